@@ -1,0 +1,148 @@
+"""The Arrow schemas of the store's tables, and their version. Reads and writes nothing.
+
+``raw_schema`` is what a format reader gives; the four others are what the store keeps. docs/format.md
+describes each column for readers in other languages.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pyarrow as pa
+
+__all__ = [
+    "NO_GAME",
+    "NO_MOVE",
+    "NO_PLY",
+    "NO_TIER",
+    "SCHEMA_VERSION",
+    "SPLITS",
+    "board_bytes",
+    "games_schema",
+    "positions_schema",
+    "raw_schema",
+    "rejected_schema",
+    "sources_schema",
+]
+
+SCHEMA_VERSION: Final = 1
+"""Version of the store's layout, in every manifest. A reader refuses a version that it does not know."""
+
+SPLITS: Final = ("train", "val", "test")
+
+NO_MOVE: Final = 65535
+"""What shards hold for a null ``move`` (uint16)."""
+NO_PLY: Final = 65535
+"""What shards hold for a null ``position_in_game`` or ``total_positions`` (uint16)."""
+NO_TIER: Final = 255
+"""What shards hold for a null ``value_sample_tier`` (uint8)."""
+NO_GAME: Final = -1
+"""What shards hold for a null ``game_id`` (int64)."""
+
+
+def board_bytes(board_size: int) -> int:
+    """Return the bytes of one packed board: ceil(2·n·n / 8), 43 at n = 13."""
+    return (2 * board_size * board_size + 7) // 8
+
+
+def raw_schema(board_size: int) -> pa.Schema:
+    """One row an example as its source file has it: the source's own value sense, ids and gaps.
+
+    ``record`` counts the examples of the file from 0, rejected ones included. ``value`` is float64,
+    since legacy values are Python floats. ``file_idx``, ``line_idx`` are the legacy ``game_id``;
+    ``origin`` is the raw file that the metadata names (``source_file`` or ``original_source``).
+    ``winner``: 0 blue, 1 red. ``extra``: JSON text of metadata keys without a column of their own.
+    """
+    return pa.schema(
+        [
+            pa.field("record", pa.int64(), nullable=False),
+            pa.field("board", pa.binary(board_bytes(board_size)), nullable=False),
+            pa.field("move", pa.uint16()),
+            pa.field("policy", pa.list_(pa.float32())),
+            pa.field("value", pa.float64()),
+            pa.field("player_to_move", pa.uint8()),
+            pa.field("file_idx", pa.int32()),
+            pa.field("line_idx", pa.int32()),
+            pa.field("position_in_game", pa.uint16()),
+            pa.field("total_positions", pa.uint16()),
+            pa.field("value_sample_tier", pa.uint8()),
+            pa.field("winner", pa.uint8()),
+            pa.field("origin", pa.dictionary(pa.int32(), pa.string())),
+            pa.field("extra", pa.string()),
+        ]
+    )
+
+
+def positions_schema(board_size: int) -> pa.Schema:
+    """One row a training example, in input order."""
+    return pa.schema(
+        [
+            pa.field("position_id", pa.int64(), nullable=False),
+            pa.field("game_id", pa.int64()),
+            pa.field("position_in_game", pa.uint16()),
+            pa.field("total_positions", pa.uint16()),
+            pa.field("board", pa.binary(board_bytes(board_size)), nullable=False),
+            pa.field("move", pa.uint16()),
+            pa.field("policy", pa.list_(pa.float32())),
+            pa.field("value", pa.float32(), nullable=False),
+            pa.field("player_to_move", pa.uint8(), nullable=False),
+            pa.field("value_sample_tier", pa.uint8()),
+            pa.field("winner", pa.dictionary(pa.int8(), pa.string())),
+            pa.field("extra", pa.string()),
+        ]
+    )
+
+
+def games_schema() -> pa.Schema:
+    """One row a game. ``moves`` is null where the positions at hand do not give the whole game."""
+    return pa.schema(
+        [
+            pa.field("game_id", pa.int64(), nullable=False),
+            pa.field("source_id", pa.int32(), nullable=False),
+            pa.field("file_idx", pa.int32()),
+            pa.field("line_idx", pa.int32()),
+            pa.field("origin", pa.string()),
+            pa.field("winner", pa.string()),
+            pa.field("total_positions", pa.uint16()),
+            pa.field("positions", pa.int64(), nullable=False),
+            pa.field("first_player", pa.uint8()),
+            pa.field("moves", pa.list_(pa.uint16())),
+            pa.field("game_hash", pa.binary(16), nullable=False),
+            pa.field("duplicate_of", pa.int64()),
+            pa.field("split", pa.string(), nullable=False),
+            pa.field("provenance", pa.string(), nullable=False),
+        ]
+    )
+
+
+def sources_schema() -> pa.Schema:
+    """One row an input file; in = positions + rejected."""
+    return pa.schema(
+        [
+            pa.field("source_id", pa.int32(), nullable=False),
+            pa.field("name", pa.string(), nullable=False),
+            pa.field("bytes", pa.int64(), nullable=False),
+            pa.field("sha256", pa.string(), nullable=False),
+            pa.field("format", pa.string(), nullable=False),
+            pa.field("value_sense", pa.string()),
+            pa.field("value_sense_evidence", pa.string()),
+            pa.field("records", pa.int64(), nullable=False),
+            pa.field("positions", pa.int64(), nullable=False),
+            pa.field("games", pa.int64(), nullable=False),
+            pa.field("rejected", pa.int64(), nullable=False),
+            pa.field("header", pa.string()),
+            pa.field("notes", pa.string()),
+        ]
+    )
+
+
+def rejected_schema() -> pa.Schema:
+    """One row a rejected record: ``reason`` is a stable code; ``record`` is null for a whole file."""
+    return pa.schema(
+        [
+            pa.field("source_id", pa.int32(), nullable=False),
+            pa.field("record", pa.int64()),
+            pa.field("reason", pa.string(), nullable=False),
+            pa.field("detail", pa.string(), nullable=False),
+        ]
+    )

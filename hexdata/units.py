@@ -1,0 +1,43 @@
+"""Sizes in bytes, as people write and read them. Nothing else."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from hexdata.errors import ConfigError
+
+__all__ = ["format_bytes", "parse_bytes"]
+
+_UNITS: Final = {
+    "": 1,
+    **{name: 10 ** (3 * i) for i, name in enumerate(("b", "kb", "mb", "gb", "tb"))},
+    **{name: 2 ** (10 * i) for i, name in enumerate(("b", "kib", "mib", "gib", "tib"))},
+}
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.IGNORECASE)
+
+
+def parse_bytes(text: str | int) -> int:
+    """Return the bytes that "1GB", "700 MiB" or a plain number mean; kB, MB … are powers of 1000.
+
+    Raises:
+        ConfigError: the text is no size.
+    """
+    if isinstance(text, int):
+        return text
+    match = _SIZE.fullmatch(text.strip())
+    unit = match and _UNITS.get(match[2].lower())
+    if not match or not unit:
+        raise ConfigError(
+            "not a size", found=repr(text), expected="a number and a unit, such as 1GB or 700MiB"
+        )
+    return int(float(match[1]) * unit)
+
+
+def format_bytes(size: float) -> str:
+    """Return a size as a person reads it: three digits and a unit, powers of 1000."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 999.5:
+            return f"{size:.0f} {unit}" if size >= 100 or unit == "B" else f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:,.3g} TB"
