@@ -1,0 +1,435 @@
+"""The Hex board: cells, TRMPH notation, packed boards, the four symmetries, and who has won.
+
+Knows no files and no Arrow. Blue moves first and connects top to bottom (row 1 to row n); red connects
+left to right (column a to column n). A cell's index is row * n + column: ``a1`` is 0, ``b1`` is 1.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import hashlib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from hexdata.errors import FormatError
+
+__all__ = [
+    "BLUE",
+    "MAX_SIZE",
+    "MIN_SIZE",
+    "RED",
+    "SYMMETRIES",
+    "Symmetry",
+    "TrmphLine",
+    "canonical_moves",
+    "cell_index",
+    "cell_name",
+    "check_board_size",
+    "check_no_repeats",
+    "format_moves",
+    "game_hash",
+    "pack_boards",
+    "parse_moves",
+    "player_to_move",
+    "replay",
+    "replay_packed",
+    "split_trmph",
+    "swaps_colours",
+    "symmetry_table",
+    "transform_moves",
+    "transform_planes",
+    "unpack_boards",
+    "winner_of",
+]
+
+UInt8Array = npt.NDArray[np.uint8]
+UInt16Array = npt.NDArray[np.uint16]
+Planes = npt.NDArray[Any]
+"""Shape (N, 2, n, n), cells 0 or 1: the blue plane, then the red one."""
+
+MIN_SIZE: Final = 3
+MAX_SIZE: Final = 26
+"""A column is one letter, so 26 is as far as the notation goes."""
+
+BLUE: Final = 0
+RED: Final = 1
+
+
+def check_board_size(n: int) -> int:
+    """Return ``n`` if hexdata knows boards of that size.
+
+    Raises:
+        FormatError: "board-size", if it does not.
+    """
+    if not MIN_SIZE <= n <= MAX_SIZE:
+        raise FormatError(
+            "unsupported board size", code="board-size", found=n, expected=f"{MIN_SIZE} to {MAX_SIZE}"
+        )
+    return n
+
+
+# Cells and moves
+
+
+@functools.cache
+def _cell_names(n: int) -> tuple[str, ...]:
+    check_board_size(n)
+    return tuple(f"{chr(ord('a') + column)}{row + 1}" for row in range(n) for column in range(n))
+
+
+@functools.cache
+def _cell_indices(n: int) -> dict[str, int]:
+    return {name: index for index, name in enumerate(_cell_names(n))}
+
+
+def cell_name(index: int, n: int) -> str:
+    """Return the name of a cell, such as "h7".
+
+    Raises:
+        FormatError: "trmph-cell", if the board has no such cell.
+    """
+    if not 0 <= index < check_board_size(n) ** 2:
+        raise FormatError("no such cell", code="trmph-cell", found=index, expected=f"0 to {n * n - 1}")
+    return _cell_names(n)[index]
+
+
+def cell_index(name: str, n: int) -> int:
+    """Return row * n + column of the cell of that name.
+
+    Raises:
+        FormatError: "trmph-cell", if the board has no such cell.
+    """
+    try:
+        return _cell_indices(n)[name]
+    except KeyError:
+        raise FormatError(
+            "no such cell", code="trmph-cell", found=repr(name[:40]), expected=f"a1 to {_cell_names(n)[-1]}"
+        ) from None
+
+
+def check_no_repeats(moves: npt.NDArray[Any], n: int) -> None:
+    """See that no cell is played twice in one game (m,).
+
+    Raises:
+        FormatError: "repeated-move", naming the first ply that plays on an occupied cell.
+    """
+    cells = moves.tolist()
+    if len(set(cells)) == len(cells):
+        return
+    ply = next(ply for ply, cell in enumerate(cells) if cell in cells[:ply])
+    raise FormatError(
+        f"the move at ply {ply} was already played at ply {cells.index(cells[ply])}",
+        code="repeated-move",
+        found=cell_name(cells[ply], n),
+        expected="an empty cell",
+    )
+
+
+_MOVE: Final = re.compile(r"[a-z][0-9]+")
+
+
+def parse_moves(text: str, n: int) -> UInt16Array:
+    """Read moves written one after the other, such as "a1b12c3".
+
+    Returns:
+        uint16 (m,): cell indices, in the order played. Whether a cell repeats is not looked at.
+
+    Raises:
+        FormatError: "trmph-syntax", if the text is not a row of letters each followed by a number;
+            "trmph-cell", if one of them is not a cell of the board.
+    """
+    names = _MOVE.findall(text)
+    if "".join(names) != text:
+        raise FormatError(
+            "not a list of moves", code="trmph-syntax", found=repr(text[:40]), expected="moves like a1b12c3"
+        )
+    try:
+        return np.array([*map(_cell_indices(n).__getitem__, names)], dtype=np.uint16)
+    except KeyError:
+        for name in names:
+            cell_index(name, n)  # raises, and says which
+        raise
+
+
+def format_moves(moves: Iterable[int] | npt.NDArray[Any], n: int) -> str:
+    """Write cell indices as TRMPH text: the inverse of :func:`parse_moves`.
+
+    Raises:
+        FormatError: "trmph-cell", if the board has no such cell.
+    """
+    return "".join(cell_name(int(move), n) for move in moves)
+
+
+# TRMPH lines
+
+_WINNERS: Final = {"1": BLUE, "b": BLUE, "2": RED, "r": RED}
+
+_LINE: Final = re.compile(
+    r"\s*(?P<url>https?://[^\s#]*)?"
+    r"#(?P<size>[0-9]{1,3}),(?P<moves>[a-z0-9]*)"
+    r"(?:\s+(?P<winner>[12bBrR]))?"
+    r"(?:\s+#(?:\s.*)?)?\s*",
+    re.DOTALL,
+)
+
+
+@dataclass(frozen=True)
+class TrmphLine:
+    """One game as its line has it: the parts are text still, and the moves are not looked at."""
+
+    board_size: int
+    moves: str
+    winner_text: str | None = None
+    """``1`` or ``b`` (blue), ``2`` or ``r`` (red), in either case; None where the line names none."""
+    url: str | None = None
+    """What stands before the ``#``, in the older spelling."""
+
+    @property
+    def winner(self) -> int | None:
+        """``BLUE``, ``RED``, or None."""
+        return None if self.winner_text is None else _WINNERS[self.winner_text.lower()]
+
+
+def split_trmph(text: str) -> TrmphLine:
+    """Take a line apart: ``#13,a1b2c3 b`` or ``http://www.trmph.com/hex/board#13,a1b2c3 1 # comment``.
+
+    Raises:
+        FormatError: "trmph-syntax", if it is no such line; "board-size", if the size is out of range.
+    """
+    match = _LINE.fullmatch(text)
+    if match is None:
+        raise FormatError(
+            "not a TRMPH line", code="trmph-syntax", found=repr(text.strip()[:60]), expected="#13,a1b2c3 b"
+        )
+    size = check_board_size(int(match["size"]))
+    return TrmphLine(size, match["moves"], match["winner"], match["url"])
+
+
+# Boards
+
+
+def pack_boards(planes: Planes) -> UInt8Array:
+    """Pack boards to one bit a cell: ``np.packbits`` in C order, so the blue plane comes first.
+
+    Args:
+        planes: (N, 2, n, n) of any numeric or bool dtype; 0 is empty, anything else a stone.
+
+    Returns:
+        uint8 (N, ceil(2·n·n / 8)); the spare bits at the end are 0.
+    """
+    stones = np.asarray(planes, dtype=bool).reshape(len(planes), 2 * planes.shape[-1] ** 2)
+    return np.packbits(stones, axis=1)
+
+
+def unpack_boards(packed: UInt8Array, n: int, dtype: npt.DTypeLike = np.float32) -> Planes:
+    """Undo :func:`pack_boards`.
+
+    Args:
+        packed: uint8 (N, ceil(2·n·n / 8)).
+        n: board size.
+        dtype: of the result.
+
+    Returns:
+        (N, 2, n, n) of that dtype, cells 0 or 1, contiguous and writable.
+    """
+    bits = np.unpackbits(packed, axis=1, count=2 * n * n)
+    return bits.astype(dtype, copy=False).reshape(len(packed), 2, n, n)
+
+
+def player_to_move(blue: npt.ArrayLike, red: npt.ArrayLike) -> UInt8Array:
+    """Say who moves from stone counts, for games that blue began: red where blue is ahead, else blue.
+
+    In a legal game blue is ahead by none or by one. Impossible counts follow the same rule: red ahead
+    gives blue, blue two ahead gives red.
+
+    Returns:
+        uint8 of the common shape: ``BLUE`` or ``RED``.
+    """
+    return np.asarray(np.greater(blue, red), dtype=np.uint8)
+
+
+def replay(moves: npt.ArrayLike, n: int, first_player: int = BLUE) -> UInt8Array:
+    """Return every position of one game, the empty board first.
+
+    Args:
+        moves: cell indices (m,), in the order played; the players take turns.
+        n: board size.
+        first_player: who makes the first move.
+
+    Returns:
+        uint8 (m + 1, 2, n, n).
+
+    Raises:
+        FormatError: "repeated-move", if a cell is played twice.
+    """
+    cells = np.asarray(moves, dtype=np.uint16)
+    check_no_repeats(cells, n)
+    packed = replay_packed(cells, np.array([len(cells)]), n, first_player)
+    planes: UInt8Array = unpack_boards(packed, n, np.uint8)
+    return planes
+
+
+def replay_packed(
+    moves: npt.NDArray[Any], lengths: npt.NDArray[Any], n: int, first_player: int = BLUE
+) -> UInt8Array:
+    """Return every position of many games, packed: game after game, the empty board of each first.
+
+    Args:
+        moves: cell indices of all games, one after the other, (M,). No cell repeats within a game:
+            that is the caller's to check.
+        lengths: moves of each game, (G,); they add up to M.
+        n: board size.
+        first_player: who makes the first move of every game.
+
+    Returns:
+        uint8 (M + G, ceil(2·n·n / 8)), as :func:`pack_boards` gives.
+
+    Each row first holds only what changes from the row before it: the one stone played, or, where a
+    game starts, all stones of the game before, which go away. A running xor then gives the boards.
+    Rows are padded to 64-bit words while this is done, eight bytes a step.
+    """
+    width = (2 * n * n + 7) // 8
+    starts = np.concatenate(([0], np.cumsum(lengths[:-1] + 1, dtype=np.int64)))[: len(lengths)]
+    plies = np.arange(len(moves)) - np.repeat(starts - np.arange(len(lengths)), lengths)
+    bits = moves.astype(np.int64) + n * n * ((plies + first_player) & 1)
+    rows = plies + np.repeat(starts, lengths) + 1
+
+    change = np.zeros((len(moves) + len(lengths), -(-width // 8)), dtype=np.uint64)
+    change.view(np.uint8)[rows, bits >> 3] = np.uint8(128) >> (bits & 7).astype(np.uint8)
+    if len(starts) > 1:
+        finals = np.bitwise_xor.reduceat(change, starts, axis=0)
+        change[starts[1:]] = finals[:-1]
+    boards = np.bitwise_xor.accumulate(change, axis=0)
+    return np.ascontiguousarray(boards.view(np.uint8)[:, :width])
+
+
+def winner_of(planes: Planes) -> npt.NDArray[np.int8]:
+    """Say who has connected their edges.
+
+    Args:
+        planes: (N, 2, n, n), cells 0 or 1.
+
+    Returns:
+        int8 (N,): ``BLUE``, ``RED``, or -1 where nobody has. Both cannot have, unless stones lie on
+        top of each other; such a board counts as blue's.
+    """
+    blue = _connects(planes[:, BLUE])
+    # Reflected in the long diagonal, red's left to right is top to bottom, and neighbours stay neighbours.
+    red = _connects(planes[:, RED].swapaxes(1, 2))
+    return np.where(blue, np.int8(BLUE), np.where(red, np.int8(RED), np.int8(-1)))
+
+
+def _connects(stones: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Say which boards (N, n, n) have a chain from the top row to the bottom one: bool (N,).
+
+    A flood from the top row, all boards at once, one step an iteration; a row is the bits of a uint32.
+    The neighbours of (r, c) are (r, c ± 1), (r ± 1, c), (r - 1, c + 1) and (r + 1, c - 1).
+    """
+    connected = np.zeros(len(stones), dtype=bool)
+    columns = np.uint32(1) << np.arange(stones.shape[2], dtype=np.uint32)
+    rows = (stones != 0) @ columns
+    reached = np.zeros_like(rows)
+    reached[:, 0] = rows[:, 0]
+    boards = np.arange(len(stones))
+    while len(boards):
+        flood = reached | reached << 1 | reached >> 1
+        flood[:, 1:] |= reached[:, :-1] | reached[:, :-1] >> 1
+        flood[:, :-1] |= reached[:, 1:] | reached[:, 1:] << 1
+        flood &= rows
+        through = flood[:, -1] != 0
+        connected[boards[through]] = True
+        going = ~through & (flood != reached).any(axis=1)
+        boards, rows, reached = boards[going], rows[going], flood[going]
+    return connected
+
+
+# Symmetries
+
+
+class Symmetry(IntEnum):
+    """What maps the board onto itself. One after the other, they compose as the xor of their numbers.
+
+    The reflections turn top to bottom into left to right, so they also swap the colours: planes,
+    winner (value becomes 1 - value) and player to move.
+    """
+
+    IDENTITY = 0
+    ROTATION = 1
+    """By 180°: (r, c) → (n - 1 - r, n - 1 - c)."""
+    LONG_DIAGONAL = 2
+    """Reflection: (r, c) → (c, r)."""
+    SHORT_DIAGONAL = 3
+    """Reflection: (r, c) → (n - 1 - c, n - 1 - r)."""
+
+
+SYMMETRIES: Final = tuple(Symmetry)
+
+
+def swaps_colours(symmetry: Symmetry) -> bool:
+    """Say whether blue's stones become red's."""
+    return symmetry >= Symmetry.LONG_DIAGONAL
+
+
+@functools.cache
+def symmetry_table(n: int) -> UInt16Array:
+    """Return where each symmetry takes each cell: uint16 (4, n·n), read-only.
+
+    Every symmetry undoes itself, so ``policy[..., table[s]]`` is the image of a policy.
+    """
+    cells = np.arange(check_board_size(n) ** 2, dtype=np.uint16).reshape(n, n)
+    images = [cells, cells[::-1, ::-1], cells.T, cells[::-1, ::-1].T]
+    table = np.stack(images).reshape(4, n * n)
+    table.flags.writeable = False
+    return table
+
+
+def transform_moves(moves: npt.ArrayLike, n: int, symmetry: Symmetry) -> UInt16Array:
+    """Return the images of cell indices, uint16 of the same shape."""
+    images: UInt16Array = symmetry_table(n)[symmetry, np.asarray(moves, dtype=np.intp)]
+    return images
+
+
+def transform_planes(planes: Planes, symmetry: Symmetry) -> Planes:
+    """Return the images of boards (..., 2, n, n), colours swapped where that belongs to the symmetry.
+
+    The result is a view of the same memory: copy it before writing to it.
+    """
+    if symmetry & Symmetry.ROTATION:
+        planes = planes[..., ::-1, ::-1]
+    if swaps_colours(symmetry):
+        planes = planes[..., ::-1, :, :].swapaxes(-1, -2)
+    return planes
+
+
+def canonical_moves(moves: npt.ArrayLike, n: int, first_player: int = BLUE) -> tuple[int, UInt16Array]:
+    """Return the one game that stands for a game and its images under the four symmetries.
+
+    Two of the four images begin with blue: a blue-first game and its rotation, or the two reflections
+    of a red-first game. Of these, the one whose moves come first in lexicographic order.
+
+    Returns:
+        (first_player, moves): always ``BLUE``, and uint16 (m,).
+    """
+    cells = np.asarray(moves, dtype=np.intp)
+    one, other = symmetry_table(n)[2:, cells] if first_player == RED else symmetry_table(n)[:2, cells]
+    apart = one != other
+    ply = int(apart.argmax()) if len(apart) else 0  # the centre is its own image, so not always ply 0
+    return BLUE, one if not len(apart) or one[ply] <= other[ply] else other
+
+
+def game_hash(moves: npt.ArrayLike, n: int, first_player: int = BLUE) -> bytes:
+    """Return 16 bytes that name a game and its images: equal for all of them, and for nothing else.
+
+    The first half of SHA-256 over the text ``hexdata game <n>`` and a space, then the canonical moves as
+    little-endian uint16. Stored in every store and decisive for the split: it never changes.
+    """
+    _, canonical = canonical_moves(moves, n, first_player)
+    text = b"hexdata game %d " % n + canonical.astype("<u2", copy=False).tobytes()
+    return hashlib.sha256(text).digest()[:16]
