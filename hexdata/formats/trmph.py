@@ -1,0 +1,314 @@
+"""TRMPH text, one game a line: every line becomes the positions of its game, or a rejection.
+
+Reads plain and gzip text, and writes plain text. Repairs nothing: a line that is no game says why.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Final, Self, cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from hexdata.board import (
+    BLUE,
+    MIN_SIZE,
+    RED,
+    TrmphLine,
+    check_no_repeats,
+    format_moves,
+    parse_moves,
+    replay_packed,
+    split_trmph,
+    unpack_boards,
+    winner_of,
+)
+from hexdata.errors import FormatError
+from hexdata.formats.source import BATCH_ROWS, RawBatch, Rejection
+from hexdata.schema import raw_schema
+
+__all__ = ["TrmphReader", "looks_like_trmph", "write_trmph"]
+
+_MAX_LINE: Final = 1 << 16
+"""Bytes of a line. The longest game, 676 moves, takes 2 kB; the rest leaves room for a comment."""
+
+_GZIP_MAGIC: Final = b"\x1f\x8b"
+_COMMENT: Final = re.compile(rb"#(?![0-9]+,)")
+_GAME: Final = re.compile(rb"^[ \t]*(?:https?://[^\s#]*)?#[0-9]{1,3},(?:[a-z][0-9]|\s|$)", re.MULTILINE)
+
+
+def looks_like_trmph(head: bytes) -> bool:
+    """Say whether a file that begins so (some kB, decompressed) is TRMPH text.
+
+    It is if a game stands in it, whatever comes before, or nothing but comments and blank lines.
+    """
+    if not head or b"\0" in head:
+        return False
+    return _GAME.search(head) is not None or all(
+        not line or line.startswith(b"#") for line in map(bytes.strip, head.splitlines())
+    )
+
+
+@dataclass(slots=True)
+class _Line:
+    """A line that is neither blank nor a comment: a game, or, once it has a reason, not one."""
+
+    number: int
+    """Of all lines, from 1, as an editor counts."""
+    line_idx: int
+    """Of the lines that are not blank, from 1, as the legacy tool counts."""
+    board_size: int = 0
+    moves: npt.NDArray[np.uint16] = field(default_factory=lambda: np.empty(0, np.uint16))
+    winner: int | None = None
+    reason: str = ""
+    detail: str = ""
+
+    @property
+    def records(self) -> int:
+        """Positions of the game, or 1 for a line that is none."""
+        return 1 if self.reason else len(self.moves) + 1
+
+    def reject(self, error: FormatError) -> None:
+        self.reason, self.detail = error.code, f"line {self.number}: {error}"
+
+
+class TrmphReader:
+    """One file of games: a :class:`hexdata.formats.source.SourceReader`.
+
+    A game of m moves gives m + 1 positions. A line that is no game counts as one record; its reason is
+    "trmph-syntax", "trmph-cell", "repeated-move", "board-size" (also: not that of the first good
+    game), "no-winner" (none stated, and nobody has a winning chain), "line-too-long" or "not-utf8".
+
+    A stated winner is kept even where the chain on the final board is the other player's.
+    """
+
+    format: str = "trmph"
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.board_size: int | None = None
+        self._spelling: Counter[str] = Counter()
+        self._counts = Counter(comments=0, winners_from_chain=0)
+        self.header: dict[str, object] = {"spelling": self._spelling, "counts": self._counts}
+        self._file = _open_text(self.path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def batches(self) -> Iterator[RawBatch]:
+        """Read the file once, front to back, in memory that does not grow with it.
+
+        No game is cut by the end of a batch. Until the first good game the board size is unknown, and
+        batches, which then hold rejections only, have the schema of the smallest board.
+
+        Raises:
+            FormatError: "corrupt-gzip", if the gzip stream is corrupt or ends early.
+        """
+        record = 0
+        for lines in self._chunks():
+            self._decide_winners(lines)
+            self._reject_other_sizes(lines)
+            batch = _batch(lines, record, self.board_size or MIN_SIZE)
+            record += batch.records
+            yield batch
+
+    def _chunks(self) -> Iterator[list[_Line]]:
+        """Group the lines so that each group gives at most ``BATCH_ROWS`` records."""
+        chunk: list[_Line] = []
+        records = 0
+        for line in self._lines():
+            if records + line.records > BATCH_ROWS:
+                yield chunk
+                chunk, records = [], 0
+            chunk.append(line)
+            records += line.records
+        if chunk:
+            yield chunk
+
+    def _lines(self) -> Iterator[_Line]:
+        line_idx = 0
+        for number, line in enumerate(self._physical_lines(), start=1):
+            text = line.strip()
+            if not text and len(line) <= _MAX_LINE:
+                continue
+            line_idx += 1
+            if _COMMENT.match(text):
+                self._counts["comments"] += 1
+                continue
+            game = _Line(number, line_idx)
+            try:
+                self._read_game(line, game)
+            except FormatError as error:
+                game.reject(error)
+            yield game
+
+    def _physical_lines(self) -> Iterator[bytes]:
+        """Give line after line; of one that is longer than ``_MAX_LINE``, its beginning only."""
+        try:
+            while line := self._file.readline(_MAX_LINE + 1):
+                yield line
+                while len(line) > _MAX_LINE and not line.endswith(b"\n"):
+                    line = self._file.readline(_MAX_LINE + 1)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise FormatError(
+                "the gzip stream is corrupt or ends early",
+                code="corrupt-gzip",
+                path=self.path,
+                found=str(error),
+                cure="Copy the file again from where it came.",
+            ) from error
+
+    def _read_game(self, line: bytes, game: _Line) -> None:
+        if len(line) > _MAX_LINE:
+            raise FormatError(
+                "too long for a game", code="line-too-long", expected=f"at most {_MAX_LINE:,} bytes"
+            )
+        try:
+            parts = split_trmph(line.decode())
+        except UnicodeDecodeError as error:
+            raise FormatError("not UTF-8 text", code="not-utf8", found=str(error)) from error
+        moves = parse_moves(parts.moves, parts.board_size)
+        check_no_repeats(moves, parts.board_size)
+        game.board_size, game.moves, game.winner = parts.board_size, moves, parts.winner
+        self._spelling[_spelling(parts)] += 1
+
+    def _decide_winners(self, lines: list[_Line]) -> None:
+        """Where no winner is stated, the chain on the final board decides: Hex has no draws."""
+        undecided = [line for line in lines if not line.reason and line.winner is None]
+        for size in sorted({line.board_size for line in undecided}):
+            games = [line for line in undecided if line.board_size == size]
+            for game, winner in zip(games, _chain_winners(games, size).tolist(), strict=True):
+                if winner in (BLUE, RED):
+                    game.winner = winner
+                    self._counts["winners_from_chain"] += 1
+                else:
+                    game.reject(
+                        FormatError(
+                            "no winner is stated and the final board has no winning chain",
+                            code="no-winner",
+                            found=f"{len(game.moves)} moves",
+                            expected="b or r after the moves",
+                        )
+                    )
+
+    def _reject_other_sizes(self, lines: list[_Line]) -> None:
+        for line in lines:
+            if line.reason:
+                continue
+            self.board_size = self.board_size or line.board_size
+            if line.board_size != self.board_size:
+                line.reject(
+                    FormatError(
+                        "another board size than the file's first game",
+                        code="board-size",
+                        found=line.board_size,
+                        expected=self.board_size,
+                    )
+                )
+
+
+def _open_text(path: Path) -> IO[bytes]:
+    with path.open("rb") as file:
+        compressed = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
+    return cast(IO[bytes], gzip.open(path)) if compressed else path.open("rb")
+
+
+def _spelling(parts: TrmphLine) -> str:
+    """Name how a line is written, such as "#13,... b/r"."""
+    prefix = "http://...#" if parts.url else "#"
+    if parts.winner_text is None:
+        return f"{prefix}{parts.board_size},..."
+    return f"{prefix}{parts.board_size},... {'1/2' if parts.winner_text in '12' else 'b/r'}"
+
+
+def _flatten(games: Sequence[_Line]) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.int64]]:
+    """Return the moves of all games one after the other, and how many each has."""
+    moves = [np.empty(0, np.uint16), *(game.moves for game in games)]
+    return np.concatenate(moves), np.array([len(game.moves) for game in games], dtype=np.int64)
+
+
+def _chain_winners(games: Sequence[_Line], n: int) -> npt.NDArray[np.int8]:
+    moves, lengths = _flatten(games)
+    finals = replay_packed(moves, lengths, n)[np.cumsum(lengths + 1) - 1]
+    return winner_of(unpack_boards(finals, n, np.uint8))
+
+
+def _batch(lines: list[_Line], record: int, n: int) -> RawBatch:
+    """Number the records of the lines from ``record`` on, and make a batch of them."""
+    counts = np.array([line.records for line in lines], dtype=np.int64)
+    firsts = record + np.cumsum(counts) - counts
+    is_game = np.array([not line.reason for line in lines])
+    rejected = [
+        Rejection(first, line.reason, line.detail)
+        for first, line in zip(firsts.tolist(), lines, strict=True)
+        if line.reason
+    ]
+    return RawBatch(_positions([line for line in lines if not line.reason], firsts[is_game], n), rejected)
+
+
+def _positions(games: list[_Line], first_records: npt.NDArray[np.int64], n: int) -> pa.RecordBatch:
+    """Return every position of the games as ``raw_schema(n)``; ``first_records`` is (len(games),)."""
+    moves, lengths = _flatten(games)
+    totals = lengths + 1
+    rows = int(totals.sum())
+    boards = replay_packed(moves, lengths, n)
+    ply = np.arange(rows) - np.repeat(np.cumsum(totals) - totals, totals)
+    is_final = ply == np.repeat(lengths, totals)
+    next_move = np.zeros(rows, dtype=np.uint16)
+    next_move[~is_final] = moves
+    winner = np.repeat(np.array([game.winner for game in games], dtype=np.uint8), totals)
+    columns = {
+        "record": np.repeat(first_records, totals) + ply,
+        "board": pa.Array.from_buffers(pa.binary(boards.shape[1]), rows, [None, pa.py_buffer(boards)]),
+        "move": pa.array(next_move, mask=is_final),
+        "value": winner.astype(np.float64),
+        "player_to_move": (ply % 2).astype(np.uint8),
+        "line_idx": np.repeat(np.array([game.line_idx for game in games], dtype=np.int32), totals),
+        "position_in_game": ply.astype(np.uint16),
+        "total_positions": np.repeat(totals, totals).astype(np.uint16),
+        "winner": winner,
+    }
+    schema = raw_schema(n)
+    arrays = [
+        pa.array(columns[field.name], field.type) if field.name in columns else pa.nulls(rows, field.type)
+        for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def write_trmph(
+    target: str | Path | IO[str], games: Iterable[tuple[npt.NDArray[np.uint16], int | None]], board_size: int
+) -> int:
+    """Write games in the newer spelling, ``#13,a1b2c3 b``, one a line.
+
+    Args:
+        target: a path, overwritten as UTF-8 text with plain line feeds; or an open text file.
+        games: (moves, winner) of each: cell indices, and ``BLUE``, ``RED`` or None.
+        board_size: of all the games.
+
+    Returns:
+        How many games were written.
+    """
+    if isinstance(target, str | Path):
+        with Path(target).open("w", encoding="utf-8", newline="\n") as file:
+            return write_trmph(file, games, board_size)
+    count = 0
+    for moves, winner in games:
+        ending = "" if winner is None else " r" if winner else " b"
+        target.write(f"#{board_size},{format_moves(moves, board_size)}{ending}\n")
+        count += 1
+    return count
