@@ -1,0 +1,193 @@
+"""shards/manifest.json: what lies in a folder of shards. Never opens a shard, never writes a file."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from hexdata.errors import StoreError
+from hexdata.order import ORDER_VERSION
+from hexdata.schema import SCHEMA_VERSION
+
+__all__ = ["LAYOUTS", "MANIFEST_NAME", "MANIFEST_VERSION", "FieldSpec", "ShardEntry", "ShardManifest"]
+
+MANIFEST_VERSION: Final = 1
+"""Version of the manifest. A reader refuses a version that it does not know."""
+MANIFEST_NAME: Final = "manifest.json"
+LAYOUTS: Final = ("blocks", "samples")
+
+
+class FieldSpec(NamedTuple):
+    """One field of a block: its NumPy type string, and its shape without the leading dimension."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ShardEntry:
+    """One shard as the manifest has it; :meth:`ShardWriter.entry` makes it.
+
+    ``offsets`` holds, a field, one byte position a block; it is empty in the layout ``samples``, where
+    ``blocks`` counts samples.
+    """
+
+    name: str
+    positions: int
+    blocks: int
+    bytes: int
+    sha256: str
+    offsets: Mapping[str, list[int]]
+
+    def __post_init__(self) -> None:
+        if Path(self.name).name != self.name:
+            raise StoreError("a shard's name is a plain file name", found=self.name)
+        if any(len(places) != self.blocks for places in self.offsets.values()):
+            raise StoreError(f"{self.name} needs one offset a block and field", expected=self.blocks)
+
+
+@dataclass(frozen=True)
+class ShardManifest:
+    """What lies in a folder of shards, ``shards/manifest.json``.
+
+    ``splits`` gives the shards of each split in their order. In the layout ``blocks`` every block holds
+    ``block_size`` positions, but for the last block of each shard, and block keys count upward over the
+    split.
+
+    Raises:
+        StoreError: if the parts contradict each other.
+    """
+
+    board_size: int
+    layout: str
+    block_size: int
+    shard_size: int
+    seed: int
+    fields: Mapping[str, FieldSpec]
+    splits: Mapping[str, Sequence[ShardEntry]]
+    schema_version: int = SCHEMA_VERSION
+    order_version: int = ORDER_VERSION
+
+    def __post_init__(self) -> None:
+        if self.layout not in LAYOUTS:
+            raise StoreError("unknown shard layout", found=self.layout, expected=" or ".join(LAYOUTS))
+        if self.block_size < 1 or self.shard_size < 1 or self.shard_size % self.block_size:
+            sizes = f"{self.shard_size} and {self.block_size}"
+            raise StoreError("the shard size must be a multiple of the block size", found=sizes)
+        for split in self.splits:
+            for shard in self.splits[split]:
+                self._check(shard)
+
+    def _check(self, shard: ShardEntry) -> None:
+        block_size = self.block_size if self.layout == "blocks" else 1
+        if not 0 < shard.positions <= self.shard_size or shard.blocks != -(-shard.positions // block_size):
+            found = f"{shard.positions} positions in {shard.blocks} blocks"
+            raise StoreError(f"impossible sizes of {shard.name}", found=found)
+
+    def positions(self, split: str) -> int:
+        """Return how many positions the split holds."""
+        return sum(shard.positions for shard in self.splits[split])
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """SHA-256 over the canonical JSON of everything else: the identity of the shards."""
+        return _digest(self._facts())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the manifest as JSON-able values."""
+        return {**self._facts(), "digest": self.digest}
+
+    def dumps(self) -> bytes:
+        """Return the bytes of manifest.json: one line, as it holds an offset a block and field."""
+        return json.dumps(self.to_json(), separators=(",", ":")).encode("ascii") + b"\n"
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "version": MANIFEST_VERSION,
+            "schema_version": self.schema_version,
+            "order_version": self.order_version,
+            "board_size": self.board_size,
+            "layout": self.layout,
+            "block_size": self.block_size,
+            "shard_size": self.shard_size,
+            "seed": self.seed,
+            "fields": {
+                name: {"dtype": spec.dtype, "shape": list(spec.shape)} for name, spec in self.fields.items()
+            },
+            "splits": {
+                split: {"positions": self.positions(split), "shards": [dict(vars(s)) for s in shards]}
+                for split, shards in self.splits.items()
+            },
+        }
+
+    @classmethod
+    def load(cls, folder: str | Path) -> ShardManifest:
+        """Read and check ``folder``/manifest.json.
+
+        Raises:
+            StoreError: if it is missing, another kind of file, of another version, or altered.
+        """
+        path = Path(folder) / MANIFEST_NAME
+        try:
+            facts = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            raise StoreError("no shard manifest", path=path, cure="Run `hexdata export` first.") from None
+        except ValueError:
+            raise StoreError("not JSON", path=path, cure="Run `hexdata export` again.") from None
+        _check_identity(facts, path)
+        try:
+            return cls._from_facts(facts)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise StoreError(f"not a shard manifest: {error!r}", path=path) from error
+        except StoreError as error:
+            raise error.at(path) from None
+
+    @classmethod
+    def _from_facts(cls, facts: dict[str, Any]) -> ShardManifest:
+        fields = {
+            name: FieldSpec(spec["dtype"], tuple(spec["shape"])) for name, spec in facts["fields"].items()
+        }
+        splits = {
+            split: tuple(ShardEntry(**shard) for shard in part["shards"])
+            for split, part in facts["splits"].items()
+        }
+        names = (
+            "board_size",
+            "layout",
+            "block_size",
+            "shard_size",
+            "seed",
+            "schema_version",
+            "order_version",
+        )
+        return cls(fields=fields, splits=splits, **{name: facts[name] for name in names})
+
+
+def _digest(facts: Mapping[str, Any]) -> str:
+    text = json.dumps(facts, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode("ascii")).hexdigest()
+
+
+def _check_identity(facts: object, path: Path) -> None:
+    """Refuse what is no shard manifest, one of another version, and one that was altered."""
+    if not isinstance(facts, dict) or not {"version", "digest", "block_size"} <= facts.keys():
+        raise StoreError("not a shard manifest", path=path, cure="Run `hexdata export` first.")
+    for name, known in (("version", MANIFEST_VERSION), ("schema_version", SCHEMA_VERSION)):
+        if facts.get(name) != known:
+            cure = "Use the hexdata that wrote the shards, or export them again with this one."
+            raise StoreError(f"another {name}", path=path, found=facts.get(name), expected=known, cure=cure)
+    stated = facts["digest"]
+    found = _digest({name: value for name, value in facts.items() if name != "digest"})
+    if found != stated:
+        raise StoreError(
+            "the manifest was altered",
+            path=path,
+            found=f"digest {found}",
+            expected=stated,
+            cure="Run `hexdata export` again.",
+        )
