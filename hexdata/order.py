@@ -139,7 +139,7 @@ def uniform_draw(ids: npt.ArrayLike, key: int) -> npt.NDArray[np.float64]:
 
 
 _SMALL: Final = 1 << 16
-"""Up to this length a permutation is sorted out in full: exactly uniform, and the memory is bounded."""
+"""Up to this length a permutation is sorted out in full: the rounds would have too few bits to mix well."""
 
 _ROUNDS: Final = 6
 
