@@ -7,7 +7,6 @@ left to right (column a to column n). A cell's index is row * n + column: ``a1``
 from __future__ import annotations
 
 import functools
-import math
 import hashlib
 import re
 from collections.abc import Iterable

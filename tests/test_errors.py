@@ -1,0 +1,105 @@
+"""The tree of errors: what a message says, and that it survives the way between processes."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hexdata import errors
+from hexdata.errors import FormatError, HexdataError, InputError, StoreError, UnsafePickleError
+
+KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, HexdataError)]
+WHOLE = {
+    "path": Path("games/a.pkl.gz"),
+    "record": 12,
+    "found": "3 planes",
+    "expected": "2 planes",
+    "cure": "Convert it again with --board-size 13.",
+}
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({}, "board has another shape"),
+        ({"path": Path("a.pkl.gz")}, "a.pkl.gz: board has another shape"),
+        ({"record": 0}, "record 0: board has another shape"),
+        ({"path": "a.trmph", "record": "line 12"}, "a.trmph: line 12: board has another shape"),
+        ({"found": 0}, "board has another shape; found 0"),
+        ({"expected": "2 planes"}, "board has another shape; expected 2 planes"),
+        ({"cure": "Convert it again."}, "board has another shape. Convert it again."),
+        (
+            WHOLE,
+            "games/a.pkl.gz: record 12: board has another shape; found 3 planes; expected 2 planes. "
+            "Convert it again with --board-size 13.",
+        ),
+    ],
+)
+def test_message_says_where_what_and_what_to_do(keywords, message):
+    assert str(HexdataError("board has another shape", **keywords)) == message
+
+
+def test_detail_leaves_out_path_and_cure():
+    """What ``rejected`` keeps of an error: the path stands in the source's own row."""
+    detail = HexdataError("board has another shape", **WHOLE).detail()
+    assert detail == "record 12: board has another shape; found 3 planes; expected 2 planes"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_error_is_public_and_takes_the_same_words(kind):
+    assert kind.__name__ in errors.__all__
+    assert str(kind("wrong", **WHOLE)) == str(HexdataError("wrong", **WHOLE))
+
+
+def test_a_name_in_the_public_list_is_an_error():
+    assert {kind.__name__ for kind in KINDS} == set(errors.__all__)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+def test_an_error_is_pickled_whole(kind, protocol):
+    error = kind("wrong", **WHOLE)
+    again = pickle.loads(pickle.dumps(error, protocol))
+    assert type(again) is kind
+    assert str(again) == str(error)
+    assert again.args == error.args
+    assert vars(again) == vars(error)
+
+
+def test_an_error_crosses_a_process_boundary():
+    raising = (
+        "import pickle, sys; from hexdata.errors import FormatError; "
+        "error = FormatError('cut short', code='truncated', record=7, cure='Copy it again.').at('a.pkl.gz'); "
+        "sys.stdout.buffer.write(pickle.dumps(error))"
+    )
+    root = Path(errors.__file__).parents[1]
+    child = subprocess.run([sys.executable, "-c", raising], capture_output=True, check=True, cwd=root)
+    error = pickle.loads(child.stdout)
+    assert type(error) is FormatError
+    assert error.code == "truncated"
+    assert str(error) == "a.pkl.gz: record 7: cut short. Copy it again."
+
+
+def test_at_names_the_file_once():
+    error = StoreError("no manifest")
+    assert error.at(Path("first")) is error
+    assert error.at("second").path == "first"
+    assert str(error) == "first: no manifest"
+
+
+def test_codes_are_stable():
+    assert InputError("wrong").code == "input-error"
+    assert FormatError("wrong").code == "unknown-layout"
+    assert UnsafePickleError("wrong", code="unsafe-global").code == "unsafe-global"
+    assert FormatError.code == "input-error"  # what was given to one error stays with that error
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind is not HexdataError])
+def test_one_root_catches_all(kind):
+    with pytest.raises(HexdataError, match="wrong"):
+        raise kind("wrong")
