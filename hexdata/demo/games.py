@@ -1,0 +1,246 @@
+"""Made-up games of Hex for demonstrations and tests: legal, played to the win, by players of no strength.
+
+Every choice comes from the seeded order, so game i of a seed is the same on every machine and however
+many games are made. Never writes files.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from hexdata.board import check_board_size
+from hexdata.order import derive_key, uniform_draw
+
+__all__ = ["Game", "make_game", "make_games"]
+
+_BOOK_SHARE: Final = 0.75
+"""How many of the games begin with a line of the book of openings."""
+_BOOK_LINES: Final = 64
+_SAVE: Final = 0.9
+"""How often a player answers an intrusion into a bridge."""
+_NEAR: Final = 0.25
+"""How often, failing that, a player plays next to one of the last two stones."""
+_BLOCK: Final = 0.4
+"""How often, failing that too, a move stands in the other's way rather than goes on along one's own."""
+_AIMLESS: Final = 0.5
+"""How often, failing that, the weakest players play anywhere at all; the strongest never do."""
+
+Draw = Callable[[], float]
+"""Gives the next number in [0, 1) of a seeded stream."""
+
+
+class Game(NamedTuple):
+    """One finished game."""
+
+    moves: npt.NDArray[np.uint16]
+    """Cell indices (m,), blue first; the last one wins."""
+    winner: int
+    """``board.BLUE`` or ``board.RED``."""
+
+
+def make_games(count: int, seed: int, board_size: int = 13, start: int = 0) -> Iterator[Game]:
+    """Make the games numbered ``start`` … ``start + count - 1`` of a seed."""
+    return (make_game(number, seed, board_size) for number in range(start, start + count))
+
+
+def make_game(number: int, seed: int, board_size: int = 13) -> Game:
+    """Make game ``number`` of a seed. Many games of a seed share their first moves.
+
+    Raises:
+        FormatError: "board-size", if there are no boards of that size.
+    """
+    draw = _stream(derive_key(seed, "demo", number))
+    opening: tuple[int, ...] = ()
+    if draw() < _BOOK_SHARE:
+        rank = draw()
+        opening = _opening(int(_BOOK_LINES * rank * rank * rank), seed, board_size)  # low lines are popular
+    bits, winner = _play(draw, board_size, opening)
+    moves = np.array([bit.bit_length() - 1 for bit in bits])
+    rows, columns = np.divmod(moves, board_size + 1)
+    return Game((rows * board_size + columns).astype(np.uint16), winner)
+
+
+@functools.lru_cache(maxsize=4 * _BOOK_LINES)
+def _opening(line: int, seed: int, board_size: int) -> tuple[int, ...]:
+    """Return a line of the seed's book: the first 2 to 6 moves of a game of its own."""
+    draw = _stream(derive_key(seed, "demo", "opening", line))
+    length = 2 + int(5 * draw())
+    return tuple(_play(draw, board_size, ())[0][:length])
+
+
+def _stream(key: int, block: int = 512) -> Draw:
+    def draws() -> Iterator[float]:
+        for start in itertools.count(step=block):
+            yield from uniform_draw(np.arange(start, start + block), key).tolist()
+
+    return draws().__next__
+
+
+# A set of cells is a Python integer: bit row * (n + 1) + column. The column beyond the last stays empty,
+# so that shifting a set to its neighbours never wraps into the next row.
+
+
+class _Tables(NamedTuple):
+    """What never changes on boards of one size."""
+
+    cells: int
+    """All cells."""
+    edges: tuple[tuple[int, int], tuple[int, int]]
+    """Of blue, then red: the cells along the two edges to connect."""
+    saves: dict[int, tuple[tuple[int, int], ...]]
+    """For each cell: (ends, other carrier) of each bridge that has the cell as a carrier.
+
+    A bridge is two stones that do not touch but share two neighbours, its carriers: as long as both are
+    empty, the stones connect, as either will do.
+    """
+
+
+@functools.cache
+def _tables(n: int) -> _Tables:
+    check_board_size(n)
+    width = n + 1
+    row = (1 << n) - 1
+    column = sum(1 << r * width for r in range(n))
+    cells = row * column
+    clockwise = (-width, 1 - width, 1, width, width - 1, -1)
+
+    def shifted(cell: int, step: int) -> int:
+        return (cell << step if step >= 0 else cell >> -step) & cells
+
+    def saves(cell: int) -> Iterator[tuple[int, int]]:
+        # A carrier and the next one touch; their common neighbours, one on either side, are the ends.
+        for i in range(6):
+            before, other, after = (shifted(cell, clockwise[(i + k) % 6]) for k in range(3))
+            if before and other and after:
+                yield before | after, other
+
+    every = [1 << r * width + c for r in range(n) for c in range(n)]
+    return _Tables(
+        cells,
+        ((row, row << (n - 1) * width), (column, column << (n - 1))),
+        {cell: tuple(saves(cell)) for cell in every},
+    )
+
+
+def _around(cells: int, n: int) -> int:
+    """Return the neighbours of all cells of a set; some may lie off the board."""
+    both = cells | cells << 1
+    return cells >> 1 | cells << 1 | both << n | (both >> n + 1)
+
+
+def _flood(seeds: int, stones: int, n: int) -> int:
+    """Return the stones of the chains that the seeds, stones themselves, belong to."""
+    reached = 0
+    while seeds:
+        reached |= seeds
+        seeds = _around(seeds, n) & stones & ~reached
+    return reached
+
+
+def _any_of(cells: int, draw: Draw) -> int:
+    """Return one cell of a set that is not empty."""
+    for _ in range(int(draw() * cells.bit_count())):
+        cells &= cells - 1
+    return cells & -cells
+
+
+def _shortest_way(own: int, free: int, edges: tuple[int, int], n: int, draw: Draw) -> int:
+    """Return empty cells that would connect the player's edges, as few as possible.
+
+    As long as nobody has won, there are some: only a chain of the other player could shut them off.
+    A breadth-first search from one edge, where own stones cost nothing; then back from the other edge,
+    taking any one of the cells that lead there.
+    """
+    start, goal = edges
+    reached = _flood(start & own, own, n)
+    steps, chains = [0], [reached]
+    entry = _around(reached, n) | start
+    while not (steps[-1] | chains[-1]) & goal:
+        step = entry & free & ~reached
+        chain = _flood(_around(step, n) & own & ~reached, own, n)
+        reached |= step | chain
+        entry = _around(step | chain, n)
+        steps.append(step)
+        chains.append(chain)
+    way, target = 0, goal
+    for step, chain in zip(steps[:0:-1], chains[:0:-1], strict=True):
+        leading = step & (target | _around(_flood(chain & target, chain, n), n))
+        cell = _any_of(leading, draw)
+        way |= cell
+        target = _around(cell, n)
+    return way
+
+
+class _Chains:
+    """Who has won, by union-find: chains of stones as trees, in which the four edges are members too."""
+
+    def __init__(self, n: int) -> None:
+        self._n = n
+        self._first_edge = n * (n + 1)
+        self._parent = list(range(self._first_edge + 4))
+
+    def place(self, player: int, move: int, own: int, edges: tuple[int, int]) -> bool:
+        """Join a stone to its neighbours among ``own`` and to its edges; say whether these now connect."""
+        cell = move.bit_length() - 1
+        near = _around(move, self._n) & own
+        while near:
+            self._join(cell, (near & -near).bit_length() - 1)
+            near &= near - 1
+        sides = [self._first_edge + 2 * player + side for side in range(2)]
+        for side, edge in zip(sides, edges, strict=True):
+            if move & edge:
+                self._join(cell, side)
+        return self._root(sides[0]) == self._root(sides[1])
+
+    def _join(self, one: int, other: int) -> None:
+        self._parent[self._root(one)] = self._root(other)
+
+    def _root(self, member: int) -> int:
+        parent = self._parent
+        while parent[member] != member:
+            parent[member] = parent[parent[member]]  # halve the path for those who come after
+            member = parent[member]
+        return member
+
+
+def _play(draw: Draw, n: int, opening: tuple[int, ...]) -> tuple[list[int], int]:
+    """Play on from the opening until somebody has connected: (moves as one-cell sets, winner).
+
+    In this order: save a bridge, play near the last stones, play anywhere, play on one's shortest way.
+    How often a player does each differs from game to game, and with it the length.
+    """
+    cells, edges, saves = _tables(n)
+    aimless = _AIMLESS * draw()
+    stones, ways = [0, 0], [0, 0]
+    moves: list[int] = []
+    chains = _Chains(n)
+
+    def choose(player: int, free: int) -> int:
+        last = moves[-1] if moves else 0
+        for ends, carrier in saves.get(last, ()):
+            if stones[player] & ends == ends and carrier & free and draw() < _SAVE:
+                return carrier
+        near = _around(sum(moves[-2:]), n) & free
+        if near and draw() < _NEAR:
+            return _any_of(near, draw)
+        if draw() < aimless:
+            return _any_of(free, draw)
+        whose = 1 - player if draw() < _BLOCK else player
+        if not ways[whose] & free or ways[whose] & stones[1 - whose]:
+            ways[whose] = _shortest_way(stones[whose], free, edges[whose], n, draw)
+        return _any_of(ways[whose] & free, draw)
+
+    while True:
+        player = len(moves) % 2
+        free = cells & ~(stones[0] | stones[1])
+        move = opening[len(moves)] if len(moves) < len(opening) else choose(player, free)
+        moves.append(move)
+        stones[player] |= move
+        if chains.place(player, move, stones[player], edges[player]):
+            return moves, player
