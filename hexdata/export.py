@@ -1,0 +1,251 @@
+"""From the shuffled buckets to training shards. One shard is one pure task; never changes the order."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from hexdata.errors import ConfigError
+from hexdata.formats.shard_manifest import LAYOUTS, MANIFEST_NAME, FieldSpec, ShardEntry, ShardManifest
+from hexdata.formats.shards import ShardWriter, block_fields, block_samples, columns_to_block
+from hexdata.pool import default_workers, run_tasks
+from hexdata.progress import SILENT, Progress
+from hexdata.schema import SPLITS, positions_schema
+from hexdata.store import Store
+from hexdata.store.files import FileFacts, atomic_file, remove_temporaries, write_bytes
+from hexdata.store.ledger import Ledger
+from hexdata.store.parquet import Rows, read_rows, regroup
+from hexdata.store.session import duckdb_session, read_parquet_sql
+
+__all__ = ["ExportOptions", "ExportResult", "export_shards"]
+
+WORKER_MEMORY: Final = 200 << 20
+"""Bytes that one exporting process holds at its peak, as measured; the parent too."""
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """How to export.
+
+    Attributes:
+        shard_size: positions a shard, a multiple of ``block_size``; the last shard of a split holds
+            what is left.
+        block_size: positions a block, the sample of the layout ``blocks``.
+        layout: ``blocks``, or ``samples`` for one position a sample, which is slow and large.
+        workers: processes; None for one a core, as far as ``memory`` allows.
+        memory: bytes for all processes together.
+
+    Raises:
+        ConfigError: on a value out of range.
+    """
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by pydantic, not a field
+
+    shard_size: int = 262_144
+    block_size: int = 4_096
+    layout: str = "blocks"
+    workers: int | None = None
+    memory: int = 1_000_000_000
+
+    def __post_init__(self) -> None:
+        if self.block_size < 1 or self.shard_size < 1 or self.shard_size % self.block_size:
+            raise ConfigError(
+                "shard_size must be a multiple of block_size",
+                found=f"{self.shard_size} and {self.block_size}",
+                cure="Take, say, 262144 and 4096.",
+            )
+        if self.layout not in LAYOUTS:
+            raise ConfigError("unknown layout", found=self.layout, expected=" or ".join(LAYOUTS))
+        if self.workers is not None and self.workers < 1:
+            raise ConfigError("workers must be at least 1", found=self.workers)
+
+    def processes(self) -> int:
+        """Return how many worker processes to run."""
+        return self.workers or max(1, min(default_workers(), self.memory // WORKER_MEMORY - 1))
+
+
+@dataclass(frozen=True)
+class ExportResult:
+    """What ``export_shards`` did."""
+
+    positions: int
+    splits: dict[str, int]
+    shards: dict[str, int]
+    bytes: int
+    digest: str
+    resumed: int
+    already_done: bool = False
+
+
+@dataclass(frozen=True)
+class _Shard:
+    """One shard to be written: where from, where to, and how."""
+
+    name: str
+    rows: Rows
+    first_block: int
+    block_size: int
+    board_size: int
+    with_policy: bool
+    layout: str
+
+
+def _write_shard(shard: _Shard, folder: Path) -> ShardEntry:
+    """Worker: write one shard; a pure function of its arguments and the buckets."""
+    schema = positions_schema(shard.board_size)
+    with atomic_file(folder / shard.name) as file:
+        writer = ShardWriter(file)  # type: ignore[arg-type]
+        blocks = regroup(read_rows(shard.rows, schema), schema, shard.block_size)
+        for key, table in enumerate(blocks, start=shard.first_block):
+            block = columns_to_block(table, shard.with_policy)
+            if shard.layout == "blocks":
+                writer.write_block(key, block)
+            else:
+                for position_id, sample in block_samples(block):
+                    writer.write_sample(position_id, sample)
+        writer.close()
+        return writer.entry(shard.name, file.facts(writer.positions).sha256)
+
+
+def export_shards(
+    store: str | Path, options: ExportOptions | None = None, progress: Progress = SILENT
+) -> ExportResult:
+    """Write the shuffled positions of a store as tar shards, split by split.
+
+    The same store, seed and sizes give the same bytes. Other options replace earlier shards.
+
+    Raises:
+        StoreError: there is no shuffled store, or another process writes to it.
+    """
+    target = Store.open(store)
+    with target.writing("export"):
+        target.require_stage("shuffle")
+        return _Run(target, options or ExportOptions(), progress).export()
+
+
+class _Run:
+    """One run under the store's lock."""
+
+    def __init__(self, store: Store, options: ExportOptions, progress: Progress) -> None:
+        assert store.manifest.board_size is not None
+        self.store = store
+        self.options = options
+        self.progress = progress
+        self.board_size = store.manifest.board_size
+        self.folder = store.path / "shards"
+        self.buckets = {
+            split: {(store.path / name).resolve(): f.rows for name, f in files.items()}
+            for split in SPLITS
+            if (files := store.manifest.files_in(f"shuffled/{split}"))
+        }
+
+    def export(self) -> ExportResult:
+        asked = {
+            "of": self.store.manifest.digest("shuffled"),
+            "shard_size": self.options.shard_size,
+            "block_size": self.options.block_size,
+            "layout": self.options.layout,
+        }
+        done = self.store.manifest.stages.get("export", {})
+        if asked.items() <= done.items():
+            return self._result(resumed=0, already_done=True)
+        ledger = Ledger(self.store.work / "export" / "progress.json", "export", asked)
+        if not len(ledger):
+            self._clear()
+        resumed = len(ledger)
+        shards = {split: self._shards(split) for split in self.buckets}
+        self._write([shard for split in shards.values() for shard in split], ledger)
+        entries = {
+            split: [ShardEntry(**ledger[shard.name]) for shard in listed] for split, listed in shards.items()
+        }
+        self._publish(entries, asked)
+        return self._result(resumed)
+
+    def _shards(self, split: str) -> list[_Shard]:
+        files = tuple(self.buckets[split].items())
+        total = sum(self.buckets[split].values())
+        with_policy = self._has_policies(split)
+        size = self.options.shard_size
+        return [
+            _Shard(
+                name=f"{split}-{index:06d}.tar",
+                rows=Rows(files, start, min(start + size, total)),
+                first_block=start // self.options.block_size,
+                block_size=self.options.block_size,
+                board_size=self.board_size,
+                with_policy=with_policy,
+                layout=self.options.layout,
+            )
+            for index, start in enumerate(range(0, total, size))
+        ]
+
+    def _has_policies(self, split: str) -> bool:
+        """Say whether any position of a split has a policy that is not one-hot."""
+        query = f"SELECT count(policy) > 0 FROM {read_parquet_sql(list(self.buckets[split]))}"
+        with duckdb_session(memory=self.options.memory // 4, threads=1) as con:
+            return bool(con.sql(query).fetchall()[0][0])
+
+    def _write(self, shards: list[_Shard], ledger: Ledger) -> None:
+        self.progress.begin("export", sum(s.rows.stop - s.rows.start for s in shards), "positions")
+        todo = [shard for shard in shards if shard.name not in ledger]
+        self.progress.advance(sum(s.rows.stop - s.rows.start for s in shards if s.name in ledger))
+        tasks = [(shard, self.folder) for shard in todo]
+        for index, entry in run_tasks(_write_shard, tasks, workers=self.options.processes()):
+            ledger.finish(todo[index].name, asdict(entry))
+            self.progress.advance(entry.positions)
+
+    def _clear(self) -> None:
+        """Begin anew: first the manifest forgets the old shards, then they go."""
+        manifest = self.store.manifest
+        if manifest.stages.pop("export", None) is not None:
+            self.progress.note("replaces the shards of an earlier export")
+        manifest.files = {n: f for n, f in manifest.files.items() if not n.startswith("shards/")}
+        manifest.save(self.store.path)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _publish(self, entries: dict[str, list[ShardEntry]], asked: dict[str, Any]) -> None:
+        fields: dict[str, FieldSpec] = {}
+        for split in self.buckets:
+            fields |= block_fields(self.board_size, self._has_policies(split))
+        shuffled = self.store.manifest.stages["shuffle"]
+        shard_manifest = ShardManifest(
+            board_size=self.board_size,
+            layout=self.options.layout,
+            block_size=self.options.block_size,
+            shard_size=self.options.shard_size,
+            seed=shuffled["seed"],
+            fields=fields,
+            splits=entries,
+        )
+        manifest = self.store.manifest
+        for shard in (shard for listed in entries.values() for shard in listed):
+            manifest.files[f"shards/{shard.name}"] = FileFacts(shard.positions, shard.bytes, shard.sha256)
+        manifest.files[f"shards/{MANIFEST_NAME}"] = write_bytes(
+            self.folder / MANIFEST_NAME, shard_manifest.dumps()
+        )
+        splits = {split: shard_manifest.positions(split) for split in entries}
+        manifest.stages["export"] = {
+            **asked,
+            "positions": sum(splits.values()),
+            "rejected": 0,
+            "splits": splits,
+            "shards": {split: len(listed) for split, listed in entries.items()},
+            "digest": shard_manifest.digest,
+        }
+        manifest.save(self.store.path)
+        remove_temporaries(self.folder)
+        shutil.rmtree(self.store.work / "export", ignore_errors=True)
+
+    def _result(self, resumed: int, already_done: bool = False) -> ExportResult:
+        lineage = self.store.manifest.stages["export"]
+        return ExportResult(
+            positions=lineage["positions"],
+            splits=lineage["splits"],
+            shards=lineage["shards"],
+            bytes=sum(f.bytes for f in self.store.manifest.files_in("shards").values()),
+            digest=lineage["digest"],
+            resumed=resumed,
+            already_done=already_done,
+        )

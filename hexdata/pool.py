@@ -1,0 +1,77 @@
+"""Worker processes for pure tasks: results come back as they finish, errors and deaths surface.
+
+Built on loky, whose workers do not import the caller's main module, so that a stage may be called from
+any script or notebook. One worker means this process, without a pool.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+from hexdata.errors import HexdataError
+
+__all__ = ["default_workers", "run_tasks"]
+
+Result = TypeVar("Result")
+
+
+def default_workers() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def run_tasks(
+    function: Callable[..., Result], tasks: Iterable[tuple[Any, ...]], *, workers: int
+) -> Iterator[tuple[int, Result]]:
+    """Run ``function(*task)`` for each task; yield (index of the task, result) in order of completion.
+
+    An exception in a task, or one thrown into the caller between results (Ctrl-C among them), ends the
+    workers at once and comes out here. Tasks therefore publish their files atomically.
+
+    Raises:
+        HexdataError: a worker process died (killed, or out of memory).
+    """
+    listed = list(tasks)
+    if workers <= 1 or len(listed) <= 1:
+        for index, task in enumerate(listed):
+            yield index, function(*task)
+        return
+    from concurrent.futures import as_completed
+
+    from loky import ProcessPoolExecutor
+    from loky.process_executor import TerminatedWorkerError
+
+    executor = ProcessPoolExecutor(
+        max_workers=min(workers, len(listed)), initializer=_start_worker, initargs=(os.getpid(),)
+    )
+    finished = False
+    try:
+        futures = {executor.submit(function, *task): index for index, task in enumerate(listed)}
+        for future in as_completed(futures):
+            yield futures.pop(future), future.result()
+        finished = True
+    except TerminatedWorkerError as error:
+        raise HexdataError(
+            "a worker process died",
+            found=str(error).split(".")[0],
+            cure="If memory ran out, use fewer workers; then run the command again: it goes on from there.",
+        ) from error
+    finally:
+        executor.shutdown(wait=finished, kill_workers=not finished)
+
+
+def _start_worker(parent: int) -> None:
+    """Leave Ctrl-C to the parent, and end when the parent is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)

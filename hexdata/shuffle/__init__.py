@@ -1,0 +1,166 @@
+"""The global shuffle: positions in the order of their sort keys, split by split, bucket by bucket.
+
+``plan`` says what will be done, ``local`` does it on this machine with DuckDB. The stage resumes unit by
+unit and publishes its manifest last.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hexdata.errors import StoreError
+from hexdata.order import ORDER_VERSION
+from hexdata.progress import SILENT, Progress
+from hexdata.schema import SPLITS
+from hexdata.shuffle.local import scatter, sort_bucket, with_split_sql
+from hexdata.shuffle.plan import ShuffleOptions, ShufflePlan, make_plan
+from hexdata.store import Store
+from hexdata.store.files import FileFacts, remove_temporaries
+from hexdata.store.ledger import Ledger
+from hexdata.store.session import duckdb_session
+
+__all__ = ["ShuffleOptions", "ShufflePlan", "ShuffleResult", "make_plan", "shuffle_store"]
+
+
+@dataclass(frozen=True)
+class ShuffleResult:
+    """What ``shuffle_store`` did."""
+
+    seed: int
+    positions: int
+    splits: dict[str, int]
+    buckets: dict[str, int]
+    bytes: int
+    resumed: int
+    """Units that an earlier run of the same command had finished."""
+    already_done: bool = False
+
+
+def shuffle_store(
+    store: str | Path, options: ShuffleOptions | None = None, progress: Progress = SILENT
+) -> ShuffleResult:
+    """Shuffle a store's positions globally: ``ORDER BY sort_key``, out of core.
+
+    Another seed or number of buckets replaces an earlier shuffle, and the shards made of it.
+
+    Raises:
+        StoreError: there is no store, it holds no position, or another process writes to it.
+        BudgetError: the memory is too small.
+    """
+    options = options or ShuffleOptions()
+    target = Store.open(store)
+    with target.writing("shuffle"):
+        return _Run(target, options, progress).shuffle()
+
+
+class _Run:
+    """One run under the store's lock."""
+
+    def __init__(self, store: Store, options: ShuffleOptions, progress: Progress) -> None:
+        self.store = store
+        self.progress = progress
+        self.work = store.work / "shuffle"
+        self.spill = self.work / "spill"
+        self.positions = store.files("positions")
+        self.games = store.files("games")
+        if not self.positions or store.manifest.board_size is None:
+            raise StoreError(
+                "this store holds no positions", path=store.path, cure="Convert some sources into it first."
+            )
+        self.plan = make_plan(options, store.manifest.board_size, self._rows_by_split(options))
+        self.of = store.manifest.digest("positions", "games")
+
+    def _rows_by_split(self, options: ShuffleOptions) -> dict[str, int]:
+        query = f"SELECT split, count(*) FROM ({with_split_sql(self.positions, self.games)}) GROUP BY split"
+        with duckdb_session(memory=options.memory // 4, threads=1, spill=self.spill) as con:
+            counted = dict(con.sql(query).fetchall())
+        return {split: counted[i] for i, split in enumerate(SPLITS) if i in counted}
+
+    def shuffle(self) -> ShuffleResult:
+        lineage = {**self._lineage(), "of": self.of}
+        done = self.store.manifest.stages.get("shuffle")
+        if done == lineage:
+            return self._result(resumed=0, already_done=True)
+        ledger = Ledger(self.work / "shuffling_progress.json", "shuffle", [self.of, self.plan.identity()])
+        if not len(ledger):
+            self._clear(replaced=done)
+        resumed = len(ledger)
+        total = sum(self.plan.rows.values())
+        self.progress.begin("scatter", total, "positions")
+        for part in self.plan.slices:
+            if part.name not in ledger:
+                rows = scatter(self.positions, self.games, self.plan, part, self.work / part.name, self.spill)
+                ledger.finish(part.name, {"rows": rows})
+            self.progress.advance(part.stop - part.start)
+        self.progress.begin("sort", total, "positions")
+        runs = [(self.work / part.name).resolve() for part in self.plan.slices]
+        facts: dict[str, FileFacts] = {}
+        for bucket in self.plan.buckets:
+            if bucket.name not in ledger:
+                written = sort_bucket(runs, self.plan, bucket, self.store.path / bucket.name, self.spill)
+                ledger.finish(bucket.name, written.to_json())
+            facts[bucket.name] = FileFacts(**ledger[bucket.name])
+            self.progress.advance(facts[bucket.name].rows)
+        self._publish(facts, lineage)
+        return self._result(resumed)
+
+    def _lineage(self) -> dict[str, Any]:
+        counts = {split: sum(b.split == split for b in self.plan.buckets) for split in self.plan.rows}
+        return {
+            "seed": self.plan.seed,
+            "order_version": ORDER_VERSION,
+            "positions": sum(self.plan.rows.values()),
+            "rejected": 0,
+            "splits": self.plan.rows,
+            "buckets": counts,
+        }
+
+    def _clear(self, replaced: dict[str, Any] | None) -> None:
+        """Begin anew: first the manifest forgets the old shuffle and its shards, then they go."""
+        if replaced is not None:
+            self.progress.note(f"replaces the shuffle of seed {replaced['seed']} and its shards")
+        manifest = self.store.manifest
+        manifest.stages = {
+            name: s for name, s in manifest.stages.items() if name not in ("shuffle", "export")
+        }
+        manifest.files = {
+            name: facts
+            for name, facts in manifest.files.items()
+            if not name.startswith(("shuffled/", "shards/"))
+        }
+        manifest.save(self.store.path)
+        for folder in (self.store.path / "shuffled", self.store.path / "shards", self.work):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _publish(self, facts: dict[str, FileFacts], lineage: dict[str, Any]) -> None:
+        found = sum(f.rows for f in facts.values())
+        if found != lineage["positions"]:
+            raise StoreError(
+                "the buckets do not hold every position",
+                path=self.store.path,
+                found=f"{found:,}",
+                expected=f"{lineage['positions']:,}",
+                cure="Run the shuffle again; if this repeats, run `hexdata verify`.",
+            )
+        manifest = self.store.manifest
+        manifest.files |= facts
+        manifest.stages["shuffle"] = lineage
+        manifest.save(self.store.path)
+        shutil.rmtree(self.work, ignore_errors=True)
+        remove_temporaries(self.store.path / "shuffled")
+
+    def _result(self, resumed: int, already_done: bool = False) -> ShuffleResult:
+        files = self.store.manifest.files_in("shuffled")
+        lineage = self.store.manifest.stages["shuffle"]
+        return ShuffleResult(
+            seed=lineage["seed"],
+            positions=lineage["positions"],
+            splits=lineage["splits"],
+            buckets=lineage["buckets"],
+            bytes=sum(f.bytes for f in files.values()),
+            resumed=resumed,
+            already_done=already_done,
+        )

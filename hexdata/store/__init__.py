@@ -1,0 +1,121 @@
+"""The store on disk: its folder, its manifest, its lock, its DuckDB session. Knows nothing of pickles."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from hexdata.errors import StoreError, StoreLockedError
+from hexdata.store.manifest import MANIFEST_NAME, Manifest
+
+__all__ = ["Store"]
+
+_LOCK_NAME: Final = ".lock"
+
+
+class Store:
+    """One dataset's directory. Cheap to make; the manifest is read when opened."""
+
+    def __init__(self, path: str | Path, manifest: Manifest) -> None:
+        self.path = Path(path)
+        self.manifest = manifest
+
+    @classmethod
+    def open(cls, path: str | Path) -> Store:
+        """Open a store that exists.
+
+        Raises:
+            StoreError: there is no store at ``path``, or one that this release cannot read.
+        """
+        return cls(path, Manifest.load(Path(path)))
+
+    @classmethod
+    def open_or_create(cls, path: str | Path) -> Store:
+        """Open the store at ``path``, or begin one in a folder that is empty or does not exist.
+
+        Raises:
+            StoreError: the folder holds something that is not a store.
+        """
+        folder = Path(path)
+        if (folder / MANIFEST_NAME).exists():
+            return cls.open(folder)
+        if folder.is_file():
+            raise StoreError("a store is a folder, and this is a file", path=folder)
+        if folder.is_dir() and any(not p.name.startswith(".") for p in folder.iterdir()):
+            raise StoreError(
+                "this folder holds files and is no store",
+                path=folder,
+                expected="a new or an empty folder, or a store",
+                cure="Give another folder for the store.",
+            )
+        return cls(folder, Manifest())
+
+    @property
+    def work(self) -> Path:
+        """Folder of unfinished work; nothing below it is part of the dataset."""
+        return self.path / ".work"
+
+    def files(self, folder: str) -> list[Path]:
+        """Return the absolute paths of the manifest's files below ``folder``, sorted."""
+        return [(self.path / name).resolve() for name in self.manifest.files_in(folder)]
+
+    def require_stage(self, stage: str) -> None:
+        """Check that ``stage`` has been run on what the store holds now.
+
+        Raises:
+            StoreError: it has not been run, or was run before more sources were converted.
+        """
+        lineage = self.manifest.stages.get(stage)
+        if lineage is None:
+            raise StoreError(
+                f"this store has no {stage} stage yet",
+                path=self.path,
+                cure=f"Run `hexdata {stage} {self.path}`.",
+            )
+        if stage == "shuffle" and lineage["of"] != self.manifest.digest("positions", "games"):
+            raise StoreError(
+                "the shuffle is older than the sources converted last",
+                path=self.path,
+                cure=f"Run `hexdata shuffle {self.path}` again.",
+            )
+
+    @contextmanager
+    def writing(self, stage: str) -> Iterator[None]:
+        """Hold the store's lock, for the one process that may write, and read the manifest anew.
+
+        The kernel releases the lock when the process ends, however it ends.
+
+        Raises:
+            StoreLockedError: another process holds it; the message names it.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / _LOCK_NAME).open("a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise StoreLockedError(
+                    "another process is writing to this store",
+                    path=self.path,
+                    found=_holder(self.path / _LOCK_NAME),
+                    cure="Wait for it, or stop it, and run the command again.",
+                ) from error
+            file.truncate(0)
+            file.write(json.dumps({"pid": os.getpid(), "stage": stage}))
+            file.flush()
+            if (self.path / MANIFEST_NAME).exists():
+                self.manifest = Manifest.load(self.path)
+            yield
+            file.truncate(0)
+
+
+def _holder(path: Path) -> str:
+    try:
+        holder = json.loads(path.read_text())
+        return f"process {holder['pid']} ({holder['stage']})"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "a process that did not say its name"

@@ -1,0 +1,132 @@
+"""Files that are complete or absent: written under a temporary name, synced, then renamed.
+
+Promise: a file under its final name is whole, at whatever moment the process or the machine dies.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+__all__ = [
+    "FileFacts",
+    "HashingFile",
+    "atomic_file",
+    "canonical_json",
+    "digest_file",
+    "remove_temporaries",
+    "write_bytes",
+]
+
+_TEMPORARY_SUFFIX = ".tmp"
+
+
+@dataclass(frozen=True)
+class FileFacts:
+    """What a manifest keeps of one file."""
+
+    rows: int
+    bytes: int
+    sha256: str
+
+    def to_json(self) -> dict[str, object]:
+        """Return the entry as a manifest holds it."""
+        return asdict(self)
+
+
+class HashingFile(io.RawIOBase):
+    """A binary file that hashes and counts what is written through it, front to back."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._hash = hashlib.sha256()
+        self._size = 0
+
+    def writable(self) -> bool:
+        """Say that it can be written: it can do nothing else."""
+        return True
+
+    def write(self, data: Any) -> int:
+        """Write all of ``data`` (any bytes-like object) and take it into the digest."""
+        self._hash.update(data)
+        written = self._file.write(data)
+        self._size += written
+        return written
+
+    def tell(self) -> int:
+        """Return the number of bytes written so far."""
+        return self._size
+
+    def flush(self) -> None:
+        """Flush the file below."""
+        self._file.flush()
+
+    def facts(self, rows: int) -> FileFacts:
+        """Return the facts of what was written so far."""
+        return FileFacts(rows=rows, bytes=self._size, sha256=self._hash.hexdigest())
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[HashingFile]:
+    """Open ``path`` for writing such that it appears whole, or not at all.
+
+    The temporary name stands in the same folder and holds the process id, so that two processes that
+    write the same file do not meet; the last to finish wins, with the same bytes where the content is a
+    function of its inputs. On any exception the temporary file is removed.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}{_TEMPORARY_SUFFIX}")
+    try:
+        with temporary.open("wb") as file:
+            yield HashingFile(file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename in ``folder`` survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_bytes(path: Path, data: bytes, *, rows: int = 0) -> FileFacts:
+    """Write a whole small file atomically."""
+    with atomic_file(path) as file:
+        file.write(data)
+        return file.facts(rows)
+
+
+def remove_temporaries(folder: Path) -> None:
+    """Remove what killed processes left under temporary names, in ``folder`` and below.
+
+    Call it only while holding the store's lock.
+    """
+    for path in folder.rglob(f".*{_TEMPORARY_SUFFIX}"):
+        path.unlink(missing_ok=True)
+
+
+def digest_file(path: Path) -> tuple[int, str]:
+    """Return (bytes, SHA-256 as hexadecimal text) of a file, read in bounded memory."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256")
+        return file.tell(), digest.hexdigest()
+
+
+def canonical_json(value: object) -> bytes:
+    """Return JSON text with sorted keys and a last newline: the same value gives the same bytes."""
+    return (json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()

@@ -1,0 +1,72 @@
+"""The progress of a stage on disk: which units are done, so that the same command goes on from there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from hexdata.errors import StoreError
+from hexdata.store.files import canonical_json, write_bytes
+
+__all__ = ["Ledger"]
+
+
+class Ledger:
+    """Units done under one plan: ``{"stage", "plan", "done": {unit: facts}}``, rewritten atomically.
+
+    A ledger of another plan (other inputs, seed or limits) is foreign: its units are not taken over.
+    """
+
+    def __init__(self, path: Path, stage: str, plan: object) -> None:
+        """Open the ledger at ``path``, keeping its units if they were made under the same plan.
+
+        Raises:
+            StoreError: the file is there, but is no ledger of this stage.
+        """
+        self.path = path
+        self._stage = stage
+        self._plan = hashlib.sha256(canonical_json(plan)).hexdigest()
+        self._done: dict[str, Any] = {}
+        if path.exists():
+            content = self._load()
+            if content["plan"] == self._plan:
+                self._done = content["done"]
+
+    def _load(self) -> dict[str, Any]:
+        cure = f"Remove {self.path.name}; the {self._stage} stage then starts from its beginning."
+        try:
+            content = json.loads(self.path.read_bytes())
+        except ValueError as error:
+            raise StoreError(
+                "the progress file is corrupt", path=self.path, found=str(error), cure=cure
+            ) from error
+        if (
+            not isinstance(content, dict)
+            or content.get("stage") != self._stage
+            or not isinstance(content.get("done"), dict)
+            or not isinstance(content.get("plan"), str)
+        ):
+            raise StoreError(
+                "the progress file is foreign", path=self.path, expected=f"stage {self._stage!r}", cure=cure
+            )
+        return content
+
+    def __contains__(self, unit: str) -> bool:
+        return unit in self._done
+
+    def __getitem__(self, unit: str) -> Any:
+        return self._done[unit]
+
+    def __len__(self) -> int:
+        return len(self._done)
+
+    def finish(self, unit: str, facts: object) -> None:
+        """Record that ``unit`` is published; call it only once its files are under their final names."""
+        self._done[unit] = facts
+        write_bytes(self.path, canonical_json({"stage": self._stage, "plan": self._plan, "done": self._done}))
+
+    def close(self) -> None:
+        """Remove the ledger: the manifest now says all that it said."""
+        self.path.unlink(missing_ok=True)

@@ -1,0 +1,91 @@
+"""Parquet files of the store: written atomically with the same bytes for the same rows, read by range."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from hexdata.store.files import FileFacts, atomic_file
+
+__all__ = ["Rows", "read_rows", "regroup", "write_parquet"]
+
+ROW_GROUP_ROWS: Final = 65_536
+"""Rows a row group: small, since row-group buffers come on top of every memory limit."""
+
+
+def write_parquet(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch | pa.Table]) -> FileFacts:
+    """Write batches as one Parquet file, atomically, in row groups of ``ROW_GROUP_ROWS``.
+
+    The bytes depend on the rows alone: however they are cut into batches, row groups are the same.
+    """
+    with atomic_file(path) as file:
+        rows = 0
+        with pq.ParquetWriter(
+            file, schema, compression="zstd", compression_level=1, use_dictionary=_dictionary_columns(schema)
+        ) as writer:
+            for table in regroup(batches, schema, ROW_GROUP_ROWS):
+                writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
+                rows += table.num_rows
+        return file.facts(rows)
+
+
+def _dictionary_columns(schema: pa.Schema) -> list[str]:
+    """Every column but those whose values hardly repeat, where a dictionary only costs."""
+    return [
+        field.name for field in schema if field.name not in {"board", "position_id", "record", "sort_key"}
+    ]
+
+
+def regroup(batches: Iterable[pa.RecordBatch | pa.Table], schema: pa.Schema, rows: int) -> Iterator[pa.Table]:
+    """Cut a stream of batches into tables of exactly ``rows`` rows, the last one shorter."""
+    pending: list[pa.RecordBatch] = []
+    count = 0
+    for item in batches:
+        for batch in item.to_batches() if isinstance(item, pa.Table) else [item]:
+            start = 0
+            while count + batch.num_rows - start >= rows:
+                pending.append(batch.slice(start, rows - count))
+                start += rows - count
+                yield pa.Table.from_batches(pending, schema).combine_chunks()
+                pending, count = [], 0
+            if start < batch.num_rows:
+                pending.append(batch.slice(start))
+                count += batch.num_rows - start
+    if pending:
+        yield pa.Table.from_batches(pending, schema).combine_chunks()
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A range of the rows of some Parquet files, read one after the other."""
+
+    files: tuple[tuple[Path, int], ...]
+    """Each file with the number of its rows."""
+    start: int
+    stop: int
+
+
+def read_rows(rows: Rows, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Read a range of rows in order; row groups outside of it are not touched."""
+    first = 0
+    for path, count in rows.files:
+        if first < rows.stop and first + count > rows.start:
+            yield from _read_file(path, rows.start - first, rows.stop - first, schema)
+        first += count
+
+
+def _read_file(path: Path, start: int, stop: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    with pq.ParquetFile(path) as file:
+        first = 0
+        for group in range(file.num_row_groups):
+            count = file.metadata.row_group(group).num_rows
+            low, high = max(start - first, 0), min(stop - first, count)
+            if low < high:
+                table = file.read_row_group(group, columns=schema.names).cast(schema)
+                yield from table.slice(low, high - low).to_batches()
+            first += count
