@@ -34,7 +34,7 @@ class EpochPlan:
         self._options = options
         order = np.arange(len(sizes))
         if options.shuffle:
-            key = derive_key(options.seed, "epoch", epoch, "shards")
+            key = derive_key(options.seed, "epoch", epoch, options.split, "shards")
             order = Permutation(len(sizes), key).slice(0, len(sizes))
         step = options.window_shards
         self.windows: list[list[int]] = [order[i : i + step].tolist() for i in range(0, len(order), step)]
@@ -71,4 +71,6 @@ class EpochPlan:
         if not self._options.shuffle:
             return None
         size = int(self._starts[window + 1] - self._starts[window])
-        return Permutation(size, derive_key(self._options.seed, "epoch", self.epoch, "window", window))
+        return Permutation(
+            size, derive_key(self._options.seed, "epoch", self.epoch, self._options.split, "window", window)
+        )
