@@ -1,0 +1,44 @@
+"""From legacy files to the store: positions, games, sources, rejected. The first stage.
+
+Three passes: every source is read once into a spool (``spool``), the run decides ids, senses and
+duplicates over all of them (``run``), and every spool is published (``publish``). The manifest comes last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from hexdata.convert.inputs import find_sources
+from hexdata.convert.options import ConvertOptions, ConvertResult
+from hexdata.convert.run import Run
+from hexdata.progress import SILENT, Progress
+from hexdata.store import Store
+
+__all__ = ["ConvertOptions", "ConvertResult", "convert_sources"]
+
+
+def convert_sources(
+    inputs: Sequence[str | Path],
+    store: str | Path,
+    options: ConvertOptions | None = None,
+    progress: Progress = SILENT,
+) -> ConvertResult:
+    """Convert legacy files into a store, new or existing; what is there already keeps its ids.
+
+    Args:
+        inputs: files, or folders taken with all that lies below them.
+        store: the store's folder.
+        options: how; None for the defaults.
+        progress: who watches.
+
+    Raises:
+        InputError: an input is missing or has changed, or its value sense is not clear.
+        RejectRateError: too much was rejected; nothing was published.
+        StoreError: the store cannot be used, or another process writes to it.
+    """
+    options = options or ConvertOptions()
+    files = find_sources([Path(p) for p in inputs], Path(store))
+    target = Store.open_or_create(store)
+    with target.writing("convert"):
+        return Run(target, options, progress).convert(files)

@@ -1,0 +1,290 @@
+"""Which game each position of a source belongs to: by its metadata, or recovered from the boards.
+
+Works on windows of a source cut where a game certainly begins, so memory does not grow with the source.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from hexdata.board import Symmetry, game_hash, pack_boards, transform_planes, unpack_boards
+
+__all__ = ["GAMES", "ROWS", "Grouping", "board_matrix", "column", "find_games", "position_hash"]
+
+Grouping = Literal["boards", "ids", "runs"]
+"""How the games of a source are told apart: by its boards (tuples, no metadata), by the ids in its
+metadata, or by runs of plies (metadata without ids)."""
+
+Array = npt.NDArray[Any]
+Segments = tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]
+"""Starts of contiguous segments with a last stop, (S + 1,), and which of them are games, (S,)."""
+
+WINDOW_ROWS: Final = 65_536
+
+ROWS: Final = pa.schema([("game", pa.int32()), ("ply", pa.uint16()), ("total", pa.uint16())])
+"""For each position its game, counted from 0 within the source, and its place in it; null if unknown."""
+
+GAMES: Final = pa.schema(
+    [
+        ("file_idx", pa.int32()),
+        ("line_idx", pa.int32()),
+        ("origin", pa.string()),
+        ("winner", pa.uint8()),
+        ("value", pa.float64()),
+        ("total_positions", pa.uint16()),
+        ("positions", pa.int64()),
+        ("first_player", pa.uint8()),
+        ("moves", pa.list_(pa.uint16())),
+        ("game_hash", pa.binary(16)),
+        ("provenance", pa.string()),
+    ]
+)
+"""One row a game of a source; ``value`` is its first position's, in the source's own sense."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """Some consecutive positions of a source as NumPy columns; -1 stands for null."""
+
+    board_size: int
+    boards: npt.NDArray[np.uint8]
+    move: Array
+    ply: Array
+    total: Array
+    file_idx: Array
+    line_idx: Array
+    origin: Array
+    winner: Array
+    value: Array
+    origins: list[str | None]
+
+    @classmethod
+    def of(cls, table: pa.Table, board_size: int) -> Window:
+        """Take the columns of a spooled ``raw_schema`` that tell games apart."""
+        origin = table.column("origin").combine_chunks().dictionary_encode()
+        return cls(
+            board_size,
+            board_matrix(table.column("board")),
+            column(table, "move", -1),
+            column(table, "position_in_game", -1),
+            column(table, "total_positions", -1),
+            column(table, "file_idx", -1),
+            column(table, "line_idx", -1),
+            origin.indices.fill_null(-1).to_numpy(zero_copy_only=False),
+            column(table, "winner", -1),
+            column(table, "value", np.nan),
+            origin.dictionary.to_pylist(),
+        )
+
+    def __len__(self) -> int:
+        return len(self.boards)
+
+
+def column(table: pa.Table | pa.RecordBatch, name: str, null: float) -> Array:
+    """Return a numeric column as int64 or float64 with ``null`` in place of nulls."""
+    values = table.column(name)
+    kind = pa.float64() if pa.types.is_floating(values.type) else pa.int64()
+    array: Array = values.cast(kind).fill_null(null).to_numpy()
+    return array
+
+
+def board_matrix(boards: pa.ChunkedArray | pa.Array) -> npt.NDArray[np.uint8]:
+    """Return a fixed-size binary column as uint8 (N, width), without a copy where it is one chunk."""
+    array = boards.combine_chunks() if isinstance(boards, pa.ChunkedArray) else boards
+    if isinstance(array, pa.ChunkedArray):
+        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], boards.type)
+    width = array.type.byte_width
+    flat = np.frombuffer(array.buffers()[1] or b"", dtype=np.uint8)
+    return flat[array.offset * width : (array.offset + len(array)) * width].reshape(-1, width)
+
+
+def find_games(
+    batches: Iterable[pa.RecordBatch], board_size: int, grouping: Grouping
+) -> Iterator[tuple[pa.Table, pa.Table]]:
+    """Tell the games of a source apart, front to back.
+
+    Args:
+        batches: its positions, ``raw_schema(board_size)``, in record order.
+        board_size: n.
+        grouping: how.
+
+    Yields:
+        ``ROWS`` and ``GAMES`` of the next positions; together one row a position, in order.
+    """
+    segment = _SEGMENTERS[grouping]
+    pending: list[pa.RecordBatch] = []
+    first_game = 0
+    need = WINDOW_ROWS
+    iterator = iter(batches)
+    while True:
+        batch = next(iterator, None)
+        if batch is not None:
+            pending.append(batch)
+        rows = sum(b.num_rows for b in pending)
+        if batch is not None and rows < need:
+            continue
+        if not rows:
+            return
+        table = pa.Table.from_batches(pending)
+        window = Window.of(table, board_size)
+        bounds, known = segment(window, batch is None)
+        done = int(bounds[-1])
+        if done:
+            positions, games = _describe(window, bounds, known, grouping, first_game)
+            first_game += games.num_rows
+            yield positions, games
+        pending = table.slice(done).to_batches()
+        need = WINDOW_ROWS + (rows - done)  # a game longer than the window makes the window grow
+        if batch is None:
+            return
+
+
+def _by_boards(window: Window, last: bool) -> Segments:
+    """A game begins at an empty board, and goes on as long as each move leads to the next board."""
+    empty: npt.NDArray[np.bool_] = np.equal(window.boards.max(axis=1), 0)
+    follows = _movers(window.boards, window.move, window.board_size) >= 0
+    starts = np.flatnonzero(empty | ~np.concatenate(([False], follows)))
+    bounds = np.append(starts, len(window)) if last else starts
+    return bounds, empty[bounds[:-1]]
+
+
+def _by_ids(window: Window, last: bool) -> Segments:
+    """A game is a run of equal ids; a position without an id belongs to no known game."""
+    ids = np.stack([window.file_idx, window.line_idx, window.origin], axis=1)
+    changed: Array = np.diff(ids, axis=0, prepend=-2) != 0
+    starts = np.flatnonzero(changed.any(axis=1))
+    bounds = np.append(starts, len(window)) if last else starts
+    known: npt.NDArray[np.bool_] = window.line_idx[bounds[:-1]] >= 0
+    return bounds, known
+
+
+def _by_runs(window: Window, last: bool) -> Segments:
+    """A game is a run of ``total_positions`` positions whose plies are 0 … total - 1 in any order."""
+    bounds, known = [0], []
+    at = 0
+    while at < len(window):
+        stop = at + max(int(window.total[at]), 1)
+        if stop > len(window) and not last:
+            break
+        whole = _is_run(window, at, stop)
+        at = stop if whole else at + 1
+        bounds.append(at)
+        known.append(whole)
+    return np.array(bounds, dtype=np.int64), np.array(known, dtype=bool)
+
+
+def _is_run(window: Window, start: int, stop: int) -> bool:
+    if stop > len(window) or not (window.total[start:stop] == stop - start).all():
+        return False
+    same_winner = (window.winner[start:stop] == window.winner[start]).all()
+    return bool(same_winner and (np.sort(window.ply[start:stop]) == np.arange(stop - start)).all())
+
+
+_SEGMENTERS: Final[dict[str, Callable[[Window, bool], Segments]]] = {
+    "boards": _by_boards,
+    "ids": _by_ids,
+    "runs": _by_runs,
+}
+
+
+def _movers(boards: npt.NDArray[np.uint8], move: Array, board_size: int) -> npt.NDArray[np.int8]:
+    """Say who made the move that leads from each board to the next: int8 (N - 1,), -1 if nobody did.
+
+    A stone set on an occupied cell takes the cell, as the legacy code that did not look had it.
+    """
+    cells = board_size * board_size
+    result = np.full(max(len(boards) - 1, 0), -1, dtype=np.int8)
+    played = move[: len(result)]
+    for player in (1, 0):
+        expected = boards[:-1].copy()
+        rows = np.flatnonzero(played >= 0)
+        own, other = played[rows] + player * cells, played[rows] + (1 - player) * cells
+        expected[rows, own >> 3] |= (128 >> (own & 7)).astype(np.uint8)
+        expected[rows, other >> 3] &= ~(128 >> (other & 7)).astype(np.uint8)
+        follows = (expected == boards[1:]).all(axis=1) & (played >= 0)
+        result[follows] = player
+    return result
+
+
+def _describe(
+    window: Window, bounds: Array, known: npt.NDArray[np.bool_], grouping: Grouping, first_game: int
+) -> tuple[pa.Table, pa.Table]:
+    """Make the tables of the segments of a window: ``ROWS`` and ``GAMES``."""
+    rows = int(bounds[-1])
+    lengths = np.diff(bounds)
+    segment = np.repeat(np.arange(len(known)), lengths)
+    place = np.arange(rows) - bounds[segment]
+    ply = place if grouping == "boards" else window.ply[:rows]
+    total = lengths[segment] if grouping == "boards" else window.total[:rows]
+
+    order = np.lexsort((ply, segment))
+    movers = _movers(window.boards[order], window.move[order], window.board_size)
+    games = [
+        _game(window, order[start:stop], movers[start : stop - 1], ply, total) if is_game else None
+        for start, stop, is_game in zip(bounds[:-1], bounds[1:], known, strict=True)
+    ]
+    if grouping == "runs":  # plies that fit without boards that follow are no proof
+        games = [game if game is None or game["moves"] is not None else None for game in games]
+    found = np.array([game is not None for game in games], dtype=bool)
+    number = np.where(found, np.cumsum(found) - 1 + first_game, -1)[segment]
+
+    ply_known = ply >= 0 if grouping != "boards" else number >= 0
+    positions = pa.table(
+        {
+            "game": pa.array(number, mask=number < 0),
+            "ply": pa.array(ply, mask=~ply_known),
+            "total": pa.array(total, mask=~ply_known | (total < 0)),
+        }
+    ).cast(ROWS)
+    provenance = "metadata" if grouping == "ids" else "recovered"
+    listed = [{**game, "provenance": provenance} for game in games if game is not None]
+    return positions, pa.Table.from_pylist(listed, schema=GAMES)
+
+
+def _game(window: Window, rows: Array, movers: Array, ply: Array, total: Array) -> dict[str, Any]:
+    """Describe one game from its positions, given in ascending ply, and the players between them."""
+    first, last = rows[0], rows[-1]
+    first_player = int(movers[0]) if len(movers) and movers[0] >= 0 else None
+    whole = (
+        total[first] == len(rows)
+        and (ply[rows] == np.arange(len(rows))).all()
+        and not window.boards[first].any()
+        and (movers == ((first_player or 0) + np.arange(len(movers))) % 2).all()
+    )
+    moves = window.move[rows[:-1]].astype(np.uint16) if whole else None
+    origin = int(window.origin[first])
+    return {
+        "file_idx": _or_none(window.file_idx[first]),
+        "line_idx": _or_none(window.line_idx[first]),
+        "origin": window.origins[origin] if origin >= 0 else None,
+        "winner": _or_none(window.winner[first]),
+        "value": float(window.value[first]),
+        "total_positions": _or_none(total[first]),
+        "positions": len(rows),
+        "first_player": first_player,
+        "moves": moves,
+        "game_hash": position_hash(window.boards[last], window.board_size)
+        if moves is None
+        else game_hash(moves, window.board_size, first_player or 0),
+    }
+
+
+def _or_none(value: Any) -> int | None:
+    return None if value < 0 else int(value)
+
+
+def position_hash(board: npt.NDArray[np.uint8], board_size: int) -> bytes:
+    """Return 16 bytes that a packed board (width,) shares with its images under the four symmetries.
+
+    What names a game whose moves are not all at hand: the hash of its deepest board.
+    """
+    planes = unpack_boards(board[np.newaxis], board_size, np.uint8)
+    images = (pack_boards(transform_planes(planes, symmetry)).tobytes() for symmetry in Symmetry)
+    return hashlib.sha256(b"hexdata position %d " % board_size + min(images)).digest()[:16]

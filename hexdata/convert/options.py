@@ -1,0 +1,77 @@
+"""What ``convert`` can be asked for, and what it answers. Reads and writes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from hexdata.convert.sense import SENSES
+from hexdata.errors import ConfigError
+from hexdata.pool import default_workers
+
+__all__ = ["ConvertOptions", "ConvertResult"]
+
+WORKER_MEMORY: Final = 220 << 20
+"""Bytes that one reading or publishing process holds at its peak, as measured; the parent too."""
+
+
+@dataclass(frozen=True)
+class ConvertOptions:
+    """How to convert.
+
+    Attributes:
+        workers: processes, at most one a source; None for one a core, as far as ``memory`` allows.
+        memory: bytes for all processes together.
+        max_reject_rate: publish nothing if a larger share of the records, or of the input's bytes (for
+            files that cannot be read at all), is rejected.
+        value_sense: "auto" to decide by evidence, or the sense of every source that lacks it.
+        val: share of games in the validation split.
+        test: share of games in the test split.
+
+    Raises:
+        ConfigError: on a value out of range.
+    """
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by pydantic, not a field
+
+    workers: int | None = None
+    memory: int = 1_000_000_000
+    max_reject_rate: float = 0.01
+    value_sense: str = "auto"
+    val: float = 0.05
+    test: float = 0.01
+
+    def __post_init__(self) -> None:
+        if self.workers is not None and self.workers < 1:
+            raise ConfigError("workers must be at least 1", found=self.workers)
+        if not 0 <= self.max_reject_rate <= 1:
+            raise ConfigError("max_reject_rate must be between 0 and 1", found=self.max_reject_rate)
+        if self.value_sense not in ("auto", *SENSES):
+            raise ConfigError(
+                "unknown value_sense", found=self.value_sense, expected=" or ".join(("auto", *SENSES))
+            )
+        if min(self.val, self.test) < 0 or self.val + self.test >= 1:
+            raise ConfigError(
+                "val and test are shares of the games and leave some for train",
+                found=f"{self.val} and {self.test}",
+            )
+
+    def processes(self) -> int:
+        """Return how many worker processes to run: what was asked for, or what cores and memory allow."""
+        return self.workers or max(1, min(default_workers(), self.memory // WORKER_MEMORY - 1))
+
+
+@dataclass(frozen=True)
+class ConvertResult:
+    """What a run of ``convert_sources`` did; counts are of this run's sources."""
+
+    sources: int
+    skipped: int
+    records: int
+    positions: int
+    rejected: int
+    games: int
+    duplicate_games: int
+    reasons: dict[str, int]
+    failed_files: dict[str, str]
+    notes: list[str] = field(default_factory=list)

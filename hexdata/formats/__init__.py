@@ -1,0 +1,57 @@
+"""From the bytes of one source file to Arrow record batches: the registry of formats.
+
+Each format has its own file or folder. A reader never walks directories and never decides to skip: it
+says what each record is, or why it cannot be one, and leaves the rest to ``convert``.
+"""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+from typing import Final
+
+from hexdata.errors import FormatError
+from hexdata.formats.source import BATCH_ROWS, RawBatch, Rejection, SourceReader
+
+__all__ = ["BATCH_ROWS", "RawBatch", "Rejection", "SourceReader", "open_source"]
+
+_HEAD_BYTES: Final = 65_536
+_GZIP_MAGIC: Final = b"\x1f\x8b"
+
+
+def open_source(path: Path) -> SourceReader:
+    """Open a source file with the reader that its content asks for; its name decides nothing.
+
+    Raises:
+        FormatError: "empty-file", "unknown-layout", "corrupt-gzip", or what the reader finds at once.
+        OSError: the file cannot be opened.
+    """
+    from hexdata.formats.legacy import LegacyReader, looks_like_pickle
+    from hexdata.formats.trmph import TrmphReader, looks_like_trmph
+
+    head = _head(path)
+    if looks_like_pickle(head):
+        return LegacyReader(path)
+    if looks_like_trmph(head) or (not head and ".trmph" in path.name):
+        return TrmphReader(path)
+    raise FormatError(
+        "no reader knows this layout" if head else "the file is empty",
+        code="unknown-layout" if head else "empty-file",
+        path=path,
+        found=f"a file that begins with {head[:16]!r}" if head else None,
+        expected="a pickle or TRMPH games, gzipped or not",
+    )
+
+
+def _head(path: Path) -> bytes:
+    """Return the first bytes of a file, unpacked if it is gzipped."""
+    with path.open("rb") as file:
+        head = file.read(_HEAD_BYTES)
+    if not head.startswith(_GZIP_MAGIC):
+        return head
+    try:
+        return zlib.decompressobj(wbits=31).decompress(head, _HEAD_BYTES)
+    except zlib.error as error:
+        raise FormatError(
+            "the gzip stream is corrupt", code="corrupt-gzip", path=path, found=str(error)
+        ) from error
