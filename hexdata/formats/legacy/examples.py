@@ -1,0 +1,162 @@
+"""From examples as the pickle has them to groups of one layout, as columns. Never judges what they hold.
+
+Both ways of reading end here: examples read one by one are sorted into groups, and those that were
+recognised by the hundred are a group from the start. What follows treats both alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from hexdata.formats.legacy.standins import Array, kind_of
+
+__all__ = ["ArrayKind", "Coded", "Group", "Layout", "Reject", "group_examples", "layout_of"]
+
+Int64Array = npt.NDArray[np.int64]
+UInt8Array = npt.NDArray[np.uint8]
+Reject = Callable[[int, str, str], None]
+"""Takes the place of a record in its block, a reason code, and details."""
+
+_REQUIRED: Final = ("board", "policy", "value")
+_OPTIONAL: Final = ("player_to_move", "metadata")
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayKind:
+    """What the arrays of a group have in common."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    fortran: bool
+
+    def __str__(self) -> str:
+        return f"an array {self.dtype} {self.shape}"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What the examples of a group have in common."""
+
+    keys: tuple[str, ...] | None
+    """Keys of the dict, in order; None for a tuple (board, policy, value)."""
+    metadata_keys: tuple[str, ...] | None
+    """Keys of the metadata, in order; None where there is none."""
+    board: ArrayKind | str
+    """Its kind; or, in words, what stood there instead of an array."""
+    policy: ArrayKind | str
+
+
+@dataclass(frozen=True, slots=True)
+class Coded:
+    """A column of arbitrary objects, of which equal ones may be written once: row i is values[codes[i]]."""
+
+    codes: npt.NDArray[np.intp]
+    values: list[Any]
+
+    @classmethod
+    def of_numbers(cls, numbers: npt.NDArray[Any]) -> Coded:
+        """Return the column of an array (n,) of integers or floats, told apart by their bits."""
+        bits = numbers.view(f"u{numbers.itemsize}")
+        if len(bits) and (bits == bits[0]).all():  # most are: not worth sorting
+            return cls(np.zeros(len(bits), np.intp), numbers[:1].tolist())
+        distinct, codes = np.unique(bits, return_inverse=True)
+        return cls(codes, distinct.view(numbers.dtype).tolist())
+
+    @classmethod
+    def zipped(cls, columns: Sequence[Coded]) -> Coded:
+        """Return the column of tuples, one object of each column; there is at least one."""
+        mixed = columns[0].codes
+        for column in columns[1:]:
+            mixed = np.unique(mixed, return_inverse=True)[1] * len(column.values) + column.codes
+        _, rows, codes = np.unique(mixed, return_index=True, return_inverse=True)
+        parts = [[column.values[code] for code in column.codes[rows].tolist()] for column in columns]
+        return cls(codes, list(zip(*parts, strict=True)))
+
+
+@dataclass(slots=True)
+class Group:
+    """n examples of one layout."""
+
+    layout: Layout
+    places: Int64Array
+    """Where each stands in its block, (n,), ascending."""
+    board: UInt8Array | None
+    """The bytes of the boards, (n, bytes); None if they are no arrays."""
+    policy: UInt8Array | None
+    value: Coded
+    player_to_move: Coded | None
+    metadata: dict[str, Coded] = field(default_factory=dict)
+
+
+def layout_of(example: object) -> Layout | tuple[str, str]:
+    """Return the layout of an example; or, if it has none, a reason code and the details."""
+    if isinstance(example, tuple) and len(example) == 3:
+        return Layout(None, None, _array_kind(example[0]), _array_kind(example[1]))
+    if not isinstance(example, dict):
+        found = f"a tuple of {len(example)}" if isinstance(example, tuple) else kind_of(example)
+        return "example-layout", f"found {found}; expected a dict, or a tuple (board, policy, value)"
+    missing = [key for key in _REQUIRED if key not in example]
+    unknown = [key for key in example if key not in _REQUIRED and key not in _OPTIONAL]
+    if missing or unknown:
+        return "example-layout", f"missing keys {missing}, unknown keys {unknown[:8]}"
+    metadata = example.get("metadata", {})
+    if not isinstance(metadata, dict) or not all(isinstance(key, str) for key in metadata):
+        return "metadata-type", f"found {kind_of(metadata)}; expected a dict with texts as keys"
+    return Layout(
+        tuple(example),
+        tuple(metadata) if "metadata" in example else None,
+        _array_kind(example["board"]),
+        _array_kind(example["policy"]),
+    )
+
+
+def group_examples(items: Iterable[tuple[int, Any]], reject: Reject) -> Iterable[Group]:
+    """Sort examples, each with its place in the block, into groups; reject what is no example."""
+    members: dict[Layout, list[tuple[int, Any]]] = {}
+    for place, example in items:
+        layout = layout_of(example)
+        if isinstance(layout, Layout):
+            members.setdefault(layout, []).append((place, example))
+        else:
+            reject(place, *layout)
+    for layout, placed in members.items():
+        yield _group(layout, np.array([place for place, _ in placed]), [example for _, example in placed])
+
+
+def _group(layout: Layout, places: Int64Array, examples: list[Any]) -> Group:
+    board, policy, value = (0, 1, 2) if layout.keys is None else _REQUIRED
+    has_player = layout.keys is not None and "player_to_move" in layout.keys
+    return Group(
+        layout,
+        places,
+        _payloads([example[board] for example in examples], layout.board),
+        _payloads([example[policy] for example in examples], layout.policy),
+        _objects([example[value] for example in examples]),
+        _objects([example["player_to_move"] for example in examples]) if has_player else None,
+        {
+            key: _objects([example["metadata"][key] for example in examples])
+            for key in layout.metadata_keys or ()
+        },
+    )
+
+
+def _array_kind(value: object) -> ArrayKind | str:
+    if isinstance(value, Array) and value.dtype:
+        return ArrayKind(value.dtype, value.shape, value.fortran)
+    return kind_of(value)
+
+
+def _payloads(arrays: list[Array], kind: ArrayKind | str) -> UInt8Array | None:
+    if isinstance(kind, str):
+        return None
+    joined = b"".join([array.payload for array in arrays])
+    return np.frombuffer(joined, np.uint8).reshape(len(arrays), len(arrays[0].payload))
+
+
+def _objects(values: list[Any]) -> Coded:
+    return Coded(np.arange(len(values)), values)

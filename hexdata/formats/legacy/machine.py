@@ -1,0 +1,500 @@
+"""A pickle machine that runs no code: it reads opcodes, builds plain values and stand-ins, and hands out
+the items of the list ``examples`` while it is being built. Never imports, calls or sets what it is told to.
+
+The opcodes are those of Python's ``pickletools``, protocols 0 to 5; whatever is not in ``_HANDLERS`` is
+refused. No handler recurses.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from enum import Enum
+from functools import partial
+from typing import Any, Final
+
+from hexdata.errors import FormatError, UnsafePickleError
+from hexdata.formats.legacy.limits import Limits
+from hexdata.formats.legacy.memo import Memo
+from hexdata.formats.legacy.source import ByteSource
+from hexdata.formats.legacy.standins import build, call, find_name, kind_of
+from hexdata.formats.legacy.window import Window
+
+__all__ = ["FRAME_BYTES", "Event", "Examples", "Machine"]
+
+FRAME_BYTES: Final = 9
+"""A FRAME opcode with its length."""
+
+_NUMBER_LINE: Final = 1000
+"""Longest number of protocol 0, in characters."""
+_NAME_LINE: Final = 1000
+"""Longest module or name of protocol 0, in characters."""
+_MEMO_OPCODES: Final = frozenset(b"\x94qrp")
+_FLOAT: Final = struct.Struct(">d")
+
+
+class Event(Enum):
+    """Why the machine paused."""
+
+    BOUNDARY = "between two examples of a batch"
+    BATCH = "examples were appended: `items` has them"
+    STOP = "the pickle ended: `result` has it"
+
+
+class Examples:
+    """What stands for the list ``examples`` while its items are handed out and not kept."""
+
+
+class Machine(Window):
+    """Reads one pickle from a source.
+
+    Attributes that a reader of events uses: ``items`` and ``result``; and, for those who recognise whole
+    examples at once, the window, ``stack`` and ``memo``. The anchor is where the example being read
+    began.
+    """
+
+    def __init__(self, source: ByteSource, limits: Limits, memo: Memo | None = None) -> None:
+        super().__init__(source, limits)
+        self.memo = memo or Memo(limits)
+        self.stack: list[Any] = []
+        self.marks: list[int] = []
+        self.items: list[Any] = []
+        self.result: object = None
+        self.frame_end = -1
+        """Where in the pickle the frame that was last announced ends."""
+        self.payload = 0
+        """Bytes of arrays and texts since the last batch."""
+        self.folded = 0
+        """Examples on the stack that share an object with the one before: those of a recognised run."""
+        self.example_memo = 0
+        """The memo number of the first object of the example being read."""
+        self._held_from = 0
+        self._examples: Examples | None = None
+        self._batch_marks = -1  # number of open marks between two examples of a batch
+        self._batch_height = -1  # height of the stack when the example being read has been completed
+        self._event = Event.STOP
+        self._handlers: list[Callable[[], object]] = [self._refuse] * 256
+        for opcode, (name, *arguments) in _HANDLERS.items():
+            handler = getattr(self, name)
+            self._handlers[opcode[0]] = partial(handler, *arguments) if arguments else handler
+
+    def run(self) -> Event:
+        """Go on to the next event.
+
+        Raises:
+            FormatError: the pickle is truncated, corrupt, past a limit, or of another layout.
+            UnsafePickleError: it asks for something that is not allowed.
+        """
+        handlers = self._handlers
+        try:
+            self.begin_example()
+            while True:
+                while self.pos >= self._safe and self.more():
+                    pass
+                opcode = self.buf[self.pos]
+                self.pos += 1
+                if handlers[opcode]():
+                    return self._event
+        except FormatError as error:
+            error.record = error.record or f"byte {self.offset}"
+            raise
+        except IndexError:
+            if self.pos >= len(self.buf):
+                raise self.truncated() from None
+            raise self.corrupt("takes more from the stack than is there") from None
+
+    def check_limits(self) -> None:
+        """Look at whatever grows by opcodes."""
+        limits = self.limits
+        if max(len(self.stack) + self.folded, len(self.marks)) > limits.stack:
+            raise self.past("limit-stack", "more objects on the stack than the limit", limits.stack)
+        if self.payload > limits.held_bytes:
+            raise self.past("limit-held", "too many bytes before the next batch", limits.held_bytes)
+        if self.offset - self._held_from - self.payload > limits.items:
+            raise self.past("limit-items", "too many objects before the next batch", limits.items)
+        self.memo.check()
+
+    def skip_frame(self) -> None:
+        """Pass over the FRAME opcode at ``pos``, all of which is at hand."""
+        self.pos += 1
+        self._frame()
+
+    # Examples
+
+    def begin_example(self) -> None:
+        """Note that the next example, if one is due, starts here."""
+        if len(self.marks) == self._batch_marks:
+            self._batch_height = len(self.stack) + 1
+            self.anchor = self.pos
+            self.example_memo = self.memo.next
+        else:
+            self.anchor = -1
+
+    def _opens_examples(self) -> bool:
+        """Say whether the container now made is the value of the key "examples" of the outermost dict."""
+        stack = self.stack
+        if len(stack) < 2 or len(stack) % 2 or not isinstance(stack[0], dict) or self.marks not in ([], [1]):
+            return False
+        if stack[-1] == "games":
+            raise FormatError(
+                "a self-play file of games (moves, policies, values, final_trmph), not of examples",
+                found='top-level key "games"',
+                expected='"examples"',
+                cure="hexdata does not read this layout; write its games as .trmph lines.",
+            )
+        return bool(stack[-1] == "examples" and self._examples is None)
+
+    def _completes_example(self) -> bool:
+        """Say whether the stack's top is a finished example; then the next one starts here."""
+        if len(self.marks) != self._batch_marks or len(self.stack) != self._batch_height:
+            return False
+        top = self.stack[-1]
+        if not (len(top) == 3 if isinstance(top, tuple) else isinstance(top, dict) and "board" in top):
+            return False
+        if self.pos >= len(self.buf):
+            self.more()
+        if self.buf[self.pos] in _MEMO_OPCODES:
+            return False
+        self.memo.end_example()
+        self._event = Event.BOUNDARY
+        return True
+
+    def _hand_out(self, items: list[Any]) -> bool:
+        self.items = items
+        self.memo.end_example()
+        self._batch_marks = -1
+        self._held_from = self.offset
+        self.payload = 0
+        self._event = Event.BATCH
+        return True
+
+    # Handlers: each is named in _HANDLERS. One that returns True pauses the machine.
+
+    def _refuse(self, name: str | None = None) -> None:
+        if name is None:
+            raise self.corrupt("an unknown opcode", f"{self.buf[self.pos - 1]:#04x}")
+        raise UnsafePickleError(
+            "asks for an operation that is not on the list of allowed ones",
+            code="unsafe-opcode",
+            found=name,
+            cure="Nothing of it was run. Do not load this file with pickle.load.",
+        )
+
+    def _inst(self) -> None:
+        asked = self.line(_NAME_LINE) + b"." + self.line(_NAME_LINE)
+        self._refuse(f"INST of {asked.decode('utf-8', 'replace')}")
+
+    def _proto(self) -> None:
+        protocol = self.uint(1)
+        if protocol > 5:
+            raise self.corrupt("an unknown protocol", protocol)
+
+    def _frame(self) -> None:
+        # Its length is a hint for reading ahead; whether it is true makes no difference here.
+        length = self.uint(8)
+        self.frame_end = self.offset + length
+
+    def _stop(self) -> bool:
+        if len(self.stack) != 1 or self.marks:
+            raise self.corrupt("ends with objects left over")
+        self.result = self.stack.pop()
+        if not self.at_end():
+            raise FormatError(
+                "more data after the end of the pickle",
+                code="trailing-data",
+                record=f"byte {self.offset}",
+                cure="hexdata reads one pickle a file: split it, so that nothing is dropped unseen.",
+            )
+        self._event = Event.STOP
+        return True
+
+    def _mark(self) -> bool:
+        self.marks.append(len(self.stack))
+        if self._examples is None or not self.stack or self.stack[-1] is not self._examples:
+            return False
+        self._batch_marks = len(self.marks)
+        self._event = Event.BOUNDARY
+        return True
+
+    def _pop_mark(self) -> list[Any]:
+        start = self.marks.pop()
+        items = self.stack[start:]
+        del self.stack[start:]
+        return items
+
+    def _pop(self) -> None:
+        if self.marks and self.marks[-1] == len(self.stack):
+            self.marks.pop()
+        else:
+            self.stack.pop()
+
+    def _pop_mark_away(self) -> None:
+        self._pop_mark()
+
+    def _push(self, value: object) -> None:
+        self.stack.append(value)
+
+    def _dup(self) -> None:
+        self.stack.append(self.stack[-1])
+
+    def _binint1(self) -> None:
+        self.stack.append(self.buf[self.pos])
+        self.pos += 1
+
+    def _binint2(self) -> None:
+        self.stack.append(self.uint(2))
+
+    def _binint(self) -> None:
+        value = self.uint(4)
+        self.stack.append(value - ((value & 0x80000000) << 1))
+
+    def _size(self, width: int, what: str, limit: int) -> int:
+        """Return the length, ``width`` bytes, of an argument that follows."""
+        size = self.uint(width)
+        if size > limit:
+            raise self.past(f"limit-{what}", f"longer than the limit for one {what}", limit, size)
+        return size
+
+    def _long(self, width: int) -> None:
+        size = self._size(width, "integer", self.limits.integer_bytes)
+        self.stack.append(int.from_bytes(self.take(size), "little", signed=True))
+
+    def _int_line(self) -> None:
+        line = self.line(_NUMBER_LINE)
+        if line in (b"00", b"01"):
+            self.stack.append(line == b"01")
+        else:
+            self._decimal(line)
+
+    def _long_line(self) -> None:
+        self._decimal(self.line(_NUMBER_LINE).removesuffix(b"L"))
+
+    def _decimal(self, line: bytes) -> None:
+        if len(line) > 2 * self.limits.integer_bytes:
+            raise self.past("limit-integer", "longer than the limit", self.limits.integer_bytes)
+        self._number(line, int)
+
+    def _float_line(self) -> None:
+        self._number(self.line(_NUMBER_LINE), float)
+
+    def _number(self, line: bytes, read: Callable[[bytes], float]) -> None:
+        try:
+            self.stack.append(read(line))
+        except ValueError:
+            raise self.corrupt("not a number", line[:20]) from None
+
+    def _binfloat(self) -> None:
+        self.stack.append(_FLOAT.unpack(self.take(8))[0])
+
+    def _bytes(self, width: int) -> None:
+        size = self._size(width, "array", self.limits.array_bytes)
+        self.payload += size
+        self.stack.append(self.take(size))
+
+    def _text(self, width: int) -> None:
+        size = self._size(width, "text", self.limits.text_bytes)
+        self._push_text(self.take(size), "utf-8", "surrogatepass")
+
+    def _text_line(self) -> None:
+        self._push_text(self.line(self.limits.text_bytes), "raw-unicode-escape", "strict")
+
+    def _push_text(self, raw: bytes, codec: str, errors: str) -> None:
+        self.payload += len(raw)
+        try:
+            self.stack.append(raw.decode(codec, errors))
+        except UnicodeDecodeError:
+            raise self.corrupt(f"a text that is not {codec}") from None
+
+    def _empty_list(self) -> None:
+        if self._opens_examples():
+            self._examples = Examples()
+            self.memo.into = self.memo.current
+            self.stack.append(self._examples)
+        else:
+            self.stack.append([])
+
+    def _list(self) -> bool:
+        items = self._pop_mark()
+        self._empty_list()
+        return bool(items) and self._extend(items)
+
+    def _append(self) -> bool:
+        return self._extend([self.stack.pop()])
+
+    def _appends(self) -> bool:
+        return self._extend(self._pop_mark())
+
+    def _extend(self, items: list[Any]) -> bool:
+        target = self.stack[-1]
+        if target is self._examples:
+            return self._hand_out(items)
+        if not isinstance(target, list):
+            raise self.corrupt("appends to something that is no list", kind_of(target))
+        target.extend(items)
+        return False
+
+    def _empty_dict(self) -> None:
+        self.stack.append({})
+
+    def _dict(self) -> None:
+        items = self._pop_mark()
+        self.stack.append({})
+        self._set(items)
+
+    def _set_item(self) -> bool:
+        value, key = self.stack.pop(), self.stack.pop()
+        self._set([key, value])
+        return self._completes_example()
+
+    def _set_items(self) -> bool:
+        self._set(self._pop_mark())
+        return self._completes_example()
+
+    def _set(self, items: list[Any]) -> None:
+        target = self.stack[-1]
+        if not isinstance(target, dict) or len(items) % 2:
+            raise self.corrupt("sets items of something that is no dict", kind_of(target))
+        for key in items[::2]:
+            # Hashing could take for ever: a tuple may hold itself many times, long integers may collide.
+            if not isinstance(key, str) and not (isinstance(key, int) and abs(key) < 1 << 60):
+                raise self.corrupt("a dict with a key that is neither text nor a number", kind_of(key))
+        target.update(zip(items[::2], items[1::2], strict=True))
+
+    def _tuple(self) -> bool:
+        items = self._pop_mark()
+        self.stack.append(tuple(items))
+        return self._completes_example()
+
+    def _tuple1(self) -> None:
+        self.stack[-1] = (self.stack[-1],)
+
+    def _tuple2(self) -> None:
+        self.stack[-2:] = [(self.stack[-2], self.stack[-1])]
+
+    def _tuple3(self) -> bool:
+        self.stack[-3:] = [(self.stack[-3], self.stack[-2], self.stack[-1])]
+        return self._completes_example()
+
+    def _global_line(self) -> None:
+        module, name = self.line(_NAME_LINE), self.line(_NAME_LINE)
+        self.stack.append(find_name(module.decode("utf-8", "replace"), name.decode("utf-8", "replace")))
+
+    def _stack_global(self) -> None:
+        name, module = self.stack.pop(), self.stack.pop()
+        self.stack.append(find_name(module, name))
+
+    def _reduce(self) -> None:
+        args = self.stack.pop()
+        self.stack[-1] = made = call(self.stack[-1], args)
+        if isinstance(made, bytes):
+            self.memo.forget(args[0])  # a payload's text: without this it would be kept as a name is
+
+    def _build(self) -> None:
+        state = self.stack.pop()
+        build(self.stack[-1], state)
+
+    def _memoize(self) -> bool:
+        memo = self.memo
+        memo.into[memo.next] = self.stack[-1]
+        memo.next += 1
+        return len(self.marks) == self._batch_marks and self._completes_example()
+
+    def _binput(self, width: int) -> bool:
+        return self._put(self.uint(width))
+
+    def _put_line(self) -> bool:
+        return self._put(self._index())
+
+    def _put(self, index: int) -> bool:
+        self.memo.put_at(index, self.stack[-1])
+        return self._completes_example()
+
+    def _binget1(self) -> None:
+        self.stack.append(self.memo.get(self.buf[self.pos]))
+        self.pos += 1
+
+    def _binget4(self) -> None:
+        self.stack.append(self.memo.get(self.uint(4)))
+
+    def _get_line(self) -> None:
+        self.stack.append(self.memo.get(self._index()))
+
+    def _index(self) -> int:
+        line = self.line(_NUMBER_LINE)
+        if not line.isdigit() or len(line) > 18:
+            raise self.corrupt("not a memo number", line[:20])
+        return int(line)
+
+
+_HANDLERS: Final[dict[bytes, tuple[Any, ...]]] = {
+    b"\x80": ("_proto",),
+    b"\x95": ("_frame",),
+    b".": ("_stop",),
+    b"(": ("_mark",),
+    b"0": ("_pop",),
+    b"1": ("_pop_mark_away",),
+    b"2": ("_dup",),
+    b"N": ("_push", None),
+    b"\x88": ("_push", True),
+    b"\x89": ("_push", False),
+    b"K": ("_binint1",),
+    b"M": ("_binint2",),
+    b"J": ("_binint",),
+    b"\x8a": ("_long", 1),
+    b"\x8b": ("_long", 4),
+    b"I": ("_int_line",),
+    b"L": ("_long_line",),
+    b"F": ("_float_line",),
+    b"G": ("_binfloat",),
+    b"C": ("_bytes", 1),
+    b"B": ("_bytes", 4),
+    b"\x8e": ("_bytes", 8),
+    b"\x96": ("_bytes", 8),  # BYTEARRAY8: nothing here could change it, so bytes will do
+    b"\x8c": ("_text", 1),
+    b"X": ("_text", 4),
+    b"\x8d": ("_text", 8),
+    b"V": ("_text_line",),
+    b"]": ("_empty_list",),
+    b"l": ("_list",),
+    b"a": ("_append",),
+    b"e": ("_appends",),
+    b"}": ("_empty_dict",),
+    b"d": ("_dict",),
+    b"s": ("_set_item",),
+    b"u": ("_set_items",),
+    b")": ("_push", ()),
+    b"t": ("_tuple",),
+    b"\x85": ("_tuple1",),
+    b"\x86": ("_tuple2",),
+    b"\x87": ("_tuple3",),
+    b"c": ("_global_line",),
+    b"\x93": ("_stack_global",),
+    b"R": ("_reduce",),
+    b"b": ("_build",),
+    b"i": ("_inst",),
+    b"\x94": ("_memoize",),
+    b"q": ("_binput", 1),
+    b"r": ("_binput", 4),
+    b"p": ("_put_line",),
+    b"h": ("_binget1",),
+    b"j": ("_binget4",),
+    b"g": ("_get_line",),
+    # Known, and refused by name. Texts of Python 2 are among them: no legacy file has any.
+    b"P": ("_refuse", "PERSID"),
+    b"Q": ("_refuse", "BINPERSID"),
+    b"o": ("_refuse", "OBJ"),
+    b"\x81": ("_refuse", "NEWOBJ"),
+    b"\x92": ("_refuse", "NEWOBJ_EX"),
+    b"\x82": ("_refuse", "EXT1"),
+    b"\x83": ("_refuse", "EXT2"),
+    b"\x84": ("_refuse", "EXT4"),
+    b"\x97": ("_refuse", "NEXT_BUFFER"),
+    b"\x98": ("_refuse", "READONLY_BUFFER"),
+    b"\x8f": ("_refuse", "EMPTY_SET"),
+    b"\x90": ("_refuse", "ADDITEMS"),
+    b"\x91": ("_refuse", "FROZENSET"),
+    b"S": ("_refuse", "STRING"),
+    b"T": ("_refuse", "BINSTRING"),
+    b"U": ("_refuse", "SHORT_BINSTRING"),
+}
+"""Opcodes, each with the method that does it and what that takes."""

@@ -1,0 +1,205 @@
+"""What a pickle may refer back to, in memory that does not grow with the number of examples.
+
+A writer gives a number to nearly everything: some seventeen objects an example, of which a handful (the
+texts, the dtype, the enum members) are ever named again. Never reads bytes and never builds objects.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from itertools import islice
+from typing import Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from hexdata.errors import FormatError
+from hexdata.formats.legacy.limits import Limits
+from hexdata.formats.legacy.standins import Dtype, EnumValue, Name
+
+__all__ = ["Memo", "PendingPairs", "is_kept", "is_pair"]
+
+Int64Array = npt.NDArray[np.int64]
+
+_SMALL: Final = frozenset([str, EnumValue, Dtype, Name])
+"""Kept of a finished example. Arrays, dicts and tuples are forgotten, but for pairs of integers: a game's
+id is one tuple, which all its positions share."""
+
+_ENTRY_COST: Final = 150
+"""Bytes that a kept object takes beside its characters, roughly."""
+
+_PAIR_BLOCKS: Final = 256
+"""So many settled blocks of pairs are kept, 16 bytes a pair: ids of a million positions or more."""
+
+
+def is_kept(value: object) -> bool:
+    """Say whether it outlives its example on its own; ``b"b"`` is an argument of NumPy's in every array."""
+    kind = type(value)
+    return kind in _SMALL or (kind is bytes and value == b"b")
+
+
+def is_pair(value: object) -> bool:
+    """Say whether it is a tuple of two integers of at most 64 bits, as a legacy game id is."""
+    return type(value) is tuple and len(value) == 2 and _is_int64(value[0]) and _is_int64(value[1])
+
+
+def _is_int64(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and -(1 << 63) <= value < 1 << 63
+
+
+class PendingPairs(Protocol):
+    """Examples that are recognised but not yet taken apart: their pairs can be asked for."""
+
+    def pair(self, index: int) -> tuple[int, int] | None:
+        """Return the pair with that memo number, None if it is no pair of theirs."""
+
+
+class Memo:
+    """Numbers to objects: for ever outside the examples, and just the small things of finished ones."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self.next = 0
+        """The number that the next object gets."""
+        self.lasting: dict[int, object] = {}
+        self.current: dict[int, object] = {}
+        self.into = self.lasting
+        """Where new objects go: ``lasting``, or ``current`` once the examples have begun."""
+        self.pending: PendingPairs | None = None
+        self._kept: dict[int, object] = {}
+        self._kept_cost = 0
+        self._pairs: dict[int, tuple[int, int]] = {}
+        self._more_pairs: list[tuple[Int64Array, Int64Array]] = []
+        self._settled: deque[tuple[Int64Array, Int64Array]] = deque(maxlen=_PAIR_BLOCKS)
+
+    def branch(self, first: int) -> Memo:
+        """Return a memo whose next number is ``first`` and that sees this one, to examine one example."""
+        return _Branch(self, first)
+
+    def put(self, value: object) -> None:
+        """Give ``value`` the next number."""
+        self.into[self.next] = value
+        self.next += 1
+
+    def put_at(self, index: int, value: object) -> None:
+        """Give ``value`` the number ``index``, as protocols before 4 do.
+
+        Raises:
+            FormatError: "corrupt-pickle", if a number that high has been given before.
+        """
+        if index < self.next:
+            raise FormatError("a memo number is given twice", code="corrupt-pickle", found=index)
+        self.next = index
+        self.put(value)
+
+    def get(self, index: int) -> object:
+        """Return the object with that number.
+
+        Raises:
+            FormatError: "corrupt-pickle", if there is none yet; "shared-payload", if it was forgotten.
+        """
+        if index in self.lasting:
+            return self.lasting[index]
+        if index in self.current:
+            return self.current[index]
+        if index in self._kept:
+            value = self.lasting[index] = self._kept.pop(index)
+            self._kept_cost -= _cost(value)
+            return value
+        pair = self._pairs.get(index) or self._settled_pair(index)
+        if pair is None and self.pending is not None:
+            pair = self.pending.pair(index)
+        if pair is not None:
+            return pair
+        if index >= self.next:
+            raise FormatError("refers to an object that is not there yet", code="corrupt-pickle", found=index)
+        raise FormatError(
+            "an example refers to a part of another one, which is not kept",
+            code="shared-payload",
+            found=f"memo number {index}",
+            expected="examples that share nothing but texts, enum members, dtypes and pairs of integers",
+            cure="Write the pickle again from copies: copy.deepcopy each example on its own.",
+        )
+
+    def forget(self, value: object) -> None:
+        """Forget what was just put, if it is ``value``: a text whose bytes are all that counts."""
+        for index in [*islice(reversed(self.current), 4)]:
+            if self.current[index] is value:
+                del self.current[index]
+
+    def end_example(self) -> None:
+        """Forget the example that was just completed, but for the small things in it."""
+        for index, value in self.current.items():
+            if is_kept(value):
+                self._kept[index] = value
+                self._kept_cost += _cost(value)
+            elif is_pair(value):
+                self._pairs[index] = value  # type: ignore[assignment]  # is_pair says so
+        self.current.clear()
+
+    def put_pairs(self, indices: Int64Array, values: Int64Array) -> None:
+        """Take in pairs that did not come through :meth:`end_example`.
+
+        Args:
+            indices: their numbers (m,).
+            values: their two integers each (m, 2).
+        """
+        self._more_pairs.append((indices, values))
+
+    def settle(self) -> None:
+        """Between two blocks of examples: put the pairs in order, and forget what is too old."""
+        if self._pairs:
+            numbers = np.fromiter(self._pairs, np.int64, len(self._pairs))
+            self.put_pairs(numbers, np.array([*self._pairs.values()], np.int64))
+            self._pairs.clear()
+        if self._more_pairs:
+            indices, values = (np.concatenate(parts) for parts in zip(*self._more_pairs, strict=True))
+            order = np.argsort(indices)
+            self._settled.append((indices[order], values[order]))
+            self._more_pairs.clear()
+        if self._kept_cost > self._limits.memo_text:
+            for index in [*self._kept]:
+                self._kept_cost -= _cost(self._kept.pop(index))
+                if self._kept_cost <= self._limits.memo_text:
+                    break
+
+    def check(self) -> None:
+        """See that no more objects are kept than the limit allows.
+
+        Raises:
+            FormatError: "limit-memo".
+        """
+        if len(self.lasting) + len(self.current) > self._limits.memo:
+            raise FormatError(
+                "more objects to refer back to than the limit",
+                code="limit-memo",
+                expected=f"at most {self._limits.memo:,}",
+            )
+
+    def _settled_pair(self, index: int) -> tuple[int, int] | None:
+        block = bisect_right(self._settled, index, key=lambda settled: int(settled[0][0])) - 1
+        if block < 0:
+            return None
+        indices, values = self._settled[block]
+        place = int(np.searchsorted(indices, index))
+        if place == len(indices) or indices[place] != index:
+            return None
+        return int(values[place, 0]), int(values[place, 1])
+
+
+class _Branch(Memo):
+    """Writes of its own, above another memo that it only reads."""
+
+    def __init__(self, trunk: Memo, first: int) -> None:
+        super().__init__(trunk._limits)
+        self._trunk = trunk
+        self.next = first
+        self.into = self.current
+
+    def get(self, index: int) -> object:
+        return self.current[index] if index in self.current else self._trunk.get(index)
+
+
+def _cost(value: object) -> int:
+    return _ENTRY_COST + (len(value) if isinstance(value, str) else 0)

@@ -1,0 +1,206 @@
+"""Legacy pickles of training examples as raw batches, read while they are being decompressed.
+
+Tells the variant by content. Runs no code of the pickle, keeps no more of it than a few thousand
+examples, and never decides what becomes of a record that it rejects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from operator import itemgetter
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from hexdata.errors import FormatError
+from hexdata.formats.legacy.dialect import Dialect, header_value
+from hexdata.formats.legacy.examples import Group, group_examples
+from hexdata.formats.legacy.fastpath import FastPath, Run, take_apart
+from hexdata.formats.legacy.limits import DEFAULT_LIMITS, Limits
+from hexdata.formats.legacy.machine import Event, Examples, Machine
+from hexdata.formats.legacy.sheet import Sheet
+from hexdata.formats.legacy.skeleton import Skeleton
+from hexdata.formats.legacy.source import PickleFile
+from hexdata.formats.legacy.standins import kind_of
+from hexdata.formats.source import BATCH_ROWS, RawBatch
+
+__all__ = ["LegacyReader"]
+
+_BLOCK: Final = 7168
+"""From so many examples on, those at hand are turned into columns: batches of a thousand then fill eight."""
+
+
+class LegacyReader:
+    """One legacy pickle, gzipped or plain: a SourceReader and a context manager.
+
+    Args:
+        path: the file.
+        fast: False reads every example opcode by opcode, with the same result.
+        limits: what the file may ask for.
+
+    Attributes:
+        format: "legacy-tuples", "legacy-dicts" or "legacy-shuffled". What tells the last one comes after
+            the examples, so this is final once ``batches`` is exhausted.
+        board_size: from the first usable board on; None before.
+        header: every top-level key but ``examples``, and ``dialect``: how the fields are spelled, so
+            that the file can be written back. Empty until ``batches`` is exhausted.
+    """
+
+    def __init__(self, path: str | Path, *, fast: bool = True, limits: Limits = DEFAULT_LIMITS) -> None:
+        self.path = Path(path)
+        self.format = "legacy-dicts"
+        self.board_size: int | None = None
+        self.header: dict[str, object] = {}
+        self._limits = limits
+        self._file = PickleFile(self.path, limits)
+        self._machine = Machine(self._file, limits)
+        self._fast = FastPath(self._machine) if fast else None
+        self._dialect = Dialect()
+        self._records = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; again does nothing."""
+        self._file.close()
+
+    def batches(self) -> Iterator[RawBatch]:
+        """Read the file once, front to back, in memory that does not grow with it.
+
+        Raises:
+            FormatError: the file is no legacy pickle, damaged, or past a limit; batches so far are void.
+            UnsafePickleError: it asks for something that is not on the list of what is allowed.
+        """
+        try:
+            yield from self._batches()
+        except FormatError as error:
+            raise error.at(self.path) from None
+
+    def _batches(self) -> Iterator[RawBatch]:
+        pending: list[Any] = []
+        count = 0
+        while (event := self._next_event()) is not Event.STOP:
+            if event is Event.BATCH:
+                items = self._machine.items
+                count += self._count(items)
+                pending += items
+                if count >= _BLOCK:
+                    yield from self._convert(pending)
+                    pending, count = [], 0
+        top = self._top_level()
+        yield from self._convert(pending)
+        self._finish(top)
+
+    def _next_event(self) -> Event:
+        try:
+            event = self._machine.run()
+            if event is Event.BOUNDARY and self._fast is not None:
+                self._fast.advance()
+        except FormatError:
+            if self._fast is not None:
+                self._fast.verify()  # an example before this place may be at fault: then say that
+            raise
+        return event
+
+    def _count(self, items: list[Any]) -> int:
+        """Return how many examples were just handed out."""
+        machine = self._machine
+        count = sum(map(_size, items))
+        if count != len(items) + machine.folded:
+            raise FormatError(
+                "examples that take other examples apart",
+                code="irregular-examples",
+                cure="Read the file with fast=False.",
+            )
+        machine.folded = 0
+        return count
+
+    def _top_level(self) -> dict[Any, Any]:
+        """Return the header's part of the outermost dict, as the pickle has it."""
+        top = self._machine.result
+        if not isinstance(top, dict):
+            raise FormatError(
+                "not a legacy file", found=f"{kind_of(top)} at the top level", expected="a dict of examples"
+            )
+        if not isinstance(top.get("examples"), Examples):
+            raise FormatError(
+                "not a legacy file of examples",
+                found=f"top-level keys {[key for key in top if isinstance(key, str)][:10]}",
+                expected='"examples", a list written in its place',
+            )
+        return {key: value for key, value in top.items() if key != "examples"}
+
+    def _finish(self, top: dict[Any, Any]) -> None:
+        if "shuffling_stats" in top:
+            self.format = "legacy-shuffled"
+        header = {str(key): header_value(value, self._limits) for key, value in top.items()}
+        self.header = header | {"dialect": self._dialect.as_json()}
+
+    def _convert(self, items: list[Any]) -> Iterator[RawBatch]:
+        for block, count in _blocks(items):
+            yield self._convert_block(block, count)
+        if self._fast is not None:
+            self._fast.settle()
+        self._machine.memo.settle()
+
+    def _convert_block(self, items: list[Any], count: int) -> RawBatch:
+        sheet = Sheet(self._records, count, self.board_size, self._limits)
+        groups, singles = self._take_apart(items)
+        groups += group_examples(singles, sheet.reject)
+        sheet.fill(groups)
+        for group in groups:
+            self._dialect.add(group, sheet.accepted(group))
+        if self._records == 0 and groups:
+            first = min(groups, key=lambda group: int(group.places[0]))
+            self.format = "legacy-tuples" if first.layout.keys is None else "legacy-dicts"
+        self._records += count
+        self.board_size = sheet.board_size
+        return RawBatch(*sheet.finish())
+
+    def _take_apart(self, items: list[Any]) -> tuple[list[Group], list[tuple[int, Any]]]:
+        """Return groups out of the runs among ``items``, and the single examples with their places."""
+        singles: list[tuple[int, Any]] = []
+        runs: dict[Skeleton, list[tuple[int, Run]]] = {}
+        place = 0
+        for item in items:
+            if isinstance(item, Run):
+                runs.setdefault(item.skeleton, []).append((place, item))
+            else:
+                singles.append((place, item))
+            place += _size(item)
+        groups = []
+        for placed in runs.values():
+            group, others = take_apart(placed, self._machine.memo, self._limits)
+            singles += others
+            if len(group.places):
+                groups.append(group)
+        singles.sort(key=itemgetter(0))
+        return groups, singles
+
+
+def _size(item: object) -> int:
+    """Return how many examples an object on the machine's stack stands for."""
+    return item.count if isinstance(item, Run) else 1
+
+
+def _blocks(items: list[Any]) -> Iterator[tuple[list[Any], int]]:
+    """Cut examples and runs into blocks of ``BATCH_ROWS`` examples, the last of fewer; say how many."""
+    block: list[Any] = []
+    room = BATCH_ROWS
+    for item in items:
+        while (size := _size(item)) > room:
+            if room:
+                head, item = item.split(room)
+                block.append(head)
+            yield block, BATCH_ROWS
+            block, room = [], BATCH_ROWS
+        block.append(item)
+        room -= size
+    if block:
+        yield block, BATCH_ROWS - room

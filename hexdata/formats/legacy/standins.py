@@ -1,0 +1,255 @@
+"""The names that a legacy pickle may ask for, each with an inert stand-in: the list of what is allowed.
+
+Never imports or calls what a pickle names: an array is its dtype, shape and bytes, an enum member its
+class's name and its value. Whatever is not on the list is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Final
+
+import numpy as np
+
+from hexdata.errors import FormatError, UnsafePickleError
+
+__all__ = ["Array", "Dtype", "EnumValue", "Name", "Scalar", "build", "call", "find_name", "kind_of"]
+
+_DTYPE_CODES: Final = frozenset(["b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"])
+_MAX_DIMENSIONS: Final = 8
+
+
+@dataclass(slots=True)
+class Dtype:
+    """A bool, integer or float dtype. The order of its bytes is told once, by BUILD, after the rest."""
+
+    code: str
+    """Kind and bytes, such as "f4"."""
+    order: str = ""
+    """``<``, ``>`` or ``|``; empty until it is known."""
+
+    @property
+    def name(self) -> str:
+        """What ``np.dtype`` takes, such as "<f4"."""
+        return (self.order or "<") + self.code
+
+
+@dataclass(slots=True)
+class Array:
+    """An array as the pickle gives it; without dtype until BUILD has filled it in."""
+
+    dtype: str = ""
+    """What ``np.dtype`` takes: one of ``_DTYPE_CODES`` behind its byte order."""
+    shape: tuple[int, ...] = ()
+    payload: bytes = b""
+    """The cells: product(shape) * itemsize bytes."""
+    fortran: bool = False
+    """The first index runs fastest."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnumValue:
+    """A member of one of the legacy enums."""
+
+    kind: str
+    """Module and class, such as "hex_ai.enums.Player"."""
+    value: int | str
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """A NumPy scalar."""
+
+    dtype: str
+    value: bool | int | float
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A global that is on the list, and what calling it makes; nothing where it may only be named."""
+
+    module: str
+    name: str
+    make: Callable[[Name, tuple[Any, ...]], object] | None = None
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.name}"
+
+
+def kind_of(value: object) -> str:
+    """Say in words what a value is, for messages: never its content, which could be anything."""
+    if isinstance(value, Array):
+        return f"an array {value.dtype} {value.shape}"
+    if isinstance(value, EnumValue):
+        return value.kind
+    if isinstance(value, Scalar):
+        return f"a NumPy scalar {value.dtype}"
+    if isinstance(value, Name):
+        return str(value)
+    return "None" if value is None else type(value).__name__
+
+
+def _unsafe(reason: str, found: object, code: str) -> UnsafePickleError:
+    return UnsafePickleError(
+        reason, code=code, found=found, cure="Nothing of it was run. Do not load this file with pickle.load."
+    )
+
+
+# What calling a name makes. Arguments come from the pickle: nothing about them is known beforehand.
+
+
+def _make_array(name: Name, args: tuple[Any, ...]) -> Array:
+    """``_reconstruct(ndarray, (0,), b"b")``, which BUILD fills afterwards."""
+    if len(args) != 3 or not isinstance(args[0], Name) or args[0].name != "ndarray":
+        raise _unsafe(f"calls {name} with other arguments than NumPy does", _kinds(args), "unsafe-call")
+    return Array()
+
+
+def _make_dtype(name: Name, args: tuple[Any, ...]) -> Dtype:
+    """``dtype("f4", False, True)``."""
+    code = args[0] if args else None
+    if not isinstance(code, str) or code not in _DTYPE_CODES:
+        found = code[:20] if isinstance(code, str) else _kinds(args)
+        raise _unsafe(f"asks for a {name} that is neither bool, integer nor float", found, "unsafe-dtype")
+    return Dtype(str(code))
+
+
+def _make_frombuffer(name: Name, args: tuple[Any, ...]) -> Array:
+    """``_frombuffer(buffer, dtype, shape, order)``, as protocol 5 writes arrays."""
+    if len(args) != 4 or args[3] not in ("C", "F"):
+        raise _unsafe(f"calls {name} with other arguments than NumPy does", _kinds(args), "unsafe-call")
+    payload, dtype, shape, order = args
+    return _checked(Array(), dtype, shape, payload, fortran=order == "F")
+
+
+def _make_scalar(name: Name, args: tuple[Any, ...]) -> Scalar:
+    """``scalar(dtype, payload)``."""
+    if len(args) != 2:
+        raise _unsafe(f"calls {name} with other arguments than NumPy does", _kinds(args), "unsafe-call")
+    array = _checked(Array(), args[0], (), args[1], fortran=False)
+    return Scalar(array.dtype, np.frombuffer(array.payload, array.dtype)[0].item())
+
+
+def _make_bytes(name: Name, args: tuple[Any, ...]) -> bytes:
+    """``_codecs.encode(text, "latin1")``: bytes as protocols 0 to 2 write them."""
+    if len(args) != 2 or not isinstance(args[0], str) or args[1] not in ("latin1", "latin-1"):
+        raise _unsafe(f"calls {name} with other arguments than pickle does", _kinds(args), "unsafe-call")
+    try:
+        return args[0].encode("latin-1")
+    except UnicodeEncodeError:
+        raise FormatError("a byte string with characters above 255", code="corrupt-pickle") from None
+
+
+def _make_enum(name: Name, args: tuple[Any, ...]) -> EnumValue:
+    """``Player(1)``."""
+    if len(args) != 1 or isinstance(args[0], bool) or not isinstance(args[0], (int, str)):
+        raise _unsafe(f"calls {name} with other arguments than pickle does", _kinds(args), "unsafe-call")
+    return EnumValue(str(name), args[0])
+
+
+def _kinds(args: tuple[Any, ...]) -> str:
+    return f"({', '.join(kind_of(arg) for arg in args[:8])})"
+
+
+_NAMES: Final[Mapping[tuple[str, str], Name]] = {
+    (name.module, name.name): name
+    for name in (
+        *(
+            Name(f"{core}.{module}", function, make)
+            for core in ("numpy._core", "numpy.core")
+            for module, function, make in (
+                ("multiarray", "_reconstruct", _make_array),
+                ("multiarray", "scalar", _make_scalar),
+                ("numeric", "_frombuffer", _make_frombuffer),
+            )
+        ),
+        Name("numpy", "ndarray"),
+        Name("numpy", "dtype", _make_dtype),
+        Name("_codecs", "encode", _make_bytes),
+        *(
+            Name(module, enum, _make_enum)
+            for module in ("hex_ai.enums", "hex_ai.value_utils")
+            for enum in ("Player", "Winner")
+        ),
+    )
+}
+
+
+def find_name(module: object, name: object) -> Name:
+    """Return the stand-in of a global.
+
+    Raises:
+        UnsafePickleError: "unsafe-global" if it is not on the list, "torch-tensors" if it is PyTorch's.
+        FormatError: "corrupt-pickle", if these are not two texts.
+    """
+    if not isinstance(module, str) or not isinstance(name, str):
+        raise FormatError("a global that is not named by two texts", code="corrupt-pickle")
+    found = _NAMES.get((module, name))
+    if found is not None:
+        return found
+    asked = f"{module}.{name}"[:200]
+    if module.partition(".")[0] == "torch":
+        raise _unsafe(
+            "an early file of stacked PyTorch tensors (boards, policies, values), which is not read",
+            asked,
+            "torch-tensors",
+        )
+    raise _unsafe("asks for a name that is not on the list of allowed ones", asked, "unsafe-global")
+
+
+def call(function: object, args: object) -> object:
+    """Do what REDUCE asks: make the stand-in of ``function(*args)``.
+
+    Raises:
+        UnsafePickleError: "unsafe-call" or "unsafe-dtype".
+        FormatError: "corrupt-array" or "corrupt-pickle".
+    """
+    if not isinstance(function, Name) or function.make is None or not isinstance(args, tuple):
+        raise _unsafe("calls something that may not be called", kind_of(function), "unsafe-call")
+    return function.make(function, args)
+
+
+def build(target: object, state: object) -> None:
+    """Do what BUILD asks: fill in an array or a dtype that was just made.
+
+    Raises:
+        UnsafePickleError: "unsafe-call" or "unsafe-dtype".
+        FormatError: "corrupt-array".
+    """
+    if isinstance(target, Array) and not target.dtype and isinstance(state, tuple) and len(state) == 5:
+        _, shape, dtype, fortran, payload = state
+        _checked(target, dtype, shape, payload, fortran=fortran is True)
+    elif isinstance(target, Dtype) and not target.order and isinstance(state, tuple) and len(state) >= 8:
+        _, order, subarray, names, fields, itemsize, alignment, *flags = state
+        plain = subarray is None and names is None and fields is None and itemsize == -1 and alignment == -1
+        if order not in ("<", ">", "|") or not plain or flags != [0]:
+            raise _unsafe("asks for a structured or object dtype", _kinds(state), "unsafe-dtype")
+        target.order = str(order)
+    else:
+        raise _unsafe("sets the state of something that has none", kind_of(target), "unsafe-call")
+
+
+def _checked(array: Array, dtype: object, shape: object, payload: object, *, fortran: bool) -> Array:
+    """Fill in ``array`` if its parts fit together."""
+    if not isinstance(dtype, Dtype):
+        raise _unsafe("an array without a plain dtype", kind_of(dtype), "unsafe-dtype")
+    if not isinstance(payload, bytes):
+        raise _unsafe("an array whose cells are not bytes", kind_of(payload), "unsafe-array")
+    if not isinstance(shape, tuple) or len(shape) > _MAX_DIMENSIONS or not all(map(_is_length, shape)):
+        raise FormatError("an array's shape is not a tuple of lengths", code="corrupt-array")
+    size = prod(shape) * int(dtype.code[1:])
+    if len(payload) != size:
+        raise FormatError(
+            f"an array {dtype.name} {shape} with the wrong number of bytes",
+            code="corrupt-array",
+            found=f"{len(payload):,}",
+            expected=f"{size:,}",
+        )
+    array.dtype, array.shape, array.payload, array.fortran = dtype.name, shape, payload, fortran
+    return array
+
+
+def _is_length(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 32

@@ -1,0 +1,349 @@
+"""Raw batches written as a legacy pickle: the inverse of the reader, given the dialect it found.
+
+Writes the opcodes itself, in memory that does not grow with the file: so the enums of a package that is
+not installed can be named, and the same input gives the same bytes. Never turns a value's sense.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, BinaryIO, Final, cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from zlib_ng import gzip_ng
+
+from hexdata.board import unpack_boards
+from hexdata.errors import InputError
+from hexdata.formats.legacy.dialect import WINNER_SPELLINGS
+
+__all__ = ["DIALECTS", "write_legacy"]
+
+_GAME_KEYS: Final = ["game_id", "position_in_game", "total_positions", "value_sample_tier", "winner"]
+_TUPLES: Final = {"layout": "tuple", "board": "<f4", "policy": "<f4", "value": "float"}
+_DICTS: Final = {
+    "layout": "dict",
+    "board": "<f4",
+    "policy": "<f4",
+    "value": "float",
+    "winner": "BLUE/RED",
+    "keys": ["board", "policy", "value", "metadata"],
+    "metadata_keys": _GAME_KEYS,
+}
+_WITH_PLAYER: Final = {
+    "keys": ["board", "policy", "value", "player_to_move", "metadata"],
+    "player_to_move": "int",
+}
+
+DIALECTS: Final[Mapping[str, Mapping[str, object]]] = MappingProxyType(
+    {
+        "tuples": _TUPLES,
+        "dicts": _DICTS,
+        "dicts-player": _DICTS | _WITH_PLAYER,
+        "dicts-enums": _DICTS
+        | _WITH_PLAYER
+        | {
+            "player_to_move": "hex_ai.enums.Player",
+            "winner": "hex_ai.enums.Winner",
+            "metadata_keys": [*_GAME_KEYS, "source_file"],
+        },
+    }
+)
+"""What the legacy tool wrote: until 18 July 2025 (its values: 1.0 = blue won), from 23 July, from 25 July,
+and in September. A reader's ``header["dialect"]`` has the same form."""
+
+_SCALARS: Final = (
+    "value",
+    "player_to_move",
+    "file_idx",
+    "line_idx",
+    "position_in_game",
+    "total_positions",
+    "value_sample_tier",
+    "winner",
+    "extra",
+)
+"""Columns of a raw batch that are written value by value."""
+
+_PARTS: Final = ("board", "policy", "value")
+"""Of a tuple."""
+
+_BATCH: Final = 1000
+"""Examples appended at a time, as Python's own pickler does."""
+_MEMO: Final = 1 << 16
+"""Texts and members that are written once and then referred to; later ones are written out again."""
+
+
+def write_legacy(
+    path: str | Path,
+    batches: Iterable[pa.RecordBatch],
+    *,
+    board_size: int,
+    dialect: str | Mapping[str, object],
+    header: Mapping[str, object],
+    level: int = 6,
+) -> int:
+    """Write a gzipped pickle (protocol 4, no time stamp): ``examples``, then what ``header`` has.
+
+    Args:
+        path: the file, which is written under that name at once: give a temporary one.
+        batches: ``schema.raw_schema(board_size)``, in order. Values are written as they are.
+        board_size: cells along an edge.
+        dialect: a name out of :data:`DIALECTS`, or ``header["dialect"]`` of a reader.
+        header: the other top-level keys, as a reader's header has them; its ``dialect`` is left out.
+            Looked at after the last batch, so it may be filled meanwhile.
+        level: of gzip, 1 to 9.
+
+    Returns:
+        How many examples were written.
+
+    Raises:
+        InputError: a field has several spellings in the dialect, or one that is not known.
+    """
+    examples = _Examples(board_size, DIALECTS[dialect] if isinstance(dialect, str) else dialect)
+    count = 0
+    with Path(path).open("wb") as raw, _gzip(raw, level) as out:
+        write = examples.write
+        out.write(b"\x80\x04}(" + write.text("examples") + b"]")
+        for batch in batches:
+            for start in range(0, len(batch), _BATCH):
+                part = batch.slice(start, _BATCH)
+                out.write(b"(" + b"".join(examples.encode(part)) + b"e")
+                count += len(part)
+        for key, value in header.items():
+            if key != "dialect":
+                out.write(write.text(key) + write.value(value, tagged=True))
+        out.write(b"u.")
+    return count
+
+
+def _gzip(raw: BinaryIO, level: int) -> BinaryIO:
+    """Return a gzip stream into ``raw`` that names neither a file nor a time."""
+    stream: Any = gzip_ng.GzipNGFile("", "wb", level, raw, mtime=0)  # type: ignore[no-untyped-call]
+    return cast(BinaryIO, stream)
+
+
+class _Opcodes:
+    """Values as opcodes that push them. Texts, names and enum members are memoized when first written."""
+
+    def __init__(self) -> None:
+        self._memo: dict[object, int] = {}
+        self._heads: dict[object, bytes] = {}
+
+    def once(self, key: object, opcodes: Callable[[], bytes]) -> bytes:
+        """Return a reference to what ``key`` stands for, or ``opcodes()`` if it was not written yet."""
+        index = self._memo.get(key)
+        if index is not None:
+            return b"h%c" % index if index < 256 else b"j" + struct.pack("<I", index)
+        body = opcodes()
+        if len(self._memo) >= _MEMO:
+            return body
+        self._memo[key] = len(self._memo)
+        return body + b"\x94"
+
+    def text(self, text: str) -> bytes:
+        return self.once(text, lambda: _text(text))
+
+    def name(self, module: str, name: str) -> bytes:
+        return self.once((module, name), lambda: self.text(module) + self.text(name) + b"\x93")
+
+    def member(self, kind: str, value: int) -> bytes:
+        """Return an enum member; ``kind`` is "module.Class"."""
+        module, _, name = kind.rpartition(".")
+        if not module:
+            raise InputError("an unknown spelling in the dialect", found=kind)
+        return self.once((kind, value), lambda: self.name(module, name) + _integer(value) + b"\x85R")
+
+    def dtype(self, dtype: str) -> bytes:
+        """Return a dtype; ``dtype`` is its order and code, such as "<f4"."""
+
+        def opcodes() -> bytes:
+            made = self.name("numpy", "dtype") + self.text(dtype[1:]) + b"\x89\x88\x87R"
+            state = b"(K\x03" + self.text(dtype[0]) + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00t"
+            return made + state + b"b"
+
+        return self.once(("dtype", dtype), opcodes)
+
+    def array_head(self, shape: tuple[int, ...], dtype: str, fortran: bool) -> bytes:
+        """Return an array up to its payload, a BINBYTES; ``tb`` comes after that."""
+        key, known = (shape, dtype, fortran), len(self._memo)
+        if key in self._heads:
+            return self._heads[key]
+        made = self.name("numpy._core.multiarray", "_reconstruct") + self.name("numpy", "ndarray")
+        made += b"K\x00\x85" + self.once(b"b", lambda: b"C\x01b") + b"\x87R"
+        lengths = b"(" + b"".join(map(_integer, shape)) + b"t"
+        head = made + b"(K\x01" + lengths + self.dtype(dtype) + (b"\x88" if fortran else b"\x89")
+        if len(self._memo) == known:
+            self._heads[key] = head  # nothing in it was written for the first time
+        return head
+
+    def scalar(self, dtype: str, value: Any) -> bytes:
+        payload = np.array(value, dtype).tobytes()
+        made = self.name("numpy._core.multiarray", "scalar") + self.dtype(dtype)
+        return made + b"C%c" % len(payload) + payload + b"\x86R"
+
+    def number(self, value: Any, spelling: object) -> bytes:
+        """Return a number, or None, as the dialect spells it."""
+        if value is None:
+            return b"N"
+        if spelling == "int":
+            return _integer(int(value))
+        if spelling == "float":
+            return b"G" + struct.pack(">d", value)
+        if isinstance(spelling, str) and spelling.startswith("numpy "):
+            return self.scalar(spelling.removeprefix("numpy "), value)
+        return self.member(str(spelling), int(value))
+
+    def value(self, value: Any, *, tagged: bool) -> bytes:
+        """Return a value out of JSON; ``tagged``: ``dialect.header_value`` made it, so undo that."""
+        if value is None or isinstance(value, bool):
+            return {None: b"N", True: b"\x88", False: b"\x89"}[value]
+        if isinstance(value, int):
+            return _integer(value)
+        if isinstance(value, float):
+            return self.number(value, "float")
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, list):
+            return b"](" + b"".join(self.value(item, tagged=tagged) for item in value) + b"e"
+        items = value.items()
+        if tagged and len(value) == 1:
+            ((tag, content),) = items
+            if tag == "__tuple__":
+                return b"(" + b"".join(self.value(item, tagged=True) for item in content) + b"t"
+            if tag == "__float__":
+                return self.number(float(content), "float")
+            if tag == "__numpy__":
+                dtype, number = content
+                return self.scalar(dtype, number["__float__"] if isinstance(number, dict) else number)
+            if tag == "__object__":
+                raise InputError("a header with a value that cannot be written back", found=content)
+            items = content if tag == "__dict__" else items
+        pairs = (self.value(part, tagged=tagged) for item in items for part in item)
+        return b"}(" + b"".join(pairs) + b"u"
+
+
+def _text(text: str) -> bytes:
+    raw = text.encode("utf-8", "surrogatepass")
+    return b"\x8c%c" % len(raw) + raw if len(raw) < 256 else b"X" + struct.pack("<I", len(raw)) + raw
+
+
+def _integer(value: int) -> bytes:
+    if 0 <= value < 1 << 16:
+        return b"K%c" % value if value < 256 else b"M" + struct.pack("<H", value)
+    if -(1 << 31) <= value < 1 << 31:
+        return b"J" + struct.pack("<i", value)
+    raw = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
+    return b"\x8a%c" % len(raw) + raw
+
+
+class _Examples:
+    """Rows of raw batches as opcodes, in one dialect."""
+
+    def __init__(self, board_size: int, dialect: Mapping[str, Any]) -> None:
+        for field, spelling in dialect.items():
+            if isinstance(spelling, Mapping):
+                raise InputError(
+                    f"the examples spell {field} in several ways, so they cannot be written back",
+                    found=dict(spelling),
+                    cure="Write them in one of the dialects that hexdata names.",
+                )
+        self.write = _Opcodes()
+        self._size = board_size
+        self._dialect = dialect
+        self._extra = lru_cache(maxsize=1024)(json.loads)
+
+    def encode(self, batch: pa.RecordBatch) -> Iterator[bytes]:
+        """Give the opcodes of a batch's examples, one after the other."""
+        columns = [batch.column(name).to_pylist() for name in _SCALARS]
+        arrays = zip(self._boards(batch), self._policies(batch), strict=True)
+        for (board, policy), values in zip(arrays, zip(*columns, strict=True), strict=True):
+            yield b"".join(self._example(board, policy, dict(zip(_SCALARS, values, strict=True))))
+
+    def _example(self, board: bytes, policy: bytes | None, values: dict[str, Any]) -> Iterator[bytes]:
+        # In the order in which it stands in the file: what is written first is what the rest refers to.
+        write, dialect = self.write, self._dialect
+        is_tuple = dialect["layout"] == "tuple"
+        yield b"" if is_tuple else b"}("
+        for key in _PARTS if is_tuple else dialect["keys"]:
+            yield b"" if is_tuple else write.text(key)
+            if key == "board":
+                yield self._array(board, (2, self._size, self._size), dialect["board"])
+            elif key == "policy":
+                yield self._array(policy, (self._size**2,), dialect.get("policy", "<f4"))
+            elif key == "metadata":
+                yield self._metadata(values)
+            else:
+                yield write.number(values[key], dialect.get(key, "float" if key == "value" else "int"))
+        yield b"\x87" if is_tuple else b"u"
+
+    def _array(self, payload: bytes | None, shape: tuple[int, ...], spelling: str) -> bytes:
+        if payload is None:
+            return b"N"
+        dtype, _, order = spelling.partition(" ")
+        head = self.write.array_head(shape, dtype, bool(order))
+        return head + b"B" + struct.pack("<I", len(payload)) + payload + b"tb"
+
+    def _metadata(self, values: dict[str, Any]) -> bytes:
+        write = self.write
+        extra = self._extra(values["extra"]) if values["extra"] is not None else {}
+        parts = []
+        for key in self._dialect["metadata_keys"]:
+            parts.append(write.text(key))
+            if key == "game_id":
+                parts.append(self._game_id(values["file_idx"], values["line_idx"]))
+            elif key == "winner":
+                parts.append(self._winner(values["winner"]))
+            elif key in values:
+                parts.append(write.number(values[key], self._dialect.get(key, "int")))
+            elif key in extra:
+                parts.append(write.value(extra[key], tagged=False))
+            else:
+                raise InputError("metadata without a value", found=key, expected="it in the column `extra`")
+        return b"}(" + b"".join(parts) + b"u"
+
+    def _game_id(self, file_idx: int | None, line_idx: int | None) -> bytes:
+        if file_idx is None or line_idx is None:
+            return b"N"
+        return _integer(file_idx) + _integer(line_idx) + b"\x86"
+
+    def _winner(self, winner: int | None) -> bytes:
+        spelling = self._dialect.get("winner", "BLUE/RED")
+        if winner is None:
+            return b"N"
+        if spelling in WINNER_SPELLINGS:
+            return self.write.value(WINNER_SPELLINGS[spelling][winner], tagged=False)
+        return self.write.member(spelling, winner)
+
+    def _boards(self, batch: pa.RecordBatch) -> Iterator[bytes]:
+        """Give the payload of each board."""
+        dtype, _, order = self._dialect["board"].partition(" ")
+        planes = unpack_boards(_packed(batch.column("board")), self._size, np.uint8).astype(dtype)
+        for board in planes.transpose(0, 3, 2, 1) if order else planes:
+            yield board.tobytes()
+
+    def _policies(self, batch: pa.RecordBatch) -> Iterator[bytes | None]:
+        """Give the payload of each policy, None where there is none."""
+        moves, dense = batch.column("move"), batch.column("policy")
+        policies = np.zeros((len(batch), self._size**2), self._dialect.get("policy", "<f4").partition(" ")[0])
+        one_hot, given = (
+            np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False)) for column in (moves, dense)
+        )
+        policies[one_hot, moves.drop_null().to_numpy()] = 1
+        policies[given] = dense.drop_null().flatten().to_numpy().reshape(-1, self._size**2)
+        there = {*one_hot.tolist(), *given.tolist()}
+        for row, policy in enumerate(policies):
+            yield policy.tobytes() if row in there else None
+
+
+def _packed(boards: pa.FixedSizeBinaryArray) -> npt.NDArray[np.uint8]:
+    """Return the bytes of packed boards, uint8 (N, width), without copying them."""
+    width = boards.type.byte_width
+    data = np.frombuffer(boards.buffers()[1], np.uint8)
+    return data[boards.offset * width : (boards.offset + len(boards)) * width].reshape(-1, width)
