@@ -135,6 +135,8 @@ class _Run:
         self.progress = progress
         self.board_size = store.manifest.board_size
         self.folder = store.path / "shards"
+        self.work = store.work / "export"
+        remove_temporaries(self.folder)
         self.buckets = {
             split: {(store.path / name).resolve(): f.rows for name, f in files.items()}
             for split in SPLITS
@@ -150,8 +152,11 @@ class _Run:
         }
         done = self.store.manifest.stages.get("export", {})
         if asked.items() <= done.items():
+            shutil.rmtree(
+                self.work, ignore_errors=True
+            )  # a run may have been killed right after its manifest
             return self._result(resumed=0, already_done=True)
-        ledger = Ledger(self.store.work / "export" / "progress.json", "export", asked)
+        ledger = Ledger(self.work / "progress.json", "export", asked)
         if not len(ledger):
             self._clear()
         resumed = len(ledger)
@@ -235,8 +240,7 @@ class _Run:
             "digest": shard_manifest.digest,
         }
         manifest.save(self.store.path)
-        remove_temporaries(self.folder)
-        shutil.rmtree(self.store.work / "export", ignore_errors=True)
+        shutil.rmtree(self.work)
 
     def _result(self, resumed: int, already_done: bool = False) -> ExportResult:
         lineage = self.store.manifest.stages["export"]

@@ -58,11 +58,11 @@ def run_tasks(
     except TerminatedWorkerError as error:
         raise HexdataError(
             "a worker process died",
-            found=str(error).split(".")[0],
+            found=f"exit codes {str(error).rpartition('workers are ')[2].splitlines()[0]}",
             cure="If memory ran out, use fewer workers; then run the command again: it goes on from there.",
         ) from error
     finally:
-        executor.shutdown(wait=finished, kill_workers=not finished)
+        executor.shutdown(wait=True, kill_workers=not finished)
 
 
 def _start_worker(parent: int) -> None:
@@ -73,5 +73,5 @@ def _start_worker(parent: int) -> None:
 
 def _end_with(parent: int) -> None:
     while os.getppid() == parent:
-        time.sleep(1.0)
+        time.sleep(0.2)
     os._exit(1)

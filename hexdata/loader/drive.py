@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from hexdata.errors import ConfigError, VerifyError
 from hexdata.loader.loader import Loader
@@ -42,7 +43,9 @@ class EpochFacts:
 
     epoch: int
     batches: int
+    delivered: int
     positions: int
+    """Distinct ones: equal to ``delivered``, and to the split's, or the epoch was not exact."""
     seconds: float
     positions_per_second: float
     value_mean: float
@@ -84,33 +87,56 @@ def drive_loader(
     for epoch in range(options.epochs):
         progress.begin(f"epoch {epoch}", total, "positions")
         facts, fields = _epoch(loader, progress, fields)
-        if facts.positions != total:
-            raise VerifyError("an epoch lacks positions", path=store, found=facts.positions, expected=total)
+        if facts.positions != total or facts.delivered != total:
+            raise VerifyError(
+                f"epoch {epoch} did not deliver every position exactly once",
+                path=store,
+                found=f"{facts.delivered:,} positions, {facts.positions:,} of them distinct",
+                expected=f"{total:,}",
+                cure="Verify the store; if it holds, this is a fault of the loader.",
+            )
         epochs.append(facts)
     return LoadResult(options.split, total, epochs, fields)
 
 
 def _epoch(loader: Loader, progress: Progress, fields: dict[str, str]) -> tuple[EpochFacts, dict[str, str]]:
-    epoch, batches, seen, values = loader.epoch, 0, [], 0.0
+    epoch, batches, delivered, values = loader.epoch, 0, 0, 0.0
+    first_ids: list[int] = []
+    seen = _Seen()
     start = time.perf_counter()
     for batch in loader:
         batches += 1
-        seen.append(batch["position_id"])
+        delivered += len(batch["value"])
+        seen.add(batch["position_id"])
         values += float(batch["value"].sum(dtype=np.float64))
         fields = fields or {name: f"{array.dtype} {array.shape}" for name, array in batch.items()}
+        first_ids = first_ids or batch["position_id"][:5].tolist()
         progress.advance(len(batch["value"]))
     seconds = time.perf_counter() - start
-    ids = np.concatenate(seen) if seen else np.empty(0, dtype=np.int64)
-    distinct = len(np.unique(ids))
-    return (
-        EpochFacts(
-            epoch=epoch,
-            batches=batches,
-            positions=distinct,
-            seconds=seconds,
-            positions_per_second=len(ids) / max(seconds, 1e-9),
-            value_mean=values / max(len(ids), 1),
-            first_ids=ids[:5].tolist(),
-        ),
-        fields,
+    facts = EpochFacts(
+        epoch=epoch,
+        batches=batches,
+        delivered=delivered,
+        positions=seen.distinct(),
+        seconds=seconds,
+        positions_per_second=delivered / max(seconds, 1e-9),
+        value_mean=values / max(delivered, 1),
+        first_ids=first_ids,
     )
+    return facts, fields
+
+
+class _Seen:
+    """Which position ids have been met: a byte each, up to the largest."""
+
+    def __init__(self) -> None:
+        self._met = np.zeros(1 << 16, dtype=np.bool_)
+
+    def add(self, ids: npt.NDArray[np.int64]) -> None:
+        largest = int(ids.max(initial=0))
+        if largest >= len(self._met):
+            self._met = np.concatenate([self._met, np.zeros(largest + 1, dtype=np.bool_)])
+        self._met[ids] = True
+
+    def distinct(self) -> int:
+        return int(np.count_nonzero(self._met))

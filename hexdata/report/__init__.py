@@ -7,9 +7,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
+from hexdata.pool import default_workers
 from hexdata.schema import SPLITS
 from hexdata.store import Store
-from hexdata.store.session import duckdb_session, quote, read_parquet_sql
+from hexdata.store.session import DuckDBPyConnection, duckdb_session, quote, read_parquet_sql
 
 __all__ = ["Dispersion", "dispersion"]
 
@@ -40,42 +41,31 @@ def dispersion(store: str | Path) -> Dispersion:
     """
     target = Store.open(store)
     target.require_stage("shuffle")
-    share = _one(target, "bucket_share") or (None, None, None, None)
-    before, after = _one(target, "neighbours_before"), _one(target, "neighbours_after")
-    expected = _one(target, "neighbours_expected")
-    return Dispersion(
-        largest_share=share[1],
-        games_in_bucket=share[2],
-        neighbours_before=_share(before),
-        neighbours_after=_share(after),
-        neighbours_expected=expected[0] if expected else None,
-    )
-
-
-def _share(row: tuple[Any, ...] | None) -> float | None:
-    return row[0] / (row[1] - 1) if row and row[1] > 1 else None
-
-
-def _one(store: Store, name: str) -> tuple[Any, ...] | None:
-    """Run a named query over the store's views; return its first row.
-
-    One thread in insertion order, so that ``lag(…) OVER ()`` goes through the files as they stand.
-    """
-    query = (resources.files(__name__) / "queries" / f"{name}.sql").read_text()
-    ordered = "lag(" in query
-    with duckdb_session(memory=DUCKDB_MEMORY, threads=1 if ordered else 2, spill=store.work / "spill") as con:
-        con.execute(f"SET preserve_insertion_order = {str(ordered).lower()}")
-        for view, sql in _views(store).items():
+    with duckdb_session(memory=DUCKDB_MEMORY, threads=default_workers(), spill=target.work / "spill") as con:
+        for view, sql in _views(target).items():
             con.execute(f"CREATE VIEW {view} AS {sql}")
-        return con.execute(query).fetchone()
+        share, games = _row(con, "bucket_share")
+        return Dispersion(
+            largest_share=share,
+            games_in_bucket=games,
+            neighbours_before=_row(con, "neighbours_before")[0],
+            neighbours_after=_row(con, "neighbours_after")[0],
+            neighbours_expected=_row(con, "neighbours_expected")[0],
+        )
+
+
+def _row(con: DuckDBPyConnection, name: str) -> tuple[Any, ...]:
+    """Return the one row of a named query."""
+    query = (resources.files(__name__) / "queries" / f"{name}.sql").read_text(encoding="utf-8")
+    return con.sql(query).fetchall()[0]
 
 
 def _views(store: Store) -> dict[str, str]:
     """Return the views that the queries read, by name."""
     shuffled = " UNION ALL ".join(
         f"""SELECT {quote(split)} AS split,
-            regexp_extract(filename, 'bucket-(\\d+)', 1)::INTEGER AS bucket, * EXCLUDE (filename)
-            FROM {read_parquet_sql(files, filename=True)}"""
+            regexp_extract(filename, 'bucket-(\\d+)\\.parquet$', 1)::INTEGER AS bucket, * EXCLUDE (filename)
+            FROM {read_parquet_sql(files, places=True)}"""
         for split in SPLITS
         if (files := store.files(f"shuffled/{split}"))
     )

@@ -7,6 +7,7 @@ unit and publishes its manifest last.
 from __future__ import annotations
 
 import shutil
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,12 @@ from hexdata.errors import StoreError
 from hexdata.order import ORDER_VERSION
 from hexdata.progress import SILENT, Progress
 from hexdata.schema import SPLITS
-from hexdata.shuffle.local import scatter, sort_bucket, with_split_sql
+from hexdata.shuffle.local import scatter, sort_bucket, split_sizes_sql, varying_bytes_sql
 from hexdata.shuffle.plan import ShuffleOptions, ShufflePlan, make_plan
 from hexdata.store import Store
 from hexdata.store.files import FileFacts, remove_temporaries
 from hexdata.store.ledger import Ledger
-from hexdata.store.session import duckdb_session
+from hexdata.store.session import DuckDBPyConnection, duckdb_session
 
 __all__ = ["ShuffleOptions", "ShufflePlan", "ShuffleResult", "make_plan", "shuffle_store"]
 
@@ -70,42 +71,63 @@ class _Run:
             raise StoreError(
                 "this store holds no positions", path=store.path, cure="Convert some sources into it first."
             )
-        self.plan = make_plan(options, store.manifest.board_size, self._rows_by_split(options))
+        self._remove_leftovers()
+        self.plan = make_plan(options, store.manifest.board_size, *self._survey(options))
         self.of = store.manifest.digest("positions", "games")
 
-    def _rows_by_split(self, options: ShuffleOptions) -> dict[str, int]:
-        query = f"SELECT split, count(*) FROM ({with_split_sql(self.positions, self.games)}) GROUP BY split"
+    def _remove_leftovers(self) -> None:
+        """Remove what a killed run was writing; what it had finished stays."""
+        shutil.rmtree(self.spill, ignore_errors=True)
+        remove_temporaries(self.work)
+        remove_temporaries(self.store.path / "shuffled")
+
+    def _survey(self, options: ShuffleOptions) -> tuple[dict[str, int], int]:
+        """Count the positions of each split, and the bytes of the columns of varying length."""
         with duckdb_session(memory=options.memory // 4, threads=1, spill=self.spill) as con:
-            counted = dict(con.sql(query).fetchall())
-        return {split: counted[i] for i, split in enumerate(SPLITS) if i in counted}
+            counted = dict(con.sql(split_sizes_sql(self.positions, self.games)).fetchall())
+            varying = con.sql(varying_bytes_sql(self.positions)).fetchall()[0][0]
+        return {split: counted[i] for i, split in enumerate(SPLITS) if i in counted}, varying
 
     def shuffle(self) -> ShuffleResult:
         lineage = {**self._lineage(), "of": self.of}
         done = self.store.manifest.stages.get("shuffle")
         if done == lineage:
+            shutil.rmtree(self.work)  # a run may have been killed right after its manifest
             return self._result(resumed=0, already_done=True)
         ledger = Ledger(self.work / "shuffling_progress.json", "shuffle", [self.of, self.plan.identity()])
         if not len(ledger):
             self._clear(replaced=done)
         resumed = len(ledger)
-        total = sum(self.plan.rows.values())
-        self.progress.begin("scatter", total, "positions")
-        for part in self.plan.slices:
-            if part.name not in ledger:
-                rows = scatter(self.positions, self.games, self.plan, part, self.work / part.name, self.spill)
-                ledger.finish(part.name, {"rows": rows})
-            self.progress.advance(part.stop - part.start)
-        self.progress.begin("sort", total, "positions")
+        self._scatter(ledger)
+        self._publish(self._sort(ledger), lineage)
+        return self._result(resumed)
+
+    def _session(self) -> AbstractContextManager[DuckDBPyConnection]:
+        return duckdb_session(memory=self.plan.duckdb_memory, threads=self.plan.threads, spill=self.spill)
+
+    def _scatter(self, ledger: Ledger) -> None:
+        """Phase 1: write the runs that are not there yet."""
+        self.progress.begin("scatter", sum(self.plan.rows.values()), "positions")
+        with self._session() as con:
+            for part in self.plan.slices:
+                if part.name not in ledger:
+                    rows = scatter(con, self.positions, self.games, self.plan, part, self.work / part.name)
+                    ledger.finish(part.name, {"rows": rows})
+                self.progress.advance(part.stop - part.start)
+
+    def _sort(self, ledger: Ledger) -> dict[str, FileFacts]:
+        """Phase 2: write the buckets that are not there yet; return the facts of all of them."""
+        self.progress.begin("sort", sum(self.plan.rows.values()), "positions")
         runs = [(self.work / part.name).resolve() for part in self.plan.slices]
         facts: dict[str, FileFacts] = {}
-        for bucket in self.plan.buckets:
-            if bucket.name not in ledger:
-                written = sort_bucket(runs, self.plan, bucket, self.store.path / bucket.name, self.spill)
-                ledger.finish(bucket.name, written.to_json())
-            facts[bucket.name] = FileFacts(**ledger[bucket.name])
-            self.progress.advance(facts[bucket.name].rows)
-        self._publish(facts, lineage)
-        return self._result(resumed)
+        with self._session() as con:
+            for bucket in self.plan.buckets:
+                if bucket.name not in ledger:
+                    written = sort_bucket(con, runs, self.plan, bucket, self.store.path / bucket.name)
+                    ledger.finish(bucket.name, written.to_json())
+                facts[bucket.name] = FileFacts(**ledger[bucket.name])
+                self.progress.advance(facts[bucket.name].rows)
+        return facts
 
     def _lineage(self) -> dict[str, Any]:
         counts = {split: sum(b.split == split for b in self.plan.buckets) for split in self.plan.rows}
@@ -149,8 +171,7 @@ class _Run:
         manifest.files |= facts
         manifest.stages["shuffle"] = lineage
         manifest.save(self.store.path)
-        shutil.rmtree(self.work, ignore_errors=True)
-        remove_temporaries(self.store.path / "shuffled")
+        shutil.rmtree(self.work)
 
     def _result(self, resumed: int, already_done: bool = False) -> ShuffleResult:
         files = self.store.manifest.files_in("shuffled")

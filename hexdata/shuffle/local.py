@@ -18,15 +18,30 @@ from hexdata.order import sort_key_sql
 from hexdata.schema import SPLITS, positions_schema
 from hexdata.shuffle.plan import Bucket, ShufflePlan, Slice
 from hexdata.store.files import FileFacts, atomic_file
-from hexdata.store.parquet import write_parquet
-from hexdata.store.session import duckdb_session, read_parquet_sql
+from hexdata.store.parquet import ROW_GROUP_ROWS, write_parquet
+from hexdata.store.session import DuckDBPyConnection, path_list_sql, read_parquet_sql
 
-__all__ = ["scatter", "sort_bucket", "with_split_sql"]
+__all__ = ["scatter", "sort_bucket", "split_sizes_sql", "varying_bytes_sql"]
 
 BATCH_ROWS: Final = 32_768
 
 
-def with_split_sql(positions: list[Path], games: list[Path]) -> str:
+def split_sizes_sql(positions: list[Path], games: list[Path]) -> str:
+    """Return a query for the positions of each split: (index of ``SPLITS``, rows)."""
+    return f"SELECT split, count(*) FROM ({_with_split_sql(positions, games)}) GROUP BY split"
+
+
+def varying_bytes_sql(positions: list[Path]) -> str:
+    """Return a query for the bytes that dense policies and ``extra`` take, from the files' footers."""
+    return f"""
+        SELECT coalesce(sum(if(path_in_schema = 'extra', total_uncompressed_size,
+                               4 * (num_values - stats_null_count))), 0)::BIGINT
+        FROM parquet_metadata({path_list_sql(positions)})
+        WHERE path_in_schema = 'extra' OR starts_with(path_in_schema, 'policy')
+    """
+
+
+def _with_split_sql(positions: list[Path], games: list[Path]) -> str:
     """Return a query for the positions ``p.*`` with the ``split`` of their games, as index of ``SPLITS``.
 
     Only the games held out are joined: the others, and positions of no known game, train.
@@ -44,7 +59,12 @@ def with_split_sql(positions: list[Path], games: list[Path]) -> str:
 
 
 def scatter(
-    positions: list[Path], games: list[Path], plan: ShufflePlan, part: Slice, run: Path, spill: Path
+    con: DuckDBPyConnection,
+    positions: list[Path],
+    games: list[Path],
+    plan: ShufflePlan,
+    part: Slice,
+    run: Path,
 ) -> int:
     """Phase 1: write one slice of the positions as a run, sorted by (split, key).
 
@@ -55,34 +75,37 @@ def scatter(
     """
     query = f"""
         SELECT *, {sort_key_sql("position_id", plan.key)} AS sort_key
-        FROM ({with_split_sql(positions, games)})
+        FROM ({_with_split_sql(positions, games)})
         WHERE position_id >= {part.start} AND position_id < {part.stop}
         ORDER BY split, sort_key
     """
     schema = _run_schema(plan.board_size)
     rows = 0
     with (
-        duckdb_session(memory=plan.duckdb_memory, threads=plan.threads, spill=spill) as con,
         atomic_file(run) as file,
         pq.ParquetWriter(file, schema, compression="lz4", use_dictionary=False) as writer,
     ):
-        for table in _by_bucket(_stream(con.sql(query), schema), plan.buckets):
+        for table in _by_bucket(_stream(con, query, schema), plan.buckets):
             writer.write_table(table, row_group_size=table.num_rows)
             rows += table.num_rows
     return rows
 
 
-def sort_bucket(runs: list[Path], plan: ShufflePlan, bucket: Bucket, path: Path, spill: Path) -> FileFacts:
-    """Phase 2: write one bucket, its rows of all runs in ascending key."""
-    query = f"""
+def sort_bucket(
+    con: DuckDBPyConnection, runs: list[Path], plan: ShufflePlan, bucket: Bucket, path: Path
+) -> FileFacts:
+    """Phase 2: write one bucket, its rows of all runs in ascending key, a range of keys after the other."""
+    schema = positions_schema(plan.board_size)
+    queries = (
+        f"""
         SELECT * EXCLUDE (split, sort_key) FROM {read_parquet_sql(runs)}
         WHERE split = {SPLITS.index(bucket.split)}
-          AND sort_key >= {bucket.low}::UBIGINT AND sort_key <= {bucket.high - 1}::UBIGINT
+          AND sort_key >= {low}::UBIGINT AND sort_key <= {high - 1}::UBIGINT
         ORDER BY sort_key
-    """
-    schema = positions_schema(plan.board_size)
-    with duckdb_session(memory=plan.duckdb_memory, threads=plan.threads, spill=spill) as con:
-        return write_parquet(path, schema, _stream(con.sql(query), schema))
+        """
+        for low, high in plan.ranges(bucket)
+    )
+    return write_parquet(path, schema, (table for query in queries for table in _stream(con, query, schema)))
 
 
 def _run_schema(board_size: int) -> pa.Schema:
@@ -93,9 +116,9 @@ def _run_schema(board_size: int) -> pa.Schema:
     )
 
 
-def _stream(relation: object, schema: pa.Schema) -> Iterator[pa.Table]:
-    """Read a query's result in batches of the schema given: DuckDB widens some of its types."""
-    for batch in relation.to_arrow_reader(BATCH_ROWS):  # type: ignore[attr-defined]
+def _stream(con: DuckDBPyConnection, query: str, schema: pa.Schema) -> Iterator[pa.Table]:
+    """Run a query and read its rows in batches of the schema given: DuckDB widens some of its types."""
+    for batch in con.sql(query).to_arrow_reader(BATCH_ROWS):
         yield pa.Table.from_batches([batch]).select(schema.names).cast(schema)
 
 
@@ -117,7 +140,7 @@ def _by_bucket(tables: Iterator[pa.Table], buckets: list[Bucket]) -> Iterator[pa
         for start, stop in zip([0, *cuts], [*cuts, len(number)], strict=True):
             if start == stop:
                 continue
-            if pending and number[start] != current:
+            if pending and (number[start] != current or sum(map(len, pending)) >= ROW_GROUP_ROWS):
                 yield pa.concat_tables(pending).combine_chunks()
                 pending = []
             current = int(number[start])

@@ -13,13 +13,25 @@ from hexdata.schema import board_bytes
 
 __all__ = ["Bucket", "ShuffleOptions", "ShufflePlan", "Slice", "make_plan"]
 
-BASE_MEMORY: Final = 260 << 20
-"""Bytes held besides DuckDB's buffers and the rows at hand: interpreter, libraries, Arrow batches."""
+BASE_MEMORY: Final = 200 << 20
+"""Bytes held besides DuckDB's buffers and the rows at hand: interpreter and libraries."""
 MINIMUM_MEMORY: Final = 400 << 20
+IN_FLIGHT_ROWS: Final = 6 << 16
+"""Rows between DuckDB and the disk, as Arrow batches and row groups; each thread needs as many again."""
 ROW_OVERHEAD: Final = 110
 """Bytes a row takes in DuckDB's sort besides its board, as measured on thirteen columns."""
 SORT_SHARE: Final = 0.5
-"""Part of DuckDB's memory that the rows of one bucket may fill, so that its sort stays in memory."""
+"""Part of DuckDB's memory that the rows of one sort may fill, so that it stays in memory."""
+
+
+def too_little_memory(found: int, expected: int) -> BudgetError:
+    """Return the error for a budget of ``found`` bytes where ``expected`` are needed."""
+    return BudgetError(
+        "too little memory for a shuffle",
+        found=f"{found / 1e6:,.0f} MB",
+        expected=f"at least {expected / 1e6:,.0f} MB",
+        cure="Raise --memory.",
+    )
 
 
 @dataclass(frozen=True)
@@ -30,7 +42,7 @@ class ShuffleOptions:
         seed: names the order.
         buckets: for the largest split; None to follow from the memory. The order does not depend on it.
         memory: bytes for everything together.
-        threads: of DuckDB; None for one a core.
+        threads: of DuckDB, at most as many as the memory has room for; None for one a core.
 
     Raises:
         ConfigError: on a value out of range.
@@ -49,12 +61,7 @@ class ShuffleOptions:
         if self.threads is not None and self.threads < 1:
             raise ConfigError("threads must be at least 1", found=self.threads)
         if self.memory < MINIMUM_MEMORY:
-            raise BudgetError(
-                "too little memory for a shuffle",
-                found=f"{self.memory / 1e6:,.0f} MB",
-                expected=f"at least {MINIMUM_MEMORY / 1e6:,.0f} MB",
-                cure="Raise --memory.",
-            )
+            raise too_little_memory(self.memory, MINIMUM_MEMORY)
 
 
 @dataclass(frozen=True)
@@ -96,6 +103,8 @@ class ShufflePlan:
     rows: dict[str, int]
     slices: list[Slice]
     buckets: list[Bucket]
+    sort_rows: int
+    """Rows that DuckDB sorts at a time."""
     duckdb_memory: int
     threads: int
 
@@ -109,38 +118,53 @@ class ShufflePlan:
             "buckets": [asdict(b) for b in self.buckets],
         }
 
+    def ranges(self, bucket: Bucket) -> list[tuple[int, int]]:
+        """Cut a bucket into ranges of keys, each [low, high) with few enough rows to sort at a time."""
+        width = bucket.high - bucket.low
+        count = -(-(self.rows[bucket.split] * width) // (self.sort_rows << 64))
+        return list(pairwise(bucket.low + width * i // count for i in range(count + 1)))
 
-def make_plan(options: ShuffleOptions, board_size: int, rows: dict[str, int]) -> ShufflePlan:
-    """Plan a shuffle of so many rows a split.
 
-    A bucket holds as many rows as DuckDB can sort in its part of the memory; smaller splits get fewer
-    buckets, in proportion. A slice of the input is as large as a bucket.
+def make_plan(
+    options: ShuffleOptions, board_size: int, rows: dict[str, int], varying_bytes: int = 0
+) -> ShufflePlan:
+    """Plan a shuffle.
+
+    A slice of the input holds as many rows as DuckDB can sort in its part of the memory, and so does a
+    bucket unless their number is given; smaller splits get fewer buckets, in proportion.
+
+    Args:
+        options: what was asked for.
+        board_size: n.
+        rows: positions by split; at least one.
+        varying_bytes: what the columns of varying length hold, all rows together.
+
+    Raises:
+        BudgetError: rows so wide do not fit into the memory.
     """
-    duckdb_memory = options.memory - BASE_MEMORY
-    fitting = int(duckdb_memory * SORT_SHARE) // (board_bytes(board_size) + ROW_OVERHEAD)
-    largest = max(rows.values(), default=0)
-    per_bucket = -(-largest // options.buckets) if options.buckets else fitting
-    key = derive_key(options.seed, "shuffle")
-    total = sum(rows.values())
+    total, largest = sum(rows.values()), max(rows.values())
+    row_bytes = board_bytes(board_size) + ROW_OVERHEAD + -(-varying_bytes // total)
+    in_flight = IN_FLIGHT_ROWS * row_bytes
+    duckdb_memory = options.memory - BASE_MEMORY - in_flight
+    if duckdb_memory < in_flight:
+        raise too_little_memory(options.memory, BASE_MEMORY + 2 * in_flight)
+    sort_rows = int(duckdb_memory * SORT_SHARE) // row_bytes
+    buckets = options.buckets or -(-largest // sort_rows)
     return ShufflePlan(
         seed=options.seed,
-        key=key,
+        key=derive_key(options.seed, "shuffle"),
         board_size=board_size,
         rows=rows,
         slices=[
-            Slice(index, start, min(start + fitting, total))
-            for index, start in enumerate(range(0, total, fitting))
+            Slice(index, start, min(start + sort_rows, total))
+            for index, start in enumerate(range(0, total, sort_rows))
         ],
         buckets=[
-            bucket
+            Bucket(split, index, low, high)
             for split, count in rows.items()
-            for bucket in _buckets(split, -(-count // max(per_bucket, 1)))
+            for index, (low, high) in enumerate(pairwise(bucket_bounds(-(-count * buckets // largest))))
         ],
+        sort_rows=sort_rows,
         duckdb_memory=duckdb_memory,
-        threads=options.threads or default_workers(),
+        threads=min(options.threads or default_workers(), duckdb_memory // in_flight),
     )
-
-
-def _buckets(split: str, count: int) -> list[Bucket]:
-    bounds = bucket_bounds(count) if count else []
-    return [Bucket(split, i, low, high) for i, (low, high) in enumerate(pairwise(bounds))]

@@ -16,6 +16,8 @@ from hexdata.store.manifest import MANIFEST_NAME, Manifest
 __all__ = ["Store"]
 
 _LOCK_NAME: Final = ".lock"
+_MADE_OF: Final = {"shuffle": ("positions", "games"), "export": ("shuffled",)}
+"""The folders whose digest a stage keeps as ``of``."""
 
 
 class Store:
@@ -68,7 +70,7 @@ class Store:
         """Check that ``stage`` has been run on what the store holds now.
 
         Raises:
-            StoreError: it has not been run, or was run before more sources were converted.
+            StoreError: it has not been run, or what it was made of has changed since.
         """
         lineage = self.manifest.stages.get(stage)
         if lineage is None:
@@ -77,9 +79,9 @@ class Store:
                 path=self.path,
                 cure=f"Run `hexdata {stage} {self.path}`.",
             )
-        if stage == "shuffle" and lineage["of"] != self.manifest.digest("positions", "games"):
+        if stage in _MADE_OF and lineage["of"] != self.manifest.digest(*_MADE_OF[stage]):
             raise StoreError(
-                "the shuffle is older than the sources converted last",
+                f"the {stage} stage is older than the {' and '.join(_MADE_OF[stage])} in the store",
                 path=self.path,
                 cure=f"Run `hexdata shuffle {self.path}` again.",
             )

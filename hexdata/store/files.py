@@ -81,7 +81,7 @@ def atomic_file(path: Path) -> Iterator[HashingFile]:
     write the same file do not meet; the last to finish wins, with the same bytes where the content is a
     function of its inputs. On any exception the temporary file is removed.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    _make_folder(path.parent)
     temporary = path.with_name(f".{path.name}.{os.getpid()}{_TEMPORARY_SUFFIX}")
     try:
         with temporary.open("wb") as file:
@@ -95,8 +95,16 @@ def atomic_file(path: Path) -> Iterator[HashingFile]:
     _sync_folder(path.parent)
 
 
+def _make_folder(folder: Path) -> None:
+    """Make a folder and those above it, such that they survive a power cut."""
+    if not folder.is_dir():
+        _make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        _sync_folder(folder.parent)
+
+
 def _sync_folder(folder: Path) -> None:
-    """Make a rename in ``folder`` survive a power cut."""
+    """Make a new name in ``folder`` survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -16,7 +16,8 @@ __all__ = ["Ledger"]
 class Ledger:
     """Units done under one plan: ``{"stage", "plan", "done": {unit: facts}}``, rewritten atomically.
 
-    A ledger of another plan (other inputs, seed or limits) is foreign: its units are not taken over.
+    A ledger of another plan (other inputs, seed or sizes) is foreign: its units are not taken over, and
+    it is emptied at once, since the files it speaks of will now be replaced.
     """
 
     def __init__(self, path: Path, stage: str, plan: object) -> None:
@@ -33,6 +34,8 @@ class Ledger:
             content = self._load()
             if content["plan"] == self._plan:
                 self._done = content["done"]
+            else:
+                self._save()
 
     def _load(self) -> dict[str, Any]:
         cure = f"Remove {self.path.name}; the {self._stage} stage then starts from its beginning."
@@ -65,8 +68,8 @@ class Ledger:
     def finish(self, unit: str, facts: object) -> None:
         """Record that ``unit`` is published; call it only once its files are under their final names."""
         self._done[unit] = facts
-        write_bytes(self.path, canonical_json({"stage": self._stage, "plan": self._plan, "done": self._done}))
+        self._save()
 
-    def close(self) -> None:
-        """Remove the ledger: the manifest now says all that it said."""
-        self.path.unlink(missing_ok=True)
+    def _save(self) -> None:
+        content = {"stage": self._stage, "plan": self._plan, "done": self._done}
+        write_bytes(self.path, json.dumps(content).encode())

@@ -29,7 +29,7 @@ def write_parquet(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatc
             file, schema, compression="zstd", compression_level=1, use_dictionary=_dictionary_columns(schema)
         ) as writer:
             for table in regroup(batches, schema, ROW_GROUP_ROWS):
-                writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
+                writer.write_table(_encode_anew(table), row_group_size=ROW_GROUP_ROWS)
                 rows += table.num_rows
         return file.facts(rows)
 
@@ -39,6 +39,15 @@ def _dictionary_columns(schema: pa.Schema) -> list[str]:
     return [
         field.name for field in schema if field.name not in {"board", "position_id", "record", "sort_key"}
     ]
+
+
+def _encode_anew(table: pa.Table) -> pa.Table:
+    """Give dictionary columns the values they use, in order of first use: batches may bring others."""
+    for index, field in enumerate(table.schema):
+        if pa.types.is_dictionary(field.type):
+            values = table.column(index).cast(field.type.value_type)
+            table = table.set_column(index, field, values.dictionary_encode().cast(field.type))
+    return table
 
 
 def regroup(batches: Iterable[pa.RecordBatch | pa.Table], schema: pa.Schema, rows: int) -> Iterator[pa.Table]:

@@ -6,16 +6,21 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 import duckdb
+from duckdb import DuckDBPyConnection
 
-__all__ = ["duckdb_session", "quote", "read_parquet_sql"]
+from hexdata.errors import BudgetError, StoreError
+
+__all__ = ["DuckDBPyConnection", "duckdb_session", "path_list_sql", "quote", "read_parquet_sql"]
+
+_INTERRUPTED: Final = "Query interrupted"
+"""What DuckDB makes of a Ctrl-C: a RuntimeError that says this."""
 
 
 @contextmanager
-def duckdb_session(
-    *, memory: int, threads: int, spill: Path | None = None
-) -> Iterator[duckdb.DuckDBPyConnection]:
+def duckdb_session(*, memory: int, threads: int, spill: Path | None = None) -> Iterator[DuckDBPyConnection]:
     """Open an in-memory DuckDB for one piece of work.
 
     Args:
@@ -25,6 +30,11 @@ def duckdb_session(
             end; None takes the system's.
 
     DuckDB keeps insertion order off: every query here that needs an order says so.
+
+    Raises:
+        BudgetError: a query needs more memory.
+        StoreError: a query failed, on a corrupt file for instance.
+        KeyboardInterrupt: the user interrupted one.
     """
     if spill is not None:
         spill.mkdir(parents=True, exist_ok=True)
@@ -42,8 +52,25 @@ def duckdb_session(
         )
         try:
             yield connection
+        except duckdb.OutOfMemoryException as error:
+            raise BudgetError(
+                "DuckDB ran out of the memory it was given",
+                found=_first_line(error),
+                expected=f"{memory / 1e6:,.0f} MB for DuckDB",
+                cure="Raise --memory.",
+            ) from error
+        except duckdb.Error as error:
+            raise StoreError("a query failed", found=_first_line(error)) from error
+        except RuntimeError as error:
+            if str(error) == _INTERRUPTED:
+                raise KeyboardInterrupt from error
+            raise
         finally:
             connection.close()
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
 
 
 def quote(text: str) -> str:
@@ -51,14 +78,24 @@ def quote(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def read_parquet_sql(paths: list[Path], *, filename: bool = False) -> str:
+def read_parquet_sql(paths: list[Path], *, places: bool = False) -> str:
     """Return the SQL table function that reads these Parquet files as one table, in their order.
 
-    A path that holds a glob character would be read as a pattern, so such characters are bracketed.
-    With ``filename``, a column of that name holds each row's path.
+    A folder named ``seed=7`` adds no column. With ``places``, the columns ``filename`` and
+    ``file_row_number`` say where each row stands.
     """
-    listed = ", ".join(quote(_literal_glob(path)) for path in paths)
-    return f"read_parquet([{listed}]{', filename = true' if filename else ''})"
+    return (
+        f"read_parquet({path_list_sql(paths)}, hive_partitioning = false"
+        f"{', filename = true, file_row_number = true' if places else ''})"
+    )
+
+
+def path_list_sql(paths: list[Path]) -> str:
+    """Return these paths as an SQL list.
+
+    A path that holds a glob character would be read as a pattern, so such characters are bracketed.
+    """
+    return f"[{', '.join(quote(_literal_glob(path)) for path in paths)}]"
 
 
 def _literal_glob(path: Path) -> str:

@@ -3,15 +3,20 @@
 WITH per_game AS (
     SELECT bucket, game_id, count(*) AS positions
     FROM shuffled
-    WHERE split = 'train' AND game_id IS NOT NULL
+    WHERE split = 'train'
     GROUP BY bucket, game_id
+),
+
+per_bucket AS (
+    SELECT
+        bucket,
+        max(positions) FILTER (game_id IS NOT NULL) / sum(positions) AS largest_share,
+        count(game_id) AS games
+    FROM per_game
+    GROUP BY bucket
 )
+
 SELECT
-    bucket,
-    max(positions) / sum(positions) AS largest_share,
-    count(*) AS games,
-    sum(positions)::BIGINT AS positions
-FROM per_game
-GROUP BY bucket
-ORDER BY largest_share DESC, bucket
-LIMIT 1
+    max(largest_share) AS largest_share,
+    arg_max(games, (largest_share, -bucket)) FILTER (games > 0) AS games
+FROM per_bucket
