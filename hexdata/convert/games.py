@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from hexdata.board import Symmetry, game_hash, pack_boards, transform_planes, unpack_boards
 
-__all__ = ["GAMES", "ROWS", "Grouping", "board_matrix", "column", "find_games", "position_hash"]
+__all__ = ["EVIDENCE", "GAMES", "ROWS", "Grouping", "binary_matrix", "column", "find_games", "position_hash"]
 
 Grouping = Literal["boards", "ids", "runs"]
 """How the games of a source are told apart: by its boards (tuples, no metadata), by the ids in its
@@ -26,10 +26,19 @@ Array = npt.NDArray[Any]
 Segments = tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]
 """Starts of contiguous segments with a last stop, (S + 1,), and which of them are games, (S,)."""
 
-WINDOW_ROWS: Final = 65_536
+WINDOW_ROWS: Final = 32_768
 
-ROWS: Final = pa.schema([("game", pa.int32()), ("ply", pa.uint16()), ("total", pa.uint16())])
-"""For each position its game, counted from 0 within the source, and its place in it; null if unknown."""
+EVIDENCE: Final = (
+    *("board", "move", "value", "file_idx", "line_idx", "origin"),
+    *("position_in_game", "total_positions", "winner"),
+)
+"""The columns of ``raw_schema`` that tell games apart."""
+
+ROWS: Final = pa.schema(
+    [("game", pa.int32()), ("ply", pa.uint16()), ("total", pa.uint16()), ("player", pa.uint8())]
+)
+"""For each position its game, counted from 0 within the source, its place in it, and who moves by the
+boards of the game; null if unknown."""
 
 GAMES: Final = pa.schema(
     [
@@ -67,11 +76,11 @@ class Window:
 
     @classmethod
     def of(cls, table: pa.Table, board_size: int) -> Window:
-        """Take the columns of a spooled ``raw_schema`` that tell games apart."""
+        """Take the ``EVIDENCE`` out of spooled positions."""
         origin = table.column("origin").combine_chunks().dictionary_encode()
         return cls(
             board_size,
-            board_matrix(table.column("board")),
+            binary_matrix(table.column("board")),
             column(table, "move", -1),
             column(table, "position_in_game", -1),
             column(table, "total_positions", -1),
@@ -95,7 +104,7 @@ def column(table: pa.Table | pa.RecordBatch, name: str, null: float) -> Array:
     return array
 
 
-def board_matrix(boards: pa.ChunkedArray | pa.Array) -> npt.NDArray[np.uint8]:
+def binary_matrix(boards: pa.ChunkedArray | pa.Array) -> npt.NDArray[np.uint8]:
     """Return a fixed-size binary column as uint8 (N, width), without a copy where it is one chunk."""
     array = boards.combine_chunks() if isinstance(boards, pa.ChunkedArray) else boards
     if isinstance(array, pa.ChunkedArray):
@@ -111,7 +120,7 @@ def find_games(
     """Tell the games of a source apart, front to back.
 
     Args:
-        batches: its positions, ``raw_schema(board_size)``, in record order.
+        batches: ``EVIDENCE`` of its positions, in record order.
         board_size: n.
         grouping: how.
 
@@ -235,12 +244,16 @@ def _describe(
     found = np.array([game is not None for game in games], dtype=bool)
     number = np.where(found, np.cumsum(found) - 1 + first_game, -1)[segment]
 
+    first_players = [game["first_player"] if game is not None else None for game in games]
+    first = np.array([-1 if p is None else p for p in first_players], dtype=np.int64)[segment]
+
     ply_known = ply >= 0 if grouping != "boards" else number >= 0
     positions = pa.table(
         {
             "game": pa.array(number, mask=number < 0),
             "ply": pa.array(ply, mask=~ply_known),
             "total": pa.array(total, mask=~ply_known | (total < 0)),
+            "player": pa.array((first + ply) % 2, mask=~ply_known | (first < 0)),
         }
     ).cast(ROWS)
     provenance = "metadata" if grouping == "ids" else "recovered"
@@ -251,7 +264,7 @@ def _describe(
 def _game(window: Window, rows: Array, movers: Array, ply: Array, total: Array) -> dict[str, Any]:
     """Describe one game from its positions, given in ascending ply, and the players between them."""
     first, last = rows[0], rows[-1]
-    first_player = int(movers[0]) if len(movers) and movers[0] >= 0 else None
+    first_player = (int(movers[0]) + int(ply[first])) % 2 if len(movers) and movers[0] >= 0 else None
     whole = (
         total[first] == len(rows)
         and (ply[rows] == np.arange(len(rows))).all()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from hexdata.errors import InputError, SourceChangedError
+from hexdata.store.files import digest_file
 
-__all__ = ["SourceFile", "find_sources", "new_sources"]
+__all__ = ["SourceFile", "digest_source", "encodable", "find_sources", "new_sources"]
 
 COMPANIONS: Final = ("processing_stats.json", "processing_state.json", "file_lookup_")
 """Beginnings of the names of files that the legacy tools leave beside their data: not sources."""
@@ -17,12 +19,21 @@ COMPANIONS: Final = ("processing_stats.json", "processing_state.json", "file_loo
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One input file. ``name`` is the same on every machine: the input folder's name and the path below."""
+    """One input file."""
 
     name: str
+    """The same on every machine: the input folder's name and the path below it."""
     path: Path
     bytes: int = 0
     sha256: str = ""
+    """Empty if the file cannot be read."""
+    problem: str = ""
+    """Why it cannot be read."""
+
+    @property
+    def identity(self) -> str:
+        """What tells the file from others: its digest, else its name."""
+        return self.sha256 or self.name
 
 
 def find_sources(inputs: Sequence[Path], store: Path) -> list[SourceFile]:
@@ -33,20 +44,21 @@ def find_sources(inputs: Sequence[Path], store: Path) -> list[SourceFile]:
 
     Raises:
         InputError: an input does not exist, holds nothing, or two inputs give the same name.
+        OSError: a folder cannot be listed.
     """
     found: dict[str, SourceFile] = {}
     for given in inputs:
         root = given.resolve()
         if not root.exists():
             raise InputError("no such file or folder", path=given, cure="Check the path.")
-        paths = [root] if root.is_file() else _files_below(root, store.resolve())
+        paths = [root] if root.is_file() else list(_files_below(root, store.resolve()))
         if not paths:
             raise InputError(
                 "no files to convert", path=given, expected="*.pkl.gz or *.trmph files in it or below"
             )
         top = root.parent if root.is_file() else root
         for path in paths:
-            name = (Path(top.name) / path.relative_to(top)).as_posix()
+            name = encodable((Path(top.name) / path.relative_to(top)).as_posix())
             if name in found and found[name].path != path:
                 raise InputError(
                     "two inputs have the same name",
@@ -59,47 +71,80 @@ def find_sources(inputs: Sequence[Path], store: Path) -> list[SourceFile]:
     return [found[name] for name in sorted(found)]
 
 
-def _files_below(root: Path, store: Path) -> list[Path]:
-    files = []
-    for path in root.rglob("*"):
-        below = path.relative_to(root).parts
-        if any(part.startswith(".") for part in below) or path.name.startswith(COMPANIONS):
+def _files_below(root: Path, store: Path) -> Iterator[Path]:
+    """Find the files below a folder. Folders behind links are entered too, but each once."""
+    entered: set[Path] = set()
+    for folder, subfolders, names in os.walk(root, onerror=_raise, followlinks=True):
+        here = Path(folder).resolve()
+        if here in entered or here == store:
+            subfolders.clear()
             continue
-        if path.is_file() and not path.is_relative_to(store):
-            files.append(path)
-    return files
+        entered.add(here)
+        subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
+        for name in names:
+            path = Path(folder, name)
+            # A link that leads nowhere is taken too: it is a file that cannot be read.
+            is_source = not name.startswith((".", *COMPANIONS)) and (path.is_file() or not path.exists())
+            if is_source:
+                yield path
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def encodable(text: str) -> str:
+    """Return text that UTF-8 can hold: what it cannot (bytes of a file name, half a pair) as escapes."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def digest_source(path: Path) -> tuple[int, str, str]:
+    """Return (bytes, SHA-256, problem) of a file; one that cannot be read has a problem and no digest."""
+    try:
+        return *digest_file(path), ""
+    except OSError as error:
+        return _size_of(path), "", error.strerror or str(error)
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def new_sources(
-    sources: Sequence[SourceFile], known: dict[str, str]
+    sources: Sequence[SourceFile], known: Iterable[tuple[str, str, int]]
 ) -> tuple[list[SourceFile], list[tuple[SourceFile, str]]]:
-    """Part the sources into new ones and those whose bytes are known already.
+    """Part the sources into new ones and those that the store or an earlier source has already.
 
     Args:
-        sources: with their digests, sorted by name.
-        known: name of each source of the store by its digest.
+        sources: digested, sorted by name.
+        known: name, digest and positions of each source of the store.
 
     Returns:
         The new sources, and the others each with the name under which its bytes are known.
 
     Raises:
-        SourceChangedError: the store knows a source of that name with other bytes.
+        SourceChangedError: the store holds positions of a source of that name with other bytes. One
+            that gave no position, for it was damaged, may be replaced.
     """
-    names = {name: digest for digest, name in known.items()}
-    seen = dict(known)
+    known = list(known)
+    seen = {sha256 or name: name for name, sha256, _ in known}
+    digests = {name: sha256 for name, sha256, positions in known if positions}
     new, same = [], []
     for source in sources:
-        if source.sha256 in seen:
-            same.append((source, seen[source.sha256]))
+        if source.identity in seen:
+            same.append((source, seen[source.identity]))
             continue
-        if source.name in names:
+        if source.name in digests:
             raise SourceChangedError(
                 "this source has changed since it was converted",
                 path=source.path,
-                found=f"sha256 {source.sha256[:16]}…",
-                expected=f"sha256 {names[source.name][:16]}… as in the store",
+                found=source.problem or f"sha256 {source.sha256[:16]}…",
+                expected=f"sha256 {digests[source.name][:16]}… as in the store",
                 cure="Restore the file, give the new one another name, or convert into a new store.",
             )
-        seen[source.sha256] = source.name
+        seen[source.identity] = source.name
         new.append(source)
     return new, same

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+import shutil
+from collections import Counter
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,19 +14,20 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from hexdata.convert.games import GAMES
-from hexdata.convert.inputs import SourceFile, new_sources
+from hexdata import __version__
+from hexdata.convert.games import binary_matrix
+from hexdata.convert.inputs import SourceFile, digest_source, new_sources
 from hexdata.convert.mixed import collection_of, resolve_collection
 from hexdata.convert.options import ConvertOptions, ConvertResult
 from hexdata.convert.publish import Assignment, publish_games, publish_positions
 from hexdata.convert.sense import Sense, decide
-from hexdata.convert.spool import REJECTED, Spool, SpoolFacts, read_source
-from hexdata.errors import ConfigError, RejectRateError
+from hexdata.convert.spool import REJECTED, UNREADABLE, Spool, SpoolFacts, read_source
+from hexdata.errors import ConfigError, InputError, RejectRateError, StoreError
 from hexdata.pool import run_tasks
 from hexdata.progress import Progress
 from hexdata.schema import rejected_schema, sources_schema
 from hexdata.store import Store
-from hexdata.store.files import FileFacts, digest_file, remove_temporaries
+from hexdata.store.files import FileFacts, remove_temporaries
 from hexdata.store.ledger import Ledger
 from hexdata.store.parquet import write_parquet
 
@@ -33,12 +36,15 @@ __all__ = ["Run"]
 
 @dataclass(frozen=True)
 class _Source:
-    """A source of this run with all that is known of it."""
+    """A source of this run with all that is known of it. Its ``facts`` are the run's judgement; the
+    spool keeps what the source says, whatever a run makes of it.
+    """
 
     file: SourceFile
     spool: Spool
     facts: SpoolFacts
     sense: Sense | None = None
+    sense_given: bool = False
     source_id: int = -1
     first_position: int = 0
     first_game: int = 0
@@ -53,8 +59,7 @@ class Run:
         self.options = self._as_begun(store, options)
         self.progress = progress
         self.work = store.work / "convert"
-        for folder in ("positions", "games", "sources", "rejected"):
-            remove_temporaries(store.path / folder)
+        remove_temporaries(store.path)
 
     @staticmethod
     def _as_begun(store: Store, options: ConvertOptions) -> ConvertOptions:
@@ -75,65 +80,70 @@ class Run:
         new, same = self._digest(files)
         for file, name in same:
             self.progress.note(f"{file.name}: same bytes as {name}, which the store has; skipped")
-        sources = self._assign(self._one_board_size(self._read(new)))
+        sources = self._one_board_size(self._read(new))
         self._check_rejected(sources)
+        sources = self._assign([self._with_sense(source) for source in sources])
         duplicates = self._duplicates(sources)
+        result = self._result(sources, len(same), duplicates)
         if sources:
             facts = self._publish(sources, duplicates)
             self._publish_tables(sources, facts)
-        return self._result(sources, len(same), duplicates)
+        shutil.rmtree(self.work, ignore_errors=True)  # the manifest now says all that it said
+        return result
 
     def _digest(self, files: list[SourceFile]) -> tuple[list[SourceFile], list[tuple[SourceFile, str]]]:
         self.progress.begin("digest", len(files), "files")
         digested = list(files)
         tasks = [(file.path,) for file in files]
-        for index, (size, sha256) in run_tasks(digest_file, tasks, workers=self.options.processes()):
-            digested[index] = replace(files[index], bytes=size, sha256=sha256)
+        for index, found in run_tasks(digest_source, tasks, workers=self.options.processes()):
+            size, sha256, problem = found
+            digested[index] = replace(files[index], bytes=size, sha256=sha256, problem=problem)
             self.progress.advance(1)
         return new_sources(digested, self._known())
 
-    def _known(self) -> dict[str, str]:
-        known: dict[str, str] = {}
-        for path in self.store.files("sources"):
-            table = pq.read_table(path, columns=["name", "sha256"])
-            known |= dict(zip(table["sha256"].to_pylist(), table["name"].to_pylist(), strict=True))
-        return known
+    def _known(self) -> list[tuple[str, str, int]]:
+        """Return name, digest and positions of the store's sources."""
+        columns = ["name", "sha256", "positions"]
+        tables = [pq.read_table(path, columns=columns) for path in self.store.files("sources")]
+        return [tuple(row[name] for name in columns) for table in tables for row in table.to_pylist()]
 
     def _read(self, files: list[SourceFile]) -> list[_Source]:
         self.progress.begin("read", sum(file.bytes for file in files), "bytes")
-        folders = [self.work / file.sha256 for file in files]
-        tasks = [(file.path, folder) for file, folder in zip(files, folders, strict=True)]
-        facts: dict[int, SpoolFacts] = {}
+        facts = {f.name: SpoolFacts.failed(UNREADABLE, f.problem) for f in files if f.problem}
+        readable = [file for file in files if not file.problem]
+        tasks = [(file.path, self.work / file.sha256) for file in readable]
         for index, found in run_tasks(read_source, tasks, workers=self.options.processes()):
-            facts[index] = found
-            self.progress.advance(files[index].bytes)
-        return [
-            self._with_sense(_Source(file, Spool(folder), facts[index]))
-            for index, (file, folder) in enumerate(zip(files, folders, strict=True))
-        ]
+            facts[readable[index].name] = found
+            self.progress.advance(readable[index].bytes)
+        return [_Source(file, Spool(self.work / file.identity), facts[file.name]) for file in files]
 
     def _with_sense(self, source: _Source) -> _Source:
+        """Decide the sense by the source's own evidence, and only where that decides nothing by the option.
+
+        A sense that was given for some odd files must not turn the labels of those that are clear.
+        """
         if not source.facts.positions:
             return source
         if source.facts.format == "trmph":
             return replace(source, sense="blue-is-0")  # values come from the winner, in the store's sense
-        if self.options.value_sense != "auto":
-            return replace(source, sense=self.options.value_sense)  # type: ignore[arg-type]
-        return replace(source, sense=decide(source.facts.votes, source.file.name))
+        try:
+            return replace(source, sense=decide(source.facts.votes, source.file.name))
+        except InputError:
+            if self.options.value_sense == "auto":
+                raise
+            return replace(source, sense=self.options.value_sense, sense_given=True)  # type: ignore[arg-type]
 
     def _one_board_size(self, sources: list[_Source]) -> list[_Source]:
         """Reject, as a whole, each source with another board size than the store's."""
         size = self.store.manifest.board_size
         size = size or next((s.facts.board_size for s in sources if s.facts.positions), None)
         self.board_size = size
-        return [s if s.facts.board_size in (None, size) else self._reject(s, size) for s in sources]
-
-    def _reject(self, source: _Source, size: int | None) -> _Source:
-        detail = (
-            f"found a {source.facts.board_size} x {source.facts.board_size} board; expected {size} x {size}"
-        )
-        facts = source.spool.reject("board-size", f"{detail}, the size of this store")
-        return replace(source, facts=facts, sense=None)
+        return [
+            replace(s, facts=SpoolFacts.failed("board-size", _other_size(s.facts.board_size, size)))
+            if s.facts.positions and s.facts.board_size != size
+            else s
+            for s in sources
+        ]
 
     def _assign(self, sources: list[_Source]) -> list[_Source]:
         """Give ids: sources by name, positions by source and record, games by source and place."""
@@ -141,19 +151,18 @@ class Run:
         source_id = manifest.counts.get("sources", 0)
         position = manifest.counts.get("positions", 0)
         game = manifest.counts.get("games", 0)
-        collections: dict[str, tuple[int, int]] = {}
+        collections: dict[str, int] = {}
         assigned = []
         for source in sources:
             first_game, owns = game, True
             if source.facts.mixed and source.facts.positions:
-                name = collection_of(source.facts, source.file.sha256)
+                name = collection_of(source.file, source.facts)
                 owns = name not in collections
                 if owns:
-                    collections[name] = (game, self._resolve(sources, name))
-                    game += collections[name][1]
-                first_game = collections[name][0]
-            else:
-                game += source.facts.games
+                    collections[name] = game
+                    source = replace(source, facts=replace(source.facts, games=self._resolve(sources, name)))
+                first_game = collections[name]
+            game += source.facts.games
             assigned.append(
                 replace(
                     source,
@@ -169,22 +178,20 @@ class Run:
         return assigned
 
     def _resolve(self, sources: list[_Source], name: str) -> int:
-        spools = [
-            s.spool
-            for s in sources
-            if s.facts.mixed and s.facts.positions and collection_of(s.facts, s.file.sha256) == name
-        ]
+        mixed = [s for s in sources if s.facts.mixed and s.facts.positions]
+        members = [s for s in mixed if collection_of(s.file, s.facts) == name]
         assert self.board_size is not None
-        return resolve_collection(spools, self.board_size)
+        with_id = sum(s.facts.with_id for s in members)
+        return resolve_collection([s.spool for s in members], with_id, self.board_size)
 
     def _check_rejected(self, sources: list[_Source]) -> None:
         """Publish nothing if too much was rejected: of the records, or of the bytes (whole files)."""
-        read = [s for s in sources if not s.facts.failed]
+        read = [s for s in sources if s.facts.failure is None]
         records = sum(s.facts.records for s in read)
         rejected = sum(s.facts.rejected for s in read)
-        size = sum(s.file.bytes for s in sources)
-        lost = sum(s.file.bytes for s in sources if s.facts.failed)
-        rate = max(rejected / records if records else 0.0, lost / size if size else 0.0)
+        sizes = [max(s.file.bytes, 1) for s in sources]  # a link that leads nowhere has no size
+        lost = sum(sizes) - sum(max(s.file.bytes, 1) for s in read)
+        rate = max(rejected / max(records, 1), lost / max(sum(sizes), 1))
         if rate <= self.options.max_reject_rate:
             return
         reasons = _reasons(sources)
@@ -202,10 +209,9 @@ class Run:
     def _duplicates(self, sources: list[_Source]) -> list[npt.NDArray[np.int64]]:
         """Find, for each game of this run, the first game of the store with its hash; -1 if itself."""
         old = [pq.read_table(path, columns=["game_hash"])["game_hash"] for path in self.store.files("games")]
-        own = [s.spool.table("games", GAMES)["game_hash"] if s.owns_games else _NO_HASHES for s in sources]
-        halves = np.frombuffer(
-            b"".join(b"".join(column.to_pylist()) for column in (*old, *own)), dtype=np.uint64
-        ).reshape(-1, 2)
+        own = [_game_hashes(s) for s in sources]
+        hashes = [_NO_HASHES, *map(binary_matrix, old), *own]
+        halves = np.concatenate(hashes).view(np.uint64)
         # The first of equal hashes has the lowest id: a stable sort keeps ids ascending within them.
         order = np.lexsort((halves[:, 1], halves[:, 0]))
         same = np.zeros(len(order), dtype=bool)
@@ -221,9 +227,12 @@ class Run:
     ) -> dict[str, FileFacts]:
         """Write the positions and games parts of every source; return the facts of all of them."""
         self.progress.begin("write", sum(s.facts.positions for s in sources), "positions")
-        plan = [[s.file.name, s.file.sha256, s.source_id, s.first_position, s.first_game] for s in sources]
-        ledger = Ledger(
-            self.work / "convert_progress.json", "convert", [plan, self.options.val, self.options.test]
+        plan = [
+            [s.file.name, s.file.sha256, asdict(self._assignment(s))] for s in sources if s.facts.positions
+        ]
+        ledger = Ledger(self.work / "convert_progress.json", "convert", [__version__, plan])
+        self._remove_strays(
+            {name for s in sources if s.file.sha256 in ledger for name in ledger[s.file.sha256]}
         )
         todo = []
         for source, duplicate_of in zip(sources, duplicates, strict=True):
@@ -234,6 +243,7 @@ class Run:
         tasks = [(self.store.path, s.spool, self._assignment(s), dup, s.owns_games) for s, dup in todo]
         for index, written in run_tasks(_publish_source, tasks, workers=self.options.processes()):
             source = todo[index][0]
+            _check_whole(source, written)
             ledger.finish(source.file.sha256, {name: facts.to_json() for name, facts in written.items()})
             self.progress.advance(source.facts.positions)
         return {
@@ -242,6 +252,13 @@ class Run:
             if source.file.sha256 in ledger
             for name, facts in ledger[source.file.sha256].items()
         }
+
+    def _remove_strays(self, done: set[str]) -> None:
+        """Remove parts that an interrupted run of other sources left: nothing names them."""
+        for folder in ("positions", "games", "sources", "rejected"):
+            for path in (self.store.path / folder).glob("*.parquet"):
+                if f"{folder}/{path.name}" not in done | self.store.manifest.files.keys():
+                    path.unlink()
 
     def _assignment(self, source: _Source) -> Assignment:
         assert self.board_size is not None
@@ -277,9 +294,6 @@ class Run:
             "rejected": manifest.counts["rejected"],
         }
         manifest.save(self.store.path)
-        for source in sources:
-            source.spool.remove()
-        (self.work / "convert_progress.json").unlink(missing_ok=True)
 
     def _result(
         self, sources: list[_Source], skipped: int, duplicates: list[npt.NDArray[np.int64]]
@@ -298,7 +312,36 @@ class Run:
         )
 
 
-_NO_HASHES: Final = pa.array([], pa.binary(16))
+_NO_HASHES: Final = np.empty((0, 16), np.uint8)
+
+
+def _game_hashes(source: _Source) -> npt.NDArray[np.uint8]:
+    """Return the hashes of the games that a source owns: uint8 (G, 16)."""
+    if not (source.owns_games and source.facts.games):
+        return _NO_HASHES
+    batches = source.spool.batches("games", ["game_hash"])
+    return np.concatenate([binary_matrix(batch.column("game_hash")) for batch in batches])
+
+
+def _other_size(found: int | None, expected: int | None) -> str:
+    return f"found a {found} x {found} board; expected {expected} x {expected}, the size of this store"
+
+
+def _check_whole(source: _Source, written: dict[str, FileFacts]) -> None:
+    """See that every position of the spool was written.
+
+    Raises:
+        StoreError: some were not.
+    """
+    rows = sum(facts.rows for name, facts in written.items() if name.startswith("positions/"))
+    if rows != source.facts.positions:
+        raise StoreError(
+            "the spool of this source has lost positions",
+            path=source.spool.folder,
+            found=f"{rows:,}",
+            expected=f"{source.facts.positions:,}",
+            cure="Remove the folder and run the command again.",
+        )
 
 
 def _publish_source(
@@ -322,13 +365,13 @@ def _source_table(sources: list[_Source]) -> pa.Table:
             "format": s.facts.format,
             "value_sense": s.sense,
             "value_sense_evidence": json.dumps(
-                {"chains": s.facts.votes.chains, "winners": s.facts.votes.winners}
+                {"chains": s.facts.votes.chains, "winners": s.facts.votes.winners, "given": s.sense_given}
             ),
             "records": s.facts.records,
             "positions": s.facts.positions,
             "games": s.facts.games,
             "rejected": s.facts.rejected,
-            "header": json.dumps(s.facts.header, sort_keys=True, ensure_ascii=False),
+            "header": json.dumps(s.facts.header, sort_keys=True),
             "notes": json.dumps(s.facts.notes) if s.facts.notes else None,
         }
         for s in sources
@@ -337,26 +380,25 @@ def _source_table(sources: list[_Source]) -> pa.Table:
 
 
 def _rejected_table(source: _Source) -> pa.Table:
-    table = source.spool.table("rejected", REJECTED)
+    """Return what was rejected of a source: ``rejected_schema``."""
+    if source.facts.failure is None:
+        table = pa.Table.from_batches(source.spool.batches("rejected"), REJECTED)
+    else:
+        reason, detail = source.facts.failure
+        table = pa.table({"record": [None], "reason": [reason], "detail": [detail]}, schema=REJECTED)
     ids = pa.array(np.full(table.num_rows, source.source_id, np.int32))
     return table.add_column(0, rejected_schema().field("source_id"), ids)
 
 
 def _reasons(sources: list[_Source]) -> dict[str, int]:
     """Count the rejected records by reason, most frequent first."""
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     for source in sources:
-        for batch in source.spool.batches("rejected"):
-            for entry in batch.column("reason").value_counts().to_pylist():
-                counts[entry["values"]] = counts.get(entry["values"], 0) + entry["counts"]
+        for entry in _rejected_table(source)["reason"].value_counts().to_pylist():
+            counts[entry["values"]] += entry["counts"]
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
 def _failed(sources: list[_Source]) -> dict[str, str]:
     """Return the reason of each file that was rejected as a whole, by name."""
-    failed = {}
-    for source in sources:
-        if source.facts.failed:
-            table = source.spool.table("rejected", REJECTED)
-            failed[source.file.name] = f"{table['reason'][0]}: {table['detail'][0]}"
-    return failed
+    return {s.file.name: ": ".join(s.facts.failure) for s in sources if s.facts.failure}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,13 +17,15 @@ from typing import Any, Final
 import pyarrow as pa
 
 from hexdata import __version__
-from hexdata.convert.games import GAMES, ROWS, Grouping, board_matrix, column, find_games
+from hexdata.convert.games import EVIDENCE, GAMES, ROWS, Grouping, binary_matrix, column, find_games
+from hexdata.convert.inputs import encodable
 from hexdata.convert.sense import Votes
 from hexdata.errors import FormatError
-from hexdata.formats import Rejection, open_source
-from hexdata.store.files import atomic_file, canonical_json, write_bytes
+from hexdata.formats import RawBatch, Rejection, SourceReader, open_source
+from hexdata.schema import raw_schema
+from hexdata.store.files import atomic_file, write_bytes
 
-__all__ = ["Spool", "SpoolFacts", "read_source", "write_arrow"]
+__all__ = ["REJECTED", "Spool", "SpoolFacts", "read_source", "spooled_schema", "write_arrow"]
 
 REJECTED: Final = pa.schema(
     [
@@ -32,6 +34,16 @@ REJECTED: Final = pa.schema(
         pa.field("detail", pa.string(), nullable=False),
     ]
 )
+
+
+UNREADABLE: Final = "unreadable"
+"""Reason code of a file that the disk or its owner would not give: it may be readable next time."""
+
+
+def spooled_schema(board_size: int) -> pa.Schema:
+    """Return ``raw_schema`` with plain text in place of dictionaries: an Arrow file has but one of them."""
+    schema = raw_schema(board_size)
+    return schema.set(schema.get_field_index("origin"), pa.field("origin", pa.string()))
 
 
 @dataclass
@@ -44,14 +56,21 @@ class SpoolFacts:
     records: int = 0
     positions: int = 0
     rejected: int = 0
+    with_id: int = 0
+    """Positions whose metadata names their game."""
     games: int = 0
     mixed: bool = False
     """Its positions come from everywhere: contiguity says nothing about games."""
-    failed: bool = False
-    """The file could not be read as a whole: one record, rejected."""
+    failure: tuple[str, str] | None = None
+    """Reason and detail of a file that was rejected as a whole: one record, and no position."""
     votes: Votes = field(default_factory=Votes)
     header: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+
+    @classmethod
+    def failed(cls, reason: str, detail: str) -> SpoolFacts:
+        """Return the facts of a file that is rejected as a whole."""
+        return cls(records=1, rejected=1, failure=(reason, encodable(detail)))
 
 
 class Spool:
@@ -69,34 +88,27 @@ class Spool:
         if content.get("version") != __version__:
             return None
         votes = Votes(**{kind: tuple(counts) for kind, counts in content.pop("votes").items()})
-        return SpoolFacts(votes=votes, **content)
+        failure = content.pop("failure")
+        return SpoolFacts(votes=votes, failure=failure and tuple(failure), **content)
 
     def save_facts(self, facts: SpoolFacts) -> None:
         """Complete the spool."""
-        write_bytes(self.folder / "facts.json", canonical_json(asdict(facts)))
+        write_bytes(self.folder / "facts.json", json.dumps(asdict(facts)).encode("ascii"))
 
-    def batches(self, table: str) -> Iterator[pa.RecordBatch]:
-        """Read ``"raw"``, ``"rows"``, ``"games"`` or ``"rejected"``, mapped into memory; none if absent."""
+    def batches(self, table: str, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """Read ``"raw"``, ``"rows"``, ``"games"`` or ``"rejected"`` batch by batch; none if absent.
+
+        With ``columns``, only these are read and decompressed.
+        """
         path = self.folder / f"{table}.arrow"
         if not path.exists():
             return
-        with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
-            for index in range(reader.num_record_batches):
-                yield reader.get_batch(index)
-
-    def table(self, name: str, schema: pa.Schema) -> pa.Table:
-        """Return one of the files as a table, mapped into memory; empty if the file is absent."""
-        return pa.Table.from_batches(list(self.batches(name)), schema)
-
-    def reject(self, reason: str, detail: str) -> SpoolFacts:
-        """Make this the spool of a file that is rejected as a whole: one record, and no position."""
-        self.remove()
-        with write_arrow(self.folder / "rejected.arrow", REJECTED) as rejected:
-            columns = {"record": [None], "reason": [reason], "detail": [detail]}
-            rejected.write_table(pa.table(columns, schema=REJECTED))
-        facts = SpoolFacts(records=1, rejected=1, failed=True)
-        self.save_facts(facts)
-        return facts
+        with pa.OSFile(str(path)) as source:
+            names = pa.ipc.open_file(source).schema.names
+            fields = [names.index(name) for name in columns or names]
+            with pa.ipc.open_file(source, options=pa.ipc.IpcReadOptions(included_fields=fields)) as reader:
+                for index in range(reader.num_record_batches):
+                    yield reader.get_batch(index)
 
     def remove(self) -> None:
         """Remove the folder."""
@@ -105,15 +117,17 @@ class Spool:
 
 @contextmanager
 def write_arrow(path: Path, schema: pa.Schema) -> Iterator[pa.ipc.RecordBatchFileWriter]:
-    """Write an uncompressed Arrow IPC file, atomically."""
-    with atomic_file(path) as file, pa.ipc.new_file(file, schema) as writer:
+    """Write an Arrow IPC file, atomically; compressed, since boards and texts are mostly alike."""
+    options = pa.ipc.IpcWriteOptions(compression="lz4")
+    with atomic_file(path) as file, pa.ipc.new_file(file, schema, options=options) as writer:
         yield writer
 
 
 def read_source(path: Path, folder: Path) -> SpoolFacts:
     """Read one source file into a spool at ``folder``, unless a complete one is there.
 
-    A file that cannot be read as a whole gives a spool with one rejected record and no position.
+    A file that cannot be read as a whole is a fact about it, and no error; a disk that will not take the
+    spool is an error.
     """
     spool = Spool(folder)
     facts = spool.facts()
@@ -121,25 +135,46 @@ def read_source(path: Path, folder: Path) -> SpoolFacts:
         spool.remove()
         try:
             facts = _read(path, spool)
-        except (FormatError, OSError) as error:
-            return _reject_file(error, spool)
-        spool.save_facts(facts)
+        except FormatError as error:
+            spool.remove()
+            facts = SpoolFacts.failed(error.code, error.detail())
+        except Exception as error:
+            error.add_note(f"while reading {path}")
+            raise
+        if facts.failure is None or facts.failure[0] != UNREADABLE:
+            spool.save_facts(facts)
     return facts
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    """Turn an error of the source's disk into one of the source. No spool is written in here."""
+    try:
+        yield
+    except OSError as error:
+        raise FormatError("cannot be read", code=UNREADABLE, found=error.strerror or str(error)) from error
+
+
+def _batches(reader: SourceReader) -> Iterator[RawBatch]:
+    with _reading():
+        yield from reader.batches()
 
 
 def _read(path: Path, spool: Spool) -> SpoolFacts:
     facts = SpoolFacts()
     tally = _Tally()
-    with open_source(path) as reader, write_arrow(spool.folder / "rejected.arrow", REJECTED) as rejected:
+    with _reading():
+        opened = open_source(path)
+    with opened as reader, write_arrow(spool.folder / "rejected.arrow", REJECTED) as rejected:
         with ExitStack() as stack:
             raw = None
-            for batch in reader.batches():
+            for batch in _batches(reader):
                 _write_rejected(rejected, batch.rejected)
                 facts.rejected += len(batch.rejected)
                 if not batch.positions.num_rows:
                     continue
                 assert reader.board_size is not None
-                positions = _plain(batch.positions)
+                positions = batch.positions.cast(spooled_schema(reader.board_size))
                 if raw is None:
                     raw = stack.enter_context(write_arrow(spool.folder / "raw.arrow", positions.schema))
                 raw.write_batch(positions)
@@ -150,6 +185,7 @@ def _read(path: Path, spool: Spool) -> SpoolFacts:
         facts.header = json.loads(json.dumps(reader.header))  # plain JSON, whatever mappings it was made of
     facts.records = facts.positions + facts.rejected
     facts.votes = tally.votes
+    facts.with_id = tally.with_id
     facts.mixed = facts.format == "legacy-shuffled" or bool({"chunk_info", "pass_info"} & set(facts.header))
     if facts.positions and not facts.mixed:
         _group(spool, facts, tally)
@@ -168,7 +204,7 @@ class _Tally:
         move_known = batch.column("move").is_valid().to_numpy(zero_copy_only=False)
         policy_known = batch.column("policy").is_valid().to_numpy(zero_copy_only=False)
         self.votes.count(
-            board_matrix(batch.column("board")),
+            binary_matrix(batch.column("board")),
             board_size,
             column(batch, "value", float("nan")),
             column(batch, "winner", -1),
@@ -186,7 +222,7 @@ class _Tally:
 def _group(spool: Spool, facts: SpoolFacts, tally: _Tally) -> None:
     """Second look at the spool: which game each position belongs to."""
     assert facts.board_size is not None
-    grouped = find_games(spool.batches("raw"), facts.board_size, tally.grouping())
+    grouped = find_games(spool.batches("raw", EVIDENCE), facts.board_size, tally.grouping())
     with (
         write_arrow(spool.folder / "rows.arrow", ROWS) as rows,
         write_arrow(spool.folder / "games.arrow", GAMES) as games,
@@ -211,19 +247,7 @@ def _compare(stats: dict[str, Any], facts: SpoolFacts) -> list[str]:
     return notes
 
 
-def _reject_file(error: FormatError | OSError, spool: Spool) -> SpoolFacts:
-    if isinstance(error, FormatError):
-        return spool.reject(error.code, error.detail())
-    return spool.reject("unreadable", error.strerror or str(error))
-
-
-def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Decode dictionaries: those of an Arrow file may not change from batch to batch."""
-    index = batch.schema.get_field_index("origin")
-    return batch.set_column(index, "origin", batch.column(index).dictionary_decode())
-
-
 def _write_rejected(writer: pa.ipc.RecordBatchFileWriter, rejected: Iterable[Rejection]) -> None:
-    listed = [asdict(rejection) for rejection in rejected]
+    listed = [asdict(rejection) | {"detail": encodable(rejection.detail)} for rejection in rejected]
     if listed:
         writer.write_table(pa.Table.from_pylist(listed, schema=REJECTED))
