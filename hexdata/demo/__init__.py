@@ -2,13 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Final, Literal
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from hexdata.demo.games import make_games
 from hexdata.errors import ConfigError
+from hexdata.formats.legacy.writer import write_legacy
+from hexdata.formats.trmph import TrmphReader, write_trmph
+from hexdata.order import derive_key, sort_key
+from hexdata.pool import default_workers, run_tasks
 from hexdata.progress import SILENT, Progress
 
-__all__ = ["DemoOptions"]
+__all__ = ["DemoOptions", "DemoResult", "make_legacy"]
+
+BOARD_SIZE: Final = 13
+LAYOUTS: Final = ("v1-tuples", "v2-dicts", "v2-enums", "trmph")
+"""Folders below the demo's; each gets ``FILES_PER_LAYOUT`` files with games of their own."""
+FILES_PER_LAYOUT: Final = 2
+TIER_SIZES: Final = (5, 5, 10)
+"""Positions a game of value sample tiers 0, 1 and 2; the rest is of tier 3."""
+PROCESSED_AT: Final = "2025-09-08T12:00:00.000000"
+"""Legacy files say when they were made; these always say the same."""
+
+Layout = Literal["v1-tuples", "v2-dicts", "v2-enums", "trmph"]
 
 
 @dataclass(frozen=True)
@@ -17,7 +41,7 @@ class DemoOptions:
 
     Attributes:
         games: how many.
-        seed: names them; the first n games of a seed are the same for every ``games`` ≥ n.
+        seed: names them; game i of a seed is the same however many games are made.
     """
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by pydantic, not a field
@@ -28,3 +52,159 @@ class DemoOptions:
     def __post_init__(self) -> None:
         if self.games < 1:
             raise ConfigError("games must be at least 1", found=self.games)
+
+
+@dataclass(frozen=True)
+class DemoResult:
+    """What was made."""
+
+    games: int
+    positions: int
+    files: int
+
+
+@dataclass(frozen=True)
+class _File:
+    """One file to be made, of the games ``start`` … ``start + games - 1`` of the seed."""
+
+    layout: Layout
+    number: int
+    start: int
+    games: int
+    seed: int
+
+    @property
+    def raw_name(self) -> str:
+        return f"demo_{self.number:02d}.trmph"
+
+
+def make_legacy(
+    folder: str | Path, options: DemoOptions | None = None, progress: Progress = SILENT
+) -> DemoResult:
+    """Write games as legacy files below ``folder``: each game once, in one of the layouts.
+
+    A folder that holds the same demo already is left as it is.
+
+    Raises:
+        ConfigError: the folder holds another demo, or files that are none of ours.
+    """
+    options = options or DemoOptions()
+    target = Path(folder)
+    marker = target / ".demo.json"
+    if marker.exists():
+        return _made_before(marker, options)
+    if target.exists() and any(target.iterdir()):
+        raise ConfigError("this folder holds other files", path=target, cure="Give a new folder.")
+    files = _files(options)
+    progress.begin("make games", options.games, "games")
+    positions = 0
+    for index, count in run_tasks(_write, [(file, target) for file in files], workers=default_workers()):
+        positions += count
+        progress.advance(files[index].games)
+    result = DemoResult(options.games, positions, len(files))
+    marker.write_text(json.dumps({"options": asdict(options), "result": asdict(result)}))
+    return result
+
+
+def _made_before(marker: Path, options: DemoOptions) -> DemoResult:
+    content = json.loads(marker.read_text())
+    if content["options"] != asdict(options):
+        raise ConfigError(
+            "this folder holds another demo",
+            path=marker.parent,
+            found=content["options"],
+            expected=asdict(options),
+            cure="Give another folder, or remove this one.",
+        )
+    return DemoResult(**content["result"])
+
+
+def _files(options: DemoOptions) -> list[_File]:
+    """Share the games out over the files, as evenly as can be."""
+    count = FILES_PER_LAYOUT * len(LAYOUTS)
+    bounds = [options.games * i // count for i in range(count + 1)]
+    return [
+        _File(LAYOUTS[i // FILES_PER_LAYOUT], i, bounds[i], bounds[i + 1] - bounds[i], options.seed)
+        for i in range(count)
+    ]
+
+
+def _write(file: _File, folder: Path) -> int:
+    """Worker: make the games of one file and write it; the number of positions."""
+    games = list(make_games(file.games, file.seed, BOARD_SIZE, file.start))
+    positions = sum(len(game.moves) + 1 for game in games)
+    home = folder / file.layout
+    home.mkdir(parents=True, exist_ok=True)
+    if file.layout == "trmph":
+        write_trmph(home / file.raw_name, games, BOARD_SIZE)
+        return positions
+    with tempfile.TemporaryDirectory() as scratch:
+        raw = Path(scratch) / file.raw_name
+        write_trmph(raw, games, BOARD_SIZE)
+        write_legacy(
+            home / f"demo_{file.number:02d}_processed.pkl.gz",
+            _processed(raw, file),
+            board_size=BOARD_SIZE,
+            dialect={"v1-tuples": "tuples", "v2-dicts": "dicts-player", "v2-enums": "dicts-enums"}[
+                file.layout
+            ],
+            header=_header(file, positions),
+            level=1,
+        )
+    return positions
+
+
+def _header(file: _File, positions: int) -> dict[str, object]:
+    """Return the top-level keys as the legacy tool of the time wrote them."""
+    stats: dict[str, object] = (
+        {"games_processed": file.games, "corrupted_games": 0, "error": None}
+        if file.layout == "v1-tuples"
+        else {"all_games": file.games, "skipped_games": 0, "file_error": None}
+    )
+    stats |= {
+        "file_path": f"data/{file.raw_name}",
+        "valid_games": file.games,
+        "examples_generated": positions,
+    }
+    return {
+        "source_file": f"data/{file.raw_name}",
+        "processing_stats": stats,
+        "processed_at": PROCESSED_AT,
+    }
+
+
+def _processed(raw: Path, file: _File) -> Iterator[pa.RecordBatch]:
+    """Turn raw games into what the legacy tool made of them, as raw batches."""
+    key = derive_key(file.seed, "demo", "tiers", file.number)
+    with TrmphReader(raw) as reader:
+        for batch in reader.batches():
+            yield (_as_tuples if file.layout == "v1-tuples" else _as_dicts)(batch.positions, file, key)
+
+
+def _as_tuples(batch: pa.RecordBatch, file: _File, key: int) -> pa.RecordBatch:  # noqa: ARG001 - one interface
+    """Ascending plies, no metadata, and the older sense of the value: 1.0 where blue won."""
+    return _replace(batch, {"value": pc.subtract(1.0, batch.column("value"))})
+
+
+def _as_dicts(batch: pa.RecordBatch, file: _File, key: int) -> pa.RecordBatch:
+    """Plies shuffled within each game, the first of them in the lower value sample tiers."""
+    line = batch.column("line_idx").to_numpy()
+    order = np.lexsort((sort_key(batch.column("record").to_numpy(), key), line))
+    batch = batch.take(pa.array(order))
+    line = line[order]
+    rank = np.arange(len(line)) - np.searchsorted(line, line)
+    tier = np.searchsorted(np.cumsum(TIER_SIZES), rank, side="right").astype(np.uint8)
+    columns = {
+        "file_idx": pa.array(np.full(len(line), file.number, np.int32)),
+        "value_sample_tier": pa.array(tier),
+    }
+    if file.layout == "v2-enums":
+        extra = json.dumps({"source_file": f"data/{file.raw_name}"})
+        columns["extra"] = pa.array([extra] * len(line), pa.string())
+    return _replace(batch, columns)
+
+
+def _replace(batch: pa.RecordBatch, columns: dict[str, pa.Array]) -> pa.RecordBatch:
+    for name, column in columns.items():
+        batch = batch.set_column(batch.schema.get_field_index(name), batch.schema.field(name), column)
+    return batch

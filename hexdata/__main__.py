@@ -1,0 +1,5 @@
+"""``python -m hexdata``: the command line."""
+
+from hexdata.cli import main
+
+main()

@@ -1,0 +1,56 @@
+"""What a command found, as a person reads it or as JSON: the one place that prints facts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+
+__all__ = ["Output"]
+
+
+_PIPED_WIDTH: Final = 200
+"""Columns of a table that goes into a file or a pipe: nothing is folded there."""
+
+
+class Output:
+    """Prints facts on standard output, notes and errors on standard error."""
+
+    def __init__(self, as_json: bool) -> None:
+        self.as_json = as_json
+        self.out = Console(highlight=False, soft_wrap=True)
+        if not self.out.is_terminal:
+            self.out.width = _PIPED_WIDTH
+        self.err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+    def facts(self, result: Any) -> bool:
+        """Print a result as one line of JSON if that is asked for; say whether it was."""
+        if self.as_json:
+            sys.stdout.write(json.dumps(result, default=asdict) + "\n")
+        return self.as_json
+
+    def line(self, text: str = "") -> None:
+        """Print a line."""
+        self.out.print(text, markup=False)
+
+    def table(self, columns: list[str], rows: list[list[str]], title: str | None = None) -> None:
+        """Print a table, numbers to the right."""
+        table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+        for index, name in enumerate(columns):
+            numeric = all(row[index][:1].isdigit() or row[index] in ("", "-") for row in rows)
+            table.add_column(name, justify="right" if numeric and rows else "left", overflow="fold")
+        for row in rows:
+            table.add_row(*row)
+        self.out.print(table)
+
+    def error(self, message: str) -> None:
+        """Print what went wrong, on standard error."""
+        self.err.print(f"hexdata: {message}", style="bold red", markup=False)
+
+    def note(self, message: str) -> None:
+        """Print a line for the person who watches, on standard error."""
+        self.err.print(f"note: {message}", markup=False)
