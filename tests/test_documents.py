@@ -1,0 +1,310 @@
+"""Every code block of the README and the guide is run, and every command and option is documented.
+
+A document is run from top to bottom in one scratch folder that holds a copy of ``configs/``: ``console``
+blocks line by line where they start with ``$``, ``python`` blocks in one namespace; ``toml`` blocks must
+parse. A comment on the line above the fence says otherwise: ``<!-- not run: why -->`` leaves a block out,
+``<!-- file: name -->`` also writes it into the scratch folder, ``<!-- store: path -->`` runs a ``sql``
+block on that store. What the commands print is not compared with the document.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sysconfig
+import tomllib
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from hexdata.cli import app
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = sorted([*ROOT.glob("README.md"), *(ROOT / "docs").rglob("*.md")])
+PLAIN = {"json", "mermaid", "sql", "text"}
+"""Languages of blocks that are only read; ``sql`` runs where it names a store."""
+LONGEST_COMMAND = 300.0
+"""Seconds after which a command counts as hanging."""
+
+FENCE = re.compile(r"^ *```(?P<language>\w*)\s*$")
+MARK = re.compile(r"^ *<!-- (?P<mark>not run|file|store): (?P<text>.*\S) -->\s*$")
+
+
+class BlockError(AssertionError):
+    """A block that does not hold; the message opens with file and line."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block: where its first line stands, its language, its text and the mark above it."""
+
+    where: str
+    line: int
+    language: str
+    text: str
+    marks: dict[str, str] = field(default_factory=dict)
+
+    def error(self, message: str, line: int | None = None) -> BlockError:
+        return BlockError(f"{self.where}:{line or self.line}: {message}")
+
+
+def blocks_of(document: Path) -> list[Block]:
+    """Cut a document into its fenced blocks, in order."""
+    blocks, opened, marks = [], None, {}
+    lines = document.read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines, start=1):
+        fence = FENCE.match(line)
+        if opened is None and fence:
+            above = MARK.match(lines[number - 2]) if number > 1 else None
+            opened, marks = (number, fence["language"]), {above["mark"]: above["text"]} if above else {}
+        elif opened is not None and fence and not fence["language"]:
+            start, language = opened
+            text = "\n".join(lines[start : number - 1]) + "\n"
+            blocks.append(Block(document.name, start + 1, language, text, marks))
+            opened = None
+    if opened is not None:
+        raise BlockError(f"{document.name}:{opened[0]}: the block is never closed")
+    return blocks
+
+
+def run_command(block: Block, line: int, command: str | list[str], scratch: Path) -> None:
+    """Run one command, text for bash or a list, and fail if it does."""
+    scripts = sysconfig.get_path("scripts")  # where the tested installation has its hexdata
+    environment = os.environ | {"PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}", "NO_COLOR": "1"}
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", command] if isinstance(command, str) else command,
+        cwd=scratch,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=LONGEST_COMMAND,
+        check=False,
+    )
+    if done.returncode:
+        raise block.error(f"exit status {done.returncode} from: {command}\n{done.stdout}", line)
+
+
+def run_console(block: Block, scratch: Path) -> None:
+    """Run the lines after ``$``; a line that ends in a backslash goes on in the next one."""
+    lines = iter(enumerate(block.text.splitlines(), start=block.line))
+    commands = 0
+    for number, line in lines:
+        if line.startswith("$ "):
+            command = line.removeprefix("$ ")
+            while command.endswith("\\"):
+                command = command.removesuffix("\\") + next(lines)[1]
+            run_command(block, number, command, scratch)
+            commands += 1
+    if not commands:
+        raise block.error("no line of the block starts with $: it is text")
+
+
+def needs_torch(text: str) -> bool:
+    """Say whether a block imports PyTorch, or the one module of hexdata that does."""
+    nodes = list(ast.walk(ast.parse(text)))
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+    return any("torch" in name.split(".") for name in names)
+
+
+def run_python(block: Block, namespace: dict[str, Any]) -> None:
+    """Run a block in the process of the test; a traceback names the line of the document."""
+    try:
+        if needs_torch(block.text) and find_spec("torch") is None:
+            return
+        exec(compile("\n" * (block.line - 1) + block.text, block.where, "exec"), namespace)
+    except Exception as error:
+        raise block.error(f"{type(error).__name__}: {error}") from error
+
+
+def run_block(block: Block, scratch: Path, namespace: dict[str, Any]) -> None:
+    if "file" in block.marks:
+        (scratch / block.marks["file"]).write_text(block.text, encoding="utf-8")
+    if "not run" in block.marks:
+        return
+    if block.language == "console":
+        run_console(block, scratch)
+    elif block.language == "python":
+        run_python(block, namespace)
+    elif block.language == "toml":
+        try:
+            tomllib.loads(block.text)
+        except tomllib.TOMLDecodeError as error:
+            raise block.error(str(error)) from error
+    elif block.language == "sql" and "store" in block.marks:
+        run_command(block, block.line, ["hexdata", "sql", block.marks["store"], block.text], scratch)
+    elif block.language not in PLAIN:
+        raise block.error(
+            f"no way to run a block of language {block.language!r}: use console, python or toml, "
+            f"or one of {', '.join(sorted(PLAIN))} for what is only read"
+        )
+
+
+def run_document(document: Path, scratch: Path) -> None:
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    for block in blocks_of(document):
+        run_block(block, scratch, namespace)
+
+
+@pytest.fixture
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "scratch"
+    folder.mkdir()
+    if (ROOT / "configs").is_dir():
+        shutil.copytree(ROOT / "configs", folder / "configs")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_every_block_runs(document, scratch):
+    run_document(document, scratch)
+
+
+def options_of(verb: Any) -> list[str]:
+    """Return the long spellings of a command's options, those that switch something off among them."""
+    options = [parameter for parameter in verb.params if parameter.param_type_name == "option"]
+    spellings = [flag for option in options for flag in (*option.opts, *option.secondary_opts)]
+    return [flag for flag in spellings if flag.startswith("--")]
+
+
+def undocumented(group: Any, text: str) -> list[str]:
+    """Return the commands and the options of a Typer group that a text does not name."""
+
+    def named(words: str) -> bool:
+        return re.search(rf"(?<![\w-]){re.escape(words)}(?![\w-])", text) is not None
+
+    commands = [f"hexdata {name}" for name in group.commands if not named(f"hexdata {name}")]
+    flags = [(name, flag) for name, verb in group.commands.items() for flag in options_of(verb)]
+    return commands + [f"hexdata {name} {flag}" for name, flag in flags if not named(flag)]
+
+
+def test_every_command_and_option_is_documented():
+    group = typer.main.get_command(app)
+    assert len(group.commands) > 5
+    text = "\n".join(document.read_text(encoding="utf-8") for document in DOCUMENTS)
+    assert undocumented(group, text) == []
+
+
+# The harness itself.
+
+GOOD = """
+A sample, with `inline` code.
+
+```console
+$ printf 'a,b\\n' > table.csv && \\
+    cat table.csv
+a,b
+$ test -f table.csv
+```
+
+```python
+from pathlib import Path
+
+rows = Path("table.csv").read_text().splitlines()
+```
+
+1. A block within a list, after what the one above defined:
+
+   ```text
+   nothing
+   ```
+
+```python
+assert rows == ["a,b"]
+Path("seen").touch()
+```
+
+<!-- not run: it needs a network -->
+```console
+$ exit 3
+```
+
+<!-- file: run.toml -->
+```toml
+seed = 42
+```
+
+```console
+$ grep -q 'seed = 42' run.toml
+```
+"""
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "sample.md"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_good_document_is_run_to_its_end(tmp_path, scratch):
+    run_document(write(tmp_path, GOOD), scratch)
+    assert (scratch / "seen").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("```console\n$ true\n$ exit 3\n```", "sample.md:3: exit status 3"),
+        ("```console\n$ false | true\n```", "sample.md:2: exit status 1"),
+        ("```console\nhexdata demo\n```", "sample.md:2: no line"),
+        ("```python\nok = 1\n```\n\n```python\nassert ok == 2\n```", "sample.md:6: AssertionError"),
+        ("```python\nx = (\n```", "sample.md:2: SyntaxError"),
+        ("```toml\nseed = \n```", "sample.md:2: Invalid value"),
+        ("```bash\ntrue\n```", "sample.md:2: no way to run"),
+        ("```\ntrue\n```", "sample.md:2: no way to run"),
+        ("text\n```python\nx = 1\n", "sample.md:2: the block is never closed"),
+        ("<!-- not run: -->\n```console\n$ exit 3\n```", "sample.md:3: exit status 3"),
+        ("<!-- not run: afar -->\n\n```console\n$ exit 3\n```", "sample.md:4: exit status 3"),
+    ],
+)
+def test_a_failing_block_is_named(text, message, tmp_path, scratch):
+    with pytest.raises(BlockError, match=f"^{re.escape(message)}"):
+        run_document(write(tmp_path, text), scratch)
+
+
+def test_blocks_for_torch_wait_for_torch(tmp_path, scratch, monkeypatch):
+    monkeypatch.setitem(globals(), "find_spec", lambda name: None)
+    document = write(tmp_path, "```python\nimport torch\n\nraise SystemExit\n```")
+    run_document(document, scratch)
+
+
+def test_a_sql_block_runs_on_the_store_it_names(tmp_path, scratch, monkeypatch):
+    commands = []
+    monkeypatch.setitem(
+        globals(), "run_command", lambda block, line, command, scratch: commands.append(command)
+    )
+    run_document(
+        write(tmp_path, "<!-- store: games -->\n```sql\nSELECT 1\n```\n\n```sql\nSELECT\n```"), scratch
+    )
+    assert commands == [["hexdata", "sql", "games", "SELECT 1\n"]]
+
+
+def test_a_command_and_an_option_without_a_word_are_found():
+    sample = typer.Typer()
+
+    @sample.command("shuffle")
+    def shuffle(seed: int = 0, memory_limit: str = "") -> None: ...
+
+    @sample.command("show")
+    def show(json: bool = False) -> None: ...
+
+    group = typer.main.get_command(sample)
+    assert (
+        undocumented(group, "hexdata shuffle --seed 1 --memory-limit 1GB; hexdata show --json --no-json")
+        == []
+    )
+    assert undocumented(group, "hexdata shuffle --seed-file --memory-limit; hexdata show-all --json") == [
+        "hexdata show",
+        "hexdata shuffle --seed",
+        "hexdata show --no-json",
+    ]
