@@ -11,16 +11,20 @@ from pathlib import Path
 from typing import Final
 
 from hexdata.errors import FormatError
-from hexdata.formats.source import BATCH_ROWS, RawBatch, Rejection, SourceReader
+from hexdata.formats.source import BATCH_ROWS, SALVAGEABLE, RawBatch, Rejection, SourceReader
 
-__all__ = ["BATCH_ROWS", "RawBatch", "Rejection", "SourceReader", "open_source"]
+__all__ = ["BATCH_ROWS", "SALVAGEABLE", "RawBatch", "Rejection", "SourceReader", "open_source"]
 
 _HEAD_BYTES: Final = 65_536
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 
 
-def open_source(path: Path) -> SourceReader:
+def open_source(path: Path, *, salvage: bool = False) -> SourceReader:
     """Open a source file with the reader that its content asks for; its name decides nothing.
+
+    Args:
+        path: the file.
+        salvage: of a damaged file, give the whole examples before the damage.
 
     Raises:
         FormatError: "empty-file", "unknown-layout", "corrupt-gzip", or what the reader finds at once.
@@ -31,9 +35,9 @@ def open_source(path: Path) -> SourceReader:
 
     head = _head(path)
     if looks_like_pickle(head):
-        return LegacyReader(path)
+        return LegacyReader(path, salvage=salvage)
     if looks_like_trmph(head) or (not head and ".trmph" in path.name):
-        return TrmphReader(path)
+        return TrmphReader(path, salvage=salvage)
     raise FormatError(
         "no reader knows this layout" if head else "the file is empty",
         code="unknown-layout" if head else "empty-file",

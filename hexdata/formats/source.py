@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Final, Protocol, Self
 
 import pyarrow as pa
 
-__all__ = ["BATCH_ROWS", "RawBatch", "Rejection", "SourceReader"]
+from hexdata.errors import FormatError
+
+__all__ = ["BATCH_ROWS", "SALVAGEABLE", "RawBatch", "Rejection", "SourceReader"]
 
 BATCH_ROWS = 8192
 """At most so many rows a raw batch."""
+
+SALVAGEABLE: Final = frozenset({"truncated", "corrupt-gzip", "corrupt-pickle"})
+"""Codes of the damage that what comes before it survives."""
 
 
 @dataclass(frozen=True)
@@ -48,12 +53,16 @@ class SourceReader(Protocol):
     header: dict[str, object]
     """What the file says of itself, JSON-able: ``source_file``, ``processing_stats``, how fields are
     spelled … Complete once ``batches`` is exhausted."""
+    damage: FormatError | None
+    """What broke the file off, if it was opened to be salvaged and is damaged: known once ``batches`` is
+    exhausted."""
 
     def batches(self) -> Iterator[RawBatch]:
         """Read the file once, front to back, in memory that does not grow with it.
 
         Raises:
-            FormatError: the file as a whole cannot be read; its batches so far are void.
+            FormatError: the file as a whole cannot be read; its batches so far are void. One that was
+                opened to be salvaged gives its whole examples before the damage instead.
         """
 
     def __enter__(self) -> Self: ...

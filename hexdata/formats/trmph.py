@@ -93,9 +93,11 @@ class TrmphReader:
 
     format: str = "trmph"
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, salvage: bool = False) -> None:
         self.path = Path(path)
         self.board_size: int | None = None
+        self.damage: FormatError | None = None
+        self._salvage = salvage
         self._spelling: Counter[str] = Counter()
         self._counts = Counter(comments=0, winners_from_chain=0)
         self.header: dict[str, object] = {"spelling": self._spelling, "counts": self._counts}
@@ -116,7 +118,8 @@ class TrmphReader:
         batches, which then hold rejections only, have the schema of the smallest board.
 
         Raises:
-            FormatError: "corrupt-gzip", if the gzip stream is corrupt or ends early.
+            FormatError: "corrupt-gzip", if the gzip stream is corrupt or ends early and the file was not
+                opened to be salvaged.
         """
         record = 0
         for lines in self._chunks():
@@ -164,13 +167,16 @@ class TrmphReader:
                 while len(line) > _MAX_LINE and not line.endswith(b"\n"):
                     line = self._file.readline(_MAX_LINE + 1)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise FormatError(
+            damage = FormatError(
                 "the gzip stream is corrupt or ends early",
                 code="corrupt-gzip",
                 path=self.path,
                 found=str(error),
                 cure="Copy the file again from where it came.",
-            ) from error
+            )
+            if not self._salvage:
+                raise damage from error
+            self.damage = damage
 
     def _read_game(self, line: bytes, game: _Line) -> None:
         if len(line) > _MAX_LINE:

@@ -1,4 +1,4 @@
-"""How a file spells what it says: what its header needs so that the file can be written back as it was.
+"""How a file spells what it says: what is kept of that, so that the file can be written back as it was.
 
 Turns Python values of a pickle into JSON values too. Never decides whether a record is kept.
 """
@@ -8,17 +8,19 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from hexdata.errors import FormatError
 from hexdata.formats.legacy.examples import ArrayKind, Coded, Group
 from hexdata.formats.legacy.limits import Limits
 from hexdata.formats.legacy.standins import EnumValue, Scalar, kind_of
 
-__all__ = ["WINNER_SPELLINGS", "Dialect", "extra_text", "header_value"]
+__all__ = ["DIALECT_KEY", "WINNER_SPELLINGS", "Dialect", "extra_text", "header_value", "with_spellings"]
 
 WINNER_SPELLINGS: Final = {
     "BLUE/RED": ("BLUE", "RED"),
@@ -28,7 +30,14 @@ WINNER_SPELLINGS: Final = {
 }
 """Blue and red as a winner is written, but for enums, which are spelled by the name of their class."""
 
-_FIELDS: Final = ("winner", "position_in_game", "total_positions", "value_sample_tier")
+DIALECT_KEY: Final = "hexdata:dialect"
+"""Key in ``extra`` of an example that is spelled otherwise than the first of its file: its own spellings."""
+
+_PLAIN: Final = frozenset([bool, int, float, str])
+_FIELDS: Final = ("winner", "game_id", "position_in_game", "total_positions", "value_sample_tier")
+
+Spellings = dict[str, object]
+"""How fields are spelled, by the name of the field."""
 
 
 class Dialect:
@@ -36,58 +45,138 @@ class Dialect:
 
     def __init__(self) -> None:
         self._counts: dict[str, Counter[Any]] = {}
+        self._first: Spellings = {}
 
-    def add(self, group: Group, accepted: npt.NDArray[np.bool_]) -> None:
-        """Count a group's examples; ``accepted`` (n,) says which."""
-        layout, size = group.layout, int(np.count_nonzero(accepted))
-        self._count("layout", "tuple" if layout.keys is None else "dict", size)
-        for name, keys in (("keys", layout.keys), ("metadata_keys", layout.metadata_keys)):
-            if keys is not None:
-                self._count(name, keys, size)
-        for name, kind in (("board", layout.board), ("policy", layout.policy)):
-            if isinstance(kind, ArrayKind):
-                self._count(name, kind.dtype + (" fortran" if kind.fortran else ""), size)
-        self._count_column("value", group.value, accepted)
-        if group.player_to_move is not None:
-            self._count_column("player_to_move", group.player_to_move, accepted)
-        for name in _FIELDS:
-            if name in group.metadata:
-                self._count_column(name, group.metadata[name], accepted)
+    def add(self, groups: Sequence[Group], accepted: npt.NDArray[np.bool_]) -> dict[int, Spellings]:
+        """Count the examples of a block.
+
+        Args:
+            groups: of the block.
+            accepted: for each place in the block, whether there is an accepted example, (count,).
+
+        Returns:
+            By its place, each example that spells a field otherwise than the file's first one with that
+            field, and how it spells what differs.
+        """
+        columns = [
+            (field, group.places, column, accepted[group.places])
+            for group in groups
+            for field, column in _spelled(group)
+        ]
+        for field, _, column, taken in columns:
+            sizes = np.bincount(column.codes[taken], minlength=len(column.values))
+            for spelling, size in zip(column.values, sizes.tolist(), strict=True):
+                if spelling is not None and size:
+                    self._counts.setdefault(field, Counter())[spelling] += size
+        self._settle_first(columns)
+        found: dict[int, Spellings] = {}
+        for field, places, column, taken in columns:
+            odd = np.array([value not in (None, self._first.get(field)) for value in column.values])
+            if odd.any():
+                for row in np.flatnonzero(odd[column.codes] & taken).tolist():
+                    spelling = column.values[column.codes[row]]
+                    found.setdefault(int(places[row]), {})[field] = spelling
+        return found
+
+    def _settle_first(self, columns: Sequence[tuple[str, Any, Coded, npt.NDArray[np.bool_]]]) -> None:
+        """Take as first what the example at the lowest place says, whatever the order of the groups."""
+        firsts: dict[str, tuple[int, object]] = {}
+        for field, places, column, taken in columns:
+            if field in self._first:
+                continue
+            there = np.array([value is not None for value in column.values])[column.codes] & taken
+            if there.any():
+                row = int(there.argmax())
+                candidate = (int(places[row]), column.values[column.codes[row]])
+                firsts[field] = min(firsts.get(field, candidate), candidate, key=lambda first: first[0])
+        self._first |= {field: spelling for field, (_, spelling) in firsts.items()}
 
     def as_json(self) -> dict[str, object]:
-        """Return the spelling of each field; where it has several, ``{"mixed": [[spelling, count], …]}``."""
-        return {
-            name: next(iter(counts))
+        """Return the spelling of each field.
+
+        Where it has several, ``{"mixed": [[spelling, count], …]}``, and under ``first`` the one of the
+        file's first example, which holds wherever an example does not say otherwise.
+        """
+        result: dict[str, object] = {
+            name: _listed(next(iter(counts)))
             if len(counts) == 1
-            else {"mixed": sorted(([key, count] for key, count in counts.items()), key=str)}
+            else {"mixed": sorted(([_listed(key), count] for key, count in counts.items()), key=str)}
             for name, counts in sorted(self._counts.items())
         }
+        firsts = sorted(self._first.items())
+        mixed = {name: _listed(first) for name, first in firsts if len(self._counts[name]) > 1}
+        return result | ({"first": mixed} if mixed else {})
 
-    def _count_column(self, name: str, column: Coded, accepted: npt.NDArray[np.bool_]) -> None:
-        sizes = np.bincount(column.codes[accepted], minlength=len(column.values))
-        for value, size in zip(column.values, sizes.tolist(), strict=True):
-            if value is not None and size:
-                self._count(name, _winner_spelling(value) if name == "winner" else _spelling(value), size)
 
-    def _count(self, name: str, spelling: object, size: int) -> None:
-        if size:
-            self._counts.setdefault(name, Counter())[spelling] += size
+def _spelled(group: Group) -> Iterator[tuple[str, Coded]]:
+    """Give how a group's examples spell each field: a column of spellings, None for a null."""
+    layout = group.layout
+    constants = {
+        "layout": "tuple" if layout.keys is None else "dict",
+        "keys": layout.keys,
+        "metadata_keys": layout.metadata_keys,
+        "board": _array_spelling(layout.board),
+        "policy": _array_spelling(layout.policy),
+    }
+    same = np.zeros(len(group.places), np.intp)
+    for field, spelling in constants.items():
+        if spelling is not None:
+            yield field, Coded(same, [spelling])
+    columns = {"value": group.value, "player_to_move": group.player_to_move}
+    columns |= {field: group.metadata[field] for field in _FIELDS if field in group.metadata}
+    for field, column in columns.items():
+        if column is not None:
+            spell = _SPELLERS.get(field, _spelling)
+            spellings = [None if value is None else spell(value) for value in column.values]
+            yield field, Coded(column.codes, spellings)
+
+
+def _listed(spelling: object) -> object:
+    return list(spelling) if isinstance(spelling, tuple) else spelling
+
+
+def _array_spelling(kind: ArrayKind | str) -> str | None:
+    return None if isinstance(kind, str) else kind.dtype + (" fortran" if kind.fortran else "")
 
 
 def _spelling(value: object) -> str:
+    if type(value) in _PLAIN:
+        return type(value).__name__
     if isinstance(value, EnumValue):
         return value.kind if isinstance(value.value, int) else f"{value.kind} by text"
     if isinstance(value, Scalar):
         return f"numpy {value.dtype}"
-    return next(
-        (kind.__name__ for kind in (bool, int, float, str) if isinstance(value, kind)), kind_of(value)
-    )
+    return next((kind.__name__ for kind in _PLAIN if isinstance(value, kind)), kind_of(value))
 
 
 def _winner_spelling(value: object) -> str:
-    if isinstance(value, EnumValue):
+    if isinstance(value, (EnumValue, Scalar)):
         return _spelling(value)
-    return next(name for name, pair in WINNER_SPELLINGS.items() if value in pair)
+    return next((name for name, pair in WINNER_SPELLINGS.items() if value in pair), _spelling(value))
+
+
+def _game_id_spelling(value: object) -> str:
+    """Return how both numbers are spelled, or, where they differ, the two."""
+    if not isinstance(value, tuple):
+        return _spelling(value)
+    spellings = [_spelling(part) for part in value]
+    return spellings[0] if spellings[0] == spellings[-1] else ", ".join(spellings)
+
+
+_SPELLERS: Final = {"winner": _winner_spelling, "game_id": _game_id_spelling}
+
+
+def with_spellings(batch: pa.RecordBatch, odd: Mapping[int, Spellings]) -> pa.RecordBatch:
+    """Return a raw batch in which the rows named by ``odd`` keep their own spellings in ``extra``."""
+    texts = batch.column("extra").to_pylist()
+    for row, spellings in odd.items():
+        extra = json.loads(texts[row] or "{}") | {DIALECT_KEY: spellings}
+        texts[row] = json.dumps(dict(sorted(extra.items())), separators=(",", ":"))
+    index = batch.schema.get_field_index("extra")
+    return batch.set_column(index, batch.schema.field(index), pa.array(texts, pa.string()))
+
+
+_TAGS: Final = ("__dict__", "__tuple__", "__float__", "__numpy__", "__object__")
 
 
 class _NotJsonError(ValueError):
@@ -96,7 +185,7 @@ class _NotJsonError(ValueError):
 
 def extra_text(extra: dict[str, Any], limits: Limits) -> str | None:
     """Return JSON text of metadata, keys sorted; None if JSON would not give back the same values."""
-    budget = _Budget(limits)
+    budget = _Budget(limits.metadata_values)
     try:
         values = {key: _to_json(extra[key], limits.nesting, budget, strict=True) for key in sorted(extra)}
     except (_NotJsonError, FormatError):
@@ -110,14 +199,14 @@ def header_value(value: object, limits: Limits) -> object:
     Raises:
         FormatError: "limit-nesting" or "limit-header".
     """
-    return _to_json(value, limits.nesting, _Budget(limits), strict=False)
+    return _to_json(value, limits.nesting, _Budget(limits.header_values), strict=False)
 
 
 class _Budget:
     """So many values may still be written out: a list that holds one list twice, and so on, explodes."""
 
-    def __init__(self, limits: Limits) -> None:
-        self._left = limits.header_values
+    def __init__(self, values: int) -> None:
+        self._left = values
 
     def spend(self) -> None:
         self._left -= 1
@@ -136,7 +225,7 @@ def _to_json(value: Any, depth: int, budget: _Budget, *, strict: bool) -> object
         raise FormatError("nested more deeply than the limit", code="limit-nesting")
     if isinstance(value, list):
         return [_to_json(item, depth - 1, budget, strict=strict) for item in value]
-    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+    if isinstance(value, dict) and (strict or not _is_tag(value)) and all(isinstance(k, str) for k in value):
         return {key: _to_json(item, depth - 1, budget, strict=strict) for key, item in value.items()}
     if strict:
         raise _NotJsonError
@@ -151,3 +240,8 @@ def _to_json(value: Any, depth: int, budget: _Budget, *, strict: bool) -> object
     if isinstance(value, Scalar):
         return {"__numpy__": [value.dtype, _to_json(value.value, depth - 1, budget, strict=False)]}
     return {"__object__": kind_of(value)}
+
+
+def _is_tag(value: dict[Any, Any]) -> bool:
+    """Say whether a dict looks like what stands for a value that JSON does not know."""
+    return len(value) == 1 and next(iter(value)) in _TAGS

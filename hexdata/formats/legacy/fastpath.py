@@ -16,7 +16,7 @@ import numpy.typing as npt
 from hexdata.errors import FormatError
 from hexdata.formats.legacy.examples import Coded, Group
 from hexdata.formats.legacy.limits import Limits
-from hexdata.formats.legacy.machine import FRAME_BYTES, Machine
+from hexdata.formats.legacy.machine import FRAME_BYTES, Examples, Machine
 from hexdata.formats.legacy.memo import Memo
 from hexdata.formats.legacy.skeleton import (
     Reference,
@@ -42,7 +42,7 @@ _FRAME: Final = 0x95
 
 
 @dataclass(eq=False, slots=True)
-class Run:
+class Run(Examples):
     """Examples of one skeleton, one after the other; on the machine's stack it stands for all of them."""
 
     skeleton: Skeleton
@@ -132,14 +132,22 @@ class FastPath:
             self._longest = max(known.length for known in self._known)
 
     def _match(self) -> bool:
-        machine = self._machine
-        for rank, skeleton in enumerate(self._known):
-            match = skeleton.pattern.match(machine.buf, machine.pos)
-            if match is not None:
-                self._push(rank, memoryview(machine.buf)[machine.pos : match.end()])
-                machine.pos = match.end()
-                return True
-        return False
+        """Take the runs that follow one another from here on; False if there is none."""
+        machine, known = self._machine, self._known
+        buf, start = machine.buf, machine.pos
+        view = memoryview(buf)
+        going = True
+        while going:
+            going = False
+            for rank, skeleton in enumerate(known):
+                match = skeleton.pattern.match(buf, machine.pos)
+                if match is not None:
+                    end = match.end()
+                    self._push(rank, view[machine.pos : end])
+                    machine.pos = end
+                    going = True
+                    break
+        return machine.pos > start
 
     def _skip_frame(self) -> bool:
         machine = self._machine
@@ -167,14 +175,14 @@ class FastPath:
         return False
 
     def _push(self, rank: int, raw: bytes | memoryview) -> None:
-        machine, skeleton = self._machine, self._known[rank]
+        machine, memo, skeleton = self._machine, self._memo, self._known[rank]
         count = len(raw) // skeleton.length
-        run = Run(skeleton, raw, count, self._memo.next, machine.offset)
+        run = Run(skeleton, raw, count, memo.next, machine.origin + machine.pos)
         self._pending.append(run)
         machine.stack.append(run)
-        machine.folded += count - 1
+        machine.recognised += count
         machine.payload += count * skeleton.payload
-        self._memo.next += count * skeleton.memoized
+        memo.next += count * skeleton.memoized
         if rank:
             self._known.insert(0, self._known.pop(rank))
 

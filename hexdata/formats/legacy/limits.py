@@ -43,8 +43,10 @@ class Limits:
     """``limit-held``: payload bytes between two batches of examples. A batch is 2.1 MB in real files."""
     nesting: int = 32
     """``limit-nesting``: depth of a value in the header or the metadata."""
-    header_values: int = 1 << 20
+    header_values: int = 1 << 17
     """``limit-header``: values in the header, counted as often as they are written out."""
+    metadata_values: int = 1 << 12
+    """The same for one record's metadata without columns of their own; past it, the record is rejected."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -20,15 +20,13 @@ from hexdata.formats.legacy.source import ByteSource
 from hexdata.formats.legacy.standins import build, call, find_name, kind_of
 from hexdata.formats.legacy.window import Window
 
-__all__ = ["FRAME_BYTES", "Event", "Examples", "Machine"]
+__all__ = ["FRAME_BYTES", "Event", "Examples", "Machine", "irregular"]
 
 FRAME_BYTES: Final = 9
 """A FRAME opcode with its length."""
 
-_NUMBER_LINE: Final = 1000
-"""Longest number of protocol 0, in characters."""
-_NAME_LINE: Final = 1000
-"""Longest module or name of protocol 0, in characters."""
+_LINE: Final = 1000
+"""Longest number, module or name of protocol 0, in characters."""
 _MEMO_OPCODES: Final = frozenset(b"\x94qrp")
 _FLOAT: Final = struct.Struct(">d")
 
@@ -42,7 +40,13 @@ class Event(Enum):
 
 
 class Examples:
-    """What stands for the list ``examples`` while its items are handed out and not kept."""
+    """Stands for examples that are not kept one by one: for their list, or for a run of them."""
+
+
+def irregular() -> FormatError:
+    """Make the error for opcodes that reach into an example that was recognised as part of a run."""
+    cure = "Read the file with fast=False."
+    return FormatError("examples that take other examples apart", code="irregular-examples", cure=cure)
 
 
 class Machine(Window):
@@ -64,8 +68,8 @@ class Machine(Window):
         """Where in the pickle the frame that was last announced ends."""
         self.payload = 0
         """Bytes of arrays and texts since the last batch."""
-        self.folded = 0
-        """Examples on the stack that share an object with the one before: those of a recognised run."""
+        self.recognised = 0
+        """Examples since the last batch that came in runs, each of which is one object on the stack."""
         self.example_memo = 0
         """The memo number of the first object of the example being read."""
         self._held_from = 0
@@ -106,7 +110,7 @@ class Machine(Window):
     def check_limits(self) -> None:
         """Look at whatever grows by opcodes."""
         limits = self.limits
-        if max(len(self.stack) + self.folded, len(self.marks)) > limits.stack:
+        if max(len(self.stack) + self.recognised, len(self.marks)) > limits.stack:
             raise self.past("limit-stack", "more objects on the stack than the limit", limits.stack)
         if self.payload > limits.held_bytes:
             raise self.past("limit-held", "too many bytes before the next batch", limits.held_bytes)
@@ -168,6 +172,11 @@ class Machine(Window):
         self._event = Event.BATCH
         return True
 
+    def unfinished(self) -> list[Any]:
+        """Return the examples of the batch being read; the last one may be half read."""
+        in_batch = 0 < self._batch_marks <= len(self.marks)
+        return self.stack[self.marks[self._batch_marks - 1] : self._batch_height] if in_batch else []
+
     # Handlers: each is named in _HANDLERS. One that returns True pauses the machine.
 
     def _refuse(self, name: str | None = None) -> None:
@@ -181,7 +190,7 @@ class Machine(Window):
         )
 
     def _inst(self) -> None:
-        asked = self.line(_NAME_LINE) + b"." + self.line(_NAME_LINE)
+        asked = self.line(_LINE) + b"." + self.line(_LINE)
         self._refuse(f"INST of {asked.decode('utf-8', 'replace')}")
 
     def _proto(self) -> None:
@@ -222,20 +231,8 @@ class Machine(Window):
         del self.stack[start:]
         return items
 
-    def _pop(self) -> None:
-        if self.marks and self.marks[-1] == len(self.stack):
-            self.marks.pop()
-        else:
-            self.stack.pop()
-
-    def _pop_mark_away(self) -> None:
-        self._pop_mark()
-
     def _push(self, value: object) -> None:
         self.stack.append(value)
-
-    def _dup(self) -> None:
-        self.stack.append(self.stack[-1])
 
     def _binint1(self) -> None:
         self.stack.append(self.buf[self.pos])
@@ -260,14 +257,14 @@ class Machine(Window):
         self.stack.append(int.from_bytes(self.take(size), "little", signed=True))
 
     def _int_line(self) -> None:
-        line = self.line(_NUMBER_LINE)
+        line = self.line(_LINE)
         if line in (b"00", b"01"):
             self.stack.append(line == b"01")
         else:
             self._decimal(line)
 
     def _long_line(self) -> None:
-        self._decimal(self.line(_NUMBER_LINE).removesuffix(b"L"))
+        self._decimal(self.line(_LINE).removesuffix(b"L"))
 
     def _decimal(self, line: bytes) -> None:
         if len(line) > 2 * self.limits.integer_bytes:
@@ -275,7 +272,7 @@ class Machine(Window):
         self._number(line, int)
 
     def _float_line(self) -> None:
-        self._number(self.line(_NUMBER_LINE), float)
+        self._number(self.line(_LINE), float)
 
     def _number(self, line: bytes, read: Callable[[bytes], float]) -> None:
         try:
@@ -352,6 +349,8 @@ class Machine(Window):
 
     def _set(self, items: list[Any]) -> None:
         target = self.stack[-1]
+        if isinstance(target, Examples):
+            raise irregular()
         if not isinstance(target, dict) or len(items) % 2:
             raise self.corrupt("sets items of something that is no dict", kind_of(target))
         for key in items[::2]:
@@ -376,7 +375,7 @@ class Machine(Window):
         return self._completes_example()
 
     def _global_line(self) -> None:
-        module, name = self.line(_NAME_LINE), self.line(_NAME_LINE)
+        module, name = self.line(_LINE), self.line(_LINE)
         self.stack.append(find_name(module.decode("utf-8", "replace"), name.decode("utf-8", "replace")))
 
     def _stack_global(self) -> None:
@@ -420,7 +419,7 @@ class Machine(Window):
         self.stack.append(self.memo.get(self._index()))
 
     def _index(self) -> int:
-        line = self.line(_NUMBER_LINE)
+        line = self.line(_LINE)
         if not line.isdigit() or len(line) > 18:
             raise self.corrupt("not a memo number", line[:20])
         return int(line)
@@ -431,9 +430,6 @@ _HANDLERS: Final[dict[bytes, tuple[Any, ...]]] = {
     b"\x95": ("_frame",),
     b".": ("_stop",),
     b"(": ("_mark",),
-    b"0": ("_pop",),
-    b"1": ("_pop_mark_away",),
-    b"2": ("_dup",),
     b"N": ("_push", None),
     b"\x88": ("_push", True),
     b"\x89": ("_push", False),
@@ -479,7 +475,11 @@ _HANDLERS: Final[dict[bytes, tuple[Any, ...]]] = {
     b"h": ("_binget1",),
     b"j": ("_binget4",),
     b"g": ("_get_line",),
-    # Known, and refused by name. Texts of Python 2 are among them: no legacy file has any.
+    # Known, and refused by name. Some do no harm, but no writer of legacy files has a use for them: to
+    # take things back from the stack, sets, texts of Python 2.
+    b"0": ("_refuse", "POP"),
+    b"1": ("_refuse", "POP_MARK"),
+    b"2": ("_refuse", "DUP"),
     b"P": ("_refuse", "PERSID"),
     b"Q": ("_refuse", "BINPERSID"),
     b"o": ("_refuse", "OBJ"),

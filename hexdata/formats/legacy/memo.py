@@ -113,7 +113,7 @@ class Memo:
         if pair is not None:
             return pair
         if index >= self.next:
-            raise FormatError("refers to an object that is not there yet", code="corrupt-pickle", found=index)
+            raise _not_there(index)
         raise FormatError(
             "an example refers to a part of another one, which is not kept",
             code="shared-payload",
@@ -194,11 +194,19 @@ class _Branch(Memo):
     def __init__(self, trunk: Memo, first: int) -> None:
         super().__init__(trunk._limits)
         self._trunk = trunk
-        self.next = first
+        self._first = self.next = first
         self.into = self.current
 
     def get(self, index: int) -> object:
-        return self.current[index] if index in self.current else self._trunk.get(index)
+        if index in self.current:
+            return self.current[index]
+        if index >= self._first:  # the trunk may be further on
+            raise _not_there(index)
+        return self._trunk.get(index)
+
+
+def _not_there(index: int) -> FormatError:
+    return FormatError("refers to an object that is not there yet", code="corrupt-pickle", found=index)
 
 
 def _cost(value: object) -> int:

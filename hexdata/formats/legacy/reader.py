@@ -12,17 +12,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+import numpy as np
+
 from hexdata.errors import FormatError
-from hexdata.formats.legacy.dialect import Dialect, header_value
-from hexdata.formats.legacy.examples import Group, group_examples
+from hexdata.formats.legacy.dialect import Dialect, header_value, with_spellings
+from hexdata.formats.legacy.examples import Group, Layout, group_examples, layout_of
 from hexdata.formats.legacy.fastpath import FastPath, Run, take_apart
 from hexdata.formats.legacy.limits import DEFAULT_LIMITS, Limits
-from hexdata.formats.legacy.machine import Event, Examples, Machine
+from hexdata.formats.legacy.machine import Event, Examples, Machine, irregular
 from hexdata.formats.legacy.sheet import Sheet
 from hexdata.formats.legacy.skeleton import Skeleton
 from hexdata.formats.legacy.source import PickleFile
 from hexdata.formats.legacy.standins import kind_of
-from hexdata.formats.source import BATCH_ROWS, RawBatch
+from hexdata.formats.source import BATCH_ROWS, SALVAGEABLE, RawBatch
 
 __all__ = ["LegacyReader"]
 
@@ -37,6 +39,7 @@ class LegacyReader:
         path: the file.
         fast: False reads every example opcode by opcode, with the same result.
         limits: what the file may ask for.
+        salvage: of a damaged file, give the whole examples before the damage, as far as it shows.
 
     Attributes:
         format: "legacy-tuples", "legacy-dicts" or "legacy-shuffled". What tells the last one comes after
@@ -44,15 +47,20 @@ class LegacyReader:
         board_size: from the first usable board on; None before.
         header: every top-level key but ``examples``, and ``dialect``: how the fields are spelled, so
             that the file can be written back. Empty until ``batches`` is exhausted.
+        damage: what broke the file off, where it was salvaged.
     """
 
-    def __init__(self, path: str | Path, *, fast: bool = True, limits: Limits = DEFAULT_LIMITS) -> None:
+    def __init__(
+        self, path: str | Path, *, fast: bool = True, limits: Limits = DEFAULT_LIMITS, salvage: bool = False
+    ) -> None:
         self.path = Path(path)
+        self.damage: FormatError | None = None
+        self._salvage = salvage
         self.format = "legacy-dicts"
         self.board_size: int | None = None
         self.header: dict[str, object] = {}
         self._limits = limits
-        self._file = PickleFile(self.path, limits)
+        self._file = PickleFile(self.path, limits, salvage=salvage)
         self._machine = Machine(self._file, limits)
         self._fast = FastPath(self._machine) if fast else None
         self._dialect = Dialect()
@@ -74,7 +82,8 @@ class LegacyReader:
         """Read the file once, front to back, in memory that does not grow with it.
 
         Raises:
-            FormatError: the file is no legacy pickle, damaged, or past a limit; batches so far are void.
+            FormatError: the file is no legacy pickle, damaged (and not to be salvaged), or past a limit;
+                batches so far are void.
             UnsafePickleError: it asks for something that is not on the list of what is allowed.
         """
         try:
@@ -85,7 +94,7 @@ class LegacyReader:
     def _batches(self) -> Iterator[RawBatch]:
         pending: list[Any] = []
         count = 0
-        while (event := self._next_event()) is not Event.STOP:
+        while (event := self._next_event()) not in (Event.STOP, None):
             if event is Event.BATCH:
                 items = self._machine.items
                 count += self._count(items)
@@ -93,37 +102,50 @@ class LegacyReader:
                 if count >= _BLOCK:
                     yield from self._convert(pending)
                     pending, count = [], 0
+        if self.damage is not None:
+            pending += self._whole_examples()
         top = self._top_level()
         yield from self._convert(pending)
         self._finish(top)
 
-    def _next_event(self) -> Event:
+    def _next_event(self) -> Event | None:
+        """Go on to the next event; None for damage that is to be survived."""
         try:
             event = self._machine.run()
             if event is Event.BOUNDARY and self._fast is not None:
                 self._fast.advance()
-        except FormatError:
+        except FormatError as error:
             if self._fast is not None:
                 self._fast.verify()  # an example before this place may be at fault: then say that
-            raise
+            if not self._salvage or error.code not in SALVAGEABLE:
+                raise
+            self.damage = error
+            return None
         return event
+
+    def _whole_examples(self) -> list[Any]:
+        """Return what was read whole of the batch of examples that the damage broke off."""
+        items = self._machine.unfinished()
+        if items and not _is_whole(*items[-2:]):
+            items.pop()
+        self._count(items)
+        return items
 
     def _count(self, items: list[Any]) -> int:
         """Return how many examples were just handed out."""
         machine = self._machine
-        count = sum(map(_size, items))
-        if count != len(items) + machine.folded:
-            raise FormatError(
-                "examples that take other examples apart",
-                code="irregular-examples",
-                cure="Read the file with fast=False.",
-            )
-        machine.folded = 0
+        runs = [item for item in items if isinstance(item, Run)]
+        if sum(run.count for run in runs) != machine.recognised:
+            raise irregular()
+        count = len(items) - len(runs) + machine.recognised
+        machine.recognised = 0
         return count
 
     def _top_level(self) -> dict[Any, Any]:
-        """Return the header's part of the outermost dict, as the pickle has it."""
+        """Return the outermost dict, as the pickle has it; an empty one if that is lost."""
         top = self._machine.result
+        if self.damage is not None and top is None:
+            return {}
         if not isinstance(top, dict):
             raise FormatError(
                 "not a legacy file", found=f"{kind_of(top)} at the top level", expected="a dict of examples"
@@ -134,13 +156,15 @@ class LegacyReader:
                 found=f"top-level keys {[key for key in top if isinstance(key, str)][:10]}",
                 expected='"examples", a list written in its place',
             )
-        return {key: value for key, value in top.items() if key != "examples"}
+        return top
 
     def _finish(self, top: dict[Any, Any]) -> None:
         if "shuffling_stats" in top:
             self.format = "legacy-shuffled"
-        header = {str(key): header_value(value, self._limits) for key, value in top.items()}
-        self.header = header | {"dialect": self._dialect.as_json()}
+        place = [*top, "examples"].index("examples")
+        header = {str(key): header_value(top[key], self._limits) for key in top if key != "examples"}
+        dialect = self._dialect.as_json() | ({"examples": place} if place else {})
+        self.header = header | {"dialect": dialect}
 
     def _convert(self, items: list[Any]) -> Iterator[RawBatch]:
         for block, count in _blocks(items):
@@ -154,14 +178,17 @@ class LegacyReader:
         groups, singles = self._take_apart(items)
         groups += group_examples(singles, sheet.reject)
         sheet.fill(groups)
-        for group in groups:
-            self._dialect.add(group, sheet.accepted(group))
         if self._records == 0 and groups:
             first = min(groups, key=lambda group: int(group.places[0]))
             self.format = "legacy-tuples" if first.layout.keys is None else "legacy-dicts"
+        batch, rejected = sheet.finish()
+        odd = self._dialect.add(groups, sheet.accepted)
+        if odd:
+            rows = np.cumsum(sheet.accepted) - 1
+            batch = with_spellings(batch, {int(rows[place]): odd[place] for place in odd})
         self._records += count
         self.board_size = sheet.board_size
-        return RawBatch(*sheet.finish())
+        return RawBatch(batch, rejected)
 
     def _take_apart(self, items: list[Any]) -> tuple[list[Group], list[tuple[int, Any]]]:
         """Return groups out of the runs among ``items``, and the single examples with their places."""
@@ -182,6 +209,14 @@ class LegacyReader:
                 groups.append(group)
         singles.sort(key=itemgetter(0))
         return groups, singles
+
+
+def _is_whole(*items: object) -> bool:
+    """Say whether the last one of these examples was read whole, judged by itself and the one before."""
+    keys = [set(item) for item in items if isinstance(item, dict)]
+    return isinstance(items[-1], Run) or (
+        isinstance(layout_of(items[-1]), Layout) and all(keys[-1] >= before for before in keys)
+    )
 
 
 def _size(item: object) -> int:

@@ -103,9 +103,10 @@ class Sheet:
             self._take_players(group)
             self._take_metadata(group)
 
-    def accepted(self, group: Group) -> Bools:
-        """Say which of a group's examples have not been rejected, (n,)."""
-        return ~self._rejected[group.places]
+    @property
+    def accepted(self) -> Bools:
+        """Which places of the block hold an example that has not been rejected, (count,)."""
+        return ~self._rejected
 
     def finish(self) -> tuple[pa.RecordBatch, list[Rejection]]:
         """Return the records that are positions (``raw_schema``), and the others, both in order.
@@ -206,7 +207,11 @@ class Sheet:
         moves, one_hot = _one_hot(words, one)
         self._numbers["move"][group.places[one_hot]] = moves[one_hot]
         if not one_hot.all():
-            policy = group.policy if np.dtype(kind.dtype).kind == "b" else group.policy.view(kind.dtype)
+            is_bool = np.dtype(kind.dtype).kind == "b"
+            policy = group.policy if is_bool else group.policy.view(kind.dtype)
+            if is_bool:
+                odd: Bools = np.any(policy > 1, axis=1)
+                self._reject(group, odd, "policy-values", lambda _: "bools that are neither 0 nor 1")
             self._take_dense(group, ~one_hot, policy)
 
     def _take_dense(self, group: Group, dense: Bools, policy: npt.NDArray[Any]) -> None:

@@ -103,7 +103,8 @@ def learn(raw: bytes, memo: Memo, limits: Limits) -> Skeleton | None:
     tracer = _Tracer(raw, memo, limits)
     try:
         return _skeleton(tracer, tracer.example())
-    except (_IrregularError, FormatError):  # the latter: a reference stood where the object has to
+    except (_IrregularError, FormatError, IndexError):
+        # FormatError: a reference stood where the object has to. IndexError: it needs more than itself.
         return None
 
 
@@ -196,14 +197,14 @@ def _traced(value: Any, at: slice) -> Any:
 
 def _skeleton(tracer: _Tracer, example: Any) -> Skeleton:
     layout = layout_of(example)
-    if not isinstance(layout, Layout):
+    if not isinstance(layout, Layout) or len(tracer.stack) > 1 or tracer.marks:
         raise _IrregularError
     if layout.keys is None:
         board, policy, fields = example[0], example[1], {"value": example[2]}
     else:
         fields = dict(example)
         board, policy = fields.pop("board"), fields.pop("policy")
-    arrays = [array for array in (board, policy) if array is not None]
+    arrays = [board] if policy is None else [board, policy]
     if not all(isinstance(getattr(array, "payload", None), _TracedBytes) for array in arrays):
         raise _IrregularError
     memoized = sorted(tracer.memo.current.items())

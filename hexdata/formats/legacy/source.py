@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Final, Protocol
+from typing import BinaryIO, Final, Protocol
 
 from zlib_ng import gzip_ng, zlib_ng
 
@@ -37,19 +37,64 @@ class ByteSource(Protocol):
         """Return at most ``size`` more bytes, none at the end."""
 
 
+_INPUT: Final = 1 << 16
+"""Compressed bytes that a :class:`_Gunzip` takes at a time."""
+_OUTPUT: Final = 1 << 14
+"""Decompressed bytes that it gives at a time: so many may be lost where corruption shows."""
+
+
+class _Gunzip:
+    """Gunzips a file such that what comes before damage is not lost, more slowly than ``GzipNGFile`` does.
+
+    That one decompresses into its caller's buffer, and what it had is gone when the input ends early.
+    """
+
+    def __init__(self, raw: BinaryIO) -> None:
+        self._raw = raw
+        self._input = b""
+        self._member = zlib_ng.decompressobj(wbits=31)
+
+    def read(self, size: int) -> bytes:
+        """Return at most ``size`` more bytes, none at the end; errors as ``GzipNGFile.read`` has them."""
+        piece = b""
+        while not piece:
+            self._input = self._input or self._raw.read(_INPUT)
+            at_end = not self._input
+            if self._member.eof:
+                self._input = self._input.lstrip(b"\0")
+                if at_end:
+                    break
+                if not self._input:
+                    continue
+                self._member = zlib_ng.decompressobj(wbits=31)
+            member = self._member
+            piece = member.decompress(self._input, min(size, _OUTPUT))
+            self._input = member.unused_data if member.eof else member.unconsumed_tail
+            if at_end and not piece and not member.eof:
+                raise EOFError
+        return piece
+
+    def close(self) -> None:
+        """Do nothing: the file below is not its own."""
+
+
 class PickleFile:
     """A gzipped or plain file, open for reading; a context manager in the reader's hands.
 
     Several gzip members, one after the other, are read as one, and so is zero padding after the last;
-    the checksums are verified.
+    the checksums are verified. With ``salvage``, whatever decompresses before damage is given.
     """
 
-    def __init__(self, path: Path, limits: Limits = DEFAULT_LIMITS) -> None:
+    def __init__(self, path: Path, limits: Limits = DEFAULT_LIMITS, *, salvage: bool = False) -> None:
         self._limits = limits
         self._raw = path.open("rb")
-        self._stream: io.BufferedIOBase = self._raw
+        self._stream: io.BufferedIOBase | _Gunzip = self._raw
         self.offset = 0
-        if self._raw.peek(2)[:2] == _GZIP_MAGIC:
+        if self._raw.peek(2)[:2] != _GZIP_MAGIC:
+            return
+        if salvage:
+            self._stream = _Gunzip(self._raw)
+        else:
             self._stream = gzip_ng.GzipNGFile(fileobj=self._raw, mode="rb")  # type: ignore[no-untyped-call]
 
     def read(self, size: int) -> bytes:

@@ -17,11 +17,12 @@ from typing import Any, BinaryIO, Final, cast
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 from zlib_ng import gzip_ng
 
 from hexdata.board import unpack_boards
 from hexdata.errors import InputError
-from hexdata.formats.legacy.dialect import WINNER_SPELLINGS
+from hexdata.formats.legacy.dialect import DIALECT_KEY, WINNER_SPELLINGS
 
 __all__ = ["DIALECTS", "write_legacy"]
 
@@ -81,7 +82,7 @@ _MEMO: Final = 1 << 16
 
 
 def write_legacy(
-    path: str | Path,
+    target: str | Path | BinaryIO,
     batches: Iterable[pa.RecordBatch],
     *,
     board_size: int,
@@ -92,8 +93,9 @@ def write_legacy(
     """Write a gzipped pickle (protocol 4, no time stamp): ``examples``, then what ``header`` has.
 
     Args:
-        path: the file, which is written under that name at once: give a temporary one.
-        batches: ``schema.raw_schema(board_size)``, in order. Values are written as they are.
+        target: an open file; or a path, which is written under that name at once: give a temporary one.
+        batches: ``schema.raw_schema(board_size)``, in order. Values are written as they are; an example
+            whose ``extra`` names its own dialect is spelled so.
         board_size: cells along an edge.
         dialect: a name out of :data:`DIALECTS`, or ``header["dialect"]`` of a reader.
         header: the other top-level keys, as a reader's header has them; its ``dialect`` is left out.
@@ -106,21 +108,33 @@ def write_legacy(
     Raises:
         InputError: a field has several spellings in the dialect, or one that is not known.
     """
-    examples = _Examples(board_size, DIALECTS[dialect] if isinstance(dialect, str) else dialect)
+    if isinstance(target, (str, Path)):
+        with Path(target).open("wb") as file:
+            return write_legacy(
+                file, batches, board_size=board_size, dialect=dialect, header=header, level=level
+            )
+    spelling = DIALECTS[dialect] if isinstance(dialect, str) else dialect
+    examples = _Examples(board_size, spelling)
     count = 0
-    with Path(path).open("wb") as raw, _gzip(raw, level) as out:
+    with _gzip(target, level) as out:
         write = examples.write
-        out.write(b"\x80\x04}(" + write.text("examples") + b"]")
+        before = _items(header)[: cast(int, spelling.get("examples", 0))]
+        out.write(b"\x80\x04}(" + _pairs(write, before) + write.text("examples") + b"]")
         for batch in batches:
             for start in range(0, len(batch), _BATCH):
                 part = batch.slice(start, _BATCH)
                 out.write(b"(" + b"".join(examples.encode(part)) + b"e")
                 count += len(part)
-        for key, value in header.items():
-            if key != "dialect":
-                out.write(write.text(key) + write.value(value, tagged=True))
-        out.write(b"u.")
+        out.write(_pairs(write, _items(header)[len(before) :]) + b"u.")
     return count
+
+
+def _items(header: Mapping[str, object]) -> list[tuple[str, object]]:
+    return [(key, value) for key, value in header.items() if key != "dialect"]
+
+
+def _pairs(write: _Opcodes, items: Iterable[tuple[str, object]]) -> bytes:
+    return b"".join(write.text(key) + write.value(value, tagged=True) for key, value in items)
 
 
 def _gzip(raw: BinaryIO, level: int) -> BinaryIO:
@@ -244,11 +258,12 @@ def _integer(value: int) -> bytes:
 
 
 class _Examples:
-    """Rows of raw batches as opcodes, in one dialect."""
+    """Rows of raw batches as opcodes, each in the dialect of the file or in its own."""
 
     def __init__(self, board_size: int, dialect: Mapping[str, Any]) -> None:
+        first = dialect.get("first", {})
         for field, spelling in dialect.items():
-            if isinstance(spelling, Mapping):
+            if isinstance(spelling, Mapping) and field != "first" and field not in first:
                 raise InputError(
                     f"the examples spell {field} in several ways, so they cannot be written back",
                     found=dict(spelling),
@@ -256,19 +271,37 @@ class _Examples:
                 )
         self.write = _Opcodes()
         self._size = board_size
-        self._dialect = dialect
+        self._dialect = {**dialect, **first}
         self._extra = lru_cache(maxsize=1024)(json.loads)
 
     def encode(self, batch: pa.RecordBatch) -> Iterator[bytes]:
         """Give the opcodes of a batch's examples, one after the other."""
         columns = [batch.column(name).to_pylist() for name in _SCALARS]
-        arrays = zip(self._boards(batch), self._policies(batch), strict=True)
-        for (board, policy), values in zip(arrays, zip(*columns, strict=True), strict=True):
-            yield b"".join(self._example(board, policy, dict(zip(_SCALARS, values, strict=True))))
+        codes, dialects = self._dialects(batch.column("extra"))
+        arrays = []
+        for code, dialect in enumerate(dialects):
+            part = batch if len(dialects) == 1 else batch.take(np.flatnonzero(codes == code))
+            arrays.append(zip(self._boards(part, dialect), self._policies(part, dialect), strict=True))
+        for code, values in zip(codes.tolist(), zip(*columns, strict=True), strict=True):
+            board, policy = next(arrays[code])
+            example = self._example(dialects[code], board, policy, dict(zip(_SCALARS, values, strict=True)))
+            yield b"".join(example)
 
-    def _example(self, board: bytes, policy: bytes | None, values: dict[str, Any]) -> Iterator[bytes]:
+    def _dialects(self, extra: pa.StringArray) -> tuple[npt.NDArray[np.int64], list[dict[str, Any]]]:
+        """Return the dialects of some rows, and which of them each row (n,) is written in."""
+        codes = np.zeros(len(extra), np.int64)
+        named = pc.match_substring(extra, f'"{DIALECT_KEY}":').fill_null(False)
+        numbers = {"{}": 0}
+        for row in np.flatnonzero(named.to_numpy(zero_copy_only=False)).tolist():
+            own = json.dumps(self._extra(extra[row].as_py()).get(DIALECT_KEY, {}))
+            codes[row] = numbers.setdefault(own, len(numbers))
+        return codes, [{**self._dialect, **json.loads(own)} for own in numbers]
+
+    def _example(
+        self, dialect: dict[str, Any], board: bytes, policy: bytes | None, values: dict[str, Any]
+    ) -> Iterator[bytes]:
         # In the order in which it stands in the file: what is written first is what the rest refers to.
-        write, dialect = self.write, self._dialect
+        write = self.write
         is_tuple = dialect["layout"] == "tuple"
         yield b"" if is_tuple else b"}("
         for key in _PARTS if is_tuple else dialect["keys"]:
@@ -278,7 +311,7 @@ class _Examples:
             elif key == "policy":
                 yield self._array(policy, (self._size**2,), dialect.get("policy", "<f4"))
             elif key == "metadata":
-                yield self._metadata(values)
+                yield self._metadata(dialect, values)
             else:
                 yield write.number(values[key], dialect.get(key, "float" if key == "value" else "int"))
         yield b"\x87" if is_tuple else b"u"
@@ -290,48 +323,49 @@ class _Examples:
         head = self.write.array_head(shape, dtype, bool(order))
         return head + b"B" + struct.pack("<I", len(payload)) + payload + b"tb"
 
-    def _metadata(self, values: dict[str, Any]) -> bytes:
+    def _metadata(self, dialect: dict[str, Any], values: dict[str, Any]) -> bytes:
         write = self.write
         extra = self._extra(values["extra"]) if values["extra"] is not None else {}
         parts = []
-        for key in self._dialect["metadata_keys"]:
+        for key in dialect["metadata_keys"]:
             parts.append(write.text(key))
             if key == "game_id":
-                parts.append(self._game_id(values["file_idx"], values["line_idx"]))
+                ids = values["file_idx"], values["line_idx"]
+                parts.append(self._game_id(ids, dialect.get("game_id", "int")))
             elif key == "winner":
-                parts.append(self._winner(values["winner"]))
+                parts.append(self._winner(values["winner"], dialect.get("winner", "BLUE/RED")))
             elif key in values:
-                parts.append(write.number(values[key], self._dialect.get(key, "int")))
+                parts.append(write.number(values[key], dialect.get(key, "int")))
             elif key in extra:
                 parts.append(write.value(extra[key], tagged=False))
             else:
                 raise InputError("metadata without a value", found=key, expected="it in the column `extra`")
         return b"}(" + b"".join(parts) + b"u"
 
-    def _game_id(self, file_idx: int | None, line_idx: int | None) -> bytes:
-        if file_idx is None or line_idx is None:
+    def _game_id(self, ids: tuple[int | None, int | None], spelling: str) -> bytes:
+        if None in ids:
             return b"N"
-        return _integer(file_idx) + _integer(line_idx) + b"\x86"
+        first, _, second = spelling.partition(", ")
+        return self.write.number(ids[0], first) + self.write.number(ids[1], second or first) + b"\x86"
 
-    def _winner(self, winner: int | None) -> bytes:
-        spelling = self._dialect.get("winner", "BLUE/RED")
+    def _winner(self, winner: int | None, spelling: str) -> bytes:
         if winner is None:
             return b"N"
         if spelling in WINNER_SPELLINGS:
             return self.write.value(WINNER_SPELLINGS[spelling][winner], tagged=False)
         return self.write.member(spelling, winner)
 
-    def _boards(self, batch: pa.RecordBatch) -> Iterator[bytes]:
+    def _boards(self, batch: pa.RecordBatch, dialect: Mapping[str, Any]) -> Iterator[bytes]:
         """Give the payload of each board."""
-        dtype, _, order = self._dialect["board"].partition(" ")
+        dtype, _, order = dialect["board"].partition(" ")
         planes = unpack_boards(_packed(batch.column("board")), self._size, np.uint8).astype(dtype)
         for board in planes.transpose(0, 3, 2, 1) if order else planes:
             yield board.tobytes()
 
-    def _policies(self, batch: pa.RecordBatch) -> Iterator[bytes | None]:
+    def _policies(self, batch: pa.RecordBatch, dialect: Mapping[str, Any]) -> Iterator[bytes | None]:
         """Give the payload of each policy, None where there is none."""
         moves, dense = batch.column("move"), batch.column("policy")
-        policies = np.zeros((len(batch), self._size**2), self._dialect.get("policy", "<f4").partition(" ")[0])
+        policies = np.zeros((len(batch), self._size**2), dialect.get("policy", "<f4").partition(" ")[0])
         one_hot, given = (
             np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False)) for column in (moves, dense)
         )

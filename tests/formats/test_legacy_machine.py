@@ -1,0 +1,314 @@
+"""The pickle machine on what nobody should load: nothing runs, nothing is reserved, everything is named."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import pickle
+import struct
+import tracemalloc
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from hexdata.errors import FormatError, UnsafePickleError
+from hexdata.formats.legacy import DEFAULT_LIMITS, LegacyReader, Limits
+
+
+def read(path, limits=DEFAULT_LIMITS):
+    with LegacyReader(path, limits=limits) as file:
+        return sum(batch.records for batch in file.batches())
+
+
+@pytest.fixture
+def refused(tmp_path):
+    """Say why bytes, or a pickled object, are refused as a file."""
+
+    def refused(content, limits=DEFAULT_LIMITS, packed=False):
+        raw = content if isinstance(content, bytes) else pickle.dumps(content, 4)
+        path = tmp_path / "a.pkl"
+        path.write_bytes(gzip.compress(raw, 9, mtime=0) if packed else raw)
+        with pytest.raises(FormatError) as caught:
+            read(path, limits)
+        assert caught.value.path == str(path)
+        return caught.value
+
+    return refused
+
+
+def file_with(opcodes):
+    """A sound file around opcodes that push one value: that of a key behind the examples."""
+    return b"\x80\x04}(X\x08\x00\x00\x00examples]X\x01\x00\x00\x00a" + opcodes + b"u."
+
+
+def text(value):
+    return b"\x8c" + bytes([len(value)]) + value.encode()
+
+
+class Calls:
+    """Pickles as a call of ``function(*args)``."""
+
+    def __init__(self, function, *args):
+        self.call = function, args
+
+    def __reduce__(self):
+        return self.call
+
+
+# Nothing runs
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        ((os.system, ["touch {}"]), f"{os.system.__module__}.system"),
+        ((eval, ["open('{}', 'w')"]), "builtins.eval"),
+        ((exec, ["open('{}', 'w')"]), "builtins.exec"),
+        ((getattr, ["{}", "upper"]), "builtins.getattr"),
+        ((np.load, ["{}"]), "numpy.load"),
+    ],
+)
+@pytest.mark.parametrize("protocol", range(6))
+@pytest.mark.parametrize("where", ["examples", "header"])
+def test_calls_are_refused_by_name(refused, tmp_path, call, name, protocol, where):
+    trap = tmp_path / "trap"
+    function, args = call
+    call = Calls(function, *(arg.format(trap) for arg in args))
+    content = {"examples": [call] if where == "examples" else [], "x": call}
+    error = refused(pickle.dumps(content, protocol))
+    assert isinstance(error, UnsafePickleError)
+    assert error.code == "unsafe-global"
+    assert name in str(error).replace("__builtin__", "builtins")
+    assert not trap.exists()
+
+
+class Odd:
+    pass
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 4])
+def test_instances_are_refused_by_name(refused, protocol):
+    error = refused(pickle.dumps({"examples": [Odd()]}, protocol))
+    assert isinstance(error, UnsafePickleError)
+
+
+DTYPE = b"cnumpy\ndtype\n"
+F4 = DTYPE + b"(" + text("f4") + b"\x89\x88tR"
+
+
+@pytest.mark.parametrize(
+    ("opcodes", "code"),
+    [
+        (b"P12\n", "unsafe-opcode"),
+        (b"I1\nQ", "unsafe-opcode"),
+        (b"(ios\nsystem\n", "unsafe-opcode"),
+        (b"(cnumpy\nndarray\no", "unsafe-opcode"),
+        (b"cnumpy\nndarray\n)\x81", "unsafe-opcode"),
+        (b"\x82\x01", "unsafe-opcode"),
+        (b"\x83\x01\x00", "unsafe-opcode"),
+        (b"\x84\x01\x00\x00\x00", "unsafe-opcode"),
+        (b"\x97", "unsafe-opcode"),
+        (b"\x8f", "unsafe-opcode"),
+        (b"cnumpy\nndarray\n)R", "unsafe-call"),
+        (b"cnumpy\nndarray\n}b", "unsafe-call"),
+        (b"K\x01)R", "unsafe-call"),
+        (b"}}b", "unsafe-call"),
+        (b"chex_ai.enums\nPlayer\n(K\x01K\x02tR", "unsafe-call"),
+        (b"chex_ai.enums\nPlayer\n(K\x01tR}b", "unsafe-call"),
+        (b"c_codecs\nencode\n(" + text("a") + text("rot13") + b"tR", "unsafe-call"),
+        (b"cnumpy._core.multiarray\n_reconstruct\n(K\x01K\x00tR", "unsafe-call"),
+        (DTYPE + b"(" + text("O8") + b"\x89\x88tR", "unsafe-dtype"),
+        (DTYPE + b"(" + text("V8") + b"\x89\x88tR", "unsafe-dtype"),
+        (DTYPE + b"(]tR", "unsafe-dtype"),
+        (F4 + b"(K\x03" + text("|") + b"N(" + text("a") + b"t}K\x10K\x10K\x3ftb", "unsafe-dtype"),  # fields
+        (F4 + b"(K\x03" + text("|") + b"(K\x01tNNK\x10K\x10K\x00tb", "unsafe-dtype"),  # a subarray
+        (F4 + (b"(K\x03" + text("<") + b"NNN" + b"J\xff\xff\xff\xff" * 2 + b"K\x00tb") * 2, "unsafe-call"),
+        (b"X\x01\x00\x00\x00a)K\x01s", "corrupt-pickle"),
+        (b"}()K\x01u", "corrupt-pickle"),
+        (b"}(" + b"\x8a\x09" + b"\xff" * 8 + b"\x00K\x01u", "corrupt-pickle"),
+        (b"}(K\x01u", "corrupt-pickle"),
+        (b"]]", "corrupt-pickle"),
+        (b"h\xc8", "corrupt-pickle"),
+        (b"K\x01q\x05q\x05", "corrupt-pickle"),
+        (b"\xff", "corrupt-pickle"),
+        (b"R", "unsafe-call"),
+        (b"\x8c\x02\xff\xff", "corrupt-pickle"),
+        (b"Iabc\n", "corrupt-pickle"),
+        (b"Fabc\n", "corrupt-pickle"),
+        (b"gabc\n", "corrupt-pickle"),
+        (b"\x80\x06", "corrupt-pickle"),
+    ],
+)  # fmt: skip
+def test_other_operations_are_refused(refused, opcodes, code):
+    error = refused(file_with(opcodes))
+    assert error.code == code
+    assert isinstance(error, UnsafePickleError) == code.startswith("unsafe")
+    assert "byte " in str(error)
+
+
+def array_opcodes(shape, payload):
+    made = b"cnumpy._core.multiarray\n_reconstruct\n(cnumpy\nndarray\nK\x00\x85C\x01btR"
+    return made + b"(K\x01" + shape + F4 + b"\x89" + payload + b"tb"
+
+
+@pytest.mark.parametrize(
+    ("shape", "payload", "code"),
+    [
+        (b"(K\x02K\x02t", b"C\x0f" + bytes(15), "corrupt-array"),
+        (b"(J\xff\xff\xff\xffJ\xff\xff\xff\xfft", b"C\x04" + bytes(4), "corrupt-array"),
+        (b"(" + b"K\x01" * 40 + b"t", b"C\x04" + bytes(4), "corrupt-array"),
+        (b"(J\xff\xff\xff\x7fJ\xff\xff\xff\x7ft", b"C\x04" + bytes(4), "corrupt-array"),
+        (b"K\x01", b"C\x04" + bytes(4), "corrupt-array"),
+        (b"K\x01\x85", b"]", "unsafe-array"),
+        (b"K\x01\x85", text("abcd"), "unsafe-array"),
+    ],
+)
+def test_arrays_whose_parts_do_not_fit(refused, shape, payload, code):
+    assert refused(file_with(array_opcodes(shape, payload))).code == code
+
+
+def test_a_sound_array_is_none_of_these(tmp_path):
+    path = tmp_path / "a.pkl"
+    path.write_bytes(file_with(array_opcodes(b"K\x01\x85", b"C\x04" + bytes(4))))
+    assert read(path) == 0
+
+
+# Limits
+
+
+@pytest.mark.parametrize(
+    ("opcodes", "code"),
+    [
+        (b"B\xff\xff\xff\xff", "limit-array"),
+        (b"\x8e" + b"\xff" * 7 + b"\x7f", "limit-array"),
+        (b"\x96" + b"\xff" * 8, "limit-array"),
+        (b"X\xff\xff\xff\xff", "limit-text"),
+        (b"\x8d" + b"\xff" * 8, "limit-text"),
+        (b"\x8b\xff\xff\xff\x7f", "limit-integer"),
+        (b"\x8a\xff" + bytes(255), "limit-integer"),
+        (b"I" + b"9" * 900 + b"\n", "limit-integer"),
+        (b"I" + b"9" * 5_000, "limit-text"),
+    ],
+)
+def test_a_length_that_lies_reserves_nothing(refused, opcodes, code):
+    tracemalloc.start()
+    error = refused(file_with(opcodes))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert error.code == code
+    assert peak < 4 << 20
+
+
+@pytest.mark.parametrize(
+    ("opcodes", "code", "limits"),
+    [
+        (b"(" * 3_000_000, "limit-stack", {}),
+        (b"N" * 3_000_000, "limit-stack", {}),
+        (b"]" + b"Na" * 1_000_000, "limit-items", {"items": 1 << 20}),
+        (b"]" + b"N\x94a" * 1_000_000, "limit-memo", {"memo": 100_000}),
+        (b"]" + (b"B\x00\x00\x01\x00" + bytes(65_536) + b"a") * 40, "limit-held", {"held_bytes": 1 << 20}),
+        (b")" + b"\x85" * 200, "limit-nesting", {}),
+    ],
+)
+def test_what_grows_is_bounded(refused, opcodes, code, limits):
+    assert refused(file_with(opcodes), replace(DEFAULT_LIMITS, **limits)).code == code
+
+
+def test_a_value_that_holds_itself(refused):
+    assert refused(file_with(b"]q\x64h\x64a")).code == "limit-nesting"
+
+
+def test_a_value_that_explodes_when_written_out(refused):
+    """Thirty tuples, each of which holds the one before twice: a billion values in two hundred bytes."""
+    doubling = b"".join(b"h%c\x86q%c" % (place, place + 1) for place in range(100, 130))
+    assert refused(file_with(b")q\x64" + doubling)).code == "limit-header"
+
+
+def test_metadata_that_explodes_costs_its_record_only(tmp_path):
+    value = []
+    for _ in range(40):
+        value = [value, value]
+    planes = np.zeros((2, 3, 3), "f4")
+    example = {"board": planes, "policy": None, "value": 1.0, "metadata": {"zoo": value}}
+    path = tmp_path / "a.pkl"
+    path.write_bytes(pickle.dumps({"examples": [example]}))
+    with LegacyReader(path) as file:
+        (batch,) = file.batches()
+    assert [item.reason for item in batch.rejected] == ["metadata-value"]
+
+
+def test_deep_nesting_is_no_recursion(refused):
+    depth = 300_000
+    assert refused(file_with(b"]" * 30_000 + b"a" * 29_999)).code == "limit-nesting"
+    assert refused(file_with(b")" + b"\x85" * depth)).code == "limit-nesting"
+
+
+@pytest.mark.parametrize(
+    ("limits", "code"),
+    [
+        ({"decompressed_bytes": 100_000}, "limit-size"),
+        ({"ratio": 20, "ratio_floor": 100_000}, "limit-ratio"),
+        ({}, "limit-array"),
+    ],
+)
+def test_gzip_bombs(refused, limits, code):
+    bomb = file_with(b"\x8e" + struct.pack("<Q", 1 << 24) + bytes(1 << 24))
+    if limits:
+        bomb = b"\x80\x04}(" + text("examples") + b"](" + b"}" * 4_000_000
+    assert refused(bomb, replace(DEFAULT_LIMITS, **limits), packed=True).code == code
+
+
+def test_limits_are_positive():
+    with pytest.raises(ValueError, match="stack must be positive"):
+        Limits(stack=0)
+
+
+# Damage
+
+
+def sound():
+    examples = [(np.zeros((2, 3, 3), "f4"), np.zeros(9, "f4"), 0.5) for _ in range(20)]
+    return pickle.dumps({"examples": examples, "source_file": "a"}, 4)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_truncated_anywhere(refused, tmp_path, packed):
+    raw = gzip.compress(sound(), mtime=0) if packed else sound()
+    path = tmp_path / "a.pkl"
+    for length in [*range(2, 40), *range(40, len(raw), 37), len(raw) - 1]:
+        path.write_bytes(raw[:length])
+        with pytest.raises(FormatError) as caught:
+            read(path)
+        assert caught.value.code == "truncated", length
+        assert "byte " in str(caught.value)
+    path.write_bytes(raw)
+    assert read(path) == 20
+
+
+def test_damaged_gzip(refused, tmp_path):
+    packed = bytearray(gzip.compress(sound(), mtime=0))
+    packed[-6] ^= 1  # of the checksum
+    error = refused(bytes(packed))
+    assert error.code == "corrupt-gzip"
+    assert "byte " in str(error)
+    packed[12:40] = bytes(28)
+    assert refused(bytes(packed)).code == "corrupt-gzip"
+
+
+def test_two_gzip_members_are_one_stream(tmp_path):
+    path, raw = tmp_path / "a.pkl", sound()
+    path.write_bytes(gzip.compress(raw[:500]) + gzip.compress(raw[500:]) + bytes(100))
+    assert read(path) == 20
+
+
+@pytest.mark.parametrize("more", [b"\n", sound()])
+def test_data_behind_the_pickle_is_not_dropped_unseen(refused, more):
+    error = refused(sound() + more, packed=True)
+    assert error.code == "trailing-data"
+    assert f"byte {len(sound())}" in str(error)
+
+
+def test_a_file_that_is_missing(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        LegacyReader(tmp_path / "none.pkl")

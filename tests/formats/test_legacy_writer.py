@@ -1,0 +1,245 @@
+"""Legacy pickles written: what pickle.load gives for them, and the way back from everything that is read."""
+
+from __future__ import annotations
+
+import enum
+import gzip
+import json
+import pickle
+import sys
+import types
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from hexdata.board import pack_boards
+from hexdata.errors import FormatError, InputError
+from hexdata.formats.legacy import DIALECTS, LegacyReader, write_legacy
+from hexdata.schema import raw_schema
+
+N = 4
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
+FILES = sorted((SHARED / "legacy").rglob("*.pkl.gz"))
+SMALL = [path for path in FILES if path.stat().st_size < 200_000]
+real = pytest.mark.skipif(not FILES, reason="needs the real data")
+
+
+class Player(enum.Enum):
+    BLUE = 0
+    RED = 1
+
+
+class Winner(enum.Enum):
+    BLUE = 0
+    RED = 1
+
+
+@pytest.fixture(autouse=True)
+def hex_ai(monkeypatch):
+    """A stand-in of the package that the enums live in, so that pickle.load can be asked."""
+    module = types.ModuleType("hex_ai.enums")
+    module.Player, module.Winner = Player, Winner
+    monkeypatch.setitem(sys.modules, "hex_ai", types.ModuleType("hex_ai"))
+    monkeypatch.setitem(sys.modules, "hex_ai.enums", module)
+
+
+def unpickle(path):
+    with gzip.open(path) as file:
+        return pickle.load(file)
+
+
+def read(path):
+    with LegacyReader(path) as file:
+        return list(file.batches()), file
+
+
+def batch(count, **columns):
+    """Raw rows: the move is the row's number, or null on every third."""
+    planes = np.zeros((count, 2, N, N), np.uint8)
+    planes[:, 0].reshape(count, -1)[np.arange(count), np.arange(count) % 16] = 1
+    rows = {
+        "record": range(count),
+        "board": [bytes(board) for board in pack_boards(planes)],
+        "move": [None if row % 3 == 2 else row % 16 for row in range(count)],
+        "value": [float(row % 2) for row in range(count)],
+        "player_to_move": [row % 2 for row in range(count)],
+        "file_idx": [3] * count,
+        "line_idx": [row * 7 for row in range(count)],
+        "position_in_game": range(count),
+        "total_positions": [400] * count,
+        "value_sample_tier": [row % 4 for row in range(count)],
+        "winner": [row % 2 for row in range(count)],
+        "extra": ['{"source_file":"data/a.trmph"}'] * count,
+    } | columns
+    schema = raw_schema(N)
+    return pa.RecordBatch.from_pydict({name: rows.get(name, [None] * count) for name in schema.names}, schema)
+
+
+def write(path, batches, dialect, header=None):
+    return write_legacy(path, batches, board_size=N, dialect=dialect, header=header or {})
+
+
+def assert_equal(one, other):
+    """The same types, keys in the same order, arrays to the last bit."""
+    assert type(one) is type(other)
+    if isinstance(one, np.ndarray):
+        assert (one.dtype, one.shape, one.flags.fnc) == (other.dtype, other.shape, other.flags.fnc)
+        assert one.tobytes("A") == other.tobytes("A")
+    elif isinstance(one, dict):
+        assert list(one) == list(other)
+        for key, value in one.items():
+            assert_equal(value, other[key])
+    elif isinstance(one, (list, tuple)):
+        assert len(one) == len(other)
+        for value, counterpart in zip(one, other, strict=True):
+            assert_equal(value, counterpart)
+    else:
+        assert one == other or (one != one and other != other)
+
+
+def test_tuples_as_pickle_reads_them(tmp_path):
+    assert (
+        write(tmp_path / "a", [batch(5), batch(3)], "tuples", {"source_file": "x", "stats": {"n": [1, 2.5]}})
+        == 8
+    )
+    content = unpickle(tmp_path / "a")
+    assert list(content) == ["examples", "source_file", "stats"]
+    assert content["stats"] == {"n": [1, 2.5]}
+    board, policy, value = content["examples"][1]
+    assert (board.dtype, board.shape, policy.dtype, policy.shape) == ("f4", (2, N, N), "f4", (N * N,))
+    assert (np.flatnonzero(board).tolist(), np.flatnonzero(policy).tolist(), value) == ([1], [1], 1.0)
+    assert content["examples"][2][1] is None
+
+
+def test_dicts_as_pickle_reads_them(tmp_path):
+    write(tmp_path / "a", [batch(40)], "dicts")
+    example = unpickle(tmp_path / "a")["examples"][39]
+    assert list(example) == ["board", "policy", "value", "metadata"]
+    assert example["metadata"] == {
+        "game_id": (3, 273),
+        "position_in_game": 39,
+        "total_positions": 400,
+        "value_sample_tier": 3,
+        "winner": "RED",
+    }
+
+
+def test_enums_as_pickle_reads_them(tmp_path):
+    write(tmp_path / "a", [batch(40, winner=[1, None] * 20)], "dicts-enums")
+    first, second = unpickle(tmp_path / "a")["examples"][:2]
+    assert (first["player_to_move"], first["metadata"]["winner"]) == (Player.BLUE, Winner.RED)
+    assert (second["player_to_move"], second["metadata"]["winner"]) == (Player.RED, None)
+    assert first["metadata"]["source_file"] == "data/a.trmph"
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_what_was_written_is_read_back(tmp_path, dialect):
+    header = {"processing_stats": {"all_games": 3, "error": None, "deep": [{"a": [True, -5, 1 << 40]}]}}
+    write(tmp_path / "a", [batch(2_500)], dialect, header)
+    batches, file = read(tmp_path / "a")
+    assert file.header["processing_stats"] == header["processing_stats"]
+    assert [batch.records for batch in batches] == [2_500]
+    write(tmp_path / "b", [batch.positions for batch in batches], file.header["dialect"], file.header)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_the_header_may_be_filled_while_batches_come(tmp_path):
+    header = {}
+
+    def batches():
+        yield batch(3)
+        header["processing_stats"] = {"examples_generated": 3}
+
+    write_legacy(tmp_path / "a", batches(), board_size=N, dialect="tuples", header=header)
+    assert unpickle(tmp_path / "a")["processing_stats"] == {"examples_generated": 3}
+
+
+@pytest.mark.parametrize("n_dtype", ["?", "u1", "f8", ">f4"])
+def test_everything_odd_survives(tmp_path, n_dtype):
+    """Dense policies, other dtypes and orders, NumPy scalars, strange headers: field for field."""
+    dense = np.linspace(0, 1, N * N, dtype="f4").astype("f8" if n_dtype == "f8" else "f4")
+    examples = [
+        {
+            "metadata": {
+                "zoo": [1, {"b": None, "a": "\u00e9"}],
+                "winner": "r",
+                "total_positions": np.int64(7),
+            },
+            "board": np.zeros((2, N, N), n_dtype, order="F"),
+            "policy": policy,
+            "value": 0.25,
+        }
+        for policy in (dense, None, dense[::-1].copy(), np.eye(1, N * N, 3, dense.dtype)[0])
+    ]
+    odd = {"t": (1, (2,)), "f": float("inf"), 2: np.float32(0.5), "s": "x" * 300, "n": float("nan")}
+    raw = pickle.dumps({"examples": examples, "odd": odd, "d": {"e": []}})
+    (tmp_path / "a").write_bytes(raw)
+    batches, file = read(tmp_path / "a")
+    assert not any(batch.rejected for batch in batches)
+    header = json.loads(json.dumps(file.header))
+    write(tmp_path / "b", [batch.positions for batch in batches], header["dialect"], header)
+    assert_equal(pickle.loads(raw), unpickle(tmp_path / "b"))
+
+
+def test_mixed_dialects_survive(tmp_path):
+    examples = [{"board": np.zeros((2, N, N), dtype), "policy": None, "value": 0.5} for dtype in ("f4", "u1")]
+    examples += [(np.zeros((2, N, N), "f4"), None, 1), {**examples[0], "board": np.zeros((2, N, N), "f4")}]
+    raw = pickle.dumps({"examples": examples})
+    (tmp_path / "a").write_bytes(raw)
+    batches, file = read(tmp_path / "a")
+    write(tmp_path / "b", [batch.positions for batch in batches], file.header["dialect"])
+    assert_equal(pickle.loads(raw), unpickle(tmp_path / "b"))
+
+
+def test_a_mixture_that_names_no_first_spelling_is_refused(tmp_path):
+    dialect = {**DIALECTS["tuples"], "board": {"mixed": [["<f4", 1], ["|u1", 1]]}}
+    with pytest.raises(InputError, match="spell board in several ways"):
+        write(tmp_path / "a", [batch(1)], dialect)
+
+
+# Real files
+
+
+@real
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_real_files_are_read_whole(path):
+    batches, file = read(path)
+    assert not any(batch.rejected for batch in batches)
+    count = sum(batch.positions.num_rows for batch in batches)
+    table = pa.Table.from_batches([batch.positions for batch in batches])
+    stats = file.header.get("processing_stats")
+    games = Counter(zip(*(table.column(name).to_pylist() for name in ("file_idx", "line_idx")), strict=True))
+    if stats is not None:
+        assert count == stats["examples_generated"]
+        assert table.column("move").null_count == stats["valid_games"]  # on the final position of each game
+        assert file.board_size == 13
+    elif count > 5:
+        assert count == file.header["shuffling_stats"]["total_examples"]
+    if file.format == "legacy-dicts" and (None, None) not in games:
+        assert len(games) == stats["valid_games"]
+    expected = {"v1": "legacy-tuples", "v2": "legacy-dicts", "found": "legacy-shuffled"}
+    assert file.format == expected.get(path.parent.name, file.format)
+
+
+@real
+@pytest.mark.parametrize("path", SMALL, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_real_files_survive_the_round_trip(tmp_path, path):
+    batches, file = read(path)
+    header = json.loads(json.dumps(file.header))
+    write_legacy(
+        tmp_path / "a",
+        [batch.positions for batch in batches],
+        board_size=file.board_size,
+        dialect=header["dialect"],
+        header=header,
+    )
+    assert_equal(unpickle(path), unpickle(tmp_path / "a"))
+
+
+@real
+def test_the_real_foreign_file_is_refused():
+    with pytest.raises(FormatError, match="self-play file of games"):
+        read(SHARED / "foreign" / "selfplay_games.pkl.gz")
