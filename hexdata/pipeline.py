@@ -82,7 +82,7 @@ def load_config(path: str | Path) -> Config:
             message names the nearest known key.
     """
     try:
-        content = tomllib.loads(Path(path).read_text())
+        content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ConfigError("no such config", path=path) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -95,11 +95,16 @@ def load_config(path: str | Path) -> Config:
         raise error.at(path) from None
 
 
+_UNKNOWN: Final = ("extra_forbidden", "unexpected_keyword_argument")
+"""What pydantic calls an unknown key, in a model and in a dataclass."""
+
+
 def _explain(error: ValidationError, path: str | Path) -> ConfigError:
-    """Turn pydantic's first finding into one message."""
-    first = error.errors()[0]
+    """Turn pydantic's findings into one message: on an unknown key if there is one, or else the first."""
+    findings = error.errors()
+    first = next((finding for finding in findings if finding["type"] in _UNKNOWN), findings[0])
     names = [str(part) for part in first["loc"]]
-    if first["type"] not in ("extra_forbidden", "unexpected_keyword_argument"):
+    if first["type"] not in _UNKNOWN:
         found = None if first["type"] == "missing" else repr(first["input"])
         return ConfigError(f"{'.'.join(names)}: {first['msg']}", path=path, found=found)
     known = _known_keys(names[:-1])

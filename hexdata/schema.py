@@ -111,6 +111,7 @@ def games_schema() -> pa.Schema:
             pa.field("duplicate_of", pa.int64()),
             pa.field("split", pa.string(), nullable=False),
             pa.field("provenance", pa.string(), nullable=False),
+            pa.field("flags", pa.list_(pa.string())),
         ]
     )
 
@@ -132,6 +133,8 @@ def sources_schema() -> pa.Schema:
             pa.field("rejected", pa.int64(), nullable=False),
             pa.field("header", pa.string()),
             pa.field("notes", pa.string()),
+            pa.field("flags", pa.string()),
+            pa.field("salvaged", pa.bool_()),
         ]
     )
 

@@ -17,7 +17,9 @@ from hexdata.units import format_bytes, parse_bytes
 if TYPE_CHECKING:
     from hexdata.cli.bar import Bar
     from hexdata.cli.render import Output
+    from hexdata.pickles import PicklesResult
     from hexdata.pipeline import RunResult
+    from hexdata.roundtrip import RoundTrip
     from hexdata.verify import VerifyResult
 
 __all__ = ["app", "main"]
@@ -138,10 +140,18 @@ def convert(
     ] = 0.01,
     value_sense: Annotated[
         str,
-        typer.Option("--value-sense", help="auto, blue-is-0 or blue-is-1: what a value of 0 or 1 means."),
+        typer.Option(
+            "--value-sense", help="What a value means in files that do not show it: blue-is-0 or blue-is-1."
+        ),
     ] = "auto",
     val: Annotated[float, typer.Option("--val", help="Share of games held out for validation.")] = 0.05,
     test: Annotated[float, typer.Option("--test", help="Share of games held out for testing.")] = 0.01,
+    salvage: Annotated[
+        bool, typer.Option("--salvage", help="Keep the whole examples before the damage of a damaged file.")
+    ] = False,
+    truncate_repeats: Annotated[
+        bool, typer.Option("--truncate-repeats", help="Cut games before a move on an occupied cell.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Convert legacy files into a store, new or existing."""
@@ -154,6 +164,8 @@ def convert(
         value_sense=value_sense,
         val=val,
         test=test,
+        salvage=salvage,
+        truncate_repeats=truncate_repeats,
     )
     with _command(as_json) as (output, bar):
         result = convert_sources(inputs, store, options, bar)
@@ -182,6 +194,8 @@ def convert(
     )
     if result.reasons:
         output.table(["rejected for", "records"], [[r, f"{n:,}"] for r, n in result.reasons.items()])
+    if result.flags:
+        output.table(["flagged", "games"], [[code, f"{n:,}"] for code, n in result.flags.items()])
 
 
 @app.command()
@@ -218,6 +232,12 @@ def shuffle(
 @app.command()
 def export(
     store: Store,
+    to: Annotated[
+        str, typer.Option("--format", help="webdataset, or pickle: the legacy files, written back.")
+    ] = "webdataset",
+    order: Annotated[
+        str, typer.Option("--order", help="Of pickles: shuffled, or original for each source as it was.")
+    ] = "shuffled",
     shard_size: Annotated[int, typer.Option("--shard-size", min=1, help="Positions a shard.")] = 262_144,
     block_size: Annotated[int, typer.Option("--block-size", min=1, help="Positions a block.")] = 4_096,
     layout: Annotated[
@@ -227,7 +247,12 @@ def export(
     memory: Memory = "1GB",
     as_json: Json = False,
 ) -> None:
-    """Write the shuffled positions as WebDataset tar shards."""
+    """Write the positions as WebDataset tar shards, or back as legacy pickles."""
+    if to == "pickle":
+        _export_pickles(store, order, workers, memory, as_json)
+        return
+    if to != "webdataset":
+        raise ConfigError("unknown format", found=to, expected="webdataset or pickle")
     from hexdata.export import ExportOptions, export_shards
 
     options = ExportOptions(
@@ -250,15 +275,38 @@ def export(
     output.line(f"{result.positions:,} positions, {format_bytes(result.bytes)}, digest {result.digest[:16]}")
 
 
+def _export_pickles(store: Path, order: str, workers: int | None, memory: str, as_json: bool) -> None:
+    from hexdata.pickles import PicklesOptions, export_pickles
+
+    options = PicklesOptions(order=order, workers=workers, memory=parse_bytes(memory))
+    with _command(as_json) as (output, bar):
+        result = export_pickles(store, options, bar)
+    _show_pickles(output, result)
+
+
 @app.command()
-def verify(store: Store, as_json: Json = False) -> None:
+def verify(
+    store: Store,
+    round_trip: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--round-trip",
+            metavar="INPUT",
+            help="Also write each source back and compare it with its file, found here or below. "
+            "May be given several times.",
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
     """Recount, rehash and compare: prove that the store holds what it says."""
+    from hexdata.roundtrip import check_round_trip
     from hexdata.verify import verify_store
 
     with _command(as_json) as (output, bar):
         result = verify_store(store, bar)
-    _show_checks(output, result)
-    if not result.ok:
+        returned = check_round_trip(store, round_trip, bar) if round_trip else []
+    _show_checks(output, result, returned)
+    if not (result.ok and all(source.ok for source in returned)):
         raise typer.Exit(1)
 
 
@@ -301,14 +349,38 @@ def load(
     output.line("a batch holds " + ", ".join(f"{name} {spec}" for name, spec in result.fields.items()))
 
 
-def _show_checks(output: Output, result: VerifyResult) -> None:
-    if output.facts({"ok": result.ok, "checks": result.checks, "skipped": result.skipped}):
+def _show_pickles(output: Output, result: PicklesResult) -> None:
+    if output.facts(result):
+        return
+    if result.already_done:
+        output.note("these pickles were written already")
+    output.line(
+        f"{result.positions:,} positions in {result.files:,} files, {result.order} order, "
+        f"{format_bytes(result.bytes)}"
+    )
+
+
+def _show_checks(output: Output, result: VerifyResult, returned: list[RoundTrip]) -> None:
+    facts = {
+        "ok": result.ok and all(source.ok for source in returned),
+        "checks": result.checks,
+        "skipped": result.skipped,
+        "round_trip": returned,
+    }
+    if output.facts(facts):
         return
     output.table(
         ["check", "", "found"], [[c.name, "ok" if c.ok else "FAILED", c.detail] for c in result.checks]
     )
     for stage in result.skipped:
         output.note(f"no {stage} to verify yet")
+    if returned:
+        output.line()
+        states = {(True, True): "ok", (True, False): "not checked"}
+        output.table(
+            ["source", "", "written back"],
+            [[s.name, states.get((s.ok, s.checked), "FAILED"), s.detail] for s in returned],
+        )
 
 
 def _show_run(output: Output, result: RunResult) -> None:

@@ -24,9 +24,12 @@ class ConvertOptions:
         memory: bytes for all processes together.
         max_reject_rate: publish nothing if a larger share of the records, or of the input's bytes (for
             files that cannot be read at all), is rejected.
-        value_sense: "auto" to decide by evidence, or the sense of every source that lacks it.
+        value_sense: the sense of the sources whose final boards and named winners do not show it; with
+            "auto", such a source is an error.
         val: share of games in the validation split.
         test: share of games in the test split.
+        salvage: of a truncated or corrupt file, keep the whole examples before the damage.
+        truncate_repeats: cut games before the first move on an occupied cell, as the old tool did.
 
     Raises:
         ConfigError: on a value out of range.
@@ -40,6 +43,8 @@ class ConvertOptions:
     value_sense: str = "auto"
     val: float = 0.05
     test: float = 0.01
+    salvage: bool = False
+    truncate_repeats: bool = False
 
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 1:
@@ -74,4 +79,6 @@ class ConvertResult:
     duplicate_games: int
     reasons: dict[str, int]
     failed_files: dict[str, str]
+    flags: dict[str, int] = field(default_factory=dict)
+    """Games by the code of what is suspicious about them."""
     notes: list[str] = field(default_factory=list)

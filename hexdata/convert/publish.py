@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -14,17 +14,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hexdata.board import player_to_move, unpack_boards
+from hexdata.convert.companions import with_origins
 from hexdata.convert.games import ROWS, binary_matrix, column
+from hexdata.convert.quality import flag_lists
 from hexdata.convert.sense import Sense
 from hexdata.convert.spool import Spool, spooled_schema
 from hexdata.formats import BATCH_ROWS
 from hexdata.schema import games_schema, positions_schema
 from hexdata.store.files import FileFacts
+from hexdata.store.originals import KEPT_PREFIX, WINNERS, in_sense
 from hexdata.store.parquet import regroup, write_parquet
 
-__all__ = ["WINNERS", "Assignment", "publish_games", "publish_positions", "split_of"]
-
-WINNERS: Final = ("BLUE", "RED")
+__all__ = ["Assignment", "Judged", "publish_games", "publish_positions", "split_of", "winners_of"]
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,18 @@ class Assignment:
     sense: Sense
     val: float
     test: float
+    origins: tuple[tuple[int, str], ...] = ()
+    """Raw files by ``file_idx``, for games whose metadata names none."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What the run found out about the games of one source."""
+
+    duplicate_of: npt.NDArray[np.int64]
+    """(G,): the first game with its hash, -1 for itself."""
+    flags: npt.NDArray[np.uint32]
+    """(G,): bits of ``quality.Flag``."""
 
 
 def publish_positions(spool: Spool, path: Path, assigned: Assignment) -> FileFacts:
@@ -49,9 +62,10 @@ def publish_positions(spool: Spool, path: Path, assigned: Assignment) -> FileFac
 
 def _positions(spool: Spool, assigned: Assignment, schema: pa.Schema) -> Iterator[pa.Table]:
     done = 0
+    spoken = _keys_of(spool)
     for raw, row in _with_rows(spool, assigned.board_size):
         value = column(raw, "value", np.nan)
-        stored = _in_sense(value, assigned.sense).astype(np.float32)
+        stored = in_sense(value, assigned.sense).astype(np.float32)
         columns = {
             "position_id": pa.array(assigned.first_position + np.arange(done, done + raw.num_rows)),
             "game_id": pc.add(row.column("game").cast(pa.int64()), assigned.first_game),
@@ -66,8 +80,11 @@ def _positions(spool: Spool, assigned: Assignment, schema: pa.Schema) -> Iterato
             "winner": pa.DictionaryArray.from_arrays(
                 raw.column("winner").cast(pa.int8()), pa.array(WINNERS, pa.string())
             ),
-            "extra": _extra(raw, row, value, _in_sense(stored.astype(np.float64), assigned.sense)),
         }
+        kept = _kept_values(value, in_sense(stored.astype(np.float64), assigned.sense))
+        kept += _kept_ids(raw, row)
+        kept += [entry for name in _FILLED & spoken for entry in _kept_nulls(name, raw, columns)]
+        columns["extra"] = _with_kept(raw.column("extra"), kept)
         done += raw.num_rows
         yield pa.table(columns, schema=schema)
 
@@ -81,31 +98,58 @@ def _with_rows(spool: Spool, board_size: int) -> Iterator[tuple[pa.RecordBatch, 
         yield batches[0], batches[1]
 
 
-def _in_sense(value: npt.NDArray[np.float64], sense: Sense) -> npt.NDArray[np.float64]:
-    """Turn values from the store's sense, 0.0 where blue won, to a source's, or back."""
-    return value if sense == "blue-is-0" else 1.0 - value
+_FILLED: Final = {"player_to_move", "position_in_game", "total_positions"}
+"""Columns in which nulls are filled in, or a number is dropped that does not count."""
 
 
-def _extra(
-    raw: pa.RecordBatch, row: pa.RecordBatch, value: npt.NDArray[np.float64], stored: npt.NDArray[np.float64]
-) -> pa.Array:
-    """Return ``extra``, with what the other columns cannot hold added under keys of our own.
+def _keys_of(spool: Spool) -> set[str]:
+    """Return every key that an example of a legacy source has, or its metadata: nulls there were written."""
+    facts = spool.facts()
+    dialect = facts.header.get("dialect", {}) if facts else {}
+    keys = set()
+    for field in ("keys", "metadata_keys"):
+        spelling = dialect.get(field, [])
+        for listed, _ in spelling["mixed"] if isinstance(spelling, dict) else [(spelling, 0)]:
+            keys |= set(listed)
+    return keys
 
-    ``hexdata:value``: a value that float32 does not hold exactly, in the source's sense.
-    ``hexdata:game_id``: a legacy id that turned out to be no identity, so that there is no game.
-    """
-    kept: dict[int, dict[str, object]] = {}
-    for i in np.flatnonzero(stored != value).tolist():
-        kept.setdefault(i, {})["hexdata:value"] = float(value[i])
+
+_Kept = tuple[int, str, Any]
+"""A row, and what ``extra`` keeps of it: a key without its prefix, and a value."""
+
+
+def _kept_values(value: npt.NDArray[np.float64], restored: npt.NDArray[np.float64]) -> list[_Kept]:
+    """Keep the values that the column would not give back to the bit."""
+    rows = np.flatnonzero(value.view(np.uint64) != restored.view(np.uint64))
+    return [(i, "value", float(value[i])) for i in rows.tolist()]
+
+
+def _kept_ids(raw: pa.RecordBatch, row: pa.RecordBatch) -> list[_Kept]:
+    """Keep the legacy ids that turned out to be no identity, so that there is no game."""
     file_idx, line_idx = column(raw, "file_idx", -1), column(raw, "line_idx", -1)
-    for i in np.flatnonzero((line_idx >= 0) & (column(row, "game", -1) < 0)).tolist():
-        kept.setdefault(i, {})["hexdata:game_id"] = [int(file_idx[i]), int(line_idx[i])]
-    extra = raw.column("extra")
+    rows = np.flatnonzero((line_idx >= 0) & (column(row, "game", -1) < 0))
+    return [(i, "game_id", [int(file_idx[i]), int(line_idx[i])]) for i in rows.tolist()]
+
+
+def _kept_nulls(name: str, raw: pa.RecordBatch, columns: dict[str, pa.Array]) -> list[_Kept]:
+    """Keep what a source says, null as a rule, where the column of that name says something else."""
+    said = column(raw, name, -1)
+    stored = columns[name].cast(pa.int64()).fill_null(-1).to_numpy()
+    rows = np.flatnonzero(said != stored)
+    return [(i, name, int(said[i]) if said[i] >= 0 else None) for i in rows.tolist()]
+
+
+def _with_kept(extra: pa.Array, kept: list[_Kept]) -> pa.Array:
+    """Return ``extra``, with what the other columns cannot hold added under keys of our own."""
     if not kept:
         return extra
     texts = extra.to_pylist()
-    for i, more in kept.items():
-        texts[i] = json.dumps({**json.loads(texts[i] or "{}"), **more}, separators=(",", ":"), sort_keys=True)
+    added: dict[int, dict[str, Any]] = {}
+    for i, key, value in kept:
+        added.setdefault(i, {})[KEPT_PREFIX + key] = value
+    for i, more in added.items():
+        entries = json.loads(texts[i] or "{}") | more
+        texts[i] = json.dumps(dict(sorted(entries.items())), separators=(",", ":"))
     return pa.array(texts, pa.string())
 
 
@@ -119,49 +163,44 @@ def _player(raw: pa.RecordBatch, row: pa.RecordBatch, board_size: int) -> pa.Arr
     return known
 
 
-def publish_games(
-    spool: Spool, path: Path, assigned: Assignment, duplicate_of: npt.NDArray[np.int64]
-) -> FileFacts:
-    """Write the games part of one source: ``games_schema``.
-
-    Args:
-        spool: of the source.
-        path: of the part.
-        assigned: what the run decided.
-        duplicate_of: int64, one a game of the spool: the first game with its hash, -1 for itself.
-    """
+def publish_games(spool: Spool, path: Path, assigned: Assignment, judged: Judged) -> FileFacts:
+    """Write the games part of one source: ``games_schema``."""
     schema = games_schema()
-    return write_parquet(path, schema, _games(spool, assigned, duplicate_of, schema))
+    return write_parquet(path, schema, _games(spool, assigned, judged, schema))
 
 
-def _games(
-    spool: Spool, assigned: Assignment, duplicate_of: npt.NDArray[np.int64], schema: pa.Schema
-) -> Iterator[pa.Table]:
+def _games(spool: Spool, assigned: Assignment, judged: Judged, schema: pa.Schema) -> Iterator[pa.Table]:
     done = 0
     for games in spool.batches("games"):
         count = games.num_rows
-        copies = duplicate_of[done : done + count]
+        copies = judged.duplicate_of[done : done + count]
         hashes = games.column("game_hash").to_pylist()
         columns = {
             "game_id": pa.array(assigned.first_game + np.arange(done, done + count)),
             "source_id": pa.array(np.full(count, assigned.source_id, np.int32)),
-            "winner": pa.array(_winners(games, assigned.sense), pa.string()),
+            "origin": with_origins(games, dict(assigned.origins)),
+            "winner": _named(winners_of(games, assigned.sense)),
             "duplicate_of": pa.array(copies, mask=copies < 0),
             "split": pa.array([split_of(h, assigned.val, assigned.test) for h in hashes], pa.string()),
+            "flags": flag_lists(judged.flags[done : done + count]),
         }
         columns |= {name: games.column(name) for name in schema.names if name not in columns}
         done += count
         yield pa.table(columns, schema=schema)
 
 
-def _winners(games: pa.RecordBatch, sense: Sense) -> list[str | None]:
-    """Return each game's winner: as its metadata names it, else as its value says."""
+def winners_of(games: pa.RecordBatch, sense: Sense) -> npt.NDArray[np.int64]:
+    """Return each game's winner: as its metadata names it, else as its value says; -1 if unknown."""
     named = column(games, "winner", -1)
     value = column(games, "value", np.nan)
     won = np.where(value == 0.0, 0, np.where(value == 1.0, 1, -1))
     by_value = won if sense == "blue-is-0" else np.where(won >= 0, 1 - won, -1)
-    winner = np.where(named >= 0, named, by_value)
-    return [WINNERS[w] if w >= 0 else None for w in winner]
+    winner: npt.NDArray[np.int64] = np.where(named >= 0, named, by_value)
+    return winner
+
+
+def _named(winner: npt.NDArray[np.int64]) -> pa.Array:
+    return pa.array([WINNERS[w] if w >= 0 else None for w in winner], pa.string())
 
 
 def split_of(game_hash: bytes, val: float, test: float) -> str:

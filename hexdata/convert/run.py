@@ -2,53 +2,47 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-from collections import Counter
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from hexdata import __version__
-from hexdata.convert.games import binary_matrix
+from hexdata.convert.companions import Companions, read_companions, unnamed_files
+from hexdata.convert.duplicates import COLUMNS, Identities, find_duplicates
 from hexdata.convert.inputs import SourceFile, digest_source, new_sources
 from hexdata.convert.mixed import collection_of, resolve_collection
 from hexdata.convert.options import ConvertOptions, ConvertResult
-from hexdata.convert.publish import Assignment, publish_games, publish_positions
-from hexdata.convert.sense import Sense, decide
-from hexdata.convert.spool import REJECTED, UNREADABLE, Spool, SpoolFacts, read_source
+from hexdata.convert.publish import Assignment, Judged, publish_games, publish_positions, winners_of
+from hexdata.convert.quality import count_flags, flags_of
+from hexdata.convert.sense import decide
+from hexdata.convert.spool import (
+    UNREADABLE,
+    Reading,
+    Spool,
+    SpoolFacts,
+    read_source,
+    settle_games,
+)
+from hexdata.convert.tables import Source, failed_files, notes_of, reasons_of, rejected_table, source_table
 from hexdata.errors import ConfigError, InputError, RejectRateError, StoreError
+from hexdata.formats import SALVAGEABLE
 from hexdata.pool import run_tasks
 from hexdata.progress import Progress
 from hexdata.schema import rejected_schema, sources_schema
 from hexdata.store import Store
 from hexdata.store.files import FileFacts, remove_temporaries
 from hexdata.store.ledger import Ledger
+from hexdata.store.originals import WINNERS
 from hexdata.store.parquet import write_parquet
 
 __all__ = ["Run"]
-
-
-@dataclass(frozen=True)
-class _Source:
-    """A source of this run with all that is known of it. Its ``facts`` are the run's judgement; the
-    spool keeps what the source says, whatever a run makes of it.
-    """
-
-    file: SourceFile
-    spool: Spool
-    facts: SpoolFacts
-    sense: Sense | None = None
-    sense_given: bool = False
-    source_id: int = -1
-    first_position: int = 0
-    first_game: int = 0
-    owns_games: bool = True
 
 
 class Run:
@@ -82,12 +76,13 @@ class Run:
             self.progress.note(f"{file.name}: same bytes as {name}, which the store has; skipped")
         sources = self._one_board_size(self._read(new))
         self._check_rejected(sources)
-        sources = self._assign([self._with_sense(source) for source in sources])
-        duplicates = self._duplicates(sources)
-        result = self._result(sources, len(same), duplicates)
+        sources = self._with_companions(self._resolve([self._with_sense(source) for source in sources]))
+        sources = self._assign(sources)
+        judged = self._judge(sources)
+        result = self._result(sources, len(same), judged)
         if sources:
-            facts = self._publish(sources, duplicates)
-            self._publish_tables(sources, facts)
+            facts = self._publish(sources, judged)
+            self._publish_tables(sources, facts, judged)
         shutil.rmtree(self.work, ignore_errors=True)  # the manifest now says all that it said
         return result
 
@@ -102,22 +97,38 @@ class Run:
         return new_sources(digested, self._known())
 
     def _known(self) -> list[tuple[str, str, int]]:
-        """Return name, digest and positions of the store's sources."""
-        columns = ["name", "sha256", "positions"]
+        """Return name, digest and positions of the store's sources, but for those to be salvaged now."""
+        columns = ["source_id", "salvaged", "name", "sha256", "positions"]
         tables = [pq.read_table(path, columns=columns) for path in self.store.files("sources")]
-        return [tuple(row[name] for name in columns) for table in tables for row in table.to_pylist()]
+        rows = [row for table in tables for row in table.to_pylist()]
+        damaged = self._damaged() if self.options.salvage else set()
+        return [
+            (row["name"], row["sha256"], row["positions"])
+            for row in rows
+            if row["source_id"] not in damaged or row["salvaged"] is not None
+        ]
 
-    def _read(self, files: list[SourceFile]) -> list[_Source]:
+    def _damaged(self) -> set[int]:
+        """Return the sources of the store that were rejected as a whole for damage."""
+        whole = (pc.field("record").is_null()) & pc.field("reason").isin(sorted(SALVAGEABLE))
+        tables = [pq.read_table(path, filters=whole) for path in self.store.files("rejected")]
+        return {source for table in tables for source in table["source_id"].to_pylist()}
+
+    def _read(self, files: list[SourceFile]) -> list[Source]:
         self.progress.begin("read", sum(file.bytes for file in files), "bytes")
         facts = {f.name: SpoolFacts.failed(UNREADABLE, f.problem) for f in files if f.problem}
         readable = [file for file in files if not file.problem]
-        tasks = [(file.path, self.work / file.sha256) for file in readable]
+        reading = Reading(self.options.salvage, self.options.truncate_repeats)
+        tasks = [(file.path, self.work / file.sha256, reading) for file in readable]
         for index, found in run_tasks(read_source, tasks, workers=self.options.processes()):
             facts[readable[index].name] = found
             self.progress.advance(readable[index].bytes)
-        return [_Source(file, Spool(self.work / file.identity), facts[file.name]) for file in files]
+        return [
+            Source(file, _spool(self.work / file.identity, facts[file.name]), facts[file.name])
+            for file in files
+        ]
 
-    def _with_sense(self, source: _Source) -> _Source:
+    def _with_sense(self, source: Source) -> Source:
         """Decide the sense by the source's own evidence, and only where that decides nothing by the option.
 
         A sense that was given for some odd files must not turn the labels of those that are clear.
@@ -133,7 +144,7 @@ class Run:
                 raise
             return replace(source, sense=self.options.value_sense, sense_given=True)  # type: ignore[arg-type]
 
-    def _one_board_size(self, sources: list[_Source]) -> list[_Source]:
+    def _one_board_size(self, sources: list[Source]) -> list[Source]:
         """Reject, as a whole, each source with another board size than the store's."""
         size = self.store.manifest.board_size
         size = size or next((s.facts.board_size for s in sources if s.facts.positions), None)
@@ -145,7 +156,7 @@ class Run:
             for s in sources
         ]
 
-    def _assign(self, sources: list[_Source]) -> list[_Source]:
+    def _assign(self, sources: list[Source]) -> list[Source]:
         """Give ids: sources by name, positions by source and record, games by source and place."""
         manifest = self.store.manifest
         source_id = manifest.counts.get("sources", 0)
@@ -154,14 +165,7 @@ class Run:
         collections: dict[str, int] = {}
         assigned = []
         for source in sources:
-            first_game, owns = game, True
-            if source.facts.mixed and source.facts.positions:
-                name = collection_of(source.file, source.facts)
-                owns = name not in collections
-                if owns:
-                    collections[name] = game
-                    source = replace(source, facts=replace(source.facts, games=self._resolve(sources, name)))
-                first_game = collections[name]
+            first_game = collections.setdefault(source.collection, game) if source.collection else game
             game += source.facts.games
             assigned.append(
                 replace(
@@ -169,7 +173,6 @@ class Run:
                     source_id=source_id,
                     first_position=position,
                     first_game=first_game,
-                    owns_games=owns,
                 )
             )
             source_id += 1
@@ -177,25 +180,56 @@ class Run:
         self.totals = {"sources": source_id, "positions": position, "games": game}
         return assigned
 
-    def _resolve(self, sources: list[_Source], name: str) -> int:
-        mixed = [s for s in sources if s.facts.mixed and s.facts.positions]
-        members = [s for s in mixed if collection_of(s.file, s.facts) == name]
-        assert self.board_size is not None
-        with_id = sum(s.facts.with_id for s in members)
-        return resolve_collection([s.spool for s in members], with_id, self.board_size)
+    def _resolve(self, sources: list[Source]) -> list[Source]:
+        """Tell the games of shuffled sources apart, shuffle by shuffle; its first source owns them."""
+        collections: dict[str, list[int]] = {}
+        for place, source in enumerate(sources):
+            if source.facts.mixed and source.facts.positions:
+                collections.setdefault(collection_of(source.file, source.facts), []).append(place)
+        resolved = list(sources)
+        for name, places in collections.items():
+            assert self.board_size is not None
+            members = [sources[place] for place in places]
+            facts = [replace(source.facts) for source in members]
+            with_id = sum(own.with_id for own in facts)
+            facts[0].games = resolve_collection([s.spool for s in members], with_id, self.board_size)
+            spools = settle_games([s.spool for s in members], facts)
+            for place, spool, own in zip(places, spools, facts, strict=True):
+                resolved[place] = replace(
+                    sources[place], spool=spool, facts=own, collection=name, owns_games=place == places[0]
+                )
+        return resolved
 
-    def _check_rejected(self, sources: list[_Source]) -> None:
+    def _with_companions(self, sources: list[Source]) -> list[Source]:
+        """Take in what the legacy tools' own notes say of the sources beside them."""
+        folders: dict[Path, Companions] = {}
+        result = []
+        for source in sources:
+            folder = source.file.path.parent
+            notes = [] if folder in folders else folders.setdefault(folder, read_companions(folder)).notes
+            found, facts = folders[folder], source.facts
+            origins: tuple[tuple[int, str], ...] = ()
+            if facts.positions and facts.format.startswith("legacy"):
+                notes = notes + found.compare(source.file.path.name, facts)
+                wanted = unnamed_files(source.spool) if source.owns_games else set()
+                named, torn = found.origins(wanted, facts)
+                origins, notes = tuple(named.items()), notes + torn
+            facts = replace(facts, notes=facts.notes + notes)
+            result.append(replace(source, facts=facts, origins=origins))
+        return result
+
+    def _check_rejected(self, sources: list[Source]) -> None:
         """Publish nothing if too much was rejected: of the records, or of the bytes (whole files)."""
         read = [s for s in sources if s.facts.failure is None]
         records = sum(s.facts.records for s in read)
-        rejected = sum(s.facts.rejected for s in read)
+        rejected = sum(s.facts.rejected - s.facts.cut for s in read)  # what was asked for is no loss
         sizes = [max(s.file.bytes, 1) for s in sources]  # a link that leads nowhere has no size
         lost = sum(sizes) - sum(max(s.file.bytes, 1) for s in read)
         rate = max(rejected / max(records, 1), lost / max(sum(sizes), 1))
         if rate <= self.options.max_reject_rate:
             return
-        reasons = _reasons(sources)
-        failed = [f"{name} ({reason})" for name, reason in _failed(sources).items()]
+        reasons = reasons_of(sources)
+        failed = [f"{name} ({reason})" for name, reason in failed_files(sources).items()]
         raise RejectRateError(
             "too much was rejected; nothing was published",
             path=self.store.path,
@@ -206,41 +240,44 @@ class Run:
             "is kept, and the run goes on from there.",
         )
 
-    def _duplicates(self, sources: list[_Source]) -> list[npt.NDArray[np.int64]]:
-        """Find, for each game of this run, the first game of the store with its hash; -1 if itself."""
-        old = [pq.read_table(path, columns=["game_hash"])["game_hash"] for path in self.store.files("games")]
-        own = [_game_hashes(s) for s in sources]
-        hashes = [_NO_HASHES, *map(binary_matrix, old), *own]
-        halves = np.concatenate(hashes).view(np.uint64)
-        # The first of equal hashes has the lowest id: a stable sort keeps ids ascending within them.
-        order = np.lexsort((halves[:, 1], halves[:, 0]))
-        same = np.zeros(len(order), dtype=bool)
-        same[1:] = (halves[order][1:] == halves[order][:-1]).all(axis=1)
-        leader = order[np.maximum.accumulate(np.where(same, 0, np.arange(len(order))))]
-        first = np.full(len(order), -1, dtype=np.int64)
-        first[order[same]] = leader[same]
-        counts = [len(column) for column in own]
-        return np.split(first[len(first) - sum(counts) :], np.cumsum(counts)[:-1]) if counts else []
+    def _judge(self, sources: list[Source]) -> list[Judged]:
+        """Find the duplicates and the flags of the games that each source owns."""
+        size = self.board_size or 0
+        old = Identities.of(self._known_games(), size)
+        own = [Identities.of(_games_of(s), size) for s in sources]
+        first, alike = find_duplicates(Identities.joined([old, *own]))
+        stops = np.cumsum([len(old), *map(len, own)])
+        return [
+            Judged(first[start:stop], alike[start:stop] | _flags_of(source))
+            for source, start, stop in zip(sources, stops[:-1], stops[1:], strict=True)
+        ]
 
-    def _publish(
-        self, sources: list[_Source], duplicates: list[npt.NDArray[np.int64]]
-    ) -> dict[str, FileFacts]:
+    def _known_games(self) -> Iterator[tuple[pa.RecordBatch, npt.NDArray[np.int64]]]:
+        """Read what is compared of the store's games, with their winners."""
+        for path in self.store.files("games"):
+            for batch in pq.ParquetFile(path).iter_batches(columns=[*COLUMNS, "winner"]):
+                named = batch.column("winner").dictionary_encode()
+                winners = np.array([*map(WINNERS.index, named.dictionary.to_pylist()), -1])
+                yield batch, winners[named.indices.fill_null(-1).to_numpy(zero_copy_only=False)]
+
+    def _publish(self, sources: list[Source], judged: list[Judged]) -> dict[str, FileFacts]:
         """Write the positions and games parts of every source; return the facts of all of them."""
         self.progress.begin("write", sum(s.facts.positions for s in sources), "positions")
         plan = [
             [s.file.name, s.file.sha256, asdict(self._assignment(s))] for s in sources if s.facts.positions
         ]
-        ledger = Ledger(self.work / "convert_progress.json", "convert", [__version__, plan])
+        asked = [self.options.salvage, self.options.truncate_repeats]
+        ledger = Ledger(self.work / "convert_progress.json", "convert", [__version__, asked, plan])
         self._remove_strays(
             {name for s in sources if s.file.sha256 in ledger for name in ledger[s.file.sha256]}
         )
         todo = []
-        for source, duplicate_of in zip(sources, duplicates, strict=True):
+        for source, judgement in zip(sources, judged, strict=True):
             if source.file.sha256 in ledger or not source.facts.positions:
                 self.progress.advance(source.facts.positions)
             else:
-                todo.append((source, duplicate_of))
-        tasks = [(self.store.path, s.spool, self._assignment(s), dup, s.owns_games) for s, dup in todo]
+                todo.append((source, judgement))
+        tasks = [(self.store.path, s.spool, self._assignment(s), own, s.owns_games) for s, own in todo]
         for index, written in run_tasks(_publish_source, tasks, workers=self.options.processes()):
             source = todo[index][0]
             _check_whole(source, written)
@@ -260,7 +297,7 @@ class Run:
                 if f"{folder}/{path.name}" not in done | self.store.manifest.files.keys():
                     path.unlink()
 
-    def _assignment(self, source: _Source) -> Assignment:
+    def _assignment(self, source: Source) -> Assignment:
         assert self.board_size is not None
         assert source.sense is not None
         return Assignment(
@@ -271,15 +308,18 @@ class Run:
             source.sense,
             self.options.val,
             self.options.test,
+            source.origins,
         )
 
-    def _publish_tables(self, sources: list[_Source], facts: dict[str, FileFacts]) -> None:
+    def _publish_tables(
+        self, sources: list[Source], facts: dict[str, FileFacts], judged: list[Judged]
+    ) -> None:
         """Write the sources and rejected parts of this run, then the manifest; remove the spools."""
         manifest = self.store.manifest
         rejected = sum(s.facts.rejected for s in sources)
-        tables = {"sources": (sources_schema(), [_source_table(sources)])}
+        tables = {"sources": (sources_schema(), [source_table(sources, judged, self.options)])}
         if rejected:
-            tables["rejected"] = (rejected_schema(), [_rejected_table(s) for s in sources])
+            tables["rejected"] = (rejected_schema(), [rejected_table(s) for s in sources])
         for name, (schema, batches) in tables.items():
             part = f"{name}/part-{len(manifest.files_in(name)):06d}.parquet"
             facts[part] = write_parquet(self.store.path / part, schema, batches)
@@ -289,45 +329,57 @@ class Run:
         manifest.stages["convert"] = {
             "val": self.options.val,
             "test": self.options.test,
+            "salvage": self.options.salvage,
+            "truncate_repeats": self.options.truncate_repeats,
             "records": manifest.counts["positions"] + manifest.counts["rejected"],
             "positions": manifest.counts["positions"],
             "rejected": manifest.counts["rejected"],
         }
         manifest.save(self.store.path)
 
-    def _result(
-        self, sources: list[_Source], skipped: int, duplicates: list[npt.NDArray[np.int64]]
-    ) -> ConvertResult:
+    def _result(self, sources: list[Source], skipped: int, judged: list[Judged]) -> ConvertResult:
         return ConvertResult(
             sources=len(sources),
             skipped=skipped,
             records=sum(s.facts.records for s in sources),
             positions=sum(s.facts.positions for s in sources),
             rejected=sum(s.facts.rejected for s in sources),
-            games=sum(len(d) for d in duplicates),
-            duplicate_games=int(sum((d >= 0).sum() for d in duplicates)),
-            reasons=_reasons(sources),
-            failed_files=_failed(sources),
-            notes=[f"{s.file.name}: {note}" for s in sources for note in s.facts.notes],
+            games=sum(len(own.duplicate_of) for own in judged),
+            duplicate_games=int(sum((own.duplicate_of >= 0).sum() for own in judged)),
+            reasons=reasons_of(sources),
+            failed_files=failed_files(sources),
+            flags=count_flags(own.flags for own in judged),
+            notes=[f"{s.file.name}: {note}" for s in sources for note in notes_of(s)],
         )
 
 
-_NO_HASHES: Final = np.empty((0, 16), np.uint8)
+def _spool(folder: Path, facts: SpoolFacts) -> Spool:
+    """Return the spool of a source that was just read."""
+    return Spool(folder).cut if facts.cut else Spool(folder)
 
 
-def _game_hashes(source: _Source) -> npt.NDArray[np.uint8]:
-    """Return the hashes of the games that a source owns: uint8 (G, 16)."""
+def _games_of(source: Source) -> Iterator[tuple[pa.RecordBatch, npt.NDArray[np.int64]]]:
+    """Read what is compared of the games that a source owns, with their winners."""
+    if source.owns_games and source.facts.games:
+        assert source.sense is not None
+        for batch in source.spool.batches("games", [*COLUMNS, "winner", "value"]):
+            yield batch, winners_of(batch, source.sense)
+
+
+def _flags_of(source: Source) -> npt.NDArray[np.uint32]:
+    """Return the flags of the games that a source owns, but for those of duplicates."""
     if not (source.owns_games and source.facts.games):
-        return _NO_HASHES
-    batches = source.spool.batches("games", ["game_hash"])
-    return np.concatenate([binary_matrix(batch.column("game_hash")) for batch in batches])
+        return np.zeros(0, np.uint32)
+    assert source.sense is not None
+    found = [batch.column("findings").to_numpy() for batch in source.spool.batches("findings")]
+    return flags_of(np.concatenate(found), source.sense)
 
 
 def _other_size(found: int | None, expected: int | None) -> str:
     return f"found a {found} x {found} board; expected {expected} x {expected}, the size of this store"
 
 
-def _check_whole(source: _Source, written: dict[str, FileFacts]) -> None:
+def _check_whole(source: Source, written: dict[str, FileFacts]) -> None:
     """See that every position of the spool was written.
 
     Raises:
@@ -345,60 +397,11 @@ def _check_whole(source: _Source, written: dict[str, FileFacts]) -> None:
 
 
 def _publish_source(
-    store: Path, spool: Spool, assigned: Assignment, duplicate_of: npt.NDArray[np.int64], owns_games: bool
+    store: Path, spool: Spool, assigned: Assignment, judged: Judged, owns_games: bool
 ) -> dict[str, FileFacts]:
     """Worker: write one source's parts; the facts by path relative to the store."""
     name = f"part-{assigned.source_id:06d}.parquet"
     facts = {f"positions/{name}": publish_positions(spool, store / "positions" / name, assigned)}
     if owns_games:
-        facts[f"games/{name}"] = publish_games(spool, store / "games" / name, assigned, duplicate_of)
+        facts[f"games/{name}"] = publish_games(spool, store / "games" / name, assigned, judged)
     return facts
-
-
-def _source_table(sources: list[_Source]) -> pa.Table:
-    rows: list[dict[str, Any]] = [
-        {
-            "source_id": s.source_id,
-            "name": s.file.name,
-            "bytes": s.file.bytes,
-            "sha256": s.file.sha256,
-            "format": s.facts.format,
-            "value_sense": s.sense,
-            "value_sense_evidence": json.dumps(
-                {"chains": s.facts.votes.chains, "winners": s.facts.votes.winners, "given": s.sense_given}
-            ),
-            "records": s.facts.records,
-            "positions": s.facts.positions,
-            "games": s.facts.games,
-            "rejected": s.facts.rejected,
-            "header": json.dumps(s.facts.header, sort_keys=True),
-            "notes": json.dumps(s.facts.notes) if s.facts.notes else None,
-        }
-        for s in sources
-    ]
-    return pa.Table.from_pylist(rows, schema=sources_schema())
-
-
-def _rejected_table(source: _Source) -> pa.Table:
-    """Return what was rejected of a source: ``rejected_schema``."""
-    if source.facts.failure is None:
-        table = pa.Table.from_batches(source.spool.batches("rejected"), REJECTED)
-    else:
-        reason, detail = source.facts.failure
-        table = pa.table({"record": [None], "reason": [reason], "detail": [detail]}, schema=REJECTED)
-    ids = pa.array(np.full(table.num_rows, source.source_id, np.int32))
-    return table.add_column(0, rejected_schema().field("source_id"), ids)
-
-
-def _reasons(sources: list[_Source]) -> dict[str, int]:
-    """Count the rejected records by reason, most frequent first."""
-    counts: Counter[str] = Counter()
-    for source in sources:
-        for entry in _rejected_table(source)["reason"].value_counts().to_pylist():
-            counts[entry["values"]] += entry["counts"]
-    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
-
-
-def _failed(sources: list[_Source]) -> dict[str, str]:
-    """Return the reason of each file that was rejected as a whole, by name."""
-    return {s.file.name: ": ".join(s.facts.failure) for s in sources if s.facts.failure}

@@ -8,10 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
-import numpy as np
-import numpy.typing as npt
-
-from hexdata.board import unpack_boards, winner_of
 from hexdata.errors import InputError
 
 __all__ = ["SENSES", "Sense", "Votes", "decide"]
@@ -23,7 +19,7 @@ MAJORITY: Final = 0.99
 """So large a share of the evidence must point one way."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Votes:
     """Evidence of a source, counted as (for blue-is-0, for blue-is-1).
 
@@ -35,35 +31,13 @@ class Votes:
     chains: tuple[int, int] = (0, 0)
     winners: tuple[int, int] = (0, 0)
 
-    def count(
-        self,
-        boards: npt.NDArray[np.uint8],
-        board_size: int,
-        value: npt.NDArray[np.float64],
-        winner: npt.NDArray[np.int8],
-        final: npt.NDArray[np.bool_],
-    ) -> None:
-        """Add the evidence of some positions.
-
-        Args:
-            boards: packed, uint8 (N, ceil(2·n·n / 8)).
-            board_size: n.
-            value: float64 (N,), in the source's own sense.
-            winner: int8 (N,): 0 blue, 1 red, -1 unknown.
-            final: bool (N,): the position has no next move.
-        """
-        decided = (value == 0.0) | (value == 1.0)
-        named = decided & (winner >= 0)
-        self.winners = _add(self.winners, value[named] == winner[named])
-        last = np.flatnonzero(decided & final)
-        chain = winner_of(unpack_boards(boards[last], board_size, np.uint8))
-        won = chain >= 0
-        self.chains = _add(self.chains, value[last[won]] == chain[won])
+    def __add__(self, other: Votes) -> Votes:
+        """Return the evidence of both."""
+        return Votes(_sum(self.chains, other.chains), _sum(self.winners, other.winners))
 
 
-def _add(votes: tuple[int, int], agrees: npt.NDArray[np.bool_]) -> tuple[int, int]:
-    blue_is_0 = int(np.count_nonzero(agrees))
-    return votes[0] + blue_is_0, votes[1] + len(agrees) - blue_is_0
+def _sum(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
+    return one[0] + other[0], one[1] + other[1]
 
 
 def decide(votes: Votes, source: str) -> Sense:

@@ -14,18 +14,30 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 
 from hexdata import __version__
-from hexdata.convert.games import EVIDENCE, GAMES, ROWS, Grouping, binary_matrix, column, find_games
+from hexdata.convert.games import EVIDENCE, GAMES, ROWS, Grouping, find_games
 from hexdata.convert.inputs import encodable
+from hexdata.convert.quality import find_positions, game_findings, loose_findings, votes_of
 from hexdata.convert.sense import Votes
+from hexdata.convert.truncate import NO_CUT, Cuts, cut_games, cut_rows, find_cuts
 from hexdata.errors import FormatError
 from hexdata.formats import RawBatch, Rejection, SourceReader, open_source
 from hexdata.schema import raw_schema
 from hexdata.store.files import atomic_file, write_bytes
 
-__all__ = ["REJECTED", "Spool", "SpoolFacts", "read_source", "spooled_schema", "write_arrow"]
+__all__ = [
+    "REJECTED",
+    "Reading",
+    "Spool",
+    "SpoolFacts",
+    "read_source",
+    "settle_games",
+    "spooled_schema",
+    "write_arrow",
+]
 
 REJECTED: Final = pa.schema(
     [
@@ -36,14 +48,32 @@ REJECTED: Final = pa.schema(
 )
 
 
+FINDINGS: Final = pa.schema([pa.field("findings", pa.uint32(), nullable=False)])
+
+AFTER_REPEAT: Final = "after-repeat"
+"""Reason code of a position that comes after a move on an occupied cell, where games are cut there."""
+_AFTER: Final = "the game was cut before a repeated move, as asked"
+
 UNREADABLE: Final = "unreadable"
 """Reason code of a file that the disk or its owner would not give: it may be readable next time."""
 
 
 def spooled_schema(board_size: int) -> pa.Schema:
-    """Return ``raw_schema`` with plain text in place of dictionaries: an Arrow file has but one of them."""
+    """Return ``raw_schema`` with plain text in place of dictionaries: an Arrow file has but one of them.
+
+    ``findings`` comes with it: the bits of ``quality.Finding`` of each position.
+    """
     schema = raw_schema(board_size)
-    return schema.set(schema.get_field_index("origin"), pa.field("origin", pa.string()))
+    schema = schema.set(schema.get_field_index("origin"), pa.field("origin", pa.string()))
+    return schema.append(pa.field("findings", pa.uint16(), nullable=False))
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a run asks for that changes what a spool holds."""
+
+    salvage: bool = False
+    truncate_repeats: bool = False
 
 
 @dataclass
@@ -66,6 +96,13 @@ class SpoolFacts:
     votes: Votes = field(default_factory=Votes)
     header: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    damage: tuple[str, str] | None = None
+    """Code and detail of what broke the source off, of which whole examples before it were salvaged."""
+    cut: int = 0
+    """Positions rejected because they come after a repeated move: these were asked for."""
+    loose: list[int] = field(default_factory=list)
+    """Findings of positions of unknown games, counted by bit."""
+    reading: Reading = field(default_factory=Reading)
 
     @classmethod
     def failed(cls, reason: str, detail: str) -> SpoolFacts:
@@ -88,8 +125,14 @@ class Spool:
         if content.get("version") != __version__:
             return None
         votes = Votes(**{kind: tuple(counts) for kind, counts in content.pop("votes").items()})
-        failure = content.pop("failure")
-        return SpoolFacts(votes=votes, failure=failure and tuple(failure), **content)
+        failure, damage = content.pop("failure"), content.pop("damage")
+        return SpoolFacts(
+            votes=votes,
+            failure=failure and tuple(failure),
+            damage=damage and tuple(damage),
+            reading=Reading(**content.pop("reading")),
+            **content,
+        )
 
     def save_facts(self, facts: SpoolFacts) -> None:
         """Complete the spool."""
@@ -106,9 +149,16 @@ class Spool:
         with pa.OSFile(str(path)) as source:
             names = pa.ipc.open_file(source).schema.names
             fields = [names.index(name) for name in columns or names]
-            with pa.ipc.open_file(source, options=pa.ipc.IpcReadOptions(included_fields=fields)) as reader:
+            with pa.ipc.open_file(
+                source, options=pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
+            ) as reader:
                 for index in range(reader.num_record_batches):
                     yield reader.get_batch(index)
+
+    @property
+    def cut(self) -> Spool:
+        """The spool in this one that holds what stays of its tables where games were cut."""
+        return Spool(self.folder / "cut")
 
     def remove(self) -> None:
         """Remove the folder."""
@@ -118,12 +168,12 @@ class Spool:
 @contextmanager
 def write_arrow(path: Path, schema: pa.Schema) -> Iterator[pa.ipc.RecordBatchFileWriter]:
     """Write an Arrow IPC file, atomically; compressed, since boards and texts are mostly alike."""
-    options = pa.ipc.IpcWriteOptions(compression="lz4")
+    options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
     with atomic_file(path) as file, pa.ipc.new_file(file, schema, options=options) as writer:
         yield writer
 
 
-def read_source(path: Path, folder: Path) -> SpoolFacts:
+def read_source(path: Path, folder: Path, reading: Reading) -> SpoolFacts:
     """Read one source file into a spool at ``folder``, unless a complete one is there.
 
     A file that cannot be read as a whole is a fact about it, and no error; a disk that will not take the
@@ -131,13 +181,14 @@ def read_source(path: Path, folder: Path) -> SpoolFacts:
     """
     spool = Spool(folder)
     facts = spool.facts()
-    if facts is None:
+    if facts is None or not _reusable(facts, reading):
         spool.remove()
         try:
-            facts = _read(path, spool)
+            facts = _read(path, spool, reading)
         except FormatError as error:
             spool.remove()
             facts = SpoolFacts.failed(error.code, error.detail())
+            facts.reading = reading
         except Exception as error:
             error.add_note(f"while reading {path}")
             raise
@@ -146,8 +197,16 @@ def read_source(path: Path, folder: Path) -> SpoolFacts:
     return facts
 
 
+def _reusable(facts: SpoolFacts, reading: Reading) -> bool:
+    """Say whether reading again would give the same; whether to salvage matters to damaged files alone."""
+    whole = facts.failure is None and facts.damage is None
+    return facts.reading.truncate_repeats == reading.truncate_repeats and (
+        whole or facts.reading.salvage == reading.salvage
+    )
+
+
 @contextmanager
-def _reading() -> Iterator[None]:
+def _on_disk() -> Iterator[None]:
     """Turn an error of the source's disk into one of the source. No spool is written in here."""
     try:
         yield
@@ -156,15 +215,15 @@ def _reading() -> Iterator[None]:
 
 
 def _batches(reader: SourceReader) -> Iterator[RawBatch]:
-    with _reading():
+    with _on_disk():
         yield from reader.batches()
 
 
-def _read(path: Path, spool: Spool) -> SpoolFacts:
-    facts = SpoolFacts()
+def _read(path: Path, spool: Spool, reading: Reading) -> SpoolFacts:
+    facts = SpoolFacts(reading=reading)
     tally = _Tally()
-    with _reading():
-        opened = open_source(path)
+    with _on_disk():
+        opened = open_source(path, salvage=True) if reading.salvage else open_source(path)
     with opened as reader, write_arrow(spool.folder / "rejected.arrow", REJECTED) as rejected:
         with ExitStack() as stack:
             raw = None
@@ -174,12 +233,14 @@ def _read(path: Path, spool: Spool) -> SpoolFacts:
                 if not batch.positions.num_rows:
                     continue
                 assert reader.board_size is not None
-                positions = batch.positions.cast(spooled_schema(reader.board_size))
+                positions = _with_findings(batch.positions, reader.board_size)
                 if raw is None:
                     raw = stack.enter_context(write_arrow(spool.folder / "raw.arrow", positions.schema))
                 raw.write_batch(positions)
-                tally.add(positions, reader.board_size)
+                tally.add(positions)
                 facts.positions += positions.num_rows
+        if reader.damage is not None:
+            _book_damage(reader.damage, rejected, facts)
         facts.board_size = reader.board_size
         facts.format = reader.format
         facts.header = json.loads(json.dumps(reader.header))  # plain JSON, whatever mappings it was made of
@@ -187,9 +248,31 @@ def _read(path: Path, spool: Spool) -> SpoolFacts:
     facts.votes = tally.votes
     facts.with_id = tally.with_id
     facts.mixed = facts.format == "legacy-shuffled" or bool({"chunk_info", "pass_info"} & set(facts.header))
+    if facts.damage is not None and tally.with_id and facts.format != "trmph":
+        facts.mixed = True  # what says that a file was shuffled stands at its end, which is lost
     if facts.positions and not facts.mixed:
         _group(spool, facts, tally)
+        settle_games([spool], [facts])
     return facts
+
+
+def _book_damage(damage: FormatError, rejected: pa.ipc.RecordBatchFileWriter, facts: SpoolFacts) -> None:
+    """Count what broke a source off as one rejected record; where nothing came before it, raise it."""
+    records = facts.positions + facts.rejected
+    if not facts.positions:
+        raise damage
+    _write_rejected(rejected, [Rejection(records, damage.code, damage.detail())])
+    facts.rejected += 1
+    facts.damage = (damage.code, encodable(damage.detail()))
+    facts.notes.append(f"salvaged: the {records:,} examples before the damage ({facts.damage[1]})")
+
+
+def _with_findings(positions: pa.RecordBatch, board_size: int) -> pa.RecordBatch:
+    """Return positions of ``raw_schema`` as ``spooled_schema``."""
+    found = pa.array(find_positions(positions, board_size))
+    columns = dict(zip(positions.schema.names, positions.columns, strict=True)) | {"findings": found}
+    schema = spooled_schema(board_size)
+    return pa.RecordBatch.from_arrays([columns[f.name].cast(f.type) for f in schema], schema=schema)
 
 
 @dataclass
@@ -200,16 +283,8 @@ class _Tally:
     with_id: int = 0
     with_ply: int = 0
 
-    def add(self, batch: pa.RecordBatch, board_size: int) -> None:
-        move_known = batch.column("move").is_valid().to_numpy(zero_copy_only=False)
-        policy_known = batch.column("policy").is_valid().to_numpy(zero_copy_only=False)
-        self.votes.count(
-            binary_matrix(batch.column("board")),
-            board_size,
-            column(batch, "value", float("nan")),
-            column(batch, "winner", -1),
-            ~(move_known | policy_known),
-        )
+    def add(self, batch: pa.RecordBatch) -> None:
+        self.votes += votes_of(batch.column("findings").to_numpy())
         self.with_id += batch.num_rows - batch.column("line_idx").null_count
         self.with_ply += batch.num_rows - batch.column("position_in_game").null_count
 
@@ -234,6 +309,60 @@ def _group(spool: Spool, facts: SpoolFacts, tally: _Tally) -> None:
     stats = facts.header.get("processing_stats")
     if isinstance(stats, dict):
         facts.notes += _compare(stats, facts)
+
+
+def settle_games(spools: Sequence[Spool], facts: Sequence[SpoolFacts]) -> list[Spool]:
+    """Finish the spools among which some games lie, once ``rows`` and ``games`` are there.
+
+    Games are cut before repeated moves, if that was asked for; then findings are gathered: into
+    ``findings`` of the first spool, one row a game.
+
+    Args:
+        spools: the first has the ``games``.
+        facts: of each; what changes is changed in them.
+
+    Returns:
+        Where the tables of each are now.
+    """
+    cuts = find_cuts(spools) if facts[0].reading.truncate_repeats else None
+    result = list(spools)
+    if cuts is not None and (cuts < NO_CUT).any():
+        result = _cut(spools, facts, cuts)
+    findings = game_findings(result, None if cuts is None else cuts < NO_CUT)
+    with write_arrow(result[0].folder / "findings.arrow", FINDINGS) as writer:
+        writer.write_table(pa.table({"findings": findings}, schema=FINDINGS))
+    for spool, own in zip(result, facts, strict=True):
+        own.loose = loose_findings(spool).tolist()
+    return result
+
+
+def _cut(spools: Sequence[Spool], facts: Sequence[SpoolFacts], cuts: Cuts) -> list[Spool]:
+    """Write the spools anew, within themselves, without what comes after repeated moves."""
+    lost = np.zeros(len(cuts), np.int64)
+    for spool, own in zip(spools, facts, strict=True):
+        assert own.board_size is not None
+        with ExitStack() as stack:
+            schemas = {"raw": spooled_schema(own.board_size), "rows": ROWS, "rejected": REJECTED}
+            writers = {
+                name: stack.enter_context(write_arrow(spool.cut.folder / f"{name}.arrow", schema))
+                for name, schema in schemas.items()
+            }
+            for batch in spool.batches("rejected"):
+                writers["rejected"].write_batch(batch)
+            for raw, rows, gone in cut_rows(spool, cuts, lost):
+                writers["raw"].write_batch(raw)
+                writers["rows"].write_batch(rows)
+                _write_rejected(writers["rejected"], [Rejection(r, AFTER_REPEAT, _AFTER) for r in gone])
+                own.cut += len(gone)
+        own.positions -= own.cut
+        own.rejected += own.cut
+    assert facts[0].board_size is not None
+    with write_arrow(spools[0].cut.folder / "games.arrow", GAMES) as writer:
+        for table in cut_games(spools[0], cuts, lost, facts[0].board_size):
+            writer.write_table(table)
+    for spool, own in zip(spools, facts, strict=True):
+        spool.cut.save_facts(own)
+    return [spool.cut for spool in spools]
 
 
 def _compare(stats: dict[str, Any], facts: SpoolFacts) -> list[str]:

@@ -53,9 +53,9 @@ def _head(path: Path) -> bytes:
         head = file.read(_HEAD_BYTES)
     if not head.startswith(_GZIP_MAGIC):
         return head
-    try:
-        return zlib.decompressobj(wbits=31).decompress(head, _HEAD_BYTES)
-    except zlib.error as error:
-        raise FormatError(
-            "the gzip stream is corrupt", code="corrupt-gzip", path=path, found=str(error)
-        ) from error
+    for size in (_HEAD_BYTES, 4096, 256):  # an error gives nothing, so corruption is kept out of it
+        try:
+            return zlib.decompressobj(wbits=31).decompress(head, size)
+        except zlib.error as error:
+            problem = error
+    raise FormatError("the gzip stream is corrupt", code="corrupt-gzip", path=path, found=str(problem))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from hexdata.errors import StoreError, StoreLockedError
+from hexdata.store.files import remove_temporaries
 from hexdata.store.manifest import MANIFEST_NAME, Manifest
 
 __all__ = ["Store"]
@@ -48,7 +49,10 @@ class Store:
             return cls.open(folder)
         if folder.is_file():
             raise StoreError("a store is a folder, and this is a file", path=folder)
-        if folder.is_dir() and any(not p.name.startswith(".") for p in folder.iterdir()):
+        begun = (
+            folder / _LOCK_NAME
+        ).exists()  # a store whose first run was killed has parts, and no manifest
+        if not begun and folder.is_dir() and any(not p.name.startswith(".") for p in folder.iterdir()):
             raise StoreError(
                 "this folder holds files and is no store",
                 path=folder,
@@ -81,14 +85,16 @@ class Store:
             )
         if stage in _MADE_OF and lineage["of"] != self.manifest.digest(*_MADE_OF[stage]):
             raise StoreError(
-                f"the {stage} stage is older than the {' and '.join(_MADE_OF[stage])} in the store",
+                f"the {stage} stage is older than the {_MADE_OF[stage][0]} it was made of",
                 path=self.path,
-                cure=f"Run `hexdata shuffle {self.path}` again.",
+                cure=f"Run `hexdata {stage} {self.path}` again.",
             )
 
     @contextmanager
     def writing(self, stage: str) -> Iterator[None]:
         """Hold the store's lock, for the one process that may write, and read the manifest anew.
+
+        What a killed process was in the middle of writing is removed first.
 
         The kernel releases the lock when the process ends, however it ends.
 
@@ -109,6 +115,7 @@ class Store:
             file.truncate(0)
             file.write(json.dumps({"pid": os.getpid(), "stage": stage}))
             file.flush()
+            remove_temporaries(self.path)
             if (self.path / MANIFEST_NAME).exists():
                 self.manifest = Manifest.load(self.path)
             yield

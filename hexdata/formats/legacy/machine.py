@@ -219,7 +219,7 @@ class Machine(Window):
 
     def _mark(self) -> bool:
         self.marks.append(len(self.stack))
-        if self._examples is None or not self.stack or self.stack[-1] is not self._examples:
+        if self._batch_marks > 0 or self._examples is None or self.stack[-1:] != [self._examples]:
             return False
         self._batch_marks = len(self.marks)
         self._event = Event.BOUNDARY

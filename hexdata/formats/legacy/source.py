@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import zlib
 from pathlib import Path
 from typing import BinaryIO, Final, Protocol
 
@@ -40,7 +41,7 @@ class ByteSource(Protocol):
 _INPUT: Final = 1 << 16
 """Compressed bytes that a :class:`_Gunzip` takes at a time."""
 _OUTPUT: Final = 1 << 14
-"""Decompressed bytes that it gives at a time: so many may be lost where corruption shows."""
+"""Decompressed bytes that it gives at a time."""
 
 
 class _Gunzip:
@@ -52,7 +53,8 @@ class _Gunzip:
     def __init__(self, raw: BinaryIO) -> None:
         self._raw = raw
         self._input = b""
-        self._member = zlib_ng.decompressobj(wbits=31)
+        self._member = zlib.decompressobj(wbits=31)
+        self._step = _OUTPUT
 
     def read(self, size: int) -> bytes:
         """Return at most ``size`` more bytes, none at the end; errors as ``GzipNGFile.read`` has them."""
@@ -66,12 +68,24 @@ class _Gunzip:
                     break
                 if not self._input:
                     continue
-                self._member = zlib_ng.decompressobj(wbits=31)
-            member = self._member
-            piece = member.decompress(self._input, min(size, _OUTPUT))
-            self._input = member.unused_data if member.eof else member.unconsumed_tail
-            if at_end and not piece and not member.eof:
+                self._member = zlib.decompressobj(wbits=31)
+            piece = self._decompress(min(size, self._step))
+            if at_end and not piece and not self._member.eof:
                 raise EOFError
+        return piece
+
+    def _decompress(self, size: int) -> bytes:
+        """Decompress on; where corruption shows, less and less at a time, since an error gives nothing."""
+        before = self._member.copy()
+        try:
+            piece: bytes = self._member.decompress(self._input, size)
+        except zlib.error:
+            if size == 1:
+                raise
+            self._member, self._step = before, size // 2
+            return self._decompress(self._step)
+        member = self._member
+        self._input = member.unused_data if member.eof else member.unconsumed_tail
         return piece
 
     def close(self) -> None:
@@ -112,7 +126,7 @@ class PickleFile:
                 record=f"byte {self.offset} of the decompressed data",
                 cure="Copy the file again, or leave it out.",
             ) from None
-        except (zlib_ng.error, OSError) as error:  # type: ignore[misc]  # its stub hides that it is a class
+        except (zlib_ng.error, zlib.error, OSError) as error:  # type: ignore[misc]  # its stub hides that it is a class
             if isinstance(error, OSError) and error.errno is not None:
                 raise  # the disk's error, not the data's
             raise FormatError(

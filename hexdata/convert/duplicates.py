@@ -1,0 +1,113 @@
+"""Games that are the same game: which was there first, and how alike the two are. Decides nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from hexdata.board import symmetry_table
+from hexdata.convert.games import binary_matrix, column
+from hexdata.convert.quality import Flag
+
+__all__ = ["COLUMNS", "Identities", "find_duplicates"]
+
+Array = npt.NDArray[Any]
+
+COLUMNS: Final = ("game_hash", "moves", "first_player")
+"""What tells games apart; their winners come with it."""
+
+_FRAGMENT: Final = 255
+_UNKNOWN: Final = 255
+
+
+@dataclass(frozen=True)
+class Identities:
+    """What is compared of some games: 18 bytes a game."""
+
+    hashes: npt.NDArray[np.uint8]
+    """(G, 16)."""
+    frame: npt.NDArray[np.uint8]
+    """Which of its images a game is (G,): equal hashes and frames are the same moves; 255 where the moves
+    are not all at hand."""
+    winner: npt.NDArray[np.uint8]
+    """In the canonical image (G,), so that mirror images of a game agree; 255 if unknown."""
+
+    @classmethod
+    def of(cls, games: Iterable[tuple[pa.RecordBatch, Array]], board_size: int) -> Identities:
+        """Take in batches of games (``COLUMNS``), each with its winners: 0 blue, 1 red, -1 unknown."""
+        parts = [_identities(batch, winner, board_size) for batch, winner in games]
+        return cls.joined([cls(*part) for part in parts])
+
+    @classmethod
+    def joined(cls, parts: Sequence[Identities]) -> Identities:
+        """Return all of them as one."""
+        return cls(
+            np.concatenate([np.empty((0, 16), np.uint8), *(part.hashes for part in parts)]),
+            np.concatenate([np.empty(0, np.uint8), *(part.frame for part in parts)]),
+            np.concatenate([np.empty(0, np.uint8), *(part.winner for part in parts)]),
+        )
+
+    def __len__(self) -> int:
+        return len(self.hashes)
+
+
+def _identities(batch: pa.RecordBatch, winner: Array, board_size: int) -> tuple[Array, Array, Array]:
+    first = column(batch, "first_player", 0)
+    moves = batch.column("moves")
+    whole = moves.is_valid().to_numpy(zero_copy_only=False)
+    frame = np.full(batch.num_rows, _FRAGMENT, np.uint8)
+    frame[whole] = 2 * first[whole] + _is_turned(moves.drop_null(), first[whole], board_size)
+    canonical = np.where(winner < 0, _UNKNOWN, winner ^ first)
+    return binary_matrix(batch.column("game_hash")), frame, canonical.astype(np.uint8)
+
+
+def _is_turned(moves: pa.ListArray, first: Array, board_size: int) -> npt.NDArray[np.bool_]:
+    """Say which games (G,) differ from their canonical image by a rotation: see ``board.canonical_moves``."""
+    table = symmetry_table(board_size).astype(np.int64)
+    starts = moves.offsets.to_numpy()
+    cells = moves.values.to_numpy()
+    apart = np.flatnonzero(table[0, cells] != table[1, cells])  # all but the centre, its own image
+    place = np.searchsorted(apart, starts[:-1])
+    told = place < len(apart)
+    told[told] = apart[place[told]] < starts[1:][told]
+    cell = cells[apart[place[told]]]
+    one, other = np.where(first[told] == 1, table[2:, cell], table[:2, cell])
+    turned = np.zeros(len(first), dtype=bool)
+    turned[told] = other < one
+    return turned
+
+
+def find_duplicates(games: Identities) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32]]:
+    """Find, for each game in the order of ids, the first one with its hash.
+
+    Returns:
+        int64 (G,): the place of that one, -1 where the game is the first itself; and uint32 (G,): bits of
+        ``Flag`` that say how the game stands to it.
+    """
+    halves = games.hashes.view(np.uint64)
+    # The first of equal hashes has the lowest id: a stable sort keeps ids ascending within them.
+    order = np.lexsort((halves[:, 1], halves[:, 0]))
+    same = np.zeros(len(order), dtype=bool)
+    same[1:] = (halves[order][1:] == halves[order][:-1]).all(axis=1)
+    leader = order[np.maximum.accumulate(np.where(same, 0, np.arange(len(order))))]
+    first = np.full(len(order), -1, dtype=np.int64)
+    first[order[same]] = leader[same]
+    return first, _alike(games, first)
+
+
+def _alike(games: Identities, first: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
+    flags = np.zeros(len(first), np.uint32)
+    copies = np.flatnonzero(first >= 0)
+    originals = first[copies]
+    frame, winner = games.frame[copies], games.winner[copies]
+    exact = frame == games.frame[originals]
+    flags[copies] = np.where(exact, int(Flag.DUPLICATE_EXACT), int(Flag.DUPLICATE_SYMMETRIC))
+    flags[copies[frame == _FRAGMENT]] = int(Flag.DUPLICATE_FRAGMENT)
+    known = (frame != _FRAGMENT) & (winner != _UNKNOWN) & (games.winner[originals] != _UNKNOWN)
+    flags[copies[known & (winner != games.winner[originals])]] |= np.uint32(Flag.CONTRADICTORY_DUPLICATES)
+    return flags

@@ -1,0 +1,419 @@
+"""What is suspicious about a game, though each of its positions can be used: flags, never repairs.
+
+Findings are made a position at a time while a source is read, gathered a game at a time once the games
+are known, and become flags once it is known what the source's values mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from enum import IntFlag, auto
+from functools import cache
+from typing import Any, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from hexdata.board import BLUE, RED, unpack_boards, winner_of
+from hexdata.convert.games import binary_matrix, column
+from hexdata.convert.sense import Sense, Votes
+
+__all__ = [
+    "Finding",
+    "Flag",
+    "Tables",
+    "count_flags",
+    "find_positions",
+    "flag_lists",
+    "flags_of",
+    "game_findings",
+    "loose_findings",
+    "loose_flags",
+    "on_final",
+    "side_by_side",
+    "votes_of",
+]
+
+Array = npt.NDArray[Any]
+Bits = npt.NDArray[np.uint32]
+
+
+class Flag(IntFlag):
+    """What may be wrong with a game. The codes in ``games.flags`` are the names, spelled with hyphens.
+
+    The meaning of each stands in docs/format.md. Names ascend, so that codes in the order of bits are
+    sorted; what is stored are the codes, so bits may move.
+    """
+
+    COLOURS_SWAPPED = auto()
+    CONTRADICTORY_DUPLICATES = auto()
+    DUPLICATE_EXACT = auto()
+    DUPLICATE_FRAGMENT = auto()
+    DUPLICATE_SYMMETRIC = auto()
+    IMPOSSIBLE_STONES = auto()
+    LABEL_CONTRADICTS_CHAIN = auto()
+    MISSING_POSITIONS = auto()
+    NO_CHAIN = auto()
+    PLAYER_CONTRADICTS_STONES = auto()
+    POLICY_ON_OCCUPIED = auto()
+    REPEATED_MOVE = auto()
+    TIER_COUNTS = auto()
+    TRUNCATED = auto()
+    VALUE_NOT_CONSTANT = auto()
+    WINNER_CONTRADICTS_VALUE = auto()
+
+    @property
+    def code(self) -> str:
+        """The stable code: "repeated-move"."""
+        assert self.name is not None
+        return self.name.lower().replace("_", "-")
+
+
+class Finding(IntFlag):
+    """What is found, in the source's own sense of ``value``: the first 16 in a position, the rest in a game.
+
+    Of those that exclude each other, at most one is set for a position.
+    """
+
+    OCCUPIED_MOVE = auto()
+    """The move, a one-hot policy, is on an occupied cell."""
+    OCCUPIED_POLICY = auto()
+    """Another policy gives weight to an occupied cell."""
+    RED_AHEAD = auto()
+    """By one stone: impossible where blue began."""
+    BLUE_AHEAD = auto()
+    """By one stone: impossible where red began."""
+    FAR_AHEAD = auto()
+    """One player by two stones or more: always impossible."""
+    PLAYER_AHEAD = auto()
+    """Who is ahead is to move."""
+    BLUE_MOVES_EVEN = auto()
+    """Blue is to move with nobody ahead, so blue began."""
+    RED_MOVES_EVEN = auto()
+    CHAIN_FOR_0 = auto()
+    """The winning chain says that a value of 0 means blue. Chains are looked for on final positions
+    (no policy), and on those with ``OCCUPIED_MOVE``, which are final if the game is cut there."""
+    CHAIN_FOR_1 = auto()
+    NO_CHAIN = auto()
+    WINNER_AGAINST_CHAIN = auto()
+    """The value is neither 0 nor 1, and the named winner is not the chain's."""
+    WINNER_FOR_0 = auto()
+    """The named winner says that a value of 0 means blue."""
+    WINNER_FOR_1 = auto()
+    _SPARE_1 = auto()
+    _SPARE_2 = auto()
+    REPEATED = auto()
+    VALUE_DIFFERS = auto()
+    TIERS = auto()
+    MISSING = auto()
+    CUT = auto()
+    RED_BEGAN = auto()
+
+
+_CHAINS: Final = Finding.CHAIN_FOR_0 | Finding.CHAIN_FOR_1 | Finding.NO_CHAIN | Finding.WINNER_AGAINST_CHAIN
+
+_VOTES: Final = (Finding.CHAIN_FOR_0, Finding.CHAIN_FOR_1, Finding.WINNER_FOR_0, Finding.WINNER_FOR_1)
+
+TIER_SIZES: Final = (5, 5, 10)
+"""Positions of a game in value sample tiers 0, 1 and 2, as the legacy tool drew them; the rest is in 3."""
+
+
+def _mark(bits: Array, where: Array, bit: int) -> None:
+    """Set a bit where ``where`` says: a mask as long as ``bits``, or rows."""
+    one = bits.dtype.type(bit)  # NumPy takes a member of an IntFlag for an int64
+    if where.dtype == bool:
+        bits |= where * one  # several times as fast as bits[where] |= one
+    else:
+        bits[where] |= one
+
+
+def _has(bits: Array, sign: int | Array) -> npt.NDArray[np.bool_]:
+    """Say where any bit of ``sign`` is set."""
+    found: npt.NDArray[np.bool_] = bits & np.asarray(sign, bits.dtype) != 0
+    return found
+
+
+# Positions
+
+
+def find_positions(batch: pa.RecordBatch, board_size: int) -> npt.NDArray[np.uint16]:
+    """Return the findings of each position of ``raw_schema(board_size)``: uint16 (N,)."""
+    boards = binary_matrix(batch.column("board"))
+    move = column(batch, "move", -1)
+    found = _stones(_ahead(boards, board_size), column(batch, "player_to_move", -1))
+    _mark(found, _on_occupied(boards, move, board_size), Finding.OCCUPIED_MOVE)
+    policy = batch.column("policy")
+    final = move < 0
+    if policy.null_count < len(policy):
+        dense = np.flatnonzero(policy.is_valid().to_numpy(zero_copy_only=False))
+        final[dense] = False
+        weights = policy.drop_null().flatten().to_numpy().reshape(len(dense), -1)
+        stones = unpack_boards(boards[dense], board_size, np.uint8).any(axis=1).reshape(len(dense), -1)
+        _mark(found, dense[(stones & (weights > 0)).any(axis=1)], Finding.OCCUPIED_POLICY)
+    _labels(found, boards, board_size, column(batch, "value", np.nan), column(batch, "winner", -1), final)
+    return found
+
+
+@cache
+def _blue_words(board_size: int) -> npt.NDArray[np.uint64]:
+    """Return the blue plane of a packed board, in 64-bit words: uint64 (W,)."""
+    cells = board_size * board_size
+    packed = np.packbits(np.arange(2 * cells) < cells)
+    words = np.zeros(-(-len(packed) // 8), np.uint64)
+    words.view(np.uint8)[: len(packed)] = packed
+    words.flags.writeable = False
+    return words
+
+
+def _ahead(boards: npt.NDArray[np.uint8], board_size: int) -> npt.NDArray[np.int16]:
+    """Return by how many stones blue is ahead on packed boards (N, width): int16 (N,)."""
+    masks = _blue_words(board_size)
+    padded = np.zeros((len(boards), 8 * len(masks)), np.uint8)
+    padded[:, : boards.shape[1]] = boards
+    ahead = np.zeros(len(boards), np.int16)
+    for words, mask in zip(padded.view(np.uint64).T, masks, strict=True):
+        ahead += np.bitwise_count(words & mask)
+        ahead -= np.bitwise_count(words & ~mask)
+    return ahead
+
+
+def _stones(ahead: npt.NDArray[np.int16], player: Array) -> npt.NDArray[np.uint16]:
+    """Return what stone counts say; ``player`` (N,) is to move, -1 if the source does not say."""
+    found = np.zeros(len(ahead), np.uint16)
+    _mark(found, ahead == -1, Finding.RED_AHEAD)
+    _mark(found, ahead == 1, Finding.BLUE_AHEAD)
+    _mark(found, np.abs(ahead) > 1, Finding.FAR_AHEAD)
+    even = ahead == 0
+    _mark(found, even & (player == BLUE), Finding.BLUE_MOVES_EVEN)
+    _mark(found, even & (player == RED), Finding.RED_MOVES_EVEN)
+    _mark(found, ((ahead > 0) & (player == BLUE)) | ((ahead < 0) & (player == RED)), Finding.PLAYER_AHEAD)
+    return found
+
+
+def _on_occupied(boards: npt.NDArray[np.uint8], move: Array, board_size: int) -> npt.NDArray[np.int64]:
+    """Return the rows whose move is on a stone of either colour."""
+    rows = np.flatnonzero(move >= 0)
+    taken = np.zeros(len(rows), np.uint8)
+    for plane in (BLUE, RED):
+        bit = move[rows] + plane * board_size * board_size
+        taken |= boards[rows, bit >> 3] >> (7 - (bit & 7)).astype(np.uint8)
+    occupied: npt.NDArray[np.int64] = rows[(taken & 1).astype(bool)]
+    return occupied
+
+
+def _labels(
+    found: npt.NDArray[np.uint16],
+    boards: npt.NDArray[np.uint8],
+    board_size: int,
+    value: Array,
+    winner: Array,
+    final: npt.NDArray[np.bool_],
+) -> None:
+    """Add to ``found`` what chain, value and named winner say of each other."""
+    decided = (value == 0.0) | (value == 1.0)
+    named = decided & (winner >= 0)
+    _mark(found, named & (value == winner), Finding.WINNER_FOR_0)
+    _mark(found, named & (value != winner), Finding.WINNER_FOR_1)
+
+    rows = np.flatnonzero(final | (_has(found, Finding.OCCUPIED_MOVE)))
+    chain = winner_of(unpack_boards(boards[rows], board_size, np.uint8))
+    _mark(found, rows[chain < 0], Finding.NO_CHAIN)
+    rows, chain = rows[chain >= 0], chain[chain >= 0]
+    same = value[rows] == chain
+    _mark(found, rows[decided[rows] & same], Finding.CHAIN_FOR_0)
+    _mark(found, rows[decided[rows] & ~same], Finding.CHAIN_FOR_1)
+    _mark(
+        found,
+        rows[~decided[rows] & (winner[rows] >= 0) & (winner[rows] != chain)],
+        Finding.WINNER_AGAINST_CHAIN,
+    )
+
+
+def on_final(found: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return findings without what was said of chains on positions that have a move, and so are not final."""
+    return np.where(_has(found, Finding.OCCUPIED_MOVE), found & ~found.dtype.type(_CHAINS), found)
+
+
+def votes_of(found: npt.NDArray[Any]) -> Votes:
+    """Count what positions say of the sense of ``value``: flags call the outvoted contradictions."""
+    found = on_final(found)
+    count = [int(np.count_nonzero(_has(found, bit))) for bit in _VOTES]
+    return Votes(chains=(count[0], count[1]), winners=(count[2], count[3]))
+
+
+# Games
+
+
+class Tables(Protocol):
+    """What a spool gives."""
+
+    def batches(self, table: str, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """Read a table batch by batch."""
+
+
+_GAMES: Final = ("value", "total_positions", "positions", "first_player")
+_RAW: Final = ("findings", "move", "policy", "value", "value_sample_tier")
+
+
+def game_findings(spools: Sequence[Tables], cut: npt.NDArray[np.bool_] | None = None) -> Bits:
+    """Gather the findings of games that lie in ``spools``: the first has the table of them.
+
+    Reads all rows once, in any order of games; memory grows by 30 bytes a game.
+
+    Args:
+        spools: each with ``raw`` and ``rows``.
+        cut: bool (G,): games that were cut before a repeated move; None for none.
+
+    Returns:
+        uint32 (G,), bits of :class:`Finding`.
+    """
+    games = list(spools[0].batches("games", _GAMES))
+    if not games:
+        return np.zeros(0, np.uint32)
+    table = pa.Table.from_batches(games)
+    value = column(table, "value", np.nan)
+    bits = np.zeros(table.num_rows, np.uint32)
+    tiers = np.zeros(5 * table.num_rows, np.uint16)
+    for spool in spools:
+        for raw, rows in side_by_side(spool, _RAW, ("game", "ply", "total")):
+            _gather(bits, tiers, value, raw, rows)
+    total, positions = column(table, "total_positions", -1), column(table, "positions", 0)
+    _mark(bits, (total >= 0) & (positions != total), Finding.MISSING)
+    _mark(bits, column(table, "first_player", BLUE) == RED, Finding.RED_BEGAN)
+    odd = _tiers_odd(tiers.reshape(-1, 5), positions) & (positions == total)
+    if cut is not None:
+        _mark(bits, cut, Finding.CUT)
+        odd &= ~cut
+    _mark(bits, odd, Finding.TIERS)
+    return bits
+
+
+def _gather(bits: Bits, tiers: Array, value: Array, raw: pa.RecordBatch, rows: pa.RecordBatch) -> None:
+    """Add some positions to the bits (G,) and tier counts (5·G,) of their games, of which all are known."""
+    game = column(rows, "game", -1)
+    known = game >= 0
+    if not known.all():
+        raw, rows, game = raw.filter(pa.array(known)), rows.filter(pa.array(known)), game[known]
+    if not len(game):
+        return
+    found = on_final(column(raw, "findings", 0).astype(np.uint32))
+    open_end = column(raw, "move", -1) >= 0
+    if raw.column("policy").null_count < len(game):
+        open_end |= raw.column("policy").is_valid().to_numpy(zero_copy_only=False)
+    total = column(rows, "total", -1)
+    last = column(rows, "ply", -1) + 1 == total
+    _mark(found, (_has(found, Finding.OCCUPIED_MOVE)) & ~last, Finding.REPEATED)
+    _mark(found, last & open_end, Finding.MISSING)
+    found[~last & (total >= 0)] &= ~np.uint32(Finding.NO_CHAIN)
+    _mark(found, column(raw, "value", np.nan) != value[game], Finding.VALUE_DIFFERS)
+    starts = np.flatnonzero(np.diff(game, prepend=-1))
+    np.bitwise_or.at(bits, game[starts], np.bitwise_or.reduceat(found, starts))
+    tier = np.minimum(column(raw, "value_sample_tier", -1), 4)
+    np.add.at(tiers, (5 * game + tier)[tier >= 0], np.uint16(1))
+
+
+def _tiers_odd(counts: Array, positions: Array) -> npt.NDArray[np.bool_]:
+    """Say which games have tiers, (G, 5) counts, but not those of as many positions (G,)."""
+    expected = np.zeros_like(counts, dtype=np.int64)
+    left = positions.astype(np.int64)
+    for tier, size in enumerate(TIER_SIZES):
+        expected[:, tier] = np.minimum(left, size)
+        left = left - expected[:, tier]
+    expected[:, len(TIER_SIZES)] = left
+    odd: npt.NDArray[np.bool_] = counts.any(axis=1) & (counts != expected).any(axis=1)
+    return odd
+
+
+def side_by_side(
+    spool: Tables, raw: Sequence[str] | None, rows: Sequence[str]
+) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
+    """Read columns (None: all) of two tables of a spool side by side: pairs of as many rows each."""
+    right = iter(spool.batches("rows", rows))
+    behind: pa.RecordBatch | None = None
+    for left in spool.batches("raw", raw):
+        while left.num_rows:
+            if behind is None or not behind.num_rows:
+                behind = next(right)
+            count = min(left.num_rows, behind.num_rows)
+            yield left.slice(0, count), behind.slice(0, count)
+            left, behind = left.slice(count), behind.slice(count)
+
+
+# Flags
+
+
+def flags_of(findings: Bits, sense: Sense) -> Bits:
+    """Return the flags of games: uint32 (G,), bits of :class:`Flag`.
+
+    Args:
+        findings: (G,).
+        sense: what the values of the source mean.
+    """
+    blue_is_0 = sense == "blue-is-0"
+    red_began = _has(findings, Finding.RED_BEGAN)
+    against_chain = Finding.CHAIN_FOR_1 if blue_is_0 else Finding.CHAIN_FOR_0
+    against_winner = Finding.WINNER_FOR_1 if blue_is_0 else Finding.WINNER_FOR_0
+    impossible = np.where(red_began, int(Finding.BLUE_AHEAD), int(Finding.RED_AHEAD)) | int(Finding.FAR_AHEAD)
+    wrong_player = np.where(red_began, int(Finding.BLUE_MOVES_EVEN), int(Finding.RED_MOVES_EVEN)) | int(
+        Finding.PLAYER_AHEAD
+    )
+    signs: dict[Flag, Array | int] = {
+        Flag.COLOURS_SWAPPED: Finding.RED_BEGAN,
+        Flag.IMPOSSIBLE_STONES: impossible,
+        Flag.LABEL_CONTRADICTS_CHAIN: against_chain | Finding.WINNER_AGAINST_CHAIN,
+        Flag.MISSING_POSITIONS: Finding.MISSING,
+        Flag.NO_CHAIN: Finding.NO_CHAIN,
+        Flag.PLAYER_CONTRADICTS_STONES: wrong_player,
+        Flag.POLICY_ON_OCCUPIED: Finding.OCCUPIED_MOVE | Finding.OCCUPIED_POLICY,
+        Flag.REPEATED_MOVE: Finding.REPEATED,
+        Flag.TIER_COUNTS: Finding.TIERS,
+        Flag.TRUNCATED: Finding.CUT,
+        Flag.VALUE_NOT_CONSTANT: Finding.VALUE_DIFFERS,
+        Flag.WINNER_CONTRADICTS_VALUE: against_winner,
+    }
+    flags = np.zeros(len(findings), np.uint32)
+    for flag, sign in signs.items():
+        _mark(flags, _has(findings, sign), flag)
+    return flags
+
+
+def loose_findings(spool: Tables) -> npt.NDArray[np.int64]:
+    """Count the findings of positions whose game is unknown: int64 (16,), by bit."""
+    counts = np.zeros(16, np.int64)
+    for raw, rows in side_by_side(spool, ["findings"], ["game"]):
+        if rows.column("game").null_count:
+            found = column(raw, "findings", 0)[~rows.column("game").is_valid().to_numpy(zero_copy_only=False)]
+            counts += (on_final(found)[:, np.newaxis] >> np.arange(16) & 1).sum(axis=0)
+    return counts
+
+
+def loose_flags(counts: Sequence[int], sense: Sense) -> dict[str, int]:
+    """Say how many positions of unknown games give rise to each flag that one position can show.
+
+    Args:
+        counts: of :func:`loose_findings`. Blue is taken to have begun.
+        sense: what the values of the source mean.
+    """
+    bits = np.uint32(1) << np.arange(16, dtype=np.uint32)
+    result: dict[str, int] = {}
+    for flags, count in zip(flags_of(bits, sense).tolist(), counts, strict=True):
+        for flag in Flag(flags):
+            if count:
+                result[flag.code] = result.get(flag.code, 0) + count
+    return dict(sorted(result.items()))
+
+
+def flag_lists(flags: Bits) -> pa.Array:
+    """Return the codes of each game's flags (G,), sorted, as ``games.flags`` has them."""
+    distinct, places = np.unique(flags, return_inverse=True)
+    lists = pa.array([[flag.code for flag in Flag(int(bits))] for bits in distinct], pa.list_(pa.string()))
+    return lists.take(pa.array(places))
+
+
+def count_flags(flags: Iterable[Bits]) -> dict[str, int]:
+    """Count the games with each flag; flags that no game has are left out."""
+    columns = [np.zeros(0, np.uint32), *flags]
+    merged = np.concatenate(columns)
+    counts = {flag.code: int(np.count_nonzero(_has(merged, flag))) for flag in Flag}
+    return {code: count for code, count in counts.items() if count}

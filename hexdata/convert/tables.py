@@ -1,0 +1,106 @@
+"""A source of a run with all that is known of it, and the rows of it that a store keeps.
+
+Reads spools, writes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from hexdata.convert.inputs import SourceFile
+from hexdata.convert.options import ConvertOptions
+from hexdata.convert.publish import Judged
+from hexdata.convert.quality import count_flags, loose_flags
+from hexdata.convert.sense import Sense
+from hexdata.convert.spool import REJECTED, Spool, SpoolFacts
+from hexdata.schema import rejected_schema, sources_schema
+
+__all__ = ["Source", "failed_files", "notes_of", "reasons_of", "rejected_table", "source_table"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A source of this run with all that is known of it. Its ``facts`` are the run's judgement; the
+    spool keeps what the source says, whatever a run makes of it.
+    """
+
+    file: SourceFile
+    spool: Spool
+    facts: SpoolFacts
+    sense: Sense | None = None
+    sense_given: bool = False
+    source_id: int = -1
+    first_position: int = 0
+    first_game: int = 0
+    collection: str = ""
+    """Which shuffle it belongs to, if its positions come from everywhere."""
+    owns_games: bool = True
+    origins: tuple[tuple[int, str], ...] = ()
+    """Raw files by ``file_idx``, where only a companion names them."""
+
+
+def notes_of(source: Source) -> list[str]:
+    """Return the notes on a source, with what was found in positions of unknown games."""
+    if not any(source.facts.loose) or source.sense is None:
+        return source.facts.notes
+    loose = loose_flags(source.facts.loose, source.sense).items()
+    listed = ", ".join(f"{count:,} {code}" for code, count in loose)
+    return [*source.facts.notes, f"positions of unknown games: {listed}"] if listed else source.facts.notes
+
+
+def source_table(sources: list[Source], judged: list[Judged], options: ConvertOptions) -> pa.Table:
+    """Return what the store keeps of sources: ``sources_schema``."""
+    rows: list[dict[str, Any]] = [
+        {
+            "source_id": s.source_id,
+            "name": s.file.name,
+            "bytes": s.file.bytes,
+            "sha256": s.file.sha256,
+            "format": s.facts.format,
+            "value_sense": s.sense,
+            "value_sense_evidence": json.dumps(
+                {"chains": s.facts.votes.chains, "winners": s.facts.votes.winners, "given": s.sense_given}
+            ),
+            "records": s.facts.records,
+            "positions": s.facts.positions,
+            "games": s.facts.games,
+            "rejected": s.facts.rejected,
+            "header": json.dumps(s.facts.header),
+            "notes": json.dumps(notes_of(s)) if notes_of(s) else None,
+            "flags": json.dumps(count_flags([own.flags])),
+            "salvaged": s.facts.damage is not None if options.salvage else None,
+        }
+        for s, own in zip(sources, judged, strict=True)
+    ]
+    return pa.Table.from_pylist(rows, schema=sources_schema())
+
+
+def rejected_table(source: Source) -> pa.Table:
+    """Return what was rejected of a source: ``rejected_schema``."""
+    if source.facts.failure is None:
+        table = pa.Table.from_batches(source.spool.batches("rejected"), REJECTED)
+    else:
+        reason, detail = source.facts.failure
+        table = pa.table({"record": [None], "reason": [reason], "detail": [detail]}, schema=REJECTED)
+    ids = pa.array(np.full(table.num_rows, source.source_id, np.int32))
+    return table.add_column(0, rejected_schema().field("source_id"), ids)
+
+
+def reasons_of(sources: list[Source]) -> dict[str, int]:
+    """Count the rejected records by reason, most frequent first."""
+    counts: Counter[str] = Counter()
+    for source in sources:
+        for entry in rejected_table(source)["reason"].value_counts().to_pylist():
+            counts[entry["values"]] += entry["counts"]
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+def failed_files(sources: list[Source]) -> dict[str, str]:
+    """Return the reason of each file that was rejected as a whole, by name."""
+    return {s.file.name: ": ".join(s.facts.failure) for s in sources if s.facts.failure}

@@ -1,0 +1,168 @@
+"""The sources of a store as their files had them: its tables turned back into raw batches.
+
+The inverse of publishing: undoes the turning of the value's sense, and takes out what was filled in. Knows
+the columns, and no file format.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from hexdata.schema import games_schema, positions_schema, raw_schema, sources_schema
+from hexdata.store import Store
+from hexdata.store.parquet import Rows, read_rows
+
+__all__ = ["KEPT_PREFIX", "WINNERS", "Original", "in_sense", "list_originals", "with_file_idx"]
+
+KEPT_PREFIX: Final = "hexdata:"
+"""Keys of ours in ``extra`` begin so: what an example says where its columns cannot.
+
+``hexdata:value`` is in the source's sense; ``hexdata:player_to_move``, ``hexdata:position_in_game`` and
+``hexdata:total_positions`` stand where the column was filled in; ``hexdata:game_id`` is a legacy id without
+a game.
+"""
+
+WINNERS: Final = ("BLUE", "RED")
+"""What the column ``winner`` holds, by the number that stands for it in raw batches."""
+
+_NUMBERS: Final = ("value", "player_to_move", "position_in_game", "total_positions", "file_idx", "line_idx")
+"""Columns of ``raw_schema`` that ``extra`` may overrule."""
+
+
+def in_sense(value: npt.NDArray[np.float64], sense: str) -> npt.NDArray[np.float64]:
+    """Turn values from the store's sense, 0.0 where blue won, to a source's, or back."""
+    return value if sense == "blue-is-0" else 1.0 - value
+
+
+@dataclass(frozen=True)
+class Original:
+    """One source of a store."""
+
+    source_id: int
+    name: str
+    bytes: int
+    sha256: str
+    format: str
+    """ "unknown" if the file was rejected as a whole."""
+    value_sense: str | None
+    records: int
+    positions: int
+    games: int
+    header: dict[str, Any]
+    board_size: int | None
+    """Of the store; None if it has no position."""
+    part: Path
+    """Its positions; there is no such file if it has none."""
+    game_parts: tuple[tuple[Path, int], ...]
+    """The games of the whole store."""
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Read its positions as ``raw_schema``, in record order, as its file had them.
+
+        But ``record`` counts the positions of the store, ``origin`` is null, and what has the number of
+        a line and not of a file, as raw games do, gets the source's id for it: a legacy id is both.
+        """
+        if not self.positions:
+            return
+        assert self.board_size is not None
+        rows = Rows(((self.part, self.positions),), 0, self.positions)
+        first_game, ids = self._legacy_ids()
+        for batch in read_rows(rows, positions_schema(self.board_size)):
+            yield with_file_idx(self._raw(batch, first_game, ids), self.source_id)
+
+    def _legacy_ids(self) -> tuple[int, pa.Table]:
+        """Return the lowest game_id of the source, and the legacy ids of it and the games after it."""
+        low, high = np.iinfo(np.int64).max, -1
+        with pq.ParquetFile(self.part) as file:
+            for batch in file.iter_batches(columns=["game_id"]):
+                bounds = pc.min_max(batch.column(0)).as_py()
+                if bounds["min"] is not None:
+                    low, high = min(low, bounds["min"]), max(high, bounds["max"])
+        schema = pa.schema([games_schema().field(name) for name in ("file_idx", "line_idx")])
+        batches = read_rows(Rows(self.game_parts, low, high + 1), schema)
+        return low, pa.Table.from_batches(batches, schema).combine_chunks()
+
+    def _raw(self, stored: pa.RecordBatch, first_game: int, ids: pa.Table) -> pa.RecordBatch:
+        assert self.board_size is not None
+        schema = raw_schema(self.board_size)
+        value = stored.column("value").to_numpy().astype(np.float64)
+        legacy = ids.take(pc.subtract(stored.column("game_id"), first_game))
+        columns = {name: stored.column(name) for name in schema.names if name in stored.schema.names}
+        columns |= {
+            "record": stored.column("position_id"),
+            "value": pa.array(in_sense(value, self.value_sense or "blue-is-0")),
+            "file_idx": legacy["file_idx"].combine_chunks(),
+            "line_idx": legacy["line_idx"].combine_chunks(),
+            "winner": pc.index_in(stored.column("winner").cast(pa.string()), pa.array(WINNERS)),
+            "origin": pa.nulls(stored.num_rows, schema.field("origin").type),
+        }
+        columns |= _overruled(columns, stored.column("extra"))
+        arrays = [columns[field.name].cast(field.type) for field in schema]
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def with_file_idx(batch: pa.RecordBatch, source_id: int) -> pa.RecordBatch:
+    """Return a raw batch with ``source_id`` as ``file_idx`` where there is a ``line_idx`` only."""
+    file_idx, line_idx = batch.column("file_idx"), batch.column("line_idx")
+    filled = pc.if_else(line_idx.is_valid(), pc.fill_null(file_idx, source_id), file_idx)
+    index = batch.schema.get_field_index("file_idx")
+    return batch.set_column(index, batch.schema.field(index), filled)
+
+
+def _overruled(columns: dict[str, pa.Array], extra: pa.Array) -> dict[str, pa.Array]:
+    """Return the columns in which ``extra`` knows better, corrected."""
+    named = pc.match_substring(extra, f'"{KEPT_PREFIX}').fill_null(False)
+    rows = np.flatnonzero(named.to_numpy(zero_copy_only=False))
+    texts = extra.take(pa.array(rows)).dictionary_encode()
+    kept = [_kept(text) for text in texts.dictionary.to_pylist()]
+    codes = texts.indices.to_numpy()
+    result = {}
+    for name in _NUMBERS:
+        own = np.array([name in values for values in kept], bool)[codes]
+        if own.any():
+            mask = np.zeros(len(extra), bool)
+            mask[rows[own]] = True
+            values = pa.array([kept[code].get(name) for code in codes[own]], columns[name].type)
+            result[name] = pc.replace_with_mask(columns[name], pa.array(mask), values)
+    return result
+
+
+def _kept(text: str) -> dict[str, Any]:
+    """Return what keys of ours in an ``extra`` say, by column of ``raw_schema``."""
+    kept = {
+        key.removeprefix(KEPT_PREFIX): value
+        for key, value in json.loads(text).items()
+        if key.startswith(KEPT_PREFIX)
+    }
+    file_idx, line_idx = kept.get("game_id", (None, None))
+    return kept | ({"file_idx": file_idx, "line_idx": line_idx} if "game_id" in kept else {})
+
+
+def list_originals(store: Store) -> list[Original]:
+    """Return the sources of a store, in the order of their ids."""
+    names = ["source_id", "name", "bytes", "sha256", "format", "value_sense"]
+    names += ["records", "positions", "games", "header"]
+    schema = pa.schema([sources_schema().field(name) for name in names])
+    parts = tuple(
+        zip(store.files("games"), (f.rows for f in store.manifest.files_in("games").values()), strict=True)
+    )
+    return [
+        Original(
+            **row | {"header": json.loads(row["header"] or "{}")},
+            board_size=store.manifest.board_size,
+            part=(store.path / "positions" / f"part-{row['source_id']:06d}.parquet").resolve(),
+            game_parts=parts,
+        )
+        for path in store.files("sources")
+        for row in pq.read_table(path, columns=names).cast(schema).to_pylist()
+    ]

@@ -1,0 +1,167 @@
+"""What the legacy tools' notes beside the data are good for, and that none of them can do harm."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hexdata.convert.companions import read_companions
+from hexdata.convert.spool import SpoolFacts
+
+
+@pytest.fixture
+def beside(make):
+    """Return ``beside(name, content)``: write a companion of the data, JSON unless it is bytes."""
+
+    def write(name, content):
+        return make.write_bytes(name, content if isinstance(content, bytes) else json.dumps(content).encode())
+
+    return write
+
+
+def notes(store, name="a.pkl.gz"):
+    return json.loads(store.source(name)["notes"] or "[]")
+
+
+LOOKUP = {"created_at": "2025-07-21T09:15:40", "total_files": 2, "format_version": "1.0"}
+
+
+@pytest.mark.parametrize("layout", ["plain", "nested"])
+def test_a_lookup_names_the_raw_files(make, convert, beside, layout):
+    make.write(
+        "a.pkl.gz", [e for i in (0, 1, 2) for g in make.dicts(make.games(2, start=2 * i), i) for e in g]
+    )
+    names = {"0": "data/zero.trmph", "1": "data/one.trmph"}
+    beside("file_lookup_20250721.json", names if layout == "plain" else {**LOOKUP, "file_mapping": names})
+    store = convert(make.folder)
+    origins = [game["origin"] for game in store.games()]
+    assert origins == ["data/zero.trmph"] * 2 + ["data/one.trmph"] * 2 + [None] * 2
+    assert notes(store) == []
+
+
+def test_what_the_metadata_names_stays(make, convert, beside):
+    make.write("a.pkl.gz", [e for g in make.dicts(make.games(2), source_file="named") for e in g])
+    beside("file_lookup_1.json", {"0": "other"})
+    assert {game["origin"] for game in convert(make.folder).games()} == {"named"}
+
+
+def test_lookups_that_disagree_are_no_guess(make, convert, beside):
+    make.write("a.pkl.gz", [e for i in (0, 1) for g in make.dicts(make.games(2, start=2 * i), i) for e in g])
+    beside("file_lookup_1.json", {"0": "x.trmph", "1": "data/y.trmph"})
+    beside("file_lookup_2.json", {"0": "z.trmph", "1": "y.trmph"})
+    store = convert(make.folder)
+    assert [game["origin"] for game in store.games()] == [None, None, "data/y.trmph", "data/y.trmph"]
+    assert notes(store) == [
+        "companions disagree on 1 raw files, left open: file_idx 0 is x.trmph or z.trmph …"
+    ]
+
+
+def test_a_lookup_of_another_run_does_not_rename_a_file(make, convert, beside):
+    """``file_idx`` restarts in every run; the file's own header tells that this lookup is another's."""
+    make.write("a.pkl.gz", [e for g in make.dicts(make.games(2)) for e in g], source_file="data/mine.trmph")
+    beside("file_lookup_1.json", {"0": "data/theirs.trmph"})
+    store = convert(make.folder)
+    assert {game["origin"] for game in store.games()} == {None}
+    assert "data/theirs.trmph or data/mine.trmph" in notes(store)[0]
+
+
+def test_shuffled_files_find_their_names_too(make, convert, beside):
+    examples = [e for g in make.dicts(make.games(4), 7) for e in g]
+    stats = {"num_buckets": 2, "source_files": ["x"]}
+    make.write("a.pkl.gz", examples[::2], shuffling_stats=stats)
+    make.write("b.pkl.gz", examples[1::2], shuffling_stats=stats)
+    beside("file_lookup_1.json", {"7": "seven"})
+    assert [game["origin"] for game in convert(make.folder).games()] == ["seven"] * 4
+
+
+def stats_of(raw, records, games, file_idx=0):
+    stats = {"file_path": raw, "valid_games": games, "examples_generated": records, "file_error": None}
+    return {"success": True, "stats": stats, "file_path": raw, "file_idx": file_idx}
+
+
+def test_processing_stats_are_compared_where_they_name_the_file(make, convert, beside):
+    games = make.games(3)
+    make.v2("mine_processed.pkl.gz", games)
+    records = sum(len(game) for game in make.dicts(games))
+    beside(
+        "processing_stats.json",
+        [stats_of("data/mine.trmph", records + 1, 4), stats_of("data/x.trmph", 1, 1, 9)],
+    )
+    store = convert(make.folder)
+    assert notes(store, "mine_processed.pkl.gz") == [
+        f"processing_stats.json says {records + 1} records, the file has {records}",
+        "processing_stats.json says 4 games, the file has 3",
+    ]
+    assert len(store.result.notes) == 2
+
+
+def test_processing_state_names_the_pickle_itself(make, convert, beside):
+    make.v2("odd name.pkl.gz", make.games(3))
+    done = {"file": "data/x.trmph", "output": "out/odd name.pkl.gz", "stats": {"valid_games": 5}}
+    other = {"file": "data/x.trmph", "output": "out/other.pkl.gz", "stats": {"valid_games": 6}}
+    beside("processing_state.json", {"version": "1.1", "processed_files": [done, other], "failed_files": []})
+    assert notes(convert(make.folder), "odd name.pkl.gz") == [
+        "processing_state.json says 5 games, the file has 3"
+    ]
+
+
+CORRUPT = [
+    b"",
+    b"{",
+    b"\xff\xfe",
+    b"[" * 100_000,
+    b"null",
+    b"3",
+    b'[[1], "x", {"stats": 3}]',
+    b'{"0": 1, "x": "y"}',
+]
+
+
+@pytest.mark.parametrize("content", CORRUPT)
+@pytest.mark.parametrize("name", ["processing_stats.json", "processing_state.json", "file_lookup_1.json"])
+def test_a_corrupt_companion_is_a_note_at_most(make, convert, beside, name, content):
+    make.v2("a.pkl.gz", make.games(2))
+    make.v2("b.pkl.gz", make.games(2, start=5))
+    beside(name, content)
+    store = convert(make.folder)
+    assert store.result.games == 4
+    assert store.result.rejected == 0
+    unreadable = content in CORRUPT[:4]
+    assert len(store.result.notes) <= 1
+    assert not unreadable or store.result.notes[0].startswith(
+        f"legacy/a.pkl.gz: {name} beside it cannot be used"
+    )
+
+
+def test_a_companion_that_is_a_folder_or_huge_is_a_note(tmp_path, monkeypatch):
+    (tmp_path / "file_lookup_1.json").mkdir()
+    monkeypatch.setattr("hexdata.convert.companions.LARGEST", 8)
+    (tmp_path / "processing_stats.json").write_text("[1, 2, 3, 4]")
+    found = read_companions(tmp_path)
+    assert len(found.notes) == 2
+    assert found.origins({0}, SpoolFacts()) == ({}, [])
+
+
+def test_a_companion_that_changes_later_changes_nothing_that_is_there(make, convert, beside):
+    make.v2("a.pkl.gz", make.games(2))
+    beside("file_lookup_1.json", {"0": "first"})
+    before = convert(make.folder).files()
+    beside("file_lookup_1.json", {"0": "second"})
+    assert convert(make.folder).files() == before
+    make.v2("b.pkl.gz", make.games(2, start=5))
+    later = convert(make.folder)
+    assert [game["origin"] for game in later.games()] == ["first", "first", "second", "second"]
+    after = later.files()
+    assert all(after[place] == before[place] for place in before if place != "manifest.json")
+
+
+def test_real_processing_stats_agree(real_data: Path):
+    for folder, entries in (("v1", 0), ("v2", 5)):
+        found = read_companions(real_data / "legacy" / folder)
+        assert (len(found.entries), found.notes) == (entries, [])
+    facts = SpoolFacts(records=51168, games=994)
+    assert found.compare("neurohex_00_processed.pkl.gz", facts) == []
+    assert found.compare("neurohex_01_processed.pkl.gz", facts) != []
+    assert found.names[3] == ["data/neurohex/neurohex_03.trmph"]

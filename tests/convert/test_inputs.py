@@ -1,0 +1,147 @@
+"""Which files are sources, what they are called, and which of them the store has already."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from hexdata.convert.inputs import SourceFile, digest_source, encodable, find_sources, new_sources
+from hexdata.errors import InputError, SourceChangedError
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """Return ``tree(*places)``: a folder that holds a file at each of the places."""
+
+    def make(*places):
+        root = tmp_path / "data"
+        for place in places:
+            path = root / place
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(place)
+        return root
+
+    return make
+
+
+def names(*inputs, store="/nowhere"):
+    return [source.name for source in find_sources(inputs, Path(store))]
+
+
+def test_a_folder_gives_all_files_below_it_sorted_by_name(tree):
+    root = tree("b.pkl.gz", "a/z.trmph", "a/b/c.pkl", "C.txt")
+    assert names(root) == ["data/C.txt", "data/a/b/c.pkl", "data/a/z.trmph", "data/b.pkl.gz"]
+    assert [source.path.read_text() for source in find_sources([root], Path("/nowhere"))] == [
+        "C.txt",
+        "a/b/c.pkl",
+        "a/z.trmph",
+        "b.pkl.gz",
+    ]
+
+
+def test_notes_of_the_legacy_tools_and_hidden_files_are_no_sources(tree):
+    root = tree(
+        "a.trmph",
+        ".hidden",
+        ".git/b.trmph",
+        "processing_stats.json",
+        "deep/processing_state.json",
+        "file_lookup_20250730.json",
+    )
+    assert names(root) == ["data/a.trmph"]
+    assert names(root / "processing_stats.json") == ["data/processing_stats.json"]  # named, so meant
+
+
+def test_what_lies_in_the_store_is_no_source(tree):
+    root = tree("a.trmph", "store/manifest.json", "store/positions/part-000000.parquet")
+    assert names(root, store=root / "store") == ["data/a.trmph"]
+
+
+def test_a_file_is_named_by_its_folder_however_it_is_given(tree, monkeypatch):
+    root = tree("a.trmph", "b.trmph")
+    monkeypatch.chdir(root)
+    assert (
+        names(root / "a.trmph")
+        == names(Path("a.trmph"))
+        == names(Path("../data/a.trmph"))
+        == ["data/a.trmph"]
+    )
+    assert names(Path(), Path("a.trmph")) == ["data/a.trmph", "data/b.trmph"]
+
+
+def test_linked_folders_are_entered_once(tree, tmp_path):
+    root = tree("a/one.trmph", "b/two.trmph")
+    far = tmp_path / "far"
+    far.mkdir()
+    (far / "three.trmph").write_text("")
+    (root / "c").symlink_to(far)
+    (root / "d").symlink_to(far)
+    (root / "a" / "loop").symlink_to(root)
+    assert names(root) == ["data/a/one.trmph", "data/b/two.trmph", "data/c/three.trmph"]
+
+
+def test_a_link_that_leads_nowhere_is_a_source_and_a_pipe_is_none(tree):
+    root = tree("a.trmph")
+    (root / "b.trmph").symlink_to("nowhere")
+    os.mkfifo(root / "pipe")
+    assert names(root) == ["data/a.trmph", "data/b.trmph"]
+
+
+def test_inputs_that_hold_nothing_are_refused(tree, tmp_path):
+    with pytest.raises(InputError, match=r"missing: no such file or folder"):
+        names(tmp_path / "missing")
+    with pytest.raises(InputError, match=r"no files to convert"):
+        names(tree(".hidden"))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may list everything")
+def test_a_folder_that_cannot_be_listed_is_not_passed_over(tree):
+    root = tree("a.trmph", "b/c.trmph")
+    (root / "b").chmod(0)
+    with pytest.raises(PermissionError):
+        names(root)
+    (root / "b").chmod(0o755)
+
+
+def test_names_are_what_utf8_can_hold():
+    assert encodable("häuser.pkl") == "häuser.pkl"
+    assert encodable(os.fsdecode(b"h\xe4user.pkl")) == "h\\udce4user.pkl"
+
+
+def test_a_digest_tells_why_there_is_none(tree):
+    root = tree("a.trmph")
+    size, sha256, problem = digest_source(root / "a.trmph")
+    assert (size, len(sha256), problem) == (7, 64, "")
+    assert digest_source(root / "b.trmph") == (0, "", "No such file or directory")
+    assert digest_source(root)[1:] == ("", "Is a directory")
+
+
+def source(name, sha256="", problem=""):
+    return SourceFile(name, Path(name), 1, sha256, problem)
+
+
+def parted(sources, known):
+    new, same = new_sources(sources, known)
+    return [s.name for s in new], [(s.name, name) for s, name in same]
+
+
+def test_sources_are_known_by_their_bytes():
+    known = [("a", "1" * 64, 10)]
+    assert parted([source("a", "1" * 64), source("b", "2" * 64)], known) == (["b"], [("a", "a")])
+    assert parted([source("c", "1" * 64)], known) == ([], [("c", "a")])
+    assert parted([source("c", "3" * 64), source("d", "3" * 64)], known) == (["c"], [("d", "c")])
+
+
+def test_a_known_name_with_other_bytes_has_changed():
+    with pytest.raises(SourceChangedError, match=r"found sha256 2222222222222222…; expected sha256 1111"):
+        new_sources([source("a", "2" * 64)], [("a", "1" * 64, 10)])
+    with pytest.raises(SourceChangedError, match="found Permission denied; expected sha256 1111"):
+        new_sources([source("a", problem="Permission denied")], [("a", "1" * 64, 10)])
+
+
+def test_a_source_that_gave_nothing_may_come_again():
+    known = [("a", "1" * 64, 0), ("b", "", 0)]
+    assert parted([source("a", "2" * 64), source("b", "3" * 64)], known) == (["a", "b"], [])
+    assert parted([source("b", problem="Permission denied")], known) == ([], [("b", "b")])

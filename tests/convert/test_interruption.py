@@ -1,0 +1,176 @@
+"""Killed or stopped at any moment, the same command again gives the bytes of a run that nobody disturbed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from itertools import chain
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hexdata.errors import RejectRateError, StoppedError, StoreError, StoreLockedError
+from hexdata.formats.trmph import write_trmph
+from hexdata.progress import Silent
+from hexdata.store import Store
+from hexdata.verify import verify_store
+
+DYING = Path(__file__).parent / "dying.py"
+ROOT = Path(__file__).parents[2]
+
+
+def run_dying(*arguments):
+    command = [sys.executable, str(DYING), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, cwd=ROOT)
+
+
+@pytest.fixture
+def sources(make):
+    """Three sources: tuples with a record that is rejected, a file of a shuffle, a broken one."""
+    examples = make.tuples(chain.from_iterable(make.dicts(make.games(3))))
+    make.write("a.pkl.gz", [*examples, (examples[0][0] + 2, None, 0.0)])
+    mixed = list(chain.from_iterable(make.dicts(make.games(4, start=3))))
+    make.write("shuffled_0000.pkl.gz", mixed[::-1], shuffling_stats={"source_files": ["x"]})
+    make.write_bytes("z.pkl.gz", b"not a pickle")
+    return make.folder
+
+
+@pytest.mark.parametrize(("adding", "first"), [(False, 0), (True, 1)])
+def test_killed_before_any_change_on_disk(sources, make, convert, tmp_path, adding, first):
+    begun = tmp_path / "begun"
+    if adding:
+        convert(make.v2("b.pkl.gz", make.games(2, start=5)), store="begun")
+    result = run_dying("names", begun, sources, tmp_path / "killed", first)
+    assert result.returncode == 0, result.stderr
+    killed = sorted((tmp_path / "killed").iterdir())
+    assert len(killed) >= 12
+    if adding:
+        shutil.copytree(begun, tmp_path / "undisturbed")
+    undisturbed = convert(sources, store="undisturbed", max_reject_rate=1.0)
+    for store in killed:
+        assert manifest_of(store) in (manifest_of(begun), manifest_of(undisturbed.path))
+        again = convert(sources, store=f"killed/{store.name}", max_reject_rate=1.0)
+        assert again.files() == undisturbed.files(), store.name
+
+
+def manifest_of(store):
+    """The bytes of the manifest; None if there is none. It changes once, when all else is there."""
+    path = store / "manifest.json"
+    return path.read_bytes() if path.exists() else None
+
+
+@pytest.mark.parametrize("stage", ["read", "write"])
+def test_killed_with_workers_at_work(sources, convert, tmp_path, stage):
+    result = run_dying("stage", tmp_path / "store", sources, stage)
+    assert result.returncode == -signal.SIGKILL, result.stderr
+    orphans = [psutil.Process(int(pid)) for pid in result.stdout.split() if psutil.pid_exists(int(pid))]
+    assert len(result.stdout.split()) >= 2
+    assert psutil.wait_procs(orphans, timeout=20)[1] == []
+    assert not (tmp_path / "store" / "manifest.json").exists()
+    again = convert(sources, max_reject_rate=1.0)
+    assert again.files() == convert(sources, store="undisturbed", max_reject_rate=1.0).files()
+    assert verify_store(again.path).ok
+
+
+class StopsAfter(Silent):
+    """Stops a run when so many sources are through a stage."""
+
+    def __init__(self, stage, sources):
+        self.stage, self.left, self.current = stage, sources, ""
+
+    def begin(self, stage, total, unit):
+        self.current = stage
+
+    def advance(self, amount):
+        self.left -= bool(amount) and self.current == self.stage
+        if not self.left:
+            raise StoppedError("stopped")
+
+
+def stop_after(stage, convert, *inputs, sources=1, **options):
+    with pytest.raises(StoppedError):
+        convert(*inputs, progress=StopsAfter(stage, sources), **{"max_reject_rate": 1.0, **options})
+
+
+def test_what_was_read_is_not_read_again(sources, convert, request):
+    stop_after("write", convert, sources)
+    request.getfixturevalue("no_reader")
+    assert convert(sources, max_reject_rate=1.0).result.sources == 3
+
+
+def test_a_spool_that_has_lost_its_positions_is_not_published(sources, convert, tmp_path):
+    stop_after("read", convert, sources)
+    for path in (tmp_path / "store" / ".work").rglob("r*w*.arrow"):  # raw and rows
+        path.unlink()
+    with pytest.raises(StoreError, match="has lost positions; found 0; expected"):
+        convert(sources, max_reject_rate=1.0)
+
+
+def test_parts_of_an_interrupted_run_do_not_outlive_one_of_other_sources(sources, make, convert, tmp_path):
+    """What the first run had written belongs to nobody."""
+    stop_after("write", convert, sources, sources=2)
+    assert len(list((tmp_path / "store" / "positions").iterdir())) == 2
+    shutil.rmtree(sources)
+    store = convert(make.v2("other.pkl.gz", make.games(2)))
+    assert store.files() == convert(make.folder, store="undisturbed").files()
+    assert verify_store(store.path).ok
+
+
+@pytest.mark.parametrize("options", [{"value_sense": "blue-is-1"}, {"val": 0.4}, {"test": 0.4}])
+def test_parts_of_an_interrupted_run_hold_for_its_own_decisions_only(make, convert, options):
+    for name, start in (("a.pkl.gz", 0), ("b.pkl.gz", 9)):
+        examples = list(chain.from_iterable(game[:-1] for game in make.dicts(make.games(9, start=start))))
+        for example in examples:
+            example["metadata"]["winner"] = None  # nothing shows the sense
+        make.write(name, examples)
+    first = {"value_sense": "blue-is-0"}
+    stop_after("write", convert, make.folder, **first)
+    store = convert(make.folder, **{**first, **options})
+    assert store.files() == convert(make.folder, store="undisturbed", **{**first, **options}).files()
+
+
+def test_a_run_that_publishes_nothing_leaves_the_store_as_it_was(sources, make, convert):
+    store = convert(make.v2("b.pkl.gz", make.games(2, start=5)))
+    before = store.files()
+    with pytest.raises(RejectRateError):
+        convert(sources, max_reject_rate=0.0)
+    after = {place: c for place, c in store.files().items() if not place.startswith(".work/")}
+    assert after == before
+
+
+def test_two_runs_at_once_do_not_meet(sources, convert, tmp_path):
+    holder = Store.open_or_create(tmp_path / "store")
+    with holder.writing("convert"), pytest.raises(StoreLockedError, match=f"process {os.getpid()}"):
+        convert(sources, max_reject_rate=1.0)
+    assert convert(sources, max_reject_rate=1.0).result.sources == 3
+
+
+def test_ctrl_c_stops_cleanly_and_the_same_command_goes_on(make, tmp_path):
+    """SIGINT to the whole process group, as a terminal sends it, while both workers read."""
+    make.n = 9
+    make.folder.mkdir()
+    games = make.games(40)
+    for name in "ab":
+        write_trmph(make.folder / f"{name}.trmph", games * 80, make.n)
+        games.reverse()
+    command = [sys.executable, "-m", "hexdata", "convert", str(make.folder), str(tmp_path / "store")]
+    process = subprocess.Popen(
+        [*command, "--workers", "2"], cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    while not list((tmp_path / "store").rglob(".raw.arrow.*.tmp")):
+        assert process.poll() is None, process.stderr.read()
+    workers = psutil.Process(process.pid).children(recursive=True)
+    os.killpg(process.pid, signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "again" in stderr
+    assert "Traceback" not in stderr
+    assert psutil.wait_procs(workers, timeout=20)[1] == []
+    assert not (tmp_path / "store" / "manifest.json").exists()
+    done = subprocess.run([*command, "--workers", "1"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert Store.open(tmp_path / "store").manifest.counts["games"] == 2 * 40 * 80

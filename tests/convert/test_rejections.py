@@ -1,0 +1,359 @@
+"""What cannot be a position: each has its row in ``rejected``, the rest goes on, and the counts agree."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import pickle
+from itertools import chain
+
+import numpy as np
+import pytest
+
+from hexdata.convert import spool
+from hexdata.errors import RejectRateError
+from hexdata.formats.trmph import write_trmph
+
+
+def wrong_shape(example):
+    example["board"] = np.zeros((2, 5, 4), dtype=np.float32)
+
+
+def two_in_a_cell(example):
+    example["board"][0, 2, 2] = 2
+
+
+def blue_and_red(example):
+    example["board"][:, 2, 2] = 1
+
+
+def nan_policy(example):
+    example["policy"] = np.full(25, np.nan, dtype=np.float32)
+
+
+def another_size(example):
+    example["board"] = np.zeros((2, 7, 7), dtype=np.float32)
+    example["policy"] = None
+
+
+def value_above_one(example):
+    example["value"] = 1.5
+
+
+def no_example(example):
+    del example["value"]
+
+
+RECORDS = {
+    "board-shape": wrong_shape,
+    "board-cells": two_in_a_cell,
+    "board-overlap": blue_and_red,
+    "policy-values": nan_policy,
+    "board-size": another_size,
+    "value-range": value_above_one,
+    "example-layout": no_example,
+}
+
+
+@pytest.mark.parametrize("reason", RECORDS)
+def test_a_bad_record_is_rejected_and_the_rest_goes_on(reason, make, convert):
+    examples = list(chain.from_iterable(make.dicts(make.games(3))))
+    RECORDS[reason](examples[4])
+    make.write("a_bad.pkl.gz", examples)
+    make.v2("b_good.pkl.gz", make.games(3, start=3))
+    store = convert(make.folder, max_reject_rate=0.1)
+    (row,) = store.rows("rejected")
+    assert (row["source_id"], row["record"], row["reason"]) == (0, 4, reason)
+    assert row["detail"]
+    assert store.result.reasons == {reason: 1}
+    bad = store.source("a_bad.pkl.gz")
+    assert (bad["records"], bad["positions"], bad["rejected"]) == (len(examples), len(examples) - 1, 1)
+    kept = np.stack([e["board"] for i, e in enumerate(examples) if i != 4])
+    assert np.array_equal(store.boards()[: len(kept)], kept)
+    assert store.source("b_good.pkl.gz")["rejected"] == 0
+
+
+def test_a_game_that_lost_a_record_is_a_game_without_moves(make, convert):
+    (one, other) = make.dicts(make.games(2))
+    two_in_a_cell(one[4])
+    games = convert(make.write("a.pkl.gz", one + other), max_reject_rate=0.1).games()
+    assert [game["moves"] is None for game in games] == [True, False]
+    assert [game["positions"] for game in games] == [len(one) - 1, len(other)]
+
+
+TORCH = b"\x80\x02}X\x06\x00\x00\x00boardsctorch._utils\n_rebuild_tensor_v2\n)Rs."
+"""{"boards": torch._utils._rebuild_tensor_v2()}, written by hand, since torch need not be there."""
+SYSTEM = b"\x80\x02cos\nsystem\nX\x04\x00\x00\x00true\x85R."
+"""os.system("true")."""
+
+
+def zipped(content):
+    return gzip.compress(content, 1)
+
+
+GOOD = zipped(pickle.dumps({"examples": list(range(2000))}, 4))
+FILES = {
+    "truncated": GOOD[: len(GOOD) // 2],
+    "corrupt-gzip": GOOD[:20] + bytes(len(GOOD) - 20),
+    "empty-file": b"",
+    "unknown-layout": b"PAR1 this is no pickle",
+    "torch-tensors": zipped(TORCH),
+    "unsafe-global": zipped(SYSTEM),
+}
+
+
+@pytest.mark.parametrize("reason", FILES)
+def test_a_bad_file_is_rejected_and_the_rest_goes_on(reason, make, convert):
+    make.write_bytes("a_bad.pkl.gz", FILES[reason])
+    make.v2("b_good.pkl.gz", make.games(3))
+    store = convert(make.folder, max_reject_rate=0.9)
+    (row,) = store.rows("rejected")
+    assert (row["source_id"], row["record"], row["reason"]) == (0, None, reason)
+    assert store.result.failed_files == {"legacy/a_bad.pkl.gz": f"{reason}: {row['detail']}"}
+    bad = store.source("a_bad.pkl.gz")
+    assert (bad["records"], bad["positions"], bad["rejected"], bad["games"]) == (1, 0, 1, 0)
+    assert store.result.games == 3
+    assert store.table("positions")["position_id"][0].as_py() == 0
+
+
+def test_nothing_of_a_file_that_breaks_off_is_kept(make, convert):
+    """Some thousand examples are whole before the damage: a file is taken whole, or not at all."""
+    whole = make.v2("a.pkl.gz", make.games(300)).read_bytes()
+    make.write_bytes("a.pkl.gz", whole[: int(len(whole) * 0.9)])
+    store = convert(make.folder, max_reject_rate=1.0)
+    assert store.result.failed_files["legacy/a.pkl.gz"].startswith("truncated")
+    assert (store.result.records, store.result.positions, store.result.rejected) == (1, 0, 1)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_without_permission_is_rejected(make, convert):
+    make.v2("a.pkl.gz", make.games(3)).chmod(0)
+    check_unreadable(make, convert, "Permission denied")
+
+
+def test_a_link_that_leads_nowhere_is_rejected(make, convert):
+    make.folder.mkdir()
+    (make.folder / "a.pkl.gz").symlink_to("nowhere.pkl.gz")
+    check_unreadable(make, convert, "No such file or directory")
+
+
+def check_unreadable(make, convert, detail):
+    make.v2("b.pkl.gz", make.games(3, start=3))
+    store = convert(make.folder, max_reject_rate=0.99)
+    (row,) = store.rows("rejected")
+    assert (row["record"], row["reason"], row["detail"]) == (None, "unreadable", detail)
+    assert store.source("a.pkl.gz")["sha256"] == ""
+    assert store.result.games == 3
+
+
+def test_a_file_that_the_disk_gives_up_on_is_rejected_but_read_again_next_time(make, convert, monkeypatch):
+    make.v2("a.pkl.gz", make.games(3))
+    make.v2("b.pkl.gz", make.games(3, start=3))
+    opened = spool.open_source
+
+    def open_source(path):
+        if path.name == "a.pkl.gz":
+            raise OSError(5, "Input/output error", str(path))
+        return opened(path)
+
+    monkeypatch.setattr(spool, "open_source", open_source)
+    with pytest.raises(RejectRateError, match=r"unreadable: cannot be read; found Input/output error"):
+        convert(make.folder)
+    monkeypatch.undo()
+    assert convert(make.folder).result.rejected == 0
+
+
+def test_a_disk_that_will_not_take_the_spool_is_no_fault_of_the_source(make, convert, monkeypatch):
+    make.v2("a.pkl.gz", make.games(3))
+
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as context:
+        context.setattr(spool, "write_arrow", full)
+        with pytest.raises(OSError, match="No space left"):
+            convert(make.folder, max_reject_rate=1.0)
+    assert convert(make.folder).result.rejected == 0
+
+
+def test_a_failure_of_our_own_names_the_file(make, convert, monkeypatch):
+    make.v2("a.pkl.gz", make.games(3))
+    monkeypatch.setattr(spool, "open_source", lambda path: [][1])
+    with pytest.raises(IndexError) as caught:
+        convert(make.folder)
+    assert caught.value.__notes__ == [f"while reading {make.folder / 'a.pkl.gz'}"]
+
+
+# One board size a store.
+
+
+def other_size(make, name, size):
+    n, make.n = make.n, size
+    path = make.v2(name, make.games(3))
+    make.n = n
+    return path
+
+
+def test_a_source_of_another_board_size_is_rejected_as_a_whole(make, convert):
+    make.v2("a.pkl.gz", make.games(30))
+    other_size(make, "b.pkl.gz", 4)
+    store = convert(make.folder, max_reject_rate=0.5)
+    (row,) = store.rows("rejected")
+    assert (row["source_id"], row["record"], row["reason"]) == (1, None, "board-size")
+    assert row["detail"] == "found a 4 x 4 board; expected 5 x 5, the size of this store"
+    assert store.result.games == 30
+    assert store.source("b.pkl.gz")["positions"] == 0
+
+
+def test_the_size_of_the_store_holds_for_what_is_added_later(make, convert):
+    convert(make.v2("b.pkl.gz", make.games(3)))
+    store = convert(other_size(make, "a.pkl.gz", 4), max_reject_rate=1.0)
+    assert store.result.reasons == {"board-size": 1}
+    assert store.result.positions == 0
+
+
+def test_a_stray_file_of_another_size_can_be_left_out_afterwards(make, convert, no_second_reading):
+    """The first run judges every other file by the stray one; that judgement does not outlive it."""
+    stray = other_size(make, "a.pkl.gz", 4)
+    make.v2("b.pkl.gz", make.games(30))
+    with pytest.raises(RejectRateError, match="board-size"):
+        convert(make.folder)
+    stray.unlink()
+    assert convert(make.folder).result.games == 30
+
+
+@pytest.fixture
+def no_second_reading(monkeypatch):
+    """Let each source be opened once."""
+    opened = set()
+    real = spool.open_source
+
+    def once(path):
+        assert path not in opened
+        opened.add(path)
+        return real(path)
+
+    monkeypatch.setattr(spool, "open_source", once)
+
+
+# The rate.
+
+
+def spoiled(make, name, games=3, bad=5):
+    examples = list(chain.from_iterable(make.dicts(make.games(games))))
+    for example in examples[:bad]:
+        two_in_a_cell(example)
+    return make.write(name, examples)
+
+
+def published(store):
+    return sorted(
+        p.name for p in store.rglob("*") if p.is_file() and ".work" not in p.parts and p.name != ".lock"
+    )
+
+
+def test_above_the_rate_nothing_is_published(make, convert, tmp_path):
+    make.v2("good.pkl.gz", make.games(3, start=3))
+    spoiled(make, "bad.pkl.gz")
+    with pytest.raises(RejectRateError) as caught:
+        convert(make.folder)
+    message = str(caught.value)
+    assert "5 of " in message
+    assert "5 board-cells" in message
+    assert "--max-reject-rate" in message
+    assert published(tmp_path / "store") == []
+
+
+def test_the_rate_is_a_share_of_the_records(make, convert):
+    records = sum(len(game.moves) + 1 for game in make.games(3))
+    spoiled(make, "bad.pkl.gz")
+    with pytest.raises(RejectRateError):
+        convert(make.folder, max_reject_rate=4.9 / records)
+    assert convert(make.folder, max_reject_rate=5 / records).result.rejected == 5
+
+
+def test_the_rate_is_also_a_share_of_the_bytes(make, convert):
+    """One file that cannot be read is one rejected record, however much it held."""
+    good = make.v2("good.pkl.gz", make.games(3)).stat().st_size
+    lost = make.write_bytes("lost.pkl.gz", bytes(good)).stat().st_size
+    with pytest.raises(
+        RejectRateError, match=r"1 of 2 files rejected: 1 unknown-layout, legacy/lost\.pkl\.gz"
+    ):
+        convert(make.folder, max_reject_rate=0.49)
+    assert convert(make.folder, max_reject_rate=lost / (good + lost)).result.rejected == 1
+
+
+def test_files_without_a_size_count_too(make, convert):
+    make.folder.mkdir()
+    for number in range(3):
+        (make.folder / f"{number}.pkl.gz").symlink_to("nowhere.pkl.gz")
+    with pytest.raises(RejectRateError, match="3 of 3 files"):
+        convert(make.folder)
+
+
+def test_a_higher_rate_goes_on_from_what_was_read(make, convert, monkeypatch, request):
+    make.v2("good.pkl.gz", make.games(3, start=3))
+    spoiled(make, "bad.pkl.gz")
+    make.write_bytes("worse.pkl.gz", b"not a pickle")
+    with pytest.raises(RejectRateError):
+        convert(make.folder)
+    request.getfixturevalue("no_reader")
+    store = convert(make.folder, max_reject_rate=1.0)
+    assert store.result.rejected == 6
+    monkeypatch.undo()
+    assert store.rows("positions") == convert(make.folder, store="at-once", max_reject_rate=1.0).rows(
+        "positions"
+    )
+
+
+def test_in_equals_out_plus_rejected_for_every_source(make, convert):
+    make.v2("a.pkl.gz", make.games(3))
+    spoiled(make, "b.pkl.gz", bad=9)
+    make.write_bytes("c.pkl.gz", FILES["truncated"])
+    make.write("d.pkl.gz", [])
+    make.folder.joinpath("e.trmph").write_text("# a comment\n#5,a1zz9 b\n")
+    write_trmph(make.folder / "f.trmph", make.games(2, start=3), make.n)
+    store = convert(make.folder, max_reject_rate=1.0)
+    rejected = [row["source_id"] for row in store.rows("rejected")]
+    positions = store.table("positions").num_rows
+    found = {s["source_id"]: (s["records"], s["positions"], s["rejected"]) for s in store.rows("sources")}
+    assert [rejected.count(source_id) for source_id in found] == [0, 9, 1, 0, 1, 0]
+    assert all(records == out + lost for records, out, lost in found.values())
+    assert [lost for _, _, lost in found.values()] == [0, 9, 1, 0, 1, 0]
+    assert sum(out for _, out, _ in found.values()) == positions == store.result.positions
+    assert store.result.records == positions + 11
+
+
+def test_a_store_of_nothing_but_rejected_files_is_a_store(make, convert):
+    make.write_bytes("a.pkl.gz", FILES["unknown-layout"])
+    store = convert(make.folder, max_reject_rate=1.0)
+    assert (store.result.positions, len(store.rows("rejected")), store.rows("positions")) == (0, 1, [])
+    make.v2("b.pkl.gz", make.games(2))
+    assert convert(make.folder).result.games == 2
+
+
+def test_a_file_that_was_mended_is_converted(make, convert):
+    """It gave no position, so nothing in the store came from it: it may have other bytes now."""
+    whole = make.v2("b.pkl.gz", make.games(3)).read_bytes()
+    make.write_bytes("b.pkl.gz", whole[:-100])
+    make.v2("a.pkl.gz", make.games(3, start=3))
+    convert(make.folder, max_reject_rate=1.0)
+    make.write_bytes("b.pkl.gz", whole)
+    store = convert(make.folder)
+    assert store.result.games == 3
+    assert [(s["name"], s["positions"] > 0) for s in store.rows("sources")] == [
+        ("legacy/a.pkl.gz", True),
+        ("legacy/b.pkl.gz", False),
+        ("legacy/b.pkl.gz", True),
+    ]
+
+
+def test_a_file_that_still_cannot_be_read_is_not_rejected_twice(make, convert):
+    make.folder.mkdir()
+    (make.folder / "a.pkl.gz").symlink_to("later.pkl.gz")
+    assert convert(make.folder, max_reject_rate=1.0).result.rejected == 1
+    again = convert(make.folder, max_reject_rate=1.0)
+    assert (again.result.sources, again.result.skipped, len(again.rows("rejected"))) == (0, 1, 1)
+    make.v2("later.pkl.gz", make.games(2))
+    store = convert(make.folder / "a.pkl.gz")
+    assert store.result.games == 2

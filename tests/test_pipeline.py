@@ -1,0 +1,219 @@
+"""Configs are checked before anything runs, and a run is the stages that a config names, in their order."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from hexdata import pipeline
+from hexdata.convert import ConvertOptions
+from hexdata.demo import DemoOptions
+from hexdata.demo.games import make_games
+from hexdata.errors import BudgetError, ConfigError, StoreError
+from hexdata.export import ExportOptions
+from hexdata.formats.trmph import write_trmph
+from hexdata.loader.drive import LoadOptions
+from hexdata.pipeline import Config, demo_config, load_config, run_config
+from hexdata.progress import Silent
+from hexdata.shuffle import ShuffleOptions
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+
+
+@pytest.fixture
+def config(tmp_path):
+    """Return ``config(text)``: the path of a config with that text."""
+
+    def write(text):
+        path = tmp_path / "config.toml"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+STORE = 'store = "store"\n'
+
+
+@pytest.mark.parametrize("name", ["demo.toml", "full.toml"])
+def test_the_configs_that_come_with_hexdata_are_valid(name):
+    loaded = load_config(CONFIGS / name)
+    stages = {"convert", "shuffle", "export", "verify", "load"}
+    assert {stage for stage in stages if getattr(loaded, stage) is not None} == stages
+
+
+def test_a_config_holds_the_options_of_its_stages(config):
+    loaded = load_config(
+        config(
+            STORE
+            + """
+            [demo]
+            folder = "legacy"
+            games = 3
+            [convert]
+            inputs = ["a", "b"]
+            memory = "2GB"
+            val = 0.1
+            [shuffle]
+            seed = 5
+            buckets = 4
+            [export]
+            memory = "700 MiB"
+            [verify]
+            [load]
+            epochs = 2
+            """
+        )
+    )
+    assert (loaded.demo.folder, loaded.demo.games) == ("legacy", 3)
+    assert (loaded.convert.inputs, loaded.convert.val) == (["a", "b"], 0.1)
+    assert loaded.convert.memory == 2_000_000_000
+    assert loaded.shuffle == ShuffleOptions(seed=5, buckets=4)
+    assert loaded.export == ExportOptions(memory=700 << 20)
+    assert loaded.load == LoadOptions(epochs=2)
+
+
+def test_what_a_config_leaves_out_has_the_default_of_the_command(config):
+    loaded = load_config(config(STORE + '[convert]\ninputs = ["a"]\n[shuffle]\n[export]\n[load]\n'))
+    assert (loaded.shuffle, loaded.export, loaded.load) == (ShuffleOptions(), ExportOptions(), LoadOptions())
+    for field in fields(ConvertOptions):
+        assert getattr(loaded.convert, field.name) == getattr(ConvertOptions(), field.name)
+    assert (loaded.demo, loaded.verify) == (None, None)
+
+
+WRONG = {
+    "an unknown section": (
+        STORE + "[shufle]\n",
+        "unknown key 'shufle' at the top",
+        "Did you mean 'shuffle'?",
+    ),
+    "a misspelt store": ('stor = "a"\n', "unknown key 'stor' at the top", "Did you mean 'store'?"),
+    "an unknown key": (STORE + "[shuffle]\nsede = 1\n", "unknown key 'sede' in [shuffle]", "'seed'?"),
+    "of inherited options": (
+        STORE + '[convert]\ninputs = ["a"]\nworker = 1\n',
+        "unknown key 'worker' in [convert]",
+        "'workers'?",
+    ),
+    "a key where there is none": (
+        STORE + "[verify]\nfast = true\n",
+        "unknown key 'fast' in [verify]",
+        "no key",
+    ),
+    "no store": ("[verify]\n", "store: Field required", ""),
+    "no inputs": (STORE + "[convert]\n", "convert.inputs: Field required", ""),
+    "a text for a number": (STORE + '[shuffle]\nseed = "x"\n', "shuffle.seed: ", "found 'x'"),
+    "a text for a list": (STORE + '[convert]\ninputs = "a"\n', "convert.inputs: ", "found 'a'"),
+    "a number for a section": (STORE + "shuffle = 3\n", "shuffle: ", "found 3"),
+    "no size": (STORE + '[export]\nmemory = "1 giga"\n', "not a size; found '1 giga'", "such as 1GB"),
+    "a list for a size": (STORE + "[export]\nmemory = [1]\n", "export.memory: ", "found [1]"),
+    "out of range": (STORE + '[convert]\ninputs = ["a"]\nval = 2.0\n', "val and test are shares", "2.0"),
+    "an unknown word": (STORE + '[export]\nlayout = "block"\n', "layout", "block"),
+    "no TOML": ("store =\n", "not TOML", "line 1"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_config_says_where_and_what(case, config):
+    text, *parts = WRONG[case]
+    path = config(text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert caught.value.path == str(path)
+    assert all(part in str(caught.value) for part in parts), caught.value
+
+
+def test_a_stage_that_cannot_run_so_names_the_config(config):
+    path = config(STORE + '[shuffle]\nmemory = "1kB"\n')
+    with pytest.raises(BudgetError) as caught:
+        load_config(path)
+    assert caught.value.path == str(path)
+
+
+def test_a_config_that_is_missing_or_no_text(tmp_path):
+    with pytest.raises(ConfigError, match="no such config"):
+        load_config(tmp_path / "missing.toml")
+    (tmp_path / "binary.toml").write_bytes(b'store = "\xff"')
+    with pytest.raises(ConfigError, match="not TOML"):
+        load_config(tmp_path / "binary.toml")
+
+
+# Running.
+
+
+@pytest.fixture
+def legacy(tmp_path):
+    folder = tmp_path / "legacy"
+    folder.mkdir()
+    write_trmph(folder / "a.trmph", make_games(40, seed=1, board_size=5), 5)
+    return folder
+
+
+def whole_config(store, legacy):
+    return Config(
+        store=str(store),
+        convert=pipeline.ConvertSection(inputs=[str(legacy)], workers=1),
+        shuffle=ShuffleOptions(seed=7, buckets=2, threads=1),
+        export=ExportOptions(shard_size=256, block_size=64, workers=1),
+        verify=pipeline.VerifySection(),
+        load=LoadOptions(epochs=2, batch_size=64),
+    )
+
+
+def test_a_run_is_every_stage_in_its_order(tmp_path, legacy):
+    begun = []
+
+    class Watcher(Silent):
+        def begin(self, stage, total, unit):
+            begun.append(stage)
+
+    result = run_config(whole_config(tmp_path / "store", legacy), Watcher())
+    assert [stage.stage for stage in result.stages] == ["convert", "shuffle", "export", "verify", "load"]
+    convert, shuffle, export, verify, load = result.stages
+    assert convert.games == 40
+    assert convert.positions == shuffle.positions == export.positions == verify.positions > 400
+    assert load.positions > convert.positions  # two epochs of the training split
+    assert {stage.bytes is None for stage in (verify, load)} == {True}
+    for stage in (convert, shuffle, export):
+        files = [path for path in Path(stage.path).rglob("*") if path.is_file()]
+        assert stage.bytes == sum(path.stat().st_size for path in files) > 0
+    assert result.dispersion is not None
+    assert begun
+
+
+def test_a_run_again_finds_everything_done(tmp_path, legacy):
+    config = whole_config(tmp_path / "store", legacy)
+    run_config(config)
+    files = {path: path.stat().st_mtime_ns for path in (tmp_path / "store").rglob("*") if path.suffix}
+    assert len(files) > 8
+    again = run_config(config)
+    assert {path: path.stat().st_mtime_ns for path in files} == files
+    assert [stage.stage for stage in again.stages] == ["convert", "shuffle", "export", "verify", "load"]
+
+
+def test_an_absent_section_is_a_stage_that_is_not_run(tmp_path, legacy):
+    whole = whole_config(tmp_path / "store", legacy)
+    result = run_config(Config(store=whole.store, convert=whole.convert, verify=whole.verify))
+    assert [stage.stage for stage in result.stages] == ["convert", "verify"]
+    assert result.dispersion is None
+    assert not (tmp_path / "store" / "shuffled").exists()
+    assert [stage.stage for stage in run_config(Config(store=whole.store, shuffle=whole.shuffle)).stages] == [
+        "shuffle"
+    ]
+
+
+def test_a_stage_that_fails_ends_the_run(tmp_path, legacy):
+    whole = whole_config(tmp_path / "store", legacy)
+    with pytest.raises(StoreError, match="no shuffle stage yet"):
+        run_config(Config(store=whole.store, convert=whole.convert, export=whole.export, load=whole.load))
+
+
+def test_the_demo_is_a_config_like_any_other(tmp_path, monkeypatch):
+    """Real board size, every layout, every stage; on one core, so that no process has to start."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0}, raising=False)
+    result = run_config(demo_config(tmp_path, DemoOptions(games=16), seed=3))
+    stages = {stage.stage: stage for stage in result.stages}
+    assert list(stages) == ["demo", "convert", "shuffle", "export", "verify", "load"]
+    assert stages["demo"].games == stages["convert"].games == 16
+    assert stages["demo"].positions == stages["convert"].positions
