@@ -1,0 +1,424 @@
+"""The way back: a store's positions as legacy pickles, in their original files or shuffled.
+
+Never changes the store's tables. One file is one pure task, so the bytes do not depend on the workers.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from hexdata.errors import ConfigError, InputError, StoreError
+from hexdata.formats.legacy import DIALECTS, write_legacy
+from hexdata.pool import default_workers, run_tasks
+from hexdata.progress import SILENT, Progress
+from hexdata.schema import SPLITS, positions_schema, raw_schema
+from hexdata.store import Store
+from hexdata.store.files import FileFacts, atomic_file
+from hexdata.store.ledger import Ledger
+from hexdata.store.originals import WINNERS, Original, list_originals
+from hexdata.store.parquet import Rows, read_rows
+
+__all__ = ["ORDERS", "PicklesOptions", "PicklesResult", "export_pickles"]
+
+ORDERS: Final = ("shuffled", "original")
+
+WORKER_MEMORY: Final = 250 << 20
+"""Bytes that one exporting process holds at its peak, as measured; the parent too."""
+
+NO_TIME: Final = "1970-01-01T00:00:00"
+"""What ``shuffled_at`` and ``processed_at`` say where there is no time to tell: the store holds none."""
+
+_SUFFIX: Final = ".pkl.gz"
+_RAW_SUFFIX: Final = re.compile(r"\.trmph(\.gz)?$")
+
+_SHUFFLED_DIALECT: Final = {
+    **DIALECTS["dicts-player"],
+    "metadata_keys": [
+        *("game_id", "position_in_game", "total_positions", "value_sample_tier", "winner"),
+        "original_source",
+    ],
+}
+
+
+@dataclass(frozen=True)
+class PicklesOptions:
+    """How to export.
+
+    Attributes:
+        order: ``shuffled``, one file a bucket of the shuffle, or ``original``, one file a source.
+        workers: processes, at most one a file; None for one a core, as far as ``memory`` allows.
+        memory: bytes for all processes together.
+        level: of gzip, 1 to 9.
+
+    Raises:
+        ConfigError: on a value out of range.
+    """
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by pydantic, not a field
+
+    order: str = "shuffled"
+    workers: int | None = None
+    memory: int = 1_000_000_000
+    level: int = 6
+
+    def __post_init__(self) -> None:
+        if self.order not in ORDERS:
+            raise ConfigError("unknown order", found=self.order, expected=" or ".join(ORDERS))
+        if self.workers is not None and self.workers < 1:
+            raise ConfigError("workers must be at least 1", found=self.workers)
+        if not 1 <= self.level <= 9:
+            raise ConfigError("level must be 1 to 9", found=self.level)
+
+    def processes(self) -> int:
+        """Return how many worker processes to run."""
+        return self.workers or max(1, min(default_workers(), self.memory // WORKER_MEMORY - 1))
+
+
+@dataclass(frozen=True)
+class PicklesResult:
+    """What ``export_pickles`` did."""
+
+    order: str
+    positions: int
+    files: int
+    bytes: int
+    resumed: int
+    already_done: bool = False
+
+
+def export_pickles(
+    store: str | Path, options: PicklesOptions | None = None, progress: Progress = SILENT
+) -> PicklesResult:
+    """Write a store's positions as legacy pickles below ``pickles/original`` or ``pickles/shuffled``.
+
+    In the original order each accepted example is what it was in its source, field for field. The same
+    store gives the same bytes; what an earlier state of the store left is replaced. The two orders may
+    lie side by side.
+
+    Raises:
+        StoreError: there is no store, it is not shuffled (for that order), or another process writes to it.
+        InputError: a source holds something that cannot be written back; the message names it.
+    """
+    options = options or PicklesOptions()
+    target = Store.open(store)
+    with target.writing(f"pickles-{options.order}"):
+        if options.order == "shuffled":
+            target.require_stage("shuffle")
+        return _Run(target, options, progress).export()
+
+
+@dataclass(frozen=True)
+class _OriginalFile:
+    """The file of one source."""
+
+    source: Original
+
+    @property
+    def positions(self) -> int:
+        return self.source.positions
+
+    def write(self, path: Path, level: int) -> FileFacts:
+        source = self.source
+        is_raw = source.format == "trmph"
+        with atomic_file(path) as file:
+            count = write_legacy(
+                file,  # type: ignore[arg-type]
+                source.batches(),
+                board_size=source.board_size or 0,
+                dialect="dicts-player" if is_raw else source.header["dialect"],
+                header=_processed_header(source) if is_raw else source.header,
+                level=level,
+            )
+            return file.facts(count)
+
+
+def _processed_header(source: Original) -> dict[str, object]:
+    """Return the top-level keys that the legacy tool would have written beside the examples."""
+    return {
+        "source_file": source.name,
+        "processing_stats": {
+            "file_path": source.name,
+            "all_games": source.games + source.records - source.positions,
+            "valid_games": source.games,
+            "skipped_games": source.records - source.positions,
+            "examples_generated": source.positions,
+            "file_error": None,
+        },
+        "processed_at": NO_TIME,
+    }
+
+
+@dataclass(frozen=True)
+class _ShuffledFile:
+    """The file of one bucket of one split."""
+
+    bucket: Path
+    positions: int
+    number: int
+    buckets: int
+    """Of the split."""
+    board_size: int
+    games: tuple[Path, ...]
+    """The parts of the table."""
+    sources: pa.Table
+    """Of those with positions: ``name``, ``origin``, and ``end``, the first position_id after its own."""
+
+    def write(self, path: Path, level: int) -> FileFacts:
+        header = {
+            "shuffling_stats": {
+                "num_buckets": self.buckets,
+                "bucket_id": self.number,
+                "total_examples": self.positions,
+                "shuffled_at": NO_TIME,
+                "source_files": self.sources["name"].to_pylist(),
+            }
+        }
+        with atomic_file(path) as file:
+            count = write_legacy(
+                file,  # type: ignore[arg-type]
+                self._batches(),
+                board_size=self.board_size,
+                dialect=_SHUFFLED_DIALECT,
+                header=header,
+                level=level,
+            )
+            return file.facts(count)
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        """Read the bucket as ``raw_schema``, in the sense of dict files: 0.0 where blue won."""
+        games = self._games()
+        rows = Rows(((self.bucket, self.positions),), 0, self.positions)
+        for batch in read_rows(rows, positions_schema(self.board_size)):
+            yield self._raw(batch, games)
+
+    def _games(self) -> pa.Table:
+        """Return ``_GAMES``, row i of the game with id i: 12 bytes each."""
+        parts = [
+            pq.read_table(path, columns=_GAMES.names, read_dictionary=["winner", "origin"])
+            for path in self.games
+        ]
+        listed = [part.cast(_GAMES) for part in parts]
+        return pa.concat_tables([_GAMES.empty_table(), *listed]).unify_dictionaries().combine_chunks()
+
+    def _raw(self, stored: pa.RecordBatch, games: pa.Table) -> pa.RecordBatch:
+        schema = raw_schema(self.board_size)
+        game = games.take(stored.column("game_id")).combine_chunks()
+        columns = {name: stored.column(name) for name in schema.names if name in stored.schema.names}
+        columns |= {
+            "record": stored.column("position_id"),
+            "value": stored.column("value").cast(pa.float64()),
+            "file_idx": game["source_id"].combine_chunks(),
+            "line_idx": _number_in_source(stored.column("game_id"), games),
+            "winner": pc.index_in(
+                pc.coalesce(stored.column("winner").cast(pa.string()), _text(game, "winner")),
+                pa.array(WINNERS),
+            ),
+            "origin": pa.nulls(stored.num_rows, schema.field("origin").type),
+            "extra": self._extra(stored, _text(game, "origin")),
+        }
+        return pa.RecordBatch.from_arrays([columns[f.name].cast(f.type) for f in schema], schema=schema)
+
+    def _extra(self, stored: pa.RecordBatch, of_game: pa.Array) -> pa.Array:
+        """Return ``original_source``, as JSON: the raw file that game, metadata or source names."""
+        place = np.searchsorted(self.sources["end"], stored.column("position_id"), side="right")
+        of_source = self.sources["origin"].combine_chunks().take(pa.array(place))
+        origin = pc.coalesce(of_game, _named_origins(stored.column("extra")), of_source).dictionary_encode()
+        texts = [json.dumps({"original_source": name}) for name in origin.dictionary.to_pylist()]
+        return pa.array(texts, pa.string()).take(origin.indices)
+
+
+_TEXTS: Final = pa.dictionary(pa.int32(), pa.string())
+_GAMES: Final = pa.schema([("source_id", pa.int32()), ("winner", _TEXTS), ("origin", _TEXTS)])
+"""What is needed of every game of the store."""
+
+
+def _text(game: pa.Table, name: str) -> pa.Array:
+    return game[name].combine_chunks().cast(pa.string())
+
+
+def _number_in_source(game_id: pa.Array, games: pa.Table) -> pa.Array:
+    """Return the numbers of games within their sources, counted from 1; null for null."""
+    owner = games["source_id"].to_numpy()
+    ids = game_id.fill_null(0).to_numpy()
+    owned = owner[ids] if len(owner) else ids
+    first = np.searchsorted(owner, owned)  # sources ascend with games, so the games of one are a range
+    return pa.array(ids - first + 1, mask=game_id.is_null().to_numpy(zero_copy_only=False))
+
+
+def _named_origins(extra: pa.Array) -> pa.Array:
+    """Return the raw file that metadata in ``extra`` names; null where it names none."""
+    named = pc.match_substring_regex(extra, '"(source_file|original_source)":').fill_null(False)
+    texts = pc.if_else(named, extra, None).dictionary_encode()
+    origins = [_named_origin(json.loads(text)) for text in texts.dictionary.to_pylist()]
+    return pa.array(origins, pa.string()).take(texts.indices)
+
+
+def _named_origin(metadata: dict[str, Any]) -> str | None:
+    named = [_encodable(metadata.get(key)) for key in ("original_source", "source_file")]
+    return named[0] or named[1]
+
+
+def _encodable(name: object) -> str | None:
+    """Return a text that UTF-8 can hold, as the names of sources are; None for what is no text."""
+    return name.encode("utf-8", "backslashreplace").decode() if isinstance(name, str) else None
+
+
+_File = _OriginalFile | _ShuffledFile
+
+
+class _Run:
+    """One run under the store's lock."""
+
+    def __init__(self, store: Store, options: PicklesOptions, progress: Progress) -> None:
+        self.store = store
+        self.options = options
+        self.progress = progress
+        self.stage = f"pickles-{options.order}"
+        self.place = f"pickles/{options.order}"
+        self.work = store.work / self.stage
+
+    def export(self) -> PicklesResult:
+        made_of = ["sources", "positions", "games"]
+        made_of += ["shuffled"] if self.options.order == "shuffled" else []
+        asked = {
+            "of": self.store.manifest.digest(*made_of),
+            "order": self.options.order,
+            "level": self.options.level,
+        }
+        if asked.items() <= self.store.manifest.stages.get(self.stage, {}).items():
+            # A run may have been killed right after its manifest.
+            shutil.rmtree(self.work, ignore_errors=True)
+            return self._result(resumed=0, already_done=True)
+        ledger = Ledger(self.work / "progress.json", self.stage, asked)
+        if not len(ledger):
+            self._clear()
+        resumed = len(ledger)
+        files = self._shuffled() if self.options.order == "shuffled" else self._original()
+        self._write(files, ledger)
+        self._publish({name: FileFacts(**ledger[name]) for name in files}, asked)
+        return self._result(resumed)
+
+    def _original(self) -> dict[str, _File]:
+        """Return the file of each source that was not rejected as a whole, by path below the store."""
+        sources = [source for source in list_originals(self.store) if source.format != "unknown"]
+        names = [_processed_name(source) for source in sources]
+        taken = Counter(names)
+        return {
+            f"{self.place}/{name if taken[name] == 1 else _numbered(name, source)}": _OriginalFile(source)
+            for source, name in zip(sources, names, strict=True)
+        }
+
+    def _shuffled(self) -> dict[str, _File]:
+        manifest = self.store.manifest
+        assert manifest.board_size is not None
+        sources = _source_table([s for s in list_originals(self.store) if s.positions])
+        files: dict[str, _File] = {}
+        for split in SPLITS:
+            buckets = manifest.files_in(f"shuffled/{split}")
+            for number, (name, facts) in enumerate(buckets.items()):
+                files[f"{self.place}/{split}/shuffled_{number:04d}{_SUFFIX}"] = _ShuffledFile(
+                    (self.store.path / name).resolve(),
+                    facts.rows,
+                    number,
+                    len(buckets),
+                    manifest.board_size,
+                    tuple(self.store.files("games")),
+                    sources,
+                )
+        return files
+
+    def _write(self, files: dict[str, _File], ledger: Ledger) -> None:
+        self.progress.begin(self.stage, sum(file.positions for file in files.values()), "positions")
+        self.progress.advance(sum(file.positions for name, file in files.items() if name in ledger))
+        todo = [name for name in files if name not in ledger]
+        tasks = [(files[name], self.store.path / name, self.options.level) for name in todo]
+        for index, facts in run_tasks(_write_file, tasks, workers=self.options.processes()):
+            ledger.finish(todo[index], facts.to_json())
+            self.progress.advance(facts.rows)
+
+    def _clear(self) -> None:
+        """Begin anew: first the manifest forgets the old files, then they go."""
+        manifest = self.store.manifest
+        if manifest.stages.pop(self.stage, None) is not None:
+            self.progress.note(f"replaces the {self.options.order} pickles of an earlier export")
+        manifest.files = {n: f for n, f in manifest.files.items() if not n.startswith(f"{self.place}/")}
+        manifest.save(self.store.path)
+        shutil.rmtree(self.store.path / self.place, ignore_errors=True)
+
+    def _publish(self, written: dict[str, FileFacts], asked: dict[str, Any]) -> None:
+        manifest = self.store.manifest
+        positions = sum(facts.rows for facts in written.values())
+        if positions != manifest.counts.get("positions", 0):
+            raise StoreError(
+                "the pickles do not hold every position",
+                path=self.store.path,
+                found=f"{positions:,}",
+                expected=f"{manifest.counts.get('positions', 0):,}",
+                cure="Run `hexdata verify` on the store.",
+            )
+        manifest.files |= written
+        manifest.stages[self.stage] = {**asked, "positions": positions, "rejected": 0, "files": len(written)}
+        manifest.save(self.store.path)
+        shutil.rmtree(self.work)
+
+    def _result(self, resumed: int, already_done: bool = False) -> PicklesResult:
+        files = self.store.manifest.files_in(self.place).values()
+        return PicklesResult(
+            order=self.options.order,
+            positions=sum(facts.rows for facts in files),
+            files=len(files),
+            bytes=sum(facts.bytes for facts in files),
+            resumed=resumed,
+            already_done=already_done,
+        )
+
+
+def _write_file(file: _File, path: Path, level: int) -> FileFacts:
+    """Worker: write one file; a pure function of its arguments and the store."""
+    try:
+        return file.write(path, level)
+    except InputError as error:
+        raise error.at(path) from None
+
+
+def _processed_name(source: Original) -> str:
+    """Return the path of a source's pickle: its own name, as the legacy tool ends such names.
+
+    Raises:
+        StoreError: the name would lead out of the folder.
+    """
+    path = PurePosixPath(source.name)
+    if path.is_absolute() or ".." in path.parts:
+        raise StoreError("a source's name leads out of the store", found=source.name)
+    if source.format == "trmph":
+        return _RAW_SUFFIX.sub("", source.name) + "_processed" + _SUFFIX
+    return source.name.removesuffix(".gz").removesuffix(".pkl") + _SUFFIX
+
+
+def _numbered(name: str, source: Original) -> str:
+    """Tell apart files that would have one name: a.pkl and a.pkl.gz, a.trmph and a_processed.pkl.gz."""
+    return f"{name.removesuffix(_SUFFIX)}.source-{source.source_id}{_SUFFIX}"
+
+
+def _source_table(sources: list[Original]) -> pa.Table:
+    """Return what the shuffled files tell of sources: see ``_ShuffledFile.sources``."""
+    origins = [_encodable(source.header.get("source_file")) or source.name for source in sources]
+    return pa.table(
+        {
+            "name": pa.array([source.name for source in sources], pa.string()),
+            "origin": pa.array(origins, pa.string()),
+            "end": np.cumsum([source.positions for source in sources], dtype=np.int64),
+        }
+    )

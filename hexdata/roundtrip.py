@@ -1,0 +1,246 @@
+"""Proof that a store gives its sources back: each is written as it was and compared with the real file.
+
+Only reads the store and the inputs. Compares through the readers of formats, a batch at a time; what
+they cannot tell apart (pickle opcodes, shared objects) is not compared.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple, dataclass
+from itertools import chain, zip_longest
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from hexdata.errors import HexdataError, InputError, VerifyError
+from hexdata.formats import BATCH_ROWS, SourceReader, open_source
+from hexdata.formats.legacy import write_legacy
+from hexdata.progress import SILENT, Progress
+from hexdata.store import Store
+from hexdata.store.files import digest_file
+from hexdata.store.originals import Original, list_originals, with_file_idx
+from hexdata.store.parquet import regroup
+
+__all__ = ["RoundTrip", "check_round_trip"]
+
+_FAST: Final = 1
+"""Level of gzip: the file is read once and removed."""
+_LONGEST: Final = 200
+"""Characters of a value in a message."""
+
+
+@dataclass(frozen=True)
+class RoundTrip:
+    """What was found about one source."""
+
+    name: str
+    ok: bool
+    """False if it differs, or cannot be written back."""
+    detail: str
+    checked: bool = True
+    """False if there was nothing to compare it with."""
+
+
+def check_round_trip(
+    store: str | Path, inputs: Sequence[str | Path], progress: Progress = SILENT
+) -> list[RoundTrip]:
+    """Compare each source of a store, written back, with its original file among the inputs.
+
+    Every accepted example is compared field for field, and the header and the spelling of the fields
+    with it; the rejected records must be those that the store names. Raw games are compared as the
+    positions they give.
+
+    Args:
+        store: the store's folder.
+        inputs: files, or folders taken with all that lies below them. Files are known by their digest,
+            whatever their names.
+        progress: who watches.
+
+    Raises:
+        StoreError: there is no store.
+        InputError: an input is missing, or none of the store's sources is among the inputs.
+    """
+    target = Store.open(store)
+    originals = list_originals(target)
+    paths = _find(originals, [Path(path) for path in inputs])
+    if originals and not paths:
+        raise InputError(
+            "none of the store's sources is among the inputs",
+            path=inputs[0] if inputs else None,
+            expected=", ".join(source.name for source in originals[:3]),
+            cure="Give the files or folders that were converted, unchanged.",
+        )
+    found = [source for source in originals if source.sha256 in paths]
+    progress.begin("round trip", sum(source.positions for source in found), "positions")
+    return [_check(target, source, paths.get(source.sha256), progress) for source in originals]
+
+
+def _find(originals: Sequence[Original], inputs: Sequence[Path]) -> dict[str, Path]:
+    """Return the file of each source that is among the inputs, by digest; only likely files are read."""
+    sizes = {source.bytes for source in originals}
+    digests = {source.sha256 for source in originals}
+    found: dict[str, Path] = {}
+    for given in inputs:
+        if not given.exists():
+            raise InputError("no such file or folder", path=given, cure="Check the path.")
+        for path in [given] if given.is_file() else _files_below(given):
+            if path.is_file() and path.stat().st_size in sizes:
+                digest = digest_file(path)[1]
+                if digest in digests:
+                    found.setdefault(digest, path)
+    return found
+
+
+def _files_below(root: Path) -> Iterator[Path]:
+    """Find the files below a folder. Folders behind links are entered too, but each once."""
+    entered: set[Path] = set()
+    for folder, subfolders, names in os.walk(root, followlinks=True):
+        here = Path(folder).resolve()
+        if here in entered:
+            subfolders.clear()
+            continue
+        entered.add(here)
+        yield from (here / name for name in sorted(names))
+
+
+def _check(store: Store, source: Original, path: Path | None, progress: Progress) -> RoundTrip:
+    if path is None:
+        return RoundTrip(source.name, True, "its file is not among the inputs", checked=False)
+    if source.format == "unknown":
+        return RoundTrip(source.name, True, "rejected as a whole: the store has nothing of it", checked=False)
+    try:
+        with tempfile.TemporaryDirectory(prefix="hexdata-") as scratch:
+            written = Path(scratch) / "written.pkl.gz"
+            is_raw = source.format == "trmph"
+            write_legacy(
+                written,
+                source.batches(),
+                board_size=source.board_size or 0,
+                dialect="dicts-player" if is_raw else source.header["dialect"],
+                header={} if is_raw else source.header,
+                level=_FAST,
+            )
+            with open_source(path, salvage=True) as original, open_source(written) as returned:
+                _compare(store, source, original, returned, progress)
+    except HexdataError as error:
+        return RoundTrip(source.name, False, error.detail())
+    return RoundTrip(source.name, True, f"{source.positions:,} examples, each as it was")
+
+
+def _compare(
+    store: Store, source: Original, original: SourceReader, returned: SourceReader, progress: Progress
+) -> None:
+    """Hold a source written back against its file.
+
+    Raises:
+        VerifyError: with the first record and field that differ.
+        FormatError: one of the two cannot be read.
+    """
+    rejected = _rejected(store, source)
+    rows = _rows(_accepted(original, source, rejected)), _rows(_accepted(returned, source, {}))
+    done = 0
+    for expected, found in zip_longest(*rows):
+        _compare_rows(expected, found)
+        done += expected.num_rows
+        progress.advance(expected.num_rows)
+    if done != source.positions:
+        raise VerifyError("the file has other examples", found=f"{source.positions:,}", expected=f"{done:,}")
+    if source.format != "trmph":
+        _compare_headers(original.header, returned.header)
+
+
+def _rejected(store: Store, source: Original) -> dict[int, str]:
+    """Return the reason of each record of a source that the store rejected."""
+    columns, filters = ["record", "reason"], [("source_id", "=", source.source_id)]
+    tables = [pq.read_table(path, columns=columns, filters=filters) for path in store.files("rejected")]
+    return {row["record"]: row["reason"] for table in tables for row in table.to_pylist()}
+
+
+def _accepted(reader: SourceReader, source: Original, rejected: dict[int, str]) -> Iterator[pa.RecordBatch]:
+    """Read the positions that the store did not reject, as ``raw_schema`` with plain texts.
+
+    Raises:
+        VerifyError: the reader rejects a record that the store did not, or for another reason.
+    """
+    for batch in reader.batches():
+        for record, reason, detail in map(astuple, batch.rejected):
+            if rejected.get(record) != reason:
+                raise VerifyError(
+                    f"rejected when read again: {reason}, {detail}",
+                    record=record,
+                    expected=rejected.get(record, "a position"),
+                )
+        positions = batch.positions
+        if rejected:
+            known = pc.is_in(positions.column("record"), pa.array(rejected, pa.int64()))
+            positions = positions.filter(pc.invert(known))
+        if positions.num_rows:
+            origin = positions.schema.get_field_index("origin")
+            positions = positions.set_column(origin, "origin", positions.column(origin).cast(pa.string()))
+            yield with_file_idx(positions, source.source_id)
+
+
+def _rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Cut batches into tables of ``BATCH_ROWS``."""
+    first = next(batches, None)
+    if first is not None:
+        yield from regroup(chain([first], batches), first.schema, BATCH_ROWS)
+
+
+def _compare_rows(expected: pa.Table | None, found: pa.Table | None) -> None:
+    """Compare tables row for row and bit for bit, but for ``record``, whose gaps are not written.
+
+    Raises:
+        VerifyError: with the first field that differs and its first record.
+    """
+    if expected is None or found is None or expected.num_rows != found.num_rows:
+        raise VerifyError("the file has more or fewer examples than the store")
+    for name in expected.schema.names:
+        if name != "record":
+            wrong = _first_difference(_bits(expected[name]), _bits(found[name]))
+            if wrong is not None:
+                raise VerifyError(
+                    f"{name} differs",
+                    record=expected["record"][wrong].as_py(),
+                    found=_cut(repr(found[name][wrong].as_py())),
+                    expected=_cut(repr(expected[name][wrong].as_py())),
+                )
+
+
+def _bits(column: pa.ChunkedArray) -> pa.Array:
+    """Return a column whose floats are integers of the same bits: -0.0 is not 0.0."""
+    array = column.combine_chunks()
+    bits = {pa.float64(): pa.int64(), pa.list_(pa.float32()): pa.list_(pa.int32())}.get(array.type)
+    return array if bits is None else array.view(bits)
+
+
+def _first_difference(expected: pa.Array, found: pa.Array) -> int | None:
+    if expected.equals(found):
+        return None
+    pairs = zip(expected.to_pylist(), found.to_pylist(), strict=True)
+    return next((row for row, (one, other) in enumerate(pairs) if one != other), 0)
+
+
+def _compare_headers(expected: dict[str, object], found: dict[str, object]) -> None:
+    """Compare the other top-level keys, their order, and how the fields of the examples are spelled.
+
+    Raises:
+        VerifyError: with the first key that differs.
+    """
+    for (key, value), (other, back) in zip_longest(expected.items(), found.items(), fillvalue=(None, None)):
+        if key != other:
+            raise VerifyError("the top-level keys differ", found=other, expected=key)
+        one, two = json.dumps(value), json.dumps(back)  # unsorted: the order of keys counts
+        if one != two:
+            raise VerifyError(f"{key!r} of the top level differs", found=_cut(two), expected=_cut(one))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST else text[:_LONGEST] + "…"

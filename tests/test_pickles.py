@@ -1,0 +1,367 @@
+"""The way back, in the original order: every example as it was, whatever its file's spelling."""
+
+from __future__ import annotations
+
+import copy
+import enum
+import gzip
+import itertools
+import json
+import pickle
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from hexdata.convert import ConvertOptions, convert_sources
+from hexdata.errors import InputError
+from hexdata.formats.trmph import write_trmph
+from hexdata.pickles import PicklesOptions, export_pickles
+from hexdata.store import Store
+
+LEGACY = Path(__file__).parents[2] / "shared" / "data" / "legacy"
+N = 5
+MODULES = ("hex_ai.enums", "hex_ai.value_utils")
+
+
+@pytest.fixture(autouse=True)
+def hex_ai(monkeypatch):
+    """A stand-in of the package that the enums live in, each class once a module."""
+    monkeypatch.setitem(sys.modules, "hex_ai", types.ModuleType("hex_ai"))
+    for module, name in itertools.product(MODULES, ("Player", "Winner")):
+        if name == "Player":
+            monkeypatch.setitem(sys.modules, module, types.ModuleType(module))
+        made = enum.Enum(name, {"BLUE": 0, "RED": 1}, module=module)
+        setattr(sys.modules[module], name, made)
+
+
+def enum_of(name, module="hex_ai.enums"):
+    return getattr(sys.modules[module], name)
+
+
+def example(game, ply, total=4, **changes):
+    """An example of blue playing down column a; blue wins. ``...`` leaves a field out."""
+    board = np.zeros((2, N, N), "f4")
+    for move in range(ply):
+        board[move % 2, move // 2, move % 2] = 1
+    policy = np.zeros(N * N, "f4")
+    policy[ply // 2 * N + ply % 2] = 1
+    metadata = {
+        "game_id": (0, game),
+        "position_in_game": ply,
+        "total_positions": total,
+        "value_sample_tier": ply % 4,
+        "winner": "BLUE",
+    }
+    fields = {
+        "board": board,
+        "policy": policy if ply < total - 1 else None,
+        "value": 0.0,
+        "player_to_move": ply % 2,
+        "metadata": metadata,
+    }
+    changes = copy.deepcopy(changes)  # the reader refuses examples that share payloads
+    for name, change in changes.items():
+        (fields if name in fields else metadata)[name] = change
+    fields["metadata"] = changes.get("metadata", {k: v for k, v in metadata.items() if v is not ...})
+    return {key: item for key, item in fields.items() if item is not ...}
+
+
+def one_hot(dtype):
+    policy = np.zeros(N * N, dtype)
+    policy[3] = 1
+    return policy
+
+
+def tuples(item):
+    return item["board"], item["policy"], item["value"]
+
+
+def games(count, total=4, **changes):
+    """Examples of some games; a change may be a function of the number of the example."""
+    numbered = enumerate(itertools.product(range(1, count + 1), range(total)))
+    return [
+        example(game, ply, total, **{k: v(i) if callable(v) else v for k, v in changes.items()})
+        for i, (game, ply) in numbered
+    ]
+
+
+def save(path, examples, protocol=4, **header):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {"examples": examples, "source_file": "data/a.trmph", **header}
+    path.write_bytes(gzip.compress(pickle.dumps(content, protocol), 1, mtime=0))
+    return path
+
+
+def load(path):
+    with gzip.open(path) as file:
+        return pickle.load(file)
+
+
+def assert_same(one, other, where="top"):
+    """Compare deeply: types, dtypes, shapes, bytes, memory order, keys and their order, enum classes."""
+    assert type(one) is type(other), where
+    if isinstance(one, dict):
+        assert list(one) == list(other), where
+        for key in one:
+            assert_same(one[key], other[key], f"{where}.{key}")
+    elif isinstance(one, (list, tuple)):
+        assert len(one) == len(other), where
+        for index, (first, second) in enumerate(zip(one, other, strict=True)):
+            assert_same(first, second, f"{where}[{index}]")
+    elif isinstance(one, np.ndarray):
+        found = (one.dtype.str, one.shape, one.flags.f_contiguous, one.tobytes())
+        assert found == (other.dtype.str, other.shape, other.flags.f_contiguous, other.tobytes()), where
+    elif isinstance(one, np.generic):
+        assert (one.dtype.str, one.tobytes()) == (other.dtype.str, other.tobytes()), where
+    else:
+        assert repr(one) == repr(other), where  # -0.0 is not 0.0, and a NaN equals itself
+
+
+def there_and_back(folder, **options):
+    """Convert what lies in ``folder`` and return the folder of the pickles in the original order."""
+    asked = ConvertOptions(workers=1, max_reject_rate=0.99, value_sense="blue-is-0")
+    convert_sources([folder], folder.parent / "store", asked)
+    export_pickles(folder.parent / "store", PicklesOptions(order="original", workers=1, level=1, **options))
+    return folder.parent / "store" / "pickles" / "original"
+
+
+def numbers(dtype):
+    return {
+        name: lambda i, top=top: np.dtype(dtype).type(i % top)
+        for name, top in (("player_to_move", 2), ("value_sample_tier", 4))
+    }
+
+
+def every(step, one, other):
+    """Return a change that is ``one`` at every so manieth example, and ``other`` elsewhere."""
+    return lambda i: one if i % step == 0 else other
+
+
+ODDITIES = {
+    "plain": lambda: games(3),
+    "empty": list,
+    "no game ids": lambda: games(3, game_id=None),
+    "no metadata": lambda: games(3, metadata=...),
+    "empty metadata": lambda: games(3, metadata={}),
+    "no player": lambda: games(3, player_to_move=...),
+    "player None": lambda: games(3, player_to_move=None),
+    "player sometimes None": lambda: games(3, player_to_move=every(3, None, 1)),
+    "player sometimes absent": lambda: games(3, player_to_move=every(3, ..., 1)),
+    "player first absent": lambda: games(3, player_to_move=every(2, ..., 0)),
+    "player an enum": lambda: games(3, player_to_move=lambda i: enum_of("Player")(i % 2)),
+    "player of either module": lambda: games(
+        3, player_to_move=lambda i: enum_of("Player", MODULES[i % 2])(i // 2 % 2)
+    ),
+    "winner an enum": lambda: games(3, winner=enum_of("Winner").BLUE),
+    "winner an old enum": lambda: games(3, winner=enum_of("Winner", MODULES[1]).BLUE),
+    "winner sometimes an enum": lambda: games(4, winner=every(5, enum_of("Winner").BLUE, "BLUE")),
+    "winner b": lambda: games(3, winner="b"),
+    "winner text 1": lambda: games(3, winner="1"),
+    "winner number 1": lambda: games(3, winner=1),
+    "winner in every way": lambda: games(3, winner=lambda i: ("BLUE", "b", "1", 1, None)[i % 5]),
+    "winner None": lambda: games(3, winner=None),
+    "winner absent": lambda: games(3, winner=...),
+    "winner sometimes absent": lambda: games(4, winner=every(7, ..., "BLUE")),
+    "plies None": lambda: games(3, position_in_game=None),
+    "plies and ids None": lambda: games(3, position_in_game=None, total_positions=None, game_id=None),
+    "plies sometimes None": lambda: games(3, position_in_game=every(3, None, 1)),
+    "totals None": lambda: games(3, total_positions=None),
+    "totals without plies": lambda: games(3, position_in_game=None, game_id=None),
+    "ids sometimes None": lambda: games(3, game_id=every(5, None, (0, 7))),
+    "ids that are none": lambda: games(3, game_id=lambda i: (0, i % 3 + 1)),
+    "ids of NumPy": lambda: games(3, game_id=lambda i: (np.int64(1), np.int64(i // 4))),
+    "ids half of NumPy": lambda: games(3, game_id=lambda i: (1, np.int32(i // 4))),
+    "ids sometimes of NumPy": lambda: games(3, game_id=lambda i: (1, (int, np.int32)[i % 4 > 2](i // 4))),
+    "numbers of NumPy": lambda: games(3, **numbers("i8")),
+    "numbers of small NumPy": lambda: games(3, **numbers(">u2")),
+    "numbers sometimes of NumPy": lambda: games(
+        3, position_in_game=lambda i: np.int64(i % 4) if i % 3 else i % 4
+    ),
+    "value int": lambda: games(3, value=0),
+    "value sometimes int": lambda: games(3, value=every(5, 0, 0.0)),
+    "value float32": lambda: games(3, value=lambda _: np.float32(0)),
+    "value float64": lambda: games(3, value=lambda _: np.float64(0.1)),
+    "value minus zero": lambda: games(3, value=every(3, -0.0, 0.0)),
+    "value past float32": lambda: games(3, value=lambda i: 0.0 if i % 2 else 0.1 + i / 1000),
+    "values of blue-is-1": lambda: games(30, value=lambda i: (1, 1.0, 1 - 1e-12)[(i > 3) + (i > 118)]),
+    "board bool": lambda: [e | {"board": e["board"] > 0} for e in games(3)],
+    "board uint8": lambda: [e | {"board": e["board"].astype("u1")} for e in games(3)],
+    "board of big ends": lambda: [e | {"board": e["board"].astype(">f4")} for e in games(3)],
+    "board fortran": lambda: [e | {"board": np.asfortranarray(e["board"])} for e in games(3)],
+    "board in every way": lambda: [
+        e | {"board": np.asarray(e["board"], ("f4", "f8", "?", "i2")[i % 4], order="CF"[i % 3 == 1])}
+        for i, e in enumerate(games(4))
+    ],
+    "policy float64": lambda: games(3, policy=one_hot("f8")),
+    "policy float16 sometimes": lambda: games(3, policy=lambda i: one_hot(("f2", "f4")[i % 2])),
+    "policy dense": lambda: games(3, policy=lambda i: np.linspace(0, i, N * N, dtype="f4")),
+    "policy dense sometimes float64": lambda: games(
+        3, policy=lambda i: np.linspace(0, i, N * N, dtype="f4").astype(("f4", "f8")[i % 3 == 1])
+    ),
+    "policy zeros": lambda: games(3, policy=np.zeros(N * N, "f4")),
+    "policy minus zeros": lambda: games(3, policy=-np.zeros(N * N, "f4")),
+    "policy with minus zeros": lambda: games(3, policy=np.array([0, -0.0, 0.5, 0.0] * 6 + [0.5], "f4")),
+    "policy bool": lambda: games(3, policy=np.arange(N * N) % 3 == 1),
+    "policy None": lambda: games(3, policy=None),
+    "keys in another order": lambda: [dict(reversed(e.items())) for e in games(3)],
+    "keys in two orders": lambda: [dict(reversed(e.items())) if i % 3 else e for i, e in enumerate(games(3))],
+    "metadata in two orders": lambda: [
+        e | {"metadata": dict(reversed(e["metadata"].items()))} if i % 3 else e
+        for i, e in enumerate(games(3))
+    ],
+    "more metadata": lambda: games(
+        3,
+        zoo=lambda i: [1, {"b": None, "a": [0.5, -0.0, True, 10**30]}],
+        source_file="f\udce9",
+        trmph_game="#5,",
+    ),
+    "sometimes more metadata": lambda: games(3, zoo=every(4, "x", ...), original_source=every(3, "raw", ...)),
+    "metadata sometimes": lambda: [
+        {k: v for k, v in e.items() if k != "metadata" or i % 3} for i, e in enumerate(games(3))
+    ],
+    "tuples": lambda: [tuples(e) for e in games(3)],
+    "tuples of blue-is-1": lambda: [tuples(e | {"value": 1.0}) for e in games(3, total=10)],
+    "tuples of odd values": lambda: [tuples(e | {"value": np.float16(0.25)}) for e in games(3)],
+    "dicts among tuples": lambda: [e if i % 5 == 2 else tuples(e) for i, e in enumerate(games(4))],
+    "tuples among dicts": lambda: [tuples(e) if i % 5 == 2 else e for i, e in enumerate(games(4))],
+    "everything at once": lambda: [
+        tuples(e) if i % 11 == 3 else e
+        for i, e in enumerate(
+            games(
+                20,
+                player_to_move=lambda i: (0, None, enum_of("Player").RED, ..., np.int16(1))[i % 5],
+                winner=lambda i: ("BLUE", enum_of("Winner").BLUE, ..., "b")[i % 4],
+                value=lambda i: (0, 0.0, np.float32(0), -0.0)[i % 4],
+                zoo=lambda i: (..., i, "x")[i % 3],
+                position_in_game=lambda i: (i % 4, None, np.uint16(3), ...)[i % 4],
+            )
+        )
+    ],
+}  # fmt: skip
+
+
+def test_every_oddity_comes_back(tmp_path):
+    made = {name: make() for name, make in ODDITIES.items()}
+    paths = {}
+    for number, (name, examples) in enumerate(made.items()):
+        paths[name] = save(tmp_path / "in" / f"{number:02d}.pkl.gz", examples, 2 + number % 4, number=number)
+    back = there_and_back(tmp_path / "in")
+    for name, path in paths.items():
+        assert_same(load(path), load(back / "in" / path.name), name)
+
+
+HEADERS = [
+    {"processing_stats": {"valid_games": 3, "all_games": 4, "file_error": None, "a": {"z": 1, "b": [2.5]}}},
+    {"odd": (1, np.float32(0.5), float("inf"), -0.0, {2: (3,)}, float("nan"), [], (), {}, np.int64(4))},
+    {"looks": {"__tuple__": [1]}, "like": {"__dict__": []}, "ours": {"__float__": "x", "b": 1}},
+    {"zulu": 1, "alpha": "\udce9", "Mike": True, "big": 10**40, "minus": -(1 << 31)},
+]
+
+
+@pytest.mark.parametrize("header", HEADERS)
+@pytest.mark.parametrize("place", [0, 1, 9])
+def test_the_header_comes_back_in_its_order(tmp_path, header, place):
+    items = [("source_file", "x"), *header.items()]
+    items.insert(place, ("examples", games(2)))
+    path = tmp_path / "in" / "a.pkl.gz"
+    path.parent.mkdir()
+    path.write_bytes(gzip.compress(pickle.dumps(dict(items))))
+    assert_same(load(path), load(there_and_back(tmp_path / "in") / "in" / "a.pkl.gz"))
+
+
+def test_rejected_examples_are_absent_and_the_header_stays(tmp_path):
+    good = games(3, winner=every(4, "b", "BLUE"))
+    bad = [{"board": 1}, *good[:5], example(0, 0, board=np.full((2, N, N), 2.0)), *good[5:], 7]
+    path = save(tmp_path / "in" / "a.pkl.gz", bad, processing_stats={"examples_generated": len(bad)})
+    back = load(there_and_back(tmp_path / "in") / "in" / "a.pkl.gz")
+    assert_same(load(path) | {"examples": good}, back)
+
+
+def test_what_cannot_be_written_back_is_named(tmp_path):
+    save(tmp_path / "in" / "a.pkl.gz", games(2), odd=b"bytes")
+    with pytest.raises(InputError, match=r"a\.pkl\.gz.*bytes"):
+        there_and_back(tmp_path / "in")
+    store = Store.open(tmp_path / "store")
+    assert "pickles-original" not in store.manifest.stages
+    assert not list((tmp_path / "store").rglob("*.pkl.gz"))
+
+
+@pytest.mark.skipif(not LEGACY.exists(), reason="no real legacy files beside the repository")
+def test_real_files_come_back(tmp_path):
+    folders = ["variants", "found"]
+    big = ["v1/neurohex_v1_00_processed.pkl.gz"]
+    inputs = [*(LEGACY / name for name in folders), *(LEGACY / name for name in big)]
+    store = tmp_path / "store"
+    convert_sources(inputs, store, ConvertOptions(workers=2, value_sense="blue-is-0"))
+    export_pickles(store, PicklesOptions(order="original", workers=2, level=1))
+    written = sorted((store / "pickles" / "original").rglob("*.pkl.gz"))
+    assert len(written) == 11
+    for path in written:
+        one, other = load(LEGACY / path.relative_to(store / "pickles" / "original")), load(path)
+        assert len(one["examples"]) == len(other["examples"])
+        for content in (one, other):
+            content["examples"] = content["examples"][:: 1 if len(content["examples"]) < 3_000 else 7]
+        assert_same(one, other, path.name)
+
+
+# Raw games
+
+
+def test_raw_games_become_what_the_legacy_tool_made_of_them(tmp_path):
+    lines = "# a comment\n#5,a1b1a2b2a3b3a4b4a5 b\n\n#5,a1zz b\n#5,c1a1 r\n"
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "raw.trmph").write_text(lines)
+    (tmp_path / "in" / "empty.trmph").write_text("")
+    back = there_and_back(tmp_path / "in") / "in"
+    assert sorted(path.name for path in back.iterdir()) == ["empty_processed.pkl.gz", "raw_processed.pkl.gz"]
+    assert load(back / "empty_processed.pkl.gz")["examples"] == []
+    content = load(back / "raw_processed.pkl.gz")
+    assert list(content) == ["examples", "source_file", "processing_stats", "processed_at"]
+    assert content["source_file"] == "in/raw.trmph"
+    stats = content["processing_stats"]
+    assert (stats["all_games"], stats["valid_games"], stats["skipped_games"]) == (3, 2, 1)
+    assert stats["examples_generated"] == len(content["examples"]) == 13
+    last = content["examples"][-1]
+    assert list(last) == ["board", "policy", "value", "player_to_move", "metadata"]
+    assert (last["policy"], last["value"], last["player_to_move"]) == (None, 1.0, 0)
+    assert last["metadata"] == {
+        "game_id": (1, 4),
+        "position_in_game": 2,
+        "total_positions": 3,
+        "value_sample_tier": None,
+        "winner": "RED",
+    }
+    assert last["board"][0, 0, 2] == last["board"][1, 0, 0] == 1
+
+
+def test_names_that_would_meet_are_told_apart(tmp_path):
+    for number, name in enumerate(["a.pkl", "a.pkl.gz", "a", "deep/a.pkl.gz"]):
+        save(tmp_path / "in" / name, games(1), number=number)
+    write_trmph(tmp_path / "in" / "b.trmph", [(np.array([0, 1], np.uint16), 0)], N)
+    save(tmp_path / "in" / "b_processed.pkl.gz", games(1), number=9)
+    back = there_and_back(tmp_path / "in") / "in"
+    names = sorted(path.relative_to(back).as_posix() for path in back.rglob("*.gz"))
+    assert names == [
+        *(f"a.source-{i}.pkl.gz" for i in range(3)),
+        *(f"b_processed.source-{i}.pkl.gz" for i in (3, 4)),
+        "deep/a.pkl.gz",
+    ]
+
+
+def test_extra_is_small_where_nothing_is_odd(tmp_path):
+    """What a plain file says is in its columns: keys of ours stand only where they must."""
+    save(tmp_path / "in" / "a.pkl.gz", games(3))
+    save(tmp_path / "in" / "b.pkl.gz", [tuples(e) for e in games(3)])
+    save(tmp_path / "in" / "c.pkl.gz", games(3, player_to_move=every(6, None, 1)), number=3)
+    convert_sources([tmp_path / "in"], tmp_path / "store", ConvertOptions(workers=1, value_sense="blue-is-0"))
+    extra = [
+        pq.read_table(path)["extra"].to_pylist() for path in Store.open(tmp_path / "store").files("positions")
+    ]
+    assert extra[0] == extra[1] == [None] * 12
+    assert [json.loads(text) if text else None for text in extra[2]] == [
+        {"hexdata:player_to_move": None} if i % 6 == 0 else None for i in range(12)
+    ]

@@ -1,0 +1,250 @@
+"""Shuffled pickles that any old trainer reads, and the stage that writes them: resumed, repeatable."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pickle
+import random
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from hexdata.convert import ConvertOptions, convert_sources
+from hexdata.errors import ConfigError, StoreError
+from hexdata.formats.trmph import write_trmph
+from hexdata.pickles import NO_TIME, PicklesOptions, export_pickles
+from hexdata.shuffle import ShuffleOptions, shuffle_store
+from hexdata.store import Store
+
+N = 5
+ORIGINAL = PicklesOptions(order="original", workers=1, level=1)
+SHUFFLED = PicklesOptions(order="shuffled", workers=1, level=1)
+
+
+def example(game, ply, total, **metadata):
+    """An example of blue playing down column a and red down column b; blue wins."""
+    board = np.zeros((2, N, N), "f4")
+    for move in range(ply):
+        board[move % 2, move // 2, move % 2] = 1
+    policy = np.zeros(N * N, "f4")
+    policy[ply // 2 * N + ply % 2] = 1
+    return {
+        "board": board,
+        "policy": policy if ply < total - 1 else None,
+        "value": 0.0,
+        "metadata": {
+            "game_id": game,
+            "position_in_game": ply,
+            "total_positions": total,
+            "value_sample_tier": ply % 4,
+            "winner": "BLUE",
+            **metadata,
+        },
+    }
+
+
+def games(count, total=4, file_idx=0, **metadata):
+    return [
+        example((file_idx, game), ply, total, **metadata)
+        for game in range(1, count + 1)
+        for ply in range(total)
+    ]
+
+
+def save(path, examples, **header):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {"examples": examples, "source_file": "data/a.trmph", **header}
+    path.write_bytes(gzip.compress(pickle.dumps(content), 1, mtime=0))
+
+
+def load(path):
+    with gzip.open(path) as file:
+        return pickle.load(file)
+
+
+@pytest.fixture(scope="module")
+def mixed_store(tmp_path_factory):
+    """Dicts, tuples of the other sense, raw games, and positions without a game; shuffled."""
+    folder = tmp_path_factory.mktemp("mixed")
+    save(folder / "in" / "dicts.pkl.gz", games(40, source_file="raw/x.trmph"), source_file="raw/x.trmph")
+    save(folder / "in" / "tuples.pkl.gz", [(e["board"], e["policy"], 1.0) for e in games(30, total=10)])
+    lost = [e for i in range(2) for e in games(3, game_id=None, original_source=f"raw/{i}")]
+    lost = [e for e in lost if e["board"].any()]  # without their beginnings, nothing tells games apart
+    random.Random(1).shuffle(lost)
+    save(folder / "in" / "lost.pkl.gz", lost, source_file=3, shuffling_stats={"num_buckets": 1})
+    lines = [(np.array([0, 1, 5, 6, i % 18 + 7], np.uint16), i % 2) for i in range(25)]
+    write_trmph(folder / "in" / "raw.trmph", lines, N)
+    options = ConvertOptions(workers=1, val=0.2, test=0.2, value_sense="blue-is-0")
+    convert_sources([folder / "in"], folder / "store", options)
+    shuffle_store(folder / "store", ShuffleOptions(seed=5, buckets=3, threads=1))
+    return folder / "store"
+
+
+def test_shuffled_pickles_are_what_an_old_trainer_reads(mixed_store, copy_store):
+    store = copy_store(mixed_store)
+    result = export_pickles(store, SHUFFLED)
+    paths = sorted((store / "pickles" / "shuffled").rglob("*.pkl.gz"))
+    buckets = Store.open(store).manifest.stages["shuffle"]["buckets"]
+    assert [path.relative_to(store / "pickles" / "shuffled").as_posix() for path in paths] == [
+        f"{split}/shuffled_{i:04d}.pkl.gz" for split in sorted(buckets) for i in range(buckets[split])
+    ]
+    assert result.positions == 160 + 300 + 18 + 150
+    seen = {}
+    for path in paths:
+        content = load(path)
+        stats = content["shuffling_stats"]
+        assert list(stats) == ["num_buckets", "bucket_id", "total_examples", "shuffled_at", "source_files"]
+        assert (stats["num_buckets"], stats["bucket_id"]) == (buckets[path.parent.name], int(path.name[9:13]))
+        assert (stats["total_examples"], stats["shuffled_at"]) == (len(content["examples"]), NO_TIME)
+        assert stats["source_files"] == [
+            "in/dicts.pkl.gz", "in/lost.pkl.gz", "in/raw.trmph", "in/tuples.pkl.gz"]  # fmt: skip
+        for item in content["examples"]:
+            check_shuffled(item)
+            metadata = item["metadata"]
+            seen.setdefault((metadata["original_source"], metadata["game_id"]), []).append(
+                (path.parent.name, metadata["position_in_game"], metadata["total_positions"])
+            )
+    check_games(seen)
+
+
+METADATA = [
+    *("game_id", "position_in_game", "total_positions", "value_sample_tier", "winner"),
+    "original_source",
+]
+
+
+def check_shuffled(item):
+    assert list(item) == ["board", "policy", "value", "player_to_move", "metadata"]
+    assert (item["board"].dtype, item["board"].shape) == (np.dtype("f4"), (2, N, N))
+    assert item["policy"] is None or (item["policy"].dtype, item["policy"].sum()) == (np.dtype("f4"), 1)
+    metadata = item["metadata"]
+    assert list(metadata) == METADATA
+    assert {type(item["value"]), type(item["player_to_move"]), type(metadata["winner"])} == {float, int, str}
+    assert item["value"] == {"BLUE": 0.0, "RED": 1.0}[metadata["winner"]]
+    assert item["player_to_move"] == int(item["board"].sum()) % 2
+
+
+def check_games(seen):
+    """Every known game has an id of its own and all of its positions, in one split."""
+    counts = {}
+    for (origin, game_id), positions in seen.items():
+        source = {None: origin}.get(game_id, game_id and game_id[0])
+        counts.setdefault((source, origin), []).append(game_id)
+        if game_id is not None:
+            assert len({split for split, _, _ in positions}) == 1
+            total = positions[0][2]
+            assert sorted(ply for _, ply, _ in positions) == list(range(total))
+    known = [(0, "raw/x.trmph", 40), (2, "in/raw.trmph", 25), (3, "data/a.trmph", 30)]
+    unknown = [("raw/0", "raw/0"), ("raw/1", "raw/1")]
+    assert counts.keys() == {(source, origin) for source, origin, _ in known} | set(unknown)
+    for source, origin, count in known:
+        assert sorted(counts[source, origin]) == [(source, i) for i in range(1, count + 1)]
+
+
+# The stage
+
+
+@pytest.mark.parametrize("options", [ORIGINAL, SHUFFLED], ids=lambda o: o.order)
+def test_bytes_do_not_depend_on_workers(mixed_store, copy_store, store_bytes, options):
+    one, two = copy_store(mixed_store, "one"), copy_store(mixed_store, "two")
+    first, second = export_pickles(one, options), export_pickles(two, replace(options, workers=2))
+    assert first == second
+    assert store_bytes(one) == store_bytes(two)
+    assert export_pickles(one, options).already_done
+    assert store_bytes(one) == store_bytes(two)
+
+
+def test_the_manifest_accounts_for_every_file(mixed_store, copy_store, store_bytes):
+    store = copy_store(mixed_store)
+    for options in (ORIGINAL, SHUFFLED):
+        result = export_pickles(store, options)
+        manifest = Store.open(store).manifest
+        lineage = manifest.stages[f"pickles-{options.order}"]
+        assert lineage["positions"] == result.positions == manifest.counts["positions"]
+        assert (lineage["rejected"], lineage["files"], lineage["order"]) == (0, result.files, options.order)
+    found = {name: digest for name, digest in store_bytes(store).items() if name.startswith("pickles/")}
+    assert found == {name: facts.sha256 for name, facts in manifest.files_in("pickles").items()}
+    assert len(found) == 4 + sum(manifest.stages["shuffle"]["buckets"].values())
+
+
+class EnoughError(Exception):
+    """Ends a run from within its progress."""
+
+
+class StopsAfter:
+    def __init__(self, files):
+        self.left = files
+
+    def begin(self, stage, total, unit):
+        pass
+
+    def note(self, message):
+        pass
+
+    def advance(self, amount):
+        self.left -= amount > 0
+        if self.left < 0:
+            raise EnoughError
+
+
+@pytest.mark.parametrize("options", [ORIGINAL, SHUFFLED], ids=lambda o: o.order)
+def test_an_interrupted_run_goes_on(mixed_store, copy_store, store_bytes, options):
+    whole, broken = copy_store(mixed_store, "whole"), copy_store(mixed_store, "broken")
+    export_pickles(whole, options)
+    with pytest.raises(EnoughError):
+        export_pickles(broken, options, StopsAfter(1))
+    left = sorted((broken / "pickles").rglob("*.pkl.gz"))
+    assert len(left) == 2
+    times = [path.stat().st_mtime_ns for path in left]
+    assert export_pickles(broken, options).resumed == 2
+    assert [path.stat().st_mtime_ns for path in left] == times
+    assert store_bytes(whole) == store_bytes(broken)
+    assert not (broken / ".work" / f"pickles-{options.order}").exists()
+
+
+def test_a_store_that_has_grown_is_exported_anew(mixed_store, copy_store, tmp_path):
+    store = copy_store(mixed_store)
+    before = export_pickles(store, ORIGINAL)
+    export_pickles(store, SHUFFLED)
+    save(tmp_path / "more" / "new.pkl.gz", games(3, file_idx=9))
+    convert_sources([tmp_path / "more"], store, ConvertOptions(workers=1, val=0.2, test=0.2))
+    after = export_pickles(store, ORIGINAL)
+    assert (after.files, after.positions) == (before.files + 1, before.positions + 12)
+    assert (store / "pickles" / "original" / "more" / "new.pkl.gz").exists()
+    with pytest.raises(StoreError, match="older than the positions"):
+        export_pickles(store, SHUFFLED)
+    shuffle_store(store, ShuffleOptions(seed=6, buckets=1, threads=1))
+    result = export_pickles(store, SHUFFLED)
+    assert len(list((store / "pickles" / "shuffled").rglob("*.pkl.gz"))) == result.files == 3
+
+
+def test_the_shuffled_order_needs_a_shuffle(tmp_path):
+    save(tmp_path / "in" / "a.pkl.gz", games(2))
+    convert_sources([tmp_path / "in"], tmp_path / "store", ConvertOptions(workers=1))
+    with pytest.raises(StoreError, match="hexdata shuffle"):
+        export_pickles(tmp_path / "store", SHUFFLED)
+
+
+@pytest.mark.parametrize("wrong", [{"order": "sorted"}, {"workers": 0}, {"level": 0}])
+def test_wrong_options(wrong):
+    with pytest.raises(ConfigError, match=str(next(iter(wrong.values())))):
+        PicklesOptions(**wrong)
+
+
+def test_the_command_line(mixed_store, copy_store):
+    store = copy_store(mixed_store)
+
+    def export(*arguments):
+        command = [sys.executable, "-m", "hexdata", "export", str(store), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    done = export("--format", "pickle", "--order", "original", "--workers", "1", "--json")
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert (facts["order"], facts["files"], facts["positions"]) == ("original", 4, 628)
+    wrong = export("--format", "csv")
+    assert (wrong.returncode, "csv" in wrong.stderr) == (2, True)

@@ -1,0 +1,194 @@
+"""The proof that sources come back: it holds for every variant, and finds whatever was changed."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from hexdata.convert import ConvertOptions, convert_sources
+from hexdata.errors import InputError
+from hexdata.formats.trmph import write_trmph
+from hexdata.roundtrip import check_round_trip
+from hexdata.store.parquet import write_parquet
+
+SHARED = Path(__file__).parents[2] / "shared" / "data"
+N = 5
+
+
+def example(game, ply, winner="BLUE", **metadata):
+    board = np.zeros((2, N, N), "f4")
+    for move in range(ply):
+        board[move % 2, move // 2, move % 2] = 1
+    policy = np.zeros(N * N, "f4")
+    policy[ply // 2 * N + ply % 2] = 1
+    return {
+        "board": board,
+        "policy": policy if ply < 9 else None,
+        "value": 0.0,
+        "player_to_move": ply % 2,
+        "metadata": {
+            "game_id": (0, game),
+            "position_in_game": ply,
+            "total_positions": 10,
+            "winner": winner,
+            **metadata,
+        },
+    }
+
+
+def save(path, examples, **header):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(pickle.dumps({"examples": examples, **header}), 1, mtime=0))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Return (inputs, store): dicts of mixed spelling, one rejected; tuples, raw games, a broken file."""
+    folder = tmp_path_factory.mktemp("made")
+    examples = [example(i // 10 + 1, i % 10, ("BLUE", "b")[i % 7 == 3], zoo=i) for i in range(200)]
+    examples[55]["metadata"]["total_positions"] = None
+    examples[60]["board"] = "not a board"
+    examples[70]["policy"] = np.linspace(0, 1, N * N, dtype="f4")
+    save(folder / "in" / "dicts.pkl.gz", examples, zulu=1, source_file="a.trmph", stats={"b": 1, "a": 2})
+    tuples = [(e["board"], e["policy"], 1.0) for e in (example(0, i % 10) for i in range(100))]
+    save(folder / "in" / "tuples.pkl.gz", tuples)
+    games = [(np.array([0, 1, 5, i % 18 + 7], np.uint16), i % 2) for i in range(25)]
+    write_trmph(folder / "in" / "raw.trmph", games, N)
+    with (folder / "in" / "raw.trmph").open("a") as file:
+        file.write("#5,a1zz b\n")
+    (folder / "in" / "broken.pkl.gz").write_bytes((folder / "in" / "tuples.pkl.gz").read_bytes()[:-50])
+    options = ConvertOptions(workers=1, max_reject_rate=0.9)
+    convert_sources([folder / "in"], folder / "store", options)
+    return folder / "in", folder / "store"
+
+
+def test_every_source_comes_back(made, tmp_path):
+    inputs, store = made
+    found = {source.name: source for source in check_round_trip(store, [inputs])}
+    assert [name for name, source in found.items() if not source.ok] == []
+    assert {name for name, source in found.items() if not source.checked} == {"in/broken.pkl.gz"}
+    assert found["in/dicts.pkl.gz"].detail == "199 examples, each as it was"
+    assert found["in/raw.trmph"].detail == "125 examples, each as it was"
+
+
+def test_files_are_known_by_their_bytes(made, tmp_path):
+    inputs, store = made
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "renamed").write_bytes((inputs / "dicts.pkl.gz").read_bytes())
+    (tmp_path / "dicts.pkl.gz").write_bytes((inputs / "tuples.pkl.gz").read_bytes()[::-1])
+    (tmp_path / "loop").symlink_to(tmp_path)
+    checked = [source.name for source in check_round_trip(store, [tmp_path]) if source.checked]
+    assert checked == ["in/dicts.pkl.gz"]
+
+
+def test_inputs_without_any_source_are_an_error(made, tmp_path):
+    inputs, store = made
+    with pytest.raises(InputError, match=r"none of the store's sources.*in/broken"):
+        check_round_trip(store, [tmp_path])
+    with pytest.raises(InputError, match="no such file"):
+        check_round_trip(store, [inputs, tmp_path / "missing"])
+
+
+def edit(store, place, change):
+    """Rewrite a Parquet file of a store, its table changed by ``change``."""
+    path = store / place
+    table = pq.read_table(path)
+    write_parquet(path, table.schema, [change(table).cast(table.schema)])
+
+
+def with_cell(table, name, row, value):
+    values = table[name].to_pylist()
+    values[row] = value
+    field = table.schema.field(name)
+    kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+    column = pa.array(values, kind).cast(field.type)
+    return table.set_column(table.schema.get_field_index(name), field, column)
+
+
+def header_of(table, change):
+    row = table["name"].to_pylist().index("in/dicts.pkl.gz")
+    header = json.loads(table["header"][row].as_py())
+    return with_cell(table, "header", row, json.dumps(change(header)))
+
+
+DICTS = "positions/part-000001.parquet"
+CHANGES = {
+    "board": (DICTS, lambda t: with_cell(t, "board", 9, t["board"][8].as_py()), "record 9: board differs"),
+    "move": (DICTS, lambda t: with_cell(t, "move", 3, 11), "record 3: move differs; found 11; expected 6"),
+    "policy": (DICTS, lambda t: with_cell(t, "policy", 69, [-0.0, *t["policy"][69].as_py()[1:]]),
+               "record 70: policy differs"),
+    "value": (DICTS, lambda t: with_cell(t, "value", 150, -0.0), "record 151: value differs; found -0.0"),
+    "player": (DICTS, lambda t: with_cell(t, "player_to_move", 0, 1), "record 0: player_to_move differs"),
+    "ply": (DICTS, lambda t: with_cell(t, "position_in_game", 7, 8), "record 7: position_in_game differs"),
+    "winner": (DICTS, lambda t: with_cell(t, "winner", 5, "RED"), "record 5: winner differs"),
+    "extra": (DICTS, lambda t: with_cell(t, "extra", 4, '{"zoo":5}'), "record 4: extra differs"),
+    "dialect": (DICTS, lambda t: with_cell(t, "extra", 3, '{"zoo":3}'), "record 3: extra differs"),
+    "game": (DICTS, lambda t: with_cell(t, "game_id", 11, 0), "record 11: line_idx differs"),
+    "swapped": (DICTS, lambda t: t.take([1, 0, *range(2, t.num_rows)]), "record 0: board differs"),
+    "raw": ("positions/part-000002.parquet", lambda t: with_cell(t, "value", 6, 0.0),
+            "record 6: value differs"),
+    "sense": ("sources/part-000000.parquet",
+              lambda t: t.set_column(5, t.schema.field(5), pc.replace_substring(t["value_sense"], "0", "1")),
+              "record 0: value differs; found 1.0; expected 0.0"),
+    "header": ("sources/part-000000.parquet", lambda t: header_of(t, lambda h: h | {"zulu": 2}),
+               "'zulu' of the top level differs"),
+    "header order": ("sources/part-000000.parquet",
+                     lambda t: header_of(t, lambda h: dict(sorted(h.items()))), "the top-level keys differ"),
+    "nested order": ("sources/part-000000.parquet",
+                     lambda t: header_of(t, lambda h: h | {"stats": {"a": 2, "b": 1}}),
+                     "'stats' of the top level"),
+    "rejected": ("rejected/part-000000.parquet", lambda t: with_cell(t, "reason", 1, "board-cells"),
+                 "record 60: rejected when read again: board-type"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_is_found_and_named(made, copy_store, name):
+    inputs, store = made
+    place, change, message = CHANGES[name]
+    changed = copy_store(store)
+    edit(changed, place, change)
+    failed = [source for source in check_round_trip(changed, [inputs]) if not source.ok]
+    assert message in failed[0].detail
+
+
+def test_a_source_that_cannot_be_written_back_says_why(tmp_path):
+    save(tmp_path / "in" / "a.pkl.gz", [example(1, i) for i in range(10)], odd=b"bytes")
+    convert_sources([tmp_path / "in"], tmp_path / "store", ConvertOptions(workers=1))
+    (found,) = check_round_trip(tmp_path / "store", [tmp_path / "in"])
+    assert (found.ok, found.checked) == (False, True)
+    assert "cannot be written back; found bytes" in found.detail
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="no real legacy files beside the repository")
+def test_real_files_come_back(tmp_path):
+    inputs = [SHARED / "legacy" / "variants", SHARED / "legacy" / "found", SHARED / "trmph/neurohex_04.trmph"]
+    convert_sources(inputs, tmp_path / "store", ConvertOptions(workers=2, value_sense="blue-is-0"))
+    found = check_round_trip(tmp_path / "store", [SHARED])
+    assert len(found) == 11
+    assert [source.detail for source in found if not (source.ok and source.checked)] == []
+
+
+def test_the_command_line(made):
+    inputs, store = made
+
+    def verify(*arguments):
+        command = [sys.executable, "-m", "hexdata", "verify", str(store), *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    done = verify("--round-trip", inputs / "dicts.pkl.gz", "--round-trip", inputs / "raw.trmph", "--json")
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert facts["ok"]
+    assert [source["checked"] for source in facts["round_trip"]] == [False, True, True, False]
+    assert verify("--round-trip", store).returncode == 1
