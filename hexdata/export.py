@@ -14,7 +14,7 @@ from hexdata.pool import default_workers, run_tasks
 from hexdata.progress import SILENT, Progress
 from hexdata.schema import SPLITS, positions_schema
 from hexdata.store import Store
-from hexdata.store.files import FileFacts, atomic_file, remove_temporaries, write_bytes
+from hexdata.store.files import FileFacts, atomic_file, write_bytes
 from hexdata.store.ledger import Ledger
 from hexdata.store.parquet import Rows, read_rows, regroup
 from hexdata.store.session import duckdb_session, read_parquet_sql
@@ -136,7 +136,6 @@ class _Run:
         self.board_size = store.manifest.board_size
         self.folder = store.path / "shards"
         self.work = store.work / "export"
-        remove_temporaries(self.folder)
         self.buckets = {
             split: {(store.path / name).resolve(): f.rows for name, f in files.items()}
             for split in SPLITS

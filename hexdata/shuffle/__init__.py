@@ -15,12 +15,13 @@ from typing import Any
 from hexdata.errors import StoreError
 from hexdata.order import ORDER_VERSION
 from hexdata.progress import SILENT, Progress
-from hexdata.schema import SPLITS
-from hexdata.shuffle.local import scatter, sort_bucket, split_sizes_sql, varying_bytes_sql
+from hexdata.schema import SPLITS, positions_schema
+from hexdata.shuffle.local import scatter, sort_buckets, split_sizes_sql, varying_bytes_sql
 from hexdata.shuffle.plan import ShuffleOptions, ShufflePlan, make_plan
 from hexdata.store import Store
-from hexdata.store.files import FileFacts, remove_temporaries
+from hexdata.store.files import FileFacts
 from hexdata.store.ledger import Ledger
+from hexdata.store.parquet import write_parquet
 from hexdata.store.session import DuckDBPyConnection, duckdb_session
 
 __all__ = ["ShuffleOptions", "ShufflePlan", "ShuffleResult", "make_plan", "shuffle_store"]
@@ -65,21 +66,15 @@ class _Run:
         self.progress = progress
         self.work = store.work / "shuffle"
         self.spill = self.work / "spill"
+        shutil.rmtree(self.spill, ignore_errors=True)
         self.positions = store.files("positions")
         self.games = store.files("games")
         if not self.positions or store.manifest.board_size is None:
             raise StoreError(
                 "this store holds no positions", path=store.path, cure="Convert some sources into it first."
             )
-        self._remove_leftovers()
         self.plan = make_plan(options, store.manifest.board_size, *self._survey(options))
         self.of = store.manifest.digest("positions", "games")
-
-    def _remove_leftovers(self) -> None:
-        """Remove what a killed run was writing; what it had finished stays."""
-        shutil.rmtree(self.spill, ignore_errors=True)
-        remove_temporaries(self.work)
-        remove_temporaries(self.store.path / "shuffled")
 
     def _survey(self, options: ShuffleOptions) -> tuple[dict[str, int], int]:
         """Count the positions of each split, and the bytes of the columns of varying length."""
@@ -119,15 +114,17 @@ class _Run:
         """Phase 2: write the buckets that are not there yet; return the facts of all of them."""
         self.progress.begin("sort", sum(self.plan.rows.values()), "positions")
         runs = [(self.work / part.name).resolve() for part in self.plan.slices]
-        facts: dict[str, FileFacts] = {}
+        schema = positions_schema(self.plan.board_size)
         with self._session() as con:
-            for bucket in self.plan.buckets:
-                if bucket.name not in ledger:
-                    written = sort_bucket(con, runs, self.plan, bucket, self.store.path / bucket.name)
+            for split in self.plan.rows:
+                own = [bucket for bucket in self.plan.buckets if bucket.split == split]
+                todo = [bucket for bucket in own if bucket.name not in ledger]
+                self.progress.advance(sum(ledger[b.name]["rows"] for b in own if b.name in ledger))
+                for bucket, rows in sort_buckets(con, runs, self.plan, todo) if todo else ():
+                    written = write_parquet(self.store.path / bucket.name, schema, rows)
                     ledger.finish(bucket.name, written.to_json())
-                facts[bucket.name] = FileFacts(**ledger[bucket.name])
-                self.progress.advance(facts[bucket.name].rows)
-        return facts
+                    self.progress.advance(written.rows)
+        return {bucket.name: FileFacts(**ledger[bucket.name]) for bucket in self.plan.buckets}
 
     def _lineage(self) -> dict[str, Any]:
         counts = {split: sum(b.split == split for b in self.plan.buckets) for split in self.plan.rows}

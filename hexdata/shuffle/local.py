@@ -1,12 +1,13 @@
-"""The local engine: each unit of a plan is one DuckDB query and one atomic file.
+"""The local engine: DuckDB sorts what fits into the memory, piece by piece.
 
-Phase 1 sorts each slice of the input into a run, phase 2 merges the runs' rows of each bucket. A unit
-is a pure function of its arguments, so a repeated one writes the same bytes.
+Phase 1 sorts each slice of the input into a run, phase 2 the runs' rows of each range of keys. What a
+unit writes is a pure function of the store and the plan, so a repeated one writes the same bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -17,11 +18,11 @@ import pyarrow.parquet as pq
 from hexdata.order import sort_key_sql
 from hexdata.schema import SPLITS, positions_schema
 from hexdata.shuffle.plan import Bucket, ShufflePlan, Slice
-from hexdata.store.files import FileFacts, atomic_file
-from hexdata.store.parquet import ROW_GROUP_ROWS, write_parquet
+from hexdata.store.files import atomic_file
+from hexdata.store.parquet import ROW_GROUP_ROWS
 from hexdata.store.session import DuckDBPyConnection, path_list_sql, read_parquet_sql
 
-__all__ = ["scatter", "sort_bucket", "split_sizes_sql", "varying_bytes_sql"]
+__all__ = ["scatter", "sort_buckets", "split_sizes_sql", "varying_bytes_sql"]
 
 BATCH_ROWS: Final = 32_768
 
@@ -68,7 +69,7 @@ def scatter(
 ) -> int:
     """Phase 1: write one slice of the positions as a run, sorted by (split, key).
 
-    A run's row groups are cut where buckets meet, so that phase 2 reads of each run just its bucket.
+    A run's row groups are cut where the plan's ranges meet, so that phase 2 reads no row twice.
 
     Returns:
         The rows written.
@@ -79,41 +80,66 @@ def scatter(
         WHERE position_id >= {part.start} AND position_id < {part.stop}
         ORDER BY split, sort_key
     """
-    schema = _run_schema(plan.board_size)
+    schema = _keyed_schema(plan).append(pa.field("split", pa.uint8(), nullable=False))
     rows = 0
     with (
         atomic_file(run) as file,
         pq.ParquetWriter(file, schema, compression="lz4", use_dictionary=False) as writer,
     ):
-        for table in _by_bucket(_stream(con, query, schema), plan.buckets):
+        for table in _cut_by_range(_stream(con, query, schema), plan):
             writer.write_table(table, row_group_size=table.num_rows)
             rows += table.num_rows
     return rows
 
 
-def sort_bucket(
-    con: DuckDBPyConnection, runs: list[Path], plan: ShufflePlan, bucket: Bucket, path: Path
-) -> FileFacts:
-    """Phase 2: write one bucket, its rows of all runs in ascending key, a range of keys after the other."""
-    schema = positions_schema(plan.board_size)
-    queries = (
-        f"""
-        SELECT * EXCLUDE (split, sort_key) FROM {read_parquet_sql(runs)}
-        WHERE split = {SPLITS.index(bucket.split)}
-          AND sort_key >= {low}::UBIGINT AND sort_key <= {high - 1}::UBIGINT
-        ORDER BY sort_key
-        """
-        for low, high in plan.ranges(bucket)
-    )
-    return write_parquet(path, schema, (table for query in queries for table in _stream(con, query, schema)))
+def sort_buckets(
+    con: DuckDBPyConnection, runs: list[Path], plan: ShufflePlan, buckets: list[Bucket]
+) -> Iterator[tuple[Bucket, Iterator[pa.Table]]]:
+    """Phase 2: give consecutive buckets of one split, each with its rows of all runs in ascending key.
+
+    DuckDB sorts one of the plan's ranges at a time, whether it holds many buckets or a part of one. The
+    rows of a bucket, ``positions_schema``, must be taken before the next bucket is.
+    """
+    rows = _Ascending(_sorted_rows(con, runs, plan, buckets[0]))
+    for bucket in buckets:
+        yield bucket, rows.below(bucket.high)
 
 
-def _run_schema(board_size: int) -> pa.Schema:
-    return (
-        positions_schema(board_size)
-        .append(pa.field("sort_key", pa.uint64(), nullable=False))
-        .append(pa.field("split", pa.uint8(), nullable=False))
-    )
+def _sorted_rows(
+    con: DuckDBPyConnection, runs: list[Path], plan: ShufflePlan, first: Bucket
+) -> Iterator[pa.Table]:
+    """Read the rows of a split in ascending key, from the bucket ``first`` on."""
+    for low, high in plan.ranges(first.split):
+        if high > first.low:
+            query = f"""
+                SELECT * EXCLUDE (split) FROM {read_parquet_sql(runs)}
+                WHERE split = {SPLITS.index(first.split)}
+                  AND sort_key BETWEEN {max(low, first.low)}::UBIGINT AND {high - 1}::UBIGINT
+                ORDER BY sort_key
+            """
+            yield from _stream(con, query, _keyed_schema(plan))
+
+
+class _Ascending:
+    """A stream of rows in ascending key, to be taken up to one key after the other."""
+
+    def __init__(self, tables: Iterator[pa.Table]) -> None:
+        self._tables = tables
+        self._rest: pa.Table | None = None
+
+    def below(self, high: int) -> Iterator[pa.Table]:
+        """Give the rows that are left whose key is below ``high``, without it."""
+        while (table := next(self._tables, None) if self._rest is None else self._rest) is not None:
+            keys = table.column("sort_key").to_numpy()
+            stop = int(np.searchsorted(keys, np.uint64(high - 1), side="right"))
+            self._rest = table.slice(stop) if stop < table.num_rows else None
+            yield table.slice(0, stop).drop_columns(["sort_key"])
+            if self._rest is not None:
+                return
+
+
+def _keyed_schema(plan: ShufflePlan) -> pa.Schema:
+    return positions_schema(plan.board_size).append(pa.field("sort_key", pa.uint64(), nullable=False))
 
 
 def _stream(con: DuckDBPyConnection, query: str, schema: pa.Schema) -> Iterator[pa.Table]:
@@ -122,22 +148,23 @@ def _stream(con: DuckDBPyConnection, query: str, schema: pa.Schema) -> Iterator[
         yield pa.Table.from_batches([batch]).select(schema.names).cast(schema)
 
 
-def _by_bucket(tables: Iterator[pa.Table], buckets: list[Bucket]) -> Iterator[pa.Table]:
-    """Cut a stream in ascending (split, key) where buckets meet: one table a bucket that has rows."""
+def _cut_by_range(tables: Iterator[pa.Table], plan: ShufflePlan) -> Iterator[pa.Table]:
+    """Cut a stream in ascending (split, key) where the plan's ranges meet, and into row groups."""
     pending: list[pa.Table] = []
     current = -1
-    firsts = {split: [b for b in buckets if b.split == name] for split, name in enumerate(SPLITS)}
-    lows = {s: np.array([b.low for b in own], dtype=np.uint64) for s, own in firsts.items()}
-    offset = dict(zip(lows, np.cumsum([0, *(len(low) for low in lows.values())]), strict=False))
+    lows = {
+        SPLITS.index(name): np.array([low for low, _ in plan.ranges(name)], dtype=np.uint64)
+        for name in plan.rows
+    }
     for table in tables:
         split = table.column("split").to_numpy()
         key = table.column("sort_key").to_numpy()
         number = np.empty(len(split), dtype=np.int64)
-        for s, low in lows.items():
-            own = split == s
-            number[own] = offset[s] + np.searchsorted(low, key[own], side="right") - 1
+        for index, low in lows.items():
+            own = split == index
+            number[own] = (index << 32) + np.searchsorted(low, key[own], side="right")
         cuts = np.flatnonzero(np.diff(number, prepend=current))
-        for start, stop in zip([0, *cuts], [*cuts, len(number)], strict=True):
+        for start, stop in pairwise([0, *cuts, len(number)]):
             if start == stop:
                 continue
             if pending and (number[start] != current or sum(map(len, pending)) >= ROW_GROUP_ROWS):

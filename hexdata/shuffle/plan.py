@@ -118,11 +118,9 @@ class ShufflePlan:
             "buckets": [asdict(b) for b in self.buckets],
         }
 
-    def ranges(self, bucket: Bucket) -> list[tuple[int, int]]:
-        """Cut a bucket into ranges of keys, each [low, high) with few enough rows to sort at a time."""
-        width = bucket.high - bucket.low
-        count = -(-(self.rows[bucket.split] * width) // (self.sort_rows << 64))
-        return list(pairwise(bucket.low + width * i // count for i in range(count + 1)))
+    def ranges(self, split: str) -> list[tuple[int, int]]:
+        """Cut the keys of a split into ranges, each [low, high) with few enough rows to sort at a time."""
+        return list(pairwise(bucket_bounds(-(-self.rows[split] // self.sort_rows))))
 
 
 def make_plan(

@@ -1,0 +1,203 @@
+"""Small stores for every test: one converted from made-up games, one with every oddity of the schema."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pytest
+
+from hexdata.board import pack_boards
+from hexdata.convert import ConvertOptions, convert_sources
+from hexdata.demo.games import make_games
+from hexdata.formats.trmph import write_trmph
+from hexdata.schema import games_schema, positions_schema, rejected_schema, sources_schema
+from hexdata.store.manifest import Manifest
+from hexdata.store.parquet import write_parquet
+
+DYING = Path(__file__).parent / "dying.py"
+BOARD_SIZE = 5
+CELLS = BOARD_SIZE * BOARD_SIZE
+
+DemoTrmph = Callable[..., list[Path]]
+StoreBytes = Callable[[Path], dict[str, str]]
+WriteOddStore = Callable[[Path, int, int], Path]
+CopyStore = Callable[..., Path]
+DieAtEveryMoment = Callable[..., list[Path]]
+
+
+@pytest.fixture(scope="session")
+def demo_trmph() -> DemoTrmph:
+    """Return ``demo_trmph(folder, games, files, board_size=7, seed=1)``: games in TRMPH files of a folder."""
+
+    def make(folder: Path, games: int, files: int, board_size: int = 7, seed: int = 1) -> list[Path]:
+        folder.mkdir(parents=True, exist_ok=True)
+        made = list(make_games(games, seed, board_size))
+        paths = [folder / f"demo-{number:02d}.trmph" for number in range(files)]
+        for number, path in enumerate(paths):
+            write_trmph(path, made[number::files], board_size)
+        return paths
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def store_bytes() -> StoreBytes:
+    """Return ``store_bytes(store)``: the SHA-256 of each of its files by relative path, hidden ones apart."""
+
+    def digests(store: Path) -> dict[str, str]:
+        paths = {path.relative_to(store): path for path in sorted(store.rglob("*")) if path.is_file()}
+        return {
+            place.as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+            for place, path in paths.items()
+            if not any(part.startswith(".") for part in place.parts)
+        }
+
+    return digests
+
+
+@pytest.fixture(scope="session")
+def trmph_store(tmp_path_factory: pytest.TempPathFactory, demo_trmph: DemoTrmph) -> Path:
+    """A store of 80 games from three sources, one with a record that is rejected. Read only: copy it."""
+    folder = tmp_path_factory.mktemp("trmph")
+    paths = demo_trmph(folder / "games", games=80, files=3)
+    with paths[1].open("a") as file:
+        file.write("#7,a1zz9 b\n")
+    convert_sources([folder / "games"], folder / "store", ConvertOptions(workers=1, val=0.15, test=0.1))
+    return folder / "store"
+
+
+@pytest.fixture(scope="session")
+def odd_store(tmp_path_factory: pytest.TempPathFactory, write_odd_store: WriteOddStore) -> Path:
+    """A store of 900 positions in three parts: dense policies, unknown games, nulls. Read only: copy it."""
+    return write_odd_store(tmp_path_factory.mktemp("odd") / "store", 900, 3)
+
+
+@pytest.fixture(scope="session")
+def write_odd_store() -> WriteOddStore:
+    """Return ``write_odd_store(path, positions, sources)``: writes a store by hand and returns its path."""
+
+    def write(store: Path, count: int, sources: int) -> Path:
+        positions = odd_positions(count)
+        manifest = Manifest(board_size=BOARD_SIZE)
+        size = count // sources
+        parts = {
+            f"positions/part-{part:06d}.parquet": positions.slice(size * part, size)
+            for part in range(sources)
+        }
+        parts["games/part-000000.parquet"] = _games_of(positions)
+        parts["sources/part-000000.parquet"] = _sources_of(sources, size)
+        parts["rejected/part-000000.parquet"] = _rejected_of(sources)
+        for name, table in parts.items():
+            manifest.files[name] = write_parquet(store / name, table.schema, [table])
+            folder = name.split("/")[0]
+            manifest.counts[folder] = manifest.counts.get(folder, 0) + table.num_rows
+        records = {"records": count + sources, "positions": count, "rejected": sources}
+        manifest.stages["convert"] = {"val": 0.1, "test": 0.1, **records}
+        manifest.save(store)
+        return store
+
+    return write
+
+
+def odd_positions(count: int) -> pa.Table:
+    """Rows of ``positions_schema`` with a null in every column that may hold one, in ever other rows."""
+    rng = np.random.default_rng(count)
+
+    def some(values: npt.ArrayLike, every: int) -> pa.Array:
+        return pa.array(np.asarray(values), mask=rng.integers(0, every, count) == 0)
+
+    ids = np.arange(count)
+    known = ids // 20 % 7 != 3
+    game = np.zeros(count, np.int64)
+    game[known] = np.unique(ids[known] // 20, return_inverse=True)[1]
+    policies = [list(rng.random(CELLS, np.float32)) if i % 4 == 1 else None for i in ids]
+    winners = pa.array([(None, "RED", "BLUE")[i // 30 % 3] for i in ids]).dictionary_encode()
+    columns = {
+        "position_id": ids,
+        "game_id": pa.array(game, mask=~known),
+        "position_in_game": some(ids % 20, 9),
+        "total_positions": some(20 + ids % 2, 8),
+        "board": [
+            row.tobytes() for row in pack_boards(rng.integers(0, 2, (count, 2, BOARD_SIZE, BOARD_SIZE)))
+        ],
+        "move": some(rng.integers(0, CELLS, count), 5),
+        "policy": policies,
+        "value": rng.random(count),
+        "player_to_move": ids % 2,
+        "value_sample_tier": some(ids % 4, 6),
+        "winner": winners,
+        "extra": [json.dumps({"ключ": i % 50}, ensure_ascii=False) if i % 3 else None for i in ids.tolist()],
+    }
+    schema = positions_schema(BOARD_SIZE)
+    arrays = [pa.array(columns[name]) if name != "winner" else winners for name in schema.names]
+    return pa.table(
+        [array.cast(field.type) for array, field in zip(arrays, schema, strict=True)], schema=schema
+    )
+
+
+def _games_of(positions: pa.Table) -> pa.Table:
+    known = positions["game_id"].drop_null().value_counts().to_pylist()
+    counts = {entry["values"]: entry["counts"] for entry in known}
+    games = [
+        {
+            "game_id": game,
+            "source_id": 0,
+            "positions": count,
+            "game_hash": hashlib.sha256(bytes([game])).digest()[:16],
+            "split": "test" if game % 10 == 9 else "val" if game % 10 == 4 else "train",
+            "provenance": "metadata",
+        }
+        for game, count in sorted(counts.items())
+    ]
+    return pa.Table.from_pylist(games, schema=games_schema())
+
+
+def _rejected_of(sources: int) -> pa.Table:
+    rejected = [{"source_id": i, "record": i, "reason": "cells", "detail": "found 2"} for i in range(sources)]
+    return pa.Table.from_pylist(rejected, schema=rejected_schema())
+
+
+def _sources_of(count: int, positions: int) -> pa.Table:
+    counts = {"records": positions + 1, "positions": positions, "rejected": 1, "games": 0}
+    sources = [
+        {"source_id": i, "name": f"source-{i}", "bytes": 0, "sha256": f"{i:064x}", "format": "made", **counts}
+        for i in range(count)
+    ]
+    return pa.Table.from_pylist(sources, schema=sources_schema())
+
+
+@pytest.fixture
+def copy_store(tmp_path: Path) -> CopyStore:
+    """Return ``copy_store(store, name="store")``: a copy that a test may write to."""
+
+    def copy(store: Path, name: str = "store") -> Path:
+        return shutil.copytree(store, tmp_path / name)
+
+    return copy
+
+
+@pytest.fixture
+def die_at_every_moment(tmp_path: Path) -> DieAtEveryMoment:
+    """Return ``die(stage, store, options, sort_share=None)``: copies in which the stage was killed.
+
+    One copy for each time that the stage changes a name on disk, killed right before it.
+    """
+
+    def die(stage: str, store: Path, options: dict[str, Any], sort_share: float | None = None) -> list[Path]:
+        folder = tmp_path / "killed"
+        asked = {"stage": stage, "options": options, "sort_share": sort_share}
+        command = [sys.executable, str(DYING), str(store), str(folder), json.dumps(asked)]
+        subprocess.run(command, check=True, timeout=120)
+        return sorted(folder.iterdir())
+
+    return die

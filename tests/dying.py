@@ -1,0 +1,79 @@
+"""Kills a stage with SIGKILL at every moment in turn, each time on a fresh copy of a store.
+
+Called by the fixture ``die_at_every_moment`` as a script of its own, since it forks: the moments are the
+renames and the removals by which a stage changes what is on disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from hexdata import export, shuffle
+from hexdata.export import ExportOptions, export_shards
+from hexdata.shuffle import ShuffleOptions, plan, shuffle_store
+
+with contextlib.suppress(ImportError):
+    import pandas  # noqa: F401 - DuckDB would import it in every child
+
+STAGES: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "shuffle": (shuffle_store, ShuffleOptions),
+    "export": (export_shards, ExportOptions),
+}
+
+
+def kill_at(moment: int) -> None:
+    """Make this process kill itself right before the ``moment``-th time that it changes a name."""
+    moments = itertools.count()
+
+    def dying(change: Callable[..., Any]) -> Callable[..., Any]:
+        def changed(*args: Any, **kwargs: Any) -> Any:
+            if next(moments) == moment:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return change(*args, **kwargs)
+
+        return changed
+
+    Path.replace = dying(Path.replace)  # type: ignore[method-assign]
+    shuffle.shutil = export.shutil = SimpleNamespace(rmtree=dying(shutil.rmtree))  # type: ignore[attr-defined]
+
+
+def run_killed(store: Path, asked: dict[str, Any], moment: int) -> bool:
+    """Run the stage in a child that dies at a moment; return whether it came to that moment."""
+    child = os.fork()
+    if not child:
+        kill_at(moment)
+        stage, options = STAGES[asked["stage"]]
+        stage(store, options(**asked["options"]))
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    if os.WIFEXITED(status):
+        assert os.WEXITSTATUS(status) == 0, "the stage failed"
+        return False
+    assert os.WTERMSIG(status) == signal.SIGKILL
+    return True
+
+
+def main() -> None:
+    store, folder, asked = Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
+    if asked["sort_share"] is not None:
+        plan.SORT_SHARE = asked["sort_share"]  # type: ignore[misc]
+    for moment in itertools.count():
+        copy = folder / f"{moment:03d}"
+        shutil.copytree(store, copy)
+        if not run_killed(copy, asked, moment):
+            shutil.rmtree(copy)
+            return
+
+
+if __name__ == "__main__":
+    main()

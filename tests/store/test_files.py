@@ -1,0 +1,108 @@
+"""Files that are complete or absent: whole under their final name, whatever happens before."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hexdata.store import files
+from hexdata.store.files import (
+    FileFacts,
+    atomic_file,
+    canonical_json,
+    digest_file,
+    remove_temporaries,
+    write_bytes,
+)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_file_appears_with_its_facts(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "folder" / "file"
+    with atomic_file(path) as file:
+        file.write(b"some ")
+        file.write(memoryview(b"bytes"))
+        assert file.tell() == 10
+        assert not path.exists()
+        facts = file.facts(rows=3)
+    assert facts == FileFacts(rows=3, bytes=10, sha256=hashlib.sha256(b"some bytes").hexdigest())
+    assert digest_file(path) == (facts.bytes, facts.sha256)
+    assert names(path.parent) == ["file"]
+
+
+def write_half(path: Path, error: type[BaseException]) -> None:
+    with atomic_file(path) as file:
+        file.write(b"half")
+        raise error
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
+def test_an_exception_leaves_what_was_there(tmp_path: Path, error: type[BaseException]) -> None:
+    write_bytes(tmp_path / "old", b"old")
+    for name in ("old", "new"):
+        with pytest.raises(error):
+            write_half(tmp_path / name, error)
+    assert names(tmp_path) == ["old"]
+    assert (tmp_path / "old").read_bytes() == b"old"
+
+
+def test_a_kill_leaves_nothing_under_the_final_name(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys; from pathlib import Path\n"
+        "from hexdata.store.files import atomic_file\n"
+        "with atomic_file(Path(sys.argv[1])) as file:\n"
+        "    file.write(b'half'); file.flush(); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    child = subprocess.run([sys.executable, "-c", code, str(tmp_path / "file")], check=False)
+    assert child.returncode == -signal.SIGKILL
+    (left,) = tmp_path.iterdir()
+    assert left.name.startswith(".file.")
+    assert left.read_bytes() == b"half"
+    remove_temporaries(tmp_path)
+    assert names(tmp_path) == []
+
+
+def test_only_temporaries_are_removed(tmp_path: Path) -> None:
+    kept = [".lock", "part.tmp", ".work"]
+    for name in (*kept, ".part.12.tmp"):
+        write_bytes(tmp_path / "below" / name, b"")
+    remove_temporaries(tmp_path)
+    assert names(tmp_path / "below") == sorted(kept)
+    remove_temporaries(tmp_path / "absent")
+
+
+def test_everything_is_synced_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The data before the rename, and after it each folder that got a new name in it."""
+    events: list[str] = []
+    sync, replace = os.fsync, Path.replace
+
+    def record_sync(descriptor: int) -> None:
+        events.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        sync(descriptor)
+
+    def record_replace(source: Path, target: Path) -> Path:
+        events.append("rename")
+        return replace(source, target)
+
+    monkeypatch.setattr(files.os, "fsync", record_sync)
+    monkeypatch.setattr(Path, "replace", record_replace)
+    write_bytes(tmp_path / "new" / "folder" / "file", b"")
+    assert events == [tmp_path.name, "new", f".file.{os.getpid()}.tmp", "rename", "folder"]
+
+
+def test_canonical_json_depends_on_the_value_alone() -> None:
+    value = {"b": [1, 2], "a": {"ключ": None, "z": 0.1}}
+    turned = {"a": {"z": 0.1, "ключ": None}, "b": [1, 2]}
+    assert canonical_json(value) == canonical_json(turned)
+    assert json.loads(canonical_json(value)) == value
+    assert canonical_json(value).endswith(b"\n")

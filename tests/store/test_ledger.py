@@ -1,0 +1,61 @@
+"""The ledger of a stage: what was done under the same plan counts, nothing else does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hexdata.errors import StoreError
+from hexdata.store.ledger import Ledger
+
+PLAN = {"seed": 1, "sizes": [3, 4]}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    ledger = Ledger(tmp_path / "work" / "progress.json", "shuffle", PLAN)
+    ledger.finish("a", {"rows": 3})
+    ledger.finish("b", {"rows": 4})
+    return ledger.path
+
+
+def test_the_same_plan_goes_on(path: Path) -> None:
+    again = Ledger(path, "shuffle", {"sizes": [3, 4], "seed": 1})
+    assert len(again) == 2
+    assert "a" in again
+    assert "c" not in again
+    assert again["b"] == {"rows": 4}
+
+
+def test_nothing_is_written_before_a_unit_is_finished(tmp_path: Path) -> None:
+    assert len(Ledger(tmp_path / "progress.json", "shuffle", PLAN)) == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_plan_starts_anew_and_forgets_at_once(path: Path) -> None:
+    """Its files will be replaced: who comes back to the first plan must not believe they are there."""
+    assert len(Ledger(path, "shuffle", {**PLAN, "seed": 2})) == 0
+    assert len(Ledger(path, "shuffle", PLAN)) == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b'{"stage": "shuffle", "pl', "corrupt"),
+        (b"", "corrupt"),
+        (b"\xff\xfe", "corrupt"),
+        (b"[]", "foreign"),
+        (b"null", "foreign"),
+        (b'{"stage": "export", "plan": "", "done": {}}', "foreign"),
+        (b'{"stage": "shuffle", "plan": "", "done": []}', "foreign"),
+        (b'{"stage": "shuffle", "plan": 3, "done": {}}', "foreign"),
+    ],
+)
+def test_what_is_no_ledger_of_the_stage_is_named(path: Path, content: bytes, reason: str) -> None:
+    path.write_bytes(content)
+    with pytest.raises(StoreError, match=f"progress file is {reason}") as caught:
+        Ledger(path, "shuffle", PLAN)
+    assert caught.value.path == str(path)
+    assert "Remove progress.json" in str(caught.value)
+    assert path.read_bytes() == content

@@ -1,0 +1,119 @@
+"""DuckDB sessions: any path can be read, limits hold, and what goes wrong comes out as an error of ours."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from hexdata.errors import BudgetError, StoreError
+from hexdata.store.session import duckdb_session, path_list_sql, quote, read_parquet_sql
+
+MEMORY = 200 << 20
+
+FOLDERS = [
+    "plain",
+    "sp ace",
+    "quo'te",
+    'dou"ble',
+    "x'); DROP TABLE t; --",
+    "st*r",
+    "what?",
+    "br[a]cket",
+    "[",
+    "]",
+    "{a,b}",
+    "back\\slash",
+    "seed=7",
+    "split=train",
+    "Stellung-ø-盤",
+    "%20#;$~",
+    "new\nline",
+]
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_any_path_can_be_read(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / name
+    folder.mkdir()
+    paths = [folder / "first", folder / "second"]
+    for number, path in enumerate(paths):
+        pq.write_table(pa.table({"n": [number, 10 + number]}), path)
+    pq.write_table(pa.table({"n": [99]}), folder / "f")  # what a pattern might find besides
+    with duckdb_session(memory=MEMORY, threads=1, spill=folder / "spill") as con:
+        plain = con.sql(f"SELECT * FROM {read_parquet_sql(paths)} ORDER BY n")
+        assert plain.columns == ["n"]
+        assert plain.fetchall() == [(0,), (1,), (10,), (11,)]
+        placed = con.sql(f"SELECT filename, file_row_number FROM {read_parquet_sql(paths, places=True)}")
+        assert sorted(placed.fetchall()) == [(str(path), row) for path in paths for row in (0, 1)]
+        footers = con.sql(f"SELECT DISTINCT num_values FROM parquet_metadata({path_list_sql(paths)})")
+        assert footers.fetchall() == [(2,)]
+
+
+def test_a_quoted_text_is_one_literal() -> None:
+    with duckdb_session(memory=MEMORY, threads=1) as con:
+        for text in ("it's", "''", "\\'; SELECT 1", "ø"):
+            assert con.sql(f"SELECT {quote(text)}").fetchall() == [(text,)]
+
+
+def test_limits_and_temporary_folder_are_its_own(tmp_path: Path) -> None:
+    names = ("threads", "memory_limit", "temp_directory", "preserve_insertion_order")
+    with (
+        duckdb_session(memory=MEMORY, threads=3, spill=tmp_path) as con,
+        duckdb_session(memory=MEMORY, threads=3, spill=tmp_path),
+    ):
+        found = con.sql(f"SELECT {', '.join(f'current_setting({quote(n)})' for n in names)}").fetchall()[0]
+        assert (found[0], found[1], found[3]) == (3, "200.0 MiB", False)
+        assert Path(found[2]).is_absolute()
+        assert Path(found[2]).parent == tmp_path
+        assert len(list(tmp_path.iterdir())) == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_query_too_large_is_over_the_budget(tmp_path: Path) -> None:
+    query = "SELECT list(i) FROM range(100_000_000) t(i)"
+    with pytest.raises(BudgetError, match="Raise --memory"), duckdb_session(memory=0, threads=1) as con:
+        con.sql(query).fetchall()
+
+
+@pytest.mark.parametrize("content", [b"", b"no parquet", b"PAR1" + bytes(100) + b"PAR1"])
+def test_a_broken_file_is_an_error_of_the_store(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "part").write_bytes(content)
+    with (
+        pytest.raises(StoreError, match=r"query failed.*part"),
+        duckdb_session(memory=MEMORY, threads=1) as con,
+    ):
+        con.sql(f"SELECT * FROM {read_parquet_sql([tmp_path / 'part'])}").fetchall()
+
+
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """Interrupts twice a second, as by Ctrl-C: DuckDB loses one that comes while it prepares a query."""
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.3, 0.5)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def run_endless_query() -> None:
+    try:
+        with duckdb_session(memory=MEMORY, threads=2) as con:
+            con.sql("SELECT count(*) FROM range(1_000_000_000_000) t(i) WHERE i % 7 = 3").fetchall()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+@pytest.mark.usefixtures("interrupts")
+def test_an_interrupt_stops_a_query() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run_endless_query()
+
+
+def test_other_errors_pass_through() -> None:
+    with pytest.raises(RuntimeError, match="mine"), duckdb_session(memory=MEMORY, threads=1):
+        raise RuntimeError("mine")

@@ -1,0 +1,146 @@
+"""A store: opened or refused, one writer at a time, stages in their order."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hexdata.errors import StoreError, StoreLockedError
+from hexdata.store import Store
+from hexdata.store.files import FileFacts
+from hexdata.store.manifest import MANIFEST_NAME, Manifest
+
+FACTS = FileFacts(1, 1, "0" * 64)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    folder = tmp_path / "store"
+    Manifest(files={"positions/part-000000.parquet": FACTS}, stages={"convert": {}}).save(folder)
+    return Store.open(folder)
+
+
+@pytest.fixture
+def writer(store: Store) -> Iterator[subprocess.Popen[str]]:
+    """Another process that is shuffling the store."""
+    code = (
+        "import sys; from hexdata.store import Store\n"
+        "with Store.open(sys.argv[1]).writing('shuffle'):\n"
+        "    print('writing', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code, str(store.path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "writing\n"
+        yield process
+        process.kill()
+
+
+def test_a_store_is_opened_where_there_is_one(store: Store) -> None:
+    assert Store.open(str(store.path)).manifest == store.manifest
+    assert Store.open_or_create(store.path).manifest == store.manifest
+
+
+@pytest.mark.parametrize("there", ["nothing", "empty folder", "hidden file"])
+def test_a_store_is_begun_in_an_empty_folder(tmp_path: Path, there: str) -> None:
+    folder = tmp_path / "store"
+    if there != "nothing":
+        folder.mkdir()
+    if there == "hidden file":
+        (folder / ".lock").touch()
+    store = Store.open_or_create(folder)
+    assert store.manifest == Manifest()
+    with store.writing("convert"):
+        assert folder.is_dir()
+    with pytest.raises(StoreError, match="no manifest"):
+        Store.open(folder)
+
+
+def test_a_folder_of_other_things_is_no_place_for_a_store(tmp_path: Path) -> None:
+    (tmp_path / "photo.jpg").touch()
+    with pytest.raises(StoreError, match="is no store"):
+        Store.open_or_create(tmp_path)
+    with pytest.raises(StoreError, match="this is a file"):
+        Store.open_or_create(tmp_path / "photo.jpg")
+
+
+def test_files_are_absolute_wherever_one_stands(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(store.path.parent)
+    (path,) = Store.open(store.path.name).files("positions")
+    assert path == store.path.resolve() / "positions" / "part-000000.parquet"
+
+
+def test_the_second_writer_is_told_who_the_first_is(store: Store, writer: subprocess.Popen[str]) -> None:
+    with pytest.raises(StoreLockedError) as caught, store.writing("export"):
+        pytest.fail("two processes write")
+    assert caught.value.found == f"process {writer.pid} (shuffle)"
+    assert caught.value.path == str(store.path)
+
+
+def test_a_killed_writer_holds_no_lock(store: Store, writer: subprocess.Popen[str]) -> None:
+    writer.send_signal(signal.SIGKILL)
+    writer.wait()
+    with store.writing("export"), pytest.raises(StoreLockedError) as caught, store.writing("shuffle"):
+        pytest.fail("written twice")
+    assert caught.value.found == f"process {os.getpid()} (export)"
+
+
+def test_a_failed_writer_holds_no_lock(store: Store) -> None:
+    with pytest.raises(ValueError, match="stop"), store.writing("export"):
+        raise ValueError("stop")
+    with store.writing("export"):
+        pass
+
+
+def test_a_lock_file_that_says_nothing_is_no_obstacle(store: Store) -> None:
+    with store.writing("export"):
+        (store.path / ".lock").write_text("{")
+        with pytest.raises(StoreLockedError, match="did not say its name"), store.writing("shuffle"):
+            pytest.fail("written twice")
+
+
+def test_a_writer_sees_what_the_one_before_it_published(store: Store) -> None:
+    other = Store.open(store.path)
+    with other.writing("convert"):
+        other.manifest.counts = {"positions": 7}
+        other.manifest.save(other.path)
+    assert store.manifest.counts == {}
+    with store.writing("shuffle"):
+        assert store.manifest.counts == {"positions": 7}
+
+
+def test_a_store_that_broke_meanwhile_is_not_written(store: Store) -> None:
+    (store.path / MANIFEST_NAME).write_text("{")
+    with pytest.raises(StoreError, match="not JSON"), store.writing("shuffle"):
+        pytest.fail("written")
+
+
+def test_a_stage_is_required_in_its_order(store: Store) -> None:
+    with pytest.raises(StoreError, match=r"no shuffle stage yet.*hexdata shuffle"):
+        store.require_stage("shuffle")
+    store.manifest.stages["shuffle"] = {"of": store.manifest.digest("positions", "games")}
+    store.require_stage("shuffle")
+    store.manifest.stages["export"] = {"of": store.manifest.digest("shuffled")}
+    store.require_stage("export")
+
+
+@pytest.mark.parametrize(
+    ("stage", "made_of", "new"),
+    [
+        ("shuffle", ("positions", "games"), "games/part-000001.parquet"),
+        ("export", ("shuffled",), "shuffled/train/bucket-000000.parquet"),
+    ],
+)
+def test_a_stage_older_than_what_it_was_made_of_is_stale(
+    store: Store, stage: str, made_of: tuple[str, ...], new: str
+) -> None:
+    store.manifest.stages[stage] = {"of": store.manifest.digest(*made_of)}
+    store.manifest.files[new] = FACTS
+    with pytest.raises(StoreError, match=f"{stage} stage is older than.*hexdata {stage}"):
+        store.require_stage(stage)

@@ -1,0 +1,240 @@
+"""Shards: sizes as asked, the shuffled rows in their order, the same bytes however they come about."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from hexdata.board import unpack_boards
+from hexdata.errors import ConfigError, StoreError, StoreLockedError
+from hexdata.export import ExportOptions, export_shards
+from hexdata.formats.shards import ShardManifest, block_to_policy, columns_to_block, read_blocks
+from hexdata.progress import Silent
+from hexdata.shuffle import ShuffleOptions, shuffle_store
+from hexdata.store import Store
+from hexdata.verify import verify_store
+
+if TYPE_CHECKING:
+    from tests.conftest import CopyStore, DieAtEveryMoment, StoreBytes
+
+SIZES: dict[str, Any] = {"shard_size": 192, "block_size": 32}
+SHARDS = {"train": 4, "val": 1, "test": 1}
+
+
+@pytest.fixture(scope="module")
+def shuffled(tmp_path_factory: pytest.TempPathFactory, odd_store: Path) -> Path:
+    """The odd store, shuffled into three buckets. Read only: copy it."""
+    store = shutil.copytree(odd_store, tmp_path_factory.mktemp("shuffled") / "store")
+    shuffle_store(store, ShuffleOptions(seed=7, buckets=3, threads=1))
+    return store
+
+
+@pytest.fixture
+def store(shuffled: Path, copy_store: CopyStore) -> Path:
+    return copy_store(shuffled)
+
+
+@pytest.fixture
+def undisturbed(shuffled: Path, copy_store: CopyStore, store_bytes: StoreBytes) -> dict[str, str]:
+    """The bytes of an export that nobody stopped."""
+    store = copy_store(shuffled, "undisturbed")
+    export_shards(store, ExportOptions(**SIZES, workers=1))
+    return store_bytes(store)
+
+
+def rows_of(store: Path, split: str) -> pa.Table:
+    return pa.concat_tables([pq.read_table(path) for path in Store.open(store).files(f"shuffled/{split}")])
+
+
+# --- what is written ----------------------------------------------------------------------------------
+
+
+def test_sizes_are_exact_and_keys_ascend_over_the_split(store: Path) -> None:
+    result = export_shards(store, ExportOptions(**SIZES, workers=1))
+    assert result.shards == SHARDS
+    manifest = ShardManifest.load(store / "shards")
+    for split, count in result.splits.items():
+        sizes = [shard.positions for shard in manifest.splits[split]]
+        assert sizes == [192] * (count // 192) + [count % 192]
+        blocks = [read_blocks(store / "shards" / shard.name) for shard in manifest.splits[split]]
+        keys, lengths = zip(*((k, len(b["value"])) for shard in blocks for k, b in shard), strict=True)
+        assert keys == tuple(f"{number:06d}" for number in range(-(-count // 32)))
+        assert lengths == (32,) * (count // 32) + ((count % 32,) if count % 32 else ())
+
+
+def test_blocks_hold_the_shuffled_rows_in_their_order(store: Path) -> None:
+    result = export_shards(store, ExportOptions(**SIZES, workers=1))
+    assert sum(result.splits.values()) == result.positions == 900
+    for split in result.splits:
+        expected = columns_to_block(rows_of(store, split), with_policy=True)
+        shards = sorted((store / "shards").glob(f"{split}-*.tar"))
+        blocks = [block for path in shards for _, block in read_blocks(path)]
+        for name in expected.keys() - {"policy", "policy_row"}:
+            np.testing.assert_array_equal(np.concatenate([block[name] for block in blocks]), expected[name])
+        found = np.concatenate([block_to_policy(block, 25) for block in blocks])
+        np.testing.assert_array_equal(found, block_to_policy(expected, 25))
+
+
+def test_samples_hold_one_position_each(store: Path) -> None:
+    options = ExportOptions(shard_size=300, block_size=100, layout="samples", workers=1)
+    assert export_shards(store, options).shards == {"train": 3, "val": 1, "test": 1}
+    for split in ("train", "val"):
+        expected = columns_to_block(rows_of(store, split), with_policy=True)
+        shards = sorted((store / "shards").glob(f"{split}-*.tar"))
+        keys, samples = zip(*(sample for path in shards for sample in read_blocks(path)), strict=True)
+        assert keys == tuple(f"{position:09d}" for position in expected["position_id"].tolist())
+        boards = np.stack([sample["board"] for sample in samples])
+        np.testing.assert_array_equal(boards, unpack_boards(expected["board"], 5, np.uint8))
+        policies = np.stack([sample["policy"] for sample in samples])
+        np.testing.assert_array_equal(policies, block_to_policy(expected, 25))
+        assert [float(sample["value"]) for sample in samples] == expected["value"].tolist()
+    verify_store(store).require()
+
+
+def test_a_split_without_dense_policies_has_no_such_field(trmph_store: Path, copy_store: CopyStore) -> None:
+    store = copy_store(trmph_store)
+    shuffle_store(store)
+    export_shards(store, ExportOptions(workers=1))
+    assert "policy" not in ShardManifest.load(store / "shards").fields
+    verify_store(store).require()
+
+
+def test_offsets_say_where_the_numbers_begin(store: Path) -> None:
+    export_shards(store, ExportOptions(**SIZES, workers=1))
+    for shard in ShardManifest.load(store / "shards").splits["train"]:
+        raw = (store / "shards" / shard.name).read_bytes()
+        for number, (_, block) in enumerate(read_blocks(store / "shards" / shard.name)):
+            for name, array in block.items():
+                begin = shard.offsets[name][number]
+                assert raw[begin : begin + array.nbytes] == array.tobytes()
+
+
+# --- the same bytes -----------------------------------------------------------------------------------
+
+
+def test_workers_do_not_decide_the_bytes(
+    store: Path, undisturbed: dict[str, str], store_bytes: StoreBytes
+) -> None:
+    export_shards(store, ExportOptions(**SIZES, workers=2))
+    assert store_bytes(store) == undisturbed
+
+
+def test_the_same_command_again_does_nothing(store: Path) -> None:
+    first = export_shards(store, ExportOptions(**SIZES, workers=1))
+    times = {path: path.stat().st_mtime_ns for path in store.rglob("*") if path.name != ".lock"}
+    again = export_shards(store, ExportOptions(**SIZES, workers=2, memory=10**9))
+    assert (first.already_done, again.already_done) == (False, True)
+    assert (again.digest, again.bytes, again.shards) == (first.digest, first.bytes, first.shards)
+    assert {path: path.stat().st_mtime_ns for path in store.rglob("*") if path.name != ".lock"} == times
+
+
+@pytest.mark.parametrize("other", [{"shard_size": 384}, {"block_size": 64}, {"layout": "samples"}])
+def test_other_options_replace_the_shards(
+    store: Path, undisturbed: dict[str, str], store_bytes: StoreBytes, other: dict[str, Any]
+) -> None:
+    export_shards(store, ExportOptions(**{**SIZES, **other}, workers=1))
+    assert store_bytes(store) != undisturbed
+    assert not export_shards(store, ExportOptions(**SIZES, workers=1)).already_done
+    assert store_bytes(store) == undisturbed
+
+
+# --- stopped, and again -------------------------------------------------------------------------------
+
+
+def finished(store: Path) -> list[str]:
+    ledger = store / ".work" / "export" / "progress.json"
+    return list(json.loads(ledger.read_bytes())["done"]) if ledger.exists() else []
+
+
+def inodes(store: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_ino for path in (store / "shards").glob("*.tar")}
+
+
+def test_killed_at_every_moment(
+    store: Path, undisturbed: dict[str, str], store_bytes: StoreBytes, die_at_every_moment: DieAtEveryMoment
+) -> None:
+    export_shards(store, ExportOptions(shard_size=128, block_size=64, workers=1))
+    resumed = []
+    for copy in die_at_every_moment("export", store, {**SIZES, "workers": 1}):
+        published = Store.open(copy).manifest.stages.get("export", {}).get("shard_size") == 192
+        done, before = finished(copy), inodes(copy)
+        resumed.append(export_shards(copy, ExportOptions(**SIZES, workers=1)).resumed)
+        assert resumed[-1] == (0 if published else len(done))
+        after = inodes(copy)
+        assert all(after[name] == before[name] for name in done)
+        assert store_bytes(copy) == undisturbed
+        assert not list(copy.rglob(".*.tmp"))
+        assert not (copy / ".work" / "export").exists()
+    assert set(resumed) == set(range(sum(SHARDS.values()) + 1))
+
+
+class Stop(Silent):
+    """Stops the stage at its n-th step, as a Ctrl-C would."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def advance(self, amount: int) -> None:
+        self.steps -= 1
+        if not self.steps:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_interrupted(store: Path, undisturbed: dict[str, str], store_bytes: StoreBytes, workers: int) -> None:
+    options = ExportOptions(**SIZES, workers=workers)
+    with pytest.raises(KeyboardInterrupt):
+        export_shards(store, options, Stop(4))
+    assert "export" not in Store.open(store).manifest.stages
+    done = len(finished(store))
+    assert done == 3
+    assert export_shards(store, options).resumed == done
+    assert store_bytes(store) == undisturbed
+
+
+def test_what_other_options_left_behind_is_not_taken(
+    store: Path, undisturbed: dict[str, str], store_bytes: StoreBytes
+) -> None:
+    """Back to options whose unfinished shards other options have removed in the meantime."""
+    for options, steps in ((SIZES, 4), ({**SIZES, "shard_size": 64}, 1)):
+        with pytest.raises(KeyboardInterrupt):
+            export_shards(store, ExportOptions(**options, workers=1), Stop(steps))
+    assert export_shards(store, ExportOptions(**SIZES, workers=1)).resumed == 0
+    assert store_bytes(store) == undisturbed
+
+
+# --- refused ------------------------------------------------------------------------------------------
+
+
+def test_a_store_that_is_not_shuffled_is_refused(odd_store: Path, copy_store: CopyStore) -> None:
+    with pytest.raises(StoreError, match=r"no shuffle stage yet.*hexdata shuffle"):
+        export_shards(copy_store(odd_store))
+
+
+def test_a_locked_store_is_left_alone(store: Path, shuffled: Path, store_bytes: StoreBytes) -> None:
+    with Store.open(store).writing("shuffle"), pytest.raises(StoreLockedError, match="shuffle"):
+        export_shards(store)
+    assert store_bytes(store) == store_bytes(shuffled)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shard_size": 100, "block_size": 64}, "multiple of block_size"),
+        ({"shard_size": 0}, "multiple"),
+        ({"block_size": 0}, "multiple"),
+        ({"shard_size": -64, "block_size": 64}, "multiple"),
+        ({"layout": "Blocks"}, "blocks or samples"),
+        ({"workers": 0}, "workers"),
+    ],
+)
+def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ExportOptions(**options)
