@@ -1,7 +1,7 @@
-"""Worker processes for pure tasks: results come back as they finish, errors and deaths surface.
+"""Workers for pure tasks: results come back as they finish, errors and deaths surface.
 
-Built on loky, whose workers do not import the caller's main module, so that a stage may be called from
-any script or notebook. One worker means this process, without a pool.
+The processes are loky's, which do not import the caller's main module, so that a stage may be called
+from any script or notebook. One worker means this process, without a pool.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any, TypeVar
 
 from hexdata.errors import HexdataError
 
-__all__ = ["default_workers", "run_tasks"]
+__all__ = ["default_workers", "run_in_threads", "run_tasks"]
 
 Result = TypeVar("Result")
 
@@ -41,13 +42,14 @@ def run_tasks(
         for index, task in enumerate(listed):
             yield index, function(*task)
         return
-    from concurrent.futures import as_completed
-
     from loky import ProcessPoolExecutor
     from loky.process_executor import TerminatedWorkerError
 
     executor = ProcessPoolExecutor(
-        max_workers=min(workers, len(listed)), initializer=_start_worker, initargs=(os.getpid(),)
+        max_workers=min(workers, len(listed)),
+        initializer=_start_worker,
+        initargs=(os.getpid(),),
+        env={"ARROW_DEFAULT_MEMORY_POOL": "system"},  # mimalloc holds some 30 MB more, a worker
     )
     finished = False
     try:
@@ -63,6 +65,22 @@ def run_tasks(
         ) from error
     finally:
         executor.shutdown(wait=True, kill_workers=not finished)
+
+
+def run_in_threads(
+    function: Callable[..., Result], tasks: Iterable[tuple[Any, ...]], *, workers: int
+) -> Iterator[tuple[int, Result]]:
+    """Do as :func:`run_tasks`, in threads: for tasks that wait for the disk or hash, which need no process.
+
+    An exception leaves the tasks that have not begun undone; those that have are waited for.
+    """
+    with ThreadPoolExecutor(max_workers=workers) as executor:
+        futures = {executor.submit(function, *task): index for index, task in enumerate(tasks)}
+        try:
+            for future in as_completed(futures):
+                yield futures.pop(future), future.result()
+        finally:
+            executor.shutdown(wait=False, cancel_futures=True)
 
 
 def _start_worker(parent: int) -> None:

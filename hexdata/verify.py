@@ -143,7 +143,7 @@ class _Run:
         rows = dict.fromkeys(self.manifest.counts, 0)
         for name, facts in self.manifest.files.items():
             table = name.split("/")[0]
-            if table == "shards":
+            if table in ("shards", "pickles"):
                 continue
             path = self.store.path / name
             with pq.ParquetFile(path) as file:

@@ -33,7 +33,7 @@ from hexdata.convert.spool import (
 from hexdata.convert.tables import Source, failed_files, notes_of, reasons_of, rejected_table, source_table
 from hexdata.errors import ConfigError, InputError, RejectRateError, StoreError
 from hexdata.formats import SALVAGEABLE
-from hexdata.pool import run_tasks
+from hexdata.pool import run_in_threads, run_tasks
 from hexdata.progress import Progress
 from hexdata.schema import rejected_schema, sources_schema
 from hexdata.store import Store
@@ -90,7 +90,7 @@ class Run:
         self.progress.begin("digest", len(files), "files")
         digested = list(files)
         tasks = [(file.path,) for file in files]
-        for index, found in run_tasks(digest_source, tasks, workers=self.options.processes()):
+        for index, found in run_in_threads(digest_source, tasks, workers=self.options.processes()):
             size, sha256, problem = found
             digested[index] = replace(files[index], bytes=size, sha256=sha256, problem=problem)
             self.progress.advance(1)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Final
 
 import duckdb
@@ -51,7 +54,8 @@ def duckdb_session(*, memory: int, threads: int, spill: Path | None = None) -> I
             },
         )
         try:
-            yield connection
+            with _interrupting(connection):
+                yield connection
         except duckdb.OutOfMemoryException as error:
             raise BudgetError(
                 "DuckDB ran out of the memory it was given",
@@ -59,6 +63,8 @@ def duckdb_session(*, memory: int, threads: int, spill: Path | None = None) -> I
                 expected=f"{memory / 1e6:,.0f} MB for DuckDB",
                 cure="Raise --memory.",
             ) from error
+        except duckdb.InterruptException as error:
+            raise KeyboardInterrupt from error
         except duckdb.Error as error:
             raise StoreError("a query failed", found=_first_line(error)) from error
         except RuntimeError as error:
@@ -67,6 +73,25 @@ def duckdb_session(*, memory: int, threads: int, spill: Path | None = None) -> I
             raise
         finally:
             connection.close()
+
+
+@contextmanager
+def _interrupting(connection: DuckDBPyConnection) -> Iterator[None]:
+    """Let Ctrl-C stop a query at once: left alone, DuckDB's threads finish their part of it first."""
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        connection.interrupt()
+        before(number, frame)
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _first_line(error: Exception) -> str:
