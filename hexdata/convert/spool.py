@@ -223,7 +223,7 @@ def _read(path: Path, spool: Spool, reading: Reading) -> SpoolFacts:
     facts = SpoolFacts(reading=reading)
     tally = _Tally()
     with _on_disk():
-        opened = open_source(path, salvage=True) if reading.salvage else open_source(path)
+        opened = open_source(path, salvage=reading.salvage)
     with opened as reader, write_arrow(spool.folder / "rejected.arrow", REJECTED) as rejected:
         with ExitStack() as stack:
             raw = None

@@ -228,7 +228,7 @@ def real_store(real_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Con
 def no_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make every attempt to read a source file fail: what a run needs must be in its spools."""
 
-    def refuse(path: Path) -> None:
+    def refuse(path: Path, **options: object) -> None:
         raise AssertionError(f"{path} was read again")
 
     monkeypatch.setattr("hexdata.convert.spool.open_source", refuse)

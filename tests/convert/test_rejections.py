@@ -151,7 +151,7 @@ def test_a_file_that_the_disk_gives_up_on_is_rejected_but_read_again_next_time(m
     make.v2("b.pkl.gz", make.games(3, start=3))
     opened = spool.open_source
 
-    def open_source(path):
+    def open_source(path, **options):
         if path.name == "a.pkl.gz":
             raise OSError(5, "Input/output error", str(path))
         return opened(path)
@@ -178,7 +178,7 @@ def test_a_disk_that_will_not_take_the_spool_is_no_fault_of_the_source(make, con
 
 def test_a_failure_of_our_own_names_the_file(make, convert, monkeypatch):
     make.v2("a.pkl.gz", make.games(3))
-    monkeypatch.setattr(spool, "open_source", lambda path: [][1])
+    monkeypatch.setattr(spool, "open_source", lambda path, **options: [][1])
     with pytest.raises(IndexError) as caught:
         convert(make.folder)
     assert caught.value.__notes__ == [f"while reading {make.folder / 'a.pkl.gz'}"]
@@ -228,7 +228,7 @@ def no_second_reading(monkeypatch):
     opened = set()
     real = spool.open_source
 
-    def once(path):
+    def once(path, **options):
         assert path not in opened
         opened.add(path)
         return real(path)
