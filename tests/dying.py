@@ -18,8 +18,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from hexdata import export, shuffle
-from hexdata.export import ExportOptions, export_shards
+from hexdata import shuffle
+from hexdata.export import ExportOptions, export_shards, shards
 from hexdata.shuffle import ShuffleOptions, plan, shuffle_store
 
 with contextlib.suppress(ImportError):
@@ -44,7 +44,7 @@ def kill_at(moment: int) -> None:
         return changed
 
     Path.replace = dying(Path.replace)  # type: ignore[method-assign]
-    shuffle.shutil = export.shutil = SimpleNamespace(rmtree=dying(shutil.rmtree))  # type: ignore[attr-defined]
+    shuffle.shutil = shards.shutil = SimpleNamespace(rmtree=dying(shutil.rmtree))  # type: ignore[attr-defined]
 
 
 def run_killed(store: Path, asked: dict[str, Any], moment: int) -> bool:

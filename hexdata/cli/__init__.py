@@ -17,10 +17,9 @@ from hexdata.units import format_bytes, parse_bytes
 if TYPE_CHECKING:
     from hexdata.cli.bar import Bar
     from hexdata.cli.render import Output
-    from hexdata.pickles import PicklesResult
+    from hexdata.export import PicklesResult
     from hexdata.pipeline import RunResult
-    from hexdata.roundtrip import RoundTrip
-    from hexdata.verify import VerifyResult
+    from hexdata.verify import RoundTrip, VerifyResult
 
 __all__ = ["app", "main"]
 
@@ -276,7 +275,7 @@ def export(
 
 
 def _export_pickles(store: Path, order: str, workers: int | None, memory: str, as_json: bool) -> None:
-    from hexdata.pickles import PicklesOptions, export_pickles
+    from hexdata.export import PicklesOptions, export_pickles
 
     options = PicklesOptions(order=order, workers=workers, memory=parse_bytes(memory))
     with _command(as_json) as (output, bar):
@@ -299,8 +298,7 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Recount, rehash and compare: prove that the store holds what it says."""
-    from hexdata.roundtrip import check_round_trip
-    from hexdata.verify import verify_store
+    from hexdata.verify import check_round_trip, verify_store
 
     with _command(as_json) as (output, bar):
         result = verify_store(store, bar)

@@ -54,6 +54,7 @@ def duckdb_session(*, memory: int, threads: int, spill: Path | None = None) -> I
             },
         )
         try:
+            connection.execute("SET enable_progress_bar = false")  # it would go to standard output
             with _interrupting(connection):
                 yield connection
         except duckdb.OutOfMemoryException as error:

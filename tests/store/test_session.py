@@ -62,13 +62,13 @@ def test_a_quoted_text_is_one_literal() -> None:
 
 
 def test_limits_and_temporary_folder_are_its_own(tmp_path: Path) -> None:
-    names = ("threads", "memory_limit", "temp_directory", "preserve_insertion_order")
+    names = ("threads", "memory_limit", "temp_directory", "preserve_insertion_order", "enable_progress_bar")
     with (
         duckdb_session(memory=MEMORY, threads=3, spill=tmp_path) as con,
         duckdb_session(memory=MEMORY, threads=3, spill=tmp_path),
     ):
         found = con.sql(f"SELECT {', '.join(f'current_setting({quote(n)})' for n in names)}").fetchall()[0]
-        assert (found[0], found[1], found[3]) == (3, "200.0 MiB", False)
+        assert (found[0], found[1], *found[3:]) == (3, "200.0 MiB", False, False)
         assert Path(found[2]).is_absolute()
         assert Path(found[2]).parent == tmp_path
         assert len(list(tmp_path.iterdir())) == 2

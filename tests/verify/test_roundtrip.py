@@ -18,8 +18,8 @@ import pytest
 from hexdata.convert import ConvertOptions, convert_sources
 from hexdata.errors import InputError
 from hexdata.formats.trmph import write_trmph
-from hexdata.roundtrip import check_round_trip
 from hexdata.store.parquet import write_parquet
+from hexdata.verify.roundtrip import check_round_trip
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 N = 5

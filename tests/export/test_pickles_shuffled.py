@@ -15,8 +15,8 @@ import pytest
 
 from hexdata.convert import ConvertOptions, convert_sources
 from hexdata.errors import ConfigError, StoreError
+from hexdata.export.pickles import NO_TIME, PicklesOptions, export_pickles
 from hexdata.formats.trmph import write_trmph
-from hexdata.pickles import NO_TIME, PicklesOptions, export_pickles
 from hexdata.shuffle import ShuffleOptions, shuffle_store
 from hexdata.store import Store
 

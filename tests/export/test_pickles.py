@@ -18,8 +18,8 @@ import pytest
 
 from hexdata.convert import ConvertOptions, convert_sources
 from hexdata.errors import InputError
+from hexdata.export.pickles import PicklesOptions, export_pickles
 from hexdata.formats.trmph import write_trmph
-from hexdata.pickles import PicklesOptions, export_pickles
 from hexdata.store import Store
 
 LEGACY = Path(__file__).parents[2] / "shared" / "data" / "legacy"
