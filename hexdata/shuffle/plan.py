@@ -13,7 +13,7 @@ from hexdata.schema import board_bytes
 
 __all__ = ["Bucket", "ShuffleOptions", "ShufflePlan", "Slice", "make_plan"]
 
-BASE_MEMORY: Final = 200 << 20
+BASE_MEMORY: Final = 280 << 20
 """Bytes held besides DuckDB's buffers and the rows at hand: interpreter and libraries."""
 MINIMUM_MEMORY: Final = 400 << 20
 IN_FLIGHT_ROWS: Final = 6 << 16
