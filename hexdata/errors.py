@@ -16,7 +16,6 @@ __all__ = [
     "InputError",
     "RejectRateError",
     "SourceChangedError",
-    "StoppedError",
     "StoreError",
     "StoreLockedError",
     "UnsafePickleError",
@@ -139,7 +138,3 @@ class ConfigError(HexdataError):
 
 class BudgetError(HexdataError):
     """The work does not fit into the memory or the disk given."""
-
-
-class StoppedError(HexdataError):
-    """The user stopped the run; what was finished is kept and the same command goes on from there."""

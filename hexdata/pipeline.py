@@ -108,7 +108,7 @@ def _explain(error: ValidationError, path: str | Path) -> ConfigError:
         found = None if first["type"] == "missing" else repr(first["input"])
         return ConfigError(f"{'.'.join(names)}: {first['msg']}", path=path, found=found)
     known = _known_keys(names[:-1])
-    near = difflib.get_close_matches(names[-1], known, n=1, cutoff=0.0)
+    near = difflib.get_close_matches(names[-1], known, n=1, cutoff=0.5)
     return ConfigError(
         f"unknown key {names[-1]!r} {f'in [{names[0]}]' if len(names) > 1 else 'at the top'}",
         path=path,

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from hexdata.cli.render import Output
     from hexdata.export import PicklesResult
     from hexdata.pipeline import RunResult
+    from hexdata.report import Dispersion
     from hexdata.verify import RoundTrip, VerifyResult
 
 __all__ = ["app", "main"]
@@ -235,32 +236,36 @@ def export(
         str, typer.Option("--format", help="webdataset, or pickle: the legacy files, written back.")
     ] = "webdataset",
     order: Annotated[
-        str, typer.Option("--order", help="Of pickles: shuffled, or original for each source as it was.")
-    ] = "shuffled",
-    shard_size: Annotated[int, typer.Option("--shard-size", min=1, help="Positions a shard.")] = 262_144,
-    block_size: Annotated[int, typer.Option("--block-size", min=1, help="Positions a block.")] = 4_096,
+        str | None,
+        typer.Option("--order", help="Of pickles: shuffled (default), or original: each source as it was."),
+    ] = None,
+    shard_size: Annotated[
+        int | None, typer.Option("--shard-size", min=1, help="Positions a shard. Default: 262144.")
+    ] = None,
+    block_size: Annotated[
+        int | None, typer.Option("--block-size", min=1, help="Positions a block. Default: 4096.")
+    ] = None,
     layout: Annotated[
-        str, typer.Option("--layout", help="blocks, or samples: one position a sample, slow and large.")
-    ] = "blocks",
+        str | None,
+        typer.Option("--layout", help="blocks (default), or samples: one a position, slow and large."),
+    ] = None,
     workers: Workers = None,
     memory: Memory = "1GB",
     as_json: Json = False,
 ) -> None:
     """Write the positions as WebDataset tar shards, or back as legacy pickles."""
+    of_pickles = _given(order=order)
+    of_shards = _given(shard_size=shard_size, block_size=block_size, layout=layout)
     if to == "pickle":
-        _export_pickles(store, order, workers, memory, as_json)
+        _refuse(of_shards, to)
+        _export_pickles(store, of_pickles, workers, memory, as_json)
         return
     if to != "webdataset":
         raise ConfigError("unknown format", found=to, expected="webdataset or pickle")
+    _refuse(of_pickles, to)
     from hexdata.export import ExportOptions, export_shards
 
-    options = ExportOptions(
-        shard_size=shard_size,
-        block_size=block_size,
-        layout=layout,
-        workers=workers,
-        memory=parse_bytes(memory),
-    )
+    options = ExportOptions(**of_shards, workers=workers, memory=parse_bytes(memory))
     with _command(as_json) as (output, bar):
         result = export_shards(store, options, bar)
     if output.facts(result):
@@ -274,10 +279,24 @@ def export(
     output.line(f"{result.positions:,} positions, {format_bytes(result.bytes)}, digest {result.digest[:16]}")
 
 
-def _export_pickles(store: Path, order: str, workers: int | None, memory: str, as_json: bool) -> None:
+def _given(**options: Any) -> dict[str, Any]:
+    """Return the options that were given, so that the library's defaults hold for the others."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _refuse(options: dict[str, Any], chosen: str) -> None:
+    """Refuse options that mean nothing for the format chosen."""
+    if options:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in options)
+        raise ConfigError(f"{names} has no meaning with --format {chosen}", cure="Leave it out.")
+
+
+def _export_pickles(
+    store: Path, given: dict[str, Any], workers: int | None, memory: str, as_json: bool
+) -> None:
     from hexdata.export import PicklesOptions, export_pickles
 
-    options = PicklesOptions(order=order, workers=workers, memory=parse_bytes(memory))
+    options = PicklesOptions(**given, workers=workers, memory=parse_bytes(memory))
     with _command(as_json) as (output, bar):
         result = export_pickles(store, options, bar)
     _show_pickles(output, result)
@@ -374,7 +393,7 @@ def _show_checks(output: Output, result: VerifyResult, returned: list[RoundTrip]
         output.note(f"no {stage} to verify yet")
     if returned:
         output.line()
-        states = {(True, True): "ok", (True, False): "not checked"}
+        states = {(True, True): "ok", (True, False): "-", (False, False): "not checked"}
         output.table(
             ["source", "", "written back"],
             [[s.name, states.get((s.ok, s.checked), "FAILED"), s.detail] for s in returned],
@@ -401,7 +420,7 @@ def _show_run(output: Output, result: RunResult) -> None:
         _show_dispersion(output, result.dispersion)
 
 
-def _show_dispersion(output: Output, found: Any) -> None:
+def _show_dispersion(output: Output, found: Dispersion) -> None:
     def percent(share: float | None) -> str:
         return "-" if share is None else f"{share:.3%}"
 

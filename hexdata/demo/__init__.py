@@ -7,30 +7,36 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import BinaryIO, Final, Literal, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from hexdata.demo.games import make_games
-from hexdata.errors import ConfigError
+from hexdata.errors import ConfigError, StoreError
 from hexdata.formats.legacy.writer import write_legacy
 from hexdata.formats.trmph import TrmphReader, write_trmph
 from hexdata.order import derive_key, sort_key
 from hexdata.pool import default_workers, run_tasks
 from hexdata.progress import SILENT, Progress
+from hexdata.store.files import atomic_file, remove_temporaries, write_bytes
+from hexdata.store.ledger import Ledger
 
 __all__ = ["DemoOptions", "DemoResult", "make_legacy"]
 
 BOARD_SIZE: Final = 13
 LAYOUTS: Final = ("v1-tuples", "v2-dicts", "v2-enums", "trmph")
 """Folders below the demo's; each gets ``FILES_PER_LAYOUT`` files with games of their own."""
+DIALECTS: Final = {"v1-tuples": "tuples", "v2-dicts": "dicts-player", "v2-enums": "dicts-enums"}
+"""How the examples of each layout of pickles are spelled."""
 FILES_PER_LAYOUT: Final = 2
 TIER_SIZES: Final = (5, 5, 10)
 """Positions a game of value sample tiers 0, 1 and 2; the rest is of tier 3."""
 PROCESSED_AT: Final = "2025-09-08T12:00:00.000000"
 """Legacy files say when they were made; these always say the same."""
+_BEGUN: Final = "begun"
+"""What the mark of a demo's folder holds from the start."""
 
 Layout = Literal["v1-tuples", "v2-dicts", "v2-enums", "trmph"]
 
@@ -74,6 +80,12 @@ class _File:
     seed: int
 
     @property
+    def name(self) -> str:
+        if self.layout == "trmph":
+            return f"trmph/{self.raw_name}"
+        return f"{self.layout}/demo_{self.number:02d}_processed.pkl.gz"
+
+    @property
     def raw_name(self) -> str:
         return f"demo_{self.number:02d}.trmph"
 
@@ -83,40 +95,44 @@ def make_legacy(
 ) -> DemoResult:
     """Write games as legacy files below ``folder``: each game once, in one of the layouts.
 
-    A folder that holds the same demo already is left as it is.
+    A folder that holds the same demo already, whole or interrupted, keeps the files that it has.
 
     Raises:
         ConfigError: the folder holds another demo, or files that are none of ours.
     """
     options = options or DemoOptions()
     target = Path(folder)
-    marker = target / ".demo.json"
-    if marker.exists():
-        return _made_before(marker, options)
-    if target.exists() and any(target.iterdir()):
-        raise ConfigError("this folder holds other files", path=target, cure="Give a new folder.")
+    ledger = _begin(target, options)
     files = _files(options)
     progress.begin("make games", options.games, "games")
-    positions = 0
-    for index, count in run_tasks(_write, [(file, target) for file in files], workers=default_workers()):
-        positions += count
-        progress.advance(files[index].games)
-    result = DemoResult(options.games, positions, len(files))
-    marker.write_text(json.dumps({"options": asdict(options), "result": asdict(result)}))
-    return result
+    progress.advance(sum(file.games for file in files if file.name in ledger))
+    todo = [file for file in files if file.name not in ledger]
+    for index, positions in run_tasks(_write, [(file, target) for file in todo], workers=default_workers()):
+        ledger.finish(todo[index].name, positions)
+        progress.advance(todo[index].games)
+    return DemoResult(options.games, sum(ledger[file.name] for file in files), len(files))
 
 
-def _made_before(marker: Path, options: DemoOptions) -> DemoResult:
-    content = json.loads(marker.read_text())
-    if content["options"] != asdict(options):
+def _begin(folder: Path, options: DemoOptions) -> Ledger:
+    """Mark a new folder as this demo's, or see that it is: the mark lists the files that are made."""
+    mark = folder / ".demo.json"
+    if not mark.exists() and folder.exists() and any(folder.iterdir()):
+        raise ConfigError("this folder holds other files", path=folder, cure="Give a new folder.")
+    try:
+        ledger = Ledger(mark, "demo", asdict(options))
+    except StoreError as error:
+        raise ConfigError("this folder's demo is damaged", path=folder, cure="Remove it.") from error
+    if not mark.exists():
+        ledger.finish(_BEGUN, 0)
+    if _BEGUN not in ledger:
         raise ConfigError(
             "this folder holds another demo",
-            path=marker.parent,
-            found=content["options"],
-            expected=asdict(options),
+            path=folder,
+            expected=f"{options.games} games of seed {options.seed}",
             cure="Give another folder, or remove this one.",
         )
-    return DemoResult(**content["result"])
+    remove_temporaries(folder)
+    return ledger
 
 
 def _files(options: DemoOptions) -> list[_File]:
@@ -133,24 +149,21 @@ def _write(file: _File, folder: Path) -> int:
     """Worker: make the games of one file and write it; the number of positions."""
     games = list(make_games(file.games, file.seed, BOARD_SIZE, file.start))
     positions = sum(len(game.moves) + 1 for game in games)
-    home = folder / file.layout
-    home.mkdir(parents=True, exist_ok=True)
-    if file.layout == "trmph":
-        write_trmph(home / file.raw_name, games, BOARD_SIZE)
-        return positions
     with tempfile.TemporaryDirectory() as scratch:
         raw = Path(scratch) / file.raw_name
         write_trmph(raw, games, BOARD_SIZE)
-        write_legacy(
-            home / f"demo_{file.number:02d}_processed.pkl.gz",
-            _processed(raw, file),
-            board_size=BOARD_SIZE,
-            dialect={"v1-tuples": "tuples", "v2-dicts": "dicts-player", "v2-enums": "dicts-enums"}[
-                file.layout
-            ],
-            header=_header(file, positions),
-            level=1,
-        )
+        if file.layout == "trmph":
+            write_bytes(folder / file.name, raw.read_bytes())
+            return positions
+        with atomic_file(folder / file.name) as target:
+            write_legacy(
+                cast(BinaryIO, target),
+                _processed(raw, file),
+                board_size=BOARD_SIZE,
+                dialect=DIALECTS[file.layout],
+                header=_header(file, positions),
+                level=1,
+            )
     return positions
 
 

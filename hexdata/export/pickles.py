@@ -290,10 +290,8 @@ class _Run:
         self.work = store.work / self.stage
 
     def export(self) -> PicklesResult:
-        made_of = ["sources", "positions", "games"]
-        made_of += ["shuffled"] if self.options.order == "shuffled" else []
         asked = {
-            "of": self.store.manifest.digest(*made_of),
+            "of": self.store.made_of(self.stage),
             "order": self.options.order,
             "level": self.options.level,
         }

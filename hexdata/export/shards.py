@@ -54,7 +54,7 @@ class ExportOptions:
             raise ConfigError(
                 "shard_size must be a multiple of block_size",
                 found=f"{self.shard_size} and {self.block_size}",
-                cure="Take, say, 262144 and 4096.",
+                cure="Give both: --block-size divides --shard-size, such as 4096 and 262144.",
             )
         if self.layout not in LAYOUTS:
             raise ConfigError("unknown layout", found=self.layout, expected=" or ".join(LAYOUTS))
@@ -144,7 +144,7 @@ class _Run:
 
     def export(self) -> ExportResult:
         asked = {
-            "of": self.store.manifest.digest("shuffled"),
+            "of": self.store.made_of("export"),
             "shard_size": self.options.shard_size,
             "block_size": self.options.block_size,
             "layout": self.options.layout,

@@ -10,7 +10,7 @@ import shutil
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from hexdata.errors import StoreError
 from hexdata.order import ORDER_VERSION
@@ -58,6 +58,12 @@ def shuffle_store(
         return _Run(target, options, progress).shuffle()
 
 
+_MADE_OF_IT: Final = ("export", "pickles-shuffled")
+"""Stages whose files are the shuffled positions in another form."""
+_FOLDERS: Final = ("shuffled", "shards", "pickles/shuffled")
+"""Where the shuffled positions lie, in every form."""
+
+
 class _Run:
     """One run under the store's lock."""
 
@@ -74,7 +80,7 @@ class _Run:
                 "this store holds no positions", path=store.path, cure="Convert some sources into it first."
             )
         self.plan = make_plan(options, store.manifest.board_size, *self._survey(options))
-        self.of = store.manifest.digest("positions", "games")
+        self.of = store.made_of("shuffle")
 
     def _survey(self, options: ShuffleOptions) -> tuple[dict[str, int], int]:
         """Count the positions of each split, and the bytes of the columns of varying length."""
@@ -140,18 +146,18 @@ class _Run:
     def _clear(self, replaced: dict[str, Any] | None) -> None:
         """Begin anew: first the manifest forgets the old shuffle and its shards, then they go."""
         if replaced is not None:
-            self.progress.note(f"replaces the shuffle of seed {replaced['seed']} and its shards")
+            self.progress.note(f"replaces the shuffle of seed {replaced['seed']} and what was made of it")
         manifest = self.store.manifest
         manifest.stages = {
-            name: s for name, s in manifest.stages.items() if name not in ("shuffle", "export")
+            name: s for name, s in manifest.stages.items() if name not in ("shuffle", *_MADE_OF_IT)
         }
         manifest.files = {
             name: facts
             for name, facts in manifest.files.items()
-            if not name.startswith(("shuffled/", "shards/"))
+            if not name.startswith(tuple(f"{folder}/" for folder in _FOLDERS))
         }
         manifest.save(self.store.path)
-        for folder in (self.store.path / "shuffled", self.store.path / "shards", self.work):
+        for folder in (*(self.store.path / name for name in _FOLDERS), self.work):
             shutil.rmtree(folder, ignore_errors=True)
 
     def _publish(self, facts: dict[str, FileFacts], lineage: dict[str, Any]) -> None:

@@ -17,8 +17,18 @@ from hexdata.store.manifest import MANIFEST_NAME, Manifest
 __all__ = ["Store"]
 
 _LOCK_NAME: Final = ".lock"
-_MADE_OF: Final = {"shuffle": ("positions", "games"), "export": ("shuffled",)}
+_MADE_OF: Final = {
+    "shuffle": ("positions", "games"),
+    "export": ("shuffled",),
+    "pickles-original": ("sources", "games", "positions"),
+    "pickles-shuffled": ("sources", "games", "positions", "shuffled"),
+}
 """The folders whose digest a stage keeps as ``of``."""
+_COMMANDS: Final = {
+    "pickles-original": "export --format pickle --order original",
+    "pickles-shuffled": "export --format pickle --order shuffled",
+}
+"""The command of a stage, where it is not the stage's name."""
 
 
 class Store:
@@ -49,9 +59,8 @@ class Store:
             return cls.open(folder)
         if folder.is_file():
             raise StoreError("a store is a folder, and this is a file", path=folder)
-        begun = (
-            folder / _LOCK_NAME
-        ).exists()  # a store whose first run was killed has parts, and no manifest
+        # A store whose first run was killed has parts, and no manifest.
+        begun = (folder / _LOCK_NAME).exists()
         if not begun and folder.is_dir() and any(not p.name.startswith(".") for p in folder.iterdir()):
             raise StoreError(
                 "this folder holds files and is no store",
@@ -70,6 +79,10 @@ class Store:
         """Return the absolute paths of the manifest's files below ``folder``, sorted."""
         return [(self.path / name).resolve() for name in self.manifest.files_in(folder)]
 
+    def made_of(self, stage: str) -> str:
+        """Return the digest of what the store holds now of the things that ``stage`` is made of."""
+        return self.manifest.digest(*_MADE_OF[stage])
+
     def require_stage(self, stage: str) -> None:
         """Check that ``stage`` has been run on what the store holds now.
 
@@ -83,11 +96,11 @@ class Store:
                 path=self.path,
                 cure=f"Run `hexdata {stage} {self.path}`.",
             )
-        if stage in _MADE_OF and lineage["of"] != self.manifest.digest(*_MADE_OF[stage]):
+        if stage in _MADE_OF and lineage["of"] != self.made_of(stage):
             raise StoreError(
-                f"the {stage} stage is older than the {_MADE_OF[stage][0]} it was made of",
+                f"the {stage} stage is older than the {_MADE_OF[stage][-1]} it was made of",
                 path=self.path,
-                cure=f"Run `hexdata {stage} {self.path}` again.",
+                cure=f"Run `hexdata {_COMMANDS.get(stage, stage)} {self.path}` again.",
             )
 
     @contextmanager

@@ -112,7 +112,7 @@ def _files_below(root: Path) -> Iterator[Path]:
 
 def _check(store: Store, source: Original, path: Path | None, progress: Progress) -> RoundTrip:
     if path is None:
-        return RoundTrip(source.name, True, "its file is not among the inputs", checked=False)
+        return RoundTrip(source.name, False, "its file is not among the inputs", checked=False)
     if source.format == "unknown":
         return RoundTrip(source.name, True, "rejected as a whole: the store has nothing of it", checked=False)
     try:

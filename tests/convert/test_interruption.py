@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hexdata.errors import RejectRateError, StoppedError, StoreError, StoreLockedError
+from hexdata.errors import RejectRateError, StoreError, StoreLockedError
 from hexdata.formats.trmph import write_trmph
 from hexdata.progress import Silent
 from hexdata.store import Store
@@ -88,11 +88,11 @@ class StopsAfter(Silent):
     def advance(self, amount):
         self.left -= bool(amount) and self.current == self.stage
         if not self.left:
-            raise StoppedError("stopped")
+            raise KeyboardInterrupt("stopped")
 
 
 def stop_after(stage, convert, *inputs, sources=1, **options):
-    with pytest.raises(StoppedError):
+    with pytest.raises(KeyboardInterrupt):
         convert(*inputs, progress=StopsAfter(stage, sources), **{"max_reject_rate": 1.0, **options})
 
 
