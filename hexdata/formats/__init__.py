@@ -6,17 +6,17 @@ says what each record is, or why it cannot be one, and leaves the rest to ``conv
 
 from __future__ import annotations
 
-import zlib
 from pathlib import Path
 from typing import Final
 
 from hexdata.errors import FormatError
+from hexdata.formats.gunzip import GunzipFile, GunzipLimits
 from hexdata.formats.source import BATCH_ROWS, SALVAGEABLE, RawBatch, Rejection, SourceReader
 
 __all__ = ["BATCH_ROWS", "SALVAGEABLE", "RawBatch", "Rejection", "SourceReader", "open_source"]
 
 _HEAD_BYTES: Final = 65_536
-_GZIP_MAGIC: Final = b"\x1f\x8b"
+_HEAD_LIMITS: Final = GunzipLimits(decompressed_bytes=_HEAD_BYTES, ratio=1, ratio_floor=_HEAD_BYTES)
 
 
 def open_source(path: Path, *, salvage: bool = False) -> SourceReader:
@@ -27,7 +27,8 @@ def open_source(path: Path, *, salvage: bool = False) -> SourceReader:
         salvage: of a damaged file, give the whole examples before the damage.
 
     Raises:
-        FormatError: "empty-file", "unknown-layout", "corrupt-gzip", or what the reader finds at once.
+        FormatError: "empty-file", "unknown-layout", "truncated", "corrupt-gzip", or what the reader finds
+            at once.
         OSError: the file cannot be opened.
     """
     from hexdata.formats.legacy import LegacyReader, looks_like_pickle
@@ -48,14 +49,13 @@ def open_source(path: Path, *, salvage: bool = False) -> SourceReader:
 
 
 def _head(path: Path) -> bytes:
-    """Return the first bytes of a file, unpacked if it is gzipped."""
-    with path.open("rb") as file:
-        head = file.read(_HEAD_BYTES)
-    if not head.startswith(_GZIP_MAGIC):
-        return head
-    for size in (_HEAD_BYTES, 4096, 256):  # an error gives nothing, so corruption is kept out of it
+    """Return the first bytes of a file, gunzipped if it is gzipped; of a damaged one, those before that."""
+    head = b""
+    with GunzipFile(path.open("rb"), _HEAD_LIMITS, salvage=True) as file:
         try:
-            return zlib.decompressobj(wbits=31).decompress(head, size)
-        except zlib.error as error:
-            problem = error
-    raise FormatError("the gzip stream is corrupt", code="corrupt-gzip", path=path, found=str(problem))
+            while piece := file.read(_HEAD_BYTES - len(head)):
+                head += piece
+        except FormatError as error:
+            if not head:
+                raise error.at(path) from None
+    return head

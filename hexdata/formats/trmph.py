@@ -5,15 +5,14 @@ Reads plain and gzip text, and writes plain text. Repairs nothing: a line that i
 
 from __future__ import annotations
 
-import gzip
+import io
 import re
-import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Final, Self, cast
+from typing import IO, Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -33,15 +32,22 @@ from hexdata.board import (
     winner_of,
 )
 from hexdata.errors import FormatError
-from hexdata.formats.source import BATCH_ROWS, RawBatch, Rejection
+from hexdata.formats.gunzip import GunzipFile, GunzipLimits
+from hexdata.formats.source import BATCH_ROWS, SALVAGEABLE, RawBatch, Rejection
 from hexdata.schema import raw_schema
 
-__all__ = ["TrmphReader", "looks_like_trmph", "write_trmph"]
+__all__ = ["DEFAULT_LIMITS", "TrmphReader", "looks_like_trmph", "write_trmph"]
+
+DEFAULT_LIMITS: Final = GunzipLimits(decompressed_bytes=1 << 40, ratio=100, ratio_floor=4 << 20)
+"""Real games gzip 2:1 to 3:1, and have 120 bytes each. A line that is no game takes as long as one that
+is, however short: so both the ratio and its floor are lower than for pickles."""
 
 _MAX_LINE: Final = 1 << 16
 """Bytes of a line. The longest game, 676 moves, takes 2 kB; the rest leaves room for a comment."""
 
-_GZIP_MAGIC: Final = b"\x1f\x8b"
+_BUFFER: Final = 1 << 14
+"""Bytes at hand: no more than ``_MAX_LINE``, so that a blank line seen whole among them is none too long."""
+
 _COMMENT: Final = re.compile(rb"#(?![0-9]+,)")
 _GAME: Final = re.compile(rb"^[ \t]*(?:https?://[^\s#]*)?#[0-9]{1,3},(?:[a-z][0-9]|\s|$)", re.MULTILINE)
 
@@ -89,11 +95,18 @@ class TrmphReader:
     game), "no-winner" (none stated, and nobody has a winning chain), "line-too-long" or "not-utf8".
 
     A stated winner is kept even where the chain on the final board is the other player's.
+
+    Args:
+        path: the file, gzipped or plain.
+        limits: how far it may expand.
+        salvage: of a damaged file, give the whole lines before the damage.
     """
 
     format: str = "trmph"
 
-    def __init__(self, path: str | Path, *, salvage: bool = False) -> None:
+    def __init__(
+        self, path: str | Path, *, limits: GunzipLimits = DEFAULT_LIMITS, salvage: bool = False
+    ) -> None:
         self.path = Path(path)
         self.board_size: int | None = None
         self.damage: FormatError | None = None
@@ -101,7 +114,8 @@ class TrmphReader:
         self._spelling: Counter[str] = Counter()
         self._counts = Counter(comments=0, winners_from_chain=0)
         self.header: dict[str, object] = {"spelling": self._spelling, "counts": self._counts}
-        self._file = _open_text(self.path)
+        file = GunzipFile(self.path.open("rb"), limits, salvage=salvage)
+        self._file = io.BufferedReader(file, _BUFFER)
 
     def __enter__(self) -> Self:
         return self
@@ -119,7 +133,7 @@ class TrmphReader:
 
         Raises:
             FormatError: "corrupt-gzip", if the gzip stream is corrupt or ends early and the file was not
-                opened to be salvaged.
+                opened to be salvaged; "limit-size" or "limit-ratio".
         """
         record = 0
         for lines in self._chunks():
@@ -143,13 +157,8 @@ class TrmphReader:
             yield chunk
 
     def _lines(self) -> Iterator[_Line]:
-        line_idx = 0
-        for number, line in enumerate(self._physical_lines(), start=1):
-            text = line.strip()
-            if not text and len(line) <= _MAX_LINE:
-                continue
-            line_idx += 1
-            if _COMMENT.match(text):
+        for line_idx, (number, line) in enumerate(self._filled_lines(), start=1):
+            if _COMMENT.match(line.strip()):
                 self._counts["comments"] += 1
                 continue
             game = _Line(number, line_idx)
@@ -159,24 +168,42 @@ class TrmphReader:
                 game.reject(error)
             yield game
 
-    def _physical_lines(self) -> Iterator[bytes]:
-        """Give line after line; of one that is longer than ``_MAX_LINE``, its beginning only."""
+    def _filled_lines(self) -> Iterator[tuple[int, bytes]]:
+        """Give number and bytes of each line but blank ones; of a line too long, its beginning only."""
+        number = 0
         try:
             while line := self._file.readline(_MAX_LINE + 1):
-                yield line
+                number += 1
+                if line.isspace() and len(line) <= _MAX_LINE:
+                    number += self._skip_blank_lines()
+                    continue
+                yield number, line
                 while len(line) > _MAX_LINE and not line.endswith(b"\n"):
                     line = self._file.readline(_MAX_LINE + 1)
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            damage = FormatError(
-                "the gzip stream is corrupt or ends early",
-                code="corrupt-gzip",
-                path=self.path,
-                found=str(error),
-                cure="Copy the file again from where it came.",
-            )
-            if not self._salvage:
-                raise damage from error
-            self.damage = damage
+        except FormatError as error:
+            self._survive(error)
+
+    def _skip_blank_lines(self) -> int:
+        """Pass over the blank lines at hand, all at once, and return how many they are."""
+        ahead = self._file.peek()
+        blank = ahead[: len(ahead) - len(ahead.lstrip())]
+        return self._file.read(blank.rfind(b"\n") + 1).count(b"\n")
+
+    def _survive(self, error: FormatError) -> None:
+        """Keep damage of the gzip stream for later if the file is to be salvaged; raise all else."""
+        if error.code not in SALVAGEABLE:
+            raise error.at(self.path)
+        damage = FormatError(
+            "the gzip stream is corrupt or ends early",
+            code="corrupt-gzip",
+            path=self.path,
+            record=error.record,
+            found=error.found,
+            cure=error.cure,
+        )
+        if not self._salvage:
+            raise damage from error
+        self.damage = damage
 
     def _read_game(self, line: bytes, game: _Line) -> None:
         if len(line) > _MAX_LINE:
@@ -225,12 +252,6 @@ class TrmphReader:
                         expected=self.board_size,
                     )
                 )
-
-
-def _open_text(path: Path) -> IO[bytes]:
-    with path.open("rb") as file:
-        compressed = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
-    return cast(IO[bytes], gzip.open(path)) if compressed else path.open("rb")
 
 
 def _spelling(parts: TrmphLine) -> str:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import sys
 import tracemalloc
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +20,7 @@ from hypothesis import strategies as st
 from hexdata.board import BLUE, RED, pack_boards, parse_moves, replay
 from hexdata.errors import FormatError
 from hexdata.formats.source import BATCH_ROWS, RawBatch
-from hexdata.formats.trmph import TrmphReader, looks_like_trmph, write_trmph
+from hexdata.formats.trmph import DEFAULT_LIMITS, TrmphReader, looks_like_trmph, write_trmph
 from hexdata.schema import raw_schema
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "trmph"
@@ -162,6 +164,62 @@ def test_a_damaged_gzip_stream_fails_the_file(tmp_path: Path, damage: object) ->
         read(path)
     assert error.value.code == "corrupt-gzip"
     assert error.value.path == str(path)
+
+
+@pytest.mark.parametrize(
+    ("filler", "limits", "code"),
+    [
+        (b"\n", {}, "limit-ratio"),
+        (b" \r\n", {}, "limit-ratio"),
+        (b" ", {}, "limit-ratio"),
+        (b"#3,a1 b\n", {"ratio_floor": 1 << 18}, "limit-ratio"),
+        (b"no game\n", {"ratio_floor": 1 << 18}, "limit-ratio"),
+        (b"\n", {"decompressed_bytes": 1 << 18}, "limit-size"),
+    ],
+)
+@pytest.mark.parametrize("salvage", [False, True])
+def test_gzip_bombs(tmp_path: Path, filler: bytes, limits: dict[str, int], code: str, salvage: bool) -> None:
+    bomb = b"#3,a1 b\n" + filler * ((5 << 20) // len(filler))
+    path = save(tmp_path, gzip.compress(bomb, mtime=0))
+    reader = TrmphReader(path, limits=replace(DEFAULT_LIMITS, **limits), salvage=salvage)
+    with reader, pytest.raises(FormatError) as error:
+        list(reader.batches())
+    assert error.value.code == code
+    assert error.value.path == str(path)
+
+
+def test_games_gzip_a_tenth_as_tightly_as_the_limit_at_most(tmp_path: Path) -> None:
+    """Here all have the same first moves, so they gzip better than any that were played."""
+    opening = "".join(f"{column}{row}" for row in range(1, 11) for column in "ab")
+    tails = np.random.default_rng(1).permuted(np.tile(np.arange(1, 14), (5000, 1)), axis=1)
+    lines = [opening + "".join(f"c{row}d{row}" for row in tail) for tail in tails.tolist()]
+    text = "".join(f"#13,{line} b\n" for line in lines)
+    limits = replace(DEFAULT_LIMITS, ratio=DEFAULT_LIMITS.ratio // 10, ratio_floor=1)
+    with TrmphReader(save(tmp_path, gzip.compress(text.encode())), limits=limits) as reader:
+        assert sum(batch.records for batch in reader.batches()) == 5000 * 47
+
+
+@pytest.mark.parametrize("blank", ["\n", "\r\n", " \t\r\n", "\f\n\n \n"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_blank_lines_count_but_cost_nothing_each(tmp_path: Path, blank: str, packed: bool) -> None:
+    count = 30_000
+    text = f"#3,a1 b\n{blank * count} \t#3,a1 b\n{blank * count}\rx\n\n\n  #3,a1b1 b".encode()
+    path = save(tmp_path, gzip.compress(text) if packed else text)
+    calls = 0
+
+    def count_calls(*_: object) -> None:
+        nonlocal calls
+        calls += 1
+
+    sys.setprofile(count_calls)
+    try:
+        _, batches = read(path)
+    finally:
+        sys.setprofile(None)
+    number = 3 + 2 * count * blank.count("\n")
+    assert [rejection.detail.split(":")[0] for rejection in batches[0].rejected] == [f"line {number}"]
+    assert [row["line_idx"] for row in rows(batches)] == [1, 1, 2, 2, 4, 4, 4]
+    assert calls < count // 3
 
 
 def test_batches_are_full_and_never_cut_a_game(tmp_path: Path) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+
+from hexdata.formats.gunzip import GunzipLimits
 
 __all__ = ["DEFAULT_LIMITS", "Limits"]
 
 
 @dataclass(frozen=True)
-class Limits:
+class Limits(GunzipLimits):
     """Bounds on one file: far above what any real one needs, far below what would hurt the machine.
 
     A file that goes past one is refused with a FormatError whose code is named beside it.
@@ -18,12 +20,10 @@ class Limits:
     """
 
     decompressed_bytes: int = 1 << 40
-    """``limit-size``: bytes of the whole pickle. Real ones have 2.1 kB a position."""
+    """Real pickles have 2.1 kB a position."""
     ratio: int = 800
-    """``limit-ratio``: decompressed to compressed bytes, looked at from ``ratio_floor`` on. Real files
-    reach 135 (boards are mostly zeros); gzip itself cannot pass 1,032, which is what a bomb has."""
+    """Real files reach 135: boards are mostly zeros."""
     ratio_floor: int = 64 << 20
-    """Decompressed bytes up to which any ratio will do."""
     array_bytes: int = 1 << 20
     """``limit-array``: one array, or one byte string. A board of 26 by 26 in float64 has 10,816."""
     text_bytes: int = 1 << 20
@@ -47,11 +47,6 @@ class Limits:
     """``limit-header``: values in the header, counted as often as they are written out."""
     metadata_values: int = 1 << 12
     """The same for one record's metadata without columns of their own; past it, the record is rejected."""
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            if getattr(self, field.name) < 1:
-                raise ValueError(f"{field.name} must be positive, not {getattr(self, field.name)}")
 
 
 DEFAULT_LIMITS = Limits()

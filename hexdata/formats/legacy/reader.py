@@ -15,6 +15,7 @@ from typing import Any, Final, Self
 import numpy as np
 
 from hexdata.errors import FormatError
+from hexdata.formats.gunzip import GunzipFile
 from hexdata.formats.legacy.dialect import Dialect, header_value, with_spellings
 from hexdata.formats.legacy.examples import Group, Layout, group_examples, layout_of
 from hexdata.formats.legacy.fastpath import FastPath, Run, take_apart
@@ -22,7 +23,6 @@ from hexdata.formats.legacy.limits import DEFAULT_LIMITS, Limits
 from hexdata.formats.legacy.machine import Event, Examples, Machine, irregular
 from hexdata.formats.legacy.sheet import Sheet
 from hexdata.formats.legacy.skeleton import Skeleton
-from hexdata.formats.legacy.source import PickleFile
 from hexdata.formats.legacy.standins import kind_of
 from hexdata.formats.source import BATCH_ROWS, SALVAGEABLE, RawBatch
 
@@ -60,7 +60,7 @@ class LegacyReader:
         self.board_size: int | None = None
         self.header: dict[str, object] = {}
         self._limits = limits
-        self._file = PickleFile(self.path, limits, salvage=salvage)
+        self._file = GunzipFile(self.path.open("rb"), limits, salvage=salvage)
         self._machine = Machine(self._file, limits)
         self._fast = FastPath(self._machine) if fast else None
         self._dialect = Dialect()
