@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any, TypeVar
 
-from hexdata.errors import HexdataError
+from hexdata.errors import BudgetError, HexdataError
 
-__all__ = ["default_workers", "run_in_threads", "run_tasks"]
+__all__ = ["default_workers", "run_in_threads", "run_tasks", "workers_within"]
 
 Result = TypeVar("Result")
 
@@ -24,6 +24,28 @@ Result = TypeVar("Result")
 def default_workers() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def workers_within(memory: int, each: int, asked: int | None) -> int:
+    """Return how many worker processes to run: as asked, or one a core as far as the memory allows.
+
+    Args:
+        memory: bytes for all processes together.
+        each: bytes that one process holds at its peak, the parent among them.
+        asked: how many, or None.
+
+    Raises:
+        BudgetError: so many do not fit into the memory, or not even one does.
+    """
+    room = memory // each
+    if room < 1 or (asked or 1) > room:
+        raise BudgetError(
+            f"too little memory for {asked or 1} worker{'s' if (asked or 1) > 1 else ''}",
+            found=f"{memory / 1e6:,.0f} MB",
+            expected=f"at least {(asked or 1) * each / 1e6:,.0f} MB",
+            cure="Raise --memory, or lower --workers.",
+        )
+    return asked or max(1, min(default_workers(), room - 1))
 
 
 def run_tasks(

@@ -14,6 +14,7 @@ _UNITS: Final = {
     **{name: 10 ** (3 * i) for i, name in enumerate(("b", "kb", "mb", "gb", "tb"))},
     **{name: 2 ** (10 * i) for i, name in enumerate(("b", "kib", "mib", "gib", "tib"))},
 }
+_LARGEST: Final = 10**18
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.IGNORECASE)
 
 
@@ -31,7 +32,10 @@ def parse_bytes(text: str | int) -> int:
         raise ConfigError(
             "not a size", found=repr(text), expected="a number and a unit, such as 1GB or 700MiB"
         )
-    return int(float(match[1]) * unit)
+    size = float(match[1]) * unit
+    if size > _LARGEST:
+        raise ConfigError("too large a size", found=repr(text), expected="at most 1,000,000 TB")
+    return int(size)
 
 
 def format_bytes(size: float) -> str:

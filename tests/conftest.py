@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pytest
+from hypothesis import settings
 
 from hexdata.board import pack_boards
 from hexdata.convert import ConvertOptions, convert_sources
@@ -23,6 +24,9 @@ from hexdata.formats.trmph import write_trmph
 from hexdata.schema import games_schema, positions_schema, rejected_schema, sources_schema
 from hexdata.store.manifest import Manifest
 from hexdata.store.parquet import write_parquet
+
+settings.register_profile("busy machine", deadline=None)
+settings.load_profile("busy machine")
 
 DYING = Path(__file__).parent / "dying.py"
 BOARD_SIZE = 5

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["app", "main"]
 
+_INTERRUPTED = "interrupted; run the same command again and it goes on from there"
+
 app = typer.Typer(
     name="hexdata",
     help="Board-game training data: legacy pickles to a queryable store, a provable global shuffle, "
@@ -54,6 +56,9 @@ def main() -> None:
         _fail(error, 2)
     except HexdataError as error:
         _fail(error, 1)
+    except KeyboardInterrupt:  # while a command is still being loaded
+        sys.stderr.write(f"hexdata: {_INTERRUPTED}\n")
+        sys.exit(130)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         sys.stderr.write(f"hexdata: {where}{error.strerror or error}\n")
@@ -76,7 +81,7 @@ def _command(as_json: bool) -> Iterator[tuple[Output, Bar]]:
         with Bar(output) as bar:
             yield output, bar
     except KeyboardInterrupt:
-        output.error("interrupted; run the same command again and it goes on from there")
+        output.error(_INTERRUPTED)
         raise typer.Exit(130) from None
 
 
@@ -321,7 +326,7 @@ def verify(
 
     with _command(as_json) as (output, bar):
         result = verify_store(store, bar)
-        returned = check_round_trip(store, round_trip, bar) if round_trip else []
+        returned = check_round_trip(store, round_trip, bar) if round_trip and result.ok else []
     _show_checks(output, result, returned)
     if not (result.ok and all(source.ok for source in returned)):
         raise typer.Exit(1)

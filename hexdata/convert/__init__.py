@@ -19,7 +19,7 @@ __all__ = ["ConvertOptions", "ConvertResult", "convert_sources"]
 
 
 def convert_sources(
-    inputs: Sequence[str | Path],
+    inputs: str | Path | Sequence[str | Path],
     store: str | Path,
     options: ConvertOptions | None = None,
     progress: Progress = SILENT,
@@ -27,7 +27,7 @@ def convert_sources(
     """Convert legacy files into a store, new or existing; what is there already keeps its ids.
 
     Args:
-        inputs: files, or folders taken with all that lies below them.
+        inputs: one or several files, or folders taken with all that lies below them.
         store: the store's folder.
         options: how; None for the defaults.
         progress: who watches.
@@ -38,7 +38,8 @@ def convert_sources(
         StoreError: the store cannot be used, or another process writes to it.
     """
     options = options or ConvertOptions()
-    files = find_sources([Path(p) for p in inputs], Path(store))
+    listed = [inputs] if isinstance(inputs, str | Path) else inputs
     target = Store.open_or_create(store)
+    files = find_sources([Path(p) for p in listed], Path(store))
     with target.writing("convert"):
         return Run(target, options, progress).convert(files)

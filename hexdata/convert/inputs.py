@@ -46,6 +46,8 @@ def find_sources(inputs: Sequence[Path], store: Path) -> list[SourceFile]:
         InputError: an input does not exist, holds nothing, or two inputs give the same name.
         OSError: a folder cannot be listed.
     """
+    if not inputs:
+        raise InputError("no inputs", expected="files or folders to convert")
     found: dict[str, SourceFile] = {}
     for given in inputs:
         root = given.resolve()

@@ -7,7 +7,7 @@ from typing import Final
 
 from hexdata.convert.sense import SENSES
 from hexdata.errors import ConfigError
-from hexdata.pool import default_workers
+from hexdata.pool import workers_within
 
 __all__ = ["ConvertOptions", "ConvertResult"]
 
@@ -55,15 +55,20 @@ class ConvertOptions:
             raise ConfigError(
                 "unknown value_sense", found=self.value_sense, expected=" or ".join(("auto", *SENSES))
             )
-        if min(self.val, self.test) < 0 or self.val + self.test >= 1:
+        if not (self.val >= 0 and self.test >= 0 and self.val + self.test < 1):  # nan is neither
             raise ConfigError(
                 "val and test are shares of the games and leave some for train",
                 found=f"{self.val} and {self.test}",
             )
+        self.processes()
 
     def processes(self) -> int:
-        """Return how many worker processes to run: what was asked for, or what cores and memory allow."""
-        return self.workers or max(1, min(default_workers(), self.memory // WORKER_MEMORY - 1))
+        """Return how many worker processes to run.
+
+        Raises:
+            BudgetError: they do not fit into ``memory``.
+        """
+        return workers_within(self.memory, WORKER_MEMORY, self.workers)
 
 
 @dataclass(frozen=True)

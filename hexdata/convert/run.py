@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from hexdata import __version__
+from hexdata.convert.chains import resolve_chains
 from hexdata.convert.companions import Companions, read_companions, unnamed_files
 from hexdata.convert.duplicates import COLUMNS, Identities, find_duplicates
 from hexdata.convert.inputs import SourceFile, digest_source, new_sources
@@ -40,7 +40,7 @@ from hexdata.store import Store
 from hexdata.store.files import FileFacts, remove_temporaries
 from hexdata.store.ledger import Ledger
 from hexdata.store.originals import WINNERS
-from hexdata.store.parquet import write_parquet
+from hexdata.store.parquet import open_parquet, read_parquet, write_parquet
 
 __all__ = ["Run"]
 
@@ -99,7 +99,7 @@ class Run:
     def _known(self) -> list[tuple[str, str, int]]:
         """Return name, digest and positions of the store's sources, but for those to be salvaged now."""
         columns = ["source_id", "salvaged", "name", "sha256", "positions"]
-        tables = [pq.read_table(path, columns=columns) for path in self.store.files("sources")]
+        tables = [read_parquet(path, columns) for path in self.store.files("sources")]
         rows = [row for table in tables for row in table.to_pylist()]
         damaged = self._damaged() if self.options.salvage else set()
         return [
@@ -111,7 +111,7 @@ class Run:
     def _damaged(self) -> set[int]:
         """Return the sources of the store that were rejected as a whole for damage."""
         whole = (pc.field("record").is_null()) & pc.field("reason").isin(sorted(SALVAGEABLE))
-        tables = [pq.read_table(path, filters=whole) for path in self.store.files("rejected")]
+        tables = [read_parquet(path, ["source_id"], whole) for path in self.store.files("rejected")]
         return {source for table in tables for source in table["source_id"].to_pylist()}
 
     def _read(self, files: list[SourceFile]) -> list[Source]:
@@ -185,20 +185,35 @@ class Run:
         collections: dict[str, list[int]] = {}
         for place, source in enumerate(sources):
             if source.facts.mixed and source.facts.positions:
-                collections.setdefault(collection_of(source.file, source.facts), []).append(place)
+                name = collection_of(source.file, source.facts, source.sense)
+                collections.setdefault(name, []).append(place)
         resolved = list(sources)
         for name, places in collections.items():
-            assert self.board_size is not None
             members = [sources[place] for place in places]
             facts = [replace(source.facts) for source in members]
-            with_id = sum(own.with_id for own in facts)
-            facts[0].games = resolve_collection([s.spool for s in members], with_id, self.board_size)
+            facts[0].games = self._find_games([s.spool for s in members], facts)
             spools = settle_games([s.spool for s in members], facts)
             for place, spool, own in zip(places, spools, facts, strict=True):
                 resolved[place] = replace(
                     sources[place], spool=spool, facts=own, collection=name, owns_games=place == places[0]
                 )
         return resolved
+
+    def _find_games(self, spools: list[Spool], facts: list[SpoolFacts]) -> int:
+        """Tell the games of a collection apart: by ids, and by the boards where there are none."""
+        assert self.board_size is not None
+        with_id = sum(own.with_id for own in facts)
+        games = resolve_collection(spools, with_id, self.board_size) if with_id else 0
+        if with_id == sum(own.positions for own in facts):
+            return games
+        return games + resolve_chains(
+            spools,
+            self.board_size,
+            games,
+            memory=self.options.memory,
+            threads=self.options.processes(),
+            progress=self.progress,
+        )
 
     def _with_companions(self, sources: list[Source]) -> list[Source]:
         """Take in what the legacy tools' own notes say of the sources beside them."""
@@ -255,10 +270,11 @@ class Run:
     def _known_games(self) -> Iterator[tuple[pa.RecordBatch, npt.NDArray[np.int64]]]:
         """Read what is compared of the store's games, with their winners."""
         for path in self.store.files("games"):
-            for batch in pq.ParquetFile(path).iter_batches(columns=[*COLUMNS, "winner"]):
-                named = batch.column("winner").dictionary_encode()
-                winners = np.array([*map(WINNERS.index, named.dictionary.to_pylist()), -1])
-                yield batch, winners[named.indices.fill_null(-1).to_numpy(zero_copy_only=False)]
+            with open_parquet(path) as file:
+                for batch in file.iter_batches(columns=[*COLUMNS, "winner"]):
+                    named = batch.column("winner").dictionary_encode()
+                    winners = np.array([*map(WINNERS.index, named.dictionary.to_pylist()), -1])
+                    yield batch, winners[named.indices.fill_null(-1).to_numpy(zero_copy_only=False)]
 
     def _publish(self, sources: list[Source], judged: list[Judged]) -> dict[str, FileFacts]:
         """Write the positions and games parts of every source; return the facts of all of them."""

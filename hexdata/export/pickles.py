@@ -21,11 +21,11 @@ import pyarrow.parquet as pq
 
 from hexdata.errors import ConfigError, InputError, StoreError
 from hexdata.formats.legacy import DIALECTS, write_legacy
-from hexdata.pool import default_workers, run_tasks
+from hexdata.pool import run_tasks, workers_within
 from hexdata.progress import SILENT, Progress
 from hexdata.schema import SPLITS, positions_schema, raw_schema
 from hexdata.store import Store
-from hexdata.store.files import FileFacts, atomic_file
+from hexdata.store.files import FileFacts, atomic_file, has_size
 from hexdata.store.ledger import Ledger
 from hexdata.store.originals import WINNERS, Original, list_originals
 from hexdata.store.parquet import Rows, read_rows
@@ -80,10 +80,15 @@ class PicklesOptions:
             raise ConfigError("workers must be at least 1", found=self.workers)
         if not 1 <= self.level <= 9:
             raise ConfigError("level must be 1 to 9", found=self.level)
+        self.processes()
 
     def processes(self) -> int:
-        """Return how many worker processes to run."""
-        return self.workers or max(1, min(default_workers(), self.memory // WORKER_MEMORY - 1))
+        """Return how many worker processes to run.
+
+        Raises:
+            BudgetError: they do not fit into ``memory``.
+        """
+        return workers_within(self.memory, WORKER_MEMORY, self.workers)
 
 
 @dataclass(frozen=True)
@@ -295,7 +300,8 @@ class _Run:
             "order": self.options.order,
             "level": self.options.level,
         }
-        if asked.items() <= self.store.manifest.stages.get(self.stage, {}).items():
+        done = self.store.manifest.stages.get(self.stage, {})
+        if asked.items() <= done.items() and self.store.intact(self.place):
             # A run may have been killed right after its manifest.
             shutil.rmtree(self.work, ignore_errors=True)
             return self._result(resumed=0, already_done=True)
@@ -339,12 +345,15 @@ class _Run:
 
     def _write(self, files: dict[str, _File], ledger: Ledger) -> None:
         self.progress.begin(self.stage, sum(file.positions for file in files.values()), "positions")
-        self.progress.advance(sum(file.positions for name, file in files.items() if name in ledger))
-        todo = [name for name in files if name not in ledger]
+        todo = [name for name in files if not self._is_written(name, ledger)]
+        self.progress.advance(sum(file.positions for name, file in files.items() if name not in todo))
         tasks = [(files[name], self.store.path / name, self.options.level) for name in todo]
         for index, facts in run_tasks(_write_file, tasks, workers=self.options.processes()):
             ledger.finish(todo[index], facts.to_json())
             self.progress.advance(facts.rows)
+
+    def _is_written(self, name: str, ledger: Ledger) -> bool:
+        return name in ledger and has_size(self.store.path / name, ledger[name]["bytes"])
 
     def _clear(self) -> None:
         """Begin anew: first the manifest forgets the old files, then they go."""

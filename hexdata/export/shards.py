@@ -10,11 +10,11 @@ from typing import Any, Final
 from hexdata.errors import ConfigError
 from hexdata.formats.shard_manifest import LAYOUTS, MANIFEST_NAME, FieldSpec, ShardEntry, ShardManifest
 from hexdata.formats.shards import ShardWriter, block_fields, block_samples, columns_to_block
-from hexdata.pool import default_workers, run_tasks
+from hexdata.pool import run_tasks, workers_within
 from hexdata.progress import SILENT, Progress
 from hexdata.schema import SPLITS, positions_schema
 from hexdata.store import Store
-from hexdata.store.files import FileFacts, atomic_file, write_bytes
+from hexdata.store.files import FileFacts, atomic_file, has_size, write_bytes
 from hexdata.store.ledger import Ledger
 from hexdata.store.parquet import Rows, read_rows, regroup
 from hexdata.store.session import duckdb_session, read_parquet_sql
@@ -60,10 +60,15 @@ class ExportOptions:
             raise ConfigError("unknown layout", found=self.layout, expected=" or ".join(LAYOUTS))
         if self.workers is not None and self.workers < 1:
             raise ConfigError("workers must be at least 1", found=self.workers)
+        self.processes()
 
     def processes(self) -> int:
-        """Return how many worker processes to run."""
-        return self.workers or max(1, min(default_workers(), self.memory // WORKER_MEMORY - 1))
+        """Return how many worker processes to run.
+
+        Raises:
+            BudgetError: they do not fit into ``memory``.
+        """
+        return workers_within(self.memory, WORKER_MEMORY, self.workers)
 
 
 @dataclass(frozen=True)
@@ -150,10 +155,9 @@ class _Run:
             "layout": self.options.layout,
         }
         done = self.store.manifest.stages.get("export", {})
-        if asked.items() <= done.items():
-            shutil.rmtree(
-                self.work, ignore_errors=True
-            )  # a run may have been killed right after its manifest
+        if asked.items() <= done.items() and self.store.intact("shards"):
+            # A run may have been killed right after its manifest.
+            shutil.rmtree(self.work, ignore_errors=True)
             return self._result(resumed=0, already_done=True)
         ledger = Ledger(self.work / "progress.json", "export", asked)
         if not len(ledger):
@@ -193,12 +197,15 @@ class _Run:
 
     def _write(self, shards: list[_Shard], ledger: Ledger) -> None:
         self.progress.begin("export", sum(s.rows.stop - s.rows.start for s in shards), "positions")
-        todo = [shard for shard in shards if shard.name not in ledger]
-        self.progress.advance(sum(s.rows.stop - s.rows.start for s in shards if s.name in ledger))
+        todo = [shard for shard in shards if not self._is_written(shard, ledger)]
+        self.progress.advance(sum(s.rows.stop - s.rows.start for s in shards if s not in todo))
         tasks = [(shard, self.folder) for shard in todo]
         for index, entry in run_tasks(_write_shard, tasks, workers=self.options.processes()):
             ledger.finish(todo[index].name, asdict(entry))
             self.progress.advance(entry.positions)
+
+    def _is_written(self, shard: _Shard, ledger: Ledger) -> bool:
+        return shard.name in ledger and has_size(self.folder / shard.name, ledger[shard.name]["bytes"])
 
     def _clear(self) -> None:
         """Begin anew: first the manifest forgets the old shards, then they go."""

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from hexdata.errors import ConfigError, VerifyError
 from hexdata.loader.loader import Loader
 from hexdata.progress import SILENT, Progress
+from hexdata.schema import SPLITS
 
 __all__ = ["EpochFacts", "LoadOptions", "LoadResult", "drive_loader"]
 
@@ -35,6 +36,13 @@ class LoadOptions:
     def __post_init__(self) -> None:
         if self.epochs < 1:
             raise ConfigError("epochs must be at least 1", found=self.epochs)
+        if self.batch_size < 1 or self.window_shards < 1:
+            raise ConfigError(
+                "batch_size and window_shards must be at least 1",
+                found=f"{self.batch_size} and {self.window_shards}",
+            )
+        if self.split not in SPLITS:
+            raise ConfigError("unknown split", found=self.split, expected=" or ".join(SPLITS))
 
 
 @dataclass(frozen=True)

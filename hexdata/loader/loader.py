@@ -5,6 +5,7 @@ Holds one window of shards at a time. Never writes, and keeps no state but where
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hexdata.errors import ConfigError
+from hexdata.errors import ConfigError, StoreError
 from hexdata.formats.shards import Block, ShardManifest
 from hexdata.loader.batch import Batch, join_blocks, members_of, take_rows, unpack
 from hexdata.loader.options import DEFAULT_FIELDS, LoaderOptions, Remainder
@@ -20,6 +21,7 @@ from hexdata.loader.plan import EpochPlan, count_batches
 from hexdata.loader.reader import ShardReader
 from hexdata.loader.state import check_state, make_state
 from hexdata.order import Permutation
+from hexdata.store import Store
 
 __all__ = ["Loader"]
 
@@ -168,9 +170,25 @@ class _Stream:
 
 
 def _shard_folder(store: Path) -> Path:
-    """Return the folder of the shards' manifest: ``store``/shards, or ``store`` itself."""
-    shards = store / "shards"
-    return shards if shards.is_dir() else store
+    """Return the folder of the shards' manifest: ``store`` itself, or the one in a store.
+
+    A store to which more was added since its shards were written is warned of: they lack it.
+
+    Raises:
+        StoreError: it is a store that was not exported.
+    """
+    try:
+        whole = Store.open(store)
+    except StoreError:  # no store, but perhaps a folder of shards, as may be copied anywhere
+        return store if not (store / "shards").is_dir() else store / "shards"
+    if "export" not in whole.manifest.stages:
+        whole.require_stage("export")
+    for stage in ("shuffle", "export"):
+        try:
+            whole.require_stage(stage)
+        except StoreError as error:
+            warnings.warn(str(error), stacklevel=3)
+    return store / "shards"
 
 
 def _open_reader(folder: Path, manifest: ShardManifest, options: LoaderOptions) -> ShardReader:

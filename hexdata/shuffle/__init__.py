@@ -17,9 +17,9 @@ from hexdata.order import ORDER_VERSION
 from hexdata.progress import SILENT, Progress
 from hexdata.schema import SPLITS, positions_schema
 from hexdata.shuffle.local import scatter, sort_buckets, split_sizes_sql, varying_bytes_sql
-from hexdata.shuffle.plan import ShuffleOptions, ShufflePlan, make_plan
+from hexdata.shuffle.plan import Bucket, ShuffleOptions, ShufflePlan, make_plan
 from hexdata.store import Store
-from hexdata.store.files import FileFacts
+from hexdata.store.files import FileFacts, has_size
 from hexdata.store.ledger import Ledger
 from hexdata.store.parquet import write_parquet
 from hexdata.store.session import DuckDBPyConnection, duckdb_session
@@ -92,7 +92,7 @@ class _Run:
     def shuffle(self) -> ShuffleResult:
         lineage = {**self._lineage(), "of": self.of}
         done = self.store.manifest.stages.get("shuffle")
-        if done == lineage:
+        if done == lineage and self.store.intact("shuffled"):
             shutil.rmtree(self.work)  # a run may have been killed right after its manifest
             return self._result(resumed=0, already_done=True)
         ledger = Ledger(self.work / "shuffling_progress.json", "shuffle", [self.of, self.plan.identity()])
@@ -111,7 +111,7 @@ class _Run:
         self.progress.begin("scatter", sum(self.plan.rows.values()), "positions")
         with self._session() as con:
             for part in self.plan.slices:
-                if part.name not in ledger:
+                if part.name not in ledger or not (self.work / part.name).is_file():
                     rows = scatter(con, self.positions, self.games, self.plan, part, self.work / part.name)
                     ledger.finish(part.name, {"rows": rows})
                 self.progress.advance(part.stop - part.start)
@@ -124,13 +124,16 @@ class _Run:
         with self._session() as con:
             for split in self.plan.rows:
                 own = [bucket for bucket in self.plan.buckets if bucket.split == split]
-                todo = [bucket for bucket in own if bucket.name not in ledger]
-                self.progress.advance(sum(ledger[b.name]["rows"] for b in own if b.name in ledger))
+                todo = [bucket for bucket in own if not self._is_written(bucket, ledger)]
+                self.progress.advance(sum(ledger[b.name]["rows"] for b in own if b not in todo))
                 for bucket, rows in sort_buckets(con, runs, self.plan, todo) if todo else ():
                     written = write_parquet(self.store.path / bucket.name, schema, rows)
                     ledger.finish(bucket.name, written.to_json())
                     self.progress.advance(written.rows)
         return {bucket.name: FileFacts(**ledger[bucket.name]) for bucket in self.plan.buckets}
+
+    def _is_written(self, bucket: Bucket, ledger: Ledger) -> bool:
+        return bucket.name in ledger and has_size(self.store.path / bucket.name, ledger[bucket.name]["bytes"])
 
     def _lineage(self) -> dict[str, Any]:
         counts = {split: sum(b.split == split for b in self.plan.buckets) for split in self.plan.rows}

@@ -11,14 +11,19 @@ from pathlib import Path
 from typing import Final
 
 from hexdata.errors import StoreError, StoreLockedError
-from hexdata.store.files import remove_temporaries
+from hexdata.store.files import has_size, remove_temporaries
 from hexdata.store.manifest import MANIFEST_NAME, Manifest
 
 __all__ = ["Store"]
 
 _LOCK_NAME: Final = ".lock"
+_WORK_NAME: Final = ".work"
+_FIRST_FOLDERS: Final = {"positions", "games", "sources", "rejected"}
+"""What a first run makes before there is a manifest."""
+_FOLDERS: Final = (*_FIRST_FOLDERS, "shuffled", "shards", "pickles", _WORK_NAME)
+"""All that hexdata makes in a store's folder."""
 _MADE_OF: Final = {
-    "shuffle": ("positions", "games"),
+    "shuffle": ("games", "positions"),
     "export": ("shuffled",),
     "pickles-original": ("sources", "games", "positions"),
     "pickles-shuffled": ("sources", "games", "positions", "shuffled"),
@@ -45,7 +50,7 @@ class Store:
         Raises:
             StoreError: there is no store at ``path``, or one that this release cannot read.
         """
-        return cls(path, Manifest.load(Path(path)))
+        return cls(path, Manifest.load(_encodable(path)))
 
     @classmethod
     def open_or_create(cls, path: str | Path) -> Store:
@@ -54,14 +59,12 @@ class Store:
         Raises:
             StoreError: the folder holds something that is not a store.
         """
-        folder = Path(path)
+        folder = _encodable(path)
         if (folder / MANIFEST_NAME).exists():
             return cls.open(folder)
         if folder.is_file():
             raise StoreError("a store is a folder, and this is a file", path=folder)
-        # A store whose first run was killed has parts, and no manifest.
-        begun = (folder / _LOCK_NAME).exists()
-        if not begun and folder.is_dir() and any(not p.name.startswith(".") for p in folder.iterdir()):
+        if folder.is_dir() and not _is_begun(folder):
             raise StoreError(
                 "this folder holds files and is no store",
                 path=folder,
@@ -73,11 +76,16 @@ class Store:
     @property
     def work(self) -> Path:
         """Folder of unfinished work; nothing below it is part of the dataset."""
-        return self.path / ".work"
+        return self.path / _WORK_NAME
 
     def files(self, folder: str) -> list[Path]:
         """Return the absolute paths of the manifest's files below ``folder``, sorted."""
         return [(self.path / name).resolve() for name in self.manifest.files_in(folder)]
+
+    def intact(self, folder: str) -> bool:
+        """Say whether the manifest's files below ``folder`` are all there with their sizes."""
+        files = self.manifest.files_in(folder)
+        return all(has_size(self.path / name, facts.bytes) for name, facts in files.items())
 
     def made_of(self, stage: str) -> str:
         """Return the digest of what the store holds now of the things that ``stage`` is made of."""
@@ -128,11 +136,34 @@ class Store:
             file.truncate(0)
             file.write(json.dumps({"pid": os.getpid(), "stage": stage}))
             file.flush()
-            remove_temporaries(self.path)
+            for folder in _FOLDERS:
+                remove_temporaries(self.path / folder)
+            remove_temporaries(self.path, below=False)
             if (self.path / MANIFEST_NAME).exists():
                 self.manifest = Manifest.load(self.path)
             yield
             file.truncate(0)
+
+
+def _encodable(path: str | Path) -> Path:
+    """Return the path of a store, if the libraries below can be given it.
+
+    Raises:
+        StoreError: its bytes are not UTF-8.
+    """
+    try:
+        os.fsencode(path).decode("utf-8")
+    except UnicodeDecodeError:
+        raise StoreError(
+            "the path of a store must be UTF-8", found=ascii(str(path)), cure="Give another folder."
+        ) from None
+    return Path(path)
+
+
+def _is_begun(folder: Path) -> bool:
+    """Say whether a folder without a manifest is empty, or a store whose first run was interrupted."""
+    names = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
+    return not names or (names <= _FIRST_FOLDERS and (folder / _WORK_NAME).is_dir())
 
 
 def _holder(path: Path) -> str:

@@ -9,11 +9,12 @@ import hashlib
 import io
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Final
 
 __all__ = [
     "FileFacts",
@@ -21,11 +22,14 @@ __all__ = [
     "atomic_file",
     "canonical_json",
     "digest_file",
+    "has_size",
     "remove_temporaries",
     "write_bytes",
 ]
 
-_TEMPORARY_SUFFIX = ".tmp"
+_TEMPORARY_SUFFIX: Final = ".tmp"
+_TEMPORARY_NAME: Final = re.compile(r"\..+\.\d+\.tmp", re.DOTALL)
+"""What :func:`atomic_file` makes of a name: a dot, the name, the process id and the suffix."""
 
 
 @dataclass(frozen=True)
@@ -119,13 +123,19 @@ def write_bytes(path: Path, data: bytes, *, rows: int = 0) -> FileFacts:
         return file.facts(rows)
 
 
-def remove_temporaries(folder: Path) -> None:
-    """Remove what killed processes left under temporary names, in ``folder`` and below.
+def remove_temporaries(folder: Path, *, below: bool = True) -> None:
+    """Remove what killed processes left under temporary names, in ``folder`` and, if so asked, below.
 
-    Call it only while holding the store's lock.
+    Call it only on folders of our own, while no other process writes to them.
     """
-    for path in folder.rglob(f".*{_TEMPORARY_SUFFIX}"):
-        path.unlink(missing_ok=True)
+    for path in (folder.rglob if below else folder.glob)(f".*{_TEMPORARY_SUFFIX}"):
+        if _TEMPORARY_NAME.fullmatch(path.name):
+            path.unlink(missing_ok=True)
+
+
+def has_size(path: Path, size: int) -> bool:
+    """Say whether there is a file of so many bytes."""
+    return path.is_file() and path.stat().st_size == size
 
 
 def digest_file(path: Path) -> tuple[int, str]:
@@ -137,4 +147,4 @@ def digest_file(path: Path) -> tuple[int, str]:
 
 def canonical_json(value: object) -> bytes:
     """Return JSON text with sorted keys and a last newline: the same value gives the same bytes."""
-    return (json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
+    return (json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n").encode()

@@ -16,11 +16,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from hexdata.schema import games_schema, positions_schema, raw_schema, sources_schema
 from hexdata.store import Store
-from hexdata.store.parquet import Rows, read_rows
+from hexdata.store.parquet import Rows, open_parquet, read_parquet, read_rows
 
 __all__ = ["KEPT_PREFIX", "WINNERS", "Original", "in_sense", "list_originals", "with_file_idx"]
 
@@ -83,7 +82,7 @@ class Original:
     def _legacy_ids(self) -> tuple[int, pa.Table]:
         """Return the lowest game_id of the source, and the legacy ids of it and the games after it."""
         low, high = np.iinfo(np.int64).max, -1
-        with pq.ParquetFile(self.part) as file:
+        with open_parquet(self.part) as file:
             for batch in file.iter_batches(columns=["game_id"]):
                 bounds = pc.min_max(batch.column(0)).as_py()
                 if bounds["min"] is not None:
@@ -164,5 +163,5 @@ def list_originals(store: Store) -> list[Original]:
             game_parts=parts,
         )
         for path in store.files("sources")
-        for row in pq.read_table(path, columns=names).cast(schema).to_pylist()
+        for row in read_parquet(path, names).cast(schema).to_pylist()
     ]

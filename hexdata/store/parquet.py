@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from hexdata.errors import StoreError
 from hexdata.store.files import FileFacts, atomic_file
 
-__all__ = ["Rows", "read_rows", "regroup", "write_parquet"]
+__all__ = ["Rows", "open_parquet", "read_parquet", "read_rows", "regroup", "write_parquet"]
 
 ROW_GROUP_ROWS: Final = 65_536
 """Rows a row group: small, since row-group buffers come on top of every memory limit."""
@@ -88,8 +91,39 @@ def read_rows(rows: Rows, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         first += count
 
 
+@contextmanager
+def open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
+    """Open a Parquet file of a store.
+
+    Raises:
+        StoreError: it is missing or damaged; also while it is being read.
+    """
+    try:
+        with pq.ParquetFile(path) as file:
+            yield file
+    except (pa.ArrowException, FileNotFoundError) as error:
+        raise StoreError(
+            "a file of the store is missing or damaged",
+            path=path,
+            found=str(error).partition("\n")[0],
+            cure="Run `hexdata verify` to see what else is; restore the file, or make the store again.",
+        ) from error
+
+
+def read_parquet(path: Path, columns: Sequence[str], filters: pc.Expression | None = None) -> pa.Table:
+    """Read some columns of a small Parquet file of a store.
+
+    Raises:
+        StoreError: it is missing or damaged.
+    """
+    with open_parquet(path) as file:
+        if filters is None:
+            return file.read(columns=list(columns))
+        return file.read().filter(filters).select(list(columns))
+
+
 def _read_file(path: Path, start: int, stop: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    with pq.ParquetFile(path) as file:
+    with open_parquet(path) as file:
         first = 0
         for group in range(file.num_row_groups):
             count = file.metadata.row_group(group).num_rows

@@ -17,7 +17,6 @@ from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from hexdata.errors import HexdataError, InputError, VerifyError
 from hexdata.formats import BATCH_ROWS, SourceReader, open_source
@@ -26,7 +25,7 @@ from hexdata.progress import SILENT, Progress
 from hexdata.store import Store
 from hexdata.store.files import digest_file
 from hexdata.store.originals import Original, list_originals, with_file_idx
-from hexdata.store.parquet import regroup
+from hexdata.store.parquet import read_parquet, regroup
 
 __all__ = ["RoundTrip", "check_round_trip"]
 
@@ -49,7 +48,7 @@ class RoundTrip:
 
 
 def check_round_trip(
-    store: str | Path, inputs: Sequence[str | Path], progress: Progress = SILENT
+    store: str | Path, inputs: str | Path | Sequence[str | Path], progress: Progress = SILENT
 ) -> list[RoundTrip]:
     """Compare each source of a store, written back, with its original file among the inputs.
 
@@ -69,11 +68,12 @@ def check_round_trip(
     """
     target = Store.open(store)
     originals = list_originals(target)
-    paths = _find(originals, [Path(path) for path in inputs])
+    listed = [inputs] if isinstance(inputs, str | Path) else inputs
+    paths = _find(originals, [Path(path) for path in listed])
     if originals and not paths:
         raise InputError(
             "none of the store's sources is among the inputs",
-            path=inputs[0] if inputs else None,
+            path=listed[0] if listed else None,
             expected=", ".join(source.name for source in originals[:3]),
             cure="Give the files or folders that were converted, unchanged.",
         )
@@ -159,7 +159,7 @@ def _compare(
 def _rejected(store: Store, source: Original) -> dict[int, str]:
     """Return the reason of each record of a source that the store rejected."""
     columns, filters = ["record", "reason"], [("source_id", "=", source.source_id)]
-    tables = [pq.read_table(path, columns=columns, filters=filters) for path in store.files("rejected")]
+    tables = [read_parquet(path, columns, filters) for path in store.files("rejected")]
     return {row["record"]: row["reason"] for table in tables for row in table.to_pylist()}
 
 

@@ -17,10 +17,10 @@ from hexdata.store import Store
 if TYPE_CHECKING:
     from tests.conftest import CopyStore, DieAtEveryMoment, StoreBytes
 
-SORT_SHARE = 1e-4
-"""What makes two slices of the odd store."""
-OPTIONS = {"seed": 7, "buckets": 2, "threads": 1}
-UNITS = 2 + 2 + 1 + 1  # two runs; two buckets for training, one for each split held out
+SORT_SHARE = 480 * 155 / (10**9 - plan.BASE_MEMORY - plan.IN_FLIGHT_ROWS * 155)
+"""What makes two slices of the odd store, and two ranges that do not end where its three buckets do."""
+OPTIONS = {"seed": 7, "buckets": 3, "threads": 1}
+UNITS = 2 + 3 + 1 + 1  # two runs; three buckets for training, one for each split held out
 LEDGER = ".work/shuffle/shuffling_progress.json"
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from hexdata.errors import StoreError, VerifyError
 from hexdata.export import ExportOptions, export_shards
-from hexdata.formats.shards import Block, ShardManifest, ShardWriter, read_blocks
+from hexdata.formats.shards import Block, ShardEntry, ShardManifest, ShardWriter, read_blocks
 from hexdata.order import derive_key, sort_key
 from hexdata.schema import positions_schema
 from hexdata.shuffle import ShuffleOptions, shuffle_store
@@ -372,15 +372,19 @@ def save_shards(store: Path, shards: ShardManifest) -> None:
 def rewrite_shard(store: Path, change: Callable[[dict[int, Block]], dict[int, Block]]) -> None:
     """Change the blocks of one shard, by their keys, and make both manifests agree."""
     path = store / "shards" / SHARD
-    blocks = change({int(key): dict(block) for key, block in read_blocks(path)})
+    entry = write_blocks(path, change({int(key): dict(block) for key, block in read_blocks(path)}))
+    shards = ShardManifest.load(path.parent)
+    entries = [entry if e.name == SHARD else e for e in shards.splits["train"]]
+    save_shards(store, replace(shards, splits={**shards.splits, "train": entries}))
+
+
+def write_blocks(path: Path, blocks: dict[int, Block]) -> ShardEntry:
     with atomic_file(path) as file:
         writer = ShardWriter(file)  # type: ignore[arg-type]
         for key, block in blocks.items():
             writer.write_block(key, block)
         writer.close()
-    shards = ShardManifest.load(path.parent)
-    entries = [writer.entry(SHARD, "") if e.name == SHARD else e for e in shards.splits["train"]]
-    save_shards(store, replace(shards, splits={**shards.splits, "train": entries}))
+    return writer.entry(path.name, "")
 
 
 def test_a_shard_in_the_place_of_another_is_found(store: Path) -> None:
@@ -428,6 +432,14 @@ def test_a_shard_made_otherwise_is_found(store: Path, change: str) -> None:
 def test_a_lost_block_is_found(store: Path) -> None:
     rewrite_shard(store, lambda blocks: {key: block for key, block in blocks.items() if key != 7})
     assert list(failures(store)) == ["shards"]
+
+
+def test_a_block_more_than_stated_is_found(store: Path) -> None:
+    path = store / "shards" / SHARD
+    blocks = {int(key): dict(block) for key, block in read_blocks(path)}
+    write_blocks(path, blocks | {max(blocks) + 1: blocks[max(blocks)]})
+    save_shards(store, ShardManifest.load(path.parent))
+    assert "holds more than it should" in failures(store)["shards"]
 
 
 def test_an_offset_that_leads_elsewhere_is_found(store: Path) -> None:

@@ -186,9 +186,14 @@ def test_the_command_line(made):
         command = [sys.executable, "-m", "hexdata", "verify", str(store), *map(str, arguments)]
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
-    done = verify("--round-trip", inputs / "dicts.pkl.gz", "--round-trip", inputs / "raw.trmph", "--json")
+    done = verify("--round-trip", inputs, "--json")
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
     assert facts["ok"]
-    assert [source["checked"] for source in facts["round_trip"]] == [False, True, True, False]
+    assert [source["checked"] for source in facts["round_trip"]] == [False, True, True, True]
+    done = verify("--round-trip", inputs / "dicts.pkl.gz", "--round-trip", inputs / "raw.trmph", "--json")
+    assert done.returncode == 1, "a source whose file is not at hand is not proved"
+    facts = json.loads(done.stdout)
+    assert not facts["ok"]
+    assert [source["ok"] for source in facts["round_trip"]] == [False, True, True, False]
     assert verify("--round-trip", store).returncode == 1
