@@ -1,0 +1,107 @@
+"""Coverage-guided fuzzing of every reader: the law of `tests/formats/test_legacy_fuzz.py`, held for hours.
+
+Needs atheris (the extra `bench`, on the Python and the machines that it has wheels for). Arguments are
+libFuzzer's: `fuzz_formats.py CORPUS -max_total_time=600` goes on from the seeds, which it writes into the
+folder CORPUS, and from what is there; `fuzz_formats.py FILE` holds one file to the law.
+"""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+import sys
+import zlib
+from collections import Counter
+from pathlib import Path
+
+import atheris
+
+TESTS = Path(__file__).parents[1]
+sys.path[:0] = [str(TESTS / "formats"), str(TESTS.parent)]
+
+with atheris.instrument_imports(include=["hexdata.formats", "hexdata.board"]):
+    import hexdata.formats.legacy
+    import hexdata.formats.trmph  # noqa: F401 - instrumented here, used below
+
+from test_legacy_fuzz import EVIL, SEEDS, check_converting, check_reading, load_everything  # noqa: E402
+
+CONVERT_EVERY = 400
+"""One file in so many goes through a whole conversion, which takes a hundred times as long as reading."""
+OPTIONS = ["-timeout=0", "-rss_limit_mb=1500", "-max_len=20000", "-len_control=0"]
+"""The law has its own alarm."""
+
+
+class Harness:
+    """Holds each input of the fuzzer to the law, and counts how the files ended."""
+
+    def __init__(self, scratch: Path) -> None:
+        self.scratch = scratch
+        scratch.mkdir()
+        self.endings: Counter[str] = Counter()
+        self.runs = self.converted = 0
+
+    def __call__(self, content: bytes) -> None:
+        self.runs += 1
+        path = self.scratch / "file"
+        path.write_bytes(content)
+        self.endings[check_reading(path)] += 1
+        if self.runs % CONVERT_EVERY == 0:
+            self.convert(path)
+        if self.runs % 1_000 == 0:
+            self.report()
+
+    def convert(self, path: Path) -> None:
+        check_converting(path)
+        shutil.rmtree(self.scratch / "store", ignore_errors=True)
+        self.converted += 1
+
+    def report(self) -> None:
+        print(
+            f"{self.runs:,} files, {self.converted:,} converted:",
+            dict(self.endings.most_common()),
+            flush=True,
+        )
+
+
+def mutate(content: bytes, max_size: int, seed: int) -> bytes:
+    """Let libFuzzer mutate what is in a gzip stream as often as the stream itself."""
+    if seed % 2 and content.startswith(b"\x1f\x8b"):
+        try:
+            inner = gzip.decompress(content)
+        except (EOFError, OSError, zlib.error):
+            return atheris.Mutate(content, max_size)
+        return gzip.compress(atheris.Mutate(inner[:max_size], max_size), 1, mtime=0)[:max_size]
+    return atheris.Mutate(content, max_size)
+
+
+def write_dictionary(path: Path) -> None:
+    """Write the pieces that mutation alone would not find, as libFuzzer reads them."""
+    words = [*EVIL, b"numpy.core.multiarray\n_reconstruct\n", b"hex_ai.enums", b"examples", b"\x87R", b"u."]
+    path.write_text("".join('"' + "".join(f"\\x{byte:02x}" for byte in word) + '"\n' for word in words))
+
+
+def write_seeds(corpus: Path) -> None:
+    corpus.mkdir(parents=True, exist_ok=True)
+    for name, content in SEEDS.items():
+        (corpus / f"seed-{name}").write_bytes(content)
+
+
+def main(arguments: list[str]) -> None:
+    inputs = [Path(argument).resolve() for argument in arguments if not argument.startswith("-")]
+    if not inputs:
+        raise SystemExit(__doc__)
+    if not inputs[0].is_file():
+        write_seeds(inputs[0])
+    scratch = inputs[0].with_name(f"{inputs[0].name}-scratch")  # libFuzzer leaves no chance to clean up
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir()
+    load_everything(scratch)
+    write_dictionary(scratch / "words")
+    harness = Harness(scratch / "here")
+    options = [sys.argv[0], *OPTIONS, f"-dict={scratch / 'words'}", *arguments]
+    atheris.Setup(options, harness, custom_mutator=mutate)
+    atheris.Fuzz()  # never returns
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
