@@ -1,6 +1,6 @@
 """The games of already shuffled sources: a game's positions lie anywhere in the files of one shuffle.
 
-Only ids in the metadata can tell them apart here; a position without one belongs to no known game.
+Only ids in the metadata tell them apart here; those of positions without one are for ``chains`` to find.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import pyarrow as pa
 from hexdata.board import game_hash
 from hexdata.convert.games import GAMES, ROWS, column
 from hexdata.convert.inputs import SourceFile
+from hexdata.convert.sense import Sense
 from hexdata.convert.spool import Spool, SpoolFacts, write_arrow
 
 __all__ = ["collection_of", "resolve_collection"]
@@ -32,11 +33,14 @@ COLUMNS: Final = ("position_in_game", "total_positions", "winner", "move", "play
 IDS: Final = ("origin", "file_idx", "line_idx")
 
 
-def collection_of(file: SourceFile, facts: SpoolFacts) -> str:
+def collection_of(file: SourceFile, facts: SpoolFacts, sense: Sense | None) -> str:
     """Name the shuffle that a mixed source came from: files of one shuffle share their games.
 
-    They lie in one folder and list the same sources, each in the order in which it met them.
+    They lie in one folder and list the same sources, each in the order in which it met them. Sources
+    without any id are one collection if their values mean the same: boards tell all their games apart.
     """
+    if not facts.with_id:
+        return f"no ids, {sense}"
     stats = facts.header.get("shuffling_stats")
     if not isinstance(stats, dict) or not isinstance(stats.get("source_files"), list):
         return file.sha256

@@ -158,8 +158,8 @@ def _compare(
 
 def _rejected(store: Store, source: Original) -> dict[int, str]:
     """Return the reason of each record of a source that the store rejected."""
-    columns, filters = ["record", "reason"], [("source_id", "=", source.source_id)]
-    tables = [read_parquet(path, columns, filters) for path in store.files("rejected")]
+    columns, own = ["record", "reason"], pc.field("source_id") == source.source_id
+    tables = [read_parquet(path, columns, own) for path in store.files("rejected")]
     return {row["record"]: row["reason"] for table in tables for row in table.to_pylist()}
 
 
