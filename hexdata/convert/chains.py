@@ -1,0 +1,434 @@
+"""The games of shuffled positions without ids, found by following board + move = next board.
+
+Takes only chains that are certain: from the empty board to a final position, every position there, and
+no other way to join them. Never guesses: a position that may belong to two games belongs to none.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from hexdata.board import game_hash
+from hexdata.convert.games import GAMES, ROWS, binary_matrix, column
+from hexdata.convert.nodes import EVIDENCE, FINAL, NODES, NOWHERE, NodeMaker
+from hexdata.convert.spool import Spool, write_arrow
+from hexdata.progress import SILENT, Progress
+from hexdata.schema import board_bytes
+from hexdata.store.session import DuckDBPyConnection, duckdb_session
+
+__all__ = ["resolve_chains"]
+
+Array = npt.NDArray[Any]
+
+RESERVED_MEMORY: Final = 270 << 20
+"""Bytes held besides DuckDB's buffers and the moves at hand, as measured: interpreter, libraries, batches."""
+MOVES_SHARE: Final = 8
+"""One part in so many of the memory is for the games that are proved together."""
+MOVE_BYTES: Final = 4
+"""What a position of these takes: its move, and its part of what is held for each game."""
+BATCH_ROWS: Final = 1 << 15
+BATCH_GAMES: Final = 1 << 12
+
+ONE_WAY_PLIES: Final = 2
+"""Up to so many stones, a board can have come about in one way only."""
+
+_JOIN: Final = f"""
+WITH here AS (
+    SELECT *, count(*) OVER board AS positions, min(next) OVER board = max(next) OVER board AS one_future,
+        row_number() OVER (PARTITION BY node ORDER BY row) AS place
+    FROM nodes WHERE ply = {{ply}} WINDOW board AS (PARTITION BY node)
+), paths AS (
+    SELECT next AS node, row, head,
+        CASE WHEN past < 0 THEN -1 ELSE min(row) OVER (PARTITION BY last.node, past) END AS past
+    FROM last WHERE next < {NOWHERE}
+), there AS (
+    SELECT *, count(*) OVER board AS arrivals, min(past) OVER board = max(past) OVER board AS one_past,
+        row_number() OVER (PARTITION BY node ORDER BY row) AS place
+    FROM paths WINDOW board AS (PARTITION BY node)
+), joined AS (
+    SELECT here.*, head, past, arrivals IS NULL AS loose, greatest(arrivals - positions, 0) AS short,
+        one_past AND (arrivals >= positions OR {{one_way}}) OR one_future AND positions >= arrivals AS certain
+    FROM here LEFT JOIN there USING (node, place)
+)
+SELECT row, class, node, next, move, loose, short, CASE WHEN certain THEN head END AS head,
+    CASE WHEN {{one_way}} THEN 0 WHEN certain THEN past ELSE -1 END AS past
+FROM joined
+"""
+"""The positions of a ply, joined to ``last``, those of the ply before.
+
+``head`` is the row of the empty board that a chain begins with, null without a chain. ``past`` is a number
+for the moves that led to a position, other moves other numbers, and -1 if it is not known which they were.
+``loose`` is a position that nothing leads to.
+
+The k-th of those that arrive at a board is given the k-th of the positions there. That is certain if all
+have the same past; some may find no position, but if one position is too many, it has another past. It is
+also certain if all positions have the same future; some may be too many, but if one is missing, nobody
+knows whose it was.
+"""
+
+
+def resolve_chains(
+    spools: Sequence[Spool],
+    board_size: int,
+    first_game: int = 0,
+    *,
+    memory: int,
+    threads: int,
+    progress: Progress = SILENT,
+) -> int:
+    """Find the games of positions without ids; write ``rows`` to each spool and ``games`` to the first.
+
+    Ply by ply, positions are joined to the chains that lead to their board, among those of one class:
+    origin, length, winner (value, where no winner is named) and first player. Equal positions with equal
+    pasts are interchangeable: copies of a game take them in the order of their rows. Where chains with
+    different pasts meet on one board and part again, all of them end. A chain that comes to a final
+    position is proved, each of its boards compared with the replay of its moves, so that hashes of 64
+    bits are enough for the joins.
+
+    With every position at hand, the games found were all played, and those missed are those that cross
+    another one of their class. That the games found were played also holds with one or two positions
+    missing; with more, two games may be taken for one if it is right where they cross that they lack some.
+
+    Args:
+        spools: of one collection, in the order of their sources.
+        board_size: n.
+        first_game: how many games the ids gave: ``rows`` and ``games`` hold them and are added to. If
+            0, what may lie there is replaced.
+        memory: bytes for everything together.
+        threads: of DuckDB.
+        progress: who watches.
+
+    Returns:
+        The number of games found.
+
+    Raises:
+        BudgetError: DuckDB needs more memory.
+    """
+    proof_memory = memory // MOVES_SHARE
+    scratch = spools[0].folder / "chains"
+    shutil.rmtree(scratch, ignore_errors=True)  # left by a killed run
+    try:
+        with duckdb_session(
+            memory=memory - RESERVED_MEMORY - proof_memory, threads=threads, spill=scratch
+        ) as con:
+            search = _Search(con, spools, board_size)
+            search.gather()
+            search.follow(progress)
+            games = search.publish_games(first_game, proof_memory // MOVE_BYTES)
+            search.publish_rows(first_game)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return games
+
+
+class _Search:
+    """The search through one collection, step by step. Its tables live in DuckDB.
+
+    ``nodes``: every position that can be followed.
+    ``links``: those in a chain, with its ``head``, the row of its first position.
+    ``ends``: the heads of the chains that came to a final position.
+    ``games``: those of them that were proved, with their numbers.
+    """
+
+    def __init__(self, con: DuckDBPyConnection, spools: Sequence[Spool], board_size: int) -> None:
+        self.con = con
+        self.spools = spools
+        self.board_size = board_size
+        self.maker = NodeMaker(board_size)
+
+    def _count(self, rows: str) -> int:
+        count: int = self.con.execute(f"SELECT count(*) FROM {rows}").fetchall()[0][0]
+        return count
+
+    def gather(self) -> None:
+        """Fill ``nodes``, sorted so that a ply is read without the others. Rows count through all spools."""
+        self.con.register("gathered", pa.RecordBatchReader.from_batches(NODES, self._gathered()))
+        self.con.execute("CREATE TABLE nodes AS FROM gathered ORDER BY ply")
+        self.con.unregister("gathered")
+
+    def _gathered(self) -> Iterator[pa.RecordBatch]:
+        row = 0
+        for spool in self.spools:
+            for batch in spool.batches("raw", EVIDENCE):
+                yield self.maker.nodes(batch, row)
+                row += batch.num_rows
+
+    # Chains
+
+    def follow(self, progress: Progress) -> None:
+        """Fill ``links`` and ``ends``, one ply after the other, as long as any chain goes on."""
+        self.con.execute("CREATE TABLE links (row BIGINT, head BIGINT, ply USMALLINT, move USMALLINT)")
+        self.con.execute("CREATE TABLE ends (head BIGINT, class BIGINT, total BIGINT)")
+        self.con.execute(
+            "CREATE TABLE last AS SELECT *, 0 AS short, row AS head, 0 AS past FROM nodes WHERE ply = 0"
+        )
+        progress.begin("follow games", None, "plies")
+        ply = 0
+        while self._count(f"last WHERE head IS NOT NULL AND next < {NOWHERE}"):
+            self._join(ply + 1)
+            self._keep(ply)
+            self.con.execute("DROP TABLE last; ALTER TABLE joined RENAME TO last")
+            progress.advance(1)
+            ply += 1
+        self._keep(ply)
+        self.con.execute("DROP TABLE last; DROP TABLE nodes")
+
+    def _join(self, ply: int) -> None:
+        """Make ``joined`` of the positions of a ply."""
+        query = _JOIN.format(ply=ply, one_way=ply <= ONE_WAY_PLIES)
+        self.con.execute(f"CREATE TABLE joined AS {query}")
+        if ply > ONE_WAY_PLIES + 1 and self._end_doubtful():
+            self.con.execute(f"CREATE OR REPLACE TABLE joined AS {query}")
+
+    def _end_doubtful(self) -> bool:
+        """End the chains of ``last`` on boards where a position may be missing unseen; say if there are any.
+
+        Before a loose position one is missing, on a board with one stone less. That is seen on a board
+        where as many too few were found. On any other, a chain may be without its position and have got
+        that of another, which lacks its past.
+        """
+        loose = self._per_node("count(*) AS number", "joined WHERE loose")
+        known = self._per_node("any_value(short) AS number", "last WHERE past >= 0")
+        few, many = sorted((loose, known), key=lambda found: len(found["node"]))
+        if not len(few["node"]):
+            return False
+        before = np.zeros(len(known["node"]), dtype=np.int64)
+        for stone in self.maker.stones:
+            beside = few["node"] ^ stone
+            at = np.searchsorted(many["node"][:-1], beside)
+            there = np.flatnonzero(many["node"][at] == beside)
+            of_few, of_many = there, at[there]
+            of_loose, of_known = (of_few, of_many) if few is loose else (of_many, of_few)
+            before[of_known] += loose["number"][of_loose]
+        nodes = known["node"][before > known["number"]]
+        self.con.register("doubtful", pa.table({"node": nodes}))
+        self.con.execute("UPDATE last SET head = NULL, past = -1 WHERE node IN (FROM doubtful)")
+        self.con.unregister("doubtful")
+        return bool(len(nodes))
+
+    def _per_node(self, number: str, rows: str) -> dict[str, Array]:
+        """Return a ``number`` for each ``node`` of some rows, in ascending node."""
+        query = f"SELECT node, {number} FROM {rows} GROUP BY node ORDER BY node"
+        return self.con.execute(query).fetchnumpy()
+
+    def _keep(self, ply: int) -> None:
+        """Add the chains of ``last``, which is of ``ply``, to ``links`` and ``ends``."""
+        self.con.execute(f"INSERT INTO links SELECT row, head, {ply}, move FROM last WHERE head IS NOT NULL")
+        self.con.execute(
+            f"""
+            INSERT INTO ends SELECT head, class, {ply + 1} FROM last
+            WHERE head IS NOT NULL AND next = {FINAL}
+            """
+        )
+
+    # Games
+
+    def publish_games(self, first_game: int, positions: int) -> int:
+        """Prove the chains that came to an end; number them by their heads; write ``games``.
+
+        Args:
+            first_game: how many games the ids gave.
+            positions: at most about so many are proved together.
+
+        Returns:
+            The number of games.
+        """
+        self.con.execute(
+            f"""
+            CREATE TABLE parts AS SELECT *,
+                (sum(total) OVER (ORDER BY head ROWS UNBOUNDED PRECEDING) - 1) // {positions} AS part
+            FROM ends
+            """
+        )
+        self.con.execute("CREATE TABLE games (head BIGINT, game BIGINT, total BIGINT, first_player BIGINT)")
+        count = first_game
+        with write_arrow(self.spools[0].folder / "games.arrow", GAMES) as writer:
+            for batch in self.spools[0].batches("games") if first_game else ():
+                writer.write_batch(batch)
+            parts = self.con.execute("SELECT DISTINCT part FROM parts ORDER BY part").fetchall()
+            for (part,) in parts:
+                games, value = self._prove(self._load(part), part)
+                self._number(games, count)
+                count += len(games)
+                for table in self._described(games, value):
+                    writer.write_table(table)
+        return count - first_game
+
+    def _load(self, part: int) -> _Games:
+        query = f"SELECT head, class, total FROM parts WHERE part = {part} ORDER BY head"
+        ends = self.con.execute(query).fetchnumpy()
+        total = ends["total"]
+        moves = np.empty(total.sum(), dtype=np.uint16)
+        done = 0
+        query = f"SELECT move FROM links JOIN parts USING (head) WHERE part = {part} ORDER BY head, ply"
+        for batch in self.con.sql(query).to_arrow_reader(BATCH_ROWS):
+            moves[done : done + batch.num_rows] = batch.column(0).to_numpy()
+            done += batch.num_rows
+        return _Games(ends["head"], ends["class"], total, np.cumsum(total) - total, moves)
+
+    def _prove(self, games: _Games, part: int) -> tuple[_Games, npt.NDArray[np.float64]]:
+        """Compare every board of some games with the replay of their moves.
+
+        Returns:
+            The games that stand, and the values of their first positions, (G,).
+        """
+        stands = np.ones(len(games), dtype=bool)
+        value = np.empty(len(games))
+        query = f"SELECT row, head, ply FROM links JOIN parts USING (head) WHERE part = {part} ORDER BY row"
+        rows = _Rows(self.con, query)
+        for spool in self.spools:
+            for batch in spool.batches("raw", ("board", "value")):
+                row, head, ply = rows.take(batch.num_rows).T
+                game = np.searchsorted(games.head, head)
+                boards = binary_matrix(batch.column("board"))[row]
+                differ = (games.boards(game, ply, self.board_size) != boards).any(axis=1)
+                stands[game[differ]] = False
+                begins = ply == 0
+                value[game[begins]] = column(batch, "value", np.nan)[row[begins]]
+        return games.only(stands), value[stands]
+
+    def _number(self, games: _Games, first: int) -> None:
+        """Add games to ``games``, numbered from ``first``."""
+        columns = {
+            "head": games.head,
+            "game": np.arange(first, first + len(games)),
+            "total": games.total,
+            "first_player": games.first_player,
+        }
+        self.con.register("proved", pa.table(columns))
+        self.con.execute("INSERT INTO games FROM proved")
+        self.con.unregister("proved")
+
+    def _described(self, games: _Games, value: npt.NDArray[np.float64]) -> Iterator[pa.Table]:
+        """Return ``GAMES``, some at a time."""
+        listed = []
+        columns = (
+            *self.maker.origins_and_winners(games.classes),
+            games.first_player.tolist(),
+            value.tolist(),
+        )
+        for moves, origin, winner, first_player, won in zip(games.move_lists(), *columns, strict=True):
+            listed.append(
+                {
+                    "origin": origin,
+                    "winner": winner,
+                    "value": won,
+                    "total_positions": len(moves) + 1,
+                    "positions": len(moves) + 1,
+                    "first_player": first_player,
+                    "moves": moves,
+                    "game_hash": game_hash(moves, self.board_size, first_player),
+                    "provenance": "recovered",
+                }
+            )
+            if len(listed) == BATCH_GAMES:
+                yield pa.Table.from_pylist(listed, schema=GAMES)
+                listed = []
+        yield pa.Table.from_pylist(listed, schema=GAMES)
+
+    def publish_rows(self, first_game: int) -> None:
+        """Write ``rows`` of each spool: the games found, over what was known before."""
+        query = """
+            SELECT row, game, ply, total, (ply + first_player) % 2 AS player
+            FROM links JOIN games USING (head) ORDER BY row
+        """
+        rows = _Rows(self.con, query)
+        for spool in self.spools:
+            known = spool.batches("rows") if first_game else map(_unknown, spool.batches("raw", _IN_METADATA))
+            with write_arrow(spool.folder / "rows.arrow", ROWS) as writer:
+                for batch in known:
+                    writer.write_batch(_overlaid(batch, rows.take(batch.num_rows)))
+
+
+@dataclass(frozen=True)
+class _Games:
+    """Games in ascending ``head``; arrays of (G,), but for ``moves``."""
+
+    head: Array
+    classes: Array
+    total: Array
+    starts: Array
+    """Where the moves of each begin."""
+    moves: npt.NDArray[np.uint16]
+    """Of all, one game after the other; each ends with ``NO_MOVE``."""
+
+    def __len__(self) -> int:
+        return len(self.head)
+
+    @property
+    def first_player(self) -> Array:
+        """0 blue, 1 red."""
+        return NodeMaker.first_players(self.classes)
+
+    def only(self, chosen: npt.NDArray[np.bool_]) -> _Games:
+        """Return some of the games."""
+        return replace(
+            self,
+            **{name: getattr(self, name)[chosen] for name in ("head", "classes", "total", "starts")},
+        )
+
+    def move_lists(self) -> Iterator[npt.NDArray[np.uint16]]:
+        """Give the moves of each game, uint16 (m,)."""
+        for start, total in zip(self.starts.tolist(), self.total.tolist(), strict=True):
+            yield self.moves[start : start + total - 1]
+
+    def boards(self, game: Array, ply: Array, board_size: int) -> npt.NDArray[np.uint8]:
+        """Replay each of some games (N,) up to a ply (N,): packed boards (N, width)."""
+        row = np.repeat(np.arange(len(game)), ply)
+        place = np.arange(len(row)) - np.repeat(np.cumsum(ply) - ply, ply)
+        cell = self.moves[self.starts[game][row] + place]
+        colour = (place + self.first_player[game][row]) & 1
+        stones = np.zeros((len(game), 8 * board_bytes(board_size)), dtype=bool)
+        stones[row, cell + colour * board_size * board_size] = True
+        return np.packbits(stones, axis=1)
+
+
+class _Rows:
+    """The result of a query in ascending ``row``, its first column, taken piece by piece."""
+
+    def __init__(self, con: DuckDBPyConnection, query: str) -> None:
+        self._batches = con.sql(query).to_arrow_reader(BATCH_ROWS)
+        self._pending = np.empty((0, len(self._batches.schema)), dtype=np.int64)
+        self._start = 0
+
+    def take(self, count: int) -> npt.NDArray[np.int64]:
+        """Return what lies in the next ``count`` rows, (N, columns), rows counted from the first of them."""
+        stop = self._start + count
+        while not len(self._pending) or self._pending[-1, 0] < stop:
+            batch = next(self._batches, None)
+            if batch is None:
+                break
+            columns = [values.to_numpy().astype(np.int64) for values in batch.columns]
+            self._pending = np.concatenate([self._pending, np.stack(columns, axis=1)])
+        cut = np.searchsorted(self._pending[:, 0], stop)
+        taken, self._pending = self._pending[:cut], self._pending[cut:]
+        taken[:, 0] -= self._start
+        self._start = stop
+        return taken
+
+
+_IN_METADATA: Final = ("position_in_game", "total_positions")
+
+
+def _unknown(raw: pa.RecordBatch) -> pa.RecordBatch:
+    """Return ``ROWS`` of positions of no known game: what their metadata says."""
+    said = dict(zip(("ply", "total"), (raw.column(name) for name in _IN_METADATA), strict=True))
+    columns = [said.get(field.name, pa.nulls(raw.num_rows, field.type)) for field in ROWS]
+    return pa.RecordBatch.from_arrays(columns, schema=ROWS)
+
+
+def _overlaid(rows: pa.RecordBatch, found: npt.NDArray[np.int64]) -> pa.RecordBatch:
+    """Return ``ROWS`` with those that were found, (N, 1 + columns), in their places."""
+    columns = []
+    for field, values in zip(ROWS, found.T[1:], strict=True):
+        merged = column(rows, field.name, -1).copy()
+        merged[found[:, 0]] = values
+        columns.append(pa.array(merged, mask=merged < 0).cast(field.type))
+    return pa.RecordBatch.from_arrays(columns, schema=ROWS)
