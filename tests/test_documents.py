@@ -310,3 +310,22 @@ def test_a_command_and_an_option_without_a_word_are_found():
         "hexdata shuffle --seed",
         "hexdata show --no-json",
     ]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_no_placeholder_is_left(document):
+    assert not re.search(r"@@|TODO|FIXME|XXX", document.read_text())
+
+
+def test_the_transcript_is_of_the_demo_as_it_is(scratch):
+    """The README's transcript names the stages, columns and lines that ``hexdata demo`` prints today."""
+    command = ["hexdata", "demo", "--games", "16"]
+    shown = subprocess.run(command, cwd=scratch, capture_output=True, text=True, check=True).stdout
+    transcript = next(
+        b.text for b in blocks_of(ROOT / "README.md") if b.text.startswith("$ hexdata demo\nstage")
+    )
+
+    def words(text):
+        return set(re.findall(r"[a-z]{3,}[a-z/]*", text))
+
+    assert words(shown) == words(transcript.partition("\n")[2])
