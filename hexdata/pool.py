@@ -12,11 +12,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
 
-from hexdata.errors import BudgetError, HexdataError
+from hexdata.errors import BudgetError, ConfigError, HexdataError
 
-__all__ = ["default_workers", "run_in_threads", "run_tasks", "workers_within"]
+__all__ = ["WorkerOptions", "default_workers", "run_in_threads", "run_tasks"]
 
 Result = TypeVar("Result")
 
@@ -26,26 +27,41 @@ def default_workers() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def workers_within(memory: int, each: int, asked: int | None) -> int:
-    """Return how many worker processes to run: as asked, or one a core as far as the memory allows.
+@dataclass(frozen=True)
+class WorkerOptions:
+    """The options of a stage that runs in worker processes.
 
-    Args:
+    Attributes:
+        workers: processes, at most one a task; None for one a core, as far as ``memory`` allows.
         memory: bytes for all processes together.
-        each: bytes that one process holds at its peak, the parent among them.
-        asked: how many, or None.
 
     Raises:
-        BudgetError: so many do not fit into the memory, or not even one does.
+        ConfigError: on a value out of range.
+        BudgetError: so many workers do not fit into the memory, or not even one does.
     """
-    room = memory // each
-    if room < 1 or (asked or 1) > room:
-        raise BudgetError(
-            f"too little memory for {asked or 1} worker{'s' if (asked or 1) > 1 else ''}",
-            found=f"{memory / 1e6:,.0f} MB",
-            expected=f"at least {(asked or 1) * each / 1e6:,.0f} MB",
-            cure="Raise --memory, or lower --workers.",
-        )
-    return asked or max(1, min(default_workers(), room - 1))
+
+    WORKER_MEMORY: ClassVar[int]
+    """Bytes that one process of the stage holds at its peak, the parent too, as measured."""
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by pydantic, not a field
+
+    workers: int | None = None
+    memory: int = 1_000_000_000
+
+    def __post_init__(self) -> None:
+        asked = 1 if self.workers is None else self.workers
+        if asked < 1:
+            raise ConfigError("workers must be at least 1", found=asked)
+        if asked * self.WORKER_MEMORY > self.memory:
+            raise BudgetError(
+                f"too little memory for {asked} worker{'s' if asked > 1 else ''}",
+                found=f"{self.memory / 1e6:,.0f} MB",
+                expected=f"at least {asked * self.WORKER_MEMORY / 1e6:,.0f} MB",
+                cure="Raise --memory, or lower --workers.",
+            )
+
+    def processes(self) -> int:
+        """Return how many worker processes to run."""
+        return self.workers or max(1, min(default_workers(), self.memory // self.WORKER_MEMORY - 1))
 
 
 def run_tasks(

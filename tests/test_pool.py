@@ -16,7 +16,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hexdata.errors import HexdataError, StoreError
+from hexdata.convert import ConvertOptions
+from hexdata.errors import BudgetError, ConfigError, HexdataError, StoreError
+from hexdata.export import ExportOptions, PicklesOptions
 from hexdata.pool import default_workers, run_tasks
 from hexdata.store.manifest import Manifest
 
@@ -126,3 +128,16 @@ def _with_path(folder: str) -> dict[str, str]:
 
 def test_there_is_a_worker_for_each_core_we_may_use() -> None:
     assert 1 <= default_workers() <= (os.cpu_count() or 1)
+
+
+@pytest.mark.parametrize("options", [ConvertOptions, ExportOptions, PicklesOptions])
+def test_a_budget_that_cannot_be_kept_is_refused(options) -> None:
+    each = options.WORKER_MEMORY
+    with pytest.raises(BudgetError, match="too little memory for 1 worker"):
+        options(memory=each - 1)
+    with pytest.raises(BudgetError, match="too little memory for 3 workers"):
+        options(memory=3 * each - 1, workers=3)
+    assert options(memory=3 * each, workers=3).processes() == 3
+    assert options(memory=2 * each).processes() == 1, "the parent holds as much as a worker"
+    with pytest.raises(ConfigError, match="workers"):
+        options(workers=0)

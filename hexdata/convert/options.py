@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final
+from typing import ClassVar
 
 from hexdata.convert.sense import SENSES
 from hexdata.errors import ConfigError
-from hexdata.pool import workers_within
+from hexdata.pool import WorkerOptions
 
 __all__ = ["ConvertOptions", "ConvertResult"]
 
-WORKER_MEMORY: Final = 220 << 20
-"""Bytes that one reading or publishing process holds at its peak, as measured; the parent too."""
-
 
 @dataclass(frozen=True)
-class ConvertOptions:
+class ConvertOptions(WorkerOptions):
     """How to convert.
 
     Attributes:
-        workers: processes, at most one a source; None for one a core, as far as ``memory`` allows.
-        memory: bytes for all processes together.
+        workers, memory: as ``WorkerOptions`` has them.
         max_reject_rate: publish nothing if a larger share of the records, or of the input's bytes (for
             files that cannot be read at all), is rejected.
         value_sense: the sense of the sources whose final boards and named winners do not show it; with
@@ -35,10 +31,8 @@ class ConvertOptions:
         ConfigError: on a value out of range.
     """
 
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by pydantic, not a field
+    WORKER_MEMORY: ClassVar[int] = 220 << 20
 
-    workers: int | None = None
-    memory: int = 1_000_000_000
     max_reject_rate: float = 0.01
     value_sense: str = "auto"
     val: float = 0.05
@@ -47,8 +41,7 @@ class ConvertOptions:
     truncate_repeats: bool = False
 
     def __post_init__(self) -> None:
-        if self.workers is not None and self.workers < 1:
-            raise ConfigError("workers must be at least 1", found=self.workers)
+        super().__post_init__()
         if not 0 <= self.max_reject_rate <= 1:
             raise ConfigError("max_reject_rate must be between 0 and 1", found=self.max_reject_rate)
         if self.value_sense not in ("auto", *SENSES):
@@ -60,15 +53,6 @@ class ConvertOptions:
                 "val and test are shares of the games and leave some for train",
                 found=f"{self.val} and {self.test}",
             )
-        self.processes()
-
-    def processes(self) -> int:
-        """Return how many worker processes to run.
-
-        Raises:
-            BudgetError: they do not fit into ``memory``.
-        """
-        return workers_within(self.memory, WORKER_MEMORY, self.workers)
 
 
 @dataclass(frozen=True)

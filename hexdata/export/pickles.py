@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from hexdata.errors import ConfigError, InputError, StoreError
 from hexdata.formats.legacy import DIALECTS, write_legacy
-from hexdata.pool import run_tasks, workers_within
+from hexdata.pool import WorkerOptions, run_tasks
 from hexdata.progress import SILENT, Progress
 from hexdata.schema import SPLITS, positions_schema, raw_schema
 from hexdata.store import Store
@@ -33,9 +33,6 @@ from hexdata.store.parquet import Rows, read_rows
 __all__ = ["ORDERS", "PicklesOptions", "PicklesResult", "export_pickles"]
 
 ORDERS: Final = ("shuffled", "original")
-
-WORKER_MEMORY: Final = 250 << 20
-"""Bytes that one exporting process holds at its peak, as measured; the parent too."""
 
 NO_TIME: Final = "1970-01-01T00:00:00"
 """What ``shuffled_at`` and ``processed_at`` say where there is no time to tell: the store holds none."""
@@ -53,42 +50,29 @@ _SHUFFLED_DIALECT: Final = {
 
 
 @dataclass(frozen=True)
-class PicklesOptions:
+class PicklesOptions(WorkerOptions):
     """How to export.
 
     Attributes:
         order: ``shuffled``, one file a bucket of the shuffle, or ``original``, one file a source.
-        workers: processes, at most one a file; None for one a core, as far as ``memory`` allows.
-        memory: bytes for all processes together.
+        workers, memory: as ``WorkerOptions`` has them.
         level: of gzip, 1 to 9.
 
     Raises:
         ConfigError: on a value out of range.
     """
 
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by pydantic, not a field
+    WORKER_MEMORY: ClassVar[int] = 250 << 20
 
     order: str = "shuffled"
-    workers: int | None = None
-    memory: int = 1_000_000_000
     level: int = 6
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.order not in ORDERS:
             raise ConfigError("unknown order", found=self.order, expected=" or ".join(ORDERS))
-        if self.workers is not None and self.workers < 1:
-            raise ConfigError("workers must be at least 1", found=self.workers)
         if not 1 <= self.level <= 9:
             raise ConfigError("level must be 1 to 9", found=self.level)
-        self.processes()
-
-    def processes(self) -> int:
-        """Return how many worker processes to run.
-
-        Raises:
-            BudgetError: they do not fit into ``memory``.
-        """
-        return workers_within(self.memory, WORKER_MEMORY, self.workers)
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar
 
 from hexdata.errors import ConfigError
 from hexdata.formats.shard_manifest import LAYOUTS, MANIFEST_NAME, FieldSpec, ShardEntry, ShardManifest
 from hexdata.formats.shards import ShardWriter, block_fields, block_samples, columns_to_block
-from hexdata.pool import run_tasks, workers_within
+from hexdata.pool import WorkerOptions, run_tasks
 from hexdata.progress import SILENT, Progress
 from hexdata.schema import SPLITS, positions_schema
 from hexdata.store import Store
@@ -21,12 +21,9 @@ from hexdata.store.session import duckdb_session, read_parquet_sql
 
 __all__ = ["ExportOptions", "ExportResult", "export_shards"]
 
-WORKER_MEMORY: Final = 200 << 20
-"""Bytes that one exporting process holds at its peak, as measured; the parent too."""
-
 
 @dataclass(frozen=True)
-class ExportOptions:
+class ExportOptions(WorkerOptions):
     """How to export.
 
     Attributes:
@@ -34,22 +31,20 @@ class ExportOptions:
             what is left.
         block_size: positions a block, the sample of the layout ``blocks``.
         layout: ``blocks``, or ``samples`` for one position a sample, which is slow and large.
-        workers: processes; None for one a core, as far as ``memory`` allows.
-        memory: bytes for all processes together.
+        workers, memory: as ``WorkerOptions`` has them.
 
     Raises:
         ConfigError: on a value out of range.
     """
 
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by pydantic, not a field
+    WORKER_MEMORY: ClassVar[int] = 200 << 20
 
     shard_size: int = 262_144
     block_size: int = 4_096
     layout: str = "blocks"
-    workers: int | None = None
-    memory: int = 1_000_000_000
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.block_size < 1 or self.shard_size < 1 or self.shard_size % self.block_size:
             raise ConfigError(
                 "shard_size must be a multiple of block_size",
@@ -58,17 +53,6 @@ class ExportOptions:
             )
         if self.layout not in LAYOUTS:
             raise ConfigError("unknown layout", found=self.layout, expected=" or ".join(LAYOUTS))
-        if self.workers is not None and self.workers < 1:
-            raise ConfigError("workers must be at least 1", found=self.workers)
-        self.processes()
-
-    def processes(self) -> int:
-        """Return how many worker processes to run.
-
-        Raises:
-            BudgetError: they do not fit into ``memory``.
-        """
-        return workers_within(self.memory, WORKER_MEMORY, self.workers)
 
 
 @dataclass(frozen=True)
