@@ -82,7 +82,7 @@ def load_config(path: str | Path) -> Config:
             message names the nearest known key.
     """
     try:
-        content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        content = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
     except FileNotFoundError as error:
         raise ConfigError("no such config", path=path) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

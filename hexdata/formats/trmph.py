@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import re
+from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -59,8 +60,9 @@ def looks_like_trmph(head: bytes) -> bool:
     """
     if not head or b"\0" in head:
         return False
-    return _GAME.search(head) is not None or all(
-        not line or line.startswith(b"#") for line in map(bytes.strip, head.splitlines())
+    text = head.removeprefix(BOM_UTF8)
+    return _GAME.search(text) is not None or all(
+        not line or line.startswith(b"#") for line in map(bytes.strip, text.splitlines())
     )
 
 
@@ -174,7 +176,9 @@ class TrmphReader:
         try:
             while line := self._file.readline(_MAX_LINE + 1):
                 number += 1
-                if line.isspace() and len(line) <= _MAX_LINE:
+                if number == 1:
+                    line = line.removeprefix(BOM_UTF8)  # what some editors put first says nothing
+                if (not line or line.isspace()) and len(line) <= _MAX_LINE:
                     number += self._skip_blank_lines()
                     continue
                 yield number, line

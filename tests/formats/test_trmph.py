@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import io
 import json
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 
 from hexdata.board import BLUE, RED, pack_boards, parse_moves, replay
 from hexdata.errors import FormatError
+from hexdata.formats import open_source
 from hexdata.formats.source import BATCH_ROWS, RawBatch
 from hexdata.formats.trmph import DEFAULT_LIMITS, TrmphReader, looks_like_trmph, write_trmph
 from hexdata.schema import raw_schema
@@ -312,3 +314,13 @@ def test_real_files_are_read_whole(name: str, size: int, games: int) -> None:
     assert finals["winner"].to_pylist() == ["br".index(line[-1]) for line in lines]
     last = replay(parse_moves(lines[-1].split(",")[1][:-2], size), size)
     assert table["board"].to_pylist()[-len(last) :] == [board.tobytes() for board in pack_boards(last)]
+
+
+@pytest.mark.parametrize("rest", [b"#13,a1b2 b\n", b"# made by hand\r\n#13,a1b2 b\r\n", b""])
+def test_a_byte_order_mark_says_nothing(tmp_path, rest):
+    path = tmp_path / "games.trmph"
+    path.write_bytes(codecs.BOM_UTF8 + rest)
+    with open_source(path) as reader:
+        batches = list(reader.batches())
+    assert sum(batch.positions.num_rows for batch in batches) == 3 * rest.count(b"#13,")
+    assert not any(batch.rejected for batch in batches)
