@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -83,15 +84,17 @@ def run_tasks(
     from loky import ProcessPoolExecutor
     from loky.process_executor import TerminatedWorkerError
 
-    executor = ProcessPoolExecutor(
-        max_workers=min(workers, len(listed)),
-        initializer=_start_worker,
-        initargs=(os.getpid(),),
-        env={"ARROW_DEFAULT_MEMORY_POOL": "system"},  # mimalloc holds some 30 MB more, a worker
-    )
+    with _children_ignore_interrupts():  # it starts a tracker of resources
+        executor = ProcessPoolExecutor(
+            max_workers=min(workers, len(listed)),
+            initializer=_start_worker,
+            initargs=(os.getpid(),),
+            env={"ARROW_DEFAULT_MEMORY_POOL": "system"},  # mimalloc holds some 30 MB more, a worker
+        )
     finished = False
     try:
-        futures = {executor.submit(function, *task): index for index, task in enumerate(listed)}
+        with _children_ignore_interrupts():
+            futures = {executor.submit(function, *task): index for index, task in enumerate(listed)}
         for future in as_completed(futures):
             yield futures.pop(future), future.result()
         finished = True
@@ -121,9 +124,22 @@ def run_in_threads(
             executor.shutdown(wait=False, cancel_futures=True)
 
 
+@contextmanager
+def _children_ignore_interrupts() -> Iterator[None]:
+    """Let processes started here inherit a blocked SIGINT: Ctrl-C is the parent's alone from the first.
+
+    One that comes meanwhile waits, and reaches the parent afterwards.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _start_worker(parent: int) -> None:
     """Leave Ctrl-C to the parent, and end when the parent is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # workers that are started later inherit nothing
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
 
 

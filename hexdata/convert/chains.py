@@ -34,7 +34,9 @@ MOVES_SHARE: Final = 8
 MOVE_BYTES: Final = 4
 """What a position of these takes: its move, and its part of what is held for each game."""
 BATCH_ROWS: Final = 1 << 15
+"""Rows taken from DuckDB at a time."""
 BATCH_GAMES: Final = 1 << 12
+"""Games described at a time."""
 
 ONE_WAY_PLIES: Final = 2
 """Up to so many stones, a board can have come about in one way only."""
@@ -58,19 +60,18 @@ WITH here AS (
     FROM here LEFT JOIN there USING (node, place)
 )
 SELECT row, class, node, next, move, loose, short, CASE WHEN certain THEN head END AS head,
-    CASE WHEN {{one_way}} THEN 0 WHEN certain THEN past ELSE -1 END AS past
+    CASE WHEN {{one_way}} THEN 0 ELSE past END AS past
 FROM joined
 """
 """The positions of a ply, joined to ``last``, those of the ply before.
 
-``head`` is the row of the empty board that a chain begins with, null without a chain. ``past`` is a number
-for the moves that led to a position, other moves other numbers, and -1 if it is not known which they were.
-``loose`` is a position that nothing leads to.
+``head`` is the row of the empty board that a chain began with, null without a chain. ``past`` is a number
+for the moves that led to a position, for other moves another one, and -1 if they are not known.
 
-The k-th of those that arrive at a board is given the k-th of the positions there. That is certain if all
-have the same past; some may find no position, but if one position is too many, it has another past. It is
-also certain if all positions have the same future; some may be too many, but if one is missing, nobody
-knows whose it was.
+Of those that arrive at a board, the k-th is given the k-th position there. That is certain if all have the
+same past: some may then find no position, but a position too many has some other past. It is certain too if
+all positions have the same future: some may then be too many, but if one is missing, nobody knows whose.
+``short`` says how many arrive at a board and find no position, ``loose`` that nothing arrives at a position.
 """
 
 
@@ -89,12 +90,12 @@ def resolve_chains(
     origin, length, winner (value, where no winner is named) and first player. Equal positions with equal
     pasts are interchangeable: copies of a game take them in the order of their rows. Where chains with
     different pasts meet on one board and part again, all of them end. A chain that comes to a final
-    position is proved, each of its boards compared with the replay of its moves, so that hashes of 64
-    bits are enough for the joins.
+    position is proved: each of its boards is compared with the replay of its moves, so hashes of 64 bits
+    are enough for the joins.
 
-    With every position at hand, the games found were all played, and those missed are those that cross
-    another one of their class. That the games found were played also holds with one or two positions
-    missing; with more, two games may be taken for one if it is right where they cross that they lack some.
+    If every position is at hand, the games found were all played, and those missed are those that cross
+    another one of their class. If one or two are missing, the games found were still all played. If more
+    are, two that cross may be taken for one where it is there that they lack three positions or more.
 
     Args:
         spools: of one collection, in the order of their sources.
@@ -118,9 +119,9 @@ def resolve_chains(
         with duckdb_session(
             memory=memory - RESERVED_MEMORY - proof_memory, threads=threads, spill=scratch
         ) as con:
-            search = _Search(con, spools, board_size)
+            search = _Search(con, spools, board_size, progress)
             search.gather()
-            search.follow(progress)
+            search.follow()
             games = search.publish_games(first_game, proof_memory // MOVE_BYTES)
             search.publish_rows(first_game)
     finally:
@@ -137,10 +138,13 @@ class _Search:
     ``games``: those of them that were proved, with their numbers.
     """
 
-    def __init__(self, con: DuckDBPyConnection, spools: Sequence[Spool], board_size: int) -> None:
+    def __init__(
+        self, con: DuckDBPyConnection, spools: Sequence[Spool], board_size: int, progress: Progress
+    ) -> None:
         self.con = con
         self.spools = spools
         self.board_size = board_size
+        self.progress = progress
         self.maker = NodeMaker(board_size)
 
     def _count(self, rows: str) -> int:
@@ -162,20 +166,20 @@ class _Search:
 
     # Chains
 
-    def follow(self, progress: Progress) -> None:
+    def follow(self) -> None:
         """Fill ``links`` and ``ends``, one ply after the other, as long as any chain goes on."""
         self.con.execute("CREATE TABLE links (row BIGINT, head BIGINT, ply USMALLINT, move USMALLINT)")
         self.con.execute("CREATE TABLE ends (head BIGINT, class BIGINT, total BIGINT)")
         self.con.execute(
             "CREATE TABLE last AS SELECT *, 0 AS short, row AS head, 0 AS past FROM nodes WHERE ply = 0"
         )
-        progress.begin("follow games", None, "plies")
+        self.progress.begin("follow games", None, "plies")
         ply = 0
         while self._count(f"last WHERE head IS NOT NULL AND next < {NOWHERE}"):
             self._join(ply + 1)
             self._keep(ply)
             self.con.execute("DROP TABLE last; ALTER TABLE joined RENAME TO last")
-            progress.advance(1)
+            self.progress.advance(1)
             ply += 1
         self._keep(ply)
         self.con.execute("DROP TABLE last; DROP TABLE nodes")
@@ -190,9 +194,9 @@ class _Search:
     def _end_doubtful(self) -> bool:
         """End the chains of ``last`` on boards where a position may be missing unseen; say if there are any.
 
-        Before a loose position one is missing, on a board with one stone less. That is seen on a board
-        where as many too few were found. On any other, a chain may be without its position and have got
-        that of another, which lacks its past.
+        Before each loose position one is missing, on one of the boards with one stone less. Where a board
+        is short of as many, they are accounted for. Where it is not, a chain may have lost its position
+        there and been given that of another, which has lost its past.
         """
         loose = self._per_node("count(*) AS number", "joined WHERE loose")
         known = self._per_node("any_value(short) AS number", "last WHERE past >= 0")
@@ -248,6 +252,7 @@ class _Search:
             """
         )
         self.con.execute("CREATE TABLE games (head BIGINT, game BIGINT, total BIGINT, first_player BIGINT)")
+        self.progress.begin("prove games", self._count("links JOIN ends USING (head)"), "positions")
         count = first_game
         with write_arrow(self.spools[0].folder / "games.arrow", GAMES) as writer:
             for batch in self.spools[0].batches("games") if first_game else ():
@@ -292,6 +297,7 @@ class _Search:
                 stands[game[differ]] = False
                 begins = ply == 0
                 value[game[begins]] = column(batch, "value", np.nan)[row[begins]]
+                self.progress.advance(len(row))
         return games.only(stands), value[stands]
 
     def _number(self, games: _Games, first: int) -> None:
@@ -369,10 +375,8 @@ class _Games:
 
     def only(self, chosen: npt.NDArray[np.bool_]) -> _Games:
         """Return some of the games."""
-        return replace(
-            self,
-            **{name: getattr(self, name)[chosen] for name in ("head", "classes", "total", "starts")},
-        )
+        kept = {name: getattr(self, name)[chosen] for name in ("head", "classes", "total", "starts")}
+        return replace(self, **kept)
 
     def move_lists(self) -> Iterator[npt.NDArray[np.uint16]]:
         """Give the moves of each game, uint16 (m,)."""
@@ -384,7 +388,7 @@ class _Games:
         row = np.repeat(np.arange(len(game)), ply)
         place = np.arange(len(row)) - np.repeat(np.cumsum(ply) - ply, ply)
         cell = self.moves[self.starts[game][row] + place]
-        colour = (place + self.first_player[game][row]) & 1
+        colour = (place + NodeMaker.first_players(self.classes[game])[row]) & 1
         stones = np.zeros((len(game), 8 * board_bytes(board_size)), dtype=bool)
         stones[row, cell + colour * board_size * board_size] = True
         return np.packbits(stones, axis=1)

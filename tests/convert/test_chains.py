@@ -144,15 +144,6 @@ def certain(games: list[Game], lengths_known: bool = True) -> Counter:
 # What is found
 
 
-@pytest.mark.parametrize("tuples", [False, True])
-def test_games_that_do_not_cross_all_come_back(tmp_path, tuples):
-    games = list(make_games(60, seed=4, board_size=7))
-    truth = certain(games, not tuples)
-    found = Collection(tmp_path, positions(games, 7, tuples=tuples), 7, files=3).resolve()
-    assert found == truth
-    assert found.total() > 0.95 * len(games)
-
-
 @st.composite
 def crossing_games(draw) -> list[Game]:
     """Games on few cells of a small board, which cross all the time; some are copies."""
