@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -27,6 +28,10 @@ from hexdata.store.parquet import write_parquet
 
 settings.register_profile("busy machine", deadline=None)
 settings.load_profile("busy machine")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts what it puts in the background with Ctrl-C switched off, and children inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 DYING = Path(__file__).parent / "dying.py"
 BOARD_SIZE = 5
