@@ -60,7 +60,7 @@ WITH here AS (
     FROM here LEFT JOIN there USING (node, place)
 )
 SELECT row, class, node, next, move, loose, short, CASE WHEN certain THEN head END AS head,
-    CASE WHEN {{one_way}} THEN 0 ELSE past END AS past
+    CASE WHEN {{one_way}} THEN 0 WHEN certain THEN past ELSE -1 END AS past
 FROM joined
 """
 """The positions of a ply, joined to ``last``, those of the ply before.

@@ -238,6 +238,17 @@ def test_two_missing_positions_never_make_a_game_that_was_not_played(tmp_path, m
     assert Collection(tmp_path, without(positions(CROSS), *missing)).resolve() == Counter()
 
 
+def test_nor_do_they_in_a_crowd_of_broken_games(tmp_path):
+    broken = [game(8, 7, 6, 5, 4), game(7, 8, 4, 5, 6), game(3, 0, 4, 1, 7)]
+    table = without(positions([*CROSS, *broken]), 3, 8, 15, 21, 27)
+    assert Collection(tmp_path, table).resolve() == Counter()
+
+
+def test_of_two_pasts_that_share_one_position_neither_has_it(tmp_path):
+    games = [game(0, 1, 2, 3, 4), game(2, 1, 0, 3, 4)]
+    assert Collection(tmp_path, without(positions(games), 3)).resolve() == Counter()
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
