@@ -5,6 +5,7 @@ Says what stays of spooled tables and what goes. Reads spools, writes nothing.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ import pyarrow as pa
 from hexdata.board import game_hash
 from hexdata.convert.games import GAMES, ROWS, column
 from hexdata.convert.quality import Finding, Tables, side_by_side
+from hexdata.store.originals import KEPT_PREFIX
 
 __all__ = ["NO_CUT", "cut_games", "cut_rows", "find_cuts"]
 
@@ -88,8 +90,18 @@ def cut_games(spool: Tables, cuts: Cuts, lost: npt.NDArray[np.int64], board_size
 
 
 def _without_move(raw: pa.RecordBatch, last: npt.NDArray[np.bool_]) -> pa.RecordBatch:
-    """Make final the positions that ``last`` (N,) marks: no move, and no finding about it."""
-    move = np.where(last, -1, column(raw, "move", -1))
+    """Make final the positions that ``last`` (N,) marks: no move, and no finding about it.
+
+    ``extra`` keeps the move, for the way back.
+    """
+    moves = column(raw, "move", -1)
+    texts = raw.column("extra").to_pylist() if last.any() else []
+    for place in np.flatnonzero(last).tolist():
+        kept = {**json.loads(texts[place] or "{}"), f"{KEPT_PREFIX}move": int(moves[place])}
+        texts[place] = json.dumps(kept, separators=(",", ":"))
+    if texts:
+        raw = _replaced(raw, "extra", pa.array(texts, pa.string()))
+    move = np.where(last, -1, moves)
     found = column(raw, "findings", 0)
     found = np.where(last, found & ~int(Finding.OCCUPIED_MOVE), found)
     raw = _replaced(raw, "move", pa.array(move, mask=move < 0))

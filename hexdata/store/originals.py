@@ -34,7 +34,15 @@ a game.
 WINNERS: Final = ("BLUE", "RED")
 """What the column ``winner`` holds, by the number that stands for it in raw batches."""
 
-_NUMBERS: Final = ("value", "player_to_move", "position_in_game", "total_positions", "file_idx", "line_idx")
+_NUMBERS: Final = (
+    "move",
+    "value",
+    "player_to_move",
+    "position_in_game",
+    "total_positions",
+    "file_idx",
+    "line_idx",
+)
 """Columns of ``raw_schema`` that ``extra`` may overrule."""
 
 

@@ -13,7 +13,7 @@ import pytest
 from hexdata.board import game_hash
 from hexdata.errors import FormatError, RejectRateError
 from hexdata.formats import open_source
-from hexdata.verify import verify_store
+from hexdata.verify import check_round_trip, verify_store
 
 # Salvage.
 
@@ -308,3 +308,12 @@ def test_the_setting_is_recorded_and_decides_what_is_reused(repeating, make, con
     assert (stage["truncate_repeats"], stage["salvage"]) == (True, False)
     make.v2("later.pkl.gz", make.games(3, start=900))
     assert convert(make.folder).result.sources == 1, "a later run may be asked otherwise"
+
+
+@pytest.mark.parametrize("layout", ["tuples", "dicts", "shuffled"])
+def test_what_stays_of_a_cut_game_is_written_back_as_it_was(repeating, make, convert, layout):
+    """With its last move, and the length that it had."""
+    repeating(layout)
+    store = convert(make.folder, truncate_repeats=True)
+    checked = check_round_trip(store.path, [make.folder])
+    assert [source.detail for source in checked if not (source.ok and source.checked)] == []
