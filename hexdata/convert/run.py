@@ -37,7 +37,7 @@ from hexdata.pool import run_in_threads, run_tasks
 from hexdata.progress import Progress
 from hexdata.schema import rejected_schema, sources_schema
 from hexdata.store import Store
-from hexdata.store.files import FileFacts, remove_temporaries
+from hexdata.store.files import FileFacts
 from hexdata.store.ledger import Ledger
 from hexdata.store.originals import WINNERS
 from hexdata.store.parquet import open_parquet, read_parquet, write_parquet
@@ -53,7 +53,6 @@ class Run:
         self.options = self._as_begun(store, options)
         self.progress = progress
         self.work = store.work / "convert"
-        remove_temporaries(store.path)
 
     @staticmethod
     def _as_begun(store: Store, options: ConvertOptions) -> ConvertOptions:

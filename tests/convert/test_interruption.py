@@ -174,3 +174,12 @@ def test_ctrl_c_stops_cleanly_and_the_same_command_goes_on(make, tmp_path):
     done = subprocess.run([*command, "--workers", "1"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert Store.open(tmp_path / "store").manifest.counts["games"] == 2 * 40 * 80
+
+
+def test_files_of_others_in_the_folder_are_left_alone(sources, convert, tmp_path):
+    """What looks like a temporary file of ours, but lies in a folder that is not."""
+    foreign = tmp_path / "store" / ".git" / ".keep.1.tmp"
+    foreign.parent.mkdir(parents=True)
+    foreign.touch()
+    convert(sources, max_reject_rate=1.0)
+    assert foreign.exists()
