@@ -37,9 +37,9 @@ class Output:
         """Print a line."""
         self.out.print(text, markup=False)
 
-    def table(self, columns: list[str], rows: list[list[str]], title: str | None = None) -> None:
+    def table(self, columns: list[str], rows: list[list[str]]) -> None:
         """Print a table, numbers to the right."""
-        table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+        table = Table(box=None, pad_edge=False, header_style="bold")
         for index, name in enumerate(columns):
             numeric = all(row[index][:1].isdigit() or row[index] in ("", "-") for row in rows)
             table.add_column(name, justify="right" if numeric and rows else "left", overflow="fold")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from hexdata.errors import InputError, SourceChangedError
-from hexdata.store.files import digest_file
+from hexdata.store.files import digest_file, walk_once
 
 __all__ = ["SourceFile", "digest_source", "encodable", "find_sources", "new_sources"]
 
@@ -74,17 +73,14 @@ def find_sources(inputs: Sequence[Path], store: Path) -> list[SourceFile]:
 
 
 def _files_below(root: Path, store: Path) -> Iterator[Path]:
-    """Find the files below a folder. Folders behind links are entered too, but each once."""
-    entered: set[Path] = set()
-    for folder, subfolders, names in os.walk(root, onerror=_raise, followlinks=True):
-        here = Path(folder).resolve()
-        if here in entered or here == store:
+    """Find the files below a folder that may be sources; the store is not entered."""
+    for folder, subfolders, names in walk_once(root, onerror=_raise):
+        if folder.resolve() == store:
             subfolders.clear()
             continue
-        entered.add(here)
         subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
         for name in names:
-            path = Path(folder, name)
+            path = folder / name
             # A link that leads nowhere is taken too: it is a file that cannot be read.
             is_source = not name.startswith((".", *COMPANIONS)) and (path.is_file() or not path.exists())
             if is_source:

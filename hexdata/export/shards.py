@@ -147,18 +147,18 @@ class _Run:
         if not len(ledger):
             self._clear()
         resumed = len(ledger)
-        shards = {split: self._shards(split) for split in self.buckets}
+        with_policy = {split: self._has_policies(split) for split in self.buckets}
+        shards = {split: self._shards(split, with_policy[split]) for split in self.buckets}
         self._write([shard for split in shards.values() for shard in split], ledger)
         entries = {
             split: [ShardEntry(**ledger[shard.name]) for shard in listed] for split, listed in shards.items()
         }
-        self._publish(entries, asked)
+        self._publish(entries, block_fields(self.board_size, any(with_policy.values())), asked)
         return self._result(resumed)
 
-    def _shards(self, split: str) -> list[_Shard]:
+    def _shards(self, split: str, with_policy: bool) -> list[_Shard]:
         files = tuple(self.buckets[split].items())
         total = sum(self.buckets[split].values())
-        with_policy = self._has_policies(split)
         size = self.options.shard_size
         return [
             _Shard(
@@ -200,10 +200,9 @@ class _Run:
         manifest.save(self.store.path)
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _publish(self, entries: dict[str, list[ShardEntry]], asked: dict[str, Any]) -> None:
-        fields: dict[str, FieldSpec] = {}
-        for split in self.buckets:
-            fields |= block_fields(self.board_size, self._has_policies(split))
+    def _publish(
+        self, entries: dict[str, list[ShardEntry]], fields: dict[str, FieldSpec], asked: dict[str, Any]
+    ) -> None:
         shuffled = self.store.manifest.stages["shuffle"]
         shard_manifest = ShardManifest(
             board_size=self.board_size,

@@ -10,7 +10,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ __all__ = [
     "digest_file",
     "has_size",
     "remove_temporaries",
+    "walk_once",
     "write_bytes",
 ]
 
@@ -136,6 +137,24 @@ def remove_temporaries(folder: Path, *, below: bool = True) -> None:
 def has_size(path: Path, size: int) -> bool:
     """Say whether there is a file of so many bytes."""
     return path.is_file() and path.stat().st_size == size
+
+
+def walk_once(
+    root: Path, onerror: Callable[[OSError], None] | None = None
+) -> Iterator[tuple[Path, list[str], list[str]]]:
+    """Walk as ``os.walk`` does, through links too, but enter each folder once, however many lead there.
+
+    Yields each folder as it was reached, its subfolders (those taken out of the list are not entered),
+    and the names of its files.
+    """
+    entered: set[Path] = set()
+    for folder, subfolders, names in os.walk(root, onerror=onerror, followlinks=True):
+        here = Path(folder).resolve()
+        if here in entered:
+            subfolders.clear()
+            continue
+        entered.add(here)
+        yield Path(folder), subfolders, names
 
 
 def digest_file(path: Path) -> tuple[int, str]:

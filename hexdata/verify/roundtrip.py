@@ -7,7 +7,6 @@ they cannot tell apart (pickle opcodes, shared objects) is not compared.
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
@@ -23,7 +22,7 @@ from hexdata.formats import BATCH_ROWS, SourceReader, open_source
 from hexdata.formats.legacy import write_legacy
 from hexdata.progress import SILENT, Progress
 from hexdata.store import Store
-from hexdata.store.files import digest_file
+from hexdata.store.files import digest_file, walk_once
 from hexdata.store.originals import Original, list_originals, with_file_idx
 from hexdata.store.parquet import read_parquet, regroup
 
@@ -99,15 +98,9 @@ def _find(originals: Sequence[Original], inputs: Sequence[Path]) -> dict[str, Pa
 
 
 def _files_below(root: Path) -> Iterator[Path]:
-    """Find the files below a folder. Folders behind links are entered too, but each once."""
-    entered: set[Path] = set()
-    for folder, subfolders, names in os.walk(root, followlinks=True):
-        here = Path(folder).resolve()
-        if here in entered:
-            subfolders.clear()
-            continue
-        entered.add(here)
-        yield from (here / name for name in sorted(names))
+    """Find the files below a folder."""
+    for folder, _, names in walk_once(root):
+        yield from (folder / name for name in sorted(names))
 
 
 def _check(store: Store, source: Original, path: Path | None, progress: Progress) -> RoundTrip:
