@@ -1,0 +1,71 @@
+"""What the commands share: the application they belong to, options of one meaning, output and bar."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+import hexdata
+
+if TYPE_CHECKING:
+    from hexdata.cli.bar import Bar
+    from hexdata.cli.render import Output
+
+__all__ = ["INTERRUPTED", "Json", "Memory", "Seed", "Store", "Workers", "app", "command"]
+
+INTERRUPTED = "interrupted; run the same command again and it goes on from there"
+
+app = typer.Typer(
+    name="hexdata",
+    help="Board-game training data: legacy pickles to a queryable store, a provable global shuffle, "
+    "training shards and batches.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Store = Annotated[Path, typer.Argument(metavar="STORE", help="The store's folder.", show_default=False)]
+Json = Annotated[bool, typer.Option("--json", help="Print the facts as one line of JSON.")]
+Memory = Annotated[
+    str, typer.Option("--memory", metavar="SIZE", help="Budget for all processes together, such as 1GB.")
+]
+Workers = Annotated[
+    int | None,
+    typer.Option("--workers", min=1, help="Processes. Default: one a core, as far as --memory allows."),
+]
+Seed = Annotated[int, typer.Option("--seed", help="Names the order: the same seed, the same bytes.")]
+
+
+@contextmanager
+def command(as_json: bool) -> Iterator[tuple[Output, Bar]]:
+    """Give a command its output and, while it works, a progress bar."""
+    from hexdata.cli.bar import Bar
+    from hexdata.cli.render import Output
+
+    output = Output(as_json)
+    try:
+        with Bar(output) as bar:
+            yield output, bar
+    except KeyboardInterrupt:
+        output.error(INTERRUPTED)
+        raise typer.Exit(130) from None
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"hexdata {hexdata.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass

@@ -1,0 +1,84 @@
+"""``hexdata convert``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hexdata.cli.app import Json, Memory, Store, Workers, command
+from hexdata.units import parse_bytes
+
+__all__ = ["convert"]
+
+
+def convert(
+    inputs: Annotated[
+        list[Path],
+        typer.Argument(metavar="INPUT...", help="Legacy files, or folders of them.", show_default=False),
+    ],
+    store: Store,
+    workers: Workers = None,
+    memory: Memory = "1GB",
+    max_reject_rate: Annotated[
+        float, typer.Option("--max-reject-rate", min=0, max=1, help="Publish nothing above this share.")
+    ] = 0.01,
+    value_sense: Annotated[
+        str,
+        typer.Option(
+            "--value-sense", help="What a value means in files that do not show it: blue-is-0 or blue-is-1."
+        ),
+    ] = "auto",
+    val: Annotated[float, typer.Option("--val", help="Share of games held out for validation.")] = 0.05,
+    test: Annotated[float, typer.Option("--test", help="Share of games held out for testing.")] = 0.01,
+    salvage: Annotated[
+        bool, typer.Option("--salvage", help="Keep the whole examples before the damage of a damaged file.")
+    ] = False,
+    truncate_repeats: Annotated[
+        bool, typer.Option("--truncate-repeats", help="Cut games before a move on an occupied cell.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Convert legacy files into a store, new or existing."""
+    from hexdata.convert import ConvertOptions, convert_sources
+
+    options = ConvertOptions(
+        workers=workers,
+        memory=parse_bytes(memory),
+        max_reject_rate=max_reject_rate,
+        value_sense=value_sense,
+        val=val,
+        test=test,
+        salvage=salvage,
+        truncate_repeats=truncate_repeats,
+    )
+    with command(as_json) as (output, bar):
+        result = convert_sources(inputs, store, options, bar)
+    if output.facts(result):
+        return
+    for note in result.notes:
+        output.note(note)
+    for name, reason in result.failed_files.items():
+        output.note(f"{name}: rejected as a whole: {reason}")
+    output.table(
+        ["sources", "records", "positions", "rejected", "games", "duplicates", "skipped"],
+        [
+            [
+                f"{n:,}"
+                for n in (
+                    result.sources,
+                    result.records,
+                    result.positions,
+                    result.rejected,
+                    result.games,
+                    result.duplicate_games,
+                    result.skipped,
+                )
+            ]
+        ],
+    )
+    if result.reasons:
+        output.table(["rejected for", "records"], [[r, f"{n:,}"] for r, n in result.reasons.items()])
+    if result.flags:
+        output.table(["flagged", "games"], [[code, f"{n:,}"] for code, n in result.flags.items()])

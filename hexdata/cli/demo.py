@@ -1,0 +1,30 @@
+"""``hexdata demo``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hexdata.cli.app import Json, Seed, command
+from hexdata.cli.run import show_run
+
+__all__ = ["demo"]
+
+
+def demo(
+    folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Where to put it all.")] = Path(
+        "hexdata-demo"
+    ),
+    games: Annotated[int, typer.Option("--games", min=1, help="How many games to make.")] = 1_500,
+    seed: Seed = 7,
+    as_json: Json = False,
+) -> None:
+    """Make legal games, write them as legacy files, run every stage on them, show the result."""
+    from hexdata.demo import DemoOptions
+    from hexdata.pipeline import demo_config, run_config
+
+    with command(as_json) as (output, bar):
+        result = run_config(demo_config(folder, DemoOptions(games=games, seed=seed), seed=seed), bar)
+    show_run(output, result)

@@ -1,0 +1,49 @@
+"""``hexdata load``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from hexdata.cli.app import Json, Seed, Store, command
+
+__all__ = ["load"]
+
+
+def load(
+    store: Store,
+    epochs: Annotated[int, typer.Option("--epochs", min=1, help="How many epochs to run.")] = 1,
+    split: Annotated[str, typer.Option("--split", help="train, val or test.")] = "train",
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Positions a batch.")] = 1_024,
+    seed: Seed = 0,
+    window_shards: Annotated[
+        int, typer.Option("--window-shards", min=1, help="Shards shuffled together in memory.")
+    ] = 8,
+    as_json: Json = False,
+) -> None:
+    """Drive the training loader; print its rate and what it delivers."""
+    from hexdata.loader.drive import LoadOptions, drive_loader
+
+    options = LoadOptions(
+        split=split, epochs=epochs, batch_size=batch_size, seed=seed, window_shards=window_shards
+    )
+    with command(as_json) as (output, bar):
+        result = drive_loader(store, options, bar)
+    if output.facts(result):
+        return
+    output.table(
+        ["epoch", "batches", "positions", "positions/s", "mean value", "first ids"],
+        [
+            [
+                str(e.epoch),
+                f"{e.batches:,}",
+                f"{e.positions:,}",
+                f"{e.positions_per_second:,.0f}",
+                f"{e.value_mean:.4f}",
+                " ".join(map(str, e.first_ids)),
+            ]
+            for e in result.epochs
+        ],
+    )
+    output.line("a batch holds " + ", ".join(f"{name} {spec}" for name, spec in result.fields.items()))

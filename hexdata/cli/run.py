@@ -1,0 +1,74 @@
+"""``hexdata run``, and how a run is shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hexdata.cli.app import Json, command
+from hexdata.units import format_bytes
+
+if TYPE_CHECKING:
+    from hexdata.cli.render import Output
+    from hexdata.pipeline import RunResult
+    from hexdata.report import Dispersion
+
+
+__all__ = ["run", "show_run"]
+
+
+def run(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A TOML file.", show_default=False)],
+    as_json: Json = False,
+) -> None:
+    """Run the stages of a config, one after the other."""
+    from hexdata.pipeline import load_config, run_config
+
+    with command(as_json) as (output, bar):
+        result = run_config(load_config(config), bar)
+    show_run(output, result)
+
+
+def show_run(output: Output, result: RunResult) -> None:
+    """Show what each stage did, and how well the games are spread."""
+    if output.facts(result):
+        return
+    rows = [
+        [
+            s.stage,
+            f"{s.positions:,}",
+            "" if s.games is None else f"{s.games:,}",
+            "" if s.bytes is None else format_bytes(s.bytes),
+            f"{s.seconds:.2f}",
+            f"{s.positions_per_second:,.0f}",
+            s.path or "",
+        ]
+        for s in result.stages
+    ]
+    output.table(["stage", "positions", "games", "on disk", "seconds", "positions/s", "where"], rows)
+    if result.dispersion is not None:
+        show_dispersion(output, result.dispersion)
+
+
+def show_dispersion(output: Output, found: Dispersion) -> None:
+    def percent(share: float | None) -> str:
+        return "-" if share is None else f"{share:.3%}"
+
+    output.line()
+    output.table(
+        ["dispersion of games in the training split", "share"],
+        [
+            [
+                f"largest share of one game in a bucket ({found.games_in_bucket} games)",
+                percent(found.largest_share),
+            ],
+            ["neighbours of the same game, input order", percent(found.neighbours_before)],
+            ["neighbours of the same game, shuffled", percent(found.neighbours_after)],
+            [
+                "neighbours of the same game, expected of a uniform shuffle",
+                percent(found.neighbours_expected),
+            ],
+        ],
+    )
