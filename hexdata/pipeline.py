@@ -19,7 +19,7 @@ from hexdata.errors import ConfigError, HexdataError
 from hexdata.export import ExportOptions, export_shards
 from hexdata.loader.drive import LoadOptions, drive_loader
 from hexdata.progress import SILENT, Progress
-from hexdata.report import Dispersion, dispersion
+from hexdata.quality import Dispersion, dispersion
 from hexdata.shuffle import ShuffleOptions, shuffle_store
 from hexdata.store import Store
 from hexdata.units import parse_bytes

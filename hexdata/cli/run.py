@@ -13,7 +13,7 @@ from hexdata.units import format_bytes
 if TYPE_CHECKING:
     from hexdata.cli.render import Output
     from hexdata.pipeline import RunResult
-    from hexdata.report import Dispersion
+    from hexdata.quality import Dispersion
 
 
 __all__ = ["run", "show_run"]

@@ -21,7 +21,7 @@ from hexdata.errors import StoreError, StoreLockedError
 from hexdata.export import ExportOptions, export_shards
 from hexdata.order import bucket_bounds, derive_key, sort_key
 from hexdata.progress import Silent
-from hexdata.report import dispersion
+from hexdata.quality import dispersion
 from hexdata.schema import SPLITS, positions_schema
 from hexdata.shuffle import ShuffleOptions, local, plan, shuffle_store
 from hexdata.store import Store

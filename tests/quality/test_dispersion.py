@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from hexdata.errors import StoreError
-from hexdata.report import Dispersion, dispersion
+from hexdata.quality import Dispersion, dispersion
 from hexdata.shuffle import ShuffleOptions, shuffle_store
 from hexdata.store import Store
 from hexdata.store.manifest import Manifest

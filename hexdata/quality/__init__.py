@@ -1,4 +1,4 @@
-"""Figures about a store, from the named ``.sql`` files in ``queries/``. Computes in SQL only."""
+"""How well a shuffle mixed: figures from the named ``.sql`` files in ``queries/``. Computes in SQL only."""
 
 from __future__ import annotations
 

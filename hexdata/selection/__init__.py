@@ -1,0 +1,10 @@
+"""Which positions take part in a shuffle, and where each goes: SQL over a store's tables.
+
+Never sorts and never writes rows: the shuffle carries out what this says, and ``verify`` and ``quality``
+hold its result against it.
+"""
+
+from hexdata.selection.choices import Choices
+from hexdata.selection.select import Placement, Selection, select
+
+__all__ = ["Choices", "Placement", "Selection", "select"]
