@@ -40,8 +40,8 @@ def parse_bytes(text: str | int) -> int:
 
 def format_bytes(size: float) -> str:
     """Return a size as a person reads it: three digits and a unit, powers of 1000."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 999.5:
-            return f"{size:.0f} {unit}" if size >= 100 or unit == "B" else f"{size:.3g} {unit}"
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if size < 999.5 or unit == "TB":
+            break
         size /= 1000
-    return f"{size:,.3g} TB"
+    return f"{size:,.0f} {unit}" if size >= 100 or unit == "B" else f"{size:.3g} {unit}"

@@ -1,0 +1,52 @@
+"""Sizes in bytes: what people write is what is meant, and what is shown can be read back."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hexdata.errors import ConfigError
+from hexdata.units import format_bytes, parse_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("1GB", 10**9),
+        ("1 gb", 10**9),
+        (" 700MiB ", 700 * 2**20),
+        ("1.5kB", 1_500),
+        ("0", 0),
+        ("123", 123),
+        ("2TiB", 2 * 2**40),
+        ("64KIB", 64 * 2**10),
+        (5_000, 5_000),
+    ],
+)
+def test_a_size_is_what_it_says(text: str | int, size: int) -> None:
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GB", "-1GB", "1 GB more", "1e9", "1,000", "1.GB", ".5GB", "1PB"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="not a size"):
+        parse_bytes(text)
+
+
+def test_a_size_beyond_every_disk_is_refused() -> None:
+    with pytest.raises(ConfigError, match="too large a size"):
+        parse_bytes("1000001TB")
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(0, "0 B"), (999, "999 B"), (1_000, "1 kB"), (43_210, "43.2 kB"), (999_600, "1 MB"), (10**12, "1 TB")],
+)
+def test_a_size_is_shown_in_three_digits(size: int, text: str) -> None:
+    assert format_bytes(size) == text
+
+
+@given(st.integers(0, 10**15))
+def test_what_is_shown_is_the_size_to_half_a_percent(size: int) -> None:
+    assert parse_bytes(format_bytes(size).replace(",", "")) == pytest.approx(size, rel=0.0051)
