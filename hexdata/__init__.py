@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from hexdata.convert import ConvertOptions, convert_sources
     from hexdata.errors import HexdataError
     from hexdata.export import ExportOptions, export_shards
-    from hexdata.loader import Loader
+    from hexdata.loader import Loader, PositionDataset
     from hexdata.order import Permutation, derive_key, shuffle_indices
     from hexdata.shuffle import ShuffleOptions, shuffle_store
     from hexdata.verify import verify_store
@@ -25,6 +25,7 @@ __all__ = [
     "HexdataError",
     "Loader",
     "Permutation",
+    "PositionDataset",
     "ShuffleOptions",
     "convert_sources",
     "derive_key",
@@ -40,6 +41,7 @@ _ROOMS = {
     "HexdataError": "errors",
     "Loader": "loader",
     "Permutation": "order",
+    "PositionDataset": "loader",
     "ShuffleOptions": "shuffle",
     "convert_sources": "convert",
     "derive_key": "order",

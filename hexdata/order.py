@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Sized
 from typing import Any, Final, TypeVar, overload
 
 import numpy as np
@@ -17,11 +17,13 @@ import numpy.typing as npt
 __all__ = [
     "ORDER_VERSION",
     "Permutation",
+    "balanced_take",
     "bucket_bounds",
     "derive_key",
     "shuffle_indices",
     "sort_key",
     "sort_key_sql",
+    "sort_subkeys",
     "uniform_draw",
 ]
 
@@ -96,7 +98,7 @@ def sort_key(ids: npt.ArrayLike, key: int) -> UInt64Array:
     values = np.asarray(ids)
     if values.size and values.dtype.kind not in "iu":
         raise TypeError(f"identities are integers, not {values.dtype}")
-    keys = _subkeys(key, len(_MIX_STEPS) + 1)
+    keys = sort_subkeys(key)
     x = values.astype(np.uint64)  # a copy: the steps below work in place
     x ^= np.uint64(keys[0])
     for (shift, multiplier), subkey in zip(_MIX_STEPS, keys[1:], strict=True):
@@ -107,19 +109,61 @@ def sort_key(ids: npt.ArrayLike, key: int) -> UInt64Array:
     return x
 
 
-def sort_key_sql(column: str, key: int) -> str:
+def sort_subkeys(key: int) -> list[int]:
+    """Return the three 64-bit words into which :func:`sort_key` expands a key."""
+    return _subkeys(key, len(_MIX_STEPS) + 1)
+
+
+def sort_key_sql(column: str, key: int | Sequence[str]) -> str:
     """Return a DuckDB SQL expression (UBIGINT) equal to :func:`sort_key` of ``column``.
 
     Products are formed in UHUGEINT, where two 64-bit factors cannot overflow, and cut to 64 bits.
     DuckDB finds the repeated subexpressions, so each is computed once. Negative ids are an error.
+
+    Args:
+        column: an expression for the identity.
+        key: from :func:`derive_key`; or, where it differs from row to row, the three UBIGINT columns that
+            hold its :func:`sort_subkeys`.
     """
-    keys = _subkeys(key, len(_MIX_STEPS) + 1)
+    keys = sort_subkeys(key) if isinstance(key, int) else key
     x = f"xor(({column})::UBIGINT, {keys[0]}::UBIGINT)"
     for (shift, multiplier), subkey in zip(_MIX_STEPS, keys[1:], strict=True):
         x = f"xor({x}, {x} >> {shift})"
         x = f"(({x})::UHUGEINT * {multiplier}::UHUGEINT & {_WORD}::UHUGEINT)::UBIGINT"
         x = f"xor({x}, {subkey}::UBIGINT)"
     return f"xor({x}, {x} >> {_MIX_LAST_SHIFT})"
+
+
+def balanced_take(groups: Mapping[str, Sized | int], seed: int) -> dict[str, Int64Array]:
+    """Cut every group to the size of the smallest, by seeded uniform choice and never from the head.
+
+    What is kept of a group are its elements of lowest ``sort_key(index, derive_key(seed, "balance", name))``.
+    So it depends on the other groups only through how many are kept, and of a smaller cut it is a part of
+    that of a larger one. ``hexdata shuffle --balance-by`` makes the same choice, of position ids.
+
+    Args:
+        groups: sequences, or only their lengths, by name: the blocks of tokens of several domains, say.
+        seed: any integer.
+
+    Returns:
+        For each group the indices that are kept, ascending: int64 of shape (length of the smallest,).
+
+    Raises:
+        ValueError: a length is negative.
+    """
+    sizes = {name: group if isinstance(group, int) else len(group) for name, group in groups.items()}
+    kept = min(sizes.values(), default=0)
+    if kept < 0:
+        raise ValueError(f"a group cannot have {kept} elements")
+    return {name: _lowest(kept, size, derive_key(seed, "balance", name)) for name, size in sizes.items()}
+
+
+def _lowest(count: int, size: int, key: int) -> Int64Array:
+    """Return, ascending, those ``count`` of the indices 0 … size - 1 whose sort keys are lowest."""
+    if count == size:
+        return np.arange(size, dtype=np.int64)
+    keys = sort_key(np.arange(size, dtype=np.uint64), key)
+    return np.sort(np.argpartition(keys, count)[:count]).astype(np.int64)
 
 
 def bucket_bounds(buckets: int) -> list[int]:

@@ -19,6 +19,7 @@ from hexdata.board import (
     Symmetry,
     TrmphLine,
     canonical_moves,
+    cast_cells,
     cell_index,
     cell_name,
     format_moves,
@@ -206,6 +207,15 @@ def test_the_layout_of_a_packed_board_is_pinned() -> None:
         [1, 0],
         [0, 1],
     ]
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.float16, np.float32, np.float64, ">f2"])
+@pytest.mark.parametrize("shape", [(0,), (7,), (3, 1, 5), (2, 3, 4, 4)])
+def test_cells_come_as_any_number(dtype: str | type, shape: tuple[int, ...]) -> None:
+    cells = np.random.default_rng(1).integers(0, 2, shape, np.uint8)
+    before = cells.copy()
+    np.testing.assert_array_equal(cast_cells(cells, dtype), cells.astype(dtype), strict=True)
+    np.testing.assert_array_equal(cells, before)
 
 
 def test_no_boards_pack_to_no_bytes() -> None:

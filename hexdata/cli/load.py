@@ -17,23 +17,31 @@ def load(
     split: Annotated[str, typer.Option("--split", help="train, val or test.")] = "train",
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Positions a batch.")] = 1_024,
     seed: Seed = 0,
-    window_shards: Annotated[
-        int, typer.Option("--window-shards", min=1, help="Shards shuffled together in memory.")
-    ] = 8,
+    mode: Annotated[
+        str, typer.Option("--mode", help="exact permutes the whole split, stream reads front to back.")
+    ] = "exact",
+    check: Annotated[
+        str, typer.Option("--check", help="What of the shards is checked first: sizes or digests.")
+    ] = "sizes",
     as_json: Json = False,
 ) -> None:
     """Drive the training loader; print its rate and what it delivers."""
     from hexdata.loader.drive import LoadOptions, drive_loader
 
     options = LoadOptions(
-        split=split, epochs=epochs, batch_size=batch_size, seed=seed, window_shards=window_shards
+        split=split,
+        epochs=epochs,
+        batch_size=batch_size,
+        seed=seed,
+        mode=mode,  # type: ignore[arg-type]  # LoadOptions refuses others
+        check=check,  # type: ignore[arg-type]
     )
     with command(as_json) as (output, bar):
         result = drive_loader(store, options, bar)
     if output.facts(result):
         return
     output.table(
-        ["epoch", "batches", "positions", "positions/s", "mean value", "first ids"],
+        ["epoch", "batches", "positions", "positions/s", "mean value", "digest", "first ids"],
         [
             [
                 str(e.epoch),
@@ -41,6 +49,7 @@ def load(
                 f"{e.positions:,}",
                 f"{e.positions_per_second:,.0f}",
                 f"{e.value_mean:.4f}",
+                e.digest,
                 " ".join(map(str, e.first_ids)),
             ]
             for e in result.epochs

@@ -134,18 +134,29 @@ class ShardManifest:
         """
         path = Path(folder) / MANIFEST_NAME
         try:
-            facts = json.loads(path.read_bytes())
+            data = path.read_bytes()
         except FileNotFoundError:
             raise StoreError("no shard manifest", path=path, cure="Run `hexdata export` first.") from None
+        return cls.loads(data, path)
+
+    @classmethod
+    def loads(cls, data: bytes, where: str | Path) -> ShardManifest:
+        """Read and check the bytes of a manifest.json; errors name ``where`` they came from.
+
+        Raises:
+            StoreError: if they are another kind of file, of another version, or altered.
+        """
+        try:
+            facts = json.loads(data)
         except ValueError:
-            raise StoreError("not JSON", path=path, cure="Run `hexdata export` again.") from None
-        _check_identity(facts, path)
+            raise StoreError("not JSON", path=where, cure="Run `hexdata export` again.") from None
+        _check_identity(facts, where)
         try:
             return cls._from_facts(facts)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise StoreError(f"not a shard manifest: {error!r}", path=path) from error
+            raise StoreError(f"not a shard manifest: {error!r}", path=where) from error
         except StoreError as error:
-            raise error.at(path) from None
+            raise error.at(where) from None
 
     @classmethod
     def _from_facts(cls, facts: dict[str, Any]) -> ShardManifest:
@@ -173,7 +184,7 @@ def _digest(facts: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
-def _check_identity(facts: object, path: Path) -> None:
+def _check_identity(facts: object, path: str | Path) -> None:
     """Refuse what is no shard manifest, one of another version, and one that was altered."""
     if not isinstance(facts, dict) or not {"version", "digest", "block_size"} <= facts.keys():
         raise StoreError("not a shard manifest", path=path, cure="Run `hexdata export` first.")

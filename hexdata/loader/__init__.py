@@ -1,8 +1,11 @@
 """Batches for training out of shards: exactly once an epoch over all ranks, resumable at any batch.
 
-Reads shards through the webdataset library and NumPy; never writes, and never needs PyTorch.
+Maps local shards into memory, or streams them through the webdataset library; never writes, and never
+needs PyTorch outside its one file.
 """
 
+from hexdata.loader.dataset import PositionDataset
+from hexdata.loader.digest import combine_digests
 from hexdata.loader.loader import Loader
 
-__all__ = ["Loader"]
+__all__ = ["Loader", "PositionDataset", "combine_digests"]

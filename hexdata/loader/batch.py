@@ -1,63 +1,225 @@
-"""Blocks of packed positions: joined, picked from, and unpacked to what a model trains on.
+"""What a batch holds: its options, the members of the shards that it is made of, and how it is made.
 
-Whole arrays at a time. Never reads a file and never decides which rows come.
+Whole arrays at a time, from packed blocks. Never reads a file and never decides which rows come.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, Final, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from hexdata.board import unpack_boards
+from hexdata.board import RED, cast_cells, pack_boards, unpack_boards
+from hexdata.errors import ConfigError
 from hexdata.formats.shards import POLICY_FIELDS, Block, block_length, block_to_policy
+from hexdata.loader.symmetry import SymmetryArray, draw_symmetries, transform_labels, transform_stones
+from hexdata.loader.weights import draw_value_weights
+from hexdata.schema import NO_MOVE
 
-__all__ = ["Batch", "join_blocks", "members_of", "take_rows", "unpack"]
+__all__ = [
+    "DEFAULT_FIELDS",
+    "FIELDS",
+    "Batch",
+    "BatchOptions",
+    "BoardForm",
+    "FinalPolicy",
+    "make_batch",
+    "members_of",
+]
 
 Batch = dict[str, npt.NDArray[Any]]
 """The arrays of one training step, each with the batch as its leading dimension."""
 
+BoardForm = Literal["float32", "float16", "uint8", "packed"]
+FinalPolicy = Literal["zeros", "uniform", "skip"]
 
-def members_of(fields: Sequence[str], stored: Collection[str]) -> list[str]:
-    """Return the members that the batch fields are made of, out of those that the shards store."""
-    members = set(fields)
-    if "policy" in members:
-        members |= {"move", *POLICY_FIELDS}
-        members -= set(POLICY_FIELDS) - set(stored)
-    return sorted(members)
+DEFAULT_FIELDS: Final = ("board", "policy", "value")
+FIELDS: Final = (
+    *DEFAULT_FIELDS,
+    "policy_mask",
+    "value_weight",
+    "position_id",
+    "game_id",
+    "move",
+    "player_to_move",
+    "value_sample_tier",
+    "position_in_game",
+    "total_positions",
+)
 
-
-def join_blocks(blocks: Sequence[Block]) -> Block:
-    """Join blocks of the same fields, in their order, and empty them: one field at a time is held twice."""
-    starts = np.cumsum([0, *(block_length(block) for block in blocks)])
-    if "policy_row" in blocks[0]:
-        for block, start in zip(blocks, starts[:-1], strict=True):
-            block["policy_row"] = block["policy_row"] + start
-    return {name: np.concatenate([block.pop(name) for block in blocks]) for name in list(blocks[0])}
-
-
-def take_rows(block: Block, rows: npt.NDArray[np.int64]) -> Block:
-    """Return the block of the given rows, in the order given."""
-    taken = {name: array.take(rows, axis=0) for name, array in block.items() if name not in POLICY_FIELDS}
-    if "policy" in block:
-        # policy_row ascends without repeats: a row lies between its two places or, absent, at one.
-        places = np.searchsorted(block["policy_row"], rows)
-        has_policy = np.searchsorted(block["policy_row"], rows, side="right") > places
-        taken["policy"] = block["policy"].take(places[has_policy], axis=0)
-        taken["policy_row"] = np.flatnonzero(has_policy)
-    return taken
+_TIERS: Final = 4
 
 
-def unpack(block: Block, fields: Sequence[str], board_size: int) -> Batch:
-    """Return the fields: board float32 (B, 2, n, n), policy float32 (B, n·n), the others as stored."""
+@dataclass(frozen=True)
+class BatchOptions:
+    """What batches hold: B positions each, on boards of size n.
+
+    Raises:
+        ConfigError: if an option has no meaning.
+    """
+
+    fields: tuple[str, ...] = DEFAULT_FIELDS
+    """The arrays of a batch:
+
+    - ``board`` (B, ``planes``, n, n), cells 0 or 1: blue's stones, red's and, of three planes, who is to
+      move. Packed: uint8 (B, ceil(2·n·n / 8)), the stones as ``board.pack_boards`` gives them.
+    - ``policy`` float32 (B, n·n): dense where the position has a dense policy, else one-hot.
+    - ``policy_mask`` bool (B,): False on final positions, whose policy ``final_policy`` made up.
+    - ``move`` uint16 (B,): 65535 where there is none.
+    - ``value`` float32 (B,): 0 blue wins, 1 red wins.
+    - ``value_weight`` float32 (B,): 0 or 1, see ``tier_probability``.
+    - ``position_id``, ``game_id`` int64 (B,), the latter -1 if unknown; ``player_to_move`` uint8 (B,), 0
+      blue, 1 red; ``value_sample_tier`` uint8 (B,), 255 if unknown; ``position_in_game`` and
+      ``total_positions`` uint16 (B,), 65535 if unknown.
+    """
+    planes: int = 2
+    """2, or 3: a third plane of ones where red is to move, of zeros where blue is. With packed boards it
+    is left to the device, and ``player_to_move`` joins the fields."""
+    board: BoardForm = "float32"
+    final_policy: FinalPolicy = "zeros"
+    """The policy of final positions: zeros, 1/n² everywhere, or no such positions in the epoch at all."""
+    tier_probability: tuple[float, float, float, float] | None = None
+    """How likely a position of tier 0, 1, 2, 3 carries value weight, drawn anew every epoch; an unknown
+    tier always does. ``value_weight`` then joins the fields. None: all carry it."""
+    symmetry: bool = False
+    """Whether each position comes as one of its four images, drawn anew every epoch."""
+
+    def __post_init__(self) -> None:
+        self._check_fields()
+        if not isinstance(self.planes, int) or self.planes not in (2, 3):
+            raise ConfigError("unknown planes", found=repr(self.planes), expected="2 or 3")
+        for name, known in (("board", BoardForm), ("final_policy", FinalPolicy)):
+            if getattr(self, name) not in get_args(known):
+                expected = " or ".join(map(repr, get_args(known)))
+                raise ConfigError(f"unknown {name}", found=repr(getattr(self, name)), expected=expected)
+        if not isinstance(self.symmetry, bool):
+            raise ConfigError("symmetry cannot be used", found=repr(self.symmetry), expected="True or False")
+        if self.tier_probability is not None and not _are_probabilities(self.tier_probability):
+            raise ConfigError(
+                "tier_probability cannot be used",
+                found=repr(self.tier_probability),
+                expected="a tuple of four numbers from 0 to 1, those of tiers 0, 1, 2, 3",
+            )
+
+    def _check_fields(self) -> None:
+        if not isinstance(self.fields, tuple) or not self.fields:
+            raise ConfigError(
+                "fields cannot be used", found=repr(self.fields), expected=f"a tuple of {', '.join(FIELDS)}"
+            )
+        unknown = [name for name in self.fields if name not in FIELDS]
+        if unknown:
+            raise ConfigError("unknown fields", found=unknown, expected=f"some of {', '.join(FIELDS)}")
+        if len(set(self.fields)) < len(self.fields):
+            raise ConfigError("a field is named twice", found=self.fields, expected="each once")
+
+    @property
+    def delivered(self) -> tuple[str, ...]:
+        """The fields of every batch: those asked for, then those that other options add."""
+        added = []
+        if self.board == "packed" and self.planes == 3 and "board" in self.fields:
+            added.append("player_to_move")
+        if self.tier_probability is not None:
+            added.append("value_weight")
+        return self.fields + tuple(name for name in added if name not in self.fields)
+
+
+def _are_probabilities(numbers: object) -> bool:
+    return (
+        isinstance(numbers, tuple)
+        and len(numbers) == _TIERS
+        and all(isinstance(x, (int, float)) and not isinstance(x, bool) and 0 <= x <= 1 for x in numbers)
+    )
+
+
+def members_of(options: BatchOptions, stored: Collection[str]) -> list[str]:
+    """Return the members that such batches are made of, sorted, out of those that the shards store."""
+    made_from = {
+        "board": {"board"} | ({"player_to_move"} if options.planes == 3 else set()),
+        "policy": {"move", *POLICY_FIELDS},
+        "policy_mask": {"move", *POLICY_FIELDS},
+        "value_weight": {"position_id"} | ({"value_sample_tier"} if options.tier_probability else set()),
+    }
+    members = {member for name in options.delivered for member in made_from.get(name, {name})}
+    if options.symmetry:
+        members.add("position_id")
+    return sorted(members - (set(POLICY_FIELDS) - set(stored)))
+
+
+def make_batch(block: Block, options: BatchOptions, board_size: int, *, seed: int, epoch: int) -> Batch:
+    """Make a batch of packed positions, in their order: the fields of ``options.delivered``.
+
+    Args:
+        block: the members that :func:`members_of` names, of B positions; left as it is. Fields that come
+            as stored are its own arrays.
+        options: what the batch holds.
+        board_size: n.
+        seed: of the draws of symmetries and value weights.
+        epoch: of the same.
+    """
+    symmetries = None
+    if options.symmetry:
+        symmetries = draw_symmetries(block["position_id"], seed, epoch)
+        block = transform_labels(block, symmetries, board_size)
     batch: Batch = {}
-    for name in fields:
+    for name in options.delivered:
         if name == "board":
-            batch[name] = unpack_boards(block[name], board_size, np.float32)
+            batch[name] = _boards(block, options, board_size, symmetries)
         elif name == "policy":
-            batch[name] = block_to_policy(block, board_size * board_size)
+            batch[name] = _policies(block, options, board_size)
+        elif name == "policy_mask":
+            batch[name] = _policy_mask(block)
+        elif name == "value_weight":
+            batch[name] = _value_weights(block, options, seed, epoch)
         else:
             batch[name] = block[name]
     return batch
+
+
+def _boards(
+    block: Block, options: BatchOptions, board_size: int, symmetries: SymmetryArray | None
+) -> npt.NDArray[Any]:
+    """Return the boards of a block whose labels have been transformed.
+
+    Bytes 0 and 1 first, all planes together, then one cast: the numbers of a batch are written once.
+    """
+    packed = options.board == "packed"
+    if packed and symmetries is None:
+        return block["board"]
+    cells = unpack_boards(block["board"], board_size, np.uint8)
+    if symmetries is not None:
+        transform_stones(cells, symmetries)
+    if packed:
+        return pack_boards(cells.view(np.bool_))
+    if options.planes == 3:
+        stones = cells
+        cells = np.empty((len(stones), 3, board_size, board_size), np.uint8)
+        cells[:, :2] = stones
+        red_moves = block["player_to_move"] == RED
+        cells[:, 2] = red_moves.view(np.uint8)[:, np.newaxis, np.newaxis]
+    return cast_cells(cells, options.board)
+
+
+def _policies(block: Block, options: BatchOptions, board_size: int) -> npt.NDArray[np.float32]:
+    cells = board_size * board_size
+    policy = block_to_policy(block, cells)
+    if options.final_policy == "uniform":
+        policy[~_policy_mask(block)] = 1 / cells
+    return policy
+
+
+def _policy_mask(block: Block) -> npt.NDArray[np.bool_]:
+    """Say which positions have a policy, dense or one-hot: bool (B,)."""
+    mask: npt.NDArray[np.bool_] = block["move"] != NO_MOVE
+    if "policy_row" in block:
+        mask[block["policy_row"]] = True
+    return mask
+
+
+def _value_weights(block: Block, options: BatchOptions, seed: int, epoch: int) -> npt.NDArray[np.float32]:
+    if options.tier_probability is None:
+        return np.ones(block_length(block), np.float32)
+    ids, tiers = block["position_id"], block["value_sample_tier"]
+    return draw_value_weights(ids, tiers, options.tier_probability, seed, epoch)

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from hexdata.errors import ConfigError, VerifyError
 from hexdata.loader.loader import Loader
+from hexdata.loader.options import Check, LoaderOptions, Mode
 from hexdata.progress import SILENT, Progress
 from hexdata.schema import SPLITS
 
@@ -31,16 +32,13 @@ class LoadOptions:
     epochs: int = 1
     batch_size: int = 1024
     seed: int = 0
-    window_shards: int = 8
+    mode: Mode = "exact"
+    check: Check = "sizes"
 
     def __post_init__(self) -> None:
         if self.epochs < 1:
             raise ConfigError("epochs must be at least 1", found=self.epochs)
-        if self.batch_size < 1 or self.window_shards < 1:
-            raise ConfigError(
-                "batch_size and window_shards must be at least 1",
-                found=f"{self.batch_size} and {self.window_shards}",
-            )
+        LoaderOptions(batch_size=self.batch_size, seed=self.seed, mode=self.mode, check=self.check)
         if self.split not in SPLITS:
             raise ConfigError("unknown split", found=self.split, expected=" or ".join(SPLITS))
 
@@ -59,6 +57,8 @@ class EpochFacts:
     value_mean: float
     first_ids: list[int]
     """The position ids that open the epoch: another order every epoch."""
+    digest: str
+    """The epoch digest: the same for every run that delivers the same positions at the same steps."""
 
 
 @dataclass(frozen=True)
@@ -86,10 +86,11 @@ def drive_loader(
         split=options.split,
         batch_size=options.batch_size,
         seed=options.seed,
-        window_shards=options.window_shards,
+        mode=options.mode,
+        check=options.check,
         fields=("board", "policy", "value", "position_id"),
     )
-    total = loader.manifest.positions(options.split)
+    total = loader.positions
     epochs = []
     fields: dict[str, str] = {}
     for epoch in range(options.epochs):
@@ -130,6 +131,7 @@ def _epoch(loader: Loader, progress: Progress, fields: dict[str, str]) -> tuple[
         positions_per_second=delivered / max(seconds, 1e-9),
         value_mean=values / max(delivered, 1),
         first_ids=first_ids,
+        digest=str(loader.epoch_digest),
     )
     return facts, fields
 

@@ -1,58 +1,82 @@
-"""The training loader: one epoch an iteration, each position exactly once over all ranks.
+"""The training loader: one epoch an iteration, each position exactly once over all ranks and workers.
 
-Holds one window of shards at a time. Never writes, and keeps no state but where it stands.
+The face of exact and stream mode. Never writes, and keeps no state but where it stands.
 """
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from hexdata.errors import ConfigError, StoreError
-from hexdata.formats.shards import Block, ShardManifest
-from hexdata.loader.batch import Batch, join_blocks, members_of, take_rows, unpack
-from hexdata.loader.options import DEFAULT_FIELDS, LoaderOptions, Remainder
-from hexdata.loader.plan import EpochPlan, count_batches
-from hexdata.loader.reader import ShardReader
-from hexdata.loader.state import check_state, make_state
-from hexdata.order import Permutation
-from hexdata.store import Store
+from hexdata.errors import ConfigError, HexdataError
+from hexdata.formats.shards import Block
+from hexdata.loader.batch import (
+    DEFAULT_FIELDS,
+    Batch,
+    BatchOptions,
+    BoardForm,
+    FinalPolicy,
+    make_batch,
+    members_of,
+)
+from hexdata.loader.digest import EpochDigest
+from hexdata.loader.epoch import Epoch
+from hexdata.loader.exact import ExactEpoch, ExactShards
+from hexdata.loader.options import Check, LoaderOptions, Mode, OnError, Remainder, check_epoch
+from hexdata.loader.shard_files import check_split, shard_folder
+from hexdata.loader.sources import FolderSource, Source, load_manifest, make_source
+from hexdata.loader.state import Place, check_state, make_state
+from hexdata.loader.stream import StreamEpoch
 
-__all__ = ["Loader"]
+__all__ = ["Delivery", "Loader"]
+
+
+class Delivery(NamedTuple):
+    """One batch on its way: its step, the ids of its positions without the padding, and its arrays."""
+
+    step: int
+    position_ids: npt.NDArray[np.int64]
+    batch: Batch
 
 
 class Loader:
     """Delivers a split as batches of NumPy arrays, in an order that follows from (seed, epoch).
 
-    The positions of an epoch are one stream: the shards in a permuted order, taken in windows of
-    ``window_shards``, all positions of a window permuted as one. Step t is the next
-    ``batch_size * world_size`` positions of the stream, and each rank takes its ``batch_size`` of them;
-    so ranks change nothing but who gets what. Every rank reads every window.
-
     Iterating runs the epoch to its end, from the next batch on that was not delivered, then advances
-    ``epoch``. A loop that was left goes on where it was; ``set_epoch`` starts afresh.
+    ``epoch``. A loop that was left goes on where it was; ``set_epoch`` starts afresh. A loader can be
+    pickled; it opens its shards again where it arrives.
 
     Args:
-        store: a store's directory, or a folder of shards with their manifest.json.
+        store: a store's directory, or a folder of shards with their manifest.json; for stream mode also
+            the URL of such a folder, or a command, ``"pipe:cat /data/{name}"``.
         split: which split.
         batch_size: positions a batch on this rank.
         seed: any integer.
         shuffle: False gives stored order; None means True for ``train`` and False for the others.
-        window_shards: shards in memory at once. The default fields take 49 bytes a position at n = 13,
-            a dense policy 676 more; while a window is read, its largest field is there twice.
+        mode: ``"exact"`` maps local shards and permutes the split as a whole; ``"stream"`` reads shards
+            from front to back and permutes windows. None means exact for a folder, stream for a URL.
         rank, world_size: this process among those that train together.
         remainder: of the last global batch, if positions do not fill it. ``"short"`` shares them out as
             evenly as can be; all ranks get the same number of batches, so where fewer positions than
-            ranks are left, the batch of some ranks is empty. ``"drop"`` leaves them out of the epoch.
-        fields: what batches hold: board float32 (B, 2, n, n), policy float32 (B, n·n): dense where there
-            is a dense one, else one-hot, zeros on final positions; value float32 (B,); on request
-            position_id, game_id, move, player_to_move, value_sample_tier, position_in_game and
-            total_positions, (B,) with the dtypes and the sentinels for null of the shards.
+            ranks are left, the batch of some ranks is empty. ``"pad"`` fills each rank's part up with
+            repeats, marked in the field ``padding``, bool (B,), of every batch. ``"drop"`` leaves the
+            positions out of the epoch.
+        on_error: ``"raise"``, or ``"skip"`` to leave out shards that are missing, cut or altered, with a
+            warning and a count in ``skipped``.
+        check: ``"sizes"`` of the shards, or ``"digests"``, for which every byte is read.
+        where: SQL on the labels that says which positions take part, such as ``"value_sample_tier < 2"``;
+            null is no. In exact mode only, as is ``newest``.
+        newest: so many games, those of the highest ids, take part.
+        streams, window: of stream mode; see ``StreamPlan``.
+        fields, planes, board, final_policy, tier_probability, symmetry: what batches hold; see
+            ``BatchOptions``.
 
     Raises:
         ConfigError: an option has no meaning, or the split is not in the shards.
@@ -67,141 +91,284 @@ class Loader:
         batch_size: int = 1024,
         seed: int = 0,
         shuffle: bool | None = None,
-        window_shards: int = 8,
+        mode: Mode | None = None,
         rank: int = 0,
         world_size: int = 1,
         remainder: Remainder = "short",
+        on_error: OnError = "raise",
+        check: Check = "sizes",
+        where: str | None = None,
+        newest: int | None = None,
+        streams: tuple[int, int] = (4, 4),
+        window: int = 262_144,
         fields: Sequence[str] = DEFAULT_FIELDS,
+        planes: int = 2,
+        board: BoardForm = "float32",
+        final_policy: FinalPolicy = "zeros",
+        tier_probability: tuple[float, float, float, float] | None = None,
+        symmetry: bool = False,
     ) -> None:
+        source = make_source(store)
+        if isinstance(source, FolderSource):
+            source = FolderSource(shard_folder(source.folder))
         self.options = LoaderOptions(
             split=split,
             batch_size=batch_size,
             seed=seed,
             shuffle=split == "train" if shuffle is None else shuffle,
-            window_shards=window_shards,
+            mode=_usual_mode(source) if mode is None else mode,
             rank=rank,
             world_size=world_size,
             remainder=remainder,
-            fields=tuple(fields),
+            on_error=on_error,
+            check=check,
+            where=where,
+            newest=newest,
+            streams=streams,
+            window=window,
+            batch=BatchOptions(
+                fields=tuple(fields),
+                planes=planes,
+                board=board,
+                final_policy=final_policy,
+                tier_probability=tier_probability,
+                symmetry=symmetry,
+            ),
         )
-        folder = _shard_folder(Path(store))
-        self.manifest = ShardManifest.load(folder)
-        self._reader = _open_reader(folder, self.manifest, self.options)
-        self._sizes = [shard.positions for shard in self.manifest.splits[split]]
-        self._epoch = 0
-        self._batch = 0
+        self.manifest = load_manifest(source)
+        stored = check_split(self.manifest, split, str(store))
+        # The digest of an epoch needs the ids, asked for or not.
+        self._members = sorted({*members_of(self.options.batch, stored), "position_id"})
+        self._source = source
+        self._skipped: dict[str, int] = {}
+        self._exact = self._open_exact() if self.options.mode == "exact" else None
+        self._opened: tuple[int, Epoch] | None = None
+        self._ended: str | None = None
+        self._go_to(Place())
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave behind what was gathered ahead."""
+        return {**self.__dict__, "_opened": None}
+
+    def for_rank(self, rank: int, world_size: int) -> Loader:
+        """Return a loader of the same positions for another rank; the shards are not opened again.
+
+        It stands where this one does.
+
+        Raises:
+            ConfigError: there is no such rank, or this one stands within an epoch of another world size,
+                whose batches are others.
+        """
+        if self._batch and world_size != self.options.world_size:
+            raise ConfigError(
+                "a loader cannot change its world size within an epoch",
+                found=f"batch {self._batch}",
+                cure="Make the loader for its ranks first, then load the state.",
+            )
+        other = copy.copy(self)
+        other.options = replace(self.options, rank=rank, world_size=world_size)
+        other._exact = self._exact.for_rank(rank, world_size) if self._exact else None
+        other._skipped = dict(self._skipped)
+        other._opened = other._ended = None
+        same = (rank, world_size) == (self.options.rank, self.options.world_size)
+        digest = self._digest.value if same and self._digest else None
+        other._go_to(Place(self._epoch, self._batch, digest if self._batch else 0))
+        return other
+
+    # --- what there is --------------------------------------------------------------------------------
+
+    @property
+    def positions(self) -> int:
+        """How many positions an epoch has over all ranks, before any remainder is dropped."""
+        return self._exact.positions if self._exact else self.manifest.positions(self.options.split)
+
+    @property
+    def skipped(self) -> dict[str, int]:
+        """How many positions of which shard were left out, with ``on_error="skip"``.
+
+        Exact mode knows them all when it opens; stream mode when it has read the epoch.
+        """
+        return dict(self._skipped)
+
+    def __len__(self) -> int:
+        """Return the batches of a whole epoch, the same for every rank."""
+        return self._open(self._epoch).steps
+
+    # --- where it stands ------------------------------------------------------------------------------
 
     @property
     def epoch(self) -> int:
         """The epoch that iterating runs, counted from 0."""
         return self._epoch
 
-    def set_epoch(self, epoch: int) -> None:
-        """Start ``epoch`` from its first batch."""
-        if epoch < 0:
-            raise ConfigError("epochs count from 0", found=epoch)
-        self._epoch, self._batch = epoch, 0
+    @property
+    def batch(self) -> int:
+        """The batch of the epoch that comes next, counted from 0."""
+        return self._batch
 
-    def __len__(self) -> int:
-        """Return the batches of a whole epoch, the same for every rank."""
-        return count_batches(sum(self._sizes), self.options)
-
-    def __iter__(self) -> Iterator[Batch]:
-        """Deliver the rest of the epoch, then advance ``epoch``.
+    def set_epoch(self, epoch: int, batch: int = 0) -> None:
+        """Start ``epoch`` from its first batch; or from another, and then it has no digest.
 
         Raises:
-            StoreError, FormatError: a shard is not what the manifest says. No position of its window
-                has been delivered.
-            ConfigError: ``epoch`` was changed while iterating.
+            ConfigError: there is no such epoch or batch.
         """
-        plan = EpochPlan(self._sizes, self.options, self._epoch)
-        stream = _Stream(plan, self._reader)
-        while self._batch < plan.batches:
-            block = stream.take(*plan.rank_range(self._batch))
-            batch = unpack(block, self.options.fields, self.manifest.board_size)
-            self._batch += 1
-            yield batch
-            if self._epoch != plan.epoch:
-                raise ConfigError("the epoch was changed while iterating", cure="Start a new iteration.")
-        self._epoch, self._batch = plan.epoch + 1, 0
+        check_epoch(epoch)
+        if not 0 <= batch <= len(self):
+            raise ConfigError("no such batch", found=batch, expected=f"0 to {len(self)}")
+        self._go_to(Place(epoch, batch, None if batch else 0))
+
+    @property
+    def epoch_digest(self) -> str | None:
+        """The digest of what this rank got in the epoch that ended last; see ``EpochDigest``.
+
+        Two runs with the same digest got the same positions at the same steps; ``combine_digests`` adds
+        up those of all ranks. None if no epoch has ended, or one that was begun on other ranks.
+        """
+        return self._ended
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the loader stands, JSON-able: the batches delivered count, and no others."""
-        return make_state(self.options, self.manifest.digest, self._epoch, self._batch)
+        digest = self._digest.value if self._digest else None
+        return make_state(self.options, *self._identity(), Place(self._epoch, self._batch, digest))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state: of any rank and world size with the same global batch.
 
         Raises:
-            StoreError: it was taken on other shards or under another version of the order.
+            StoreError: it was taken on other positions or under another version of the order.
             ConfigError: it was taken with other options, or is no state.
         """
-        self._epoch, self._batch = check_state(state, self.options, self.manifest.digest, len(self))
+        self._go_to(check_state(state, self.options, *self._identity(), len(self)))
 
+    def _identity(self) -> tuple[str, str | None]:
+        """Return the digest of the shards, and that of the rows that take part unless all do."""
+        return self.manifest.digest, self._exact.digest if self._exact else None
 
-class _Stream:
-    """The stream of an epoch with the window in memory that was asked for last."""
-
-    def __init__(self, plan: EpochPlan, reader: ShardReader) -> None:
-        self._plan = plan
-        self._reader = reader
-        self._window = -1
-        self._block: Block = {}
-        self._order: Permutation | None = None
-
-    def take(self, start: int, stop: int) -> Block:
-        """Return the positions at places [start, stop), packed; windows before them are not read."""
-        parts = []
-        for window, first, last in self._plan.pieces(start, stop):
-            if window != self._window:
-                self._load(window)
-            parts.append(take_rows(self._block, self._rows(first, last)))
-        return join_blocks(parts)
-
-    def _load(self, window: int) -> None:
-        self._block = {}  # let go of the last window before the next one fills the memory
-        shards = self._plan.windows[window]
-        self._block = join_blocks([block for shard in shards for block in self._reader.read(shard)])
-        self._order = self._plan.window_order(window)
-        self._window = window
-
-    def _rows(self, first: int, last: int) -> npt.NDArray[np.int64]:
-        return np.arange(first, last) if self._order is None else self._order.slice(first, last)
-
-
-def _shard_folder(store: Path) -> Path:
-    """Return the folder of the shards' manifest: ``store`` itself, or the one in a store.
-
-    A store to which more was added since its shards were written is warned of: they lack it.
-
-    Raises:
-        StoreError: it is a store that was not exported.
-    """
-    try:
-        whole = Store.open(store)
-    except StoreError:  # no store, but perhaps a folder of shards, as may be copied anywhere
-        return store if not (store / "shards").is_dir() else store / "shards"
-    if "export" not in whole.manifest.stages:
-        whole.require_stage("export")
-    for stage in ("shuffle", "export"):
-        try:
-            whole.require_stage(stage)
-        except StoreError as error:
-            warnings.warn(str(error), stacklevel=3)
-    return store / "shards"
-
-
-def _open_reader(folder: Path, manifest: ShardManifest, options: LoaderOptions) -> ShardReader:
-    if manifest.layout != "blocks":
-        raise ConfigError(
-            "the loader reads shards of blocks",
-            path=folder,
-            found=f"layout {manifest.layout}",
-            cure="Run `hexdata export` with --layout blocks.",
+    def _go_to(self, place: Place) -> None:
+        self._epoch, self._batch = place.epoch, place.batch
+        self._digest = (
+            None if place.digest is None else EpochDigest(self.manifest.digest, place.epoch, place.digest)
         )
-    shards = manifest.splits.get(options.split)
-    if shards is None:
-        splits = ", ".join(manifest.splits)
-        raise ConfigError("no such split in the shards", path=folder, found=options.split, expected=splits)
-    stored = shards[0].offsets.keys() if shards else ()
-    return ShardReader(folder, manifest, options.split, members_of(options.fields, stored))
+
+    # --- delivering -----------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Deliver the rest of the epoch, then advance ``epoch``.
+
+        Raises:
+            StoreError, FormatError: a shard is not what the manifest says.
+            ConfigError: the loader was sent elsewhere while iterating, or another iteration moved it.
+        """
+        epoch = self._epoch
+        for step, ids, batch in self.deliveries():
+            self.record(step, ids)
+            yield batch
+            if (self._epoch, self._batch) != (epoch, step + 1):
+                raise ConfigError(
+                    "the loader was moved while iterating",
+                    found=f"batch {self._batch} of epoch {self._epoch}",
+                    expected=f"batch {step + 1} of epoch {epoch}",
+                    cure="Start a new iteration after set_epoch or load_state_dict.",
+                )
+        self.end_epoch()
+
+    def batches(self, worker: int = 0, workers: int = 1) -> Iterator[Batch]:
+        """Yield what worker ``worker`` of ``workers`` has of the rest of the epoch; see ``deliveries``."""
+        return (delivery.batch for delivery in self.deliveries(worker, workers))
+
+    def deliveries(self, worker: int = 0, workers: int = 1) -> Iterator[Delivery]:
+        """Yield this rank's batches of the steps t with t mod workers = worker, for the rest of the epoch.
+
+        Where the loader stands does not change: whoever hands the batches on calls ``record`` for each,
+        in the order of the steps, and ``end_epoch``.
+
+        Raises:
+            StoreError, FormatError: a shard is not what the manifest says.
+            ConfigError: there is no such worker.
+        """
+        if not 0 <= worker < workers:
+            raise ConfigError("no such worker", found=worker, expected=f"0 to {workers - 1}")
+        number, first = self._epoch, self._batch + (worker - self._batch) % workers
+        epoch = self._open(number)
+        steps = range(first, epoch.steps, workers)
+        for step, (block, padding) in zip(steps, epoch.blocks(steps), strict=True):
+            ids, batch = block["position_id"], self._make(block, number)
+            if self.options.remainder == "pad":
+                batch["padding"] = np.zeros(len(ids), np.bool_) if padding is None else padding
+            yield Delivery(step, ids if padding is None else ids[~padding], batch)
+
+    def record(self, step: int, position_ids: npt.NDArray[np.int64]) -> None:
+        """Count the batch of a step, the next one, as delivered: the ids of its positions, less padding.
+
+        Raises:
+            ConfigError: another step is next.
+        """
+        if step != self._batch:
+            raise ConfigError("steps are recorded in their order", found=step, expected=self._batch)
+        self._batch += 1
+        if self._digest:
+            self._digest.add(step, position_ids)
+
+    def end_epoch(self) -> None:
+        """Advance ``epoch``, now that all its batches are delivered."""
+        ended = None if self._digest is None else str(self._digest)
+        self._go_to(Place(self._epoch + 1))
+        self._ended = ended
+
+    def take(self, start: int, stop: int, epoch: int) -> Batch:
+        """Return the positions at places [start, stop) of an epoch's order, whatever rank they belong to.
+
+        Where the loader stands does not change, and there is no padding. In exact mode only.
+
+        Raises:
+            ConfigError: in stream mode, which has no such order, or places outside the epoch.
+        """
+        check_epoch(epoch)
+        opened = self._open(epoch)
+        if not isinstance(opened, ExactEpoch):
+            raise ConfigError("only exact mode can take places of an epoch", cure="Use mode='exact'.")
+        if not 0 <= start <= stop <= self.positions:
+            found, expected = f"[{start}, {stop})", f"within [0, {self.positions})"
+            raise ConfigError("places outside the epoch", found=found, expected=expected)
+        return self._make(opened.take(start, stop), epoch)
+
+    def _make(self, block: Block, epoch: int) -> Batch:
+        options = self.options
+        return make_batch(block, options.batch, self.manifest.board_size, seed=options.seed, epoch=epoch)
+
+    # --- opening --------------------------------------------------------------------------------------
+
+    def _open(self, epoch: int) -> Epoch:
+        """Return an epoch, the one of the last call if it is the same."""
+        if self._opened is None or self._opened[0] != epoch:
+            self._opened = (epoch, self._make_epoch(epoch))
+        return self._opened[1]
+
+    def _make_epoch(self, epoch: int) -> Epoch:
+        if self._exact:
+            return self._exact.epoch(epoch)
+        on_skip = self._skip if self.options.on_error == "skip" else None
+        return StreamEpoch(self._source, self.manifest, self.options, epoch, self._members, on_skip)
+
+    def _open_exact(self) -> ExactShards:
+        if not isinstance(self._source, FolderSource):
+            raise ConfigError(
+                "exact mode maps shards into memory",
+                found=self._source.address(""),
+                expected="a local folder",
+                cure="Copy the shards here, or use mode='stream'.",
+            )
+        exact = ExactShards(self._source.folder, self.manifest, self._members, self.options)
+        for name, positions, fault in exact.faults:
+            self._skip(name, positions, fault)
+        return exact
+
+    def _skip(self, shard: str, positions: int, fault: HexdataError) -> None:
+        """Count positions that are left out, and warn when a shard is first met."""
+        if shard not in self._skipped:
+            warnings.warn(f"left out: {fault}", stacklevel=2)
+        self._skipped[shard] = self._skipped.get(shard, 0) + positions
+
+
+def _usual_mode(source: Source) -> Mode:
+    return "exact" if isinstance(source, FolderSource) else "stream"

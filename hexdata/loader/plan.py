@@ -1,76 +1,79 @@
-"""Which position comes when: the one global stream of an epoch, and each rank's part of each step.
+"""Which places of an epoch's order come at which step, and to which rank.
 
-Arithmetic on sizes and seeds alone. Never reads a shard.
+Arithmetic on numbers alone. Never reads a shard, and knows neither order nor mode.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from hexdata.loader.options import LoaderOptions
-from hexdata.order import Permutation, derive_key
 
-__all__ = ["EpochPlan", "count_batches"]
+__all__ = ["EpochPlan", "Share"]
 
 
-def count_batches(positions: int, options: LoaderOptions) -> int:
-    """Return the batches of an epoch, the same number for every rank."""
-    full, rest = divmod(positions, options.global_batch)
-    return full + (rest > 0 and options.remainder == "short")
+class Share(NamedTuple):
+    """What one rank gets at one step: places [start, stop) of the order, and then those it repeats.
+
+    ``padding`` counts on over the epoch's places 0, 1, 2 … and from 0 again where they run out.
+    """
+
+    start: int
+    stop: int
+    padding: range
+
+    def places(self, positions: int) -> npt.NDArray[np.int64]:
+        """Return the places in the order they are delivered, of an epoch of ``positions``."""
+        own = np.arange(self.start, self.stop)
+        if not self.padding:
+            return own
+        return np.concatenate([own, np.arange(self.padding.start, self.padding.stop) % positions])
+
+    def padding_mask(self) -> npt.NDArray[np.bool_] | None:
+        """Return which of the places are repeats; None if none is."""
+        if not self.padding:
+            return None
+        return np.repeat([False, True], [self.stop - self.start, len(self.padding)])
 
 
 class EpochPlan:
-    """The stream of one epoch: shards in permuted order, taken in windows, each window permuted as one.
+    """The steps of one epoch over a number of positions, shared out over ranks.
 
-    It follows from the shard sizes, the seed, the epoch and ``window_shards``; ranks only share it out.
-    ``windows[w]`` lists the shards (their numbers in the split) of window w.
+    Step t is the next ``batch_size * world_size`` places of the order, rank after rank; so with the same
+    global batch a step holds the same positions for any number of ranks. The last global batch may be
+    short: its positions are shared out as evenly as can be, the lower ranks taking one more. Under
+    ``remainder="pad"`` each rank's part is then filled up with repeats; under ``"drop"`` there is no
+    such batch.
+
+    Attributes:
+        positions: how many there are.
+        steps: batches of the epoch, the same for every rank.
     """
 
-    def __init__(self, sizes: Sequence[int], options: LoaderOptions, epoch: int) -> None:
-        """Plan the epoch over shards of ``sizes`` positions."""
-        self.epoch = epoch
-        self._options = options
-        order = np.arange(len(sizes))
-        if options.shuffle:
-            key = derive_key(options.seed, "epoch", epoch, options.split, "shards")
-            order = Permutation(len(sizes), key).slice(0, len(sizes))
-        step = options.window_shards
-        self.windows: list[list[int]] = [order[i : i + step].tolist() for i in range(0, len(order), step)]
-        window_sizes = [sum(sizes[shard] for shard in window) for window in self.windows]
-        self._starts = np.cumsum([0, *window_sizes])
-        self.batches = count_batches(sum(sizes), options)
+    def __init__(self, positions: int, options: LoaderOptions) -> None:
+        """Plan an epoch over so many positions."""
+        self.positions = positions
+        self._rank = options.rank
+        self._world_size = options.world_size
+        self._batch_size = options.batch_size
+        self._pad = options.remainder == "pad"
+        self._full, self._rest = divmod(positions, options.global_batch)
+        if options.remainder == "drop":
+            self._rest = 0
+        self.steps = self._full + (self._rest > 0)
 
-    def rank_range(self, batch: int) -> tuple[int, int]:
-        """Return the stream places [start, stop) that this rank takes at step ``batch``.
-
-        A whole global batch gives every rank ``batch_size``; the last one of ``short`` is shared out as
-        evenly as can be, the lower ranks taking one more.
-        """
-        options = self._options
-        start = batch * options.global_batch
-        size = min(options.global_batch, int(self._starts[-1]) - start)
-        share, extra = divmod(size, options.world_size)
-        start += options.rank * share + min(options.rank, extra)
-        return start, start + share + (options.rank < extra)
-
-    def pieces(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """Cut stream places [start, stop) at windows: (window, first, last + 1), places in the window.
-
-        No places give one empty piece, so that a rank left without positions still knows its arrays.
-        """
-        first = int(np.searchsorted(self._starts[1:-1], start, side="right"))
-        last = int(np.searchsorted(self._starts[1:-1], max(start, stop - 1), side="right"))
-        for window in range(first, last + 1):
-            base, end = int(self._starts[window]), int(self._starts[window + 1])
-            yield window, max(start, base) - base, min(stop, end) - base
-
-    def window_order(self, window: int) -> Permutation | None:
-        """Return the permutation of the window's positions; None for stored order."""
-        if not self._options.shuffle:
-            return None
-        size = int(self._starts[window + 1] - self._starts[window])
-        return Permutation(
-            size, derive_key(self._options.seed, "epoch", self.epoch, self._options.split, "window", window)
-        )
+    def share(self, step: int) -> Share:
+        """Return what this rank gets at a step below ``steps``."""
+        first = step * self._batch_size * self._world_size
+        if step < self._full:
+            start = first + self._rank * self._batch_size
+            return Share(start, start + self._batch_size, range(0))
+        size, extra = divmod(self._rest, self._world_size)
+        before = self._rank * size + min(self._rank, extra)
+        size += self._rank < extra
+        missing = self._rank * self._batch_size - before
+        padding = range(missing, missing + self._batch_size - size) if self._pad else range(0)
+        return Share(first + before, first + before + size, padding)

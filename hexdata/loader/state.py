@@ -2,40 +2,66 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Final
 
 from hexdata.errors import ConfigError, StoreError
 from hexdata.loader.options import LoaderOptions
 from hexdata.order import ORDER_VERSION
 
-__all__ = ["check_state", "make_state"]
+__all__ = ["Place", "check_state", "make_state"]
 
-_STATE_VERSION: Final = 1
+_STATE_VERSION: Final = 2
 
 
-def make_state(options: LoaderOptions, digest: str, epoch: int, batch: int) -> dict[str, Any]:
-    """Return the JSON-able state of a loader whose next batch is ``batch`` of ``epoch``.
+@dataclass(frozen=True)
+class Place:
+    """Where a loader stands: the next batch of an epoch, and the digest of those before it.
 
-    Rank and world size are left out: with the same global batch the rest is the same for any of them.
+    ``digest`` is None where it cannot be known, as other ranks delivered them.
+    """
+
+    epoch: int = 0
+    batch: int = 0
+    digest: int | None = 0
+
+
+def make_state(options: LoaderOptions, shards: str, rows: str | None, place: Place) -> dict[str, Any]:
+    """Return the JSON-able state of a loader.
+
+    Args:
+        options: of the loader.
+        shards: the manifest's digest.
+        rows: the digest of the rows that take part; None for all.
+        place: where it stands.
+
+    Rank and world size bind the digest alone: with the same global batch the rest is the same for any.
     """
     return {
         "version": _STATE_VERSION,
         "order_version": ORDER_VERSION,
-        "digest": digest,
+        "digest": shards,
+        "rows": rows,
         **_order_options(options),
-        "epoch": epoch,
-        "batch": batch,
+        "rank": options.rank,
+        "world_size": options.world_size,
+        "epoch": place.epoch,
+        "batch": place.batch,
+        "epoch_digest": None if place.digest is None else format(place.digest, "016x"),
     }
 
 
-def check_state(state: dict[str, Any], options: LoaderOptions, digest: str, batches: int) -> tuple[int, int]:
-    """Return (epoch, next batch) of a state that this loader can go on from.
+def check_state(
+    state: dict[str, Any], options: LoaderOptions, shards: str, rows: str | None, steps: int
+) -> Place:
+    """Return the place of a state that such a loader can go on from; ``steps`` are those of its epochs.
 
     Raises:
-        StoreError: if it was taken on other shards or under another version of the order.
+        StoreError: if it was taken on other shards, on other rows of them, or under another version of
+            the order.
         ConfigError: if it was taken with other options, which the message names, or is no state.
     """
-    expected = make_state(options, digest, 0, 0)
+    expected = make_state(options, shards, rows, Place())
     if not isinstance(state, dict) or state.keys() != expected.keys():
         raise ConfigError(
             "not the state of a loader", found=state, expected=f"a dict of {', '.join(expected)}"
@@ -48,14 +74,15 @@ def check_state(state: dict[str, Any], options: LoaderOptions, digest: str, batc
                 expected=expected[name],
                 cure="Resume with the hexdata release that wrote it, or start a new epoch.",
             )
-    if state["digest"] != digest:
-        raise StoreError(
-            "the state was taken on other shards",
-            found=f"digest {state['digest']}",
-            expected=digest,
-            cure="Resume on the shards of that run, or start a new epoch.",
-        )
     other = [name for name in _order_options(options) if state[name] != expected[name]]
+    for name, what in (("digest", "other shards"), ("rows", "other positions of these shards")):
+        if state[name] != expected[name] and not (name == "rows" and other):
+            raise StoreError(
+                f"the state was taken on {what}",
+                found=f"digest {state[name]}",
+                expected=expected[name],
+                cure="Resume on the shards of that run, or start a new epoch.",
+            )
     if other:
         raise ConfigError(
             f"the state was taken with another {', '.join(other)}",
@@ -63,22 +90,40 @@ def check_state(state: dict[str, Any], options: LoaderOptions, digest: str, batc
             expected={name: expected[name] for name in other},
             cure="Make the loader with the options of that run.",
         )
-    return _check_place(state["epoch"], state["batch"], batches)
+    return _read_place(state, options, steps)
 
 
 def _order_options(options: LoaderOptions) -> dict[str, Any]:
     """Return the options that the order of the batches hangs on."""
-    return {
+    chosen: dict[str, Any] = {
         "split": options.split,
         "seed": options.seed,
         "shuffle": options.shuffle,
-        "window_shards": options.window_shards,
+        "mode": options.mode,
         "global_batch": options.global_batch,
         "remainder": options.remainder,
+        "where": options.where,
+        "newest": options.newest,
+        "final_policy_skip": options.batch.final_policy == "skip",
     }
+    if options.mode == "stream":
+        chosen |= {"streams": list(options.streams), "window": options.window}
+    return chosen
 
 
-def _check_place(epoch: object, batch: object, batches: int) -> tuple[int, int]:
-    if not (isinstance(epoch, int) and isinstance(batch, int) and epoch >= 0 and 0 <= batch <= batches):
+def _read_place(state: dict[str, Any], options: LoaderOptions, steps: int) -> Place:
+    epoch, batch, digest = state["epoch"], state["batch"], state["epoch_digest"]
+    if not (_is_count(epoch) and _is_count(batch) and batch <= steps):
         raise ConfigError("the state stands nowhere", found=f"batch {batch!r} of epoch {epoch!r}")
-    return epoch, batch
+    if not batch:
+        return Place(epoch, 0, 0)
+    if (state["rank"], state["world_size"]) != (options.rank, options.world_size) or digest is None:
+        return Place(epoch, batch, None)
+    try:
+        return Place(epoch, batch, int(digest, 16))
+    except (TypeError, ValueError):
+        raise ConfigError("the state has a broken digest", found=repr(digest)) from None
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

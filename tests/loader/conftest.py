@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,23 @@ SHARD_SIZE = 16
 
 
 class ShardFolder:
-    """A folder of shards; ``splits`` has each split as stored, its ``policy`` as float32 (N, cells)."""
+    """A folder of shards; ``splits`` has each split as stored, its ``policy`` as float32 (N, cells).
 
-    def __init__(self, path: Path, sizes: Mapping[str, int], dense: bool = False, seed: int = 7) -> None:
+    ``cuts`` are the places where a shard ends besides those of whole shards: exports have none.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        sizes: Mapping[str, int],
+        dense: bool = False,
+        seed: int = 7,
+        cuts: Sequence[int] = (),
+    ) -> None:
         self.path = path
         self.splits: dict[str, Arrays] = {}
         self.shards: dict[str, tuple[ShardEntry, ...]] = {}
+        self._cuts = cuts
         path.mkdir(parents=True)
         for number, (split, size) in enumerate(sizes.items()):
             rng = np.random.default_rng([seed, number])
@@ -56,12 +68,13 @@ class ShardFolder:
     def _write_split(self, split: str, arrays: Arrays, policies: Arrays) -> list[ShardEntry]:
         entries, key = [], 0
         size = len(arrays["position_id"])
-        for number, first in enumerate(range(0, size, SHARD_SIZE)):
+        places = sorted({*range(0, size, SHARD_SIZE), *self._cuts, size})
+        for number, (first, end) in enumerate(itertools.pairwise(places)):
             path = self.path / f"{split}-{number:06d}.tar"
             with path.open("wb") as file:
                 writer = ShardWriter(file)
-                for start in range(first, min(first + SHARD_SIZE, size), BLOCK_SIZE):
-                    writer.write_block(key, cut_block(arrays, policies, start, min(start + BLOCK_SIZE, size)))
+                for start in range(first, end, BLOCK_SIZE):
+                    writer.write_block(key, cut_block(arrays, policies, start, min(start + BLOCK_SIZE, end)))
                     key += 1
                 writer.close()
             entries.append(writer.entry(path.name, hashlib.sha256(path.read_bytes()).hexdigest()))
@@ -106,10 +119,12 @@ MakeShards = Callable[..., ShardFolder]
 
 @pytest.fixture
 def make_shards(tmp_path: Path) -> MakeShards:
-    """Return ``make(name="shards", dense=False, seed=7, **sizes)``, which writes a folder of shards."""
+    """Return ``make(name="shards", dense=False, seed=7, cuts=(), **sizes)``: writes a folder of shards."""
 
-    def make(name: str = "shards", dense: bool = False, seed: int = 7, **sizes: int) -> ShardFolder:
-        return ShardFolder(tmp_path / name, sizes, dense, seed)
+    def make(
+        name: str = "shards", dense: bool = False, seed: int = 7, cuts: Sequence[int] = (), **sizes: int
+    ) -> ShardFolder:
+        return ShardFolder(tmp_path / name, sizes, dense, seed, cuts)
 
     return make
 

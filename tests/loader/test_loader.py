@@ -1,141 +1,191 @@
-"""The loader's promise: every position exactly once an epoch, in an order of (seed, epoch) alone."""
+"""The loader's promises: every position exactly once, the same for any ranks and workers, resumable."""
 
 from __future__ import annotations
 
 import itertools
 import json
-import tarfile
+import pickle
+import re
+import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
+from hexdata.convert import ConvertOptions, convert_sources
 from hexdata.errors import ConfigError, FormatError, HexdataError, StoreError
+from hexdata.export import ExportOptions, export_shards
 from hexdata.formats.shards import ShardManifest
-from hexdata.loader import Loader
-from hexdata.loader.options import FIELDS
-from hexdata.order import Permutation, derive_key
+from hexdata.loader import Loader, PositionDataset, combine_digests
+from hexdata.loader.batch import FIELDS
+from hexdata.order import shuffle_indices
+from hexdata.shuffle import ShuffleOptions, shuffle_store
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .conftest import MakeShards, ShardFolder
 
+    DemoTrmph = Callable[..., list[Path]]
+
+Steps = list[list[int]]
+
 IDS = ("position_id",)
+SMALL_WINDOWS: dict[str, Any] = {"mode": "stream", "streams": (12, 6), "window": 8}
+"""Stream mode with as many ranks and workers as the tests here use."""
+WORLDS = {
+    "exact": list(itertools.product((1, 2, 3, 4), (1, 2, 3))),
+    "stream": [(1, 1), (2, 2), (3, 3), (4, 1)],
+}
+"""Numbers of ranks and of workers. Stream mode, which reads much more, has tests of its own for others."""
+MODES: list[dict[str, Any]] = [{"mode": "exact"}, {"mode": "exact", "shuffle": False}, SMALL_WINDOWS]
 
 
-def ids_of(loader: Loader) -> list[list[int]]:
+def ids_of(loader: Loader) -> Steps:
     """Run the rest of the epoch: the position ids, batch by batch."""
     return [batch["position_id"].tolist() for batch in loader]
 
 
-def steps_of(folder: ShardFolder, world_size: int, **options: Any) -> list[list[int]]:
-    """Run an epoch on every rank: the position ids of each step, rank after rank."""
-    ranks = [
-        ids_of(Loader(folder.path, rank=r, world_size=world_size, fields=IDS, **options))
-        for r in range(world_size)
-    ]
-    return [list(itertools.chain(*step)) for step in zip(*ranks, strict=True)]
+def flat(steps: Steps) -> list[int]:
+    return list(itertools.chain(*steps))
 
 
-def flat(batches: list[list[int]]) -> list[int]:
-    return list(itertools.chain(*batches))
+def run_rank(loader: Loader, workers: int) -> Steps:
+    """Run the rest of a rank's epoch by workers, dealing their batches out in turn as PyTorch does."""
+    first = loader.state_dict()["batch"]
+    of_worker = [loader.batches(worker, workers) for worker in range(workers)]
+    steps = []
+    for step in range(first, len(loader)):
+        batch = next(of_worker[step % workers])
+        ids = batch["position_id"]
+        steps.append(ids[~batch["padding"]].tolist() if "padding" in batch else ids.tolist())
+    assert [list(rest) for rest in of_worker] == [[]] * workers
+    return steps
+
+
+def run_world(
+    folder: ShardFolder, world_size: int, workers: int = 1, state: Any = None, epoch: int = 0, **options: Any
+) -> Steps:
+    """Run the rest of an epoch on every rank: the ids of each step, sorted, as ranks share them out."""
+    ranks = []
+    for rank in range(world_size):
+        loader = Loader(folder.path, rank=rank, world_size=world_size, fields=IDS, **options)
+        loader.set_epoch(epoch)
+        if state is not None:
+            loader.load_state_dict(state)
+        ranks.append(run_rank(loader, workers))
+    return [sorted(itertools.chain(*step)) for step in zip(*ranks, strict=True)]
+
+
+# --- every position once, whoever delivers it ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", MODES)
+@pytest.mark.parametrize("remainder", ["short", "pad", "drop"])
+@pytest.mark.parametrize("global_batch", [12, 60, 144])
+def test_ranks_and_workers_change_nothing_but_who_gets_what(
+    shards: ShardFolder, options: dict[str, Any], remainder: Any, global_batch: int
+) -> None:
+    """Exactly once, and the same positions at each step, for 1 to 4 ranks of 1 to 3 workers."""
+    alone = run_world(shards, 1, batch_size=global_batch, remainder=remainder, **options)
+    full, rest = divmod(134, global_batch)
+    assert [len(step) for step in alone] == [global_batch] * full + [rest] * (remainder != "drop")
+    ids = flat(alone)
+    assert len(set(ids)) == len(ids)
+    assert remainder == "drop" or sorted(ids) == list(range(134))
+    for world_size, workers in WORLDS[options["mode"]]:
+        batch_size = global_batch // world_size
+        found = run_world(shards, world_size, workers, batch_size=batch_size, remainder=remainder, **options)
+        assert found == alone
+
+
+@pytest.mark.parametrize("batch_size", [1, 5, 16, 200])
+@pytest.mark.parametrize("world_size", [1, 3, 8])
+def test_any_batch_size_delivers_every_position_once(
+    shards: ShardFolder, batch_size: int, world_size: int
+) -> None:
+    steps = run_world(shards, world_size, 2, batch_size=batch_size)
+    assert sorted(flat(steps)) == list(range(134))
+    assert {len(step) for step in steps[:-1]} <= {batch_size * world_size}
+
+
+@pytest.mark.parametrize("options", MODES)
+@pytest.mark.parametrize("remainder", ["short", "pad", "drop"])
+def test_resuming_after_each_batch_gives_the_rest(
+    shards: ShardFolder, options: dict[str, Any], remainder: Any
+) -> None:
+    """On as many ranks and workers as the run had, and on others."""
+    options = {**options, "remainder": remainder}
+    expected = run_world(shards, 1, epoch=1, batch_size=24, **options)
+    for stop in range(len(expected) + 1):
+        loader = Loader(shards.path, batch_size=24, fields=IDS, **options)
+        loader.set_epoch(1)
+        for _ in itertools.islice(loader, stop):
+            pass
+        state = json.loads(json.dumps(loader.state_dict()))
+        assert (state["epoch"], state["batch"]) == (1, stop)
+        for world_size, workers in WORLDS[options["mode"]][::2]:
+            batch_size = 24 // world_size
+            rest = run_world(shards, world_size, workers, state, batch_size=batch_size, **options)
+            assert rest == expected[stop:]
 
 
 # --- order --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 8])
-@pytest.mark.parametrize("batch_size", [1, 5, 16, 200])
-@pytest.mark.parametrize("window_shards", [1, 4, 100])
-@pytest.mark.parametrize("shuffle", [True, False])
-def test_every_position_exactly_once(
-    shards: ShardFolder, world_size: int, batch_size: int, window_shards: int, shuffle: bool
-) -> None:
-    options = {"batch_size": batch_size, "window_shards": window_shards, "shuffle": shuffle}
-    steps = steps_of(shards, world_size, **options)
-    assert sorted(flat(steps)) == list(range(134))
-    assert {len(step) for step in steps[:-1]} <= {batch_size * world_size}
-    assert len(steps) == len(Loader(shards.path, world_size=world_size, **options))
+def test_the_order_is_that_of_shuffle_indices(shards: ShardFolder) -> None:
+    ids = shards.splits["train"]["position_id"].tolist()
+    loader = Loader(shards.path, batch_size=10, seed=5, fields=IDS)
+    for epoch in range(3):
+        assert loader.epoch == epoch
+        assert flat(ids_of(loader)) == shuffle_indices(ids, 5, epoch)
 
 
-@pytest.mark.parametrize("remainder", ["short", "drop"])
-def test_ranks_change_nothing_but_who_gets_what(shards: ShardFolder, remainder: str) -> None:
-    alone = steps_of(shards, 1, batch_size=12, remainder=remainder)
-    for world_size in (2, 3, 4, 6, 12):
-        assert steps_of(shards, world_size, batch_size=12 // world_size, remainder=remainder) == alone
-
-
-def test_the_order_follows_from_seed_epoch_and_window(shards: ShardFolder) -> None:
-    loader = Loader(shards.path, batch_size=16, seed=3, fields=IDS)
+@pytest.mark.parametrize("mode", ["exact", "stream"])
+def test_every_epoch_and_seed_has_an_order_of_its_own(shards: ShardFolder, mode: Any) -> None:
+    loader = Loader(shards.path, batch_size=16, seed=3, mode=mode, fields=IDS)
     first, second = flat(ids_of(loader)), flat(ids_of(loader))
-    assert loader.epoch == 2
-    other_seed = flat(ids_of(Loader(shards.path, batch_size=16, seed=4, fields=IDS)))
-    other_window = flat(ids_of(Loader(shards.path, batch_size=16, seed=3, window_shards=2, fields=IDS)))
-    orders = [first, second, other_seed, other_window, shards.splits["train"]["position_id"].tolist()]
+    other_seed = flat(ids_of(Loader(shards.path, batch_size=16, seed=4, mode=mode, fields=IDS)))
+    orders = [first, second, other_seed, shards.splits["train"]["position_id"].tolist()]
     assert all(a != b for a, b in itertools.combinations(orders, 2))
     loader.set_epoch(0)
     assert flat(ids_of(loader)) == first
-    assert flat(ids_of(Loader(shards.path, batch_size=5, seed=3, fields=IDS))) == first
 
 
-def test_the_order_is_pinned(shards: ShardFolder) -> None:
-    """A literal order: if it changes, runs cannot be repeated or resumed, and ORDER_VERSION must rise."""
-    rows = np.argsort(shards.splits["train"]["position_id"])
-    loader = Loader(shards.path, batch_size=8, seed=1, window_shards=2, fields=IDS)
-    assert [rows[batch].tolist() for batch in itertools.islice(ids_of(loader), 3)] == [
-        [35, 26, 39, 22, 24, 47, 34, 40],
-        [33, 28, 16, 36, 30, 19, 21, 20],
-        [18, 38, 43, 31, 17, 37, 27, 44],
-    ]
-
-
-def test_the_order_is_the_documented_one(shards: ShardFolder) -> None:
-    stored = shards.splits["train"]["position_id"]
-    per_shard = [stored[i : i + 16] for i in range(0, 134, 16)]
-    order = Permutation(9, derive_key(5, "epoch", 2, "train", "shards"))
-    expected = []
-    for window, first in enumerate(range(0, 9, 4)):
-        ids = np.concatenate([per_shard[order[place]] for place in range(first, min(first + 4, 9))])
-        within = Permutation(len(ids), derive_key(5, "epoch", 2, "train", "window", window))
-        expected += [int(ids[within[place]]) for place in range(len(ids))]
-    loader = Loader(shards.path, batch_size=10, seed=5, window_shards=4, fields=IDS)
-    loader.set_epoch(2)
-    assert flat(ids_of(loader)) == expected
-
-
-def test_positions_of_one_window_mix_and_no_others(shards: ShardFolder) -> None:
-    rows = np.argsort(shards.splits["train"]["position_id"])
-    order = rows[flat(ids_of(Loader(shards.path, batch_size=7, window_shards=2, fields=IDS)))]
-    shard_of_place = order // 16
-    start = 0
-    while start < len(order):
-        seen = set(shard_of_place[start : start + 17].tolist())  # more than a shard: both are met
-        size = int(np.isin(shard_of_place, list(seen)).sum())
-        assert set(shard_of_place[start : start + size].tolist()) == seen
-        assert len(seen) <= 2
-        start += size
-
-
-def test_validation_comes_in_stored_order_by_default(shards: ShardFolder) -> None:
+@pytest.mark.parametrize("mode", ["exact", "stream"])
+def test_validation_comes_in_stored_order_by_default(shards: ShardFolder, mode: Any) -> None:
     stored = shards.splits["val"]["position_id"].tolist()
-    loader = Loader(shards.path, split="val", batch_size=6, fields=IDS)
+    loader = Loader(shards.path, split="val", batch_size=6, mode=mode, fields=IDS)
     assert flat(ids_of(loader)) == flat(ids_of(loader)) == stored
-    assert flat(ids_of(Loader(shards.path, split="val", shuffle=True, fields=IDS))) != stored
+    shuffled = Loader(shards.path, split="val", batch_size=8, shuffle=True, mode=mode, fields=IDS)
+    assert flat(ids_of(shuffled)) != stored
 
 
-def test_the_last_batch_is_shared_out_or_dropped(shards: ShardFolder) -> None:
-    sizes = [
-        [len(b) for b in ids_of(Loader(shards.path, batch_size=33, rank=r, world_size=4, fields=IDS))]
-        for r in range(4)
-    ]
-    assert sizes == [[33, 1], [33, 1], [33, 0], [33, 0]]  # 134 = 4 * 33 + 2
-    dropped = steps_of(shards, 4, batch_size=33, remainder="drop")
-    assert [len(step) for step in dropped] == [132]
+def test_the_last_batch_is_shared_out_padded_or_dropped(shards: ShardFolder) -> None:
+    def sizes(remainder: Any) -> list[list[int]]:
+        ranks = range(4)
+        options: dict[str, Any] = {"batch_size": 33, "world_size": 4, "remainder": remainder, "fields": IDS}
+        return [[len(ids) for ids in ids_of(Loader(shards.path, rank=rank, **options))] for rank in ranks]
+
+    assert sizes("short") == [[33, 1], [33, 1], [33, 0], [33, 0]]  # 134 = 4 * 33 + 2
+    assert sizes("pad") == [[33, 33]] * 4
+    assert sizes("drop") == [[33]] * 4
     empty = list(Loader(shards.path, batch_size=33, rank=3, world_size=4))[-1]
     assert [(array.dtype, array.shape) for array in empty.values()] == [
         (np.float32, (0, 2, 5, 5)),
         (np.float32, (0, 25)),
         (np.float32, (0,)),
     ]
+
+
+@pytest.mark.parametrize("options", MODES)
+def test_padding_is_flagged_in_every_batch(shards: ShardFolder, options: dict[str, Any]) -> None:
+    loader = Loader(shards.path, batch_size=36, remainder="pad", fields=IDS, **options)
+    batches = list(loader)
+    assert [int(batch["padding"].sum()) for batch in batches] == [0, 0, 0, 10]
+    assert {batch["padding"].shape for batch in batches} == {(36,)}
+    assert "padding" not in next(iter(Loader(shards.path, batch_size=36, fields=IDS, **options)))
 
 
 def test_a_split_without_positions_has_no_batches(make_shards: MakeShards) -> None:
@@ -146,61 +196,78 @@ def test_a_split_without_positions_has_no_batches(make_shards: MakeShards) -> No
 # --- content ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("mode", ["exact", "stream"])
 @pytest.mark.parametrize("dense", [False, True])
-@pytest.mark.parametrize("batch_size", [5, 50, 500])
-def test_batches_hold_what_was_stored(make_shards: MakeShards, dense: bool, batch_size: int) -> None:
+@pytest.mark.parametrize("batch_size", [4, 52, 500])
+def test_batches_hold_what_was_stored(
+    make_shards: MakeShards, mode: Any, dense: bool, batch_size: int
+) -> None:
     folder = make_shards(train=70, dense=dense)
     source = folder.splits["train"]
     rows = np.argsort(source["position_id"])
-    loader = Loader(folder.path, batch_size=batch_size, window_shards=2, fields=FIELDS)
-    for batch in loader:
+    fields = [name for name in FIELDS if name not in ("policy_mask", "value_weight")]
+    for batch in Loader(folder.path, batch_size=batch_size, mode=mode, fields=fields):
         chosen = rows[batch["position_id"]]
         bits = np.unpackbits(source["board"][chosen], axis=1, count=50)
         np.testing.assert_array_equal(batch.pop("board"), bits.reshape(-1, 2, 5, 5).astype("f4"), strict=True)
-        assert batch.keys() == set(FIELDS) - {"board"}
+        assert batch.keys() == set(fields) - {"board"}
         for name, array in batch.items():
             np.testing.assert_array_equal(array, source[name][chosen], strict=True, err_msg=name)
 
 
+def test_options_of_batches_reach_them(shards: ShardFolder) -> None:
+    batch = next(iter(Loader(shards.path, planes=3, board="float16", tier_probability=(1, 1, 0, 0))))
+    assert (batch["board"].shape[1:], batch["board"].dtype) == ((3, 5, 5), np.float16)
+    assert set(np.unique(batch["value_weight"])) == {0, 1}
+
+
 def test_a_store_and_its_folder_of_shards_are_the_same(shards: ShardFolder) -> None:
     assert ids_of(Loader(shards.path.parent, fields=IDS)) == ids_of(Loader(shards.path, fields=IDS))
+    assert ids_of(Loader(str(shards.path), fields=IDS)) == ids_of(Loader(shards.path, fields=IDS))
 
 
-def test_batches_are_the_callers_to_change(shards: ShardFolder) -> None:
-    loader = Loader(shards.path, split="val", batch_size=20, fields=FIELDS)
-    for array in next(iter(loader)).values():
-        assert array.flags.writeable
-        array[...] = 0
+@pytest.mark.parametrize("mode", ["exact", "stream"])
+def test_batches_are_the_callers_to_change(shards: ShardFolder, mode: Any) -> None:
+    loader = Loader(shards.path, split="val", batch_size=8, mode=mode, fields=FIELDS)
+    expected = list(loader)
     loader.set_epoch(0)
-    assert next(iter(loader))["board"].any()
+    for batch, untouched in zip(loader, expected, strict=True):
+        for name, array in batch.items():
+            np.testing.assert_array_equal(array, untouched[name])
+            assert array.flags.writeable
+            array[...] = 0
 
 
-# --- resuming -----------------------------------------------------------------------------------------
+def test_places_can_be_taken_whatever_the_rank(shards: ShardFolder) -> None:
+    ids = shards.splits["train"]["position_id"].tolist()
+    loader = Loader(shards.path, batch_size=7, rank=1, world_size=2, remainder="pad", fields=IDS)
+    before = loader.state_dict()
+    for start, stop, epoch in ((0, 134, 0), (3, 20, 0), (20, 20, 1), (20, 90, 1), (90, 134, 1), (0, 5, 2)):
+        batch = loader.take(start, stop, epoch)
+        assert batch["position_id"].tolist() == shuffle_indices(ids, 0, epoch)[start:stop]
+        assert batch.keys() == {"position_id"}
+    assert loader.state_dict() == before
+    for start, stop in ((-1, 3), (4, 3), (0, 135)):
+        with pytest.raises(ConfigError, match="places outside the epoch"):
+            loader.take(start, stop, 0)
+    with pytest.raises(ConfigError, match="only exact mode"):
+        Loader(shards.path, mode="stream").take(0, 1, 0)
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
-@pytest.mark.parametrize("remainder", ["short", "drop"])
-def test_resuming_after_each_batch_gives_the_rest(
-    shards: ShardFolder, world_size: int, remainder: str
-) -> None:
-    options: dict[str, Any] = {"window_shards": 3, "remainder": remainder, "fields": IDS}
-    alone = Loader(shards.path, batch_size=12, **options)
-    expected = [ids_of(alone), ids_of(alone)]
-    for stop in range(len(expected[1]) + 1):
-        loader = Loader(shards.path, batch_size=12, **options)
-        loader.set_epoch(1)
-        assert [b["position_id"].tolist() for b in itertools.islice(loader, stop)] == expected[1][:stop]
-        state = json.loads(json.dumps(loader.state_dict()))
-        assert (state["epoch"], state["batch"]) == (1, stop)
-        rest = []
-        for rank in range(world_size):
-            other = Loader(
-                shards.path, batch_size=12 // world_size, rank=rank, world_size=world_size, **options
-            )
-            other.load_state_dict(state)
-            rest.append(ids_of(other))
-            assert other.epoch == 2
-        assert [flat(list(step)) for step in zip(*rest, strict=True)] == expected[1][stop:]
+@pytest.mark.parametrize("options", MODES)
+def test_a_pickled_loader_goes_on_where_it_was(shards: ShardFolder, options: dict[str, Any]) -> None:
+    loader = Loader(shards.path, batch_size=12, fields=IDS, **options)
+    whole = ids_of(loader)
+    loader.set_epoch(0)
+    assert next(iter(loader))["position_id"].tolist() == whole[0]
+    copy = pickle.loads(pickle.dumps(loader))
+    assert ids_of(copy) == whole[1:]
+    assert loader.state_dict()["batch"] == 1
+    assert ids_of(loader) == whole[1:]
+    assert copy.epoch_digest == loader.epoch_digest
+
+
+# --- where it stands ----------------------------------------------------------------------------------
 
 
 def test_a_loop_that_was_left_goes_on(shards: ShardFolder) -> None:
@@ -211,166 +278,191 @@ def test_a_loop_that_was_left_goes_on(shards: ShardFolder) -> None:
     assert loader.epoch == 1
 
 
-def test_resuming_reads_no_window_before_the_stop(make_shards: MakeShards) -> None:
+def test_moving_a_loader_under_an_iteration_is_an_error(shards: ShardFolder) -> None:
+    loader = Loader(shards.path, batch_size=20)
+    start = loader.state_dict()
+    for move in (
+        lambda: loader.set_epoch(5),
+        lambda: loader.load_state_dict(start),
+        lambda: next(iter(loader)),
+    ):
+        loader.set_epoch(0)
+        batches = iter(loader)
+        next(batches)
+        move()
+        with pytest.raises(ConfigError, match="the loader was moved while iterating"):
+            next(batches)
+    with pytest.raises(ConfigError, match="epoch cannot be used; found -1"):
+        loader.set_epoch(-1)
+
+
+@pytest.mark.parametrize("options", MODES)
+def test_a_loader_for_another_rank_is_as_if_made_for_it(shards: ShardFolder, options: dict[str, Any]) -> None:
+    first = Loader(shards.path, batch_size=12, fields=IDS, **options)
+    for rank in range(3):
+        made = Loader(shards.path, batch_size=12, rank=rank, world_size=3, fields=IDS, **options)
+        other = first.for_rank(rank, 3)
+        assert other.options == made.options
+        assert ids_of(other) == ids_of(made)
+        assert other.epoch_digest == made.epoch_digest
+    next(iter(first))
+    assert (first.epoch, first.batch) == (0, 1)
+    assert ids_of(first.for_rank(0, 1)) == ids_of(first)
+    next(iter(first))
+    with pytest.raises(ConfigError, match="cannot change its world size within an epoch; found batch 1"):
+        first.for_rank(0, 2)
+
+
+def test_an_epoch_can_be_begun_at_any_batch(shards: ShardFolder) -> None:
+    loader = Loader(shards.path, batch_size=20, fields=IDS)
+    loader.set_epoch(3)
+    whole = ids_of(loader)
+    for batch in range(len(whole) + 1):
+        loader.set_epoch(3, batch)
+        assert ids_of(loader) == whole[batch:]
+        assert (loader.epoch_digest is None) == (batch > 0)
+    for batch in (-1, len(whole) + 1):
+        with pytest.raises(ConfigError, match="no such batch"):
+            loader.set_epoch(3, batch)
+
+
+def test_steps_are_recorded_in_their_order(shards: ShardFolder) -> None:
+    """What a loader does whose workers deliver elsewhere."""
+    alone = Loader(shards.path, batch_size=20, remainder="pad")
+    for _ in alone:
+        pass
+    loader = Loader(shards.path, batch_size=20, remainder="pad")
+    of_worker = [loader.deliveries(worker, 2) for worker in range(2)]
+    for number in range(len(loader)):
+        step, ids, _ = next(of_worker[number % 2])
+        loader.record(step, ids)
+        assert loader.state_dict()["batch"] == step + 1
+        with pytest.raises(ConfigError, match="steps are recorded in their order"):
+            loader.record(step, ids)
+    loader.end_epoch()
+    assert loader.state_dict() == alone.state_dict()
+    assert loader.epoch_digest == alone.epoch_digest
+    for worker, workers in ((2, 2), (-1, 2), (0, 0)):
+        with pytest.raises(ConfigError, match="no such worker"):
+            next(loader.deliveries(worker, workers))
+
+
+def test_the_cost_of_resuming_is_what_is_left(make_shards: MakeShards) -> None:
+    """No shard before the place is touched, so none can be missed."""
     folder = make_shards(train=64)
-    options: dict[str, Any] = {"batch_size": 16, "window_shards": 1, "shuffle": False, "fields": IDS}
-    loader = Loader(folder.path, **options)
-    state = loader.state_dict() | {"batch": 2}
+    options: dict[str, Any] = {"batch_size": 16, "shuffle": False, "fields": IDS}
+    state = Loader(folder.path, **options).state_dict() | {"batch": 2}
     resumed = Loader(folder.path, **options)
     for number in (0, 1):
-        (folder.path / f"train-{number:06d}.tar").unlink()
+        path = folder.path / f"train-{number:06d}.tar"
+        path.write_bytes(bytes(path.stat().st_size))
     resumed.load_state_dict(state)
     assert flat(ids_of(resumed)) == folder.splits["train"]["position_id"][32:].tolist()
 
 
-def test_changing_the_epoch_under_an_iteration_is_an_error(shards: ShardFolder) -> None:
-    loader = Loader(shards.path, batch_size=20)
-    batches = iter(loader)
-    next(batches)
-    loader.set_epoch(5)
-    with pytest.raises(ConfigError, match="changed while iterating"):
-        next(batches)
+# --- the epoch digest ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"seed": 1}, r"another seed; found {'seed': 0}; expected {'seed': 1}"),
-        ({"batch_size": 8}, "another global_batch"),
-        ({"window_shards": 3, "shuffle": False}, "another shuffle, window_shards"),
-        ({"remainder": "drop"}, "another remainder"),
-        ({"split": "val", "shuffle": True}, "another split"),
-    ],
-)
-def test_a_state_of_other_options_is_refused(
-    shards: ShardFolder, options: dict[str, Any], message: str
-) -> None:
-    state = Loader(shards.path, batch_size=16).state_dict()
-    with pytest.raises(ConfigError, match=message):
-        Loader(shards.path, **{"batch_size": 16, **options}).load_state_dict(state)
+@pytest.mark.parametrize("options", MODES)
+def test_digests_of_ranks_add_up_to_that_of_one_process(shards: ShardFolder, options: dict[str, Any]) -> None:
+    digests = {}
+    for remainder in ("short", "pad"):
+        for world_size in (1, 2, 3, 4):
+            ranks = []
+            for rank in range(world_size):
+                loader = Loader(
+                    shards.path,
+                    batch_size=24 // world_size,
+                    rank=rank,
+                    world_size=world_size,
+                    remainder=remainder,  # type: ignore[arg-type]
+                    **options,
+                )
+                assert loader.epoch_digest is None
+                for _ in loader:
+                    pass
+                ranks.append(str(loader.epoch_digest))
+            digests[remainder, world_size] = combine_digests(ranks)
+    assert len(set(digests.values())) == 1  # padding does not count
 
 
-def test_a_state_of_other_shards_or_versions_is_refused(shards: ShardFolder, make_shards: MakeShards) -> None:
-    loader = Loader(shards.path)
-    state = loader.state_dict()
-    with pytest.raises(StoreError, match="other shards"):
-        Loader(make_shards(train=134, val=20, seed=8).path).load_state_dict(state)
-    for name in ("version", "order_version"):
-        with pytest.raises(StoreError, match=f"another {name}; found 99; expected 1"):
-            loader.load_state_dict({**state, name: 99})
-    for broken in ({}, {**state, "batch": 10_000}, {**state, "epoch": -1}, {**state, "batch": "2"}):
-        with pytest.raises(ConfigError, match="state"):
-            loader.load_state_dict(broken)
-    assert loader.state_dict() == state
+def test_a_resumed_epoch_ends_with_the_digest_of_a_whole_one(shards: ShardFolder) -> None:
+    options: dict[str, Any] = {"batch_size": 10, "world_size": 2, "rank": 1}
+    whole = Loader(shards.path, **options)
+    digests = []
+    for _ in range(2):
+        list(whole)
+        digests.append(whole.epoch_digest)
+    assert digests[0] != digests[1]
+    for stop in range(len(whole) + 1):
+        left = Loader(shards.path, **options)
+        list(itertools.islice(left, stop))
+        resumed = Loader(shards.path, **options)
+        resumed.load_state_dict(json.loads(json.dumps(left.state_dict())))
+        for digest in digests:
+            list(resumed)
+            assert resumed.epoch_digest == digest
+
+
+def test_an_epoch_resumed_on_another_rank_has_no_digest(shards: ShardFolder) -> None:
+    left = Loader(shards.path, batch_size=10, world_size=2)
+    next(iter(left))
+    other = Loader(shards.path, batch_size=20)
+    other.load_state_dict(left.state_dict())
+    digests = []
+    for _ in range(2):
+        list(other)
+        digests.append(other.epoch_digest)
+    assert digests[0] is None
+    assert digests[1] is not None
+    other.load_state_dict(left.state_dict())
+    assert other.state_dict()["epoch_digest"] is None
 
 
 # --- shards that are not what they should be ----------------------------------------------------------
 
 
-def test_a_missing_or_cut_shard_is_named_before_the_epoch(make_shards: MakeShards) -> None:
-    folder = make_shards(train=64)
-    path = folder.path / "train-000002.tar"
-    data = path.read_bytes()
-    path.write_bytes(data[:-512])
-    with pytest.raises(StoreError, match=r"train-000002\.tar: a shard is cut or altered; found 19968 bytes"):
-        Loader(folder.path)
-    path.unlink()
-    with pytest.raises(StoreError, match=r"train-000002\.tar: a shard is missing"):
-        Loader(folder.path)
-
-
-def cut_at_a_member(data: bytes) -> bytes:
-    cut = data.index(b"000003.board.npy")
-    return data[:cut] + bytes(len(data) - cut)
-
-
-def lose_a_member(data: bytes) -> bytes:
-    """Rename a member under a valid header."""
-    place = data.index(b"000003.move.npy")
-    info = tarfile.TarInfo.frombuf(data[place : place + 512], "ascii", "strict")
-    info.name = "000003.moved.npy"
-    return data[:place] + info.tobuf(tarfile.USTAR_FORMAT) + data[place + 512 :]
-
-
-@pytest.mark.parametrize(
-    ("alter", "message"),
-    [
-        (cut_at_a_member, "end of the shard: .*found 1 blocks; expected 2"),
-        (lose_a_member, r"000003\.move\.npy: .*no such member"),
-        (lambda data: data.replace(b"000003.board", b"000003.boart"), "found 1 blocks; expected 2"),
-        (lambda data: data.replace(b"000003.", b"000002."), "found 1 blocks; expected 2"),
-        (lambda data: data.replace(b"\x93NUMPY", b"\x93NUMPI"), "magic"),
-        (lambda data: data.replace(b"'<u2'", b"'<i2'"), "found <i2 of shape"),
-        (lambda data: data.replace(b"(8,)", b"(4,)"), r"64 bytes of numbers; expected 32 for \(4,\)"),
-        (lambda data: b"\x1f\x8b" + data[2:], "tar structure"),
-        (lambda data: bytes(len(data)), "found 0 blocks"),
-    ],
-)
-def test_an_altered_shard_of_the_right_size_is_named(
-    make_shards: MakeShards, alter: Any, message: str
-) -> None:
+@pytest.mark.parametrize("mode", ["exact", "stream"])
+def test_a_fault_is_raised_and_the_batch_not_counted(make_shards: MakeShards, mode: Any) -> None:
     folder = make_shards(train=64)
     path = folder.path / "train-000001.tar"
-    data = path.read_bytes()
-    altered = alter(data)
-    assert len(altered) == len(data)
-    assert altered != data
-    path.write_bytes(altered)
-    loader = Loader(folder.path, batch_size=16, window_shards=1, shuffle=False, fields=FIELDS)
-    batches = iter(loader)
-    next(batches)
-    with pytest.raises(FormatError, match=message) as caught:
-        next(batches)
-    assert caught.value.path == str(path)
-    assert loader.state_dict()["batch"] == 1  # the batch that failed was not delivered
+    path.write_bytes(path.read_bytes().replace(b"000003.move", b"000003.more"))
+    options: dict[str, Any] = {"mode": mode, "batch_size": 16, "shuffle": False, "window": 16}
+    loader = Loader(folder.path, **options)
+    with pytest.raises(FormatError, match=r"train-000001\.tar: 000003\.move\.npy"):
+        list(loader)
+    delivered = loader.state_dict()["batch"]
+    assert delivered <= 1
+    path.write_bytes(path.read_bytes().replace(b"000003.more", b"000003.move"))
+    assert len(list(loader)) == 4 - delivered
 
 
-def test_one_shard_in_place_of_another_is_found(make_shards: MakeShards) -> None:
-    folder = make_shards(train=64)
-    (folder.path / "train-000001.tar").write_bytes((folder.path / "train-000002.tar").read_bytes())
-    with pytest.raises(FormatError, match=r"train-000001\.tar: block 0.*found key 000004; expected 000002"):
-        list(Loader(folder.path))
-
-
-def test_webdataset_alone_would_end_silently_short(make_shards: MakeShards) -> None:
-    """The reason for counting blocks: if this fails, webdataset has learnt it, and we may forget it."""
-    tariterators = pytest.importorskip("webdataset.tariterators")
-    folder = make_shards(train=16)
-    path = folder.path / "train-000000.tar"
-    data = path.read_bytes()
-    path.write_bytes(data[: data.index(b"000001.board.npy")])
-    with path.open("rb") as stream:
-        files = tariterators.tar_file_expander([{"url": "x", "stream": stream}])
-        assert len(list(tariterators.group_by_keys(files))) == 1
-
-
-# --- options ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"batch_size": 0}, "batch_size cannot be used; found 0; expected at least 1"),
-        ({"batch_size": 2.0}, "batch_size"),
-        ({"window_shards": 0}, "window_shards"),
-        ({"world_size": 2, "rank": 2}, "rank outside the world; found 2"),
-        ({"rank": -1}, "rank"),
-        ({"seed": "7"}, "seed"),
-        ({"remainder": "pad"}, "remainder"),
-        ({"fields": ("board", "policies")}, "policies"),
-        ({"fields": ()}, "fields"),
-        ({"split": "training"}, "no such split in the shards; found training; expected train, val"),
-    ],
-)
-def test_options_without_meaning_are_refused(
-    shards: ShardFolder, options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        Loader(shards.path, **options)
+@pytest.mark.parametrize("mode", ["exact", "stream"])
+def test_skipped_shards_are_counted_and_warned_of(make_shards: MakeShards, mode: Any) -> None:
+    folder = make_shards(train=70)
+    (folder.path / "train-000001.tar").unlink()
+    path = folder.path / "train-000004.tar"
+    path.write_bytes(path.read_bytes()[:-512])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        loader = Loader(folder.path, mode=mode, batch_size=8, on_error="skip", fields=IDS)
+        ids = flat(ids_of(loader))
+    assert loader.skipped == {"train-000001.tar": 16, "train-000004.tar": 6}
+    assert sorted(re.split("[;.:] ", str(each.message))[2] for each in caught) == [
+        "a shard is cut or altered",
+        "a shard is missing",
+    ]
+    kept = [row for row in range(70) if row // 16 not in (1, 4)]
+    assert sorted(ids) == sorted(folder.splits["train"]["position_id"][kept].tolist())
+    assert mode == "stream" or loader.positions == 48
+    with pytest.raises(StoreError, match="a shard is missing"):
+        list(Loader(folder.path, mode=mode, batch_size=8, fields=IDS))
 
 
 def test_other_folders_and_layouts_are_refused(make_shards: MakeShards) -> None:
     folder = make_shards(train=20)
+    with pytest.raises(ConfigError, match="no such split in the shards; found training; expected train"):
+        Loader(folder.path, split="training")
     manifest = ShardManifest.load(folder.path)
     facts = {name: getattr(manifest, name) for name in manifest.__dataclass_fields__}
     facts |= {"layout": "samples", "splits": {}}
@@ -379,5 +471,32 @@ def test_other_folders_and_layouts_are_refused(make_shards: MakeShards) -> None:
         Loader(folder.path)
     with pytest.raises(HexdataError, match="no shard manifest"):
         Loader(folder.path / "elsewhere")
-    with pytest.raises(ConfigError, match="epochs count from 0"):
-        Loader(make_shards("other", train=20).path).set_epoch(-1)
+
+
+def test_exact_mode_needs_a_folder(shards: ShardFolder) -> None:
+    with pytest.raises(ConfigError, match=r"exact mode maps shards into memory; found .*pipe:"):
+        Loader(f"pipe:cat {shards.path}/{{name}}", mode="exact")
+    loader = Loader(f"pipe:cat {shards.path}/{{name}}", batch_size=12, fields=IDS)
+    assert loader.options.mode == "stream"
+    assert sorted(flat(ids_of(loader))) == list(range(134))
+
+
+def test_a_store_that_grew_after_its_export_is_warned_of(tmp_path: Path, demo_trmph: DemoTrmph) -> None:
+    """It loads, but lacks what was added."""
+    demo_trmph(tmp_path / "games", games=8, files=2)
+    store = tmp_path / "store"
+    first, second = sorted((tmp_path / "games").iterdir())
+    convert_sources([first], store, ConvertOptions(workers=1))
+    with pytest.raises(StoreError, match="no export stage yet"):
+        Loader(store)
+    shuffle_store(store, ShuffleOptions(threads=1))
+    export_shards(store, ExportOptions(workers=1))
+    positions = Loader(store).positions
+    assert positions == sum(len(batch["value"]) for batch in Loader(store)) > 0
+    convert_sources([second], store, ConvertOptions(workers=1))
+    with pytest.warns(UserWarning, match="the shuffle stage is older than the positions") as caught:
+        assert Loader(store).positions == positions
+    assert {Path(warning.filename).name for warning in caught} == {Path(__file__).name}
+    with pytest.warns(UserWarning, match="older than the positions") as caught:
+        assert len(PositionDataset(store)) == positions
+    assert {Path(warning.filename).name for warning in caught} == {Path(__file__).name}

@@ -1,0 +1,126 @@
+"""The map-style form: positions by index, for people with a loader of their own.
+
+Maps the shards of a folder as exact mode does. Never decides which index comes: that is the sampler's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, SupportsIndex
+
+import numpy as np
+
+from hexdata.formats.shard_manifest import ShardManifest
+from hexdata.loader.batch import (
+    DEFAULT_FIELDS,
+    Batch,
+    BatchOptions,
+    BoardForm,
+    FinalPolicy,
+    make_batch,
+    members_of,
+)
+from hexdata.loader.exact import ExactShards
+from hexdata.loader.options import Check, LoaderOptions, check_epoch
+from hexdata.loader.shard_files import check_split, shard_folder
+
+__all__ = ["PositionDataset"]
+
+Position = dict[str, Any]
+"""The arrays of one position, without a leading dimension; a number where a batch has one a position."""
+
+
+class PositionDataset:
+    """A split as a map-style dataset: ``dataset[i]`` is position i in stored order.
+
+    ``dataset[shuffle_indices(range(len(dataset)), seed, epoch)[place]]`` is what ``Loader`` delivers at
+    that place of an epoch. It can be pickled; it opens its shards again where it arrives.
+
+    Args:
+        store: a store's directory, or a folder of shards with their manifest.json.
+        split: which split.
+        seed: of the draws of ``symmetry`` and ``tier_probability``; ``set_epoch`` names their epoch.
+        check: ``"sizes"`` of the shards, or ``"digests"``, for which every byte is read.
+        where, newest: which positions there are, as in ``Loader``.
+        fields, planes, board, final_policy, tier_probability, symmetry: what a position holds; see
+            ``BatchOptions``.
+
+    Raises:
+        ConfigError: an option has no meaning, or the split is not in the shards.
+        StoreError: the shards are missing, incomplete or of another version.
+    """
+
+    def __init__(
+        self,
+        store: str | Path,
+        split: str = "train",
+        *,
+        seed: int = 0,
+        check: Check = "sizes",
+        where: str | None = None,
+        newest: int | None = None,
+        fields: Sequence[str] = DEFAULT_FIELDS,
+        planes: int = 2,
+        board: BoardForm = "float32",
+        final_policy: FinalPolicy = "zeros",
+        tier_probability: tuple[float, float, float, float] | None = None,
+        symmetry: bool = False,
+    ) -> None:
+        self.options = LoaderOptions(
+            split=split,
+            seed=seed,
+            shuffle=False,
+            check=check,
+            where=where,
+            newest=newest,
+            batch=BatchOptions(
+                fields=tuple(fields),
+                planes=planes,
+                board=board,
+                final_policy=final_policy,
+                tier_probability=tier_probability,
+                symmetry=symmetry,
+            ),
+        )
+        folder = shard_folder(Path(store))
+        manifest = ShardManifest.load(folder)
+        members = members_of(self.options.batch, check_split(manifest, split, str(store)))
+        self.board_size = manifest.board_size
+        self._shards = ExactShards(folder, manifest, members, self.options)
+        self._epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Draw symmetries and value weights of another epoch; the positions stay where they are."""
+        check_epoch(epoch)
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        return self._shards.positions
+
+    def __getitem__(self, index: SupportsIndex) -> Position:
+        """Return one position; negative indices count from the end.
+
+        Raises:
+            IndexError: there is no such position.
+            FormatError: its shard is not what the manifest says.
+        """
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[SupportsIndex]) -> list[Position]:
+        """Return these positions, in this order: what PyTorch's fetcher calls for a batch.
+
+        They are gathered as one, and each is a view into it.
+        """
+        batch = self.batch(np.asarray(indices, np.int64))
+        return [{name: array[row] for name, array in batch.items()} for row in range(len(indices))]
+
+    def batch(self, indices: Any) -> Batch:
+        """Return these positions (B,), in this order, as one batch."""
+        indices = np.asarray(indices, np.int64)
+        numbers = np.where(indices < 0, indices + len(self), indices)
+        if len(numbers) and not (numbers.min() >= 0 and numbers.max() < len(self)):
+            raise IndexError(f"no such position among the {len(self):,} of {self.options.split}")
+        block = self._shards.take(numbers)
+        options = self.options
+        return make_batch(block, options.batch, self.board_size, seed=options.seed, epoch=self._epoch)

@@ -1,0 +1,155 @@
+"""Exact mode: a new permutation of all positions every epoch, straight out of the mapped shards.
+
+Holds some chunks of packed positions, and no order written out. Never reads a file by itself.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from hexdata.formats.shards import Block, ShardManifest
+from hexdata.loader.epoch import PackedStep
+from hexdata.loader.mapped import Gathered, MappedShards
+from hexdata.loader.options import LoaderOptions
+from hexdata.loader.plan import EpochPlan, Share
+from hexdata.loader.subset import Subset, choose_rows
+from hexdata.order import Permutation, derive_key
+
+__all__ = ["ExactEpoch", "ExactShards"]
+
+_FIRST_CHUNK: Final = 1 << 10
+"""Positions that are gathered at first. Few, so that the first batch comes soon wherever one begins."""
+_LARGEST_CHUNK: Final = 1 << 18
+"""And at last. Many, so that a shard that is touched gives many."""
+_GROWTH: Final = 4
+_CHUNK_BYTES: Final = 64 << 20
+"""What a chunk may take; it bounds those with dense policies."""
+
+
+class ExactShards:
+    """The mapped shards of a split and the rows of them that take part: all that epochs share.
+
+    Attributes:
+        positions: how many take part.
+        digest: of the rows that take part and the shards that were skipped; None if all do.
+        faults: the shards that were skipped: name, positions, and what is wrong.
+    """
+
+    def __init__(
+        self, folder: Path, manifest: ShardManifest, members: Sequence[str], options: LoaderOptions
+    ) -> None:
+        """Open the shards, to read these members."""
+        self._members = members
+        self._options = options
+        self._shards = MappedShards(
+            folder, manifest, options.split, on_error=options.on_error, check=options.check
+        )
+        self._subset = choose_rows(self._shards, options)
+        self.faults = [(entry.name, entry.positions, fault) for entry, fault in self._shards.faults]
+        self.positions = self._shards.positions if self._subset is None else len(self._subset)
+        self.digest = self._find_digest()
+
+    def take(self, numbers: npt.NDArray[np.int64]) -> Block:
+        """Return positions (B,), given by their numbers among those that take part, in stored order."""
+        rows = numbers if self._subset is None else self._subset.rows(numbers)
+        return self._shards.take(rows, self._members)
+
+    def epoch(self, epoch: int) -> ExactEpoch:
+        """Return one epoch of the rank that the options name."""
+        return ExactEpoch(self._shards, self._subset, self._members, self._options, epoch)
+
+    def for_rank(self, rank: int, world_size: int) -> ExactShards:
+        """Return the same shards, mapped once, with the epochs of another rank."""
+        other = copy.copy(self)
+        other._options = replace(self._options, rank=rank, world_size=world_size)
+        return other
+
+    def _find_digest(self) -> str | None:
+        if self._subset is None and not self.faults:
+            return None
+        rows = "all" if self._subset is None else self._subset.digest
+        skipped = [name for name, _, _ in self.faults]
+        return hashlib.sha256(json.dumps([rows, skipped]).encode("ascii")).hexdigest()
+
+
+class ExactEpoch:
+    """One epoch of one rank: ``Permutation(n, derive_key(seed, "epoch", epoch))`` of the n positions.
+
+    It is the order of ``shuffle_indices(range(n), seed, epoch)``; unshuffled, the stored order.
+    """
+
+    def __init__(
+        self,
+        shards: MappedShards,
+        subset: Subset | None,
+        members: Sequence[str],
+        options: LoaderOptions,
+        epoch: int,
+    ) -> None:
+        """Plan the epoch over the rows of ``subset`` (None: all), in blocks of these members."""
+        self._shards = shards
+        self._subset = subset
+        self._members = members
+        self._plan = EpochPlan(shards.positions if subset is None else len(subset), options)
+        self._order: Permutation | None = None
+        if options.shuffle:
+            self._order = Permutation(self._plan.positions, derive_key(options.seed, "epoch", epoch))
+        self._largest = min(_LARGEST_CHUNK, _CHUNK_BYTES // shards.bytes_each(members))
+        self._ahead = (0, Gathered.empty())
+
+    @property
+    def steps(self) -> int:
+        """Batches of the epoch, the same for every rank."""
+        return self._plan.steps
+
+    def blocks(self, steps: range) -> Iterator[PackedStep]:
+        """Yield what this rank gets at each of these ascending steps; see ``Epoch``."""
+        chunk: list[Share] = []
+        count, enough = 0, _FIRST_CHUNK
+        for step in steps:
+            share = self._plan.share(step)
+            chunk.append(share)
+            count += share.stop - share.start
+            if count >= enough:
+                yield from self._deliver(chunk)
+                chunk, count, enough = [], 0, min(_GROWTH * enough, self._largest)
+        yield from self._deliver(chunk)
+
+    def _deliver(self, shares: Sequence[Share]) -> Iterator[PackedStep]:
+        """Gather what all the shares ask for at once, and yield it share by share."""
+        if not shares:
+            return
+        places = [share.places(self._plan.positions) for share in shares]
+        gathered = self._gather(np.concatenate(places))
+        start = 0
+        for share, own in zip(shares, places, strict=True):
+            yield gathered.take(start, start + len(own)), share.padding_mask()
+            start += len(own)
+
+    def take(self, start: int, stop: int) -> Block:
+        """Return places [start, stop) of the epoch's order, whatever step or rank they belong to.
+
+        Where calls go forward, the next places are gathered with them.
+        """
+        first, ahead = self._ahead
+        if not first <= start <= stop <= first + len(ahead):
+            forward = len(ahead) and first <= start <= first + len(ahead) + (stop - start)
+            more = min(max(_GROWTH * len(ahead), _FIRST_CHUNK), self._largest) if forward else 0
+            last = min(max(stop, start + more), self._plan.positions)
+            first, ahead = self._ahead = start, self._gather(np.arange(start, last))
+        return ahead.take(start - first, stop - first)
+
+    def _gather(self, places: npt.NDArray[np.int64]) -> Gathered:
+        rows = places if self._order is None else self._order[places]
+        if self._subset is not None:
+            rows = self._subset.rows(rows)
+        return self._shards.gather(rows, self._members)

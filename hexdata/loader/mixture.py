@@ -1,0 +1,371 @@
+"""Several loaders as one: every batch mixes their positions in given proportions, step by step.
+
+Counting is exact and in closed form, so that any step can be had at once. Never opens a shard: it asks the
+loaders, and only for the places that it delivers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from hexdata.errors import ConfigError, StoreError
+from hexdata.loader.batch import Batch
+from hexdata.loader.loader import Loader
+from hexdata.order import ORDER_VERSION, Permutation, derive_key
+
+__all__ = ["Mixture", "MixtureOptions", "SourceCounts", "SourceShare"]
+
+_STATE_VERSION: Final = 1
+_NOT_OF_A_SOURCE: Final = {
+    "epoch",
+    "batch",
+    "epoch_digest",
+    "rank",
+    "world_size",
+    "global_batch",
+    "remainder",
+}
+"""What the state of a loader says beyond the order of its positions: a mixture does not use it."""
+_MOST_SOURCES: Final = 256
+"""As many as ``source``, uint8, can name."""
+
+
+@dataclass(frozen=True)
+class MixtureOptions:
+    """The options of ``Mixture``, which documents them.
+
+    Raises:
+        ConfigError: if one has no meaning, or a source is due less than one position a step.
+    """
+
+    weights: tuple[float, ...]
+    batch_size: int
+    seed: int
+    rank: int
+    world_size: int
+    pace: int
+
+    def __post_init__(self) -> None:
+        for name, least in (("batch_size", 1), ("world_size", 1), ("rank", 0), ("pace", 0)):
+            value = getattr(self, name)
+            if not _is_int(value) or value < least:
+                raise ConfigError(f"{name} cannot be used", found=repr(value), expected=f"at least {least}")
+        if self.rank >= self.world_size:
+            raise ConfigError("rank outside the world", found=self.rank, expected=f"below {self.world_size}")
+        if not _is_int(self.seed):
+            raise ConfigError("seed cannot be used", found=repr(self.seed), expected="an integer")
+        if not 1 <= len(self.weights) <= _MOST_SOURCES:
+            raise ConfigError("too few or too many sources", found=len(self.weights), expected="1 to 256")
+        if self.pace >= len(self.weights):
+            raise ConfigError("pace names no source", found=self.pace, expected=f"below {len(self.weights)}")
+        if not all(_is_weight(weight) for weight in self.weights):
+            raise ConfigError("weights cannot be used", found=self.weights, expected="finite numbers above 0")
+        shares = self.shares()
+        if self.global_batch * min(shares) < 1:
+            raise ConfigError(
+                f"source {shares.index(min(shares))} is due less than one position a step",
+                found=f"{self.global_batch} positions a step over all ranks",
+                expected=f"at least {math.ceil(1 / min(shares))} for the weights {self.weights}",
+                cure="Raise batch_size, or the smallest weight.",
+            )
+
+    @property
+    def global_batch(self) -> int:
+        """Positions a step over all ranks."""
+        return self.batch_size * self.world_size
+
+    def shares(self) -> list[Fraction]:
+        """Return each source's share of the whole, exactly: they add up to 1."""
+        weights = [Fraction(weight) for weight in self.weights]
+        return [weight / sum(weights) for weight in weights]
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_weight(value: object) -> bool:
+    return (
+        isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0 and math.isfinite(value)
+    )
+
+
+class SourceCounts:
+    """How many positions each source has given after any number of positions in all.
+
+    After T positions, sources 0 … i together have given floor(T·S + u): S is the sum of their shares and u,
+    in [0, 1), follows from the seed. So each has given T times its share to within one, and the counts add
+    up to T. Where a step adds 1 / (the least share) or more to T, no count ever falls. All in integers.
+    """
+
+    def __init__(self, options: MixtureOptions) -> None:
+        shares = options.shares()
+        self._unit = math.lcm(*(share.denominator for share in shares))
+        parts = [int(share * self._unit) for share in shares]
+        self._bounds = [sum(parts[: i + 1]) for i in range(len(parts))]
+        self._offset = derive_key(options.seed, "mixture") * self._unit >> 64
+
+    def after(self, total: int) -> list[int]:
+        """Return the positions that each source has given among the first ``total``."""
+        ends = [(total * bound + self._offset) // self._unit for bound in self._bounds]
+        return [end - start for start, end in zip([0, *ends], ends, strict=False)]
+
+
+@dataclass(frozen=True)
+class SourceShare:
+    """What one source of a mixture has given up to a step, over all ranks."""
+
+    weight: float
+    """Its share as asked for; those of all sources add up to 1."""
+    share: float
+    """Its share of the positions delivered; 0.0 before the first."""
+    positions: int
+    epochs: float
+    """How often it has been gone through."""
+
+
+class Mixture:
+    """Delivers batches whose positions come from several loaders, in the proportion of their weights.
+
+    The mixture is one row of steps without end. After each step every source has given its share of all
+    positions so far, to within one. Each source is an endless stream too: its epochs one after the other,
+    each in its own new order, every position once before any comes again; a batch may hold the end of one
+    and the beginning of the next. Within a step the sources are mixed by a permutation that follows from
+    (seed, step); ranks take consecutive parts of the step, so they change nothing but who gets what.
+
+    An epoch of the mixture is a fixed number of steps: the fewest in which the source ``pace`` is delivered
+    once, ``len(mixture)``. All batches are whole.
+
+    Iterating runs the epoch to its end, from the next step on that was not delivered, then advances
+    ``epoch``. A batch is that of the loaders, and ``source`` uint8 (B,): which loader a position is from.
+
+    Args:
+        loaders: the sources, in exact mode and with the same batch options and board size; stores, splits,
+            predicates, seeds and shuffling are each one's own. Only the places of their epochs are used:
+            their batch size, remainder and state play no part, and ranks are the mixture's business.
+        weights: one a loader, above 0; only their proportions count.
+        batch_size: positions a batch on this rank.
+        seed: any integer.
+        rank, world_size: this process among those that train together.
+        pace: the number of the source that an epoch is measured by; None means the one with most positions.
+
+    Raises:
+        ConfigError: an option has no meaning, the loaders do not go together, one has no positions, or the
+            global batch is too small for the smallest weight.
+    """
+
+    def __init__(
+        self,
+        loaders: Sequence[Loader],
+        weights: Sequence[float],
+        *,
+        batch_size: int = 1024,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        pace: int | None = None,
+    ) -> None:
+        if len(loaders) != len(weights):
+            raise ConfigError(
+                "weights and loaders differ in number", found=len(weights), expected=len(loaders)
+            )
+        self._loaders = list(loaders)
+        self._sizes = [loader.positions for loader in loaders]
+        if pace is None and loaders:
+            pace = self._sizes.index(max(self._sizes))
+        self.options = MixtureOptions(tuple(weights), batch_size, seed, rank, world_size, pace or 0)
+        _check_loaders(self._loaders)
+        self._counts = SourceCounts(self.options)
+        paced = self.options.shares()[self.options.pace] * self.options.global_batch
+        self._steps = math.ceil(self._sizes[self.options.pace] / paced)
+        self._step = 0
+
+    def __len__(self) -> int:
+        """Return the batches of an epoch, the same for every rank."""
+        return self._steps
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that iterating runs, counted from 0."""
+        return self._step // self._steps
+
+    def set_epoch(self, epoch: int) -> None:
+        """Start ``epoch`` from its first batch."""
+        if epoch < 0:
+            raise ConfigError("epochs count from 0", found=epoch)
+        self._step = epoch * self._steps
+
+    @property
+    def realised(self) -> list[SourceShare]:
+        """What each source has given in all steps before the next one, over all ranks."""
+        total = self._step * self.options.global_batch
+        return [
+            SourceShare(float(share), given / max(total, 1), given, given / size)
+            for share, given, size in zip(
+                self.options.shares(), self._counts.after(total), self._sizes, strict=True
+            )
+        ]
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Deliver the rest of the epoch, then advance ``epoch``.
+
+        Raises:
+            StoreError, FormatError: a shard is not what its manifest says. The step was not delivered.
+            ConfigError: ``epoch`` was changed while iterating.
+        """
+        last = (self.epoch + 1) * self._steps
+        for step in range(self._step, last):
+            batch = self._batch(step)
+            self._step = step + 1
+            yield batch
+            if self._step != step + 1:
+                raise ConfigError("the epoch was changed while iterating", cure="Start a new iteration.")
+
+    def batches(self, worker: int = 0, workers: int = 1) -> Iterator[Batch]:
+        """Deliver those of the rest of the epoch whose step in it is ``worker`` mod ``workers``.
+
+        Where the mixture stands does not move: that is for whoever puts the workers' batches together.
+
+        Raises:
+            ConfigError: there is no such worker.
+        """
+        if not 0 <= worker < workers:
+            raise ConfigError("no such worker", found=worker, expected=f"0 to {workers - 1}")
+        first = self._step % self._steps
+        start = self._step - first
+        for step in range(first + (worker - first) % workers, self._steps, workers):
+            yield self._batch(start + step)
+
+    def _batch(self, step: int) -> Batch:
+        """Return this rank's part of a step, counted from the beginning of the mixture."""
+        size, total = self.options.batch_size, self.options.global_batch
+        before, after = self._counts.after(step * total), self._counts.after((step + 1) * total)
+        counts = [end - start for start, end in zip(before, after, strict=True)]
+        order = Permutation(total, derive_key(self.options.seed, "mixture", step)).slice(0, total)
+        sources = np.repeat(np.arange(len(counts), dtype=np.uint8), counts)[order]
+        first = self.options.rank * size
+        own = sources[first : first + size]
+        batch: Batch = {}
+        for number, loader in enumerate(self._loaders):
+            rows = np.flatnonzero(own == number)
+            start = before[number] + int(np.count_nonzero(sources[:first] == number))
+            for part in _stream_part(loader, start, start + len(rows)):
+                length = len(next(iter(part.values())))
+                _put_rows(batch, rows[:length], part, size)
+                rows = rows[length:]
+        batch["source"] = own
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the mixture stands, JSON-able: the batches delivered count, and no others."""
+        return {**self._fixed(), "epoch": self.epoch, "batch": self._step % self._steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state: of any rank and world size with the same global batch.
+
+        Raises:
+            StoreError: it was taken under another version of the order.
+            ConfigError: it was taken with other sources or options, or is no state.
+        """
+        fixed = self._fixed()
+        if not isinstance(state, dict) or state.keys() != {*fixed, "epoch", "batch"}:
+            raise ConfigError(
+                "not the state of a mixture", found=state, expected=f"a dict of {', '.join(fixed)}"
+            )
+        for name in ("version", "order_version"):
+            if state[name] != fixed[name]:
+                raise StoreError(
+                    f"the state has another {name}",
+                    found=state[name],
+                    expected=fixed[name],
+                    cure="Resume with the hexdata release that wrote it, or start a new epoch.",
+                )
+        other = [name for name in fixed if state[name] != fixed[name]]
+        if other:
+            raise ConfigError(
+                f"the state was taken with another {', '.join(other)}",
+                found={name: state[name] for name in other},
+                expected={name: fixed[name] for name in other},
+                cure="Make the mixture, and its loaders, with the options of that run.",
+            )
+        epoch, batch = state["epoch"], state["batch"]
+        if not (_is_int(epoch) and _is_int(batch) and epoch >= 0 and 0 <= batch < self._steps):
+            raise ConfigError("the state stands nowhere", found=f"batch {batch!r} of epoch {epoch!r}")
+        self._step = epoch * self._steps + batch
+
+    def _fixed(self) -> dict[str, Any]:
+        """Return what the order of the batches hangs on, and does not move."""
+        return {
+            "version": _STATE_VERSION,
+            "order_version": ORDER_VERSION,
+            "sources": [_name_source(loader) for loader in self._loaders],
+            "weights": list(self.options.weights),
+            "global_batch": self.options.global_batch,
+            "seed": self.options.seed,
+            "pace": self.options.pace,
+        }
+
+
+def _check_loaders(loaders: Sequence[Loader]) -> None:
+    """See that batches of these loaders can be joined.
+
+    Raises:
+        ConfigError: naming the first that does not go with loader 0.
+    """
+    first = loaders[0]
+    for number, loader in enumerate(loaders):
+        record = f"source {number}"
+        if loader.options.mode != "exact":
+            raise ConfigError(
+                "a mixture needs loaders in exact mode", record=record, found=loader.options.mode
+            )
+        if not loader.positions:
+            raise ConfigError("the source has no positions", record=record)
+        if loader.options.batch != first.options.batch:
+            raise ConfigError(
+                "the batches of the sources differ",
+                record=record,
+                found=loader.options.batch,
+                expected=first.options.batch,
+                cure="Give all loaders of a mixture the same fields, planes and other batch options.",
+            )
+        if loader.manifest.board_size != first.manifest.board_size:
+            raise ConfigError(
+                "the boards of the sources differ in size",
+                record=record,
+                found=loader.manifest.board_size,
+                expected=first.manifest.board_size,
+            )
+
+
+def _name_source(loader: Loader) -> str:
+    """Return 16 hexadecimal digits that name a source: its positions, their order, what batches hold."""
+    state = {name: value for name, value in loader.state_dict().items() if name not in _NOT_OF_A_SOURCE}
+    facts = [state, loader.positions, asdict(loader.options.batch)]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode("ascii")).hexdigest()[:16]
+
+
+def _stream_part(loader: Loader, start: int, stop: int) -> Iterator[Batch]:
+    """Yield places [start, stop) of a loader's epochs, one after the other without end."""
+    while start < stop:
+        epoch, place = divmod(start, loader.positions)
+        end = min(place + stop - start, loader.positions)
+        yield loader.take(place, end, epoch)
+        start += end - place
+
+
+def _put_rows(batch: Batch, rows: npt.NDArray[np.int64], part: Batch, size: int) -> None:
+    """Write the positions of ``part`` to these rows of a batch of ``size``, made as its fields are met."""
+    for name, array in part.items():
+        if name not in batch:
+            batch[name] = np.empty((size, *array.shape[1:]), array.dtype)
+        batch[name][rows] = array

@@ -1,0 +1,421 @@
+"""Where shards are read from front to back: a folder, a web server, or the output of a command.
+
+Opens bytes and says what is wrong with the place they come from. Never looks into them, never writes.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import shlex
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from http import HTTPStatus
+from http.client import HTTPException, HTTPResponse
+from pathlib import Path
+from subprocess import Popen
+from typing import IO, Final, NamedTuple, Protocol, TypeVar
+from urllib.error import HTTPError
+from urllib.parse import quote, urlsplit
+from urllib.request import Request, url2pathname, urlopen
+
+from webdataset.gopen import Pipe, gopen
+
+from hexdata.errors import ConfigError, StoreError
+from hexdata.formats.shard_manifest import MANIFEST_NAME, ShardManifest
+from hexdata.loader.headers import CURE
+
+__all__ = [
+    "WHOLE",
+    "ByteStream",
+    "CommandSource",
+    "FolderSource",
+    "HttpSource",
+    "Part",
+    "Source",
+    "load_manifest",
+    "make_source",
+]
+
+_CHUNK: Final = 1 << 20
+_URL: Final = re.compile(r"(pipe|file):|[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+_FIELD: Final = "{name}"
+_GONE: Final = (HTTPStatus.NOT_FOUND, HTTPStatus.GONE)
+_BUSY: Final = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
+
+T = TypeVar("T")
+
+
+class Part(NamedTuple):
+    """Which bytes of a file are wanted.
+
+    Attributes:
+        start: the first one. What comes before it is not read where the source can do that.
+        stop: where reading will stop, None for the end of the file. The stream may go on after it.
+        size: bytes that the whole file must have, None for any; a source that can tell refuses others.
+    """
+
+    start: int = 0
+    stop: int | None = None
+    size: int | None = None
+
+
+WHOLE: Final = Part()
+
+
+class ByteStream(Protocol):
+    """The bytes of one file from some place on."""
+
+    def read(self, size: int, /) -> bytes:
+        """Return up to ``size`` bytes, one or more asked for; none at the end.
+
+        Raises:
+            StoreError: the place they come from failed.
+        """
+
+    def finish(self) -> None:
+        """Say that the end was met, and hear whether all went well.
+
+        Raises:
+            StoreError: there are more bytes, or the command that gave them failed.
+        """
+
+
+class Source(Protocol):
+    """A folder of shards, wherever it lies: a value that can be pickled and holds nothing open."""
+
+    def address(self, name: str) -> str:
+        """Return where the file of this name is, as messages say it."""
+
+    def open(self, name: str, part: Part = WHOLE) -> AbstractContextManager[ByteStream]:
+        """Open the file of a plain name at the part's first byte; on leaving, all that was opened is closed.
+
+        Raises:
+            StoreError: the file is missing, of another size, or cannot be reached.
+        """
+
+
+def make_source(place: str | Path) -> Source:
+    """Return the source that a path or a URL names.
+
+    ``https://host/shards`` and other URLs name a folder, ``pipe:cat /data/{name}`` a command that
+    writes the shard ``name`` to its standard output. A URL too may hold ``{name}``, say before a query.
+
+    Raises:
+        ConfigError: a pipe without ``{name}``.
+    """
+    if isinstance(place, Path) or not _URL.match(place):
+        return FolderSource(Path(place))
+    if place.startswith("file:"):
+        return FolderSource(Path(url2pathname(urlsplit(place).path)))
+    if place.startswith("pipe:"):
+        if _FIELD not in place:
+            raise ConfigError(
+                "a pipe must say where the shard's name goes",
+                found=place,
+                cure=f"Write {_FIELD} in its place, as in 'pipe:cat /data/{_FIELD}'.",
+            )
+        return CommandSource(place)
+    template = place if _FIELD in place else f"{place.rstrip('/')}/{_FIELD}"
+    return HttpSource(template) if re.match("https?:", place, re.IGNORECASE) else CommandSource(template)
+
+
+def load_manifest(source: Source) -> ShardManifest:
+    """Read and check the manifest of a source.
+
+    Raises:
+        StoreError: as ``ShardManifest.load``, or the source fails.
+    """
+    with source.open(MANIFEST_NAME) as stream:
+        data = b"".join(iter(functools.partial(stream.read, _CHUNK), b""))
+        stream.finish()
+    return ShardManifest.loads(data, source.address(MANIFEST_NAME))
+
+
+def _missing(name: str, address: str) -> StoreError:
+    if name == MANIFEST_NAME:
+        return StoreError("no shard manifest", path=address, cure="Run `hexdata export` first.")
+    return StoreError("a shard is missing", path=address, cure=CURE)
+
+
+def _check_size(address: str, found: int | None, expected: int | None) -> None:
+    if None not in (found, expected) and found != expected:
+        raise StoreError(
+            "a shard is cut or altered", path=address, found=f"{found} bytes", expected=expected, cure=CURE
+        )
+
+
+# --- a folder -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FolderSource:
+    """Shards in a local folder."""
+
+    folder: Path
+
+    def address(self, name: str) -> str:
+        """Return the path."""
+        return str(self.folder / name)
+
+    @contextmanager
+    def open(self, name: str, part: Part = WHOLE) -> Iterator[_FileStream]:
+        """Open the file at byte ``start``; see ``Source``."""
+        address = self.address(name)
+        try:
+            file = (self.folder / name).open("rb")
+        except FileNotFoundError:
+            raise _missing(name, address) from None
+        except OSError as error:
+            raise _unreachable(address, error) from error
+        with file:
+            _check_size(address, file.seek(0, 2), part.size)
+            file.seek(part.start)
+            yield _FileStream(file, address)
+
+    def find_fault(self, name: str, size: int) -> StoreError | None:
+        """Return what is wrong with a file that is missing or has another size, without reading it."""
+        try:
+            _check_size(self.address(name), (self.folder / name).stat().st_size, size)
+        except FileNotFoundError:
+            return _missing(name, self.address(name))
+        except StoreError as error:
+            return error
+        return None
+
+
+class _FileStream:
+    """A file that was opened by its caller."""
+
+    def __init__(self, file: IO[bytes], address: str) -> None:
+        self._file = file
+        self._address = address
+
+    def read(self, size: int, /) -> bytes:
+        try:
+            return self._file.read(size)
+        except OSError as error:
+            raise _unreachable(self._address, error) from error
+
+    def finish(self) -> None:
+        _expect_end(self, self._address)
+
+
+# --- a web server -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class HttpSource:
+    """Shards behind a URL with ``{name}`` in it, read with Python's own client.
+
+    A part of a shard is asked for by a Range header; a server that does not know it sends the whole
+    shard, and what comes before the part is read for nothing. A connection that breaks is taken up
+    again at the byte where it broke.
+
+    Attributes:
+        url: the template.
+        timeout: seconds without a byte after which a connection counts as broken.
+        attempts: how often in a row a request may fail without having brought a byte.
+        pause: seconds before the second attempt, twice as many before each further one.
+    """
+
+    url: str
+    timeout: float = 60.0
+    attempts: int = 4
+    pause: float = 0.5
+
+    def address(self, name: str) -> str:
+        """Return the URL."""
+        return self.url.replace(_FIELD, quote(name))
+
+    @contextmanager
+    def open(self, name: str, part: Part = WHOLE) -> Iterator[_HttpStream]:
+        """Ask the server for the bytes; see ``Source``."""
+        stream = _HttpStream(self, name, part)
+        try:
+            yield stream
+        finally:
+            stream.close()
+
+
+class _HttpStream:
+    """One file over as many connections as it takes."""
+
+    def __init__(self, source: HttpSource, name: str, part: Part) -> None:
+        self._source = source
+        self._name = name
+        self._address = source.address(name)
+        self._part = part
+        self._place = part.start
+        self._end: int | None = None
+        self._response: HTTPResponse | None = None
+        self._attempt(self._connect)
+
+    def read(self, size: int, /) -> bytes:
+        return self._attempt(functools.partial(self._read, size))
+
+    def finish(self) -> None:
+        _expect_end(self, self._address)
+
+    def close(self) -> None:
+        if self._response is not None:
+            self._response.close()
+            self._response = None
+
+    def _attempt(self, action: Callable[[], T]) -> T:
+        """Return what the action returns, trying again while the failure may pass."""
+        failures = 0
+        while True:
+            try:
+                return action()
+            except (OSError, HTTPException) as error:
+                self.close()
+                failures += 1
+                if isinstance(error, HTTPError) and error.code in _GONE:
+                    raise _missing(self._name, self._address) from None
+                if failures >= self._source.attempts or not _may_pass(error):
+                    raise _unreachable(self._address, error) from error
+            time.sleep(self._source.pause * 2 ** (failures - 1))
+
+    def _read(self, size: int) -> bytes:
+        response = self._response or self._connect()
+        data = response.read(size)
+        if not data and self._end is not None and self._place < self._end:
+            raise ConnectionError(f"the connection ended at byte {self._place} of {self._end}")
+        self._place += len(data)
+        return data
+
+    def _connect(self) -> HTTPResponse:
+        """Ask for the bytes from the present place on, and go there."""
+        headers = {"Accept-Encoding": "identity"}
+        stop, size = self._part.stop, self._part.size
+        if self._place or stop not in (None, size):
+            last = "" if stop is None else stop - 1
+            headers["Range"] = f"bytes={self._place}-{last}"
+        request = Request(self._address, headers=headers)  # noqa: S310 - make_source lets http(s) through
+        response: HTTPResponse = urlopen(request, timeout=self._source.timeout)  # noqa: S310
+        self._response = response
+        first, self._end, whole = _extent(response)
+        _check_size(self._address, whole, size)
+        left = self._place - first
+        if left < 0:
+            raise HTTPException(f"asked for byte {self._place}, the server began at {first}")
+        while left:
+            data = response.read(min(left, _CHUNK))
+            if not data:
+                raise ConnectionError(f"the connection ended {left} bytes before byte {self._place}")
+            left -= len(data)
+        return response
+
+
+def _extent(response: HTTPResponse) -> tuple[int, int | None, int | None]:
+    """Return (first byte, end, size of the whole file) of an answer, as far as the server says."""
+    part = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", response.headers.get("Content-Range", ""))
+    if response.status == HTTPStatus.PARTIAL_CONTENT and part:
+        return int(part[1]), int(part[2]) + 1, None if part[3] == "*" else int(part[3])
+    length = response.headers.get("Content-Length")
+    size = None if length is None else int(length)
+    return 0, size, size
+
+
+def _may_pass(error: Exception) -> bool:
+    """Say whether a request is worth repeating: one that the server refuses is not."""
+    return not isinstance(error, HTTPError) or error.code in _BUSY or error.code >= 500
+
+
+# --- the output of a command --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CommandSource:
+    """Shards as a command writes them, and whatever else webdataset's ``gopen`` opens with a command.
+
+    ``pipe:cat /data/{name}`` runs in a shell, with the name quoted; ``gs://bucket/{name}`` runs gsutil,
+    and so on. A command gives a whole shard: what comes before a part is read for nothing.
+    """
+
+    url: str
+
+    def address(self, name: str) -> str:
+        """Return the URL, with the name in it."""
+        return self.url.replace(_FIELD, shlex.quote(name) if self.url.startswith("pipe:") else name)
+
+    @contextmanager
+    def open(self, name: str, part: Part = WHOLE) -> Iterator[_CommandStream]:
+        """Start the command; see ``Source``. Left before its end, it is killed."""
+        address = self.address(name)
+        stream = _CommandStream(_start(address), address)
+        try:
+            stream.skip(part.start)
+            yield stream
+        finally:
+            stream.close()
+
+
+def _start(address: str) -> Pipe:
+    """Start the command that webdataset has for a URL."""
+    try:
+        opened = gopen(address, "rb")
+    except (OSError, ValueError) as error:
+        raise _unreachable(address, error) from error
+    if not isinstance(opened, Pipe):
+        raise ConfigError("webdataset opens this without a command", found=address, expected="pipe:COMMAND")
+    return opened
+
+
+class _CommandStream:
+    """What a command writes.
+
+    webdataset's own ``Pipe`` looks at the exit status when it happens to be there at a read, and takes
+    a command that was stopped on purpose for one that failed; so the process is waited for here.
+    """
+
+    def __init__(self, opened: Pipe, address: str) -> None:
+        self._opened = opened  # which closes its stream when it is collected
+        self._process: Popen[bytes] = opened.proc
+        self._output: IO[bytes] = opened.stream
+        self._address = address
+
+    def read(self, size: int, /) -> bytes:
+        return self._output.read(size)
+
+    def skip(self, count: int) -> None:
+        """Read ``count`` bytes for nothing."""
+        left = count
+        while left:
+            data = self._output.read(min(left, _CHUNK))
+            if not data:
+                self.finish()
+                raise StoreError(
+                    "a shard is cut", path=self._address, found=f"{count - left} bytes", cure=CURE
+                )
+            left -= len(data)
+
+    def finish(self) -> None:
+        _expect_end(self, self._address)
+        status = self._process.wait()
+        if status:
+            raise StoreError(
+                "the command that gives the shard failed",
+                path=self._address,
+                found=f"exit status {status}",
+                expected=0,
+                cure="Run it in a shell to see why.",
+            )
+
+    def close(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+        self._output.close()
+        self._process.wait()
+
+
+def _expect_end(stream: ByteStream, address: str) -> None:
+    if stream.read(1):
+        raise StoreError("a shard is cut or altered", path=address, found="more bytes", cure=CURE)
+
+
+def _unreachable(address: str, error: Exception) -> StoreError:
+    return StoreError("a file cannot be read", path=address, found=str(error) or type(error).__name__)

@@ -1,0 +1,283 @@
+"""Stream mode: an epoch out of shards that are read from front to back, a window of each stream at a time.
+
+Never maps a file, and holds nothing open between two batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hexdata.errors import ConfigError, FormatError, HexdataError, StoreError
+from hexdata.formats.shards import POLICY_FIELDS, Block, ShardManifest
+from hexdata.loader.epoch import PackedStep
+from hexdata.loader.options import LoaderOptions
+from hexdata.loader.reader import BlockReader
+from hexdata.loader.sources import Source
+from hexdata.loader.stream_plan import Piece, StreamPlan, StreamShare, Window
+
+__all__ = ["OnSkip", "StreamEpoch"]
+
+OnSkip = Callable[[str, int, HexdataError], None]
+"""Hears that positions were left out: the shard's name, how many, and why."""
+
+
+class StreamEpoch:
+    """One epoch of one rank, in the order of ``StreamPlan``.
+
+    In memory are one window for each stream that this rank and worker take part in.
+
+    Args:
+        source: where the shards lie.
+        manifest: what they are.
+        options: which positions, in which order, to which rank.
+        epoch: counted from 0.
+        members: the fields that blocks hold.
+        on_skip: hears of positions that are left out since their shard cannot be read; batches that
+            lack them are that much shorter, and nothing else changes. None raises the error instead.
+
+    Raises:
+        ConfigError: streams, ranks and batch size do not fit, or options ask for a part of the split.
+        StoreError: a shard in a folder is missing or of another size, and there is no ``on_skip``.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        manifest: ShardManifest,
+        options: LoaderOptions,
+        epoch: int,
+        members: Sequence[str],
+        on_skip: OnSkip | None = None,
+    ) -> None:
+        _check_options(options)
+        digests = options.check == "digests"
+        self._reader = BlockReader(source, manifest, options.split, members, digests=digests)
+        sizes = [shard.positions for shard in self._reader.shards]
+        self._plan = StreamPlan(sizes, manifest.block_size, options, epoch)
+        self._on_skip = on_skip
+        if on_skip is None:
+            for _, fault in self._reader.find_faults():
+                raise fault
+
+    @property
+    def steps(self) -> int:
+        """Batches of the epoch, the same for every rank."""
+        return self._plan.steps
+
+    def blocks(self, steps: range) -> Iterator[PackedStep]:
+        """Yield what this rank gets at each of these ascending steps; see ``Epoch``.
+
+        Windows before the first step are not read.
+
+        Raises:
+            StoreError, FormatError: a shard is not what the manifest says. No position of the window
+                that it was read for has been delivered.
+            ConfigError: the stride is a number of workers that does not divide Q of ``streams=(P, Q)``.
+        """
+        self._plan.check_workers(steps.step)
+        windows: dict[int, _Loaded] = {}
+        for step in steps:
+            parts: list[Block] = []
+            flags: list[tuple[int, bool]] = []
+            for share in self._plan.shares(step):
+                taken = list(self._take(share, windows))
+                repeated = self._repeat(share.padding)
+                parts += [*taken, *repeated]
+                flags += [(_length(part), False) for part in taken]
+                flags += [(_length(part), True) for part in repeated]
+            yield self._join(parts), _mask(flags)
+
+    def _take(self, share: StreamShare, windows: dict[int, _Loaded]) -> Iterator[Block]:
+        """Yield the rows of a share, reading the next window of its stream when it comes to it."""
+        row = share.start
+        while row < share.stop:
+            if share.stream in windows and row >= windows[share.stream].window.stop:
+                del windows[share.stream]  # before the next one fills the memory
+            if share.stream not in windows:
+                windows[share.stream] = self._load(self._plan.window_at(share.stream, row))
+            stop = min(share.stop, windows[share.stream].window.stop)
+            yield windows[share.stream].slice(row, stop)
+            row = stop
+
+    def _load(self, window: Window) -> _Loaded:
+        """Read a window into memory and put its rows into their order."""
+        block, present = self._read(window.start, window.stop, self._on_skip)
+        permutation = self._plan.window_order(window)
+        order = None if permutation is None else permutation.slice(0, len(permutation))
+        if present.all():
+            return _Loaded(window, block if order is None else _permute(block, order), None)
+        if order is None:
+            order = np.arange(len(present))
+        delivered = present[order]
+        places = np.cumsum(present) - 1  # where each row stands among those that were read
+        kept = np.concatenate([[0], np.cumsum(delivered)])
+        return _Loaded(window, _permute(block, places[order[delivered]]), kept)
+
+    def _read(self, start: int, stop: int, on_skip: OnSkip | None) -> tuple[Block, npt.NDArray[np.bool_]]:
+        """Return rows [start, stop) of the epoch in stored order, and which of them could be read.
+
+        The block holds those alone.
+        """
+        filling = _Filling(self._reader, stop - start)
+        present = np.ones(stop - start, np.bool_)
+        row = 0
+        for piece in self._plan.pieces(start, stop):
+            count = piece.stop - piece.first
+            try:
+                filling.add(piece)
+            except (StoreError, FormatError) as error:
+                if on_skip is None:
+                    raise
+                on_skip(self._reader.shards[piece.shard].name, count, error)
+                present[row : row + count] = False
+            row += count
+        return filling.block(), present
+
+    def _repeat(self, padding: range) -> list[Block]:
+        """Return the rows of the epoch that padding repeats; those that cannot be read are left out."""
+        if not padding:
+            return []
+        rows = np.arange(padding.start, padding.stop) % self._plan.positions
+        first, last = int(rows.min()), int(rows.max())
+        on_skip = None if self._on_skip is None else _forget
+        block, present = self._read(first, last + 1, on_skip)
+        rows -= first
+        return [_permute(block, (np.cumsum(present) - 1)[rows[present[rows]]])]
+
+    def _join(self, parts: Sequence[Block]) -> Block:
+        """Join blocks into one of its own memory, so that no batch keeps a window alive."""
+        parts = parts or [_Filling(self._reader, 0).block()]
+        joined = {
+            name: np.concatenate([part[name] for part in parts])
+            for name in self._reader.specs
+            if name != "policy_row"
+        }
+        if "policy_row" in self._reader.specs:
+            starts = np.cumsum([0, *map(_length, parts)])
+            rows = [part["policy_row"] + start for part, start in zip(parts, starts[:-1], strict=True)]
+            joined["policy_row"] = np.concatenate(rows).astype(np.uint32)
+        return joined
+
+
+def _check_options(options: LoaderOptions) -> None:
+    asked = {
+        "where": options.where is not None,
+        "newest": options.newest is not None,
+        "final_policy='skip'": options.batch.final_policy == "skip",
+    }
+    chosen = [name for name, is_asked in asked.items() if is_asked]
+    if chosen:
+        raise ConfigError(
+            "stream mode delivers whole splits",
+            found=", ".join(chosen),
+            cure="Use mode='exact' on a local copy of the shards.",
+        )
+
+
+def _forget(name: str, positions: int, error: HexdataError) -> None:
+    """Hear of padding that is left out: it is nobody's position, and its shard is named where it is."""
+
+
+class _Filling:
+    """Rows read one piece after the other into arrays of their final size."""
+
+    def __init__(self, reader: BlockReader, rows: int) -> None:
+        self._reader = reader
+        self._arrays = {
+            name: np.empty((rows if name not in POLICY_FIELDS else 0, *spec.shape), spec.dtype)
+            for name, spec in reader.specs.items()
+        }
+        self._policies: list[Block] = []
+        self._filled = 0
+
+    def add(self, piece: Piece) -> None:
+        """Append a piece; if it cannot be read, raise and append nothing."""
+        size = self._reader.block_size
+        row = piece.first // size * size
+        place, policies = self._filled, []
+        with closing(self._reader.read(piece.shard, row // size, -(-piece.stop // size))) as blocks:
+            for block in blocks:
+                start, stop = max(piece.first - row, 0), min(piece.stop - row, size)
+                for name, array in block.items():
+                    if name not in POLICY_FIELDS:
+                        self._arrays[name][place : place + stop - start] = array[start:stop]
+                if "policy" in block:
+                    policies.append(_cut_policies(block, start, stop, place))
+                place += stop - start
+                row += size
+        self._filled = place
+        self._policies += policies
+
+    def block(self) -> Block:
+        """Return what was appended."""
+        block = {name: array[: self._filled] for name, array in self._arrays.items()}
+        for name in POLICY_FIELDS:
+            if name in block:
+                parts = [block[name], *(part[name] for part in self._policies)]
+                block[name] = np.concatenate(parts)
+        return block
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """A window in memory, its rows in the order they are delivered.
+
+    ``kept[i]`` says how many of the first i rows could be read; None if all could.
+    """
+
+    window: Window
+    block: Block
+    kept: npt.NDArray[np.int64] | None
+
+    def slice(self, start: int, stop: int) -> Block:
+        """Return what there is of rows [start, stop) of the epoch, as views."""
+        first, last = start - self.window.start, stop - self.window.start
+        if self.kept is not None:
+            first, last = int(self.kept[first]), int(self.kept[last])
+        rows = {name: array[first:last] for name, array in self.block.items() if name not in POLICY_FIELDS}
+        return rows | (_cut_policies(self.block, first, last, 0) if "policy" in self.block else {})
+
+
+def _cut_policies(block: Block, start: int, stop: int, place: int) -> Block:
+    """Return the policies of rows [start, stop) of a block, their rows counted from ``place``."""
+    first, last = np.searchsorted(block["policy_row"], [start, stop])
+    return {
+        "policy": block["policy"][first:last],
+        "policy_row": block["policy_row"][first:last].astype(np.int64) + (place - start),
+    }
+
+
+def _permute(block: Block, rows: npt.NDArray[np.int64]) -> Block:
+    """Return the rows of a block, in the order given."""
+    taken = {name: _gather(array, rows) for name, array in block.items() if name not in POLICY_FIELDS}
+    if "policy" in block:
+        places = np.searchsorted(block["policy_row"], rows)
+        has_policy = np.searchsorted(block["policy_row"], rows, side="right") > places
+        taken["policy"] = block["policy"].take(places[has_policy], axis=0)
+        taken["policy_row"] = np.flatnonzero(has_policy)
+    return taken
+
+
+def _gather(array: npt.NDArray[Any], rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+    """Return ``array[rows]``; boards as one element a row, which is five times as fast."""
+    if array.ndim == 1:
+        return array.take(rows)
+    whole = array.view(np.dtype((np.void, array.strides[0]))).reshape(len(array))
+    return whole.take(rows).view(array.dtype).reshape(len(rows), *array.shape[1:])
+
+
+def _length(block: Block) -> int:
+    return next(len(array) for name, array in block.items() if name not in POLICY_FIELDS)
+
+
+def _mask(flags: Sequence[tuple[int, bool]]) -> npt.NDArray[np.bool_] | None:
+    """Return which rows are padding, given the (length, whether padding) of the parts; None if none is."""
+    if not any(padding for _, padding in flags):
+        return None
+    return np.repeat([padding for _, padding in flags], [length for length, _ in flags])

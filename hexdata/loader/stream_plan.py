@@ -1,0 +1,201 @@
+"""Which position comes when in stream mode: streams, their windows, and each rank's part of each step.
+
+Arithmetic on sizes and seeds alone. Never reads a shard.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from hexdata.errors import ConfigError
+from hexdata.loader.options import LoaderOptions
+from hexdata.loader.plan import EpochPlan
+from hexdata.order import Permutation, derive_key
+
+__all__ = ["Piece", "StreamPlan", "StreamShare", "Window"]
+
+
+class StreamShare(NamedTuple):
+    """What one part of a global batch consists of.
+
+    Attributes:
+        stream: the stream that the part is read from.
+        start, stop: its rows of the epoch, all in that stream; windows are permuted within them.
+        padding: which of the epoch's rows are repeated after them; see ``plan.Share``.
+    """
+
+    stream: int
+    start: int
+    stop: int
+    padding: range
+
+
+class Window(NamedTuple):
+    """Consecutive rows [start, stop) of one stream that are permuted as one, the ``number``-th such."""
+
+    stream: int
+    number: int
+    start: int
+    stop: int
+
+
+class Piece(NamedTuple):
+    """Rows [first, stop) of one shard, given by its number in the split."""
+
+    shard: int
+    first: int
+    stop: int
+
+
+class StreamPlan:
+    """One epoch of one rank in stream mode.
+
+    The split's shards in the epoch's order make one row of positions, the rows of the epoch. With
+    ``streams=(P, Q)`` these are cut into P·Q consecutive ranges, the streams; stream p·Q + q gives part
+    p of the global batch at each step t with t mod Q = q, and is as long as these parts are together.
+    Rank r of W takes the parts p with p mod W = r. So a step holds the same positions for every W that
+    divides P, and a stream has one reader for every number of workers that divides Q.
+
+    Of a stream, up to ``window`` consecutive rows at a time are permuted as one.
+
+    Without shuffling there is one stream, in stored order, which every rank and worker reads.
+
+    Raises:
+        ConfigError: the numbers of streams, ranks and positions a batch do not fit.
+    """
+
+    def __init__(self, sizes: Sequence[int], block_size: int, options: LoaderOptions, epoch: int) -> None:
+        """Plan the epoch over shards of ``sizes`` positions, in blocks of ``block_size``."""
+        self.epoch = epoch
+        self._options = options
+        self._block_size = block_size
+        self._window_starts: dict[int, list[int]] = {}
+        self._order = list(range(len(sizes)))
+        if options.shuffle:
+            _check_streams(options)
+            key = derive_key(options.seed, "epoch", epoch, options.split, "shards")
+            self._order = Permutation(len(sizes), key).slice(0, len(sizes)).tolist()
+        self._shard_starts: list[int] = [0, *itertools.accumulate(sizes[shard] for shard in self._order)]
+        self._parts, self._phases = options.streams if options.shuffle else (options.world_size, 1)
+        self._part_size = options.global_batch // self._parts
+        self._plans = [
+            EpochPlan(
+                self.positions,
+                replace(options, batch_size=self._part_size, world_size=self._parts, rank=part),
+            )
+            for part in range(self._parts)
+        ]
+        self.steps = self._plans[0].steps
+        self._stream_starts = [0, *itertools.accumulate(self._stream_lengths())]
+
+    @property
+    def positions(self) -> int:
+        """Positions of the split."""
+        return self._shard_starts[-1]
+
+    def shares(self, step: int) -> list[StreamShare]:
+        """Return this rank's parts of the global batch at ``step``, in the order they are joined.
+
+        Parts share out a global batch as ``EpochPlan`` has ranks do.
+        """
+        options = self._options
+        if not options.shuffle:
+            return [StreamShare(0, *self._plans[options.rank].share(step))]
+        turn, phase = divmod(step, self._phases)
+        shares = []
+        for part in range(options.rank, self._parts, options.world_size):
+            stream = part * self._phases + phase
+            share = self._plans[part].share(step)
+            start = self._stream_starts[stream] + turn * self._part_size
+            shares.append(StreamShare(stream, start, start + share.stop - share.start, share.padding))
+        return shares
+
+    def _stream_lengths(self) -> Iterator[int]:
+        """Yield the rows of each stream: those that its part has at its steps."""
+        if not self._options.shuffle:
+            yield self.positions  # those to be dropped too, which come last
+            return
+        for plan, phase in itertools.product(self._plans, range(self._phases)):
+            steps = range(phase, self.steps, self._phases)
+            missing = 0
+            if steps and steps[-1] == self.steps - 1:
+                last = plan.share(steps[-1])
+                missing = self._part_size - (last.stop - last.start)
+            yield len(steps) * self._part_size - missing
+
+    def window_at(self, stream: int, row: int) -> Window:
+        """Return the window of the stream that holds a row of the epoch."""
+        if stream not in self._window_starts:
+            self._window_starts[stream] = self._cut_windows(stream)
+        starts = self._window_starts[stream]
+        number = bisect.bisect_right(starts, row) - 1
+        return Window(stream, number, starts[number], starts[number + 1])
+
+    def _cut_windows(self, stream: int) -> list[int]:
+        """Return where the windows of a stream begin, and its end.
+
+        A window is as long as ``window`` allows. It ends with a shard if it can, else with a block.
+        """
+        start, end = self._stream_starts[stream : stream + 2]
+        starts = [start]
+        while start < end:
+            reach = start + self._options.window
+            start = end if reach >= end else self._round(start, reach)
+            starts.append(start)
+        return starts
+
+    def _round(self, start: int, reach: int) -> int:
+        """Return the last border of a shard in (start, reach], else of a block, else ``reach``."""
+        shard = self._shard_starts[bisect.bisect_right(self._shard_starts, reach) - 1]
+        block = shard + (reach - shard) // self._block_size * self._block_size
+        return next(border for border in (shard, block, reach) if border > start)
+
+    def window_order(self, window: Window) -> Permutation | None:
+        """Return the permutation of the window's rows; None for stored order."""
+        options = self._options
+        if not options.shuffle:
+            return None
+        purpose = ("epoch", self.epoch, options.split, "stream", window.stream, "window", window.number)
+        return Permutation(window.stop - window.start, derive_key(options.seed, *purpose))
+
+    def pieces(self, start: int, stop: int) -> Iterator[Piece]:
+        """Yield the pieces of shards that rows [start, stop) of the epoch consist of, in their order."""
+        place = bisect.bisect_right(self._shard_starts, start) - 1
+        while start < stop:
+            base, end = self._shard_starts[place : place + 2]
+            yield Piece(self._order[place], start - base, min(stop, end) - base)
+            start, place = end, place + 1
+
+    def check_workers(self, workers: int) -> None:
+        """Refuse a number of workers with which a stream would have more than one reader.
+
+        Raises:
+            ConfigError: it does not divide Q.
+        """
+        if self._options.shuffle and self._phases % workers:
+            raise ConfigError(
+                "the number of workers must divide the second of streams=(P, Q)",
+                found=f"{workers} workers, streams={self._options.streams}",
+                cure=f"Give streams=({self._parts}, {math.lcm(self._phases, workers)}), or other workers.",
+            )
+
+
+def _check_streams(options: LoaderOptions) -> None:
+    parts, phases = options.streams
+    if parts % options.world_size:
+        raise ConfigError(
+            "the number of ranks must divide the first of streams=(P, Q)",
+            found=f"{options.world_size} ranks, streams={options.streams}",
+            cure=f"Give streams=({math.lcm(parts, options.world_size)}, {phases}), or other ranks.",
+        )
+    if options.global_batch % parts:
+        raise ConfigError(
+            "the first of streams=(P, Q) must divide the positions a step over all ranks",
+            found=f"streams={options.streams}, {options.batch_size} positions on {options.world_size} ranks",
+            cure=f"Give a batch_size that is a multiple of {parts // math.gcd(parts, options.world_size)}.",
+        )

@@ -1,0 +1,107 @@
+"""The map-style form against the arrays that were written, and against what the loader delivers."""
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import hexdata
+from hexdata.errors import ConfigError, StoreError
+from hexdata.loader import Loader, PositionDataset
+from hexdata.loader.batch import FIELDS
+from hexdata.order import shuffle_indices
+
+if TYPE_CHECKING:
+    from .conftest import MakeShards, ShardFolder
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_a_position_is_what_was_stored(make_shards: MakeShards, dense: bool) -> None:
+    folder = make_shards(train=40, dense=dense)
+    source = folder.splits["train"]
+    dataset = PositionDataset(folder.path, fields=FIELDS)
+    assert len(dataset) == 40
+    for index in (0, 17, 39, -1, -40, np.int64(3)):
+        position = dataset[index]
+        assert position.keys() == set(FIELDS)
+        bits = np.unpackbits(source["board"][index], count=50).reshape(2, 5, 5)
+        np.testing.assert_array_equal(position["board"], bits.astype(np.float32), strict=True)
+        for name in ("policy", "value", "move", "position_id", "game_id", "total_positions"):
+            np.testing.assert_array_equal(position[name], source[name][index])
+            assert position[name].dtype == source[name].dtype
+
+
+def test_many_are_fetched_as_one(shards: ShardFolder) -> None:
+    dataset = PositionDataset(shards.path, fields=("board", "value", "position_id"))
+    indices = [5, 130, 5, -2, 64]
+    many = dataset.__getitems__(indices)
+    assert len({id(position["board"].base) for position in many}) == 1
+    for index, position in zip(indices, many, strict=True):
+        for name, value in dataset[index].items():
+            np.testing.assert_array_equal(position[name], value)
+    batch = dataset.batch(np.array(indices))
+    assert batch["position_id"].tolist() == shards.splits["train"]["position_id"][indices].tolist()
+    assert dataset.__getitems__([]) == []
+
+
+@pytest.mark.parametrize("index", [134, -135, 10**9])
+def test_there_is_no_position_past_the_ends(shards: ShardFolder, index: int) -> None:
+    dataset = PositionDataset(shards.path)
+    with pytest.raises(IndexError, match="no such position among the 134 of train"):
+        dataset[index]
+    with pytest.raises(IndexError):
+        dataset.__getitems__([0, index])
+
+
+def test_it_can_be_iterated_to_its_end(shards: ShardFolder) -> None:
+    dataset: Any = PositionDataset(shards.path, "val", fields=("position_id",))
+    ids = [position["position_id"] for position in dataset]
+    assert ids == shards.splits["val"]["position_id"].tolist()
+
+
+def test_shuffled_indices_give_what_the_loader_delivers(shards: ShardFolder) -> None:
+    """With the draws of symmetries and value weights of the epoch."""
+    options: dict[str, Any] = {
+        "seed": 9,
+        "fields": ("board", "policy", "value", "position_id"),
+        "symmetry": True,
+        "tier_probability": (1.0, 0.7, 0.4, 0.1),
+        "where": "value_sample_tier <> 2",
+    }
+    loader = Loader(shards.path, batch_size=10, **options)
+    dataset = PositionDataset(shards.path, **options)
+    assert len(dataset) == loader.positions < 134
+    for epoch in (0, 3):
+        loader.set_epoch(epoch)
+        dataset.set_epoch(epoch)
+        places = iter(shuffle_indices(range(len(dataset)), 9, epoch))
+        for batch in loader:
+            for name, array in dataset.batch([next(places) for _ in batch["value"]]).items():
+                np.testing.assert_array_equal(array, batch[name], strict=True)
+
+
+def test_it_travels_to_other_processes(shards: ShardFolder) -> None:
+    dataset = PositionDataset(shards.path, fields=("board", "value"))
+    dataset[0]
+    copy = pickle.loads(pickle.dumps(dataset))
+    assert np.array_equal(copy[77]["board"], dataset[77]["board"])
+
+
+def test_it_has_a_name_at_the_door() -> None:
+    assert hexdata.PositionDataset is PositionDataset
+
+
+def test_options_without_meaning_are_refused(shards: ShardFolder, make_shards: MakeShards) -> None:
+    with pytest.raises(ConfigError, match="unknown fields"):
+        PositionDataset(shards.path, fields=("boards",))
+    with pytest.raises(ConfigError, match="no such split"):
+        PositionDataset(shards.path, "test")
+    with pytest.raises(ConfigError, match="epoch cannot be used"):
+        PositionDataset(shards.path).set_epoch(-1)
+    folder = make_shards(train=20)
+    (folder.path / "train-000000.tar").unlink()
+    with pytest.raises(StoreError, match="missing"):
+        PositionDataset(folder.path)

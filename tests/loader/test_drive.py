@@ -1,0 +1,58 @@
+"""Driving the loader: what is reported is what was delivered."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from hexdata.errors import ConfigError, FormatError
+from hexdata.loader import Loader
+from hexdata.loader.drive import LoadOptions, drive_loader
+
+if TYPE_CHECKING:
+    from .conftest import MakeShards, ShardFolder
+
+
+@pytest.mark.parametrize("mode", ["exact", "stream"])
+def test_the_facts_are_those_of_the_epochs(shards: ShardFolder, mode: Any) -> None:
+    result = drive_loader(shards.path, LoadOptions(epochs=2, batch_size=40, seed=3, mode=mode))
+    loader = Loader(shards.path, batch_size=40, seed=3, mode=mode, fields=("position_id",))
+    assert (result.split, result.positions, len(result.epochs)) == ("train", 134, 2)
+    for number, facts in enumerate(result.epochs):
+        ids = [batch["position_id"].tolist() for batch in loader]
+        assert (facts.epoch, facts.batches, facts.delivered, facts.positions) == (number, 4, 134, 134)
+        assert facts.first_ids == ids[0][:5]
+        assert facts.digest == loader.epoch_digest
+        assert facts.value_mean == pytest.approx(np.mean(shards.splits["train"]["value"]))
+        assert facts.positions_per_second > 0
+    assert result.fields == {
+        "board": "float32 (40, 2, 5, 5)",
+        "policy": "float32 (40, 25)",
+        "value": "float32 (40,)",
+        "position_id": "int64 (40,)",
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"epochs": 0}, "epochs must be at least 1"),
+        ({"batch_size": 0}, "batch_size cannot be used"),
+        ({"mode": "exakt"}, "unknown mode"),
+        ({"check": "all"}, "unknown check"),
+        ({"split": "training"}, "unknown split; found training"),
+    ],
+)
+def test_options_without_meaning_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        LoadOptions(**options)
+
+
+def test_a_fault_is_named(make_shards: MakeShards) -> None:
+    folder = make_shards(train=40)
+    path = folder.path / "train-000001.tar"
+    path.write_bytes(bytes(path.stat().st_size))
+    with pytest.raises(FormatError, match=r"train-000001\.tar"):
+        drive_loader(folder.path)

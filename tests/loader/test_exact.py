@@ -1,0 +1,140 @@
+"""Exact mode's order: that of ``shuffle_indices`` over the whole split, whatever it is gathered by."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from hexdata.loader import exact
+from hexdata.loader.batch import BatchOptions
+from hexdata.loader.exact import ExactShards
+from hexdata.loader.options import LoaderOptions
+from hexdata.order import shuffle_indices
+
+if TYPE_CHECKING:
+    from .conftest import MakeShards, ShardFolder
+
+IDS = ("position_id",)
+
+
+def shards_of(folder: ShardFolder, members: tuple[str, ...] = IDS, **options: Any) -> ExactShards:
+    from hexdata.formats.shards import ShardManifest
+
+    manifest = ShardManifest.load(folder.path)
+    return ExactShards(folder.path, manifest, members, LoaderOptions(**{"batch_size": 12, **options}))
+
+
+def rows_of(folder: ShardFolder, blocks: Any) -> list[list[int]]:
+    """Return the rows of the split that each block holds."""
+    row = np.argsort(folder.splits["train"]["position_id"])
+    return [row[block["position_id"]].tolist() for block, _ in blocks]
+
+
+def run(folder: ShardFolder, epoch: int = 0, steps: range | None = None, **options: Any) -> list[list[int]]:
+    opened = shards_of(folder, **options).epoch(epoch)
+    return rows_of(folder, opened.blocks(range(opened.steps) if steps is None else steps))
+
+
+def test_the_order_is_pinned(shards: ShardFolder) -> None:
+    """A literal order: if it changes, runs cannot be repeated or resumed, and ORDER_VERSION must rise."""
+    assert run(shards, seed=1, batch_size=8)[:3] == [
+        [65, 1, 55, 43, 31, 124, 129, 93],
+        [78, 130, 71, 64, 119, 105, 17, 4],
+        [76, 97, 70, 29, 26, 16, 52, 99],
+    ]
+    assert run(shards, epoch=1, seed=1, batch_size=8)[0] == [119, 40, 92, 94, 71, 111, 31, 102]
+
+
+@pytest.mark.parametrize("epoch", [0, 1, 7])
+@pytest.mark.parametrize("seed", [0, -3])
+def test_the_order_is_that_of_shuffle_indices(shards: ShardFolder, seed: int, epoch: int) -> None:
+    expected = shuffle_indices(range(134), seed, epoch)
+    assert list(itertools.chain(*run(shards, epoch, seed=seed))) == expected
+    assert list(itertools.chain(*run(shards, epoch, seed=seed, shuffle=False))) == list(range(134))
+
+
+def test_the_order_of_a_subset_is_that_of_shuffle_indices(shards: ShardFolder) -> None:
+    moves = shards.splits["train"]["move"]
+    rows = [row for row in range(134) if moves[row] != 65_535]
+    assert 0 < len(rows) < 134
+    found = run(shards, 2, seed=5, batch=BatchOptions(final_policy="skip"))
+    assert list(itertools.chain(*found)) == shuffle_indices(rows, 5, 2)
+
+
+@pytest.mark.parametrize("first", [1, 7, 30])
+@pytest.mark.parametrize("largest", [1, 40, 1000])
+def test_what_is_gathered_at_once_changes_nothing(
+    shards: ShardFolder, monkeypatch: pytest.MonkeyPatch, first: int, largest: int
+) -> None:
+    expected = [run(shards), run(shards, steps=range(1, 12, 3)), run(shards, world_size=3, rank=1)]
+    monkeypatch.setattr(exact, "_FIRST_CHUNK", first)
+    monkeypatch.setattr(exact, "_LARGEST_CHUNK", largest)
+    assert [run(shards), run(shards, steps=range(1, 12, 3)), run(shards, world_size=3, rank=1)] == expected
+
+
+@pytest.mark.parametrize(("workers", "first"), [(1, 0), (1, 5), (2, 0), (2, 7), (3, 11), (5, 12)])
+def test_steps_are_those_asked_for(shards: ShardFolder, workers: int, first: int) -> None:
+    assert run(shards, steps=range(first, 12, workers)) == run(shards)[first::workers]
+
+
+@pytest.mark.parametrize("largest", [1, 20, 1000])
+def test_places_can_be_taken_in_any_order(
+    shards: ShardFolder, monkeypatch: pytest.MonkeyPatch, largest: int
+) -> None:
+    monkeypatch.setattr(exact, "_FIRST_CHUNK", 1)
+    monkeypatch.setattr(exact, "_LARGEST_CHUNK", largest)
+    whole = shuffle_indices(range(134), 0, 3)
+    epoch = shards_of(shards, rank=1, world_size=2).epoch(3)
+    forward = [(start, start + 9) for start in range(0, 126, 9)]
+    back = [(130, 134), (0, 2), (0, 0), (134, 134), (60, 134), (1, 2), (2, 4), (4, 40), (20, 21), (0, 134)]
+    for start, stop in forward + back + forward[::-2]:
+        assert rows_of(shards, [(epoch.take(start, stop), None)]) == [whole[start:stop]]
+
+
+def test_padding_repeats_the_places_the_epoch_began_with(shards: ShardFolder) -> None:
+    order = shuffle_indices(range(134), 0, 0)
+    ranks = [
+        list(
+            shards_of(shards, batch_size=7, rank=rank, world_size=4, remainder="pad")
+            .epoch(0)
+            .blocks(range(5))
+        )
+        for rank in range(4)
+    ]
+    assert [mask for steps in ranks for _, mask in steps[:-1]] == [None] * 16
+    last = [rows_of(shards, steps[-1:])[0] for steps in ranks]
+    masks = [steps[-1][1].tolist() for steps in ranks]
+    own = [
+        row
+        for rows, mask in zip(last, masks, strict=True)
+        for row in itertools.compress(rows, (not x for x in mask))
+    ]
+    repeated = [row for rows, mask in zip(last, masks, strict=True) for row in itertools.compress(rows, mask)]
+    assert own == order[112:]
+    assert repeated == order[:6]
+    assert [sum(mask) for mask in masks] == [1, 1, 2, 2]
+
+
+def test_an_epoch_shorter_than_its_padding_repeats_itself(make_shards: MakeShards) -> None:
+    folder = make_shards(train=3)
+    order = shuffle_indices(range(3), 0, 0)
+    assert run(folder, batch_size=8, remainder="pad") == [(order * 4)[:3] + (order * 4)[:5]]
+
+
+def test_no_positions_make_no_steps(make_shards: MakeShards) -> None:
+    for remainder in ("short", "drop", "pad"):
+        opened = shards_of(make_shards(remainder, train=0), remainder=remainder).epoch(0)
+        assert opened.steps == 0
+        assert list(opened.blocks(range(0))) == []
+
+
+def test_a_block_does_not_keep_its_chunk_alive(shards: ShardFolder) -> None:
+    opened = shards_of(shards, ("board", "position_id", "value")).epoch(0)
+    for block, _ in opened.blocks(range(opened.steps)):
+        for array in block.values():
+            owner = array if array.base is None else array.base
+            assert owner.nbytes == array.nbytes
+            assert array.flags.writeable

@@ -1,0 +1,46 @@
+"""Options without meaning are refused, by name, before a shard is opened."""
+
+from __future__ import annotations
+
+import pytest
+
+from hexdata.errors import ConfigError
+from hexdata.loader.options import LoaderOptions
+
+
+def test_the_defaults_stand():
+    options = LoaderOptions()
+    assert (options.split, options.mode, options.remainder, options.check) == (
+        "train",
+        "exact",
+        "short",
+        "sizes",
+    )
+    assert LoaderOptions(batch_size=6, world_size=4, rank=3).global_batch == 24
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batch_size cannot be used; found 0; expected at least 1"),
+        ({"batch_size": 2.0}, "batch_size"),
+        ({"batch_size": True}, "batch_size"),
+        ({"world_size": 0}, "world_size"),
+        ({"world_size": 2, "rank": 2}, "rank outside the world; found 2; expected below 2"),
+        ({"rank": -1}, "rank cannot be used"),
+        ({"seed": "7"}, "seed cannot be used; found '7'"),
+        ({"mode": "exakt"}, "unknown mode; found 'exakt'; expected 'exact' or 'stream'"),
+        ({"remainder": "keep"}, "unknown remainder; found 'keep'; expected 'short' or 'drop' or 'pad'"),
+        ({"on_error": "warn"}, "unknown on_error"),
+        ({"check": "all"}, "unknown check"),
+        ({"where": " "}, "where cannot be used; found ' '"),
+        ({"where": 7}, "where cannot be used"),
+        ({"newest": 0}, "newest cannot be used; found 0"),
+        ({"window": 0}, "window cannot be used"),
+        ({"streams": 4}, "streams cannot be used; found 4; expected a pair"),
+        ({"streams": (4, 0)}, "streams cannot be used; found 0"),
+    ],
+)
+def test_options_without_meaning_are_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        LoaderOptions(**options)
