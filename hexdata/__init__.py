@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from hexdata.errors import HexdataError
     from hexdata.export import ExportOptions, export_shards
     from hexdata.loader import Loader, PositionDataset
-    from hexdata.order import Permutation, derive_key, shuffle_indices
+    from hexdata.order import Permutation, balanced_take, derive_key, shuffle_indices
     from hexdata.shuffle import ShuffleOptions, shuffle_store
     from hexdata.verify import verify_store
 
@@ -27,6 +27,7 @@ __all__ = [
     "Permutation",
     "PositionDataset",
     "ShuffleOptions",
+    "balanced_take",
     "convert_sources",
     "derive_key",
     "export_shards",
@@ -43,6 +44,7 @@ _ROOMS = {
     "Permutation": "order",
     "PositionDataset": "loader",
     "ShuffleOptions": "shuffle",
+    "balanced_take": "order",
     "convert_sources": "convert",
     "derive_key": "order",
     "export_shards": "export",

@@ -61,6 +61,7 @@ LIBRARIES = {
     "loky": ("pool",),
     "psutil": ("pool", "cli"),
     "zlib_ng": ("formats",),
+    "tenacity": ("shuffle",),
     "webdataset": ("loader", "formats"),
     "torch": ("torch",),
     "ray": ("shuffle/ray.py",),
@@ -86,7 +87,7 @@ PURE = ("order", "board", "schema")
 IMPURE = {"datetime", "io", "os", "shutil", "socket", "subprocess", "tempfile", "threading", "time", "uuid"}
 """What the pure rooms do not import: clocks, files, processes."""
 
-LAZY = {"duckdb", "loky", "numpy", "pyarrow", "pydantic", "torch", "webdataset"}
+LAZY = {"duckdb", "loky", "numpy", "pyarrow", "pydantic", "tenacity", "torch", "webdataset"}
 """What neither ``import hexdata`` nor ``hexdata --help`` loads."""
 
 LONGEST_FILE = 500
@@ -307,5 +308,5 @@ def test_help_loads_nothing_heavy():
 
 
 def test_hexdata_names_about_ten_things():
-    assert 5 <= len(hexdata.__all__) <= 12
+    assert 5 <= len(hexdata.__all__) <= 14
     assert all(getattr(hexdata, name) is not None for name in hexdata.__all__)

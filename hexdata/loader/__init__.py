@@ -7,5 +7,6 @@ needs PyTorch outside its one file.
 from hexdata.loader.dataset import PositionDataset
 from hexdata.loader.digest import combine_digests
 from hexdata.loader.loader import Loader
+from hexdata.loader.mixture import Mixture
 
-__all__ = ["Loader", "PositionDataset", "combine_digests"]
+__all__ = ["Loader", "Mixture", "PositionDataset", "combine_digests"]

@@ -93,7 +93,7 @@ class LocalShard:
         """Return the map of the file, opened at the first call.
 
         Raises:
-            StoreError: the file is missing, or not as long as the manifest says.
+            StoreError: the file is missing, cannot be read, or is not as long as the manifest says.
             BudgetError: the process may not map so many.
         """
         if self.data is None:
@@ -103,7 +103,7 @@ class LocalShard:
                 raise StoreError("a shard is missing", path=self.path, cure=CURE) from None
             except OSError as error:
                 if error.errno not in _TOO_MANY:
-                    raise
+                    raise self._unreadable(error) from error
                 raise BudgetError(
                     "too many shards to map at once",
                     path=self.path,
@@ -123,9 +123,12 @@ class LocalShard:
         """See that the file's bytes are those that were exported.
 
         Raises:
-            StoreError: they are not.
+            StoreError: they are not, or cannot be read.
         """
-        _, digest = digest_file(self.path)
+        try:
+            _, digest = digest_file(self.path)
+        except OSError as error:
+            raise self._unreadable(error) from error
         if digest != self.entry.sha256:
             raise self._altered(f"SHA-256 {digest}", self.entry.sha256)
 
@@ -171,6 +174,9 @@ class LocalShard:
         except (StoreError, FormatError) as error:
             return error
         return None
+
+    def _unreadable(self, error: OSError) -> StoreError:
+        return StoreError("a shard cannot be read", path=self.path, found=error.strerror)
 
     def _altered(self, found: object, expected: object) -> StoreError:
         return StoreError(

@@ -173,6 +173,16 @@ def test_a_missing_or_cut_shard_is_named_at_once(make_shards: MakeShards) -> Non
         mapped(folder)
 
 
+def test_a_shard_that_cannot_be_read_is_named(make_shards: MakeShards) -> None:
+    folder = make_shards(train=64)
+    path = folder.path / "train-000001.tar"
+    path.unlink()
+    path.symlink_to(path.name)  # even root cannot open a circle of links
+    with pytest.raises(StoreError, match=r"train-000001\.tar: a shard cannot be read; found Too many levels"):
+        mapped(folder)
+    assert [entry.name for entry, _ in mapped(folder, on_error="skip").faults] == [path.name]
+
+
 def rename_a_member(data: bytes) -> bytes:
     """Give a member another name under a valid header."""
     place = data.index(b"000003.move.npy")

@@ -1,0 +1,111 @@
+"""What the loader does with shards, folders and stores that are not what they should be."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hexdata.convert import ConvertOptions, convert_sources
+from hexdata.errors import ConfigError, FormatError, HexdataError, StoreError
+from hexdata.export import ExportOptions, export_shards
+from hexdata.formats.shards import ShardManifest
+from hexdata.loader import Loader, PositionDataset
+from hexdata.shuffle import ShuffleOptions, shuffle_store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .conftest import MakeShards, ShardFolder
+
+    DemoTrmph = Callable[..., list[Path]]
+
+IDS = ("position_id",)
+
+
+def delivered_ids(loader: Loader) -> list[int]:
+    """Run the rest of the epoch: all ids, sorted."""
+    return sorted(i for batch in loader for i in batch["position_id"].tolist())
+
+
+@pytest.mark.parametrize("mode", ["exact", "stream"])
+def test_a_fault_is_raised_and_the_batch_not_counted(make_shards: MakeShards, mode: Any) -> None:
+    folder = make_shards(train=64)
+    path = folder.path / "train-000001.tar"
+    path.write_bytes(path.read_bytes().replace(b"000003.move", b"000003.more"))
+    options: dict[str, Any] = {"mode": mode, "batch_size": 16, "shuffle": False, "window": 16}
+    loader = Loader(folder.path, **options)
+    with pytest.raises(FormatError, match=r"train-000001\.tar: 000003\.move\.npy"):
+        list(loader)
+    delivered = loader.state_dict()["batch"]
+    assert delivered <= 1
+    path.write_bytes(path.read_bytes().replace(b"000003.more", b"000003.move"))
+    assert len(list(loader)) == 4 - delivered
+
+
+@pytest.mark.parametrize("mode", ["exact", "stream"])
+def test_skipped_shards_are_counted_and_warned_of(make_shards: MakeShards, mode: Any) -> None:
+    folder = make_shards(train=70)
+    (folder.path / "train-000001.tar").unlink()
+    path = folder.path / "train-000004.tar"
+    path.write_bytes(path.read_bytes()[:-512])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        loader = Loader(folder.path, mode=mode, batch_size=8, on_error="skip", fields=IDS)
+        ids = delivered_ids(loader)
+    assert loader.skipped == {"train-000001.tar": 16, "train-000004.tar": 6}
+    assert sorted(re.split("[;.:] ", str(each.message))[2] for each in caught) == [
+        "a shard is cut or altered",
+        "a shard is missing",
+    ]
+    kept = [row for row in range(70) if row // 16 not in (1, 4)]
+    assert ids == sorted(folder.splits["train"]["position_id"][kept].tolist())
+    assert mode == "stream" or loader.positions == 48
+    with pytest.raises(StoreError, match="a shard is missing"):
+        list(Loader(folder.path, mode=mode, batch_size=8, fields=IDS))
+
+
+def test_other_folders_and_layouts_are_refused(make_shards: MakeShards) -> None:
+    folder = make_shards(train=20)
+    with pytest.raises(ConfigError, match="no such split in the shards; found training; expected train"):
+        Loader(folder.path, split="training")
+    manifest = ShardManifest.load(folder.path)
+    facts = {name: getattr(manifest, name) for name in manifest.__dataclass_fields__}
+    facts |= {"layout": "samples", "splits": {}}
+    (folder.path / "manifest.json").write_bytes(ShardManifest(**facts).dumps())
+    with pytest.raises(ConfigError, match="layout samples"):
+        Loader(folder.path)
+    with pytest.raises(HexdataError, match="no shard manifest"):
+        Loader(folder.path / "elsewhere")
+
+
+def test_exact_mode_needs_a_folder(shards: ShardFolder) -> None:
+    with pytest.raises(ConfigError, match=r"exact mode maps shards into memory; found .*pipe:"):
+        Loader(f"pipe:cat {shards.path}/{{name}}", mode="exact")
+    loader = Loader(f"pipe:cat {shards.path}/{{name}}", batch_size=12, fields=IDS)
+    assert loader.options.mode == "stream"
+    assert delivered_ids(loader) == list(range(134))
+
+
+def test_a_store_that_grew_after_its_export_is_warned_of(tmp_path: Path, demo_trmph: DemoTrmph) -> None:
+    """It loads, but lacks what was added."""
+    demo_trmph(tmp_path / "games", games=8, files=2)
+    store = tmp_path / "store"
+    first, second = sorted((tmp_path / "games").iterdir())
+    convert_sources([first], store, ConvertOptions(workers=1))
+    with pytest.raises(StoreError, match="no export stage yet"):
+        Loader(store)
+    shuffle_store(store, ShuffleOptions(threads=1))
+    export_shards(store, ExportOptions(workers=1))
+    positions = Loader(store).positions
+    assert positions == sum(len(batch["value"]) for batch in Loader(store)) > 0
+    convert_sources([second], store, ConvertOptions(workers=1))
+    with pytest.warns(UserWarning, match="the shuffle stage is older than the positions") as caught:
+        assert Loader(store).positions == positions
+    assert {Path(warning.filename).name for warning in caught} == {Path(__file__).name}
+    with pytest.warns(UserWarning, match="older than the positions") as caught:
+        assert len(PositionDataset(store)) == positions
+    assert {Path(warning.filename).name for warning in caught} == {Path(__file__).name}
