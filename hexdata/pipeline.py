@@ -6,8 +6,8 @@ import difflib
 import time
 import tomllib
 import typing
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,15 +15,15 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from hexdata.convert import ConvertOptions, convert_sources
 from hexdata.demo import DemoOptions, make_legacy
-from hexdata.errors import ConfigError, HexdataError
-from hexdata.export import ExportOptions, export_shards
+from hexdata.errors import ConfigError, HexdataError, VerifyError
+from hexdata.export import ExportOptions, PicklesOptions, export_pickles, export_shards
 from hexdata.loader.drive import LoadOptions, drive_loader
 from hexdata.progress import SILENT, Progress
-from hexdata.quality import Dispersion, dispersion
+from hexdata.quality import Quality, measure_quality
 from hexdata.shuffle import ShuffleOptions, shuffle_store
 from hexdata.store import Store
 from hexdata.units import parse_bytes
-from hexdata.verify import verify_store
+from hexdata.verify import VerifyOptions, check_round_trip, verify_store
 
 __all__ = ["Config", "RunResult", "StageFacts", "demo_config", "load_config", "run_config"]
 
@@ -43,10 +43,10 @@ class ConvertSection(ConvertOptions):
 
 
 @dataclass(frozen=True)
-class VerifySection:
-    """``[verify]``: it has no key."""
+class VerifySection(VerifyOptions):
+    """``[verify]``: the options of the stage, and the files or folders to compare each source with."""
 
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by pydantic, not a field
+    round_trip: list[str] = field(default_factory=list)
 
 
 class Config(BaseModel):
@@ -59,6 +59,7 @@ class Config(BaseModel):
     convert: ConvertSection | None = None
     shuffle: ShuffleOptions | None = None
     export: ExportOptions | None = None
+    pickles: PicklesOptions | None = None
     verify: VerifySection | None = None
     load: LoadOptions | None = None
 
@@ -140,11 +141,11 @@ class StageFacts:
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a run did, stage by stage; ``dispersion`` if the store is shuffled."""
+    """What a run did, stage by stage; ``quality`` if the store has a shuffled training split."""
 
     store: str
     stages: list[StageFacts]
-    dispersion: Dispersion | None
+    quality: Quality | None
 
 
 def demo_config(folder: str | Path, options: DemoOptions, *, seed: int = 7) -> Config:
@@ -170,54 +171,79 @@ def run_config(config: Config, progress: Progress = SILENT) -> RunResult:
     Raises:
         HexdataError: a stage failed; those before it are complete.
     """
-    stages = list(_stages(config, progress))
-    shuffled = "shuffle" in Store.open(config.store).manifest.stages
-    return RunResult(config.store, stages, dispersion(config.store) if shuffled else None)
-
-
-def _stages(config: Config, progress: Progress) -> Iterator[StageFacts]:
+    stages, quality = [], None
     for name, runner in _RUNNERS.items():
         if getattr(config, name) is None:
             continue
         start = time.perf_counter()
-        positions, games, folder = runner(config, progress)
+        ran = runner(config, progress)
         seconds = time.perf_counter() - start
-        size = None if folder is None else _bytes_below(Path(folder))
-        yield StageFacts(name, positions, games, size, seconds, positions / max(seconds, 1e-9), folder)
+        size = None if ran.folder is None else _bytes_below(Path(ran.folder))
+        rate = ran.positions / max(seconds, 1e-9)
+        stages.append(StageFacts(name, ran.positions, ran.games, size, seconds, rate, ran.folder))
+        quality = ran.quality or quality
+    if quality is None and "shuffle" in Store.open(config.store).manifest.stages:
+        quality = measure_quality(config.store)
+    return RunResult(config.store, stages, quality)
 
 
-_Ran = tuple[int, int | None, str | None]
-"""Positions, games and the folder that a stage left, where it has such."""
+@dataclass(frozen=True)
+class _Ran:
+    """What a stage says of itself, where it has such: games, the folder that it left, the quality found."""
+
+    positions: int
+    games: int | None = None
+    folder: str | None = None
+    quality: Quality | None = None
 
 
 def _demo(config: Config, progress: Progress) -> _Ran:
     assert config.demo is not None
     made = make_legacy(config.demo.folder, config.demo, progress)
-    return made.positions, made.games, config.demo.folder
+    return _Ran(made.positions, made.games, config.demo.folder)
 
 
 def _convert(config: Config, progress: Progress) -> _Ran:
     assert config.convert is not None
     result = convert_sources(config.convert.inputs, config.store, config.convert, progress)
-    return result.positions, result.games, f"{config.store}/positions"
+    return _Ran(result.positions, result.games, f"{config.store}/positions")
 
 
 def _shuffle(config: Config, progress: Progress) -> _Ran:
-    return shuffle_store(config.store, config.shuffle, progress).positions, None, f"{config.store}/shuffled"
+    result = shuffle_store(config.store, config.shuffle, progress)
+    return _Ran(result.positions, folder=f"{config.store}/shuffled")
 
 
 def _export(config: Config, progress: Progress) -> _Ran:
-    return export_shards(config.store, config.export, progress).positions, None, f"{config.store}/shards"
+    result = export_shards(config.store, config.export, progress)
+    return _Ran(result.positions, folder=f"{config.store}/shards")
+
+
+def _pickles(config: Config, progress: Progress) -> _Ran:
+    assert config.pickles is not None
+    result = export_pickles(config.store, config.pickles, progress)
+    return _Ran(result.positions, folder=f"{config.store}/pickles/{result.order}")
 
 
 def _verify(config: Config, progress: Progress) -> _Ran:
-    verify_store(config.store, progress).require()
-    return Store.open(config.store).manifest.counts["positions"], None, None
+    assert config.verify is not None
+    result = verify_store(config.store, config.verify, progress)
+    result.require()
+    if config.verify.round_trip:
+        sources = check_round_trip(config.store, config.verify.round_trip, progress)
+        failed = [f"{source.name}: {source.detail}" for source in sources if not source.ok]
+        if failed:
+            raise VerifyError(
+                f"{len(failed)} of {len(sources)} sources do not come back",
+                path=config.store,
+                found="; ".join(failed),
+            )
+    return _Ran(Store.open(config.store).manifest.counts["positions"], quality=result.quality)
 
 
 def _load(config: Config, progress: Progress) -> _Ran:
     result = drive_loader(config.store, config.load, progress)
-    return sum(epoch.positions for epoch in result.epochs), None, None
+    return _Ran(sum(epoch.positions for epoch in result.epochs))
 
 
 _RUNNERS: Final[dict[str, Callable[[Config, Progress], _Ran]]] = {
@@ -225,6 +251,7 @@ _RUNNERS: Final[dict[str, Callable[[Config, Progress], _Ran]]] = {
     "convert": _convert,
     "shuffle": _shuffle,
     "export": _export,
+    "pickles": _pickles,
     "verify": _verify,
     "load": _load,
 }

@@ -61,14 +61,17 @@ def demo_trmph() -> DemoTrmph:
 
 @pytest.fixture(scope="session")
 def store_bytes() -> StoreBytes:
-    """Return ``store_bytes(store)``: the SHA-256 of each of its files by relative path, hidden ones apart."""
+    """Return ``store_bytes(store)``: the SHA-256 of each file of the dataset, by relative path.
+
+    Hidden files and logs are no part of it.
+    """
 
     def digests(store: Path) -> dict[str, str]:
         paths = {path.relative_to(store): path for path in sorted(store.rglob("*")) if path.is_file()}
         return {
             place.as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
             for place, path in paths.items()
-            if not any(part.startswith(".") for part in place.parts)
+            if place.parts[0] != "logs" and not any(part.startswith(".") for part in place.parts)
         }
 
     return digests
@@ -197,14 +200,14 @@ def copy_store(tmp_path: Path) -> CopyStore:
 
 @pytest.fixture
 def die_at_every_moment(tmp_path: Path) -> DieAtEveryMoment:
-    """Return ``die(stage, store, options, sort_share=None)``: copies in which the stage was killed.
+    """Return ``die(stage, store, options, most_rows=None)``: copies in which the stage was killed.
 
     One copy for each time that the stage changes a name on disk, killed right before it.
     """
 
-    def die(stage: str, store: Path, options: dict[str, Any], sort_share: float | None = None) -> list[Path]:
+    def die(stage: str, store: Path, options: dict[str, Any], most_rows: int | None = None) -> list[Path]:
         folder = tmp_path / "killed"
-        asked = {"stage": stage, "options": options, "sort_share": sort_share}
+        asked = {"stage": stage, "options": options, "most_rows": most_rows}
         command = [sys.executable, str(DYING), str(store), str(folder), json.dumps(asked)]
         subprocess.run(command, check=True, timeout=120)
         return sorted(folder.iterdir())

@@ -18,9 +18,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from hexdata import shuffle
 from hexdata.export import ExportOptions, export_shards, shards
-from hexdata.shuffle import ShuffleOptions, plan, shuffle_store
+from hexdata.shuffle import ShuffleOptions, plan, shuffle_store, stage
 
 with contextlib.suppress(ImportError):
     import pandas  # noqa: F401 - DuckDB would import it in every child
@@ -44,7 +43,9 @@ def kill_at(moment: int) -> None:
         return changed
 
     Path.replace = dying(Path.replace)  # type: ignore[method-assign]
-    shuffle.shutil = shards.shutil = SimpleNamespace(rmtree=dying(shutil.rmtree))  # type: ignore[attr-defined]
+    Path.unlink = dying(Path.unlink)  # type: ignore[method-assign]
+    changing = SimpleNamespace(rmtree=dying(shutil.rmtree), disk_usage=shutil.disk_usage)
+    stage.shutil = shards.shutil = changing  # type: ignore[attr-defined]
 
 
 def run_killed(store: Path, asked: dict[str, Any], moment: int) -> bool:
@@ -52,8 +53,8 @@ def run_killed(store: Path, asked: dict[str, Any], moment: int) -> bool:
     child = os.fork()
     if not child:
         kill_at(moment)
-        stage, options = STAGES[asked["stage"]]
-        stage(store, options(**asked["options"]))
+        run, options = STAGES[asked["stage"]]
+        run(store, options(**asked["options"]))
         os._exit(0)
     _, status = os.waitpid(child, 0)
     if os.WIFEXITED(status):
@@ -65,8 +66,8 @@ def run_killed(store: Path, asked: dict[str, Any], moment: int) -> bool:
 
 def main() -> None:
     store, folder, asked = Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
-    if asked["sort_share"] is not None:
-        plan.SORT_SHARE = asked["sort_share"]  # type: ignore[misc]
+    if asked["most_rows"] is not None:
+        plan.MOST_ROWS = asked["most_rows"]  # type: ignore[misc]
     for moment in itertools.count():
         copy = folder / f"{moment:03d}"
         shutil.copytree(store, copy)

@@ -11,7 +11,7 @@ from hexdata import pipeline
 from hexdata.convert import ConvertOptions
 from hexdata.demo import DemoOptions
 from hexdata.demo.games import make_games
-from hexdata.errors import BudgetError, ConfigError, StoreError
+from hexdata.errors import BudgetError, ConfigError, StoreError, VerifyError
 from hexdata.export import ExportOptions
 from hexdata.formats.trmph import write_trmph
 from hexdata.loader.drive import LoadOptions
@@ -62,6 +62,9 @@ def test_a_config_holds_the_options_of_its_stages(config):
             [export]
             memory = "700 MiB"
             [verify]
+            memory = "2GB"
+            threads = 3
+            round_trip = ["a"]
             [load]
             epochs = 2
             """
@@ -72,6 +75,8 @@ def test_a_config_holds_the_options_of_its_stages(config):
     assert loaded.convert.memory == 2_000_000_000
     assert loaded.shuffle == ShuffleOptions(seed=5, buckets=4)
     assert loaded.export == ExportOptions(memory=700 << 20)
+    assert (loaded.verify.memory, loaded.verify.threads) == (2_000_000_000, 3)
+    assert loaded.verify.round_trip == ["a"]
     assert loaded.load == LoadOptions(epochs=2)
 
 
@@ -96,10 +101,10 @@ WRONG = {
         "unknown key 'worker' in [convert]",
         "'workers'?",
     ),
-    "a key where there is none": (
-        STORE + "[verify]\nfast = true\n",
-        "unknown key 'fast' in [verify]",
-        "no key",
+    "a key of no stage": (
+        STORE + "[verify]\nroundtrip = []\n",
+        "unknown key 'roundtrip' in [verify]",
+        "'round_trip'?",
     ),
     "no store": ("[verify]\n", "store: Field required", ""),
     "no inputs": (STORE + "[convert]\n", "convert.inputs: Field required", ""),
@@ -178,7 +183,7 @@ def test_a_run_is_every_stage_in_its_order(tmp_path, legacy):
     for stage in (convert, shuffle, export):
         files = [path for path in Path(stage.path).rglob("*") if path.is_file()]
         assert stage.bytes == sum(path.stat().st_size for path in files) > 0
-    assert result.dispersion is not None
+    assert result.quality is not None
     assert begun
 
 
@@ -196,11 +201,46 @@ def test_an_absent_section_is_a_stage_that_is_not_run(tmp_path, legacy):
     whole = whole_config(tmp_path / "store", legacy)
     result = run_config(Config(store=whole.store, convert=whole.convert, verify=whole.verify))
     assert [stage.stage for stage in result.stages] == ["convert", "verify"]
-    assert result.dispersion is None
+    assert result.quality is None
     assert not (tmp_path / "store" / "shuffled").exists()
     assert [stage.stage for stage in run_config(Config(store=whole.store, shuffle=whole.shuffle)).stages] == [
         "shuffle"
     ]
+
+
+def test_a_run_compares_its_sources(tmp_path, legacy):
+    whole = whole_config(tmp_path / "store", legacy)
+    section = pipeline.VerifySection(round_trip=[str(legacy)])
+    config = Config(store=whole.store, convert=whole.convert, verify=section)
+    assert run_config(config).stages[-1].stage == "verify"
+    other = tmp_path / "other.trmph"
+    write_trmph(other, make_games(3, seed=2, board_size=5), 5)
+    convert = pipeline.ConvertSection(inputs=[str(legacy), str(other)], workers=1)
+    with pytest.raises(
+        VerifyError, match=r"1 of 2 sources do not come back; found .*/other\.trmph: its file"
+    ):
+        run_config(Config(store=whole.store, convert=convert, verify=section))
+
+
+def test_pickles_are_a_stage_of_their_own_before_the_verification(tmp_path, legacy, config):
+    path = config(
+        f'store = "{tmp_path / "store"}"\n[convert]\ninputs = ["{legacy}"]\n'
+        f'[pickles]\norder = "original"\nlevel = 1\n[verify]\nround_trip = ["{legacy}"]\n'
+    )
+    result = run_config(load_config(path))
+    assert [stage.stage for stage in result.stages] == ["convert", "pickles", "verify"]
+    assert result.stages[1].positions == result.stages[0].positions
+    assert [path.name for path in Path(result.stages[1].path).rglob("*.gz")] == ["a_processed.pkl.gz"]
+
+
+def test_the_quality_is_measured_once_and_with_or_without_a_verification(tmp_path, legacy):
+    whole = whole_config(tmp_path / "store", legacy)
+    verified = run_config(
+        Config(store=whole.store, convert=whole.convert, shuffle=whole.shuffle, verify=whole.verify)
+    )
+    alone = run_config(Config(store=whole.store, shuffle=whole.shuffle))
+    assert verified.quality == alone.quality
+    assert alone.quality["neighbours-1"].before > 0.8
 
 
 def test_a_stage_that_fails_ends_the_run(tmp_path, legacy):

@@ -13,7 +13,7 @@ from hexdata.units import format_bytes
 if TYPE_CHECKING:
     from hexdata.cli.render import Output
     from hexdata.pipeline import RunResult
-    from hexdata.quality import Dispersion
+    from hexdata.quality import Quality
 
 
 __all__ = ["run", "show_run"]
@@ -48,27 +48,24 @@ def show_run(output: Output, result: RunResult) -> None:
         for s in result.stages
     ]
     output.table(["stage", "positions", "games", "on disk", "seconds", "positions/s", "where"], rows)
-    if result.dispersion is not None:
-        show_dispersion(output, result.dispersion)
+    if result.quality is not None:
+        show_dispersion(output, result.quality)
 
 
-def show_dispersion(output: Output, found: Dispersion) -> None:
+def show_dispersion(output: Output, found: Quality) -> None:
+    """Show the figures that say most; ``hexdata verify`` shows all."""
+
     def percent(share: float | None) -> str:
         return "-" if share is None else f"{share:.3%}"
 
+    largest, neighbours = found["largest-share"], found["neighbours-1"]
     output.line()
     output.table(
         ["dispersion of games in the training split", "share"],
         [
-            [
-                f"largest share of one game in a bucket ({found.games_in_bucket} games)",
-                percent(found.largest_share),
-            ],
-            ["neighbours of the same game, input order", percent(found.neighbours_before)],
-            ["neighbours of the same game, shuffled", percent(found.neighbours_after)],
-            [
-                "neighbours of the same game, expected of a uniform shuffle",
-                percent(found.neighbours_expected),
-            ],
+            [largest.title, percent(largest.after)],
+            ["neighbours of the same game, input order", percent(neighbours.before)],
+            ["neighbours of the same game, shuffled", percent(neighbours.after)],
+            ["neighbours of the same game, expected of a uniform shuffle", percent(neighbours.expected)],
         ],
     )

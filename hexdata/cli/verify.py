@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hexdata.cli.app import Json, Store, command
+from hexdata.cli.app import Json, Memory, Store, command
+from hexdata.units import parse_bytes
 
 if TYPE_CHECKING:
     from hexdata.cli.render import Output
+    from hexdata.quality import Figure, Quality
     from hexdata.verify import RoundTrip, VerifyResult
 
 
@@ -28,13 +30,19 @@ def verify(
             "May be given several times.",
         ),
     ] = None,
+    memory: Memory = "1GB",
+    threads: Annotated[
+        int | None,
+        typer.Option("--threads", min=1, help="Default: one a core, as far as --memory allows."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Recount, rehash and compare: prove that the store holds what it says."""
-    from hexdata.verify import check_round_trip, verify_store
+    from hexdata.verify import VerifyOptions, check_round_trip, verify_store
 
+    options = VerifyOptions(memory=parse_bytes(memory), threads=threads)
     with command(as_json) as (output, bar):
-        result = verify_store(store, bar)
+        result = verify_store(store, options, bar)
         returned = check_round_trip(store, round_trip, bar) if round_trip and result.ok else []
     _show_checks(output, result, returned)
     if not (result.ok and all(source.ok for source in returned)):
@@ -46,6 +54,7 @@ def _show_checks(output: Output, result: VerifyResult, returned: list[RoundTrip]
         "ok": result.ok and all(source.ok for source in returned),
         "checks": result.checks,
         "skipped": result.skipped,
+        "quality": result.quality,
         "round_trip": returned,
     }
     if output.facts(facts):
@@ -55,6 +64,8 @@ def _show_checks(output: Output, result: VerifyResult, returned: list[RoundTrip]
     )
     for stage in result.skipped:
         output.note(f"no {stage} to verify yet")
+    if result.quality is not None:
+        _show_quality(output, result.quality)
     if returned:
         output.line()
         states = {(True, True): "ok", (True, False): "-", (False, False): "not checked"}
@@ -62,3 +73,36 @@ def _show_checks(output: Output, result: VerifyResult, returned: list[RoundTrip]
             ["source", "", "written back"],
             [[s.name, states.get((s.ok, s.checked), "FAILED"), s.detail] for s in returned],
         )
+
+
+def _show_quality(output: Output, quality: Quality) -> None:
+    """Show each figure before and after the shuffle, beside what chance makes of it."""
+    output.line()
+    output.table(
+        [f"the {quality.split} split, shuffled", "", "before", "after", "by chance", "s.d.", "off by", ""],
+        [
+            [
+                figure.title,
+                "ok" if figure.ok else "FAILED",
+                _figure(figure, figure.before),
+                _figure(figure, figure.after),
+                _figure(figure, figure.expected),
+                _figure(figure, figure.deviation),
+                "-" if figure.z is None else f"{figure.z:+.1f} s.d.",
+                figure.note,
+            ]
+            for figure in quality.figures
+        ],
+    )
+    if quality.sampled < quality.positions:
+        output.line(
+            f"pairs, neighbours and correlations: of {quality.sampled:,} of {quality.positions:,} positions"
+        )
+
+
+def _figure(figure: Figure, value: float | None) -> str:
+    if value is None:
+        return "-"
+    if figure.unit == "share":
+        return f"{100 * value:.4g}%"
+    return f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:.4g}"

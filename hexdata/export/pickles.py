@@ -6,12 +6,10 @@ Never changes the store's tables. One file is one pure task, so the bytes do not
 from __future__ import annotations
 
 import json
-import re
 import shutil
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -27,7 +25,7 @@ from hexdata.schema import SPLITS, positions_schema, raw_schema
 from hexdata.store import Store
 from hexdata.store.files import FileFacts, atomic_file, has_size
 from hexdata.store.ledger import Ledger
-from hexdata.store.originals import WINNERS, Original, list_originals
+from hexdata.store.originals import PICKLE_SUFFIX, WINNERS, Original, list_originals, pickle_names
 from hexdata.store.parquet import Rows, read_rows
 
 __all__ = ["ORDERS", "PicklesOptions", "PicklesResult", "export_pickles"]
@@ -36,9 +34,6 @@ ORDERS: Final = ("shuffled", "original")
 
 NO_TIME: Final = "1970-01-01T00:00:00"
 """What ``shuffled_at`` and ``processed_at`` say where there is no time to tell: the store holds none."""
-
-_SUFFIX: Final = ".pkl.gz"
-_RAW_SUFFIX: Final = re.compile(r"\.trmph(\.gz)?$")
 
 _SHUFFLED_DIALECT: Final = {
     **DIALECTS["dicts-player"],
@@ -120,14 +115,13 @@ class _OriginalFile:
 
     def write(self, path: Path, level: int) -> FileFacts:
         source = self.source
-        is_raw = source.format == "trmph"
         with atomic_file(path) as file:
             count = write_legacy(
                 file,  # type: ignore[arg-type]
                 source.batches(),
                 board_size=source.board_size or 0,
-                dialect="dicts-player" if is_raw else source.header["dialect"],
-                header=_processed_header(source) if is_raw else source.header,
+                dialect=source.dialect,
+                header=_processed_header(source) if source.is_raw else source.header,
                 level=level,
             )
             return file.facts(count)
@@ -301,11 +295,9 @@ class _Run:
     def _original(self) -> dict[str, _File]:
         """Return the file of each source that was not rejected as a whole, by path below the store."""
         sources = [source for source in list_originals(self.store) if source.format != "unknown"]
-        names = [_processed_name(source) for source in sources]
-        taken = Counter(names)
+        names = pickle_names(sources)
         return {
-            f"{self.place}/{name if taken[name] == 1 else _numbered(name, source)}": _OriginalFile(source)
-            for source, name in zip(sources, names, strict=True)
+            f"{self.place}/{name}": _OriginalFile(source) for source, name in zip(sources, names, strict=True)
         }
 
     def _shuffled(self) -> dict[str, _File]:
@@ -316,7 +308,7 @@ class _Run:
         for split in SPLITS:
             buckets = manifest.files_in(f"shuffled/{split}")
             for number, (name, facts) in enumerate(buckets.items()):
-                files[f"{self.place}/{split}/shuffled_{number:04d}{_SUFFIX}"] = _ShuffledFile(
+                files[f"{self.place}/{split}/shuffled_{number:04d}{PICKLE_SUFFIX}"] = _ShuffledFile(
                     (self.store.path / name).resolve(),
                     facts.rows,
                     number,
@@ -382,25 +374,6 @@ def _write_file(file: _File, path: Path, level: int) -> FileFacts:
         return file.write(path, level)
     except InputError as error:
         raise error.at(path) from None
-
-
-def _processed_name(source: Original) -> str:
-    """Return the path of a source's pickle: its own name, as the legacy tool ends such names.
-
-    Raises:
-        StoreError: the name would lead out of the folder.
-    """
-    path = PurePosixPath(source.name)
-    if path.is_absolute() or ".." in path.parts:
-        raise StoreError("a source's name leads out of the store", found=source.name)
-    if source.format == "trmph":
-        return _RAW_SUFFIX.sub("", source.name) + "_processed" + _SUFFIX
-    return source.name.removesuffix(".gz").removesuffix(".pkl") + _SUFFIX
-
-
-def _numbered(name: str, source: Original) -> str:
-    """Tell apart files that would have one name: a.pkl and a.pkl.gz, a.trmph and a_processed.pkl.gz."""
-    return f"{name.removesuffix(_SUFFIX)}.source-{source.source_id}{_SUFFIX}"
 
 
 def _source_table(sources: list[Original]) -> pa.Table:

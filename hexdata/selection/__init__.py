@@ -4,7 +4,10 @@ Never sorts and never writes rows: the shuffle carries out what this says, and `
 hold its result against it.
 """
 
+from hexdata.selection.balance import BalanceRow, Means
 from hexdata.selection.choices import Choices
-from hexdata.selection.select import Placement, Selection, select
+from hexdata.selection.games import Duplicates
+from hexdata.selection.place import Placement
+from hexdata.selection.select import Selection, select
 
-__all__ = ["Choices", "Placement", "Selection", "select"]
+__all__ = ["BalanceRow", "Choices", "Duplicates", "Means", "Placement", "Selection", "select"]

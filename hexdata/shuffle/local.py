@@ -1,176 +1,168 @@
-"""The local engine: DuckDB sorts what fits into the memory, piece by piece.
+"""The engine of one machine: it scatters slices into runs, and sorts units of runs into buckets.
 
-Phase 1 sorts each slice of the input into a run, phase 2 the runs' rows of each range of keys. What a
-unit writes is a pure function of the store and the plan, so a repeated one writes the same bytes.
+What it writes into a bucket is a pure function of the store and the options: limits, layout and order of
+work decide nothing. DuckDB says which rows there are and where they go; Arrow moves them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import pairwise
+import math
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain, pairwise
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from hexdata.order import sort_key_sql
-from hexdata.schema import SPLITS, positions_schema
-from hexdata.shuffle.plan import Bucket, ShufflePlan, Slice
-from hexdata.store.files import atomic_file
+from hexdata.order import sort_key
+from hexdata.schema import positions_schema
+from hexdata.selection import Placement
+from hexdata.shuffle.plan import Bucket, Job, Layout, Limits, Slice, sort_cost
+from hexdata.shuffle.runs import (
+    Piece,
+    Runs,
+    as_run,
+    join_columns,
+    read_column,
+    read_pieces,
+    run_schema,
+    write_run,
+)
 from hexdata.store.parquet import ROW_GROUP_ROWS
-from hexdata.store.session import DuckDBPyConnection, path_list_sql, read_parquet_sql
+from hexdata.store.session import DuckDBPyConnection
 
-__all__ = ["scatter", "sort_buckets", "split_sizes_sql", "varying_bytes_sql"]
+__all__ = ["CUT_PREFIX", "Engine"]
 
-BATCH_ROWS: Final = 32_768
+SAMPLED_KEYS: Final = 1 << 17
+"""Of a unit that is cut: enough for parts that are equal within a few percent."""
+MORE_PARTS: Final = 1.25
+"""So many more parts than would do if they were equal."""
+CUT_PREFIX: Final = "cut-"
+"""Of the folders that hold a unit while it is cut; a killed process leaves them."""
+
+Rows = Iterator[pa.Table]
+UInt64Array = npt.NDArray[np.uint64]
+UnitNumbers = npt.NDArray[np.integer[Any]]
 
 
-def split_sizes_sql(positions: list[Path], games: list[Path]) -> str:
-    """Return a query for the positions of each split: (index of ``SPLITS``, rows)."""
-    return f"SELECT split, count(*) FROM ({_with_split_sql(positions, games)}) GROUP BY split"
+@dataclass(frozen=True)
+class Engine:
+    """What the work on every slice and every unit needs to know.
 
-
-def varying_bytes_sql(positions: list[Path]) -> str:
-    """Return a query for the bytes that dense policies and ``extra`` take, from the files' footers."""
-    return f"""
-        SELECT coalesce(sum(if(path_in_schema = 'extra', total_uncompressed_size,
-                               4 * (num_values - stats_null_count))), 0)::BIGINT
-        FROM parquet_metadata({path_list_sql(positions)})
-        WHERE path_in_schema = 'extra' OR starts_with(path_in_schema, 'policy')
+    Attributes:
+        key: of ``sort_key``.
+        board_size: n.
+        folder: where runs are written.
+        layout: slices and units.
+        limits: of one thread.
+        say: called with a line for the log.
     """
 
+    key: int
+    board_size: int
+    folder: Path
+    layout: Layout
+    limits: Limits
+    say: Callable[[str], None]
 
-def _with_split_sql(positions: list[Path], games: list[Path]) -> str:
-    """Return a query for the positions ``p.*`` with the ``split`` of their games, as index of ``SPLITS``.
+    def scatter(self, con: DuckDBPyConnection, placement: Placement, part: Slice) -> Iterator[int]:
+        """Phase 1: write a slice as runs, one a chunk; yield the bytes of each."""
+        query = placement.rows_sql(part.start, part.stop)
+        for number, batch in enumerate(con.sql(query).to_arrow_reader(self.limits.chunk_rows)):
+            yield self._scatter_batch(batch, self.folder / part.run_name(number))
 
-    Only the games held out are joined: the others, and positions of no known game, train.
-    """
-    held_out = (
-        f"SELECT game_id, split FROM {read_parquet_sql(games)} WHERE split <> '{SPLITS[0]}'"
-        if games
-        else "SELECT NULL::BIGINT AS game_id, NULL AS split WHERE false"
-    )
-    number = " ".join(f"WHEN '{name}' THEN {i}" for i, name in enumerate(SPLITS) if i)
-    return f"""
-        SELECT p.*, (CASE g.split {number} ELSE 0 END)::UTINYINT AS split
-        FROM {read_parquet_sql(positions)} p LEFT JOIN ({held_out}) g USING (game_id)
-    """
+    def _scatter_batch(self, batch: pa.RecordBatch, run: Path) -> int:
+        table = pa.Table.from_batches([batch])
+        split, bucket, key = (table.column(name).to_numpy() for name in ("split", "bucket", "sort_key"))
+        unit = self.layout.unit_numbers(split, bucket, key)
+        return write_run(run, as_run(table, self.board_size), unit)
 
+    def sort(self, runs: Runs, job: Job) -> Iterator[tuple[Bucket, Rows]]:
+        """Phase 2: yield the buckets of a job, each with its rows in order.
 
-def scatter(
-    con: DuckDBPyConnection,
-    positions: list[Path],
-    games: list[Path],
-    plan: ShufflePlan,
-    part: Slice,
-    run: Path,
-) -> int:
-    """Phase 1: write one slice of the positions as a run, sorted by (split, key).
+        The rows, of ``positions_schema``, must be taken before the next bucket is.
+        """
+        blocks = [self._sort_unit(runs.pieces(unit), job.buckets) for unit in job.units]
+        if len(blocks) == 1:
+            yield from blocks[0]
+        else:
+            yield job.buckets[0], chain.from_iterable(rows for block in blocks for _, rows in block)
 
-    A run's row groups are cut where the plan's ranges meet, so that phase 2 reads no row twice.
+    def _sort_unit(self, pieces: list[Piece], buckets: list[Bucket]) -> Iterator[tuple[Bucket, Rows]]:
+        """Sort the rows of some buckets, or of a part of one bucket."""
+        rows, size = sum(piece.rows for piece in pieces), sum(piece.bytes for piece in pieces)
+        if rows <= 1 or self.limits.may_sort(rows, size):
+            yield from self._sort_in_memory(pieces, buckets)
+            return
+        self.say(f"{buckets[0].name}: {rows:,} rows of {size:,} bytes are more than planned: cut further")
+        if len(buckets) > 1:
+            with self._cut(pieces, lambda rows: rows.column("bucket").to_numpy() - buckets[0].index) as runs:
+                for index, bucket in enumerate(buckets):
+                    yield from self._sort_unit(runs.pieces(index), [bucket])
+        else:
+            bounds = self._bounds(pieces, rows, size)
+            with self._cut(pieces, lambda rows: np.searchsorted(bounds, self._keys(rows), "right")) as runs:
+                parts = (self._sort_unit(runs.pieces(i), buckets) for i in range(len(bounds) + 1))
+                yield buckets[0], chain.from_iterable(rows for part in parts for _, rows in part)
 
-    Returns:
-        The rows written.
-    """
-    query = f"""
-        SELECT *, {sort_key_sql("position_id", plan.key)} AS sort_key
-        FROM ({_with_split_sql(positions, games)})
-        WHERE position_id >= {part.start} AND position_id < {part.stop}
-        ORDER BY split, sort_key
-    """
-    schema = _keyed_schema(plan).append(pa.field("split", pa.uint8(), nullable=False))
-    rows = 0
-    with (
-        atomic_file(run) as file,
-        pq.ParquetWriter(file, schema, compression="lz4", use_dictionary=False) as writer,
-    ):
-        for table in _cut_by_range(_stream(con, query, schema), plan):
-            writer.write_table(table, row_group_size=table.num_rows)
-            rows += table.num_rows
-    return rows
+    def _sort_in_memory(self, pieces: list[Piece], buckets: list[Bucket]) -> Iterator[tuple[Bucket, Rows]]:
+        """Sort rows that fit into the memory, the usual case."""
+        batches = list(read_pieces(pieces))
+        if not batches:
+            yield from ((bucket, iter(())) for bucket in buckets)
+            return
+        table = join_columns(batches, run_schema(self.board_size))
+        if len(buckets) == 1:
+            order, bounds = np.argsort(self._keys(table)), np.array([0, table.num_rows])
+        else:
+            number = table.column("bucket").to_numpy()
+            order = np.lexsort((self._keys(table), number))
+            first = buckets[0].index
+            bounds = np.searchsorted(number[order], range(first, first + len(buckets) + 1))
+        schema = positions_schema(self.board_size)
+        table = table.select(schema.names)
+        for bucket, (start, stop) in zip(buckets, pairwise(bounds.tolist()), strict=True):
+            yield bucket, _take(table, order[start:stop], schema)
 
+    def _keys(self, rows: pa.Table) -> UInt64Array:
+        return sort_key(rows.column("position_id").to_numpy(), self.key)
 
-def sort_buckets(
-    con: DuckDBPyConnection, runs: list[Path], plan: ShufflePlan, buckets: list[Bucket]
-) -> Iterator[tuple[Bucket, Iterator[pa.Table]]]:
-    """Phase 2: give consecutive buckets of one split, each with its rows of all runs in ascending key.
+    def _bounds(self, pieces: list[Piece], rows: int, size: int) -> UInt64Array:
+        """Return the keys at which a unit is cut, from a sample of its keys."""
+        step = -(-rows // SAMPLED_KEYS)
+        ids = np.concatenate([ids.to_numpy()[::step] for ids in read_column(pieces, "position_id")])
+        keys = np.sort(sort_key(ids, self.key))
+        excess = max(rows / self.limits.sort_rows, sort_cost(rows, size) / self.limits.sort_bytes)
+        parts = math.ceil(MORE_PARTS * excess)
+        return keys[np.arange(1, parts) * len(keys) // parts]
 
-    DuckDB sorts one of the plan's ranges at a time, whether it holds many buckets or a part of one. The
-    rows of a bucket, ``positions_schema``, must be taken before the next bucket is.
-    """
-    rows = _Ascending(_sorted_rows(con, runs, plan, buckets[0]))
-    for bucket in buckets:
-        yield bucket, rows.below(bucket.high)
+    @contextmanager
+    def _cut(self, pieces: list[Piece], unit_of: Callable[[pa.Table], UnitNumbers]) -> Iterator[Runs]:
+        """Scatter the rows of a unit once more, into runs that are gone at the end."""
+        with tempfile.TemporaryDirectory(prefix=CUT_PREFIX, dir=self.folder) as folder:
+            paths: list[Path] = []
+            for rows in self._chunks(pieces):
+                paths.append(Path(folder, f"run-{len(paths):06d}.arrow"))
+                write_run(paths[-1], rows, unit_of(rows))
+            yield Runs(paths)
 
-
-def _sorted_rows(
-    con: DuckDBPyConnection, runs: list[Path], plan: ShufflePlan, first: Bucket
-) -> Iterator[pa.Table]:
-    """Read the rows of a split in ascending key, from the bucket ``first`` on."""
-    for low, high in plan.ranges(first.split):
-        if high > first.low:
-            query = f"""
-                SELECT * EXCLUDE (split) FROM {read_parquet_sql(runs)}
-                WHERE split = {SPLITS.index(first.split)}
-                  AND sort_key BETWEEN {max(low, first.low)}::UBIGINT AND {high - 1}::UBIGINT
-                ORDER BY sort_key
-            """
-            yield from _stream(con, query, _keyed_schema(plan))
-
-
-class _Ascending:
-    """A stream of rows in ascending key, to be taken up to one key after the other."""
-
-    def __init__(self, tables: Iterator[pa.Table]) -> None:
-        self._tables = tables
-        self._rest: pa.Table | None = None
-
-    def below(self, high: int) -> Iterator[pa.Table]:
-        """Give the rows that are left whose key is below ``high``, without it."""
-        while (table := next(self._tables, None) if self._rest is None else self._rest) is not None:
-            keys = table.column("sort_key").to_numpy()
-            stop = int(np.searchsorted(keys, np.uint64(high - 1), side="right"))
-            self._rest = table.slice(stop) if stop < table.num_rows else None
-            yield table.slice(0, stop).drop_columns(["sort_key"])
-            if self._rest is not None:
-                return
-
-
-def _keyed_schema(plan: ShufflePlan) -> pa.Schema:
-    return positions_schema(plan.board_size).append(pa.field("sort_key", pa.uint64(), nullable=False))
+    def _chunks(self, pieces: list[Piece]) -> Iterator[pa.Table]:
+        """Read pieces, joined into tables of at most ``chunk_rows`` where a piece is not larger."""
+        schema = run_schema(self.board_size)
+        batches: list[pa.RecordBatch] = []
+        for batch in read_pieces(pieces):
+            if batches and sum(map(len, batches)) + len(batch) > self.limits.chunk_rows:
+                yield join_columns(batches, schema)
+            batches.append(batch)
+        yield join_columns(batches, schema)
 
 
-def _stream(con: DuckDBPyConnection, query: str, schema: pa.Schema) -> Iterator[pa.Table]:
-    """Run a query and read its rows in batches of the schema given: DuckDB widens some of its types."""
-    for batch in con.sql(query).to_arrow_reader(BATCH_ROWS):
-        yield pa.Table.from_batches([batch]).select(schema.names).cast(schema)
-
-
-def _cut_by_range(tables: Iterator[pa.Table], plan: ShufflePlan) -> Iterator[pa.Table]:
-    """Cut a stream in ascending (split, key) where the plan's ranges meet, and into row groups."""
-    pending: list[pa.Table] = []
-    current = -1
-    lows = {
-        SPLITS.index(name): np.array([low for low, _ in plan.ranges(name)], dtype=np.uint64)
-        for name in plan.rows
-    }
-    for table in tables:
-        split = table.column("split").to_numpy()
-        key = table.column("sort_key").to_numpy()
-        number = np.empty(len(split), dtype=np.int64)
-        for index, low in lows.items():
-            own = split == index
-            number[own] = (index << 32) + np.searchsorted(low, key[own], side="right")
-        cuts = np.flatnonzero(np.diff(number, prepend=current))
-        for start, stop in pairwise([0, *cuts, len(number)]):
-            if start == stop:
-                continue
-            if pending and (number[start] != current or sum(map(len, pending)) >= ROW_GROUP_ROWS):
-                yield pa.concat_tables(pending).combine_chunks()
-                pending = []
-            current = int(number[start])
-            pending.append(table.slice(start, stop - start))
-    if pending:
-        yield pa.concat_tables(pending).combine_chunks()
+def _take(table: pa.Table, order: npt.NDArray[np.int64], schema: pa.Schema) -> Rows:
+    """Give the rows in an order, a row group at a time."""
+    for start in range(0, len(order), ROW_GROUP_ROWS):
+        yield table.take(pa.array(order[start : start + ROW_GROUP_ROWS])).cast(schema)

@@ -1,72 +1,69 @@
-"""What a shuffle will do, computed before anything is written: buckets, slices, limits. Does no work."""
+"""What a shuffle will do, computed before anything is written: buckets, units of work, limits.
+
+Does no work and reads no file. The buckets follow from the rows alone; how they are cut into units, and
+what each thread may hold, from the memory.
+"""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from itertools import pairwise
+from itertools import accumulate
+from math import sqrt
 from typing import Any, Final
 
-from hexdata.errors import BudgetError, ConfigError
-from hexdata.order import ORDER_VERSION, bucket_bounds, derive_key
+import numpy as np
+import numpy.typing as npt
+
+from hexdata.order import bucket_bounds
 from hexdata.pool import default_workers
-from hexdata.schema import board_bytes
+from hexdata.schema import SPLITS, board_bytes
+from hexdata.shuffle.options import ShuffleOptions, too_little_memory
+from hexdata.store.parquet import ROW_GROUP_ROWS
 
-__all__ = ["Bucket", "ShuffleOptions", "ShufflePlan", "Slice", "make_plan"]
+__all__ = [
+    "BUCKET_ROWS",
+    "Bucket",
+    "Grouping",
+    "Job",
+    "Layout",
+    "Limits",
+    "Slice",
+    "bucket_counts",
+    "make_layout",
+    "make_limits",
+]
 
+BUCKET_ROWS: Final = 1 << 20
+"""Rows of a bucket of the largest split, where their number is not given."""
 BASE_MEMORY: Final = 280 << 20
-"""Bytes held besides DuckDB's buffers and the rows at hand: interpreter and libraries."""
-MINIMUM_MEMORY: Final = 400 << 20
-IN_FLIGHT_ROWS: Final = 6 << 16
-"""Rows between DuckDB and the disk, as Arrow batches and row groups; each thread needs as many again."""
-ROW_OVERHEAD: Final = 110
-"""Bytes a row takes in DuckDB's sort besides its board, as measured on thirteen columns."""
-SORT_SHARE: Final = 0.5
-"""Part of DuckDB's memory that the rows of one sort may fill, so that it stays in memory."""
+"""Bytes held besides DuckDB's buffers and the rows at hand: interpreter and libraries, as measured."""
+MOST_ROWS: Final = 1 << 21
+"""Rows that a thread takes into memory at a time; more is no faster."""
+FEWEST_ROWS: Final = 1 << 15
+"""Fewer at a time make too many pieces."""
+ROW_OVERHEAD: Final = 52
+"""Bytes that a row takes in memory besides its board and what varies: twelve columns and the bucket."""
+KEY_BYTES: Final = 24
+"""Bytes of a row's key, its place and its bucket while a unit is sorted."""
+SCATTER_COPIES: Final = 2.6
+"""How often a row stands in memory while it is scattered: as DuckDB gave it, and in order of units."""
+SORT_COPIES: Final = 1.6
+"""How often while it is sorted: a unit is joined column by column."""
+WRITER_COPIES: Final = 4
+"""How many row groups stand in memory while one is encoded."""
+DUCKDB_SHARE: Final = 0.3
+"""Part of a thread's memory that is DuckDB's while it scatters."""
+DUCKDB_LEAST: Final = 40 << 20
+DUCKDB_MOST: Final = 256 << 20
+SLICES_PER_THREAD: Final = 4
+"""Of a store that is small, so that no thread waits for another."""
 
-
-def too_little_memory(found: int, expected: int) -> BudgetError:
-    """Return the error for a budget of ``found`` bytes where ``expected`` are needed."""
-    return BudgetError(
-        "too little memory for a shuffle",
-        found=f"{found / 1e6:,.0f} MB",
-        expected=f"at least {expected / 1e6:,.0f} MB",
-        cure="Raise --memory.",
-    )
-
-
-@dataclass(frozen=True)
-class ShuffleOptions:
-    """How to shuffle.
-
-    Attributes:
-        seed: names the order.
-        buckets: for the largest split; None to follow from the memory. The order does not depend on it.
-        memory: bytes for everything together.
-        threads: of DuckDB, at most as many as the memory has room for; None for one a core.
-
-    Raises:
-        ConfigError: on a value out of range.
-    """
-
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by pydantic, not a field
-
-    seed: int = 0
-    buckets: int | None = None
-    memory: int = 1_000_000_000
-    threads: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.buckets is not None and not 1 <= self.buckets <= 100_000:
-            raise ConfigError("buckets must be between 1 and 100,000", found=self.buckets)
-        if self.threads is not None and self.threads < 1:
-            raise ConfigError("threads must be at least 1", found=self.threads)
-        if self.memory < MINIMUM_MEMORY:
-            raise too_little_memory(self.memory, MINIMUM_MEMORY)
+UInt64Array = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
 class Slice:
-    """Phase 1's unit: a range of position ids, sorted by key into one run."""
+    """Phase 1's unit: a range of position ids, scattered into runs of their own."""
 
     index: int
     start: int
@@ -74,18 +71,20 @@ class Slice:
 
     @property
     def name(self) -> str:
-        """File name of its run."""
-        return f"run-{self.index:06d}.parquet"
+        """What the ledger and the log call it."""
+        return f"slice {self.index}"
+
+    def run_name(self, number: int) -> str:
+        """File name of one of its runs."""
+        return f"run-{self.index:06d}-{number:03d}.arrow"
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Phase 2's unit: a range of the key space of one split, [low, high)."""
+    """One file of the result."""
 
     split: str
     index: int
-    low: int
-    high: int
 
     @property
     def name(self) -> str:
@@ -94,75 +93,211 @@ class Bucket:
 
 
 @dataclass(frozen=True)
-class ShufflePlan:
-    """All that decides the files of a shuffle, and the limits it runs under."""
+class Job:
+    """Phase 2's unit: consecutive buckets, and the units of rows that they are made of."""
 
-    seed: int
-    key: int
-    board_size: int
-    rows: dict[str, int]
-    slices: list[Slice]
     buckets: list[Bucket]
-    sort_rows: int
-    """Rows that DuckDB sorts at a time."""
-    duckdb_memory: int
+    units: range
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """How the buckets of a split make units: several buckets one, or a bucket several parts.
+
+    Attributes:
+        buckets: of the split.
+        group: buckets in a unit.
+        parts: units in a bucket, ranges of its keys; 1 unless ``group`` is.
+    """
+
+    buckets: int
+    group: int
+    parts: int
+
+    @property
+    def units(self) -> int:
+        """Their number."""
+        return -(-self.buckets // self.group) * self.parts
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How rows are cut into slices and units. It decides what the runs hold, but no byte of a bucket.
+
+    Attributes:
+        positions: of the store; slices are ranges of their ids.
+        slice_rows: ids in a slice.
+        by_key: whether buckets are, but for few rows, ranges of keys; or else each has keys from all over.
+        groups: the splits that have rows, in the order of ``SPLITS``.
+    """
+
+    positions: int
+    slice_rows: int
+    by_key: bool
+    groups: dict[str, Grouping]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the layout as the ledger keeps it."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> Layout:
+        """Read what :meth:`to_json` gave."""
+        groups = {split: Grouping(**group) for split, group in content["groups"].items()}
+        return cls(**{**content, "groups": groups})
+
+    @property
+    def slices(self) -> list[Slice]:
+        """Ranges of ids that cover the store."""
+        starts = range(0, self.positions, self.slice_rows)
+        return [Slice(i, s, min(s + self.slice_rows, self.positions)) for i, s in enumerate(starts)]
+
+    @property
+    def units(self) -> int:
+        """Their number, over all splits."""
+        return sum(group.units for group in self.groups.values())
+
+    @property
+    def jobs(self) -> list[Job]:
+        """The buckets in order, with the units that each is made of."""
+        jobs = []
+        for split, first in self._first_units().items():
+            grouping = self.groups[split]
+            for number, start in enumerate(range(0, grouping.buckets, grouping.group)):
+                stop = min(start + grouping.group, grouping.buckets)
+                unit = first + number * grouping.parts
+                buckets = [Bucket(split, index) for index in range(start, stop)]
+                jobs.append(Job(buckets, range(unit, unit + grouping.parts)))
+        return jobs
+
+    def unit_numbers(
+        self, split: npt.NDArray[np.uint8], bucket: npt.NDArray[np.uint32], key: UInt64Array
+    ) -> npt.NDArray[np.integer[Any]]:
+        """Return the unit of each row, from 0; ascending in (split, bucket, key)."""
+        unit = np.empty(len(split), np.min_scalar_type(self.units))
+        for name, first in self._first_units().items():
+            own = np.flatnonzero(split == SPLITS.index(name))
+            grouping = self.groups[name]
+            number = (bucket[own] // grouping.group).astype(np.int64)
+            if grouping.parts > 1:
+                number = number * grouping.parts + self._parts(bucket[own], key[own], grouping)
+            unit[own] = first + number
+        return unit
+
+    def _parts(
+        self, bucket: npt.NDArray[np.uint32], key: UInt64Array, grouping: Grouping
+    ) -> npt.NDArray[np.int64]:
+        """Return which part of its bucket each row belongs to, by its key: equal ranges of the bucket's.
+
+        Keys outside of the bucket's range go to the part that is nearest.
+        """
+        ranges = grouping.parts * (grouping.buckets if self.by_key else 1)
+        part = np.searchsorted(np.array(bucket_bounds(ranges)[1:-1], dtype=np.uint64), key, side="right")
+        if self.by_key:
+            part = np.clip(part - bucket.astype(np.int64) * grouping.parts, 0, grouping.parts - 1)
+        return part.astype(np.int64)
+
+    def _first_units(self) -> dict[str, int]:
+        counts = [group.units for group in self.groups.values()]
+        return dict(zip(self.groups, accumulate(counts, initial=0), strict=False))
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What each thread may hold. It decides no byte of the result.
+
+    Attributes:
+        threads: that work at a time.
+        duckdb_memory: bytes for the DuckDB of each, while it scatters.
+        chunk_rows: rows that each scatters at a time.
+        sort_rows: rows that each sorts at a time, at most.
+        sort_bytes: bytes that these and their copies may take.
+    """
+
     threads: int
+    duckdb_memory: int
+    chunk_rows: int
+    sort_rows: int
+    sort_bytes: int
 
-    def identity(self) -> dict[str, Any]:
-        """Return what decides the bytes of the files, as JSON: the limits do not."""
-        return {
-            "order_version": ORDER_VERSION,
-            "rows": self.rows,
-            "seed": self.seed,
-            "slices": [asdict(s) for s in self.slices],
-            "buckets": [asdict(b) for b in self.buckets],
-        }
-
-    def ranges(self, split: str) -> list[tuple[int, int]]:
-        """Cut the keys of a split into ranges, each [low, high) with few enough rows to sort at a time."""
-        return list(pairwise(bucket_bounds(-(-self.rows[split] // self.sort_rows))))
+    def may_sort(self, rows: int, size: int) -> bool:
+        """Say whether so many rows, of ``size`` bytes in memory, are sorted at a time."""
+        return rows <= self.sort_rows and sort_cost(rows, size) <= self.sort_bytes
 
 
-def make_plan(
-    options: ShuffleOptions, board_size: int, rows: dict[str, int], varying_bytes: int = 0
-) -> ShufflePlan:
-    """Plan a shuffle.
+def sort_cost(rows: int, size: int) -> int:
+    """Return the bytes that the sort of so many rows, of ``size`` bytes in memory, takes."""
+    return int(size * SORT_COPIES) + rows * KEY_BYTES
 
-    A slice of the input holds as many rows as DuckDB can sort in its part of the memory, and so does a
-    bucket unless their number is given; smaller splits get fewer buckets, in proportion.
 
-    Args:
-        options: what was asked for.
-        board_size: n.
-        rows: positions by split; at least one.
-        varying_bytes: what the columns of varying length hold, all rows together.
+def row_bytes(board_size: int, rows: int, varying_bytes: int) -> int:
+    """Return the bytes of a row in memory; ``varying_bytes`` are those of all rows' lists and texts."""
+    return board_bytes(board_size) + ROW_OVERHEAD + -(-varying_bytes // max(rows, 1))
+
+
+def make_limits(options: ShuffleOptions, row: int) -> Limits:
+    """Share out the memory: as many threads as are asked for and find room for some rows of ``row`` bytes.
 
     Raises:
-        BudgetError: rows so wide do not fit into the memory.
+        BudgetError: not even one does.
     """
-    total, largest = sum(rows.values()), max(rows.values())
-    row_bytes = board_bytes(board_size) + ROW_OVERHEAD + -(-varying_bytes // total)
-    in_flight = IN_FLIGHT_ROWS * row_bytes
-    duckdb_memory = options.memory - BASE_MEMORY - in_flight
-    if duckdb_memory < in_flight:
-        raise too_little_memory(options.memory, BASE_MEMORY + 2 * in_flight)
-    sort_rows = int(duckdb_memory * SORT_SHARE) // row_bytes
-    buckets = options.buckets or -(-largest // sort_rows)
-    return ShufflePlan(
-        seed=options.seed,
-        key=derive_key(options.seed, "shuffle"),
-        board_size=board_size,
-        rows=rows,
-        slices=[
-            Slice(index, start, min(start + sort_rows, total))
-            for index, start in enumerate(range(0, total, sort_rows))
-        ],
-        buckets=[
-            Bucket(split, index, low, high)
-            for split, count in rows.items()
-            for index, (low, high) in enumerate(pairwise(bucket_bounds(-(-count * buckets // largest))))
-        ],
-        sort_rows=sort_rows,
+    writer = WRITER_COPIES * ROW_GROUP_ROWS * row
+    least = FEWEST_ROWS * int(row * SCATTER_COPIES + KEY_BYTES)
+    needed = writer + least + DUCKDB_LEAST
+    room = options.memory - BASE_MEMORY
+    if room < needed:
+        raise too_little_memory(options.memory, BASE_MEMORY + needed)
+    threads = min(options.threads or default_workers(), room // needed)
+    share = room // threads - writer
+    duckdb_memory = min(max(int(share * DUCKDB_SHARE), DUCKDB_LEAST), DUCKDB_MOST)
+    chunk_rows = (share + writer - duckdb_memory) // int(row * SCATTER_COPIES + KEY_BYTES)
+    return Limits(
+        threads=threads,
         duckdb_memory=duckdb_memory,
-        threads=min(options.threads or default_workers(), duckdb_memory // in_flight),
+        chunk_rows=min(chunk_rows, MOST_ROWS),
+        sort_rows=min(share // sort_cost(1, row), MOST_ROWS),
+        sort_bytes=share,
     )
+
+
+def bucket_counts(options: ShuffleOptions, rows: dict[str, int]) -> dict[str, int]:
+    """Return the number of buckets by split: smaller splits get fewer, in proportion.
+
+    Where it is not given it follows from the rows alone, so that the files are the same on any machine.
+    """
+    largest = max(rows.values())
+    buckets = options.buckets or -(-largest // BUCKET_ROWS)
+    return {split: -(-count * buckets // largest) for split, count in rows.items()}
+
+
+def make_layout(
+    positions: int, rows: dict[str, int], buckets: dict[str, int], limits: Limits, *, by_key: bool = True
+) -> Layout:
+    """Cut a store into slices, and its buckets into units that one thread can sort.
+
+    Args:
+        positions: of the store.
+        rows: that take part, by split; at least one.
+        buckets: by split.
+        limits: what a thread may hold.
+        by_key: whether buckets are ranges of keys.
+    """
+    fair = -(-positions // (limits.threads * SLICES_PER_THREAD))
+    expected = _expected_rows(limits.sort_rows)
+    groups = {}
+    for split, count in rows.items():
+        bucket_rows = -(-count // buckets[split])
+        parts = -(-bucket_rows // expected)
+        most = max(expected // bucket_rows, 1)
+        group = min(most, max(buckets[split] // (limits.threads * SLICES_PER_THREAD), 1)) if parts == 1 else 1
+        groups[split] = Grouping(buckets[split], group, parts)
+    slice_rows = min(limits.chunk_rows, max(fair, ROW_GROUP_ROWS))
+    return Layout(positions, slice_rows, by_key, groups)
+
+
+def _expected_rows(most: int) -> int:
+    """Return how many rows a unit may be planned for, so that at six deviations it has ``most``.
+
+    The number of rows in a range of keys is binomial, with a variance below its mean.
+    """
+    return max(int((sqrt(most + 9) - 3) ** 2), 1)

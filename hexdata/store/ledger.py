@@ -20,8 +20,10 @@ class Ledger:
     it is emptied at once, since the files it speaks of will now be replaced.
     """
 
-    def __init__(self, path: Path, stage: str, plan: object) -> None:
+    def __init__(self, path: Path, stage: str, plan: object, *, only_look: bool = False) -> None:
         """Open the ledger at ``path``, keeping its units if they were made under the same plan.
+
+        With ``only_look`` the file of a foreign one stays as it is.
 
         Raises:
             StoreError: the file is there, but is no ledger of this stage.
@@ -34,7 +36,7 @@ class Ledger:
             content = self._load()
             if content["plan"] == self._plan:
                 self._done = content["done"]
-            else:
+            elif not only_look:
                 self._save()
 
     def _load(self) -> dict[str, Any]:

@@ -1,15 +1,17 @@
 """The sources of a store as their files had them: its tables turned back into raw batches.
 
 The inverse of publishing: undoes the turning of the value's sense, and takes out what was filled in. Knows
-the columns, and no file format.
+the columns and what the files are called, and writes none.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 import numpy as np
@@ -17,11 +19,24 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from hexdata.errors import StoreError
 from hexdata.schema import games_schema, positions_schema, raw_schema, sources_schema
 from hexdata.store import Store
 from hexdata.store.parquet import Rows, open_parquet, read_parquet, read_rows
 
-__all__ = ["KEPT_PREFIX", "WINNERS", "Original", "in_sense", "list_originals", "with_file_idx"]
+__all__ = [
+    "KEPT_PREFIX",
+    "PICKLE_SUFFIX",
+    "WINNERS",
+    "Original",
+    "in_sense",
+    "list_originals",
+    "pickle_names",
+    "with_file_idx",
+]
+
+PICKLE_SUFFIX: Final = ".pkl.gz"
+_RAW_SUFFIX: Final = re.compile(r"\.trmph(\.gz)?$")
 
 KEPT_PREFIX: Final = "hexdata:"
 """Keys of ours in ``extra`` begin so: what an example says where its columns cannot.
@@ -72,6 +87,16 @@ class Original:
     """Its positions; there is no such file if it has none."""
     game_parts: tuple[tuple[Path, int], ...]
     """The games of the whole store."""
+
+    @property
+    def is_raw(self) -> bool:
+        """Whether its file holds games, and no examples."""
+        return self.format == "trmph"
+
+    @property
+    def dialect(self) -> Any:
+        """How its examples are spelled; those of raw games as the legacy tool spelled them."""
+        return "dicts-player" if self.is_raw else self.header["dialect"]
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Read its positions as ``raw_schema``, in record order, as its file had them.
@@ -173,3 +198,31 @@ def list_originals(store: Store) -> list[Original]:
         for path in store.files("sources")
         for row in read_parquet(path, names).cast(schema).to_pylist()
     ]
+
+
+def pickle_names(originals: Sequence[Original]) -> list[str]:
+    """Return what the pickle of each source is called: its own name, as the legacy tool ends such names.
+
+    Names that would be one (``a.pkl`` and ``a.pkl.gz``, ``a.trmph`` and ``a_processed.pkl.gz``) get their
+    sources' numbers.
+
+    Raises:
+        StoreError: a name would lead out of its folder.
+    """
+    names = [_pickle_name(source) for source in originals]
+    taken = Counter(names)
+    return [
+        name
+        if taken[name] == 1
+        else f"{name.removesuffix(PICKLE_SUFFIX)}.source-{source.source_id}{PICKLE_SUFFIX}"
+        for source, name in zip(originals, names, strict=True)
+    ]
+
+
+def _pickle_name(source: Original) -> str:
+    path = PurePosixPath(source.name)
+    if path.is_absolute() or ".." in path.parts:
+        raise StoreError("a source's name leads out of the store", found=source.name)
+    if source.is_raw:
+        return _RAW_SUFFIX.sub("", source.name) + "_processed" + PICKLE_SUFFIX
+    return source.name.removesuffix(".gz").removesuffix(".pkl") + PICKLE_SUFFIX

@@ -6,16 +6,24 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from hexdata.errors import StoreError
-from hexdata.store.files import FileFacts, atomic_file
+from hexdata.store.files import FileFacts, HashingFile, atomic_file
 
-__all__ = ["Rows", "open_parquet", "read_parquet", "read_rows", "regroup", "write_parquet"]
+__all__ = [
+    "Rows",
+    "encode_parquet",
+    "open_parquet",
+    "read_parquet",
+    "read_rows",
+    "regroup",
+    "write_parquet",
+]
 
 ROW_GROUP_ROWS: Final = 65_536
 """Rows a row group: small, since row-group buffers come on top of every memory limit."""
@@ -27,20 +35,29 @@ def write_parquet(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatc
     The bytes depend on the rows alone: however they are cut into batches, row groups are the same.
     """
     with atomic_file(path) as file:
-        rows = 0
-        with pq.ParquetWriter(
-            file, schema, compression="zstd", compression_level=1, use_dictionary=_dictionary_columns(schema)
-        ) as writer:
-            for table in regroup(batches, schema, ROW_GROUP_ROWS):
-                writer.write_table(_encode_anew(table), row_group_size=ROW_GROUP_ROWS)
-                rows += table.num_rows
-        return file.facts(rows)
+        return file.facts(encode_parquet(file, schema, batches))
+
+
+def encode_parquet(
+    file: HashingFile | BinaryIO, schema: pa.Schema, batches: Iterable[pa.RecordBatch | pa.Table]
+) -> int:
+    """Write batches, as :func:`write_parquet` does, into an open file; return the number of rows."""
+    rows = 0
+    with pq.ParquetWriter(
+        file, schema, compression="zstd", compression_level=1, use_dictionary=_dictionary_columns(schema)
+    ) as writer:
+        for table in regroup(batches, schema, ROW_GROUP_ROWS):
+            writer.write_table(_encode_anew(table), row_group_size=ROW_GROUP_ROWS)
+            rows += table.num_rows
+    return rows
 
 
 def _dictionary_columns(schema: pa.Schema) -> list[str]:
     """Every column but those whose values hardly repeat, where a dictionary only costs."""
     return [
-        field.name for field in schema if field.name not in {"board", "position_id", "record", "sort_key"}
+        field.name
+        for field in schema
+        if field.name not in {"board", "game_id", "position_id", "record", "sort_key"}
     ]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 import tempfile
 import threading
@@ -16,14 +18,60 @@ from duckdb import DuckDBPyConnection
 
 from hexdata.errors import BudgetError, StoreError
 
-__all__ = ["DuckDBPyConnection", "duckdb_session", "path_list_sql", "quote", "read_parquet_sql"]
+__all__ = [
+    "QUERY_ERRORS",
+    "DuckDBPyConnection",
+    "Interrupts",
+    "duckdb_session",
+    "path_list_sql",
+    "quote",
+    "read_parquet_sql",
+]
+
+QUERY_ERRORS: Final = (duckdb.DataError, duckdb.ProgrammingError)
+"""What DuckDB raises where a query, or a value that it meets, is wrong; not where memory or a disk is."""
 
 _INTERRUPTED: Final = "Query interrupted"
 """What DuckDB makes of a Ctrl-C: a RuntimeError that says this."""
+_SPILL_SETTING: Final = "max_temp_directory_size"
+"""What DuckDB names where it may not spill any more: by default it leaves a tenth of the free disk alone."""
+_DEVICE_ERRORS: Final = tuple(
+    getattr(errno, name)
+    for name in ("ENOSPC", "EDQUOT", "EFBIG", "EIO", "EAGAIN", "EBUSY", "ESTALE", "ETIMEDOUT", "EREMOTEIO")
+    if hasattr(errno, name)
+)
+"""Errors of a disk rather than of a file, which DuckDB gives as text."""
+
+
+class Interrupts:
+    """The sessions of some threads, so that another thread can end their queries."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._connections: set[DuckDBPyConnection] = set()
+
+    @contextmanager
+    def watching(self, connection: DuckDBPyConnection) -> Iterator[None]:
+        """Let this connection be interrupted while it is open."""
+        with self._lock:
+            self._connections.add(connection)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._connections.discard(connection)
+
+    def interrupt(self) -> None:
+        """End the queries that run now, with a KeyboardInterrupt where they were called."""
+        with self._lock:
+            for connection in self._connections:
+                connection.interrupt()
 
 
 @contextmanager
-def duckdb_session(*, memory: int, threads: int, spill: Path | None = None) -> Iterator[DuckDBPyConnection]:
+def duckdb_session(
+    *, memory: int, threads: int, spill: Path | None = None, interrupts: Interrupts | None = None
+) -> Iterator[DuckDBPyConnection]:
     """Open an in-memory DuckDB for one piece of work.
 
     Args:
@@ -31,11 +79,13 @@ def duckdb_session(*, memory: int, threads: int, spill: Path | None = None) -> I
         threads: worker threads.
         spill: folder below which the session makes its own absolute temporary folder, removed at the
             end; None takes the system's.
+        interrupts: by which other threads can end its queries. Ctrl-C ends those of the main thread.
 
     DuckDB keeps insertion order off: every query here that needs an order says so.
 
     Raises:
         BudgetError: a query needs more memory.
+        OSError: a disk is full, or failed; with the number of the error.
         StoreError: a query failed, on a corrupt file for instance.
         KeyboardInterrupt: the user interrupted one.
     """
@@ -55,9 +105,11 @@ def duckdb_session(*, memory: int, threads: int, spill: Path | None = None) -> I
         )
         try:
             connection.execute("SET enable_progress_bar = false")  # it would go to standard output
-            with _interrupting(connection):
+            with _interrupting(connection), (interrupts or Interrupts()).watching(connection):
                 yield connection
         except duckdb.OutOfMemoryException as error:
+            if _SPILL_SETTING in str(error):
+                raise OSError(errno.ENOSPC, _first_line(error), temporary) from error
             raise BudgetError(
                 "DuckDB ran out of the memory it was given",
                 found=_first_line(error),
@@ -67,6 +119,8 @@ def duckdb_session(*, memory: int, threads: int, spill: Path | None = None) -> I
         except duckdb.InterruptException as error:
             raise KeyboardInterrupt from error
         except duckdb.Error as error:
+            if code := _device_error(error):
+                raise OSError(code, _first_line(error)) from error
             raise StoreError("a query failed", found=_first_line(error)) from error
         except RuntimeError as error:
             if str(error) == _INTERRUPTED:
@@ -93,6 +147,13 @@ def _interrupting(connection: DuckDBPyConnection) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def _device_error(error: duckdb.Error) -> int | None:
+    """Return the number of the system's error that an error of DuckDB tells of, if it is one of a disk."""
+    if not isinstance(error, duckdb.IOException):
+        return None
+    return next((code for code in _DEVICE_ERRORS if os.strerror(code) in str(error)), None)
 
 
 def _first_line(error: Exception) -> str:

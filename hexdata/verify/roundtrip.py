@@ -23,7 +23,7 @@ from hexdata.formats.legacy import write_legacy
 from hexdata.progress import SILENT, Progress
 from hexdata.store import Store
 from hexdata.store.files import digest_file, walk_once
-from hexdata.store.originals import Original, list_originals, with_file_idx
+from hexdata.store.originals import Original, list_originals, pickle_names, with_file_idx
 from hexdata.store.parquet import read_parquet, regroup
 
 __all__ = ["RoundTrip", "check_round_trip"]
@@ -32,6 +32,8 @@ _FAST: Final = 1
 """Level of gzip: the file is read once and removed."""
 _LONGEST: Final = 200
 """Characters of a value in a message."""
+_EXPORT: Final = "pickles-original"
+"""The stage that writes every source as it was."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,23 @@ def check_round_trip(
         )
     found = [source for source in originals if source.sha256 in paths]
     progress.begin("round trip", sum(source.positions for source in found), "positions")
-    return [_check(target, source, paths.get(source.sha256), progress) for source in originals]
+    exported = _exported(target, originals)
+    return [
+        _check(target, source, paths.get(source.sha256), exported.get(source.source_id), progress)
+        for source in originals
+    ]
+
+
+def _exported(store: Store, originals: Sequence[Original]) -> dict[int, Path]:
+    """Return the pickle that an export has written of each source, if it is of what the store holds now."""
+    if store.manifest.stages.get(_EXPORT, {}).get("of") != store.made_of(_EXPORT):
+        return {}
+    sources = [source for source in originals if source.format != "unknown"]
+    return {
+        source.source_id: path
+        for source, name in zip(sources, pickle_names(sources), strict=True)
+        if (path := store.path / "pickles" / "original" / name).is_file()
+    }
 
 
 def _find(originals: Sequence[Original], inputs: Sequence[Path]) -> dict[str, Path]:
@@ -103,28 +121,49 @@ def _files_below(root: Path) -> Iterator[Path]:
         yield from (folder / name for name in sorted(names))
 
 
-def _check(store: Store, source: Original, path: Path | None, progress: Progress) -> RoundTrip:
+def _check(
+    store: Store, source: Original, path: Path | None, exported: Path | None, progress: Progress
+) -> RoundTrip:
     if path is None:
         return RoundTrip(source.name, False, "its file is not among the inputs", checked=False)
     if source.format == "unknown":
         return RoundTrip(source.name, True, "rejected as a whole: the store has nothing of it", checked=False)
+    if source.is_raw and not source.records:
+        # An empty file is what its name says, and here another empty file may stand for it.
+        return RoundTrip(source.name, True, "no games, as it was")
     try:
         with tempfile.TemporaryDirectory(prefix="hexdata-") as scratch:
             written = Path(scratch) / "written.pkl.gz"
-            is_raw = source.format == "trmph"
             write_legacy(
                 written,
                 source.batches(),
                 board_size=source.board_size or 0,
-                dialect="dicts-player" if is_raw else source.header["dialect"],
-                header={} if is_raw else source.header,
+                dialect=source.dialect,
+                header={} if source.is_raw else source.header,
                 level=_FAST,
             )
             with open_source(path, salvage=True) as original, open_source(written) as returned:
                 _compare(store, source, original, returned, progress)
+        if exported is not None:
+            _compare_exported(store, source, path, exported)
     except HexdataError as error:
         return RoundTrip(source.name, False, error.detail())
-    return RoundTrip(source.name, True, f"{source.positions:,} examples, each as it was")
+    too = "" if exported is None else ", in the pickle exported too"
+    return RoundTrip(source.name, True, f"{source.positions:,} examples, each as it was{too}")
+
+
+def _compare_exported(store: Store, source: Original, path: Path, exported: Path) -> None:
+    """Hold the pickle that was exported of a source against its file.
+
+    Raises:
+        VerifyError: they differ, or the pickle cannot be read.
+    """
+    try:
+        with open_source(path, salvage=True) as original, open_source(exported) as returned:
+            _compare(store, source, original, returned, SILENT)
+    except HexdataError as error:
+        name = exported.relative_to(store.path).as_posix()
+        raise VerifyError(f"{name}: {error.detail()}") from error
 
 
 def _compare(
@@ -145,7 +184,7 @@ def _compare(
         progress.advance(expected.num_rows)
     if done != source.positions:
         raise VerifyError("the file has other examples", found=f"{source.positions:,}", expected=f"{done:,}")
-    if source.format != "trmph":
+    if not source.is_raw:
         _compare_headers(original.header, returned.header)
 
 

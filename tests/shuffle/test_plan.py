@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hexdata.errors import BudgetError, ConfigError
-from hexdata.order import derive_key
+from hexdata.order import sort_key
 from hexdata.pool import default_workers
-from hexdata.shuffle import ShuffleOptions, make_plan
-from hexdata.shuffle.plan import MINIMUM_MEMORY
+from hexdata.schema import SPLITS
+from hexdata.shuffle import ShuffleOptions
+from hexdata.shuffle.options import MINIMUM_MEMORY
+from hexdata.shuffle.plan import (
+    BUCKET_ROWS,
+    Layout,
+    Limits,
+    bucket_counts,
+    make_layout,
+    make_limits,
+    row_bytes,
+    sort_cost,
+)
 
-ROWS = st.dictionaries(st.sampled_from(("train", "val", "test")), st.integers(1, 10**9), min_size=1)
+ROWS = st.dictionaries(st.sampled_from(SPLITS), st.integers(1, 10**9), min_size=1).map(
+    lambda rows: {split: rows[split] for split in SPLITS if split in rows}
+)
 OPTIONS = st.builds(
     ShuffleOptions,
     seed=st.integers(),
@@ -23,64 +36,149 @@ OPTIONS = st.builds(
     memory=st.integers(MINIMUM_MEMORY, 10**11),
     threads=st.none() | st.integers(1, 128),
 )
+NARROW = row_bytes(13, 1, 0)
+
+
+def planned(options: ShuffleOptions, rows: dict[str, int]) -> tuple[Limits, Layout]:
+    limits = make_limits(options, NARROW)
+    return limits, make_layout(sum(rows.values()), rows, bucket_counts(options, rows), limits)
 
 
 @given(OPTIONS, ROWS)
-def test_slices_and_buckets_cover_everything_once(options: ShuffleOptions, rows: dict[str, int]) -> None:
-    plan = make_plan(options, 13, rows)
-    bounds = [0, *(part.stop for part in plan.slices)]
-    assert [part.start for part in plan.slices] == bounds[:-1]
+def test_slices_and_jobs_cover_everything_once(options: ShuffleOptions, rows: dict[str, int]) -> None:
+    limits, layout = planned(options, rows)
+    bounds = [0, *(part.stop for part in layout.slices)]
+    assert [part.start for part in layout.slices] == bounds[:-1]
     assert bounds[-1] == sum(rows.values())
-    assert len({part.name for part in plan.slices}) == len(plan.slices)
-    assert len({bucket.name for bucket in plan.buckets}) == len(plan.buckets)
-    for split in rows:
-        own = [bucket for bucket in plan.buckets if bucket.split == split]
-        assert (own[0].low, own[-1].high) == (0, 1 << 64)
-        assert all(left.high == right.low for left, right in pairwise(own))
+    assert len({part.name for part in layout.slices}) == len(layout.slices)
+    assert max(part.stop - part.start for part in layout.slices) <= limits.chunk_rows
+    units = [unit for job in layout.jobs for unit in job.units]
+    assert units == list(range(layout.units))
+    counts = bucket_counts(options, rows)
+    buckets = [(bucket.split, bucket.index) for job in layout.jobs for bucket in job.buckets]
+    assert buckets == [(split, i) for split in rows for i in range(counts[split])]
+    assert all(len(job.buckets) == 1 or len(job.units) == 1 for job in layout.jobs)
 
 
 @given(OPTIONS, ROWS)
-def test_nothing_is_sorted_that_does_not_fit(options: ShuffleOptions, rows: dict[str, int]) -> None:
-    plan = make_plan(options, 13, rows)
-    assert max(part.stop - part.start for part in plan.slices) <= plan.sort_rows
+def test_nothing_is_planned_that_does_not_fit(options: ShuffleOptions, rows: dict[str, int]) -> None:
+    limits, layout = planned(options, rows)
     for split, count in rows.items():
-        ranges = plan.ranges(split)
-        assert (ranges[0][0], ranges[-1][1]) == (0, 1 << 64)
-        assert all(left[1] == right[0] for left, right in pairwise(ranges))
-        assert count <= plan.sort_rows * len(ranges) < count + plan.sort_rows
-    assert plan.sort_rows * 153 < plan.duckdb_memory < options.memory
-    assert 1 <= plan.threads <= (options.threads or default_workers())
+        grouping = layout.groups[split]
+        unit = -(-count // grouping.buckets) * grouping.group / grouping.parts
+        assert unit + 5.9 * unit**0.5 <= limits.sort_rows or unit <= 1
+    assert limits.may_sort(limits.sort_rows, limits.sort_rows * NARROW)
+    assert not limits.may_sort(limits.sort_rows + 1, 0)
+    assert not limits.may_sort(1, limits.sort_bytes)
+    assert 1 <= limits.threads <= (options.threads or default_workers())
+    held = max(sort_cost(limits.sort_rows, limits.sort_rows * NARROW), limits.duckdb_memory)
+    assert limits.threads * held < options.memory
 
 
-@given(st.integers(1, 600), ROWS)
-def test_the_largest_split_has_the_buckets_asked_for(buckets: int, rows: dict[str, int]) -> None:
-    plan = make_plan(ShuffleOptions(buckets=buckets), 13, rows)
-    counts = {split: sum(bucket.split == split for bucket in plan.buckets) for split in rows}
-    assert counts[max(rows, key=lambda split: rows[split])] == buckets
+@given(OPTIONS, ROWS)
+def test_the_number_of_buckets_follows_from_the_rows_alone(
+    options: ShuffleOptions, rows: dict[str, int]
+) -> None:
+    counts = bucket_counts(options, rows)
+    largest, most = max(rows.values()), max(counts.values())
+    assert most == (options.buckets or -(-largest // BUCKET_ROWS))
     for split, count in counts.items():
-        assert (count - 1) * max(rows.values()) < rows[split] * buckets <= count * max(rows.values())
+        assert (count - 1) * largest < rows[split] * most <= count * largest
 
 
-def test_limits_do_not_decide_the_files() -> None:
-    rows = {"train": 10_000}
-    few, many = (make_plan(ShuffleOptions(seed=3, threads=threads), 13, rows) for threads in (1, 2))
-    assert few.identity() == many.identity()
-    assert few.identity() != make_plan(ShuffleOptions(seed=4), 13, rows).identity()
-    assert few.identity() != make_plan(ShuffleOptions(seed=3, buckets=2), 13, rows).identity()
-    assert few.key == derive_key(3, "shuffle")
+LAYOUTS = st.builds(
+    lambda rows, buckets, sort_rows, by_key: make_layout(
+        rows,
+        {"train": rows, "test": rows // 3 + 1},
+        buckets,
+        Limits(2, 0, 500, sort_rows, 1 << 40),
+        by_key=by_key,
+    ),
+    st.integers(1, 2_000),
+    st.fixed_dictionaries({"train": st.integers(1, 40), "test": st.integers(1, 9)}),
+    st.integers(1, 3_000),
+    st.booleans(),
+)
 
 
-def test_wide_rows_are_sorted_in_smaller_parts() -> None:
-    rows = {"train": 10**7}
-    narrow = make_plan(ShuffleOptions(), 13, rows)
-    wide = make_plan(ShuffleOptions(), 13, rows, varying_bytes=4 * 169 * 10**7)
-    assert len(wide.buckets) > 4 * len(narrow.buckets)
+@given(LAYOUTS, st.integers(0, 99))
+def test_units_ascend_in_the_order_of_the_shuffle(layout: Layout, key: int) -> None:
+    """Whatever buckets rows are in: the ranges of keys say only how many rows a unit gets."""
+    n = 300
+    keys = sort_key(np.arange(n), key)
+    split = np.where(np.arange(n) % 4 == 3, SPLITS.index("test"), 0).astype(np.uint8)
+    counts = np.array([layout.groups["train"].buckets, 0, layout.groups["test"].buckets])
+    bucket = (np.arange(n) * 7 % counts[split]).astype(np.uint32)
+    order = np.lexsort((keys, bucket, split))
+    unit = layout.unit_numbers(split, bucket, keys)[order].astype(int)
+    assert (np.diff(unit) >= 0).all()
+    of_unit = {unit: job for job in layout.jobs for unit in job.units}
+    for place, number in zip(order, unit, strict=True):
+        names = {(b.split, b.index) for b in of_unit[number].buckets}
+        assert (SPLITS[split[place]], bucket[place]) in names
+
+
+@pytest.mark.parametrize("by_key", [True, False])
+def test_the_parts_of_a_bucket_are_equal(by_key: bool) -> None:
+    """Buckets as they are scattered by position, and by game, where each has keys from all over."""
+    n, buckets = 40_000, 4
+    limits = Limits(1, 0, n, 3_000, 1 << 40)
+    layout = make_layout(n, {"train": n}, {"train": buckets}, limits, by_key=by_key)
+    keys = sort_key(np.arange(n), 5)
+    bucket = (keys >> np.uint64(62) if by_key else np.arange(n) % buckets).astype(np.uint32)
+    sizes = np.bincount(layout.unit_numbers(np.zeros(n, np.uint8), bucket, keys), minlength=layout.units)
+    assert layout.groups["train"].parts > 3
+    assert len(sizes) == layout.units
+    assert sizes.max() <= limits.sort_rows
+    assert sizes.min() > 0.8 * sizes.max()
+
+
+@given(LAYOUTS)
+def test_a_layout_is_read_as_it_was_written(layout: Layout) -> None:
+    assert Layout.from_json(layout.to_json()) == layout
+
+
+def test_rows_near_both_ends_of_the_keys_have_units() -> None:
+    keys = [0, 1, (1 << 63) - 1, 1 << 63, (1 << 64) - 2, (1 << 64) - 1]
+    for buckets in (1, 2, 3, 7, 100):
+        for sort_rows in (1, 2, 20, 100):
+            limits = Limits(1, 0, 6, sort_rows, 1 << 40)
+            layout = make_layout(6, {"val": 6}, {"val": buckets}, limits)
+            bucket = [next(i for i in reversed(range(buckets)) if (i << 64) // buckets <= k) for k in keys]
+            unit = layout.unit_numbers(
+                np.ones(6, np.uint8), np.array(bucket, np.uint32), np.array(keys, np.uint64)
+            )
+            assert (np.diff(unit.astype(int)) >= 0).all()
+            assert unit.max() < layout.units
+
+
+def test_small_buckets_share_a_unit_and_large_ones_have_several() -> None:
+    limits = make_limits(ShuffleOptions(threads=2), NARROW)
+    small = make_layout(10**6, {"train": 10**6}, {"train": 10_000}, limits).groups["train"]
+    large = make_layout(10**8, {"train": 10**8}, {"train": 2}, limits).groups["train"]
+    assert (small.parts, large.group) == (1, 1)
+    assert small.group > 100
+    assert large.parts > 20
+
+
+def test_a_small_store_has_work_for_every_thread() -> None:
+    rows = {"train": 10**6}
+    for threads in (1, 2, 8):
+        _, layout = planned(ShuffleOptions(threads=threads, memory=10**10), rows)
+        assert len(layout.slices) >= 2 * threads
+
+
+def test_wide_rows_are_taken_in_smaller_parts() -> None:
+    wide = make_limits(ShuffleOptions(memory=2 * 10**9), row_bytes(13, 10, 4 * 169 * 10))
+    narrow = make_limits(ShuffleOptions(memory=2 * 10**9), NARROW)
+    assert wide.sort_rows < narrow.sort_rows / 4
+    assert wide.chunk_rows < narrow.chunk_rows / 4
     assert wide.threads <= narrow.threads
 
 
 def test_rows_too_wide_for_the_memory_are_refused() -> None:
     with pytest.raises(BudgetError, match=r"found 450 MB; expected at least \d+ MB.*--memory"):
-        make_plan(ShuffleOptions(memory=450_000_000), 13, {"train": 10}, varying_bytes=4 * 169 * 10)
+        make_limits(ShuffleOptions(memory=450_000_000), row_bytes(13, 10, 4 * 169 * 10))
 
 
 @pytest.mark.parametrize(
@@ -90,6 +188,7 @@ def test_rows_too_wide_for_the_memory_are_refused() -> None:
         ({"buckets": 100_001}, ConfigError, "buckets"),
         ({"threads": 0}, ConfigError, "threads"),
         ({"memory": MINIMUM_MEMORY - 1}, BudgetError, "memory"),
+        ({"assign": "group"}, ConfigError, "assign"),
     ],
 )
 def test_options_out_of_range_are_refused(options: dict[str, Any], error: type, message: str) -> None:

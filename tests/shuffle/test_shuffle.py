@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,40 +14,52 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from hexdata import shuffle
 from hexdata.convert import ConvertOptions, convert_sources
 from hexdata.errors import StoreError, StoreLockedError
 from hexdata.export import ExportOptions, export_shards
 from hexdata.order import bucket_bounds, derive_key, sort_key
 from hexdata.progress import Silent
-from hexdata.quality import dispersion
 from hexdata.schema import SPLITS, positions_schema
-from hexdata.shuffle import ShuffleOptions, local, plan, shuffle_store
+from hexdata.shuffle import ShuffleOptions, plan, shuffle_store, stage
 from hexdata.store import Store
 from hexdata.store.files import FileFacts
 from hexdata.store.manifest import Manifest
-from hexdata.store.session import duckdb_session
 from hexdata.verify import verify_store
 
 if TYPE_CHECKING:
     from tests.conftest import CopyStore, DemoTrmph, StoreBytes, WriteOddStore
 
 SEED = 7
-GRID = {
+GRID: dict[str, dict[str, Any]] = {
     "one bucket": {"buckets": 1, "threads": 1},
-    "one bucket, many slices, two threads": {"buckets": 1, "threads": 2, "sort_rows": 100},
+    "one bucket in parts, two threads": {"buckets": 1, "threads": 2, "most_rows": 100},
+    "one bucket in small parts": {"buckets": 1, "threads": 2, "most_rows": 60},
     "3 buckets": {"buckets": 3, "threads": 2},
-    "3 buckets, many slices": {"buckets": 3, "threads": 1, "sort_rows": 40},
-    "3 buckets, less memory": {"buckets": 3, "threads": 2, "memory": 450_000_000, "sort_rows": 170},
-    "as many buckets as the memory asks for": {"threads": 2, "sort_rows": 100},
-    "500 buckets": {"buckets": 500, "threads": 2, "sort_rows": 300},
+    "3 buckets in parts": {"buckets": 3, "threads": 1, "most_rows": 40},
+    "3 buckets, less memory": {"buckets": 3, "threads": 2, "memory": 450_000_000, "most_rows": 170},
+    "3 buckets, more threads": {"buckets": 3, "threads": 5, "memory": 2_000_000_000, "most_rows": 60},
+    "90 buckets": {"buckets": 90, "threads": 2},
+    "90 buckets, groups of them": {"buckets": 90, "threads": 3, "most_rows": 90},
+    "as many buckets as there are by default": {"threads": 2, "most_rows": 100},
+    "games": {"buckets": 3, "threads": 1, "assign": "game"},
+    "games in parts": {"buckets": 3, "threads": 2, "assign": "game", "most_rows": 30},
+    "games in groups": {"buckets": 40, "threads": 1, "assign": "game"},
+    "games in groups that are cut": {"buckets": 40, "threads": 2, "assign": "game", "most_rows": 110},
+    "strata": {"buckets": 3, "threads": 1, "stratify_by": "length"},
+    "strata in parts": {"buckets": 3, "threads": 2, "stratify_by": "length", "most_rows": 30},
 }
-
-
-def limit_sorts(monkeypatch: pytest.MonkeyPatch, rows: int, memory: int = 1_000_000_000) -> None:
-    """Make the plan of the odd store, whose rows take some 160 bytes, sort about so many rows at a time."""
-    duckdb_memory = memory - plan.BASE_MEMORY - plan.IN_FLIGHT_ROWS * 160
-    monkeypatch.setattr(plan, "SORT_SHARE", rows * 160 / duckdb_memory)
+SAME_BYTES = [list(GRID)[:3], list(GRID)[3:7], list(GRID)[7:9]]
+SAME_BYTES += [
+    [name for name in GRID if name in names]
+    for names in (
+        ("games", "games in parts"),
+        ("games in groups", "games in groups that are cut"),
+        ("strata", "strata in parts"),
+    )
+]
+BY_KEY = [name for name, asked in GRID.items() if not {"assign", "stratify_by"} & asked.keys()]
+"""Where the order does not depend on the buckets."""
+EXPORTED = ("one bucket", "3 buckets in parts", "90 buckets, groups of them")
 
 
 def read_positions(store: Path) -> pa.Table:
@@ -70,18 +81,29 @@ def plain_shuffle(store: Path, seed: int) -> dict[str, pa.Table]:
     return {name: positions.take(order[split[order] == name]) for name in SPLITS if (split == name).any()}
 
 
+def plain_buckets_of_games(store: Path, seed: int, buckets: int) -> pa.Table:
+    """The definition for whole games: the training positions by bucket of their game, then by key."""
+    train = plain_shuffle(store, seed)["train"]
+    key = sort_key(train["position_id"].to_numpy(), derive_key(seed, "shuffle")).tolist()
+    games = train["game_id"].to_pylist()
+    game_key = derive_key(seed, "shuffle-games")
+    own = [k if game is None else int(sort_key(game, game_key)) for game, k in zip(games, key, strict=True)]
+    return train.take(sorted(range(len(key)), key=lambda i: ((own[i] * buckets) >> 64, key[i])))
+
+
 @pytest.fixture(scope="module")
 def shuffled(tmp_path_factory: pytest.TempPathFactory, write_odd_store: WriteOddStore) -> dict[str, Path]:
-    """The odd store, shuffled and exported with each of the options of ``GRID``."""
+    """The odd store, shuffled with each of the options of ``GRID``, some exported too."""
     stores = {}
     for number, (name, asked) in enumerate(GRID.items()):
         store = write_odd_store(tmp_path_factory.mktemp("grid") / f"store-{number}", 900, 3)
-        options: dict[str, Any] = dict(asked)
+        options = dict(asked)
         with pytest.MonkeyPatch.context() as monkeypatch:
-            if rows := options.pop("sort_rows", None):
-                limit_sorts(monkeypatch, rows, options.get("memory", 1_000_000_000))
+            if rows := options.pop("most_rows", None):
+                monkeypatch.setattr(plan, "MOST_ROWS", rows)
             shuffle_store(store, ShuffleOptions(seed=SEED, **options))
-        export_shards(store, ExportOptions(shard_size=128, block_size=32, workers=1))
+        if name in EXPORTED:
+            export_shards(store, ExportOptions(shard_size=128, block_size=32, workers=1))
         stores[name] = store
     return stores
 
@@ -89,7 +111,7 @@ def shuffled(tmp_path_factory: pytest.TempPathFactory, write_odd_store: WriteOdd
 # --- the result ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", GRID)
+@pytest.mark.parametrize("name", BY_KEY)
 def test_the_rows_are_those_of_the_plain_definition(shuffled: dict[str, Path], name: str) -> None:
     plain = plain_shuffle(shuffled[name], SEED)
     assert set(plain) == set(SPLITS)
@@ -99,7 +121,13 @@ def test_the_rows_are_those_of_the_plain_definition(shuffled: dict[str, Path], n
         assert found.to_pylist() == expected.to_pylist()
 
 
-@pytest.mark.parametrize("name", GRID)
+@pytest.mark.parametrize("name", [name for name in GRID if name.startswith("games")])
+def test_whole_games_go_to_buckets(shuffled: dict[str, Path], name: str) -> None:
+    expected = plain_buckets_of_games(shuffled[name], SEED, GRID[name]["buckets"])
+    assert read_shuffled(shuffled[name], "train").to_pylist() == expected.to_pylist()
+
+
+@pytest.mark.parametrize("name", BY_KEY)
 def test_each_bucket_holds_its_range_of_keys(shuffled: dict[str, Path], name: str) -> None:
     store = Store.open(shuffled[name])
     for split, count in store.manifest.stages["shuffle"]["buckets"].items():
@@ -111,28 +139,38 @@ def test_each_bucket_holds_its_range_of_keys(shuffled: dict[str, Path], name: st
             assert all(low <= key < high for key in keys)
 
 
-def test_the_grid_is_what_it_says(shuffled: dict[str, Path]) -> None:
-    counts = {n: Store.open(s).manifest.stages["shuffle"]["buckets"]["train"] for n, s in shuffled.items()}
-    assert [counts[name] for name in list(GRID)[:5]] == [1, 1, 3, 3, 3]
-    assert 5 <= counts["as many buckets as the memory asks for"] <= 12
-    assert counts["500 buckets"] == 500
+@pytest.mark.parametrize("name", GRID)
+def test_the_rows_of_a_bucket_ascend_and_all_are_there(shuffled: dict[str, Path], name: str) -> None:
+    ids = []
+    for path in Store.open(shuffled[name]).files("shuffled"):
+        ids.append(pq.read_table(path)["position_id"].to_numpy())
+        assert (np.diff(sort_key(ids[-1], derive_key(SEED, "shuffle")).astype(object)) > 0).all()
+    assert sorted(np.concatenate(ids).tolist()) == list(range(900))
 
 
-def test_the_shards_are_the_same_bytes_for_all(shuffled: dict[str, Path], store_bytes: StoreBytes) -> None:
+def test_the_shards_are_the_same_bytes_for_any_number_of_buckets(
+    shuffled: dict[str, Path], store_bytes: StoreBytes
+) -> None:
     shards = [
-        {name: digest for name, digest in store_bytes(store).items() if name.startswith("shards/")}
-        for store in shuffled.values()
+        {name: digest for name, digest in store_bytes(shuffled[key]).items() if name.startswith("shards/")}
+        for key in EXPORTED
     ]
     assert len(shards[0]) > 8
     assert all(other == shards[0] for other in shards)
 
 
-def test_the_buckets_are_the_same_bytes_for_the_same_number(
-    shuffled: dict[str, Path], store_bytes: StoreBytes
+@pytest.mark.parametrize("names", SAME_BYTES, ids=lambda names: names[0])
+def test_memory_and_threads_decide_no_byte(
+    shuffled: dict[str, Path], store_bytes: StoreBytes, names: list[str]
 ) -> None:
-    for names in (list(GRID)[:2], list(GRID)[2:5]):
-        first, *others = (store_bytes(shuffled[name]) for name in names)
-        assert all(other == first for other in others)
+    first, *others = (
+        {path: digest for path, digest in store_bytes(shuffled[name]).items() if path.startswith("shuffled/")}
+        for name in names
+    )
+    assert others
+    assert all(other == first for other in others)
+    lineages = [Store.open(shuffled[name]).manifest.stages["shuffle"] for name in names]
+    assert all(lineage == lineages[0] for lineage in lineages)
 
 
 def test_every_column_came_through(shuffled: dict[str, Path]) -> None:
@@ -145,7 +183,7 @@ def test_every_column_came_through(shuffled: dict[str, Path]) -> None:
     assert pc.max(pc.list_value_length(train["policy"])).as_py() == 25
 
 
-@pytest.mark.parametrize("name", GRID)
+@pytest.mark.parametrize("name", EXPORTED)
 def test_verify_agrees(shuffled: dict[str, Path], name: str) -> None:
     verify_store(shuffled[name]).require()
 
@@ -199,55 +237,7 @@ def test_a_store_may_have_any_name(odd_store: Path, copy_store: CopyStore, name:
     shuffle_store(store, ShuffleOptions(seed=SEED, buckets=2))
     export_shards(store, ExportOptions(workers=1))
     verify_store(store).require()
-    assert dispersion(store).games_in_bucket
     assert read_shuffled(store, "train").to_pylist() == plain_shuffle(store, SEED)["train"].to_pylist()
-
-
-def keyed_rows(odd_store: Path, keys: list[int], splits: list[int]) -> pa.Table:
-    """The first positions of a store, with keys and splits as phase 1 would give them."""
-    rows = read_positions(odd_store).slice(0, len(keys))
-    rows = rows.append_column("sort_key", pa.array(keys, pa.uint64()))
-    return rows.append_column("split", pa.array(splits, pa.uint8())).combine_chunks()
-
-
-@pytest.mark.parametrize("buckets", [1, 2, 3, 7, 100])
-@pytest.mark.parametrize("sort_rows", [1, 2, 100])
-def test_keys_at_the_ends_of_their_range_are_kept(
-    tmp_path: Path, odd_store: Path, buckets: int, sort_rows: int
-) -> None:
-    """Keys next to 2^64 and 2^63, which no seed gives to so few positions."""
-    keys = [0, 1, (1 << 63) - 1, 1 << 63, (1 << 64) - 2, (1 << 64) - 1]
-    asked = replace(plan.make_plan(ShuffleOptions(buckets=buckets), 5, {"val": 6}), sort_rows=sort_rows)
-    rows = keyed_rows(odd_store, keys, [1] * 6)
-    pq.write_table(pa.concat_tables(local._cut_by_range(iter([rows[:4], rows[4:]]), asked)), tmp_path / "run")
-    found = []
-    with duckdb_session(memory=100 << 20, threads=1) as con:
-        for bucket, tables in local.sort_buckets(con, [tmp_path / "run"], asked, asked.buckets):
-            ids = [i for table in tables for i in table["position_id"].to_pylist()]
-            assert all(bucket.low <= keys[i] < bucket.high for i in ids)
-            found += ids
-    assert found == list(range(6))
-
-
-def test_a_run_is_cut_where_ranges_meet(odd_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "ROW_GROUP_ROWS", 50)
-    keys = np.sort(sort_key(np.arange(900), 1))
-    keys[600:].sort()
-    rows = keyed_rows(odd_store, keys[np.r_[0:900:3, 1:900:3, 2:900:3]].tolist(), [0] * 600 + [2] * 300)
-    rows = rows.sort_by([("split", "ascending"), ("sort_key", "ascending")])
-    asked = replace(plan.make_plan(ShuffleOptions(), 5, {"train": 600, "test": 300}), sort_rows=130)
-    groups = list(local._cut_by_range(iter([rows[i : i + 64] for i in range(0, 900, 64)]), asked))
-    assert pa.concat_tables(groups).equals(rows.combine_chunks())
-    assert len({(g["split"][0].as_py(), _range_of(asked, g)) for g in groups}) == 5 + 3
-    assert all(group.num_rows <= 50 + 64 for group in groups)
-
-
-def _range_of(asked: plan.ShufflePlan, group: pa.Table) -> tuple[int, int]:
-    """Return the one range that holds all the keys of a row group."""
-    first, last = (group["sort_key"][i].as_py() for i in (0, -1))
-    ((low, high),) = [r for r in asked.ranges(SPLITS[group["split"][0].as_py()]) if r[0] <= first < r[1]]
-    assert low <= last < high
-    return low, high
 
 
 def test_an_empty_store_is_refused(tmp_path: Path) -> None:
@@ -317,9 +307,8 @@ def test_a_shuffle_gets_stale_when_more_is_converted(
     shuffle_store(store, ShuffleOptions(seed=SEED))
     export_shards(store, ExportOptions(workers=1))
     convert_sources([tmp_path / "games-2"], store, ConvertOptions(workers=1))
-    for stage in (export_shards, dispersion):
-        with pytest.raises(StoreError, match=r"shuffle stage is older.*hexdata shuffle .* again"):
-            stage(store)
+    with pytest.raises(StoreError, match=r"shuffle stage is older.*hexdata shuffle .* again"):
+        export_shards(store)
     failed = [check for check in verify_store(store).checks if not check.ok]
     assert [check.name for check in failed] == ["shuffle stage"]
     assert "hexdata shuffle" in failed[0].detail
@@ -341,12 +330,12 @@ def test_a_lost_position_is_never_published(
     odd_store: Path, copy_store: CopyStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = copy_store(odd_store)
-    original = shuffle.write_parquet
+    original = stage.write_parquet
 
     def lossy(path: Path, schema: pa.Schema, tables: Iterator[pa.Table]) -> FileFacts:
         return original(path, schema, (table[1:] for table in tables))
 
-    monkeypatch.setattr(shuffle, "write_parquet", lossy)
+    monkeypatch.setattr(stage, "write_parquet", lossy)
     with pytest.raises(StoreError, match="do not hold every position; found 897; expected 900"):
         shuffle_store(store)
     assert "shuffle" not in Store.open(store).manifest.stages

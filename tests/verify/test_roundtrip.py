@@ -17,6 +17,7 @@ import pytest
 
 from hexdata.convert import ConvertOptions, convert_sources
 from hexdata.errors import InputError
+from hexdata.export import PicklesOptions, export_pickles
 from hexdata.formats.trmph import write_trmph
 from hexdata.store.parquet import write_parquet
 from hexdata.verify.roundtrip import check_round_trip
@@ -160,6 +161,64 @@ def test_a_change_is_found_and_named(made, copy_store, name):
     edit(changed, place, change)
     failed = [source for source in check_round_trip(changed, [inputs]) if not source.ok]
     assert message in failed[0].detail
+
+
+def test_the_pickles_exported_are_compared_too(made, copy_store):
+    inputs, store = made
+    exported = copy_store(store)
+    export_pickles(exported, PicklesOptions(order="original", workers=1))
+    found = {source.name: source for source in check_round_trip(exported, [inputs])}
+    assert all(source.ok for source in found.values())
+    compared = {name for name, source in found.items() if "in the pickle exported too" in source.detail}
+    assert compared == {"in/dicts.pkl.gz", "in/tuples.pkl.gz", "in/raw.trmph"}
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [("in/tuples.pkl.gz", "in/tuples.pkl.gz"), ("in/raw.trmph", "in/raw_processed.pkl.gz")],
+)
+def test_a_pickle_that_was_altered_after_its_export_is_found(made, copy_store, source, name):
+    inputs, store = made
+    exported = copy_store(store)
+    export_pickles(exported, PicklesOptions(order="original", workers=1))
+    path = exported / "pickles" / "original" / name
+    content = pickle.loads(gzip.decompress(path.read_bytes()))
+    content["examples"].pop()
+    path.write_bytes(gzip.compress(pickle.dumps(content), 1, mtime=0))
+    (failed,) = [found for found in check_round_trip(exported, [inputs]) if not found.ok]
+    assert failed.name == source
+    assert failed.detail.startswith(f"pickles/original/{name}: the file has more or fewer examples")
+    path.write_bytes(path.read_bytes()[:-20])
+    (failed,) = [found for found in check_round_trip(exported, [inputs]) if not found.ok]
+    assert failed.detail.startswith(f"pickles/original/{name}: ")
+
+
+def test_pickles_of_an_older_store_are_not_taken_for_its_own(made, copy_store, tmp_path):
+    inputs, store = made
+    exported = copy_store(store)
+    export_pickles(exported, PicklesOptions(order="original", workers=1))
+    write_trmph(tmp_path / "more.trmph", [(np.array([0, 1, 5], np.uint16), 0)], N)
+    convert_sources(
+        [inputs, tmp_path / "more.trmph"], exported, ConvertOptions(workers=1, max_reject_rate=0.9)
+    )
+    found = check_round_trip(exported, [inputs, tmp_path / "more.trmph"])
+    assert all(source.ok for source in found)
+    assert not any("exported" in source.detail for source in found)
+
+
+def test_another_empty_file_may_stand_for_an_empty_file_of_games(tmp_path):
+    """They have one digest, and only their names tell what they would hold."""
+    folder = tmp_path / "in"
+    save(folder / "a.pkl.gz", [example(1, i) for i in range(10)])
+    (folder / "none.trmph").write_bytes(b"")
+    convert_sources([folder], tmp_path / "store", ConvertOptions(workers=1))
+    (folder / "empty.pkl").write_bytes(b"")
+    found = {source.name: source for source in check_round_trip(tmp_path / "store", [folder])}
+    assert {name: source.ok and source.checked for name, source in found.items()} == {
+        "in/a.pkl.gz": True,
+        "in/none.trmph": True,
+    }
+    assert found["in/none.trmph"].detail == "no games, as it was"
 
 
 def test_a_source_that_cannot_be_written_back_says_why(tmp_path):

@@ -1,0 +1,273 @@
+"""From what was measured of a shuffle to figures held against chance. Measures nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any, Final
+
+from hexdata.quality.figures import Figure, Quality, judge
+from hexdata.quality.measure import (
+    AUTOCORRELATION_LAGS,
+    BATCHES,
+    LAGS,
+    SPLIT,
+    BucketFacts,
+    Measured,
+    Run,
+)
+from hexdata.quality.theory import (
+    Kernel,
+    Moments,
+    Slots,
+    batch_slots,
+    expected_games,
+    lag_slots,
+    moments,
+    possible_share,
+    product_kernel,
+    same_game_kernel,
+    tail_bound,
+    total,
+)
+
+__all__ = ["WANTED_SHARE", "assess_split"]
+
+WANTED_SHARE: Final = 0.02
+"""What one game may have of a bucket, wherever that is possible."""
+
+_SlotsOf = Callable[[Iterable[Run]], Slots]
+
+
+def assess_split(measured: Measured, choices: dict[str, Any]) -> Quality:
+    """Hold what was measured against chance.
+
+    Args:
+        measured: of the training split.
+        choices: as the shuffle's lineage names them.
+    """
+    return _Assessment(measured, whole_games=choices.get("assign") == "game").quality()
+
+
+class _Assessment:
+    def __init__(self, measured: Measured, whole_games: bool) -> None:
+        self.it = measured
+        self.whole = measured.whole
+        self.whole_games = whole_games
+        self.rows = {number: facts for number, facts in enumerate(measured.buckets) if facts.rows}
+        segments = self.rows if measured.by_bucket else {0: measured.whole}
+        after = measured.after.segments()
+        self.runs = {number: after.get(number, []) for number in segments}
+        self.runs_before = [run for _, run in measured.before.runs]
+        self.games = {number: _games(facts) for number, facts in segments.items()}
+        self.values = {number: _values(facts) for number, facts in segments.items()}
+        self.segments = segments
+
+    def quality(self) -> Quality:
+        it = self.it
+        figures = [self._largest_share(), self._games_in_bucket()]
+        figures += [self._batch(size) for size in BATCHES]
+        lags = [self._lag(lag) for lag in range(1, LAGS + 1)]
+        figures += [lags[0], _worst("neighbours-worst", f"the worst of lags 1 to {LAGS}", lags)]
+        if not it.constant:
+            products = [self._product(lag) for lag in AUTOCORRELATION_LAGS]
+            listed = ", ".join(map(str, AUTOCORRELATION_LAGS[:-1])) + f" and {AUTOCORRELATION_LAGS[-1]}"
+            figures += [products[0], _worst("value-worst", f"the worst of lags {listed}", products)]
+        figures.append(self._rank())
+        if not it.constant:
+            figures.append(self._bucket_mean())
+        return Quality(
+            split=SPLIT,
+            positions=self.whole.rows,
+            sampled=it.after.rows,
+            sampled_before=it.before.rows,
+            buckets=len(it.buckets),
+            reference="each bucket in uniform order" if it.by_bucket else "the split in uniform order",
+            figures=figures,
+        )
+
+    # --- buckets
+
+    def _largest_share(self) -> Figure:
+        share, at = max((facts.largest / facts.rows, -number) for number, facts in self.rows.items())
+        games = self.rows[-at].games
+        if len(self.rows) == 1:
+            possible = max(WANTED_SHARE, share)
+        else:
+            smallest = min(facts.rows for facts in self.rows.values())
+            possible = possible_share(self.it.sizes, self.whole.rows, smallest, len(self.rows), WANTED_SHARE)
+        if self.whole_games:
+            note = "whole games go to buckets, and stay whole"
+        elif possible > WANTED_SHARE:
+            note = (
+                f"{WANTED_SHARE:.0%} is not possible with so few games and rows a bucket: {possible:.3%} is"
+            )
+        else:
+            note = f"at most {WANTED_SHARE:.0%} is asked for"
+        return Figure(
+            name="largest-share",
+            title=f"largest share of one game in a bucket ({games:,} games)",
+            unit="share",
+            before=max(largest / rows for rows, _, largest, _ in self.it.pieces),
+            after=share,
+            ok=self.whole_games or share <= possible,
+            note=note,
+        )
+
+    def _games_in_bucket(self) -> Figure:
+        games = [facts.games for facts in self.rows.values()]
+        before = [games for _, games, _, _ in self.it.pieces]
+        return Figure(
+            name="games-in-bucket",
+            title="games in a bucket, mean",
+            unit="count",
+            before=sum(before) / len(before),
+            after=sum(games) / len(games),
+            expected=expected_games(
+                self.it.sizes, self.whole.rows, (facts.rows for facts in self.rows.values())
+            ),
+            note=f"from {min(games):,} to {max(games):,}",
+        )
+
+    def _bucket_mean(self) -> Figure:
+        pieces = [(mean, rows) for rows, _, _, mean in self.it.pieces]
+        before = max(pieces, key=lambda piece: abs(self._deviations(*piece)))[0]
+        buckets = [self._mean_of(facts.mean, facts.rows) for facts in self.rows.values()]
+        return replace(max(buckets, key=_distance), before=before)
+
+    def _mean_of(self, mean: float, rows: int) -> Figure:
+        """Judge the mean value of a bucket of so many rows."""
+        whole = self.whole
+        skewness = abs(whole.third / whole.rows) / (whole.second / whole.rows) ** 1.5 / math.sqrt(rows)
+        band, z, bound = self._band(rows), self._deviations(mean, rows), tail_bound(skewness)
+        note = ""
+        if not band:
+            note = "chance has no part in it"
+        elif self.whole_games:
+            note, bound = f"whole games to buckets: {abs(z):.3g} times the s.d. of scattered positions", None
+        elif bound is None:
+            note = "too little to count for a judgement"
+        return Figure(
+            name="bucket-mean",
+            title="value mean of a bucket, the furthest out",
+            unit="value",
+            after=mean,
+            expected=whole.mean,
+            deviation=band,
+            z=z if band else None,
+            bound=bound if band else None,
+            ok=bound is None or abs(z) <= bound,
+            note=note,
+        )
+
+    def _band(self, rows: int) -> float:
+        """Return the s.d. of the mean of so many values drawn from all of them, none twice."""
+        n = self.whole.rows
+        return math.sqrt(self.whole.second / (n - 1) / rows * (1 - rows / n)) if rows < n else 0.0
+
+    def _deviations(self, mean: float, rows: int) -> float:
+        band = self._band(rows)
+        return (mean - self.whole.mean) / band if band else 0.0
+
+    # --- pairs of places
+
+    def _chance(self, slots_of: _SlotsOf, kernels: dict[int, Kernel]) -> Moments:
+        return total(moments(slots_of(self.runs[number]), kernel) for number, kernel in kernels.items())
+
+    def _pairs(self, slots_of: _SlotsOf) -> int:
+        return sum(slots_of(runs).pairs for runs in self.runs.values())
+
+    def _same_game(self, figure: Figure, found: int, slots_of: _SlotsOf, scale: float) -> Figure:
+        """Judge a count of same-game pairs; ``scale`` turns a share of all pairs into the figure."""
+        pairs = self._pairs(slots_of)
+        if not pairs:
+            return figure
+        chance = self._chance(slots_of, self.games)
+        uniform = self.whole.pairs / (self.whole.rows * (self.whole.rows - 1))
+        note = ""
+        if self.whole_games and uniform:
+            ratio = found / pairs / uniform
+            note = f"whole games to buckets: {ratio:.3g} times the pairs of a uniform shuffle"
+        elif not chance.mean:
+            note = "no game has two positions"
+        return judge(replace(figure, note=note), found, chance, scale / pairs)
+
+    def _batch(self, size: int) -> Figure:
+        def slots(runs: Iterable[Run]) -> Slots:
+            return batch_slots(runs, size)
+
+        whole = min(size, self.whole.rows)
+        scale = whole * (whole - 1) / 2
+        before, pairs = self.it.before, slots(self.runs_before).pairs
+        figure = Figure(
+            name=f"batch-{size}",
+            title=f"same-game pairs in a batch of {size}",
+            unit="count",
+            before=before.batch_pairs[size] / pairs * scale if pairs else None,
+        )
+        return self._same_game(figure, self.it.after.batch_pairs[size], slots, scale)
+
+    def _lag(self, lag: int) -> Figure:
+        def slots(runs: Iterable[Run]) -> Slots:
+            return lag_slots(runs, lag)
+
+        before, pairs = self.it.before, slots(self.runs_before).pairs
+        figure = Figure(
+            name=f"neighbours-{lag}",
+            title=f"neighbours of the same game, lag {lag}",
+            unit="share",
+            before=before.lag_pairs[lag - 1] / pairs if pairs else None,
+        )
+        return self._same_game(figure, self.it.after.lag_pairs[lag - 1], slots, 1.0)
+
+    def _product(self, lag: int) -> Figure:
+        def slots(runs: Iterable[Run]) -> Slots:
+            return lag_slots(runs, lag)
+
+        before = self.it.before
+        squares = slots(self.runs_before).pairs * self.whole.second / self.whole.rows
+        figure = Figure(
+            name=f"value-{lag}",
+            title=f"autocorrelation of the value, lag {lag}",
+            unit="value",
+            before=before.products[lag] / squares if squares else None,
+        )
+        squares = sum(
+            slots(self.runs[number]).pairs * facts.second / facts.rows
+            for number, facts in self.segments.items()
+        )
+        if not squares:
+            return figure
+        return judge(figure, self.it.after.products[lag], self._chance(slots, self.values), 1 / squares)
+
+    def _rank(self) -> Figure:
+        figure = Figure("rank", "rank correlation with the input order", "value", before=1.0)
+        together = sum(rows * cov for _, rows, cov, _, _ in self.it.ranks)
+        places = sum(rows * var for _, rows, _, var, _ in self.it.ranks)
+        ranks = sum(rows * var for _, rows, _, _, var in self.it.ranks)
+        if not places * ranks:
+            return figure
+        variance = sum(
+            rows * one * rows * other / (rows - 1) for _, rows, _, one, other in self.it.ranks if rows > 1
+        )
+        chance = Moments(0.0, variance, 0.0)
+        return judge(figure, together, chance, 1 / math.sqrt(places * ranks))
+
+
+def _games(facts: BucketFacts) -> Kernel:
+    return same_game_kernel(facts.rows, facts.pairs, facts.triples)
+
+
+def _values(facts: BucketFacts) -> Kernel:
+    return product_kernel(facts.rows, facts.second, facts.third, facts.fourth)
+
+
+def _worst(name: str, among: str, figures: list[Figure]) -> Figure:
+    """Return the figure furthest out, one that fails first, under a name of its own."""
+    worst = max(figures, key=_distance)
+    return replace(worst, name=name, note=f"{among}: {worst.note}" if worst.note else among)
+
+
+def _distance(figure: Figure) -> tuple[bool, float]:
+    return not figure.ok, abs(figure.z or 0.0)

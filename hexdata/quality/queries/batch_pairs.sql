@@ -1,0 +1,24 @@
+-- Pairs of rows of one game in the same batch and run, for batches of three sizes, each a multiple of the
+-- one before.
+WITH small AS (
+    SELECT run, place // $small AS batch, game, count(*)::BIGINT AS n
+    FROM arranged
+    GROUP BY run, batch, game
+),
+
+middle AS (
+    SELECT run, batch // ($middle // $small) AS batch, game, sum(n)::BIGINT AS n
+    FROM small
+    GROUP BY run, 2, game
+),
+
+large AS (
+    SELECT run, batch // ($large // $middle) AS batch, game, sum(n)::BIGINT AS n
+    FROM middle
+    GROUP BY run, 2, game
+)
+
+SELECT
+    (SELECT coalesce(sum(n * (n - 1) // 2), 0) FROM small) AS small,
+    (SELECT coalesce(sum(n * (n - 1) // 2), 0) FROM middle) AS middle,
+    (SELECT coalesce(sum(n * (n - 1) // 2), 0) FROM large) AS large

@@ -1,0 +1,10 @@
+-- How many known games there are of each size.
+SELECT positions, count(*)::BIGINT AS games
+FROM (
+    SELECT count(*)::BIGINT AS positions
+    FROM shuffled
+    WHERE game_id IS NOT NULL
+    GROUP BY game_id
+)
+GROUP BY positions
+ORDER BY positions

@@ -1,6 +1,0 @@
--- The share of adjacent positions of the training split that are of one game, in input order.
-SELECT count(*) FILTER (game_id = previous) / nullif(count(*) - 1, 0) AS share
-FROM (
-    SELECT game_id, lag(game_id) OVER (ORDER BY position_id) AS previous
-    FROM training
-)

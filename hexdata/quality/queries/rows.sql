@@ -1,0 +1,10 @@
+-- The shuffled rows of some buckets: where each stands, and what of it is measured.
+SELECT
+    b.bucket,
+    b.start + r.file_row_number AS place,
+    r.position_id,
+    r.game_id,
+    coalesce(r.game_id, -1 - r.position_id) AS game,
+    r.value::DOUBLE AS value
+FROM {files} AS r
+INNER JOIN buckets AS b USING (filename)

@@ -1,0 +1,14 @@
+-- The rows that stand in the sampled stretches of the shuffled order. A run is what is compared within:
+-- a stretch, or what one segment has of it.
+CREATE OR REPLACE TABLE arranged AS
+SELECT
+    CASE WHEN $whole THEN 0 ELSE r.place // $stretch END * $buckets
+    + CASE WHEN $by_bucket THEN r.bucket ELSE 0 END AS run,
+    CASE WHEN $by_bucket THEN r.bucket ELSE 0 END AS segment,
+    r.place,
+    r.position_id,
+    r.game,
+    r.value - c.mean AS value
+FROM shuffled AS r
+INNER JOIN centres AS c USING (bucket)
+WHERE $whole OR r.place // $stretch IN (SELECT stretch FROM stretches)

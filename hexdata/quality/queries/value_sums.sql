@@ -1,0 +1,12 @@
+-- The power sums of the values of each bucket, counted from the least value of all, so that equal values
+-- give a variance of exactly 0.
+SELECT
+    bucket,
+    count(*)::BIGINT AS rows,
+    sum(value - $least) AS first,
+    sum((value - $least) ** 2) AS second,
+    sum((value - $least) ** 3) AS third,
+    sum((value - $least) ** 4) AS fourth
+FROM shuffled
+GROUP BY bucket
+ORDER BY bucket

@@ -1,0 +1,78 @@
+"""Groups of positions by the value of an expression: counted, numbered and named. Cuts none of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from hexdata.errors import ConfigError
+from hexdata.schema import SPLITS
+from hexdata.selection.expression import Expression
+from hexdata.selection.tables import Tables
+from hexdata.store.session import DuckDBPyConnection
+
+__all__ = ["Group", "count_groups", "group_table", "grouped_sql", "same_group_sql"]
+
+MOST_GROUPS: Final = 10_000
+
+
+@dataclass(frozen=True)
+class Group:
+    """The positions of one split for which an expression has one value."""
+
+    split: int
+    """Index of ``SPLITS``."""
+    value: str | None
+    """As DuckDB casts it to text; None for NULL, a group of its own."""
+    rows: int
+
+    @property
+    def purpose(self) -> tuple[str, ...]:
+        """The value as part of the purpose of a key: NULL and every text differ."""
+        return () if self.value is None else (self.value,)
+
+
+def grouped_sql(tables: Tables, rows: str, expression: Expression) -> str:
+    """Return a query for ``rows`` with ``group_value``, the value of the expression as text."""
+    return tables.evaluated_sql(rows, expression, "group_value", "VARCHAR")
+
+
+def count_groups(con: DuckDBPyConnection, grouped: str, expression: Expression) -> list[Group]:
+    """Count the groups of each split, in the order of split and value, NULL first.
+
+    Raises:
+        ConfigError: there are more than ``MOST_GROUPS`` values.
+    """
+    limit = len(SPLITS) * MOST_GROUPS
+    counted = con.sql(f"""
+        SELECT split_index, group_value, count(*) FROM ({grouped}) GROUP BY ALL LIMIT {limit + 1}
+    """).fetchall()
+    groups = [Group(*row) for row in sorted(counted, key=lambda row: (row[0], row[1] is not None, row[1]))]
+    if len(groups) > limit or len({group.value for group in groups}) > MOST_GROUPS:
+        raise ConfigError(
+            f"{expression.option} has too many values",
+            found=expression.text,
+            expected=f"at most {MOST_GROUPS:,}",
+            cure="Give a coarser expression, such as total_positions // 10.",
+        )
+    return groups
+
+
+def group_table(groups: Sequence[Group]) -> pa.Table:
+    """Return groups as a table (split, value, number), to be joined by :func:`same_group_sql`."""
+    return pa.table(
+        {
+            "split": pa.array([group.split for group in groups], pa.uint8()),
+            "value": pa.array([group.value for group in groups], pa.string()),
+            "number": pa.array(np.arange(len(groups)), pa.int32()),
+        }
+    )
+
+
+def same_group_sql(rows: str, table: str) -> str:
+    """Return the condition that a row of :func:`grouped_sql` and one of a :func:`group_table` agree."""
+    return f"{rows}.split_index = {table}.split AND {rows}.group_value IS NOT DISTINCT FROM {table}.value"

@@ -1,0 +1,54 @@
+"""What a shuffle is asked for, checked once. Reads nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from hexdata.errors import BudgetError, ConfigError
+from hexdata.selection import Choices
+
+__all__ = ["MINIMUM_MEMORY", "ShuffleOptions", "too_little_memory"]
+
+MINIMUM_MEMORY: Final = 400 << 20
+MOST_BUCKETS: Final = 100_000
+
+
+def too_little_memory(found: int, expected: int) -> BudgetError:
+    """Return the error for a budget of ``found`` bytes where ``expected`` are needed."""
+    return BudgetError(
+        "too little memory for a shuffle",
+        found=f"{found / 1e6:,.0f} MB",
+        expected=f"at least {expected / 1e6:,.0f} MB",
+        cure="Raise --memory.",
+    )
+
+
+@dataclass(frozen=True)
+class ShuffleOptions(Choices):
+    """How to shuffle, and, of ``Choices``, what.
+
+    Attributes:
+        seed: names the order.
+        buckets: for the largest split; None to follow from the number of positions.
+        memory: bytes for everything together. It decides no byte of the result.
+        threads: at most as many as the memory has room for; None for one a core. Nor do they.
+
+    Raises:
+        ConfigError: on a value out of range.
+        BudgetError: the memory is too small for any shuffle.
+    """
+
+    seed: int = 0
+    buckets: int | None = None
+    memory: int = 1_000_000_000
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.buckets is not None and not 1 <= self.buckets <= MOST_BUCKETS:
+            raise ConfigError(f"buckets must be between 1 and {MOST_BUCKETS:,}", found=self.buckets)
+        if self.threads is not None and self.threads < 1:
+            raise ConfigError("threads must be at least 1", found=self.threads)
+        if self.memory < MINIMUM_MEMORY:
+            raise too_little_memory(self.memory, MINIMUM_MEMORY)

@@ -1,0 +1,286 @@
+"""One run of the shuffle on a store that this process has locked: ledger, both phases, manifest.
+
+Decides nothing about rows: the selection says which there are, the layout how they are cut, the engine
+moves them.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+
+from hexdata.errors import StoreError
+from hexdata.progress import Progress
+from hexdata.schema import positions_schema
+from hexdata.selection import BalanceRow, Duplicates
+from hexdata.shuffle.crew import Crew
+from hexdata.shuffle.local import CUT_PREFIX, Engine
+from hexdata.shuffle.log import Log
+from hexdata.shuffle.options import ShuffleOptions
+from hexdata.shuffle.outlook import FOLDERS, ShufflePlan, disk_full, look_ahead
+from hexdata.shuffle.patience import Patience, is_disk_full
+from hexdata.shuffle.plan import Bucket, Job, Layout, Slice
+from hexdata.shuffle.prepare import Prepared, is_done, prepare
+from hexdata.shuffle.runs import Runs
+from hexdata.store import Store
+from hexdata.store.files import FileFacts, has_size
+from hexdata.store.ledger import Ledger
+from hexdata.store.parquet import write_parquet
+from hexdata.store.session import duckdb_session
+
+__all__ = ["LEDGER_NAME", "Run", "ShuffleResult"]
+
+LEDGER_NAME: Final = "shuffling_progress.json"
+_MADE_OF_IT: Final = ("export", "pickles-shuffled")
+"""Stages whose files are the shuffled positions in another form."""
+_LAYOUT: Final = "layout"
+"""The ledger's first entry: how the rows were cut when the shuffle began, whatever the limits are now."""
+
+
+@dataclass(frozen=True)
+class ShuffleResult:
+    """What ``shuffle_store`` did."""
+
+    seed: int
+    positions: int
+    splits: dict[str, int]
+    buckets: dict[str, int]
+    left_out: dict[str, int]
+    """Positions that a choice left out, by the name of the choice."""
+    bytes: int
+    resumed: int
+    """Units that an earlier run of the same command had finished."""
+    already_done: bool = False
+    duplicates: Duplicates | None = None
+    """Games that the store holds more than once; None if nothing was to be done, and so none counted."""
+    balance: tuple[BalanceRow, ...] = ()
+    """What ``balance_by`` did to each group."""
+    notes: tuple[str, ...] = ()
+    """What a person should know of the choices made."""
+
+
+class Run:
+    """One run under the store's lock."""
+
+    def __init__(self, store: Store, options: ShuffleOptions, progress: Progress, patience: Patience) -> None:
+        self.store = store
+        self.options = options
+        self.progress = progress
+        self.patience = patience
+        self.work = store.work / "shuffle"
+        self.tables = self.work / "selection"
+        self.spill = self.work / "spill"
+        for folder in (self.tables, self.spill, *self.work.glob(f"{CUT_PREFIX}*")):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def shuffle(self) -> ShuffleResult:
+        """Do what is not done yet."""
+        if is_done(self.store, self.options):
+            shutil.rmtree(self.work, ignore_errors=True)  # one may have been killed right after its manifest
+            return replace(self._result(resumed=0), already_done=True)
+        plan: ShufflePlan | None = None
+        try:
+            prepared = prepare(self.store, self.options, self.tables, self.spill)
+            ledger = partial(Ledger, self.work / LEDGER_NAME, "shuffle", prepared.lineage)
+            plan = look_ahead(self.store, self.options, prepared, ledger(only_look=True), already_done=False)
+            plan.require_disk()
+            log = Log(self.store.path)
+            log.line(f"plan: {json.dumps(asdict(plan))}")
+            done = self._begin(prepared, ledger())
+            resumed = len(done) - 1
+            self._publish(_Work(self, prepared, done, log).facts(), prepared.lineage)
+            log.line(f"done: {resumed:,} of the units were there already")
+        except OSError as error:
+            if not is_disk_full(error):
+                raise
+            path, free = error.filename or self.store.path, shutil.disk_usage(self.store.path).free
+            say = plan.disk_full if plan else disk_full
+            raise say("the disk is full", path, free) from error
+        made = prepared.selection
+        return replace(
+            self._result(resumed), duplicates=made.duplicates, balance=made.balance, notes=made.notes
+        )
+
+    def _begin(self, prepared: Prepared, ledger: Ledger) -> Ledger:
+        """Go on with what the ledger holds, or begin anew and say so in it."""
+        if _LAYOUT not in ledger:
+            self._clear()
+            ledger.finish(_LAYOUT, prepared.layout.to_json())
+        return ledger
+
+    def _clear(self) -> None:
+        """Begin anew: first the manifest forgets the old shuffle and its shards, then they go."""
+        manifest = self.store.manifest
+        replaced = manifest.stages.get("shuffle")
+        if replaced is not None:
+            self.progress.note(f"replaces the shuffle of seed {replaced['seed']} and what was made of it")
+        manifest.stages = {
+            name: s for name, s in manifest.stages.items() if name not in ("shuffle", *_MADE_OF_IT)
+        }
+        manifest.files = {
+            name: facts
+            for name, facts in manifest.files.items()
+            if not name.startswith(tuple(f"{folder}/" for folder in FOLDERS))
+        }
+        manifest.save(self.store.path)
+        for folder in FOLDERS:
+            shutil.rmtree(self.store.path / folder, ignore_errors=True)
+        for path in self.work.glob("run-*"):
+            path.unlink()
+
+    def _publish(self, facts: dict[str, FileFacts], lineage: dict[str, Any]) -> None:
+        found = sum(f.rows for f in facts.values())
+        if found != lineage["positions"]:
+            raise StoreError(
+                "the buckets do not hold every position",
+                path=self.store.path,
+                found=f"{found:,}",
+                expected=f"{lineage['positions']:,}",
+                cure="Run the shuffle again; if this repeats, run `hexdata verify`.",
+            )
+        manifest = self.store.manifest
+        manifest.files |= facts
+        manifest.stages["shuffle"] = lineage
+        manifest.save(self.store.path)
+        shutil.rmtree(self.work)
+
+    def _result(self, resumed: int) -> ShuffleResult:
+        files = self.store.manifest.files_in("shuffled")
+        lineage = self.store.manifest.stages["shuffle"]
+        return ShuffleResult(
+            seed=lineage["seed"],
+            positions=lineage["positions"],
+            splits=lineage["splits"],
+            buckets=lineage["buckets"],
+            left_out=lineage["left_out"],
+            bytes=sum(f.bytes for f in files.values()),
+            resumed=resumed,
+        )
+
+
+class _Work:
+    """Both phases: units that the ledger does not have go to a crew of threads."""
+
+    def __init__(self, run: Run, prepared: Prepared, ledger: Ledger, log: Log) -> None:
+        self.run = run
+        self.prepared = prepared
+        self.limits = prepared.limits
+        self.ledger = ledger
+        self.log = log
+        self.layout = Layout.from_json(ledger[_LAYOUT])
+        self.reported: dict[str, int] = {}
+        """Rows of each bucket that the progress knows of."""
+        assert run.store.manifest.board_size is not None
+        self.board_size = run.store.manifest.board_size
+
+    def facts(self) -> dict[str, FileFacts]:
+        """Write what is missing; return the facts of all buckets."""
+        self._scatter()
+        self._sort()
+        names = [bucket.name for job in self.layout.jobs for bucket in job.buckets]
+        return {name: FileFacts(**self.ledger[name]) for name in names}
+
+    def _engine(self, crew: Crew) -> Engine:
+        return Engine(
+            key=self.prepared.selection.key,
+            board_size=self.board_size,
+            folder=self.run.work,
+            layout=self.layout,
+            limits=self.limits,
+            say=lambda text: crew.tell(self.log.line, text),
+        )
+
+    def _patiently(self, crew: Crew, name: str, work: Callable[[], None]) -> None:
+        """In a worker: do a unit, again if a disk failed it in passing; give memory back that it used."""
+        self.run.patience.go_on(
+            work, sleep=crew.sleep, say=lambda text: crew.tell(self.log.line, f"{name}: {text}")
+        )
+        pa.default_memory_pool().release_unused()
+
+    # --- phase 1 --------------------------------------------------------------------------------------
+
+    def _scatter(self) -> None:
+        """Write the runs that are not there yet."""
+        crew = Crew(self.limits.threads)
+        engine = self._engine(crew)
+        slices = self.layout.slices
+        todo = [part for part in slices if not self._is_scattered(part)]
+        self.run.progress.begin("scatter", self.layout.positions, "positions")
+        self.run.progress.advance(self.layout.positions - sum(part.stop - part.start for part in todo))
+
+        def scatter(part: Slice) -> None:
+            with duckdb_session(
+                memory=self.limits.duckdb_memory,
+                threads=1,
+                spill=self.run.spill,
+                interrupts=crew.interrupts,
+            ) as con:
+                sizes = []
+                for size in engine.scatter(con, self.prepared.placement, part):
+                    sizes.append(size)
+                    crew.check()
+            crew.tell(self.ledger.finish, part.name, {"bytes": sizes})
+            crew.tell(self.run.progress.advance, part.stop - part.start)
+
+        crew.work_off(todo, lambda part: self._patiently(crew, part.name, partial(scatter, part)))
+
+    def _runs(self, part: Slice) -> Iterator[tuple[Path, int]]:
+        """Give the runs of a slice that is done, with their sizes."""
+        for number, size in enumerate(self.ledger[part.name]["bytes"]):
+            yield self.run.work / part.run_name(number), size
+
+    def _is_scattered(self, part: Slice) -> bool:
+        return part.name in self.ledger and all(has_size(path, size) for path, size in self._runs(part))
+
+    # --- phase 2 --------------------------------------------------------------------------------------
+
+    def _sort(self) -> None:
+        """Write the buckets that are not there yet."""
+        crew = Crew(self.limits.threads)
+        engine = self._engine(crew)
+        runs = Runs([path for part in self.layout.slices for path, _ in self._runs(part)])
+        jobs = self.layout.jobs
+        done = {b.name for job in jobs for b in job.buckets if self._is_written(b)}
+        todo = [job for job in jobs if not all(bucket.name in done for bucket in job.buckets)]
+        self.run.progress.begin("sort", sum(self.prepared.selection.rows.values()), "positions")
+        self.run.progress.advance(sum(self.ledger[name]["rows"] for name in done))
+
+        def sort(job: Job) -> None:
+            begin = time.perf_counter()
+            for bucket, rows in engine.sort(runs, job):
+                if bucket.name not in done:
+                    written = self._write(crew, bucket, rows)
+                    done.add(bucket.name)
+                    crew.tell(self.log.work, bucket.name, written, time.perf_counter() - begin)
+                    begin = time.perf_counter()
+
+        crew.work_off(todo, lambda job: self._patiently(crew, job.buckets[0].name, partial(sort, job)))
+
+    def _write(self, crew: Crew, bucket: Bucket, rows: Iterator[pa.Table]) -> int:
+        """In a worker: write a bucket; return its rows."""
+        path, schema = self.run.store.path / bucket.name, positions_schema(self.board_size)
+        written = write_parquet(path, schema, self._watched(crew, bucket, rows))
+        crew.tell(self.ledger.finish, bucket.name, written.to_json())
+        return written.rows
+
+    def _watched(self, crew: Crew, bucket: Bucket, rows: Iterator[pa.Table]) -> Iterator[pa.Table]:
+        """Pass rows on and report them; where a bucket is written anew, only those not reported yet."""
+        seen = 0
+        for table in rows:
+            yield table
+            seen += table.num_rows
+            crew.tell(self.run.progress.advance, max(seen - self.reported.get(bucket.name, 0), 0))
+            self.reported[bucket.name] = max(seen, self.reported.get(bucket.name, 0))
+
+    def _is_written(self, bucket: Bucket) -> bool:
+        return bucket.name in self.ledger and has_size(
+            self.run.store.path / bucket.name, self.ledger[bucket.name]["bytes"]
+        )

@@ -1,0 +1,160 @@
+"""The shuffled buckets against the store: the right rows in the right places, well mixed. Only reads.
+
+What is right follows from the lineage (seed, choices, buckets), recomputed here and now.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Final
+
+import pyarrow.parquet as pq
+
+from hexdata.errors import VerifyError
+from hexdata.order import derive_key, sort_key
+from hexdata.quality import Figure, Quality
+from hexdata.schema import SPLITS, positions_schema
+from hexdata.selection import Choices, select
+from hexdata.store import Store
+from hexdata.store.session import DuckDBPyConnection, duckdb_session, read_parquet_sql
+from hexdata.verify.options import VerifyOptions
+
+__all__ = ["check_order", "check_quality", "check_rows"]
+
+_Facts = tuple[int, int, int]
+"""Rows of a bucket, and the sum and the xor of the digests of its rows."""
+_Bucket = tuple[str, int]
+"""Split and number."""
+
+
+def check_rows(store: Store, options: VerifyOptions) -> str:
+    """Each bucket holds the rows that belong there, each once, every column the same.
+
+    Compared as multisets of rows, bucket by bucket, by the sum and the xor of a digest of each whole row,
+    its id within. The digest is DuckDB's own: both sides are computed here and now, so it need not be
+    stable.
+    """
+    lineage = store.manifest.stages["shuffle"]
+    _check_names(store)
+    with (
+        tempfile.TemporaryDirectory(prefix="hexdata-") as folder,
+        duckdb_session(memory=options.duckdb_memory, threads=options.duckdb_threads) as con,
+    ):
+        selection = select(store, _choices(store), lineage["seed"], con, Path(folder))
+        for name, counted in (("splits", selection.rows), ("left_out", selection.left_out)):
+            if counted != lineage[name]:
+                raise VerifyError(f"the manifest states other {name}", found=lineage[name], expected=counted)
+        placement = selection.place(lineage["buckets"], con, Path(folder))
+        columns = positions_schema(store.manifest.board_size or 1).names
+        expected = _digests(
+            con, f"SELECT split, bucket, {_digest_sql(columns)} FROM ({placement.rows_sql()})"
+        )
+        found = _digests(con, _found_sql(store, columns))
+    for split, bucket in sorted(expected.keys() | found.keys()):
+        one, other = found.get((split, bucket), (0, 0, 0)), expected.get((split, bucket), (0, 0, 0))
+        if one != other:
+            raise VerifyError(
+                "the rows of a bucket are not those that belong there",
+                path=store.path / _bucket_name(split, bucket),
+                found=f"{one[0]:,} rows" + (", altered or of other buckets" if one[0] == other[0] else ""),
+                expected=f"{other[0]:,}",
+                cure="Run `hexdata shuffle` again.",
+            )
+    rows = sum(facts[0] for facts in found.values())
+    return f"{rows:,} rows, each once, where it belongs, every column the same"
+
+
+def _choices(store: Store) -> Choices:
+    choices = store.manifest.stages["shuffle"]["choices"]
+    try:
+        return Choices(**choices)
+    except TypeError as error:
+        raise VerifyError("the manifest states choices that there are not", found=choices) from error
+
+
+def _check_names(store: Store) -> None:
+    """Check that there are as many buckets as stated, numbered from 0."""
+    for split, count in store.manifest.stages["shuffle"]["buckets"].items():
+        names = list(store.manifest.files_in(f"shuffled/{split}"))
+        if names != [_bucket_name(split, number) for number in range(count)]:
+            raise VerifyError(f"{split} has other buckets", found=len(names), expected=count)
+
+
+def _bucket_name(split: str, bucket: int) -> str:
+    return f"shuffled/{split}/bucket-{bucket:06d}.parquet"
+
+
+_SIGNS: Final = "signbit(value), list_transform(policy, lambda x: signbit(x))"
+"""What the hash does not see: it takes -0.0 for 0.0."""
+
+
+def _digest_sql(columns: list[str]) -> str:
+    """Return an expression for the digest of a row; an empty list is no null, hence the length."""
+    return f"hash({', '.join(columns)}, len(policy), {_SIGNS}) AS digest"
+
+
+def _found_sql(store: Store, columns: list[str]) -> str:
+    return " UNION ALL ".join(
+        f"""SELECT {SPLITS.index(split)} AS split,
+            regexp_extract(filename, 'bucket-(\\d+)\\.parquet$', 1)::UINTEGER AS bucket,
+            {_digest_sql(columns)}
+            FROM {read_parquet_sql(files, places=True)}"""
+        for split in SPLITS
+        if (files := store.files(f"shuffled/{split}"))
+    )
+
+
+def _digests(con: DuckDBPyConnection, query: str) -> dict[_Bucket, _Facts]:
+    rows = con.sql(f"""
+        SELECT split, bucket, count(*), sum(digest::HUGEINT), bit_xor(digest) FROM ({query})
+        GROUP BY split, bucket
+    """).fetchall()
+    return {
+        (SPLITS[split], bucket): (count, int(added), mixed) for split, bucket, count, added, mixed in rows
+    }
+
+
+def check_order(store: Store) -> str:
+    """Sort keys ascend strictly within each bucket."""
+    lineage = store.manifest.stages["shuffle"]
+    key = derive_key(lineage["seed"], "shuffle")
+    for split in lineage["buckets"]:
+        for path in store.files(f"shuffled/{split}"):
+            last = -1
+            with pq.ParquetFile(path) as file:
+                for batch in file.iter_batches(columns=["position_id"]):
+                    keys = sort_key(batch.column(0).to_numpy(), key)
+                    if int(keys[0]) <= last or (keys[1:] <= keys[:-1]).any():
+                        raise VerifyError("sort keys do not ascend in the bucket", path=path)
+                    last = int(keys[-1])
+    return f"sort keys ascend in each of {sum(lineage['buckets'].values()):,} buckets"
+
+
+def check_quality(quality: Quality | None) -> str:
+    """No figure of the shuffle is further out than chance takes it."""
+    if quality is None:
+        return "no training split to measure"
+    failed = [figure for figure in quality.figures if not figure.ok]
+    if failed:
+        raise VerifyError(
+            f"not what chance makes of {quality.reference}",
+            found="; ".join(dict.fromkeys(map(_in_words, failed))),
+            cure="Shuffle with another --seed; if that fails too, see how the store tells its games apart.",
+        )
+    judged = [figure for figure in quality.figures if figure.z is not None and figure.bound is not None]
+    if not judged:
+        return f"{quality.positions:,} positions of {quality.split}: too few to judge"
+    furthest = max(abs(figure.z or 0.0) for figure in judged)
+    return (
+        f"{len(judged)} figures of {quality.split} as chance makes them, the furthest at {furthest:.1f} s.d."
+    )
+
+
+def _in_words(figure: Figure) -> str:
+    if figure.z is None or figure.expected is None or figure.deviation is None:
+        return f"{figure.title}: {figure.after:.4g}, {figure.note}"
+    return (
+        f"{figure.title}: {figure.after:.4g}, expected {figure.expected:.4g} ± {figure.deviation:.2g}: "
+        f"{figure.z:+.1f} s.d."
+    )

@@ -1,0 +1,170 @@
+"""The store's own tables: files rehashed, rows recounted, ids and games looked through. Only reads."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from hexdata.errors import VerifyError
+from hexdata.progress import Progress
+from hexdata.schema import games_schema, positions_schema, rejected_schema, sources_schema
+from hexdata.store import Store
+from hexdata.store.files import digest_file
+from hexdata.store.session import duckdb_session, read_parquet_sql
+from hexdata.verify.options import VerifyOptions
+
+__all__ = ["check_counts", "check_dense_ids", "check_files", "check_games", "check_stage", "check_tables"]
+
+_OF_A_SHUFFLE: Final = {"seed", "choices", "left_out", "splits", "buckets", "positions", "rejected"}
+"""What the lineage of a shuffle says, beside what it was made of."""
+
+
+def check_files(store: Store, progress: Progress) -> str:
+    """Every file of the manifest is there with its size and digest, and no other beside them."""
+    progress.begin("rehash", sum(f.bytes for f in store.manifest.files.values()), "bytes")
+    for name, facts in sorted(store.manifest.files.items()):
+        path = store.path / name
+        if not path.exists():
+            raise VerifyError("the file is missing", path=path)
+        size, sha256 = digest_file(path)
+        if (size, sha256) != (facts.bytes, facts.sha256):
+            raise VerifyError(
+                "the file was altered",
+                path=path,
+                found=f"{size:,} bytes, sha256 {sha256[:16]}…",
+                expected=f"{facts.bytes:,} bytes, sha256 {facts.sha256[:16]}…",
+            )
+        progress.advance(size)
+    folders = {name.split("/")[0] for name in store.manifest.files}
+    there = {
+        path.relative_to(store.path).as_posix()
+        for folder in folders
+        for path in (store.path / folder).rglob("*")
+        if path.is_file() and not path.name.startswith(".")
+    }
+    if foreign := sorted(there - set(store.manifest.files)):
+        raise VerifyError(
+            "files that no manifest names",
+            path=store.path,
+            found=", ".join(foreign[:5]),
+            cure="If a run was interrupted, run its command again; else remove them.",
+        )
+    return f"{len(store.manifest.files):,} files rehashed"
+
+
+def check_tables(store: Store) -> str:
+    """Every Parquet file has its table's columns and as many rows as stated, and so has each table."""
+    schemas = {"sources": sources_schema(), "games": games_schema(), "rejected": rejected_schema()}
+    if store.manifest.board_size is not None:
+        schemas["positions"] = schemas["shuffled"] = positions_schema(store.manifest.board_size)
+    rows = dict.fromkeys(store.manifest.counts, 0)
+    for name, facts in store.manifest.files.items():
+        table = name.split("/")[0]
+        if table in ("shards", "pickles"):
+            continue
+        path = store.path / name
+        with pq.ParquetFile(path) as file:
+            if table not in schemas or not file.schema_arrow.equals(schemas[table]):
+                raise VerifyError("not the columns of its table", path=path)
+            if file.metadata.num_rows != facts.rows:
+                raise VerifyError(
+                    "the manifest states other rows",
+                    path=path,
+                    found=f"{file.metadata.num_rows:,}",
+                    expected=f"{facts.rows:,}",
+                )
+        if table in rows:
+            rows[table] += facts.rows
+    if rows != store.manifest.counts:
+        raise VerifyError("the manifest states other counts", found=rows, expected=store.manifest.counts)
+    return ", ".join(f"{count:,} {table}" for table, count in rows.items())
+
+
+def check_counts(store: Store) -> str:
+    """Per source, in = out + rejected, recounted from the tables; likewise per stage."""
+    sources = _read(store, "sources", ["source_id", "name", "records", "positions", "rejected"])
+    rejected = np.bincount(
+        _read(store, "rejected", ["source_id"])["source_id"].to_numpy(), minlength=sources.num_rows
+    )
+    for row in sources.to_pylist():
+        part = store.manifest.files.get(f"positions/part-{row['source_id']:06d}.parquet")
+        found = (part.rows if part else 0, int(rejected[row["source_id"]]))
+        if found != (row["positions"], row["rejected"]) or row["records"] != sum(found):
+            raise VerifyError(
+                "records are missing or too many",
+                path=row["name"],
+                found=f"{found[0]:,} positions and {found[1]:,} rejected",
+                expected=f"{row['positions']:,} and {row['rejected']:,}, together {row['records']:,}",
+            )
+    records, positions = (sum(sources[name].to_pylist()) for name in ("records", "positions"))
+    recounted = {"records": records, "positions": positions, "rejected": records - positions}
+    stated = store.manifest.stages.get("convert", {})
+    if not recounted.items() <= stated.items() or positions != store.manifest.counts.get("positions", 0):
+        raise VerifyError("the sources do not add up to the store", found=recounted, expected=stated)
+    return f"{records:,} = {positions:,} + {records - positions:,} in {sources.num_rows:,} sources"
+
+
+def check_dense_ids(store: Store, table: str, column: str) -> str:
+    """Ids count up from 0 through the parts in order."""
+    expected = 0
+    for path in store.files(table):
+        for batch in pq.ParquetFile(path).iter_batches(columns=[column]):
+            ids = batch.column(0).to_numpy()
+            if not (ids == np.arange(expected, expected + len(ids))).all():
+                raise VerifyError(f"{column}s do not count up", path=path, expected=f"from {expected}")
+            expected += len(ids)
+    return f"0 to {expected - 1:,}" if expected else "none"
+
+
+def check_games(store: Store, options: VerifyOptions) -> str:
+    """Each game has the positions it says, each position's game is known, duplicates share a split."""
+    files, positions = store.files("games"), store.files("positions")
+    if not files:
+        return "none"
+    games = read_parquet_sql(files)
+    with duckdb_session(memory=options.duckdb_memory, threads=options.duckdb_threads) as con:
+        wrong = con.sql(f"""
+            SELECT coalesce(g.game_id, p.game_id), g.positions, p.n
+            FROM {games} g
+            FULL JOIN (SELECT game_id, count(*) AS n FROM {read_parquet_sql(positions)}
+                       WHERE game_id IS NOT NULL GROUP BY game_id) p USING (game_id)
+            WHERE g.positions IS DISTINCT FROM p.n LIMIT 1""").fetchall()
+        torn = con.sql(f"""
+            SELECT min(game_id), max(game_id) FROM {games}
+            GROUP BY game_hash HAVING count(DISTINCT split) > 1 LIMIT 1""").fetchall()
+    if wrong:
+        game, stated, found = wrong[0]
+        raise VerifyError(f"game {game} does not have its positions", found=found, expected=stated)
+    if torn:
+        raise VerifyError("the same game is in two splits", found=f"games {torn[0][0]} and {torn[0][1]}")
+    return f"{store.manifest.counts['games']:,} games have their positions"
+
+
+def check_stage(store: Store, stage: str) -> str:
+    """The stage was run on what the store holds now, and lost none of it."""
+    store.require_stage(stage)
+    from_store = stage in ("shuffle", "pickles-original")
+    before = store.manifest.counts if from_store else store.manifest.stages["shuffle"]
+    lineage = store.manifest.stages[stage]
+    if stage == "shuffle" and (missing := sorted(_OF_A_SHUFFLE - lineage.keys())):
+        raise VerifyError(
+            "the manifest does not say all of the shuffle",
+            found=f"nothing of {', '.join(missing)}",
+            cure="Run `hexdata shuffle` again.",
+        )
+    left_out = sum(lineage.get("left_out", {}).values())  # only a shuffle has choices
+    came, went = before["positions"], lineage["positions"] + lineage["rejected"] + left_out
+    if came != went:
+        raise VerifyError(f"the {stage} stage lost rows", found=f"{went:,}", expected=f"{came:,}")
+    of_choices = f" + {left_out:,} left out by choice" if left_out else ""
+    return f"{came:,} = {lineage['positions']:,} + {lineage['rejected']:,}{of_choices}"
+
+
+def _read(store: Store, folder: str, columns: list[str]) -> pa.Table:
+    files = store.files(folder)
+    if not files:
+        return pa.table({name: pa.array([], pa.int32()) for name in columns})
+    return pa.concat_tables([pq.read_table(path, columns=columns) for path in files])

@@ -1,0 +1,65 @@
+"""Shuffled stores written by hand: any rows, in any order, in any buckets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pytest
+
+from hexdata.store.manifest import Manifest
+from hexdata.store.parquet import write_parquet
+
+Arrange = Callable[..., Path]
+
+SCHEMA = pa.schema(
+    [
+        pa.field("position_id", pa.int64(), nullable=False),
+        pa.field("game_id", pa.int64()),
+        pa.field("value", pa.float32(), nullable=False),
+    ]
+)
+"""The columns that are measured."""
+
+
+@pytest.fixture
+def arrange(tmp_path: Path) -> Arrange:
+    """Return ``arrange(games, values, order, bounds, choices={})``: the path of a shuffled store.
+
+    Row i of the input has position_id i, ``games[i]`` (-1 for none) and ``values[i]``; ``order`` lists the
+    rows as they stand, cut into buckets at ``bounds``.
+    """
+
+    def write(
+        games: npt.NDArray[np.int64],
+        values: npt.NDArray[Any],
+        order: npt.NDArray[np.int64],
+        bounds: list[int],
+        choices: dict[str, Any] | None = None,
+    ) -> Path:
+        store = tmp_path / f"store-{sum(1 for _ in tmp_path.iterdir())}"
+        manifest = Manifest(board_size=5, counts={"positions": len(games)})
+        for number, (start, stop) in enumerate(pairwise(bounds)):
+            rows = order[start:stop]
+            table = pa.table(
+                [rows, pa.array(games[rows], mask=games[rows] < 0), values[rows].astype(np.float32)],
+                schema=SCHEMA,
+            )
+            name = f"shuffled/train/bucket-{number:06d}.parquet"
+            manifest.files[name] = write_parquet(store / name, SCHEMA, [table])
+        manifest.stages["shuffle"] = {
+            "seed": 5,
+            "splits": {"train": len(order)},
+            "buckets": {"train": len(bounds) - 1},
+            "choices": choices or {},
+            "of": manifest.digest("games", "positions"),
+        }
+        manifest.save(store)
+        return store
+
+    return write

@@ -1,0 +1,177 @@
+"""Which expressions pass, which are refused and why, and that nothing but an expression gets into a query."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hexdata.errors import ConfigError
+from hexdata.selection.expression import check_expression
+
+COLUMNS = {
+    "flags": "VARCHAR[]",
+    "game_id": "BIGINT",
+    "moves": "USMALLINT[]",
+    "source": "VARCHAR",
+    "value": "FLOAT",
+    "value_sample_tier": "UTINYINT",
+    "winner": "VARCHAR",
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "columns", "kind"),
+    [
+        ("value_sample_tier <= 1", {"value_sample_tier"}, "BOOLEAN"),
+        ('VALUE = 1 AND "Winner" IS NOT NULL', {"value", "winner"}, "BOOLEAN"),
+        ("value = 1 -- and no more", {"value"}, "BOOLEAN"),
+        ("value /* or not */ = 1", {"value"}, "BOOLEAN"),
+        ("source LIKE 'häuser/%' OR winner IN ('RED', ';--')", {"source", "winner"}, "BOOLEAN"),
+        ("list_contains(flags, 'no-chain')", {"flags"}, "BOOLEAN"),
+        ("'no-chain' IN flags", {"flags"}, "BOOLEAN"),
+        ("len(moves) BETWEEN 10 AND 20 AND moves[1] <> 84", {"moves"}, "BOOLEAN"),
+        ("CASE WHEN value = 1 THEN 'a' ELSE winner END", {"value", "winner"}, "VARCHAR"),
+        ("nullif(split_part(source, '/', 1), 'x')", {"source"}, "VARCHAR"),
+        ("if(value > 0.5, game_id // 10, NULL)", {"value", "game_id"}, "BIGINT"),
+        ("try_cast(source AS INTEGER)", {"source"}, "INTEGER"),
+        ("value::DECIMAL(4, 1)", {"value"}, "DECIMAL(4,1)"),
+        ("upper(winner) = $$RED$$", {"winner"}, "BOOLEAN"),
+        ("true", set(), "BOOLEAN"),
+    ],
+)
+def test_expressions_of_the_row_pass(con, text, columns, kind):
+    passed = check_expression(con, "where", text, COLUMNS)
+    assert (passed.columns, passed.type) == (columns, kind)
+    con.sql(f"SELECT {passed.sql} FROM (SELECT {', '.join(f'NULL::{k} AS {n}' for n, k in COLUMNS.items())})")
+
+
+BREAKING_OUT = [
+    "1=1) UNION SELECT (1",
+    "1=1) OR (1=1",
+    "value = 1; DROP TABLE games",
+    "value = 1; SELECT 1",
+    "value = 1 /*",
+    "'value",
+    'value = "1',
+    "value, winner",
+    "value = 1,",
+    "value AS wanted",
+    "SELECT 1",
+    "*",
+    "COLUMNS(*)",
+    "#1",
+    "?",
+    "$1",
+    "DEFAULT",
+    "",
+    "-- nothing",
+]
+
+
+@pytest.mark.parametrize("text", BREAKING_OUT)
+def test_only_one_expression_passes(con, text):
+    with pytest.raises(ConfigError, match=r"^balance_by: ") as caught:
+        check_expression(con, "balance_by", text, COLUMNS)
+    assert caught.value.found == text
+    assert caught.value.expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "value FROM range(3)",
+        "value = 1 WHERE true",
+        "value GROUP BY value",
+        "value HAVING true",
+        "value QUALIFY true",
+        "value ORDER BY 1",
+        "value LIMIT 1",
+        "value = 1 USING SAMPLE 1",
+        "DISTINCT value",
+        "1 UNION SELECT 1",
+    ],
+)
+def test_a_query_is_no_expression(con, text):
+    with pytest.raises(ConfigError, match="where: a whole query"):
+        check_expression(con, "where", text, COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("random() < 0.5", "random: its value may be another in another run"),
+        ("RaNdom() < 0.5", "random: its value"),
+        ('"random"() < 0.5', "random: its value"),
+        ("main.random() < 0.5", "main.random"),
+        ("now() > now()", "now: its value"),
+        ("current_date IS NULL", "no column 'current_date'"),
+        ("nextval('s') = 1", "nextval: its value"),
+        ("uuid() = source", "uuid: its value"),
+        ("current_setting('threads') = '1'", "current_setting: its value"),
+        ("getvariable('x') = 1", "getvariable: its value"),
+        ("getenv('HOME') = 'x'", "no function getenv"),
+        ("hash(game_id) % 2 = 0", "hash: its value"),
+        ("assert_true(value = 1)", "error: its value"),
+        ("sum(value) > 1", "sum is no function of one row"),
+        ("count(*) > 1", "star|no function of one row"),
+        ("first(value ORDER BY game_id) = 1", "no function of one row"),
+        ("row_number() OVER () > 1", "a window function"),
+        ("lag(value) OVER (ORDER BY game_id) = 1", "a window function"),
+        ("unnest(moves) = 1", "unnest is no function of one row"),
+        ("value = (SELECT 1)", "a subquery"),
+        ("value IN (SELECT 1)", "a subquery"),
+        ("EXISTS (FROM duckdb_settings())", "a subquery"),
+        ("source = ANY (['a'])", "a subquery"),
+        ("read_text('/etc/passwd') = ''", "read_text is no function of one row"),
+        ("list_filter(flags, lambda f: f = 'x') = []", "a lambda"),
+        ("len([f FOR f IN flags]) = 1", "a lambda"),
+        ("source COLLATE nocase = 'A'", "a collation"),
+        ("source::TIMESTAMPTZ IS NULL", "a cast to TIMESTAMPTZ"),
+        ("date '2020-01-01' IS NULL", "a cast to date"),
+        ("strftime('2020-01-01', '%H') = '0'", "strftime: a store holds no times"),
+        ("flags.list_contains('x')", "flags.list_contains"),
+        ("games.value = 1", "games.value: a column stands without the name of its table"),
+        ("nosuch(value)", "no function nosuch"),
+        ("flags > 3", "Cannot compare"),
+        ("regexp_matches(source, '(')", "missing"),
+        ("not " * 3000 + "true", "depth"),
+        ("(" * 3000 + "true" + ")" * 3000, "depth"),
+    ],
+)
+def test_what_is_no_function_of_the_row_is_refused(con, text, reason):
+    with pytest.raises(ConfigError, match=reason):
+        check_expression(con, "where", text, COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("text", "cure"),
+    [
+        ("value_sample_teir <= 1", "Did you mean value_sample_tier?"),
+        ("tier <= 1", "Did you mean value_sample_tier?"),
+        ("winner = Red", "Texts stand in single quotes."),
+        ("value = 1, winner = 'RED'", "Join conditions with AND."),
+    ],
+)
+def test_the_cure_is_named(con, text, cure):
+    with pytest.raises(ConfigError) as caught:
+        check_expression(con, "where", text, COLUMNS)
+    assert caught.value.cure == cure
+
+
+def test_a_long_expression_is_not_repeated_whole(con):
+    with pytest.raises(ConfigError) as caught:
+        check_expression(con, "where", "value = 1 AND " * 1000 + "nosuch", COLUMNS)
+    assert len(str(caught.value)) < 1000
+
+
+@given(st.text("()'\"-/*;, \nvalue=1ANDORselct$[]{}:.\\%", max_size=12))
+def test_whatever_passes_stays_within_its_parentheses(con, text):
+    """A text that passes gives one column and leaves what stands around it alone."""
+    try:
+        passed = check_expression(con, "where", text, COLUMNS)
+    except ConfigError:
+        return
+    found = con.sql(f"SELECT 7 AS before, {passed.sql} AS found, 8 AS after FROM (SELECT 0.0 AS value)")
+    assert found.columns == ["before", "found", "after"]
+    assert [row[::2] for row in found.fetchall()] == [(7, 8)]

@@ -1,0 +1,134 @@
+"""A shuffle with choices, from the command line to the files: what was placed is what lies in the buckets."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pyarrow.parquet as pq
+import pytest
+
+from hexdata.errors import ConfigError
+from hexdata.schema import SPLITS
+from hexdata.shuffle import ShuffleOptions, shuffle_store
+from hexdata.store import Store
+
+SEED = 11
+CHOICES = {
+    "where, dedup, per game, balance": {
+        "where": "len(flags) = 0",
+        "dedup": "symmetric",
+        "per_game": 12,
+        "per_game_by": "tier",
+        "balance_by": "winner",
+    },
+    "strata": {"stratify_by": "length", "dedup": "exact"},
+    "games": {"assign": "game"},
+}
+
+
+def buckets_of(path):
+    """Return (split, bucket, position ids in order) of every bucket file."""
+    store = Store.open(path)
+    return [
+        (split, bucket, pq.read_table(file, columns=["position_id"])["position_id"].to_pylist())
+        for split in SPLITS
+        for bucket, file in enumerate(store.files(f"shuffled/{split}"))
+    ]
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_the_buckets_hold_what_was_placed(name, choose, place, trmph_store, copy_store, store_bytes):
+    chosen = choose(trmph_store, **CHOICES[name])
+    made = {}
+    for threads, memory in ((1, 1_000_000_000), (2, 450_000_000)):
+        store = copy_store(trmph_store, f"store-{threads}")
+        options = ShuffleOptions(**CHOICES[name], seed=SEED, buckets=4, threads=threads, memory=memory)
+        result = shuffle_store(store, options)
+        made[threads] = store_bytes(store / "shuffled"), store_bytes(store)["manifest.json"]
+    assert made[1] == made[2]
+    placed = place(chosen, **result.buckets)
+    assert buckets_of(store) == [
+        (split, bucket, [i for at, number, _, i in placed if (at, number) == (split, bucket)])
+        for split, count in result.buckets.items()
+        for bucket in range(count)
+    ]
+    assert (result.left_out, result.notes, result.balance) == (chosen.left_out, chosen.notes, chosen.balance)
+    assert result.duplicates == chosen.duplicates
+    stage = Store.open(store).manifest.stages["shuffle"]
+    assert stage["choices"] == CHOICES[name]
+    assert stage["left_out"] == chosen.left_out
+    total = Store.open(store).manifest.counts["positions"]
+    assert total == stage["positions"] + stage["rejected"] + sum(stage["left_out"].values())
+
+
+def test_another_choice_replaces_the_shuffle(trmph_store, copy_store):
+    store = copy_store(trmph_store)
+    assert shuffle_store(store, ShuffleOptions(per_game=5)).left_out["per_game"] > 0
+    again = shuffle_store(store, ShuffleOptions(per_game=5))
+    assert again.already_done
+    assert (again.duplicates, again.balance) == (None, ())
+    assert not shuffle_store(store, ShuffleOptions()).already_done
+    assert Store.open(store).manifest.stages["shuffle"]["choices"] == {}
+
+
+def test_a_refused_choice_leaves_the_store_as_it_was(trmph_store, copy_store, store_bytes):
+    store = copy_store(trmph_store)
+    shuffle_store(store, ShuffleOptions(seed=3))
+    before = store_bytes(store)
+    for choices in ({"where": "value > 2"}, {"where": "random() < 1"}, {"balance_by": "winner::INTEGER"}):
+        with pytest.raises(ConfigError):
+            shuffle_store(store, ShuffleOptions(**choices))
+    assert store_bytes(store) == before
+
+
+def run(*arguments):
+    command = [sys.executable, "-m", "hexdata", "shuffle", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_the_command_takes_the_choices_and_shows_what_they_did(trmph_store, copy_store):
+    store = copy_store(trmph_store)
+    flags = [
+        "--where",
+        "total_positions > 5",
+        "--dedup",
+        "symmetric",
+        "--per-game",
+        "9",
+        "--per-game-by",
+        "tier",
+    ]
+    flags += ["--balance-by", "winner", "--stratify-by", "value", "--assign", "position", "--seed", str(SEED)]
+    shown = run(store, *flags)
+    assert shown.returncode == 0, shown.stderr
+    for words in (
+        "left out by per_game: ",
+        "duplicates in the store: 0 games",
+        "head cut",
+        "all groups",
+        "place in file",
+    ):
+        assert words in shown.stdout
+    choices = Store.open(store).manifest.stages["shuffle"]["choices"]
+    assert choices == {
+        "where": "total_positions > 5",
+        "dedup": "symmetric",
+        "per_game": 9,
+        "per_game_by": "tier",
+        "balance_by": "winner",
+        "stratify_by": "value",
+    }
+    facts = json.loads(run(store, "--balance-by", "source", "--json").stdout)
+    assert {row["split"] for row in facts["balance"] if row["total"]} == set(facts["splits"])
+    assert facts["duplicates"]["exact_games"] == 0
+    assert sum(row["kept"] for row in facts["balance"] if not row["total"]) == facts["positions"]
+
+
+def test_the_command_says_what_is_wrong_with_an_expression(trmph_store, copy_store):
+    failed = run(copy_store(trmph_store), "--where", "valeu = 1")
+    assert failed.returncode == 2
+    assert "where: no column 'valeu'; found valeu = 1; expected one of" in failed.stderr
+    assert "Did you mean value?" in failed.stderr
+    assert run("STORE", "--assign", "ply").returncode == 2

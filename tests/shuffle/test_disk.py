@@ -1,0 +1,308 @@
+"""Disks without room and disks that fail: refused at once, stopped cleanly, gone on with, or tried again."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+
+from hexdata.errors import BudgetError, ConfigError
+from hexdata.progress import Silent
+from hexdata.shuffle import Patience, ShuffleOptions, outlook, plan, plan_shuffle, shuffle_store
+from hexdata.shuffle.patience import is_disk_full, is_transient
+from hexdata.store import Store
+from hexdata.store.session import duckdb_session
+from tests.shuffle.test_killed import SCRIPT
+
+if TYPE_CHECKING:
+    from tests.conftest import CopyStore, StoreBytes
+
+OPTIONS = ShuffleOptions(seed=5, buckets=6, threads=2)
+QUICK = Patience(attempts=4, first_wait=0.0)
+SPILLING = "SELECT max(i) FROM (SELECT i, hash(i) h FROM range(20_000_000) t(i) ORDER BY h)"
+
+
+class Usage(NamedTuple):
+    total: int
+    used: int
+    free: int
+
+
+@pytest.fixture(autouse=True)
+def many_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "MOST_ROWS", 700)
+
+
+@pytest.fixture
+def expected(trmph_store: Path, copy_store: CopyStore, store_bytes: StoreBytes) -> dict[str, str]:
+    """The bytes of a shuffle on a disk that is sound."""
+    store = copy_store(trmph_store, "undisturbed")
+    shuffle_store(store, OPTIONS)
+    return store_bytes(store)
+
+
+def temporaries(store: Path) -> list[Path]:
+    return [p for p in store.rglob("*") if p.name.endswith(".tmp") or p.name.startswith(("cut-", "duckdb-"))]
+
+
+# --- no room ------------------------------------------------------------------------------------------
+
+
+def test_too_little_disk_is_refused_before_anything_is_written(
+    trmph_store: Path, copy_store: CopyStore, store_bytes: StoreBytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = copy_store(trmph_store)
+    shuffle_store(store, ShuffleOptions(seed=4))
+    before = store_bytes(store)
+    needed, freed = (getattr(plan_shuffle(store, OPTIONS), name) for name in ("disk_needed", "disk_freed"))
+    assert 0 < freed < needed
+    monkeypatch.setattr(outlook.shutil, "disk_usage", lambda path: Usage(1 << 30, 0, needed - freed - 1))
+    with pytest.raises(BudgetError, match=rf"{store}: too little disk.*free.*expected .* of runs.*Make room"):
+        shuffle_store(store, OPTIONS)
+    assert store_bytes(store) == before
+    assert not (store / "logs").exists() or 'seed": 5' not in (store / "logs" / "shuffle.log").read_text()
+    monkeypatch.setattr(outlook.shutil, "disk_usage", lambda path: Usage(1 << 30, 0, needed - freed))
+    shuffle_store(store, OPTIONS)
+
+
+def test_what_is_written_already_counts(
+    trmph_store: Path, copy_store: CopyStore, expected: dict[str, str], store_bytes: StoreBytes
+) -> None:
+    class Stop(Silent):
+        written = 0
+
+        def advance(self, amount: int) -> None:
+            self.written += amount
+            if self.written > 3_000:
+                raise KeyboardInterrupt
+
+    store = copy_store(trmph_store)
+    before = plan_shuffle(store, OPTIONS)
+    with pytest.raises(KeyboardInterrupt):
+        shuffle_store(store, OPTIONS, Stop())
+    after = plan_shuffle(store, OPTIONS)
+    assert before.disk_done == before.units_done == after.disk_freed == 0
+    assert after.disk_needed < before.disk_needed
+    files = [*(store / ".work" / "shuffle").glob("run-*"), *(store / "shuffled").rglob("bucket-*")]
+    assert 0 < after.disk_done <= sum(path.stat().st_size for path in files)
+    assert shuffle_store(store, OPTIONS).resumed == after.units_done > 0
+    assert store_bytes(store) == expected
+
+
+def test_a_file_that_may_not_grow_stops_it_cleanly(
+    trmph_store: Path, copy_store: CopyStore, store_bytes: StoreBytes
+) -> None:
+    """In a process of its own, as the limit cannot be raised again: in the first phase and in the second."""
+    store, whole = copy_store(trmph_store), copy_store(trmph_store, "whole")
+    options = {"seed": 5, "buckets": 1, "threads": 2}
+    shuffle_store(whole, ShuffleOptions(**options))
+    largest = max(path.stat().st_size for path in whole.rglob("bucket-*"))
+    for size in (6_000, largest - 1):
+        asked = json.dumps({"options": options, "most_rows": 700, "file_size": size})
+        command = [sys.executable, str(SCRIPT), str(store), asked]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 1
+        assert done.stderr.startswith("BudgetError: ")
+        assert "the disk is full" in done.stderr
+        assert "Make room and run the command again" in done.stderr
+        assert "shuffle" not in Store.open(store).manifest.stages
+        assert temporaries(store) == []
+    assert shuffle_store(store, ShuffleOptions(**options)).resumed > 0
+    assert store_bytes(store) == store_bytes(whole)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 24 MB, where this process may mount one."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("this process may mount nothing")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+class Filler(Silent):
+    """Fills the disk when a phase has begun its work."""
+
+    def __init__(self, disk: Path, stage: str) -> None:
+        self.ballast, self.stage, self.current = disk / "ballast", stage, ""
+
+    def begin(self, stage: str, total: int | None, unit: str) -> None:
+        self.current = stage
+
+    def advance(self, amount: int) -> None:
+        if amount and self.current == self.stage and not self.ballast.exists():
+            with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+                self._fill()
+
+    def _fill(self) -> None:
+        with self.ballast.open("wb", buffering=0) as file:
+            while file.write(bytes(1 << 16)):
+                pass
+
+
+@pytest.mark.parametrize("phase", ["scatter", "sort"])
+def test_a_disk_that_fills_up_stops_it_cleanly(
+    small_disk: Path, trmph_store: Path, store_bytes: StoreBytes, expected: dict[str, str], phase: str
+) -> None:
+    store = shutil.copytree(trmph_store, small_disk / "store")
+    filler = Filler(small_disk, phase)
+    with pytest.raises(BudgetError, match=r"the disk is full; found .* free; expected .*Make room"):
+        shuffle_store(store, OPTIONS, filler)
+    assert filler.ballast.exists()
+    assert "shuffle" not in Store.open(store).manifest.stages
+    assert temporaries(store) == []
+    filler.ballast.unlink()
+    shuffle_store(store, OPTIONS)
+    assert store_bytes(store) == expected
+
+
+def test_a_query_that_finds_no_room_to_spill(small_disk: Path) -> None:
+    with (
+        pytest.raises(OSError, match=r"spill|offload|temp") as caught,
+        duckdb_session(memory=64 << 20, threads=1, spill=small_disk) as con,
+    ):
+        con.sql(SPILLING).fetchall()
+    assert is_disk_full(caught.value)
+    assert list(small_disk.iterdir()) == []
+
+
+def test_a_spill_file_that_may_not_grow(tmp_path: Path) -> None:
+    child = os.fork()
+    if not child:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+        try:
+            with duckdb_session(memory=64 << 20, threads=1, spill=tmp_path) as con:
+                con.sql(SPILLING).fetchall()
+        except OSError as error:
+            os._exit(0 if is_disk_full(error) else 3)
+        os._exit(4)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+# --- errors that pass ---------------------------------------------------------------------------------
+
+
+def failing(times: int, code: int, original: Callable[[int], None], every: int = 2) -> Callable[[int], None]:
+    """Return ``os.fsync``, but one of which every n-th call fails, so many times in all."""
+    calls, left = itertools.count(1), itertools.repeat(None, times)
+
+    def fsync(descriptor: int) -> None:
+        if next(calls) % every == 0 and next(left, "none") is None:
+            raise OSError(code, os.strerror(code))
+        original(descriptor)
+
+    return fsync
+
+
+def in_workers(fsync: Callable[[int], None]) -> Callable[[int], None]:
+    """Fail only where units are written: the ledger is the calling thread's."""
+    original = os.fsync
+
+    def call(descriptor: int) -> None:
+        (original if threading.current_thread() is threading.main_thread() else fsync)(descriptor)
+
+    return call
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EBUSY])
+def test_passing_errors_are_tried_again(
+    trmph_store: Path,
+    copy_store: CopyStore,
+    store_bytes: StoreBytes,
+    expected: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    code: int,
+) -> None:
+    class Count(Silent):
+        stage, seen = "", {"scatter": 0, "sort": 0}
+
+        def begin(self, stage: str, total: int | None, unit: str) -> None:
+            self.stage = stage
+
+        def advance(self, amount: int) -> None:
+            self.seen[self.stage] += amount
+
+    count = Count()
+    count.seen = {"scatter": 0, "sort": 0}
+    store = copy_store(trmph_store)
+    monkeypatch.setattr(os, "fsync", in_workers(failing(3, code, os.fsync)))
+    result = shuffle_store(store, OPTIONS, count, patience=QUICK)
+    assert store_bytes(store) == expected
+    assert count.seen == {"scatter": result.positions, "sort": result.positions}
+    log = (store / "logs" / "shuffle.log").read_text()
+    assert log.count(" failed: ") == 3
+    assert os.strerror(code) in log
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.ENOENT])
+def test_lasting_errors_are_not(
+    trmph_store: Path, copy_store: CopyStore, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    store = copy_store(trmph_store)
+    monkeypatch.setattr(os, "fsync", in_workers(failing(1, code, os.fsync)))
+    with pytest.raises(OSError, match=os.strerror(code)):
+        shuffle_store(store, OPTIONS, patience=QUICK)
+    assert "attempt" not in (store / "logs" / "shuffle.log").read_text()
+    assert temporaries(store) == []
+
+
+def test_an_error_that_does_not_pass_comes_out(
+    trmph_store: Path, copy_store: CopyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = copy_store(trmph_store)
+    monkeypatch.setattr(os, "fsync", in_workers(failing(10**9, errno.EIO, os.fsync, every=1)))
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        shuffle_store(store, OPTIONS, patience=QUICK)
+
+
+def run_failing(patience: Patience, errors: list[OSError | None]) -> tuple[list[float], BaseException | None]:
+    """Run work that meets these errors in turn; return the waits, and what came out."""
+    waits: list[float] = []
+    coming = iter(errors)
+
+    def work() -> None:
+        if error := next(coming):
+            raise error
+
+    try:
+        patience.go_on(work, sleep=waits.append, say=lambda text: None)
+    except OSError as error:
+        return waits, error
+    return waits, None
+
+
+def test_waits_double_up_to_the_longest() -> None:
+    error = OSError(errno.EIO, "no")
+    patience = Patience(attempts=7, first_wait=0.5, longest_wait=3.0)
+    assert run_failing(patience, [error] * 5 + [None]) == ([0.5, 1.0, 2.0, 3.0, 3.0], None)
+    assert run_failing(patience, [error] * 9) == ([0.5, 1.0, 2.0, 3.0, 3.0, 3.0], error)
+    full = OSError(errno.ENOSPC, "no")
+    assert run_failing(patience, [error, full, None]) == ([0.5], full)
+
+
+def test_which_errors_pass() -> None:
+    assert all(is_transient(OSError(code, "")) for code in (errno.EIO, errno.EAGAIN, errno.EBUSY))
+    lasting = (errno.ENOSPC, errno.EROFS, errno.EACCES, errno.ENOENT, errno.EDQUOT, errno.EFBIG)
+    assert not any(is_transient(OSError(code, "")) for code in lasting)
+    assert not is_transient(OSError("no number"))
+    assert not is_transient(ValueError())
+
+
+@pytest.mark.parametrize("wrong", [{"attempts": 0}, {"first_wait": -1.0}, {"longest_wait": -0.1}])
+def test_patience_out_of_range_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        Patience(**wrong)

@@ -1,0 +1,147 @@
+"""What a shuffle says of itself: the plan before, and the log that it leaves."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from typer.testing import CliRunner
+
+from hexdata.cli import app
+from hexdata.errors import StoreError
+from hexdata.progress import Silent
+from hexdata.shuffle import ShuffleOptions, plan, plan_shuffle, shuffle_store
+from hexdata.store import Store
+from hexdata.verify import verify_store
+
+if TYPE_CHECKING:
+    from tests.conftest import CopyStore, StoreBytes, WriteOddStore
+
+OPTIONS = ShuffleOptions(seed=5, buckets=6, threads=2)
+
+
+def everything(store: Path) -> dict[Path, tuple[int, int]]:
+    return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in store.rglob("*")}
+
+
+# --- the plan -----------------------------------------------------------------------------------------
+
+
+def test_planning_writes_nothing_and_foretells_the_shuffle(trmph_store: Path, copy_store: CopyStore) -> None:
+    store = copy_store(trmph_store)
+    before = everything(store)
+    told = plan_shuffle(store, OPTIONS)
+    assert everything(store) == before
+    made = shuffle_store(store, OPTIONS)
+    assert (told.rows, told.buckets, told.left_out) == (made.splits, made.buckets, made.left_out)
+    assert (told.seed, told.already_done, told.units_done, told.threads) == (5, False, 0, 2)
+    assert 0.5 * made.bytes < told.bucket_bytes < 2 * made.bytes
+    assert told.disk_needed > told.run_bytes + told.bucket_bytes
+    assert told.seconds > 0
+    assert told.duckdb_memory * told.threads < told.memory == 1_000_000_000
+
+
+def test_what_is_left_out_is_told_before(odd_store: Path) -> None:
+    told = plan_shuffle(odd_store, ShuffleOptions(where="position_id < 100"))
+    assert sum(told.rows.values()) == 100
+    assert told.left_out == {"where": 800}
+    assert told.choices == {"where": "position_id < 100"}
+    assert told.positions == 900
+
+
+def test_a_shuffle_that_is_done_needs_nothing(trmph_store: Path, copy_store: CopyStore) -> None:
+    store = copy_store(trmph_store)
+    shuffle_store(store, OPTIONS)
+    before = everything(store)
+    told = plan_shuffle(store, OPTIONS)
+    assert everything(store) == before
+    assert (told.already_done, told.disk_needed, told.disk_freed, told.seconds) == (True, 0, 0, 0)
+    other = plan_shuffle(store, ShuffleOptions(seed=6))
+    assert not other.already_done
+    assert other.disk_freed == sum(f.stat().st_size for f in (store / "shuffled").rglob("*.parquet"))
+
+
+def test_planning_leaves_the_progress_of_another_shuffle_alone(
+    trmph_store: Path, copy_store: CopyStore, store_bytes: StoreBytes
+) -> None:
+    class Stop(Silent):
+        def advance(self, amount: int) -> None:
+            if amount:
+                raise KeyboardInterrupt
+
+    store = copy_store(trmph_store)
+    with pytest.raises(KeyboardInterrupt):
+        shuffle_store(store, OPTIONS, Stop())
+    before = everything(store)
+    assert plan_shuffle(store, ShuffleOptions(seed=6)).units_done == 0
+    assert plan_shuffle(store, OPTIONS).units_done > 0
+    assert everything(store) == before
+
+
+def test_a_corrupt_ledger_is_named(trmph_store: Path, copy_store: CopyStore) -> None:
+    store = copy_store(trmph_store)
+    ledger = store / ".work" / "shuffle" / "shuffling_progress.json"
+    ledger.parent.mkdir(parents=True)
+    ledger.write_text("[]")
+    with pytest.raises(StoreError, match="foreign"):
+        plan_shuffle(store)
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_dry_run(trmph_store: Path, copy_store: CopyStore, as_json: bool) -> None:
+    store = copy_store(trmph_store)
+    before = everything(store)
+    command = ["shuffle", str(store), "--dry-run", "--buckets", "4", *(["--json"] if as_json else [])]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0
+    assert everything(store) == before
+    if as_json:
+        assert json.loads(result.stdout)["buckets"]["train"] == 4
+    else:
+        for word in ("train", "65,536 rows", "needed", "free", "an estimate", "at a time"):
+            assert word in result.stdout
+
+
+# --- the log ------------------------------------------------------------------------------------------
+
+LINE = re.compile(
+    r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (?P<name>shuffled/\S+): (?P<rows>[\d,]+) rows in "
+    r"\d+\.\d\d s, [\d,]+ rows/s, \d+ MB resident at most so far"
+)
+
+
+def test_the_log_has_a_line_a_bucket(trmph_store: Path, copy_store: CopyStore) -> None:
+    store = copy_store(trmph_store)
+    shuffle_store(store, OPTIONS)
+    lines = (store / "logs" / "shuffle.log").read_text().splitlines()
+    told: dict[str, Any] = json.loads(lines[0].partition(" plan: ")[2])
+    assert told["seed"] == 5
+    matches = [match for line in lines if (match := LINE.fullmatch(line))]
+    found = {match["name"]: int(match["rows"].replace(",", "")) for match in matches}
+    files = Store.open(store).manifest.files_in("shuffled")
+    assert found == {name: facts.rows for name, facts in files.items()}
+    assert lines[-1].endswith("done: 0 of the units were there already")
+    shuffle_store(store, ShuffleOptions(seed=6))
+    assert (store / "logs" / "shuffle.log").read_text().splitlines()[: len(lines)] == lines
+
+
+def test_the_log_is_no_part_of_the_dataset(trmph_store: Path, copy_store: CopyStore) -> None:
+    store = copy_store(trmph_store)
+    shuffle_store(store, OPTIONS)
+    verify_store(store).require()
+    assert not Store.open(store).manifest.files_in("logs")
+
+
+def test_units_that_turn_out_too_large_are_logged(
+    tmp_path: Path, write_odd_store: WriteOddStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole games, some forty in as many buckets: a bucket may have several of them, or none."""
+    monkeypatch.setattr(plan, "MOST_ROWS", 40)
+    store = write_odd_store(tmp_path / "store", 900, 3)
+    shuffle_store(store, ShuffleOptions(buckets=40, assign="game"))
+    log = (store / "logs" / "shuffle.log").read_text()
+    assert re.search(r"shuffled/train/bucket-\d{6}\.parquet: \d+ rows .* more than planned: cut further", log)
+    assert sum(facts.rows for facts in Store.open(store).manifest.files_in("shuffled").values()) == 900

@@ -1,0 +1,93 @@
+"""Runs: every row is in the piece of its unit, in every column, and a damaged run says what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hexdata.errors import StoreError
+from hexdata.shuffle.runs import (
+    Piece,
+    Runs,
+    as_run,
+    join_columns,
+    read_column,
+    read_pieces,
+    run_schema,
+    write_run,
+)
+from tests.conftest import BOARD_SIZE, odd_positions
+
+ROWS = 120
+SCHEMA = run_schema(BOARD_SIZE)
+UNITS = st.lists(st.lists(st.integers(0, 70_000), min_size=1, max_size=ROWS), min_size=1, max_size=4)
+
+
+def run_rows(count: int) -> pa.Table:
+    """The first odd positions as a query gives them: dictionaries as text, and a bucket."""
+    rows = odd_positions(ROWS).slice(0, count)
+    winner = rows.schema.get_field_index("winner")
+    rows = rows.set_column(winner, "winner", rows.column("winner").cast(pa.string()))
+    return as_run(rows.append_column("bucket", pa.array(np.arange(count), pa.uint32())), BOARD_SIZE)
+
+
+@given(UNITS)
+def test_pieces_hold_the_rows_of_their_unit_in_order(
+    tmp_path_factory: pytest.TempPathFactory, units: list[list[int]]
+) -> None:
+    """Also of more units than a radix sort takes, and of runs that have nothing of a unit."""
+    folder = tmp_path_factory.mktemp("runs")
+    tables = [run_rows(len(unit)) for unit in units]
+    paths = [folder / f"{number}.arrow" for number in range(len(units))]
+    for path, rows, unit in zip(paths, tables, units, strict=True):
+        assert write_run(path, rows, np.array(unit, np.uint32)) == path.stat().st_size
+    runs = Runs(paths)
+    for number in {*np.concatenate(units).tolist(), 70_001}:
+        plain = [
+            row
+            for rows, unit in zip(tables, units, strict=True)
+            for row, own in zip(rows.to_pylist(), unit, strict=True)
+            if own == number
+        ]
+        pieces = runs.pieces(number)
+        assert sum(piece.rows for piece in pieces) == len(plain)
+        assert [row for batch in read_pieces(pieces) for row in batch.to_pylist()] == plain
+        ids = [i for column in read_column(pieces, "position_id") for i in column.to_pylist()]
+        assert ids == [row["position_id"] for row in plain]
+        assert all(piece.bytes >= 40 * piece.rows for piece in pieces)
+
+
+def test_joined_columns_are_the_batches_one_after_the_other() -> None:
+    rows = run_rows(ROWS)
+    batches = rows.to_batches(max_chunksize=17)
+    joined = join_columns(batches, SCHEMA)
+    assert batches == []
+    assert joined.equals(rows)
+    assert all(column.num_chunks == 1 for column in joined.columns)
+
+
+@pytest.mark.parametrize("damage", [b"", b"no run", bytes(2_000)])
+def test_a_damaged_run_is_named(tmp_path: Path, damage: bytes) -> None:
+    path = tmp_path / "run.arrow"
+    path.write_bytes(damage)
+    with pytest.raises(StoreError, match=rf"{path}: .*lost a file.*Remove {tmp_path} and run"):
+        Runs([path])
+    path.unlink()
+    with pytest.raises(StoreError, match="lost a file"):
+        list(read_pieces([Piece(path, 0, 1, 1)]))
+
+
+def test_a_run_damaged_after_its_index_was_read(tmp_path: Path) -> None:
+    path = tmp_path / "run.arrow"
+    write_run(path, run_rows(ROWS), np.arange(ROWS) // 60)
+    content = bytearray(path.read_bytes())
+    runs = Runs([path])
+    content[1_000:-2_000] = bytes(len(content) - 3_000)
+    path.write_bytes(content)
+    with pytest.raises(StoreError, match="lost a file"):
+        list(read_pieces(runs.pieces(1)))
