@@ -6,7 +6,6 @@ Rates are compared with a rival's in the same run, turn about, so that a loaded 
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -20,7 +19,6 @@ import psutil
 import pytest
 
 from hexdata.demo.games import make_games
-from hexdata.export import ExportOptions, export_shards
 from hexdata.formats.trmph import write_trmph
 
 N = 13
@@ -53,13 +51,19 @@ def report(capsys: pytest.CaptureFixture[str]) -> Report:
 def versus(benchmark: Any, report: Report) -> Versus:
     """Return ``versus(ours, rival, units, rounds=5)``: the median over the rounds of ours / rival, as rates.
 
-    Before each timed call of ``ours`` the rival is called and timed. Both rates, in units a second, and
-    the ratio are printed and kept in the benchmark's ``extra_info``.
+    Before each timed call of ``ours`` the rival is called and timed, over ``rival_units`` where it does not
+    do the same amount. Both rates, in units a second, and the ratio are printed and kept in the
+    benchmark's ``extra_info``.
     """
 
     def compare(
-        ours: Callable[[], object], rival: Callable[[], object], units: int, rounds: int = 5
+        ours: Callable[[], object],
+        rival: Callable[[], object],
+        units: int,
+        rounds: int = 5,
+        rival_units: int | None = None,
     ) -> float:
+        rival_units = rival_units or units
         rival_seconds: list[float] = []
 
         def run_rival() -> None:
@@ -69,8 +73,13 @@ def versus(benchmark: Any, report: Report) -> Versus:
 
         benchmark.pedantic(ours, setup=run_rival, rounds=rounds)
         seconds = benchmark.stats.stats.data
-        ratio: float = median(theirs / own for theirs, own in zip(rival_seconds, seconds, strict=True))
-        rates = {"ours": units / median(seconds), "rival": units / median(rival_seconds), "ratio": ratio}
+        pairs = zip(rival_seconds, seconds, strict=True)
+        ratio: float = median(theirs / rival_units / (own / units) for theirs, own in pairs)
+        rates = {
+            "ours": units / median(seconds),
+            "rival": rival_units / median(rival_seconds),
+            "ratio": ratio,
+        }
         benchmark.extra_info.update(rates, units=units)
         report(
             f"{rates['ours']:,.0f} positions/s, the rival {rates['rival']:,.0f}: {ratio:.2f} x "
@@ -157,12 +166,3 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     games = _write_games(folder / "games", POSITIONS)
     _watch("-m", "hexdata", "convert", games, folder / "store", "--workers", "1")
     return folder / "store"
-
-
-@pytest.fixture(scope="session")
-def shards(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the store, shuffled and exported."""
-    copy = shutil.copytree(store, tmp_path_factory.mktemp("shards") / "store")
-    _watch("-m", "hexdata", "shuffle", copy, "--threads", "1")
-    export_shards(copy, ExportOptions(workers=1))
-    return copy

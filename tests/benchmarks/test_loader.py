@@ -1,30 +1,193 @@
-"""The training loader against unpacking the same arrays in order, from memory."""
+"""The training loader against other loaders of the same positions, and against memory; and opening many.
+
+Every loader runs in a process of its own and delivers the same: batches of 1,024 with float32 boards
+(3, 13, 13), dense policies and values. See ``peers.py`` for how the others are set up.
+"""
 
 from __future__ import annotations
 
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
 import numpy as np
+import pytest
 
-from hexdata.formats.shards import read_blocks
-from hexdata.loader import Loader
-from hexdata.loader.batch import unpack
+HERE = Path(__file__).parent
+POSITIONS = 1_000_000
+MANY = 97_000_000
+ROUNDS = 3
 
-BATCH = 1_024
-LEAST_RATIO = 0.05
+PEERS = {
+    "litdata": 5,
+    "datasets": 4,
+    "datasets-streaming": 20,
+    "webdataset": 20,
+    "mosaicml-streaming": 20,
+    "grain": 10,
+    "torch-items": 5,
+    "torch-batches": 4,
+    "torch-batches-alone": 1,
+}
+"""How many times as fast exact mode must at least be."""
+STREAM_FACTOR = 3
+"""And stream mode, against the two fastest of the libraries."""
+SHARE_OF_MEMORY = {"exact": 0.25, "stream": 0.15}
+"""Of the rate of unpacking the same arrays, in their order, from memory."""
+SHARE_IN_WORKERS = {"workers": 0.1, "workers-packed": 0.4}
+"""Of the rate of one process without workers. On two cores, workers and main process share them."""
+MOST_SECONDS = 5.0
+"""To open and to resume among so many; the aim is 1 on a machine with nothing else to do."""
+MOST_LATER = 5
+"""First batch after a resume anywhere, against that at the beginning: it takes the same time."""
+MOST_MEMORY = 300_000_000
 
 
-def test_loader_against_memory(shards, versus):
-    loader = Loader(shards, batch_size=BATCH, window_shards=4)
-    n = loader.manifest.board_size
-    blocks = [block for path in sorted((shards / "shards").glob("train-*")) for _, block in read_blocks(path)]
-    columns = {name: np.concatenate([block[name] for block in blocks]) for name in ("board", "move", "value")}
-    positions = len(columns["move"])
+class Contestant:
+    """A loader in its own process, ready to run epochs."""
 
-    def load():
-        assert sum(len(batch["value"]) for batch in loader) == positions
+    def __init__(self, name: str, folder: Path) -> None:
+        command = [sys.executable, str(HERE / "contestant.py"), name, str(folder)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.missing: str | None = None
+        self.sums: dict[str, Any] = {}
 
-    def from_memory():
-        for start in range(0, positions, BATCH):
-            rows = {name: column[start : start + BATCH] for name, column in columns.items()}
-            unpack(rows, ("board", "policy", "value"), n)
+    def make_ready(self) -> None:
+        """Wait until it is, and keep the sums over what its first epoch holds."""
+        self.missing = self._answer().get("missing")
+        if not self.missing:
+            self.sums = self._do("check")
 
-    assert versus(load, from_memory, positions, rounds=3) > LEAST_RATIO
+    @property
+    def positions(self) -> int:
+        """How many an epoch has."""
+        return int(self.sums["positions"])
+
+    def run(self) -> None:
+        """Deliver an epoch."""
+        assert self._do("run") == {"positions": self.positions}
+
+    def close(self) -> None:
+        self._process.communicate()
+
+    def _do(self, command: str) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{command}\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, "the contestant died"
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+def run_script(*arguments: object) -> str:
+    command = [sys.executable, *map(str, arguments)]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Shards of ``POSITIONS`` random positions, and the same as plain records."""
+    path = tmp_path_factory.mktemp("positions")
+    run_script(HERE / "positions.py", path, POSITIONS)
+    return path
+
+
+@pytest.fixture(scope="module")
+def contest(folder: Path) -> Iterator[Any]:
+    """Return ``contest(name)``: the loader of that name, started at the first call."""
+    started: dict[str, Contestant] = {}
+
+    def start(name: str) -> Contestant:
+        if name not in started:
+            started[name] = Contestant(name, folder)
+            started[name].make_ready()
+        if started[name].missing:
+            pytest.skip(f"{started[name].missing} is not installed")
+        return started[name]
+
+    yield start
+    for contestant in started.values():
+        contestant.close()
+
+
+@pytest.fixture
+def race(contest, versus):
+    """Return ``race(ours, rival)``: how many times as fast ours is, both held to what they must deliver."""
+
+    def run(ours: str, rival: str, rounds: int = ROUNDS) -> float:
+        first, second = contest(ours), contest(rival)
+        factor: float = versus(first.run, second.run, first.positions, rounds, second.positions)
+        return factor
+
+    return run
+
+
+@pytest.fixture
+def records(folder: Path) -> np.ndarray:
+    """The packed positions, uint8 (n, 50): board 43, move 2, value 4, player to move 1."""
+    return np.load(folder / "records.npy")
+
+
+def check_sums(sums: dict[str, Any], records: np.ndarray) -> None:
+    """See that an epoch held just these positions, by sums made byte by byte."""
+    bits = np.zeros(344)
+    for start in range(0, len(records), 100_000):
+        bits += np.unpackbits(records[start : start + 100_000, :43], axis=1).sum(axis=0, dtype=np.int64)
+    moves = records[:, 43].astype(int) + 256 * records[:, 44].astype(int)
+    values = np.ascontiguousarray(records[:, 45:49]).view("<f4")
+    assert sums["shapes"] == [["<f4", [3, 13, 13], "<f4", [169], "<f4"]]
+    assert np.array_equal(np.ravel(sums["planes"][:2]), bits[:338])
+    assert np.array_equal(sums["planes"][2], np.full((13, 13), records[:, 49].sum(dtype=int)))
+    assert np.array_equal(sums["policy"], np.bincount(moves[moves < 65535], minlength=169))
+    assert sums["value"] == pytest.approx(values.sum(dtype=np.float64), rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["memory", "exact", "stream", "workers", "workers-packed", *PEERS])
+def test_all_deliver_the_same(contest, records, name):
+    contestant = contest(name)
+    check_sums(contestant.sums, records[: contestant.positions])
+
+
+@pytest.mark.parametrize("peer", PEERS)
+def test_exact_against(race, peer):
+    assert race("exact", peer) > PEERS[peer]
+
+
+@pytest.mark.parametrize("peer", ["litdata", "datasets"])
+def test_stream_against(race, peer):
+    assert race("stream", peer) > STREAM_FACTOR
+
+
+@pytest.mark.parametrize("mode", SHARE_OF_MEMORY)
+def test_against_memory(race, mode):
+    assert race(mode, "memory", rounds=7) > SHARE_OF_MEMORY[mode]
+
+
+@pytest.mark.parametrize("workers", SHARE_IN_WORKERS)
+def test_workers_against_none(race, workers):
+    assert race(workers, "exact") > SHARE_IN_WORKERS[workers]
+
+
+def test_opening_and_resuming_among_many(tmp_path, report):
+    run_script(HERE / "positions.py", tmp_path, MANY, "hollow")
+    found = json.loads(run_script(HERE / "opening.py", tmp_path, 5))
+    assert found["positions"] == MANY
+    start, middle, end = found["first batch"]
+    report(
+        f"{MANY:,} positions: opened in {found['open']:.2f} s, the first batch {start:.2f} s later, "
+        f"{middle:.2f} s in the middle, {end:.2f} s at 99 %; {found['memory'] / 1e6:.0f} MB, "
+        f"{found['before'] / 1e6:.0f} MB of it before"
+    )
+    assert found["open"] + max(start, middle, end) < MOST_SECONDS
+    assert max(middle, end) < MOST_LATER * start
+    assert found["memory"] < MOST_MEMORY
+    shutil.rmtree(tmp_path)

@@ -1,0 +1,137 @@
+"""One loader in a process of its own, which runs an epoch each time it is told to.
+
+Run as a script: ``contestant.py NAME FOLDER`` reads commands from standard input, a line each: ``run``
+delivers an epoch and answers with how many positions it had, ``check`` also with sums over all that they
+hold. Answers are JSON, a line each. Never keeps time: whoever asks does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from peers import BATCH, PEERS, WORKERS, RunEpoch
+from positions import BATCH_OPTIONS, CELLS, RECORD, N, read_records
+
+from hexdata.loader import Loader
+from hexdata.loader.batch import make_batch
+
+
+def from_memory(folder: Path) -> RunEpoch:
+    """The yardstick: the same arrays out of memory, in their order, unpacked by the same function."""
+    records = read_records(folder)
+    columns = {name: records[name].copy() for name in RECORD.names or ()}
+
+    def run(epoch: int) -> Iterator[Any]:
+        for start in range(0, len(records), BATCH):
+            block = {name: column[start : start + BATCH] for name, column in columns.items()}
+            yield make_batch(block, BATCH_OPTIONS, N, seed=0, epoch=epoch)
+
+    return run
+
+
+def ours(folder: Path, **options: Any) -> RunEpoch:
+    """Our loader in one process."""
+    loader = Loader(folder, batch_size=BATCH, planes=3, **options)
+    return lambda epoch: iter(loader)
+
+
+def in_workers(folder: Path) -> RunEpoch:
+    """Our loader in DataLoader workers, which unpack."""
+    from hexdata.torch import TorchLoader
+
+    loader = TorchLoader(Loader(folder, batch_size=BATCH, planes=3), num_workers=WORKERS)
+    return lambda epoch: iter(loader)
+
+
+def in_workers_packed(folder: Path) -> RunEpoch:
+    """Our loader in DataLoader workers, the batches unpacked here, in the main process."""
+    from hexdata.torch import TorchLoader, expand_policy, unpack
+
+    fields = ("board", "move", "value")
+    packed = Loader(folder, batch_size=BATCH, planes=3, board="packed", fields=fields)
+    loader = TorchLoader(packed, num_workers=WORKERS)
+
+    def run(epoch: int) -> Iterator[Any]:
+        for batch in loader:
+            board = unpack(batch["board"], N, player_to_move=batch["player_to_move"])
+            yield {"board": board, "policy": expand_policy(batch["move"], CELLS), "value": batch["value"]}
+
+    return run
+
+
+OURS = {
+    "memory": from_memory,
+    "exact": partial(ours, mode="exact"),
+    "stream": partial(ours, mode="stream"),
+    "workers": in_workers,
+    "workers-packed": in_workers_packed,
+}
+
+
+def count(batches: Iterator[Any]) -> dict[str, Any]:
+    return {"positions": sum(len(batch["value"]) for batch in batches)}
+
+
+def add_up(batches: Iterator[Any]) -> dict[str, Any]:
+    """Sum what the batches hold, so that a position that is missing, repeated or wrong is seen."""
+    positions, shapes = 0, set()
+    planes, policy, value = np.zeros((3, N, N)), np.zeros(CELLS), 0.0
+    for batch in batches:
+        board, moves, values = (np.asarray(batch[name]) for name in ("board", "policy", "value"))
+        shapes.add((board.dtype.str, board.shape[1:], moves.dtype.str, moves.shape[1:], values.dtype.str))
+        positions += len(values)
+        planes += board.sum(axis=0)  # exact, as float32 counts to 16 million
+        policy += moves.sum(axis=0)
+        value += float(values.sum(dtype=np.float64))
+    return {
+        "positions": positions,
+        "planes": planes.tolist(),
+        "policy": policy.tolist(),
+        "value": value,
+        "shapes": sorted(shapes),
+    }
+
+
+COMMANDS = {"run": count, "check": add_up}
+
+
+def make(name: str, folder: Path, scratch: Path) -> RunEpoch:
+    """Make a loader ready.
+
+    Raises:
+        ModuleNotFoundError: its library is not installed.
+    """
+    if name in OURS:
+        return OURS[name](folder)
+    peer = PEERS[name]
+    return peer.prepare(read_records(folder)[: peer.most], scratch)
+
+
+def main(name: str, folder: Path) -> None:
+    # Libraries print what they like: the answers keep the pipe to themselves.
+    with os.fdopen(os.dup(1), "w") as answers, tempfile.TemporaryDirectory(dir=folder) as scratch:
+        os.dup2(2, 1)
+
+        def say(facts: dict[str, Any]) -> None:
+            print(json.dumps(facts), file=answers, flush=True)
+
+        try:
+            run = make(name, folder, Path(scratch))
+        except ModuleNotFoundError as error:
+            say({"missing": error.name})
+            return
+        say({})
+        for epoch, command in enumerate(sys.stdin):
+            say(COMMANDS[command.strip()](run(epoch)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

@@ -1,0 +1,129 @@
+"""Positions for the loaders that are compared: shards for ours, and the same records for everybody else's.
+
+Run as a script: ``positions.py FOLDER POSITIONS`` makes random ones, ``positions.py FOLDER POSITIONS hollow``
+shards of the right sizes that take little disk. Never times anything.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from hexdata.board import pack_boards
+from hexdata.formats.shards import ShardEntry, ShardManifest, ShardWriter, block_fields
+from hexdata.loader.batch import Batch, BatchOptions, make_batch
+from hexdata.schema import NO_MOVE
+
+N = 13
+CELLS = N * N
+BLOCK = 4_096
+SHARD = 262_144
+FINAL = 1 / 70
+"""The share of positions that have no move: a game has some 69."""
+RECORD = np.dtype([("board", "u1", 43), ("move", "<u2"), ("value", "<f4"), ("player_to_move", "u1")])
+"""One position as everybody else stores it: packed as ours are, 50 bytes."""
+
+Records = npt.NDArray[Any]
+BATCH_OPTIONS = BatchOptions(planes=3)
+
+
+def unpack(records: Records) -> Batch:
+    """Make the batch of these records. All loaders use this one, so that none wins by unpacking faster."""
+    block = {name: np.ascontiguousarray(records[name]) for name in RECORD.names or ()}
+    return make_batch(block, BATCH_OPTIONS, N, seed=0, epoch=0)
+
+
+def unpack_all(items: list[bytes]) -> Batch:
+    """Make the batch of single records, as loaders of items collate them."""
+    return unpack(np.frombuffer(b"".join(items), RECORD))
+
+
+def read_records(folder: Path) -> Records:
+    """Return the records (n,), mapped."""
+    records: Records = np.load(folder / "records.npy", mmap_mode="r").view(RECORD)[:, 0]
+    return records
+
+
+def make_records(positions: int) -> Records:
+    """Make random positions: a third of the cells of either colour, any move, any value."""
+    random = np.random.default_rng(1)
+    records = np.empty(positions, RECORD)
+    for start in range(0, positions, BLOCK):
+        part = records[start : start + BLOCK]
+        cells = random.integers(0, 3, (len(part), N, N), np.uint8)
+        part["board"] = pack_boards(np.stack([cells == 1, cells == 2], axis=1))
+        part["player_to_move"] = random.integers(0, 2, len(part), np.uint8)
+    moves = random.integers(0, CELLS, positions, np.uint16)
+    records["move"] = np.where(random.random(positions) < FINAL, NO_MOVE, moves)
+    records["value"] = random.random(positions, np.float32)
+    return records
+
+
+def full_blocks(records: Records) -> Iterator[Mapping[str, npt.NDArray[Any]]]:
+    """Yield the records as blocks with all the fields of a shard."""
+    for start in range(0, len(records), BLOCK):
+        part = records[start : start + BLOCK]
+        block = hollow_block(len(part)) | {name: part[name] for name in RECORD.names or ()}
+        yield block | {"position_id": np.arange(start, start + len(part))}
+
+
+def hollow_block(positions: int) -> dict[str, npt.NDArray[Any]]:
+    """Return a block of zeros with all the fields of a shard."""
+    fields = block_fields(N, with_policy=False)
+    return {name: np.zeros((positions, *spec.shape), spec.dtype) for name, spec in fields.items()}
+
+
+def hollow_blocks(positions: int) -> Iterator[Mapping[str, npt.NDArray[Any]]]:
+    """Yield so many positions as blocks of zeros."""
+    whole = hollow_block(BLOCK)
+    for start in range(0, positions, BLOCK):
+        yield whole if start + BLOCK <= positions else hollow_block(positions - start)
+
+
+class Hollow:
+    """A file whose numbers, all zeros, are left out as holes: headers and sizes are those of real shards."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def write(self, data: bytes | memoryview) -> int:
+        if len(data) >= BLOCK:
+            self._file.truncate(self._file.seek(len(data), 1))
+            return len(data)
+        return self._file.write(data)
+
+
+def write_shards(folder: Path, blocks: Iterator[Mapping[str, npt.NDArray[Any]]], hollow: bool) -> None:
+    """Write blocks as the shards of ``train`` with their manifest, digests left out."""
+    entries: list[ShardEntry] = []
+    keyed = enumerate(blocks)
+    item = next(keyed, None)
+    while item is not None:
+        name = f"train-{len(entries):06d}.tar"
+        with (folder / name).open("wb") as file:
+            writer = ShardWriter(Hollow(file) if hollow else file)  # type: ignore[arg-type]
+            while item is not None and writer.positions < SHARD:
+                writer.write_block(*item)
+                item = next(keyed, None)
+            writer.close()
+            entries.append(writer.entry(name, "0" * 64))
+    manifest = ShardManifest(N, "blocks", BLOCK, SHARD, 0, block_fields(N, False), {"train": entries})
+    (folder / "manifest.json").write_bytes(manifest.dumps())
+
+
+def main(folder: Path, positions: int, hollow: bool) -> None:
+    if hollow:
+        write_shards(folder, hollow_blocks(positions), hollow=True)
+        return
+    records = make_records(positions)
+    np.save(folder / "records.npy", records.view(np.uint8).reshape(positions, RECORD.itemsize))
+    write_shards(folder, full_blocks(records), hollow=False)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:] == ["hollow"])
