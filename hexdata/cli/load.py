@@ -6,20 +6,29 @@ from typing import Annotated
 
 import typer
 
-from hexdata.cli.app import Json, Seed, Store, command
+from hexdata.cli.app import Json, Seed, command
 
 __all__ = ["load"]
 
 
 def load(
-    store: Store,
+    store: Annotated[
+        str,
+        typer.Argument(
+            metavar="STORE", help="The store's folder, one of shards, or its URL.", show_default=False
+        ),
+    ],
     epochs: Annotated[int, typer.Option("--epochs", min=1, help="How many epochs to run.")] = 1,
     split: Annotated[str, typer.Option("--split", help="train, val or test.")] = "train",
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Positions a batch.")] = 1_024,
     seed: Seed = 0,
     mode: Annotated[
-        str, typer.Option("--mode", help="exact permutes the whole split, stream reads front to back.")
-    ] = "exact",
+        str | None,
+        typer.Option(
+            "--mode",
+            help="exact permutes the whole split, stream reads front to back. Default: exact for a folder.",
+        ),
+    ] = None,
     check: Annotated[
         str, typer.Option("--check", help="What of the shards is checked first: sizes or digests.")
     ] = "sizes",
@@ -54,5 +63,9 @@ def load(
             ]
             for e in result.epochs
         ],
+    )
+    output.line(
+        f"{result.mode} mode: opened in {result.seconds_to_open:.3f} s, "
+        f"first batch after {result.seconds_to_first_batch:.3f} s more"
     )
     output.line("a batch holds " + ", ".join(f"{name} {spec}" for name, spec in result.fields.items()))

@@ -137,6 +137,8 @@ class ShardManifest:
             data = path.read_bytes()
         except FileNotFoundError:
             raise StoreError("no shard manifest", path=path, cure="Run `hexdata export` first.") from None
+        except OSError as error:
+            raise StoreError("the shard manifest cannot be read", path=path, found=error.strerror) from None
         return cls.loads(data, path)
 
     @classmethod

@@ -11,6 +11,7 @@ import itertools
 import math
 import re
 import tarfile
+import tokenize
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -333,7 +334,7 @@ def decode_npy(data: bytes, path: str | Path, member: str) -> npt.NDArray[Any]:
     header = data[: 10 + int.from_bytes(data[8:10], "little")]
     try:
         dtype, shape = _parse_npy_header(header)
-    except ValueError as error:
+    except (ValueError, tokenize.TokenError) as error:
         raise _broken(path, member, str(error), "an npy 1.0 header") from None
     size = math.prod(shape) * dtype.itemsize
     if len(data) - len(header) != size:
@@ -348,6 +349,6 @@ def _parse_npy_header(header: bytes) -> tuple[np.dtype[Any], tuple[int, ...]]:
     if np.lib.format.read_magic(stream) != (1, 0):
         raise ValueError("another npy version than 1.0")
     shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(stream)
-    if fortran_order or dtype.kind not in "iuf":
-        raise ValueError(f"an npy array of {dtype}, Fortran order {fortran_order}")
+    if fortran_order or dtype.kind not in "iuf" or any(length < 0 for length in shape):
+        raise ValueError(f"an npy array of {dtype}, shape {shape}, Fortran order {fortran_order}")
     return dtype, shape

@@ -22,7 +22,7 @@ from hexdata.loader.batch import (
     members_of,
 )
 from hexdata.loader.exact import ExactShards
-from hexdata.loader.options import Check, LoaderOptions, check_epoch
+from hexdata.loader.options import Check, LoaderOptions, as_tuple, check_count
 from hexdata.loader.shard_files import check_split, shard_folder
 
 __all__ = ["PositionDataset"]
@@ -75,11 +75,11 @@ class PositionDataset:
             where=where,
             newest=newest,
             batch=BatchOptions(
-                fields=tuple(fields),
+                fields=as_tuple(fields),
                 planes=planes,
                 board=board,
                 final_policy=final_policy,
-                tier_probability=tier_probability,
+                tier_probability=as_tuple(tier_probability),
                 symmetry=symmetry,
             ),
         )
@@ -92,8 +92,7 @@ class PositionDataset:
 
     def set_epoch(self, epoch: int) -> None:
         """Draw symmetries and value weights of another epoch; the positions stay where they are."""
-        check_epoch(epoch)
-        self._epoch = epoch
+        self._epoch = check_count("epoch", epoch, 0)
 
     def __len__(self) -> int:
         return self._shards.positions
@@ -103,6 +102,7 @@ class PositionDataset:
 
         Raises:
             IndexError: there is no such position.
+            TypeError: it is no integer.
             FormatError: its shard is not what the manifest says.
         """
         return self.__getitems__([index])[0]
@@ -112,12 +112,19 @@ class PositionDataset:
 
         They are gathered as one, and each is a view into it.
         """
-        batch = self.batch(np.asarray(indices, np.int64))
+        batch = self.batch(indices)
         return [{name: array[row] for name, array in batch.items()} for row in range(len(indices))]
 
     def batch(self, indices: Any) -> Batch:
-        """Return these positions (B,), in this order, as one batch."""
-        indices = np.asarray(indices, np.int64)
+        """Return these positions (B,), in this order, as one batch.
+
+        Raises:
+            IndexError, TypeError, FormatError: as for one position.
+        """
+        indices = np.asarray(indices)
+        if len(indices) and indices.dtype.kind not in "iu":
+            raise TypeError(f"positions are given by integers, not {indices.dtype}")
+        indices = indices.astype(np.int64, copy=False)
         numbers = np.where(indices < 0, indices + len(self), indices)
         if len(numbers) and not (numbers.min() >= 0 and numbers.max() < len(self)):
             raise IndexError(f"no such position among the {len(self):,} of {self.options.split}")

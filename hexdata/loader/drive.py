@@ -32,13 +32,15 @@ class LoadOptions:
     epochs: int = 1
     batch_size: int = 1024
     seed: int = 0
-    mode: Mode = "exact"
+    mode: Mode | None = None
+    """None: as the place asks for, exact for a folder and stream for a URL."""
     check: Check = "sizes"
 
     def __post_init__(self) -> None:
         if self.epochs < 1:
             raise ConfigError("epochs must be at least 1", found=self.epochs)
-        LoaderOptions(batch_size=self.batch_size, seed=self.seed, mode=self.mode, check=self.check)
+        mode: Mode = "exact" if self.mode is None else self.mode
+        LoaderOptions(batch_size=self.batch_size, seed=self.seed, mode=mode, check=self.check)
         if self.split not in SPLITS:
             raise ConfigError("unknown split", found=self.split, expected=" or ".join(SPLITS))
 
@@ -66,7 +68,11 @@ class LoadResult:
     """What ``drive_loader`` measured; ``fields`` gives a batch's arrays as ``name: dtype (shape)``."""
 
     split: str
+    mode: Mode
     positions: int
+    seconds_to_open: float
+    seconds_to_first_batch: float
+    """From the opened loader to the first batch of the first epoch."""
     epochs: list[EpochFacts]
     fields: dict[str, str]
 
@@ -81,6 +87,7 @@ def drive_loader(
         StoreError, FormatError, ConfigError: as ``Loader`` does.
     """
     options = options or LoadOptions()
+    start = time.perf_counter()
     loader = Loader(
         store,
         split=options.split,
@@ -90,12 +97,16 @@ def drive_loader(
         check=options.check,
         fields=("board", "policy", "value", "position_id"),
     )
+    opened = time.perf_counter() - start
     total = loader.positions
-    epochs = []
+    epochs: list[EpochFacts] = []
     fields: dict[str, str] = {}
+    first = 0.0
     for epoch in range(options.epochs):
         progress.begin(f"epoch {epoch}", total, "positions")
-        facts, fields = _epoch(loader, progress, fields)
+        facts, own_fields, waited = _epoch(loader, progress)
+        if not epoch:
+            fields, first = own_fields, waited
         if facts.positions != total or facts.delivered != total:
             raise VerifyError(
                 f"epoch {epoch} did not deliver every position exactly once",
@@ -105,15 +116,19 @@ def drive_loader(
                 cure="Verify the store; if it holds, this is a fault of the loader.",
             )
         epochs.append(facts)
-    return LoadResult(options.split, total, epochs, fields)
+    return LoadResult(options.split, loader.options.mode, total, opened, first, epochs, fields)
 
 
-def _epoch(loader: Loader, progress: Progress, fields: dict[str, str]) -> tuple[EpochFacts, dict[str, str]]:
+def _epoch(loader: Loader, progress: Progress) -> tuple[EpochFacts, dict[str, str], float]:
+    """Run an epoch; return what it delivered, its first batch's arrays, and how long that one took."""
+    fields: dict[str, str] = {}
+    waited = 0.0
     epoch, batches, delivered, values = loader.epoch, 0, 0, 0.0
     first_ids: list[int] = []
     seen = _Seen()
     start = time.perf_counter()
     for batch in loader:
+        waited = waited or time.perf_counter() - start
         batches += 1
         delivered += len(batch["value"])
         seen.add(batch["position_id"])
@@ -133,7 +148,7 @@ def _epoch(loader: Loader, progress: Progress, fields: dict[str, str]) -> tuple[
         first_ids=first_ids,
         digest=str(loader.epoch_digest),
     )
-    return facts, fields
+    return facts, fields, waited
 
 
 class _Seen:

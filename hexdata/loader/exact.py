@@ -16,8 +16,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from hexdata.errors import StoreError
 from hexdata.formats.shards import Block, ShardManifest
 from hexdata.loader.epoch import PackedStep
+from hexdata.loader.headers import CURE
 from hexdata.loader.mapped import Gathered, MappedShards
 from hexdata.loader.options import LoaderOptions
 from hexdata.loader.plan import EpochPlan, Share
@@ -47,12 +49,24 @@ class ExactShards:
     def __init__(
         self, folder: Path, manifest: ShardManifest, members: Sequence[str], options: LoaderOptions
     ) -> None:
-        """Open the shards, to read these members."""
+        """Open the shards, to read these members.
+
+        Raises:
+            StoreError, BudgetError: as ``MappedShards``; or every shard of the split was skipped.
+            ConfigError: as ``choose_rows``.
+        """
         self._members = members
         self._options = options
         self._shards = MappedShards(
             folder, manifest, options.split, on_error=options.on_error, check=options.check
         )
+        if self._shards.faults and not self._shards.positions:
+            raise StoreError(
+                f"no shard of {options.split} can be used",
+                path=folder,
+                found=self._shards.faults[0][1].detail(),
+                cure=CURE,
+            )
         self._subset = choose_rows(self._shards, options)
         self.faults = [(entry.name, entry.positions, fault) for entry, fault in self._shards.faults]
         self.positions = self._shards.positions if self._subset is None else len(self._subset)
@@ -62,6 +76,10 @@ class ExactShards:
         """Return positions (B,), given by their numbers among those that take part, in stored order."""
         rows = numbers if self._subset is None else self._subset.rows(numbers)
         return self._shards.take(rows, self._members)
+
+    def chunk_sizes(self) -> Iterator[int]:
+        """Yield, without end, how many positions should be gathered at once, chunk after chunk."""
+        return _chunk_sizes(self._shards, self._members)
 
     def epoch(self, epoch: int) -> ExactEpoch:
         """Return one epoch of the rank that the options name."""
@@ -103,8 +121,6 @@ class ExactEpoch:
         self._order: Permutation | None = None
         if options.shuffle:
             self._order = Permutation(self._plan.positions, derive_key(options.seed, "epoch", epoch))
-        self._largest = min(_LARGEST_CHUNK, _CHUNK_BYTES // shards.bytes_each(members))
-        self._ahead = (0, Gathered.empty())
 
     @property
     def steps(self) -> int:
@@ -114,42 +130,51 @@ class ExactEpoch:
     def blocks(self, steps: range) -> Iterator[PackedStep]:
         """Yield what this rank gets at each of these ascending steps; see ``Epoch``."""
         chunk: list[Share] = []
-        count, enough = 0, _FIRST_CHUNK
+        sizes = _chunk_sizes(self._shards, self._members)
+        count, enough = 0, next(sizes)
         for step in steps:
             share = self._plan.share(step)
             chunk.append(share)
             count += share.stop - share.start
             if count >= enough:
                 yield from self._deliver(chunk)
-                chunk, count, enough = [], 0, min(_GROWTH * enough, self._largest)
+                chunk, count, enough = [], 0, next(sizes)
         yield from self._deliver(chunk)
 
     def _deliver(self, shares: Sequence[Share]) -> Iterator[PackedStep]:
         """Gather what all the shares ask for at once, and yield it share by share."""
-        if not shares:
-            return
         places = [share.places(self._plan.positions) for share in shares]
+        for share, block in zip(shares, self._gather_each(places), strict=True):
+            yield block, share.padding_mask()
+
+    def take(self, ranges: Sequence[tuple[int, int]]) -> Iterator[Block]:
+        """Yield places [start, stop) of the epoch's order, whatever step or rank they belong to.
+
+        Those of all ranges are gathered at once: see ``ExactShards.chunk_sizes``.
+        """
+        return self._gather_each([np.arange(start, stop) for start, stop in ranges])
+
+    def _gather_each(self, places: Sequence[npt.NDArray[np.int64]]) -> Iterator[Block]:
+        """Gather all these places at once, and yield them array by array."""
+        if not places:
+            return
         gathered = self._gather(np.concatenate(places))
         start = 0
-        for share, own in zip(shares, places, strict=True):
-            yield gathered.take(start, start + len(own)), share.padding_mask()
+        for own in places:
+            yield gathered.take(start, start + len(own))
             start += len(own)
-
-    def take(self, start: int, stop: int) -> Block:
-        """Return places [start, stop) of the epoch's order, whatever step or rank they belong to.
-
-        Where calls go forward, the next places are gathered with them.
-        """
-        first, ahead = self._ahead
-        if not first <= start <= stop <= first + len(ahead):
-            forward = len(ahead) and first <= start <= first + len(ahead) + (stop - start)
-            more = min(max(_GROWTH * len(ahead), _FIRST_CHUNK), self._largest) if forward else 0
-            last = min(max(stop, start + more), self._plan.positions)
-            first, ahead = self._ahead = start, self._gather(np.arange(start, last))
-        return ahead.take(start - first, stop - first)
 
     def _gather(self, places: npt.NDArray[np.int64]) -> Gathered:
         rows = places if self._order is None else self._order[places]
         if self._subset is not None:
             rows = self._subset.rows(rows)
         return self._shards.gather(rows, self._members)
+
+
+def _chunk_sizes(shards: MappedShards, members: Sequence[str]) -> Iterator[int]:
+    """Yield few positions at first, then more and more, up to what a chunk may take."""
+    largest = min(_LARGEST_CHUNK, _CHUNK_BYTES // shards.bytes_each(members))
+    size = min(_FIRST_CHUNK, largest)
+    while True:
+        yield size
+        size = min(_GROWTH * size, largest)

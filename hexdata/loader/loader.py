@@ -29,7 +29,7 @@ from hexdata.loader.batch import (
 from hexdata.loader.digest import EpochDigest
 from hexdata.loader.epoch import Epoch
 from hexdata.loader.exact import ExactEpoch, ExactShards
-from hexdata.loader.options import Check, LoaderOptions, Mode, OnError, Remainder, check_epoch
+from hexdata.loader.options import Check, LoaderOptions, Mode, OnError, Remainder, as_tuple, check_count
 from hexdata.loader.shard_files import check_split, shard_folder
 from hexdata.loader.sources import FolderSource, Source, load_manifest, make_source
 from hexdata.loader.state import Place, check_state, make_state
@@ -79,7 +79,8 @@ class Loader:
             ``BatchOptions``.
 
     Raises:
-        ConfigError: an option has no meaning, or the split is not in the shards.
+        ConfigError: an option has no meaning, options do not fit one another, or the split is not in the
+            shards.
         StoreError: the shards are missing, incomplete or of another version.
     """
 
@@ -124,14 +125,14 @@ class Loader:
             check=check,
             where=where,
             newest=newest,
-            streams=streams,
+            streams=as_tuple(streams),
             window=window,
             batch=BatchOptions(
-                fields=tuple(fields),
+                fields=as_tuple(fields),
                 planes=planes,
                 board=board,
                 final_policy=final_policy,
-                tier_probability=tier_probability,
+                tier_probability=as_tuple(tier_probability),
                 symmetry=symmetry,
             ),
         )
@@ -140,11 +141,13 @@ class Loader:
         # The digest of an epoch needs the ids, asked for or not.
         self._members = sorted({*members_of(self.options.batch, stored), "position_id"})
         self._source = source
-        self._skipped: dict[str, int] = {}
+        self._skipped: dict[str, set[range]] = {}
+        self._skipped_in = 0
         self._exact = self._open_exact() if self.options.mode == "exact" else None
         self._opened: tuple[int, Epoch] | None = None
         self._ended: str | None = None
         self._go_to(Place())
+        self._check_opens()
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave behind what was gathered ahead."""
@@ -168,11 +171,12 @@ class Loader:
         other = copy.copy(self)
         other.options = replace(self.options, rank=rank, world_size=world_size)
         other._exact = self._exact.for_rank(rank, world_size) if self._exact else None
-        other._skipped = dict(self._skipped)
+        other._skipped = copy.deepcopy(self._skipped)
         other._opened = other._ended = None
         same = (rank, world_size) == (self.options.rank, self.options.world_size)
         digest = self._digest.value if same and self._digest else None
         other._go_to(Place(self._epoch, self._batch, digest if self._batch else 0))
+        other._check_opens()
         return other
 
     # --- what there is --------------------------------------------------------------------------------
@@ -186,9 +190,10 @@ class Loader:
     def skipped(self) -> dict[str, int]:
         """How many positions of which shard were left out, with ``on_error="skip"``.
 
-        Exact mode knows them all when it opens; stream mode when it has read the epoch.
+        Exact mode knows them all when it opens; stream mode counts those of the epoch that was iterated
+        last, and knows them when it has read it.
         """
-        return dict(self._skipped)
+        return {shard: sum(map(len, pieces)) for shard, pieces in self._skipped.items() if pieces}
 
     def __len__(self) -> int:
         """Return the batches of a whole epoch, the same for every rank."""
@@ -212,8 +217,8 @@ class Loader:
         Raises:
             ConfigError: there is no such epoch or batch.
         """
-        check_epoch(epoch)
-        if not 0 <= batch <= len(self):
+        epoch, batch = check_count("epoch", epoch, 0), check_count("batch", batch, 0)
+        if batch > len(self):
             raise ConfigError("no such batch", found=batch, expected=f"0 to {len(self)}")
         self._go_to(Place(epoch, batch, None if batch else 0))
 
@@ -290,6 +295,8 @@ class Loader:
             raise ConfigError("no such worker", found=worker, expected=f"0 to {workers - 1}")
         number, first = self._epoch, self._batch + (worker - self._batch) % workers
         epoch = self._open(number)
+        if self._exact is None and self._skipped_in != number:
+            self._skipped, self._skipped_in = {shard: set() for shard in self._skipped}, number
         steps = range(first, epoch.steps, workers)
         for step, (block, padding) in zip(steps, epoch.blocks(steps), strict=True):
             ids, batch = block["position_id"], self._make(block, number)
@@ -315,22 +322,33 @@ class Loader:
         self._go_to(Place(self._epoch + 1))
         self._ended = ended
 
-    def take(self, start: int, stop: int, epoch: int) -> Batch:
-        """Return the positions at places [start, stop) of an epoch's order, whatever rank they belong to.
+    def take(self, ranges: Sequence[tuple[int, int]], epoch: int) -> Iterator[Batch]:
+        """Yield the positions at places [start, stop) of an epoch's order, whatever rank they belong to.
 
-        Where the loader stands does not change, and there is no padding. In exact mode only.
+        Those of all ranges are gathered at once; ``chunk_sizes`` says how many are well asked for. Where
+        the loader stands does not change, and there is no padding. In exact mode only.
 
         Raises:
             ConfigError: in stream mode, which has no such order, or places outside the epoch.
         """
-        check_epoch(epoch)
-        opened = self._open(epoch)
+        opened = self._open(check_count("epoch", epoch, 0))
         if not isinstance(opened, ExactEpoch):
             raise ConfigError("only exact mode can take places of an epoch", cure="Use mode='exact'.")
-        if not 0 <= start <= stop <= self.positions:
-            found, expected = f"[{start}, {stop})", f"within [0, {self.positions})"
-            raise ConfigError("places outside the epoch", found=found, expected=expected)
-        return self._make(opened.take(start, stop), epoch)
+        for start, stop in ranges:
+            if not 0 <= start <= stop <= self.positions:
+                found, expected = f"[{start}, {stop})", f"within [0, {self.positions})"
+                raise ConfigError("places outside the epoch", found=found, expected=expected)
+        return (self._make(block, epoch) for block in opened.take(ranges))
+
+    def chunk_sizes(self) -> Iterator[int]:
+        """Yield, without end, how many positions to ``take`` at once: few at first, later many.
+
+        Raises:
+            ConfigError: in stream mode.
+        """
+        if self._exact is None:
+            raise ConfigError("only exact mode can take places of an epoch", cure="Use mode='exact'.")
+        return self._exact.chunk_sizes()
 
     def _make(self, block: Block, epoch: int) -> Batch:
         options = self.options
@@ -343,6 +361,21 @@ class Loader:
         if self._opened is None or self._opened[0] != epoch:
             self._opened = (epoch, self._make_epoch(epoch))
         return self._opened[1]
+
+    def _check_opens(self) -> None:
+        """See now that epochs can be opened, and that they deliver anything.
+
+        Raises:
+            ConfigError: options do not fit one another, or ``remainder="drop"`` leaves no batch.
+            StoreError: a shard in a folder is missing or of another size.
+        """
+        if self.positions and not len(self):
+            raise ConfigError(
+                "remainder='drop' leaves no batch",
+                found=f"{self.positions:,} positions",
+                expected=f"at least the {self.options.global_batch:,} of a step over all ranks",
+                cure="Lower batch_size, or use remainder='short' or 'pad'.",
+            )
 
     def _make_epoch(self, epoch: int) -> Epoch:
         if self._exact:
@@ -360,14 +393,14 @@ class Loader:
             )
         exact = ExactShards(self._source.folder, self.manifest, self._members, self.options)
         for name, positions, fault in exact.faults:
-            self._skip(name, positions, fault)
+            self._skip(name, range(positions), fault)
         return exact
 
-    def _skip(self, shard: str, positions: int, fault: HexdataError) -> None:
-        """Count positions that are left out, and warn when a shard is first met."""
+    def _skip(self, shard: str, rows: range, fault: HexdataError) -> None:
+        """Count rows of a shard that are left out, and warn when it is first met."""
         if shard not in self._skipped:
             warnings.warn(f"left out: {fault}", stacklevel=2)
-        self._skipped[shard] = self._skipped.get(shard, 0) + positions
+        self._skipped.setdefault(shard, set()).add(rows)
 
 
 def _usual_mode(source: Source) -> Mode:

@@ -46,14 +46,6 @@ class Gathered:
         self._places = places
         self._slots = policy_slots
 
-    @classmethod
-    def empty(cls) -> Gathered:
-        """Return no positions, of no fields."""
-        return cls({}, np.empty(0, np.int64), None)
-
-    def __len__(self) -> int:
-        return len(self._places)
-
     def take(self, start: int, stop: int) -> Block:
         """Return the positions at places [start, stop) of the order asked for, as arrays of their own."""
         places = self._places[start:stop]

@@ -7,12 +7,14 @@ loaders, and only for the places that it delivers.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +22,7 @@ import numpy.typing as npt
 from hexdata.errors import ConfigError, StoreError
 from hexdata.loader.batch import Batch
 from hexdata.loader.loader import Loader
+from hexdata.loader.options import as_int, check_count
 from hexdata.order import ORDER_VERSION, Permutation, derive_key
 
 __all__ = ["Mixture", "MixtureOptions", "SourceCounts", "SourceShare"]
@@ -56,17 +59,20 @@ class MixtureOptions:
 
     def __post_init__(self) -> None:
         for name, least in (("batch_size", 1), ("world_size", 1), ("rank", 0), ("pace", 0)):
-            value = getattr(self, name)
-            if not _is_int(value) or value < least:
-                raise ConfigError(f"{name} cannot be used", found=repr(value), expected=f"at least {least}")
+            self._keep(name, check_count(name, getattr(self, name), least))
         if self.rank >= self.world_size:
             raise ConfigError("rank outside the world", found=self.rank, expected=f"below {self.world_size}")
-        if not _is_int(self.seed):
+        seed = as_int(self.seed)
+        if seed is None:
             raise ConfigError("seed cannot be used", found=repr(self.seed), expected="an integer")
+        self._keep("seed", seed)
         if not 1 <= len(self.weights) <= _MOST_SOURCES:
             raise ConfigError("too few or too many sources", found=len(self.weights), expected="1 to 256")
         if self.pace >= len(self.weights):
             raise ConfigError("pace names no source", found=self.pace, expected=f"below {len(self.weights)}")
+        # NumPy's numbers as Python's, as a state is to be JSON.
+        weights = (weight.item() if isinstance(weight, np.generic) else weight for weight in self.weights)
+        self._keep("weights", tuple(weights))
         if not all(_is_weight(weight) for weight in self.weights):
             raise ConfigError("weights cannot be used", found=self.weights, expected="finite numbers above 0")
         shares = self.shares()
@@ -77,6 +83,10 @@ class MixtureOptions:
                 expected=f"at least {math.ceil(1 / min(shares))} for the weights {self.weights}",
                 cure="Raise batch_size, or the smallest weight.",
             )
+
+    def _keep(self, name: str, value: object) -> None:
+        """Set a field while the options are being made, which are frozen from then on."""
+        object.__setattr__(self, name, value)
 
     @property
     def global_batch(self) -> int:
@@ -131,6 +141,16 @@ class SourceShare:
     positions: int
     epochs: float
     """How often it has been gone through."""
+
+
+class _Share(NamedTuple):
+    """What one rank gets at one step: the source of each position, and each source's places.
+
+    Places count on over a source's epochs, one after the other.
+    """
+
+    sources: npt.NDArray[np.uint8]
+    ranges: list[tuple[int, int]]
 
 
 class Mixture:
@@ -199,10 +219,12 @@ class Mixture:
         return self._step // self._steps
 
     def set_epoch(self, epoch: int) -> None:
-        """Start ``epoch`` from its first batch."""
-        if epoch < 0:
-            raise ConfigError("epochs count from 0", found=epoch)
-        self._step = epoch * self._steps
+        """Start ``epoch`` from its first batch.
+
+        Raises:
+            ConfigError: there is no such epoch.
+        """
+        self._step = check_count("epoch", epoch, 0) * self._steps
 
     @property
     def realised(self) -> list[SourceShare]:
@@ -222,9 +244,8 @@ class Mixture:
             StoreError, FormatError: a shard is not what its manifest says. The step was not delivered.
             ConfigError: ``epoch`` was changed while iterating.
         """
-        last = (self.epoch + 1) * self._steps
-        for step in range(self._step, last):
-            batch = self._batch(step)
+        steps = range(self._step, (self.epoch + 1) * self._steps)
+        for step, batch in zip(steps, self._batches(steps), strict=True):
             self._step = step + 1
             yield batch
             if self._step != step + 1:
@@ -242,28 +263,50 @@ class Mixture:
             raise ConfigError("no such worker", found=worker, expected=f"0 to {workers - 1}")
         first = self._step % self._steps
         start = self._step - first
-        for step in range(first + (worker - first) % workers, self._steps, workers):
-            yield self._batch(start + step)
+        steps = range(start + first + (worker - first) % workers, start + self._steps, workers)
+        yield from self._batches(steps)
 
-    def _batch(self, step: int) -> Batch:
-        """Return this rank's part of a step, counted from the beginning of the mixture."""
+    def _batches(self, steps: range) -> Iterator[Batch]:
+        """Yield this rank's parts of these steps; the sources are asked for several steps at once."""
+        left = iter(steps)
+        for sizes in zip(*(loader.chunk_sizes() for loader in self._loaders), strict=True):
+            chunk = list(itertools.islice(left, math.ceil(min(sizes) / self.options.batch_size)))
+            if not chunk:
+                return
+            yield from self._deliver([self._share(step) for step in chunk])
+
+    def _share(self, step: int) -> _Share:
+        """Return what this rank gets at a step, counted from the beginning of the mixture."""
         size, total = self.options.batch_size, self.options.global_batch
         before, after = self._counts.after(step * total), self._counts.after((step + 1) * total)
         counts = [end - start for start, end in zip(before, after, strict=True)]
-        order = Permutation(total, derive_key(self.options.seed, "mixture", step)).slice(0, total)
-        sources = np.repeat(np.arange(len(counts), dtype=np.uint8), counts)[order]
         first = self.options.rank * size
-        own = sources[first : first + size]
-        batch: Batch = {}
-        for number, loader in enumerate(self._loaders):
-            rows = np.flatnonzero(own == number)
-            start = before[number] + int(np.count_nonzero(sources[:first] == number))
-            for part in _stream_part(loader, start, start + len(rows)):
-                length = len(next(iter(part.values())))
-                _put_rows(batch, rows[:length], part, size)
-                rows = rows[length:]
-        batch["source"] = own
-        return batch
+        permutation = Permutation(total, derive_key(self.options.seed, "mixture", step))
+        order = permutation.slice(0, first + size)  # what later ranks get is nothing to this one
+        sources = np.repeat(np.arange(len(counts), dtype=np.uint8), counts)[order]
+        earlier = np.bincount(sources[:first], minlength=len(counts))
+        own = sources[first:]
+        starts = [start + count for start, count in zip(before, earlier.tolist(), strict=True)]
+        lengths = np.bincount(own, minlength=len(counts)).tolist()
+        return _Share(own, [(start, start + length) for start, length in zip(starts, lengths, strict=True)])
+
+    def _deliver(self, shares: Sequence[_Share]) -> Iterator[Batch]:
+        """Yield the batches of these shares."""
+        parts = [
+            _stream_parts(loader, [share.ranges[number] for share in shares])
+            for number, loader in enumerate(self._loaders)
+        ]
+        for share in shares:
+            batch: Batch = {}
+            for number, of_source in enumerate(parts):
+                rows = np.flatnonzero(share.sources == number)
+                while len(rows):
+                    part = next(of_source)
+                    length = len(next(iter(part.values())))
+                    _put_rows(batch, rows[:length], part, self.options.batch_size)
+                    rows = rows[length:]
+            batch["source"] = share.sources
+            yield batch
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the mixture stands, JSON-able: the batches delivered count, and no others."""
@@ -354,13 +397,17 @@ def _name_source(loader: Loader) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode("ascii")).hexdigest()[:16]
 
 
-def _stream_part(loader: Loader, start: int, stop: int) -> Iterator[Batch]:
-    """Yield places [start, stop) of a loader's epochs, one after the other without end."""
-    while start < stop:
-        epoch, place = divmod(start, loader.positions)
-        end = min(place + stop - start, loader.positions)
-        yield loader.take(place, end, epoch)
-        start += end - place
+def _stream_parts(loader: Loader, ranges: Sequence[tuple[int, int]]) -> Iterator[Batch]:
+    """Yield these ranges of a loader's endless stream; one that epochs cut comes in as many pieces."""
+    size = loader.positions
+    pieces = [
+        (epoch, max(start - epoch * size, 0), min(stop - epoch * size, size))
+        for start, stop in ranges
+        if start < stop
+        for epoch in range(start // size, (stop - 1) // size + 1)
+    ]
+    for epoch, group in itertools.groupby(pieces, key=operator.itemgetter(0)):
+        yield from loader.take([(first, last) for _, first, last in group], epoch)
 
 
 def _put_rows(batch: Batch, rows: npt.NDArray[np.int64], part: Batch, size: int) -> None:

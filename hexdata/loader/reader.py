@@ -24,6 +24,8 @@ from hexdata.loader.sources import ByteStream, FolderSource, Part, Source
 __all__ = ["BlockReader"]
 
 _CHUNK: Final = 1 << 20
+_ENDS: Final = 16
+"""How often tarfile may meet the end of a part: once at its end, and once more when it is closed."""
 
 
 class BlockReader:
@@ -142,16 +144,25 @@ class _Span:
         self._size = size
         self._address = address
         self._hash = hashlib.sha256() if hashed else None
+        self._ends = 0
+
+    def __str__(self) -> str:
+        """Return the address, as webdataset ends its messages with the stream."""
+        return self._address
 
     def read(self, size: int) -> bytes:
         """Return up to ``size`` bytes, none at the end of the part.
 
         Raises:
-            FormatError: if the shard ends before the part does.
+            FormatError: if the shard ends before the part does, or a member claims to go on after it.
             StoreError: if the source failed.
         """
         wanted = min(size, self._stop - self._place)
         if not wanted:
+            # To pass over a member, tarfile asks for all the bytes that its header claims, be it for years.
+            self._ends += 1
+            if self._ends > _ENDS:
+                raise _altered(self._address, "tar structure", "a member without an end", "a readable shard")
             return b""
         data = self._stream.read(wanted)
         if not data:

@@ -6,14 +6,17 @@ Opens bytes and says what is wrong with the place they come from. Never looks in
 from __future__ import annotations
 
 import functools
+import os
 import re
 import shlex
+import signal
+import string
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
-from http.client import HTTPException, HTTPResponse
+from http.client import HTTPException, HTTPResponse, InvalidURL
 from pathlib import Path
 from subprocess import Popen
 from typing import IO, Final, NamedTuple, Protocol, TypeVar
@@ -181,6 +184,8 @@ class FolderSource:
             _check_size(self.address(name), (self.folder / name).stat().st_size, size)
         except FileNotFoundError:
             return _missing(name, self.address(name))
+        except OSError as error:
+            return _unreachable(self.address(name), error)
         except StoreError as error:
             return error
         return None
@@ -227,8 +232,8 @@ class HttpSource:
     pause: float = 0.5
 
     def address(self, name: str) -> str:
-        """Return the URL."""
-        return self.url.replace(_FIELD, quote(name))
+        """Return the URL; spaces and letters that a URL cannot have are escaped."""
+        return quote(self.url.replace(_FIELD, quote(name)), safe=string.punctuation)
 
     @contextmanager
     def open(self, name: str, part: Part = WHOLE) -> Iterator[_HttpStream]:
@@ -270,7 +275,7 @@ class _HttpStream:
         while True:
             try:
                 return action()
-            except (OSError, HTTPException) as error:
+            except (OSError, HTTPException, ValueError) as error:  # the last of what is no URL or no number
                 self.close()
                 failures += 1
                 if isinstance(error, HTTPError) and error.code in _GONE:
@@ -321,7 +326,9 @@ def _extent(response: HTTPResponse) -> tuple[int, int | None, int | None]:
 
 
 def _may_pass(error: Exception) -> bool:
-    """Say whether a request is worth repeating: one that the server refuses is not."""
+    """Say whether a request is worth repeating: one that the server refuses, or without sense, is not."""
+    if isinstance(error, (ValueError, InvalidURL)):
+        return False
     return not isinstance(error, HTTPError) or error.code in _BUSY or error.code >= 500
 
 
@@ -355,8 +362,14 @@ class CommandSource:
 
 
 def _start(address: str) -> Pipe:
-    """Start the command that webdataset has for a URL."""
+    """Start the command of a pipe, or that webdataset has for a URL.
+
+    A pipe's is the leader of a group, so that all that its shell has started can be ended with it.
+    """
     try:
+        if address.startswith("pipe:"):
+            command = address.removeprefix("pipe:")
+            return Pipe(command, mode="rb", shell=True, start_new_session=True)  # noqa: S604 - as documented
         opened = gopen(address, "rb")
     except (OSError, ValueError) as error:
         raise _unreachable(address, error) from error
@@ -407,6 +420,8 @@ class _CommandStream:
 
     def close(self) -> None:
         if self._process.poll() is None:
+            if os.getpgid(self._process.pid) == self._process.pid:
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._process.kill()
         self._output.close()
         self._process.wait()

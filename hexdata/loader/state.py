@@ -11,7 +11,7 @@ from hexdata.order import ORDER_VERSION
 
 __all__ = ["Place", "check_state", "make_state"]
 
-_STATE_VERSION: Final = 2
+_STATE_VERSION: Final = 3
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,8 @@ def check_state(
         ConfigError: if it was taken with other options, which the message names, or is no state.
     """
     expected = make_state(options, shards, rows, Place())
-    if not isinstance(state, dict) or state.keys() != expected.keys():
-        raise ConfigError(
-            "not the state of a loader", found=state, expected=f"a dict of {', '.join(expected)}"
-        )
-    for name in ("version", "order_version"):
+    is_state = isinstance(state, dict) and {"version", "order_version"} <= state.keys()
+    for name in ("version", "order_version") if is_state else ():
         if state[name] != expected[name]:
             raise StoreError(
                 f"the state has another {name}",
@@ -74,6 +71,10 @@ def check_state(
                 expected=expected[name],
                 cure="Resume with the hexdata release that wrote it, or start a new epoch.",
             )
+    if not is_state or state.keys() != expected.keys():
+        raise ConfigError(
+            "not the state of a loader", found=state, expected=f"a dict of {', '.join(expected)}"
+        )
     other = [name for name in _order_options(options) if state[name] != expected[name]]
     for name, what in (("digest", "other shards"), ("rows", "other positions of these shards")):
         if state[name] != expected[name] and not (name == "rows" and other):
@@ -94,8 +95,9 @@ def check_state(
 
 
 def _order_options(options: LoaderOptions) -> dict[str, Any]:
-    """Return the options that the order of the batches hangs on."""
-    chosen: dict[str, Any] = {
+    """Return the options that the order of the batches hangs on; None for those of the other mode."""
+    streams = options.mode == "stream"
+    return {
         "split": options.split,
         "seed": options.seed,
         "shuffle": options.shuffle,
@@ -105,10 +107,9 @@ def _order_options(options: LoaderOptions) -> dict[str, Any]:
         "where": options.where,
         "newest": options.newest,
         "final_policy_skip": options.batch.final_policy == "skip",
+        "streams": list(options.streams) if streams else None,
+        "window": options.window if streams else None,
     }
-    if options.mode == "stream":
-        chosen |= {"streams": list(options.streams), "window": options.window}
-    return chosen
 
 
 def _read_place(state: dict[str, Any], options: LoaderOptions, steps: int) -> Place:

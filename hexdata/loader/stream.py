@@ -23,8 +23,10 @@ from hexdata.loader.stream_plan import Piece, StreamPlan, StreamShare, Window
 
 __all__ = ["OnSkip", "StreamEpoch"]
 
-OnSkip = Callable[[str, int, HexdataError], None]
-"""Hears that positions were left out: the shard's name, how many, and why."""
+OnSkip = Callable[[str, range, HexdataError], None]
+"""Hears that positions were left out: the shard's name, which of its rows, and why.
+
+It hears so at each reading, so of the same rows again where an epoch is gone through again."""
 
 
 class StreamEpoch:
@@ -134,7 +136,7 @@ class StreamEpoch:
             except (StoreError, FormatError) as error:
                 if on_skip is None:
                     raise
-                on_skip(self._reader.shards[piece.shard].name, count, error)
+                on_skip(self._reader.shards[piece.shard].name, range(piece.first, piece.stop), error)
                 present[row : row + count] = False
             row += count
         return filling.block(), present
@@ -180,7 +182,7 @@ def _check_options(options: LoaderOptions) -> None:
         )
 
 
-def _forget(name: str, positions: int, error: HexdataError) -> None:
+def _forget(name: str, rows: range, error: HexdataError) -> None:
     """Hear of padding that is left out: it is nobody's position, and its shard is named where it is."""
 
 

@@ -13,11 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from hexdata.errors import ConfigError, StoreError
+from hexdata.errors import ConfigError
 from hexdata.formats.shards import Block
 from hexdata.loader.mapped import MappedShards
 from hexdata.loader.options import LoaderOptions
 from hexdata.schema import NO_GAME, NO_MOVE, NO_PLY, NO_TIER
+from hexdata.selection.expression import Expression, check_expression, explained
 from hexdata.store.session import DuckDBPyConnection, duckdb_session
 
 __all__ = ["Subset", "choose_rows"]
@@ -34,7 +35,11 @@ _NULLS: Final = {
     "value_sample_tier": NO_TIER,
 }
 """What stands for null in the shards, a column."""
-_COLUMNS: Final = (*_NULLS, "player_to_move", "position_id", "value")
+_LABELS: Final = {
+    **dict.fromkeys((*_NULLS, "player_to_move", "position_id"), "BIGINT"),
+    "value": "FLOAT",
+}
+"""What ``where`` may use, by type. Wider than stored: ``position_in_game - total_positions`` is below 0."""
 _MEMORY: Final = 256 << 20
 
 
@@ -75,18 +80,19 @@ def choose_rows(shards: MappedShards, options: LoaderOptions) -> Subset | None:
     Each is asked of the whole split: ``newest`` counts games whether or not ``where`` picks them.
 
     Raises:
-        ConfigError: ``where`` is no predicate, or not the same one every time; or no row is left.
+        ConfigError: ``where`` is no predicate on a position's own labels, or fails on one; or no row is
+            left.
     """
     skips_finals = options.batch.final_policy == "skip"
     if options.where is None and options.newest is None and not skips_finals:
         return None
     masks: list[Iterator[BoolArray]] = []
-    if skips_finals:
-        masks.append(_has_policy(shards))
+    if options.where is not None:  # first, as it may be refused, and the others read the whole split
+        masks.append(_fulfils(shards, options.where))
     if options.newest is not None:
         masks.append(_is_new(shards, options.newest))
-    if options.where is not None:
-        masks.append(_fulfils(shards, options.where))
+    if skips_finals:
+        masks.append(_has_policy(shards))
     subset = Subset(_rows_of(masks))
     if not len(subset):
         asked = {"where": options.where, "newest": options.newest, "final_policy": options.batch.final_policy}
@@ -128,43 +134,45 @@ def _is_new(shards: MappedShards, games: int) -> Iterator[BoolArray]:
 
 
 def _fulfils(shards: MappedShards, where: str) -> Iterator[BoolArray]:
-    """Yield, shard by shard, which positions fulfil the predicate.
-
-    The first shard is asked twice, as a predicate that draws lots would break every promise of order.
-    """
-    _check_predicate(where)
+    """Yield, shard by shard, which positions fulfil the predicate. Only the labels that it names are read."""
     with duckdb_session(memory=_MEMORY, threads=1) as con:
-        for number, block in enumerate(shards.scan(_COLUMNS)):
-            mask = _ask(con, block, where)
-            if not number and not np.array_equal(mask, _ask(con, block, where)):
-                raise ConfigError("where must pick the same positions every time", found=where)
+        predicate = _read_predicate(con, where)
+        labels = sorted(predicate.columns) or ["position_id"]
+        for block in shards.scan(labels):
+            with explained(predicate):
+                mask = _ask(con, {name: block[name] for name in labels}, predicate)
             yield mask
 
 
-def _check_predicate(where: str) -> None:
-    """Try the predicate on no positions.
+def _read_predicate(con: DuckDBPyConnection, where: str) -> Expression:
+    """Read the predicate, which must follow from a position's own labels.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: it does not, or is none.
     """
-    try:
-        with duckdb_session(memory=_MEMORY, threads=1) as con:
-            nothing = {name: np.empty(0, np.int64) for name in _COLUMNS}
-            _ask(con, nothing, where)
-    except StoreError as error:
+    predicate = check_expression(con, "where", where, _LABELS)
+    if predicate.type != "BOOLEAN":
         raise ConfigError(
-            "where is no predicate on the labels of a position",
-            found=f"{where!r}: {error.found}",
-            expected=f"SQL on {', '.join(_COLUMNS)}",
-        ) from error
+            "where is no predicate",
+            found=f"{predicate.type} from {where}",
+            expected="BOOLEAN",
+            cure="Compare it with something, as in value_sample_tier <= 1.",
+        )
+    return predicate
 
 
-def _ask(con: DuckDBPyConnection, block: Block, where: str) -> BoolArray:
-    """Return which positions of a block fulfil the predicate; null is no."""
-    mask = np.zeros(len(block["position_id"]), np.bool_)
-    labels = {name: pa.array(block[name]) for name in _COLUMNS}
-    con.register("labels", pa.table({"_row": pa.array(np.arange(len(mask))), **labels}))
-    columns = [f"nullif({name}, {_NULLS[name]}) AS {name}" if name in _NULLS else name for name in _COLUMNS]
-    query = f"SELECT _row FROM (SELECT _row, {', '.join(columns)} FROM labels) WHERE ({where})"
+def _ask(con: DuckDBPyConnection, labels: Block, predicate: Expression) -> BoolArray:
+    """Return which positions fulfil the predicate; null is no."""
+    mask = np.zeros(len(next(iter(labels.values()))), np.bool_)
+    arrays = {name: pa.array(array) for name, array in labels.items()}
+    con.register("labels", pa.table({"_row": pa.array(np.arange(len(mask))), **arrays}))
+    columns = ", ".join(_column_sql(name) for name in labels)
+    query = f"SELECT _row FROM (SELECT _row, {columns} FROM labels) WHERE {predicate.sql}"
     mask[con.execute(query).fetchnumpy()["_row"]] = True
     return mask
+
+
+def _column_sql(name: str) -> str:
+    """Return a label as the predicate sees it: null where the shards have a stand-in."""
+    value = f"nullif({name}, {_NULLS[name]})" if name in _NULLS else name
+    return f"({value})::{_LABELS[name]} AS {name}"

@@ -51,6 +51,8 @@ class Manifest:
                 path=folder,
                 cure="Make one with `hexdata convert INPUT... STORE`.",
             ) from error
+        except OSError as error:
+            raise StoreError("the manifest cannot be read", path=path, found=error.strerror) from error
         except ValueError as error:
             raise StoreError("the manifest is not JSON", path=path, found=str(error)) from error
         if not isinstance(content, dict) or content.get("kind") != _KIND:

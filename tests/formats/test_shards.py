@@ -223,6 +223,15 @@ def test_a_pickled_array_is_refused() -> None:
         shards.decode_npy(buffer.getvalue(), "x.tar", "000000.board.npy")
 
 
+@pytest.mark.parametrize("shape", ["(-2,-3", "(2, (3", "(2, {}", "(2, 3j"])
+def test_a_header_that_is_no_shape_is_refused(shape: str) -> None:
+    buffer = io.BytesIO()
+    np.save(buffer, np.zeros((2, 3), np.uint8))
+    data = buffer.getvalue().replace(b"(2, 3", shape.encode("ascii"))
+    with pytest.raises(FormatError, match=r"000000\.board\.npy.*expected an npy 1\.0 header"):
+        shards.decode_npy(data, "x.tar", "000000.board.npy")
+
+
 # --- other readers ------------------------------------------------------------------------------------
 
 

@@ -56,6 +56,15 @@ def test_there_is_no_position_past_the_ends(shards: ShardFolder, index: int) -> 
         dataset.__getitems__([0, index])
 
 
+@pytest.mark.parametrize("index", [1.0, 1.5, True, "1", None, slice(0, 2)])
+def test_an_index_is_an_integer(shards: ShardFolder, index: Any) -> None:
+    dataset = PositionDataset(shards.path)
+    with pytest.raises(TypeError, match="positions are given by integers, not "):
+        dataset[index]
+    with pytest.raises(TypeError, match="positions are given by integers, not "):
+        dataset.batch([index, index])
+
+
 def test_it_can_be_iterated_to_its_end(shards: ShardFolder) -> None:
     dataset: Any = PositionDataset(shards.path, "val", fields=("position_id",))
     ids = [position["position_id"] for position in dataset]

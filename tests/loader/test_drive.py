@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 def test_the_facts_are_those_of_the_epochs(shards: ShardFolder, mode: Any) -> None:
     result = drive_loader(shards.path, LoadOptions(epochs=2, batch_size=40, seed=3, mode=mode))
     loader = Loader(shards.path, batch_size=40, seed=3, mode=mode, fields=("position_id",))
-    assert (result.split, result.positions, len(result.epochs)) == ("train", 134, 2)
+    assert (result.split, result.mode, result.positions) == ("train", mode, 134)
+    assert len(result.epochs) == 2
+    assert result.seconds_to_open > 0
+    assert 0 < result.seconds_to_first_batch <= result.epochs[0].seconds
     for number, facts in enumerate(result.epochs):
         ids = [batch["position_id"].tolist() for batch in loader]
         assert (facts.epoch, facts.batches, facts.delivered, facts.positions) == (number, 4, 134, 134)
@@ -33,6 +36,12 @@ def test_the_facts_are_those_of_the_epochs(shards: ShardFolder, mode: Any) -> No
         "value": "float32 (40,)",
         "position_id": "int64 (40,)",
     }
+
+
+def test_the_mode_is_that_of_the_place(shards: ShardFolder) -> None:
+    assert drive_loader(shards.path).mode == "exact"
+    piped = drive_loader(f"pipe:cat {shards.path}/{{name}}")
+    assert (piped.mode, piped.positions) == ("stream", 134)
 
 
 @pytest.mark.parametrize(

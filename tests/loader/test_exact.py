@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from hexdata.formats.shards import ShardManifest
 from hexdata.loader import exact
 from hexdata.loader.batch import BatchOptions
 from hexdata.loader.exact import ExactShards
@@ -21,8 +22,6 @@ IDS = ("position_id",)
 
 
 def shards_of(folder: ShardFolder, members: tuple[str, ...] = IDS, **options: Any) -> ExactShards:
-    from hexdata.formats.shards import ShardManifest
-
     manifest = ShardManifest.load(folder.path)
     return ExactShards(folder.path, manifest, members, LoaderOptions(**{"batch_size": 12, **options}))
 
@@ -80,18 +79,30 @@ def test_steps_are_those_asked_for(shards: ShardFolder, workers: int, first: int
     assert run(shards, steps=range(first, 12, workers)) == run(shards)[first::workers]
 
 
-@pytest.mark.parametrize("largest", [1, 20, 1000])
-def test_places_can_be_taken_in_any_order(
-    shards: ShardFolder, monkeypatch: pytest.MonkeyPatch, largest: int
-) -> None:
-    monkeypatch.setattr(exact, "_FIRST_CHUNK", 1)
-    monkeypatch.setattr(exact, "_LARGEST_CHUNK", largest)
+def test_places_can_be_taken_in_any_order(shards: ShardFolder) -> None:
     whole = shuffle_indices(range(134), 0, 3)
     epoch = shards_of(shards, rank=1, world_size=2).epoch(3)
-    forward = [(start, start + 9) for start in range(0, 126, 9)]
-    back = [(130, 134), (0, 2), (0, 0), (134, 134), (60, 134), (1, 2), (2, 4), (4, 40), (20, 21), (0, 134)]
-    for start, stop in forward + back + forward[::-2]:
-        assert rows_of(shards, [(epoch.take(start, stop), None)]) == [whole[start:stop]]
+    ranges = [(130, 134), (0, 2), (0, 0), (134, 134), (60, 134), (1, 2), (2, 4), (0, 134)]
+    taken = rows_of(shards, [(block, None) for block in epoch.take(ranges)])
+    assert taken == [whole[start:stop] for start, stop in ranges]
+    assert list(epoch.take([])) == []
+
+
+def test_chunks_grow_up_to_what_they_may_take(
+    make_shards: MakeShards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dense policies, of 100 bytes here, make them smaller."""
+    monkeypatch.setattr(exact, "_CHUNK_BYTES", 1 << 20)
+    folder = make_shards(train=20, dense=True)
+    opened = {
+        members: ExactShards(folder.path, ShardManifest.load(folder.path), members, LoaderOptions())
+        for members in (("move",), ("move", "policy", "policy_row"))
+    }
+    sizes = [list(itertools.islice(each.chunk_sizes(), 6)) for each in opened.values()]
+    assert sizes == [
+        [1_024, 4_096, 16_384, 65_536, 262_144, 262_144],
+        [1_024, 4_096, 9_892, 9_892, 9_892, 9_892],  # 2^20 / (2 + 100 + 4)
+    ]
 
 
 def test_padding_repeats_the_places_the_epoch_began_with(shards: ShardFolder) -> None:

@@ -71,8 +71,11 @@ def run_world(
 
 
 @pytest.mark.parametrize("options", MODES)
-@pytest.mark.parametrize("remainder", ["short", "pad", "drop"])
-@pytest.mark.parametrize("global_batch", [12, 60, 144])
+@pytest.mark.parametrize(
+    ("remainder", "global_batch"),
+    [(remainder, size) for remainder in ("short", "pad", "drop") for size in (12, 60)]
+    + [("short", 144), ("pad", 144)],
+)
 def test_ranks_and_workers_change_nothing_but_who_gets_what(
     shards: ShardFolder, options: dict[str, Any], remainder: Any, global_batch: int
 ) -> None:
@@ -177,6 +180,19 @@ def test_padding_is_flagged_in_every_batch(shards: ShardFolder, options: dict[st
     assert "padding" not in next(iter(Loader(shards.path, batch_size=36, fields=IDS, **options)))
 
 
+@pytest.mark.parametrize("options", MODES)
+def test_an_epoch_without_a_batch_is_refused(shards: ShardFolder, options: dict[str, Any]) -> None:
+    """A loop over it would train on nothing for ever."""
+    options = {**options, "remainder": "drop"}
+    message = "drop' leaves no batch; found 134 positions; expected at least the 144 of a step"
+    with pytest.raises(ConfigError, match=message):
+        Loader(shards.path, batch_size=144, **options)
+    alone = Loader(shards.path, batch_size=72, **options)
+    assert len(alone) == 1
+    with pytest.raises(ConfigError, match=message):
+        alone.for_rank(0, 2)
+
+
 def test_a_split_without_positions_has_no_batches(make_shards: MakeShards) -> None:
     loader = Loader(make_shards(train=0).path)
     assert (len(loader), list(loader), loader.epoch) == (0, [], 1)
@@ -231,16 +247,24 @@ def test_places_can_be_taken_whatever_the_rank(shards: ShardFolder) -> None:
     ids = shards.splits["train"]["position_id"].tolist()
     loader = Loader(shards.path, batch_size=7, rank=1, world_size=2, remainder="pad", fields=IDS)
     before = loader.state_dict()
-    for start, stop, epoch in ((0, 134, 0), (3, 20, 0), (20, 20, 1), (20, 90, 1), (90, 134, 1), (0, 5, 2)):
-        batch = loader.take(start, stop, epoch)
-        assert batch["position_id"].tolist() == shuffle_indices(ids, 0, epoch)[start:stop]
-        assert batch.keys() == {"position_id"}
+    for ranges, epoch in (
+        ([(0, 134)], 0),
+        ([(3, 20), (20, 20), (60, 70), (0, 4)], 0),
+        ([(20, 90), (90, 134)], 1),
+        ([], 2),
+    ):
+        batches = list(loader.take(ranges, epoch))
+        order = shuffle_indices(ids, 0, epoch)
+        assert [batch["position_id"].tolist() for batch in batches] == [order[a:b] for a, b in ranges]
+        assert all(batch.keys() == {"position_id"} for batch in batches)
     assert loader.state_dict() == before
     for start, stop in ((-1, 3), (4, 3), (0, 135)):
         with pytest.raises(ConfigError, match="places outside the epoch"):
-            loader.take(start, stop, 0)
+            loader.take([(0, 1), (start, stop)], 0)
     with pytest.raises(ConfigError, match="only exact mode"):
-        Loader(shards.path, mode="stream").take(0, 1, 0)
+        Loader(shards.path, mode="stream").take([(0, 1)], 0)
+    with pytest.raises(ConfigError, match="only exact mode"):
+        Loader(shards.path, mode="stream").chunk_sizes()
 
 
 @pytest.mark.parametrize("options", MODES)
@@ -310,9 +334,39 @@ def test_an_epoch_can_be_begun_at_any_batch(shards: ShardFolder) -> None:
         loader.set_epoch(3, batch)
         assert ids_of(loader) == whole[batch:]
         assert (loader.epoch_digest is None) == (batch > 0)
-    for batch in (-1, len(whole) + 1):
-        with pytest.raises(ConfigError, match="no such batch"):
-            loader.set_epoch(3, batch)
+    with pytest.raises(ConfigError, match=f"no such batch; found {len(whole) + 1}"):
+        loader.set_epoch(3, len(whole) + 1)
+    for epoch, batch, name in ((3, -1, "batch"), (3, 2.0, "batch"), (3, True, "batch"), (-1, 0, "epoch")):
+        with pytest.raises(ConfigError, match=f"{name} cannot be used"):
+            loader.set_epoch(epoch, batch)  # type: ignore[arg-type]
+
+
+def test_numpys_integers_and_lists_are_as_good_as_pythons(shards: ShardFolder) -> None:
+    """As they come out of arrays and out of configs; the state is JSON all the same."""
+    options: dict[str, Any] = {
+        "batch_size": 12,
+        "seed": 3,
+        "mode": "stream",
+        "streams": (2, 3),
+        "fields": ("position_id", "value"),
+        "tier_probability": (1.0, 0.5, 0.5, 0.1),
+    }
+    given = {
+        **options,
+        "batch_size": np.int64(12),
+        "seed": np.uint8(3),
+        "streams": [2, np.int32(3)],
+        "fields": ["position_id", "value"],
+        "tier_probability": [1.0, 0.5, 0.5, 0.1],
+    }
+    loader, plain = Loader(shards.path, **given), Loader(shards.path, **options)
+    loader.set_epoch(np.int64(2), np.int64(1))
+    plain.set_epoch(2, 1)
+    assert json.dumps(loader.state_dict()) == json.dumps(plain.state_dict())
+    assert ids_of(loader) == ids_of(plain)
+    for fields in ("value", None, 7):
+        with pytest.raises(ConfigError, match="fields cannot be used"):
+            Loader(shards.path, fields=fields)  # type: ignore[arg-type]
 
 
 def test_steps_are_recorded_in_their_order(shards: ShardFolder) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +67,69 @@ def test_skipped_shards_are_counted_and_warned_of(make_shards: MakeShards, mode:
     assert mode == "stream" or loader.positions == 48
     with pytest.raises(StoreError, match="a shard is missing"):
         list(Loader(folder.path, mode=mode, batch_size=8, fields=IDS))
+
+
+@pytest.mark.parametrize("mode", ["exact", "stream"])
+@pytest.mark.parametrize("size", [None, 0, -512])
+def test_a_missing_or_cut_shard_is_found_when_the_loader_is_made(
+    make_shards: MakeShards, mode: Any, size: int | None
+) -> None:
+    folder = make_shards(train=70)
+    path = folder.path / "train-000003.tar"
+    if size is None:
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(StoreError, match=r"train-000003\.tar: a shard is (missing|cut)"):
+        Loader(folder.path, mode=mode, batch_size=8)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"streams": (3, 1), "batch_size": 8}, "must divide the positions a step"),
+        ({"world_size": 3, "batch_size": 4}, "the number of ranks must divide"),
+        ({"where": "value = 1"}, "stream mode delivers whole splits; found where"),
+    ],
+)
+def test_streams_that_do_not_fit_are_refused_when_the_loader_is_made(
+    shards: ShardFolder, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Loader(shards.path, mode="stream", **options)
+    if "world_size" in options:
+        with pytest.raises(ConfigError, match=message):
+            Loader(shards.path, mode="stream", batch_size=4).for_rank(0, options["world_size"])
+
+
+def test_a_split_without_one_usable_shard_is_refused(make_shards: MakeShards) -> None:
+    """Skipping all would be training on nothing for ever."""
+    folder = make_shards(train=40)
+    for path in folder.path.glob("train-*.tar"):
+        path.write_bytes(b"")
+    with pytest.raises(StoreError, match="no shard of train can be used; found a shard is cut"):
+        Loader(folder.path, on_error="skip")
+
+
+def test_what_is_skipped_is_counted_once_an_epoch(make_shards: MakeShards) -> None:
+    folder, whole, name = make_shards(train=134), make_shards("whole", train=134), "train-000003.tar"
+    (folder.path / name).unlink()
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        loader = Loader(folder.path, mode="stream", on_error="skip", window=24, batch_size=8, fields=IDS)
+        for stop in (5, 1, None, None):  # left, begun again within the windows, ended; and one more epoch
+            for _ in islice(loader, stop):
+                pass
+        assert loader.epoch == 2
+        assert len(loader) == -(-134 // 8)
+        assert loader.skipped == {name: 16}
+        loader.set_epoch(0)
+        assert len(delivered_ids(loader)) == 134 - 16
+        assert loader.skipped == {name: 16}
+    assert [name in str(warning.message) for warning in warned] == [True]
+    (folder.path / name).write_bytes((whole.path / name).read_bytes())
+    assert len(delivered_ids(loader)) == 134
+    assert loader.skipped == {}
 
 
 def test_other_folders_and_layouts_are_refused(make_shards: MakeShards) -> None:

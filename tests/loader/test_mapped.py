@@ -80,7 +80,6 @@ def test_gathered_rows_are_taken_in_any_pieces(folders: dict[str, ShardFolder], 
     folder = folders[kind]
     rows = np.random.default_rng(3).permutation(134)
     gathered = mapped(folder).gather(rows, ALL if kind == "exported" else DENSE)
-    assert len(gathered) == 134
     for start, stop in ((0, 0), (0, 1), (1, 50), (50, 134), (134, 134), (0, 134)):
         check(folder, gathered.take(start, stop), rows[start:stop].tolist())
 

@@ -7,11 +7,13 @@ import itertools
 import json
 import math
 import pickle
+from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -20,6 +22,7 @@ from hexdata.errors import ConfigError, StoreError
 from hexdata.formats.shards import ShardManifest, ShardWriter, block_fields
 from hexdata.loader import Loader
 from hexdata.loader.batch import FIELDS
+from hexdata.loader.mapped import Gathered, MappedShards
 from hexdata.loader.mixture import Mixture, MixtureOptions, SourceCounts
 from hexdata.order import Permutation, derive_key
 
@@ -208,6 +211,30 @@ def test_ranks_change_nothing_but_who_gets_what(folders: list[ShardFolder], worl
         assert_equal(joined(parts), batch)
 
 
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_a_rank_gathers_its_own_places_many_at_once(
+    make_shards: MakeShards, monkeypatch: pytest.MonkeyPatch, world_size: int
+) -> None:
+    """Each position by one rank, and not a batch at a time."""
+    folder = make_shards(train=4000)
+    asked: list[int] = []
+    gather = MappedShards.gather
+
+    def count(shards: MappedShards, rows: npt.NDArray[np.int64], members: Sequence[str]) -> Gathered:
+        asked.append(len(rows))
+        return gather(shards, rows, members)
+
+    monkeypatch.setattr(MappedShards, "gather", count)
+    delivered = 0
+    for rank in range(world_size):
+        loaders = [Loader(folder.path, seed=seed, fields=IDS) for seed in (1, 2)]
+        options: dict[str, Any] = {"batch_size": 40 // world_size, "rank": rank, "world_size": world_size}
+        mixture = Mixture(loaders, (3, 1), **options)
+        delivered += sum(len(batch["source"]) for batch in mixture)
+    assert delivered == sum(asked)
+    assert len(asked) <= 3 * 3 * world_size  # chunks, each of up to two sources, one of which may turn over
+
+
 def test_the_loaders_own_batches_play_no_part(folders: list[ShardFolder]) -> None:
     whole = run(Mixture(loaders_of(folders), (4, 2, 1), batch_size=12))
     others = loaders_of(folders, batch_size=5, rank=1, world_size=2, remainder="pad")
@@ -301,7 +328,7 @@ def test_changing_the_epoch_under_an_iteration_is_an_error(folders: list[ShardFo
     mixture.set_epoch(5)
     with pytest.raises(ConfigError, match="changed while iterating"):
         next(batches)
-    with pytest.raises(ConfigError, match="epochs count from 0"):
+    with pytest.raises(ConfigError, match="epoch cannot be used; found -1"):
         mixture.set_epoch(-1)
 
 
@@ -369,7 +396,7 @@ def test_a_state_that_is_none_is_refused(folders: list[ShardFolder]) -> None:
             {"weights": (6, 5, 1), "batch_size": 11},
             "source 2 is due less than one position a step; .* 12 for",
         ),
-        ({"batch_size": 0}, "batch_size cannot be used; found 0; expected at least 1"),
+        ({"batch_size": 0}, "batch_size cannot be used; found 0; expected an integer, at least 1"),
         ({"batch_size": 2.0}, "batch_size"),
         ({"world_size": 2, "rank": 2}, "rank outside the world; found 2"),
         ({"seed": "7"}, "seed"),
@@ -382,6 +409,22 @@ def test_options_without_meaning_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         Mixture(loaders_of(folders), **{"weights": (1, 1, 1), **options})
+
+
+def test_numbers_may_be_numpys(folders: list[ShardFolder]) -> None:
+    plain = Mixture(loaders_of(folders), (4, 2, 1.5), batch_size=12, seed=3, pace=1)
+    numpys = Mixture(
+        loaders_of(folders),
+        (np.int64(4), np.int32(2), np.float32(1.5)),  # type: ignore[arg-type]
+        batch_size=np.int64(12),  # type: ignore[arg-type]
+        seed=np.uint64(3),  # type: ignore[arg-type]
+        pace=np.int8(1),  # type: ignore[arg-type]
+    )
+    numpys.set_epoch(np.int64(0))  # type: ignore[arg-type]
+    assert json.dumps(numpys.state_dict()) == json.dumps(plain.state_dict())
+    for epoch in (-1, 1.5, "1", True):
+        with pytest.raises(ConfigError, match="epoch cannot be used"):
+            plain.set_epoch(epoch)  # type: ignore[arg-type]
 
 
 def test_loaders_that_do_not_go_together_are_refused(

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
+
+import numpy as np
 import pytest
 
 from hexdata.errors import ConfigError
@@ -19,12 +23,28 @@ def test_the_defaults_stand():
     assert LoaderOptions(batch_size=6, world_size=4, rank=3).global_batch == 24
 
 
+@pytest.mark.parametrize("kind", [np.int32, np.int64, np.uint8])
+def test_integers_of_numpy_are_kept_as_pythons(kind):
+    plain = {"batch_size": 6, "seed": 3, "world_size": 4, "rank": 2, "newest": 9, "window": 100}
+    options = LoaderOptions(
+        **{name: kind(value) for name, value in plain.items()}, streams=(kind(8), kind(2))
+    )
+    assert options == LoaderOptions(**plain, streams=(8, 2))
+    assert json.loads(json.dumps(asdict(options)))["streams"] == [8, 2]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_size": 0}, "batch_size cannot be used; found 0; expected at least 1"),
+        ({"batch_size": 0}, "batch_size cannot be used; found 0; expected an integer, at least 1"),
         ({"batch_size": 2.0}, "batch_size"),
         ({"batch_size": True}, "batch_size"),
+        ({"batch_size": np.True_}, "batch_size"),
+        ({"batch_size": np.float64(8)}, "batch_size"),
+        ({"seed": True}, "seed cannot be used"),
+        ({"seed": None}, "seed cannot be used"),
+        ({"shuffle": "no"}, "shuffle cannot be used; found 'no'; expected True or False"),
+        ({"shuffle": 0}, "shuffle cannot be used"),
         ({"world_size": 0}, "world_size"),
         ({"world_size": 2, "rank": 2}, "rank outside the world; found 2; expected below 2"),
         ({"rank": -1}, "rank cannot be used"),

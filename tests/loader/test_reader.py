@@ -93,7 +93,17 @@ def lose_a_member(data: bytes) -> bytes:
     return data[:place] + info.tobuf(tarfile.USTAR_FORMAT) + data[place + 512 :]
 
 
+def claim_to_go_on(data: bytes, member: bytes) -> bytes:
+    """Let a member be 2^62 bytes long by its header."""
+    place = data.index(member)
+    info = tarfile.TarInfo.frombuf(data[place : place + 512], "ascii", "strict")
+    info.size = 1 << 62
+    return data[:place] + info.tobuf(tarfile.GNU_FORMAT) + data[place + 512 :]
+
+
 ALTERATIONS = [
+    (lambda data: claim_to_go_on(data, b"000003.value.npy"), r"unexpected end of data @ .*\d\.tar; expected"),
+    (lambda data: claim_to_go_on(data, b"000003.total_positions.npy"), "found a member without an end"),
     (cut_at_a_member, "end of the shard: .*found 1 blocks; expected 2"),
     (lose_a_member, r"000003\.move\.npy: .*no such member"),
     (lambda data: data.replace(b"000003.board", b"000003.boart"), "found 1 blocks; expected 2"),
@@ -101,6 +111,8 @@ ALTERATIONS = [
     (lambda data: data.replace(b"\x93NUMPY", b"\x93NUMPI"), "magic"),
     (lambda data: data.replace(b"'<u2'", b"'<i2'"), "found <i2 of shape"),
     (lambda data: data.replace(b"(8,)", b"(4,)"), r"64 bytes of numbers; expected 32 for \(4,\)"),
+    (lambda data: data.replace(b"'fortran_order': False", b"'fortran_order': (alse"), "an npy 1.0 header"),
+    (lambda data: data.replace(b"'shape': (8, 7)", b"'shape': (-8,-7"), "an npy 1.0 header"),
     (lambda data: b"\x1f\x8b" + data[2:], "tar structure"),
     (lambda data: bytes(len(data)), "found 0 blocks"),
 ]
@@ -122,6 +134,7 @@ def test_an_altered_shard_of_the_right_size_is_named(
     with pytest.raises(FormatError, match=message) as caught:
         list(reader.read(1))
     assert caught.value.path.endswith(str(path))
+    assert "object at" not in str(caught.value)
 
 
 def test_policies_without_rows_are_named(make_shards: MakeShards) -> None:

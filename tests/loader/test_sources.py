@@ -212,6 +212,8 @@ def test_a_folder_is_checked_without_reading(folder: Path) -> None:
     assert source.find_fault(NAME, len(DATA)) is None
     assert "found 3000000 bytes" in str(source.find_fault(NAME, 7))
     assert "missing" in str(source.find_fault("other.tar", 7))
+    (folder / "loop.tar").symlink_to("loop.tar")
+    assert "loop.tar: a file cannot be read" in str(source.find_fault("loop.tar", 7))
 
 
 # --- a web server -------------------------------------------------------------------------------------
@@ -249,6 +251,34 @@ def test_a_server_that_gives_another_part_is_named(server: FileServer) -> None:
     server.shift = 5
     with pytest.raises(StoreError, match="asked for byte 100, the server began at 105"):
         read(quick(server), Part(100))
+
+
+def test_an_answer_without_sense_is_named_at_once(serve: Serve, folder: Path) -> None:
+    answers = ["200 OK\r\nContent-Length: many", "302 Found\r\nLocation: http://[::1/x"]
+    for answer, found in zip(answers, ["invalid literal", "Invalid IPv6 URL"], strict=True):
+
+        class Senseless(Handler):
+            line = f"HTTP/1.1 {answer}\r\n\r\n".encode("ascii")
+
+            def do_GET(self) -> None:
+                self.wfile.write(self.line)
+
+        server = serve(folder)
+        server.RequestHandlerClass = Senseless
+        with pytest.raises(StoreError, match=f"cannot be read; found {found}"):
+            read(quick(server))
+    for url in ("http://[::1/{name}", "http://127.0.0.1:port/{name}"):
+        with pytest.raises(StoreError, match="cannot be read"):
+            read(HttpSource(url, pause=1e9))  # not asked again
+
+
+def test_a_url_may_hold_any_letters(serve: Serve, tmp_path: Path) -> None:
+    (tmp_path / NAME).write_bytes(DATA)
+    server = serve(tmp_path)
+    source = make_source(f"{server.url}/{{name}}?key=a%20b&dön =[1]")
+    with pytest.raises(StoreError, match="a shard is missing"):
+        read(source)
+    assert server.asked == [("some file.tar?key=a b&d%C3%B6n =[1]", None)]
 
 
 def test_a_server_that_is_silent_or_gone_is_named(serve: Serve, folder: Path) -> None:
@@ -304,6 +334,17 @@ def test_a_command_that_is_left_is_ended() -> None:
         (process,) = set(psutil.Process().children(recursive=True)) - before
     assert not process.is_running()
     assert time.monotonic() - begin < silent / 2
+
+
+def test_all_that_a_command_has_started_is_ended() -> None:
+    source = CommandSource("pipe:(echo y; sleep 61; echo n) | cat; echo n # {name}")
+    before = set(psutil.Process().children(recursive=True))
+    with source.open(NAME) as stream:
+        assert stream.read(2) == b"y\n"
+        processes = set(psutil.Process().children(recursive=True)) - before
+        assert len(processes) >= 4  # two shells, sleep and cat
+    gone, alive = psutil.wait_procs(processes, timeout=5)
+    assert (gone, alive) == (list(gone), [])
 
 
 def test_names_are_quoted_for_the_shell(tmp_path: Path) -> None:

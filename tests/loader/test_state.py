@@ -26,7 +26,7 @@ def test_a_state_is_pinned(shards: ShardFolder) -> None:
     rows, digest = state.pop("rows"), state.pop("epoch_digest")
     assert (len(rows), len(digest)) == (64, 16)
     assert state == {
-        "version": 2,
+        "version": 3,
         "order_version": ORDER_VERSION,
         "digest": loader.manifest.digest,
         "split": "train",
@@ -38,6 +38,8 @@ def test_a_state_is_pinned(shards: ShardFolder) -> None:
         "where": "value = 1",
         "newest": None,
         "final_policy_skip": False,
+        "streams": None,
+        "window": None,
         "rank": 0,
         "world_size": 1,
         "epoch": 2,
@@ -64,7 +66,7 @@ def test_a_state_is_a_few_hundred_bytes_of_json(shards: ShardFolder, mode: Any) 
         ({"shuffle": False, "seed": 2}, "another seed, shuffle"),
         ({"remainder": "drop"}, "another remainder"),
         ({"split": "val", "shuffle": True}, "another split"),
-        ({"mode": "stream"}, "not the state of a loader"),
+        ({"mode": "stream"}, r"another mode, streams, window; found {'mode': 'exact', "),
         ({"where": "value = 1"}, "another where"),
         ({"newest": 3}, "another newest"),
         ({"final_policy": "skip"}, "another final_policy_skip"),
@@ -112,6 +114,9 @@ def test_what_is_no_state_is_refused(shards: ShardFolder) -> None:
     for name in ("version", "order_version"):
         with pytest.raises(StoreError, match=f"another {name}; found 99; expected {state[name]}"):
             loader.load_state_dict({**state, name: 99})
+    older = {"version": 2, "order_version": state["order_version"], "epoch": 1}
+    with pytest.raises(StoreError, match="another version; found 2"):
+        loader.load_state_dict(older)
     broken: list[Any] = [{}, None, {**state, "more": 1}]
     broken += [{**state, "batch": batch} for batch in (10_000, -1, "2", True, 1.0)]
     broken += [{**state, "epoch": epoch} for epoch in (-1, None)]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexdata.errors import ConfigError, StoreError
+from hexdata.errors import ConfigError, FormatError
 from hexdata.formats.shards import ShardManifest
 from hexdata.loader.batch import BatchOptions
 from hexdata.loader.mapped import MappedShards
@@ -87,6 +87,14 @@ PREDICATES: list[tuple[str, Any]] = [
         "position_id < 20 OR total_positions = 12",
         lambda row: row["position_id"] < 20 or row["total_positions"] == 12,
     ),
+    (
+        "position_in_game - total_positions < -3",  # below 0, which no label is
+        lambda row: (
+            None not in (row["position_in_game"], row["total_positions"])
+            and row["position_in_game"] - row["total_positions"] < -3
+        ),
+    ),
+    ("move * move * move > 1000 -- more than 16 bits", lambda row: (row["move"] or 0) ** 3 > 1000),
     ("1 = 1", lambda row: True),
 ]
 
@@ -100,6 +108,15 @@ def test_a_predicate_picks_the_rows_that_fulfil_it(
     expected = [number for number, row in enumerate(labels_of(folder)) if fulfils(row)]
     assert expected
     assert choose(folder, where=where) == expected
+
+
+def test_only_the_labels_that_a_predicate_names_are_read(make_shards: MakeShards) -> None:
+    folder = make_shards(train=40)
+    path = folder.path / "train-000001.tar"
+    path.write_bytes(path.read_bytes().replace(b"000003.move", b"000003.more"))
+    assert choose(folder, where="value = 1") == np.flatnonzero(folder.splits["train"]["value"] == 1).tolist()
+    with pytest.raises(FormatError, match=r"train-000001\.tar: 000003\.move\.npy"):
+        choose(folder, where="value = 1 AND move > 0")
 
 
 @pytest.mark.parametrize("games", [1, 3, 8, 9, 10, 1000])
@@ -142,10 +159,14 @@ def test_all_that_is_asked_must_hold(make_shards: MakeShards) -> None:
 @pytest.mark.parametrize(
     ("where", "message"),
     [
-        ("tier < 2", "where is no predicate on the labels of a position; found 'tier < 2': Binder"),
-        ("value <", "where is no predicate"),
-        ("board IS NULL", "expected SQL on game_id, move, "),
-        ("random() < 0.5", "where must pick the same positions every time; found random"),
+        ("tier < 2", "no column 'tier'; found tier < 2; expected one of game_id, move, "),
+        ("value <", "where: syntax error"),
+        ("board IS NULL", "no column 'board'"),
+        ("_row < 10", "no column '_row'"),
+        ("move", "where is no predicate; found BIGINT from move; expected BOOLEAN"),
+        ("random() < 0.5", "random: its value may be another in another run"),
+        ("position_id > (SELECT avg(position_id) FROM labels)", "it holds a subquery"),
+        ("1 = 1); SELECT 0 AS _row WHERE (1 = 1", "where: "),
         ("value > 2", r"no position of train is left to train on; found {'where': 'value > 2'"),
     ],
 )
@@ -155,5 +176,5 @@ def test_what_is_no_predicate_is_refused(shards: ShardFolder, where: str, messag
 
 
 def test_a_predicate_that_fails_on_a_position_says_so(shards: ShardFolder) -> None:
-    with pytest.raises(StoreError, match="a query failed; found Conversion Error"):
+    with pytest.raises(ConfigError, match="where fails on some position: Conversion Error"):
         choose(shards, where="(value::TEXT || 'x')::INTEGER = 1")

@@ -55,6 +55,14 @@ def test_the_digest_names_the_content(manifest: Manifest) -> None:
     assert manifest.digest("positions", "games") != before
 
 
+def test_one_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="cannot be read"):
+        Manifest.load(Path(__file__))  # a file is no folder
+    (tmp_path / MANIFEST_NAME).mkdir()
+    with pytest.raises(StoreError, match="cannot be read"):
+        Manifest.load(tmp_path)
+
+
 def test_a_folder_without_one_is_no_store(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"no manifest.*hexdata convert"):
         Manifest.load(tmp_path)
