@@ -20,7 +20,7 @@ from hexdata.export import ExportOptions, PicklesOptions, export_pickles, export
 from hexdata.loader.drive import LoadOptions, drive_loader
 from hexdata.progress import SILENT, Progress
 from hexdata.quality import Quality, measure_quality
-from hexdata.shuffle import ShuffleOptions, shuffle_store
+from hexdata.shuffle import ShuffleOptions, ShuffleResult, shuffle_store
 from hexdata.store import Store
 from hexdata.units import parse_bytes
 from hexdata.verify import VerifyOptions, check_round_trip, verify_store
@@ -141,10 +141,18 @@ class StageFacts:
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a run did, stage by stage; ``quality`` if the store has a shuffled training split."""
+    """What a run did, stage by stage.
+
+    Attributes:
+        store: its path.
+        stages: in the order in which they ran.
+        shuffle: what the stage of that name did, its choices among it; None if it was not asked for.
+        quality: of the shuffle, if the store has a shuffled training split.
+    """
 
     store: str
     stages: list[StageFacts]
+    shuffle: ShuffleResult | None
     quality: Quality | None
 
 
@@ -171,7 +179,7 @@ def run_config(config: Config, progress: Progress = SILENT) -> RunResult:
     Raises:
         HexdataError: a stage failed; those before it are complete.
     """
-    stages, quality = [], None
+    stages, shuffled, quality = [], None, None
     for name, runner in _RUNNERS.items():
         if getattr(config, name) is None:
             continue
@@ -181,19 +189,21 @@ def run_config(config: Config, progress: Progress = SILENT) -> RunResult:
         size = None if ran.folder is None else _bytes_below(Path(ran.folder))
         rate = ran.positions / max(seconds, 1e-9)
         stages.append(StageFacts(name, ran.positions, ran.games, size, seconds, rate, ran.folder))
+        shuffled = ran.shuffle or shuffled
         quality = ran.quality or quality
     if quality is None and "shuffle" in Store.open(config.store).manifest.stages:
         quality = measure_quality(config.store)
-    return RunResult(config.store, stages, quality)
+    return RunResult(config.store, stages, shuffled, quality)
 
 
 @dataclass(frozen=True)
 class _Ran:
-    """What a stage says of itself, where it has such: games, the folder that it left, the quality found."""
+    """What a stage says of itself, where it has such: games, the folder it left, shuffle and quality."""
 
     positions: int
     games: int | None = None
     folder: str | None = None
+    shuffle: ShuffleResult | None = None
     quality: Quality | None = None
 
 
@@ -211,7 +221,7 @@ def _convert(config: Config, progress: Progress) -> _Ran:
 
 def _shuffle(config: Config, progress: Progress) -> _Ran:
     result = shuffle_store(config.store, config.shuffle, progress)
-    return _Ran(result.positions, folder=f"{config.store}/shuffled")
+    return _Ran(result.positions, folder=f"{config.store}/shuffled", shuffle=result)
 
 
 def _export(config: Config, progress: Progress) -> _Ran:

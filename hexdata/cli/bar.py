@@ -37,7 +37,9 @@ class _Memory(ProgressColumn):
         self._process = psutil.Process()
         super().__init__()
 
-    def render(self, task: Task) -> Text:  # noqa: ARG002 - the interface of rich
+    def render(self, task: Task) -> Text:
+        if task.finished:
+            return Text("")
         total = 0
         for process in [self._process, *self._process.children(recursive=True)]:
             try:
@@ -76,7 +78,15 @@ class Bar:
 
     def begin(self, stage: str, total: int | None, unit: str) -> None:
         """Show the next stage; the one before it stays as it ended."""
+        self._end_task()
         self._task = self._bar.add_task(stage, total=total or None, unit=unit)
+
+    def _end_task(self) -> None:
+        """Let the stage before stand still, if nobody knew how long it would be."""
+        for task in self._bar.tasks:
+            if task.id == self._task and task.total is None:
+                done = task.completed or 1
+                self._bar.update(task.id, total=done, completed=done)
 
     def advance(self, amount: int) -> None:
         """Move the bar."""

@@ -18,14 +18,17 @@ _PIPED_WIDTH: Final = 200
 
 
 class Output:
-    """Prints facts on standard output, notes and errors on standard error."""
+    """Prints facts on standard output, notes and errors on standard error.
+
+    Texts are printed as they are: brackets in them, of a path or a value, are no markup.
+    """
 
     def __init__(self, as_json: bool) -> None:
         self.as_json = as_json
-        self.out = Console(highlight=False, soft_wrap=True)
+        self.out = Console(highlight=False, soft_wrap=True, markup=False)
         if not self.out.is_terminal:
             self.out.width = _PIPED_WIDTH
-        self.err = Console(stderr=True, highlight=False, soft_wrap=True)
+        self.err = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 
     def facts(self, result: Any) -> bool:
         """Print a result as one line of JSON if that is asked for; say whether it was."""
@@ -35,7 +38,7 @@ class Output:
 
     def line(self, text: str = "") -> None:
         """Print a line."""
-        self.out.print(text, markup=False)
+        self.out.print(text)
 
     def table(self, columns: list[str], rows: list[list[str]]) -> None:
         """Print a table, numbers to the right."""
@@ -49,8 +52,8 @@ class Output:
 
     def error(self, message: str) -> None:
         """Print what went wrong, on standard error."""
-        self.err.print(f"hexdata: {message}", style="bold red", markup=False)
+        self.err.print(f"hexdata: {message}", style="bold red")
 
     def note(self, message: str) -> None:
         """Print a line for the person who watches, on standard error."""
-        self.err.print(f"note: {message}", markup=False)
+        self.err.print(f"note: {message}")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hexdata.cli.app import Json, command
+from hexdata.cli.shuffle import show_choices
 from hexdata.units import format_bytes
 
 if TYPE_CHECKING:
@@ -48,6 +49,9 @@ def show_run(output: Output, result: RunResult) -> None:
         for s in result.stages
     ]
     output.table(["stage", "positions", "games", "on disk", "seconds", "positions/s", "where"], rows)
+    if result.shuffle is not None and (result.shuffle.left_out or result.shuffle.notes):
+        output.line()
+        show_choices(output, result.shuffle)
     if result.quality is not None:
         show_dispersion(output, result.quality)
 

@@ -11,13 +11,15 @@ from hexdata.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from hexdata.cli.render import Output
-    from hexdata.selection import BalanceRow, Means
+    from hexdata.selection import BalanceRow, Duplicates, Means
     from hexdata.shuffle import ShufflePlan, ShuffleResult
 
-__all__ = ["shuffle"]
+__all__ = ["show_choices", "shuffle"]
 
 _SHOWN_GROUPS: Final = 12
 """Groups of a split that the table of a balance shows; ``--json`` has all."""
+_SHOWN_LETTERS: Final = 60
+"""Of the name of a group."""
 
 
 def shuffle(
@@ -104,6 +106,7 @@ def shuffle(
             plan = plan_shuffle(store, options)
             if not output.facts(plan):
                 _show_plan(output, plan)
+                show_choices(output, plan)
             plan.require_disk()
             return
         result = shuffle_store(store, options, bar)
@@ -111,28 +114,38 @@ def shuffle(
         return
     if result.already_done:
         output.note("this shuffle was done already")
-    for note in result.notes:
-        output.note(note)
+    _show_splits(output, result.splits, result.buckets)
+    output.line(f"seed {result.seed}, {result.positions:,} positions, {format_bytes(result.bytes)}")
+    show_choices(output, result)
+
+
+def _show_splits(output: Output, rows: dict[str, int], buckets: dict[str, int]) -> None:
+    from hexdata.schema import SPLITS
+
     output.table(
         ["split", "positions", "buckets"],
-        [[split, f"{n:,}", f"{result.buckets[split]:,}"] for split, n in result.splits.items()],
+        [[split, f"{rows[split]:,}", f"{buckets[split]:,}"] for split in SPLITS if split in rows],
     )
-    output.line(f"seed {result.seed}, {result.positions:,} positions, {format_bytes(result.bytes)}")
-    _show_choices(output, result)
 
 
-def _show_choices(output: Output, result: ShuffleResult) -> None:
-    """Print what the choices left out, what they might have, and what a balance did to each group."""
-    for choice, count in result.left_out.items():
+def show_choices(output: Output, made: ShuffleResult | ShufflePlan) -> None:
+    """Print what the choices leave out, what they might have, and what a balance does to each group."""
+    for note in made.notes:
+        output.note(note)
+    for choice, count in made.left_out.items():
         output.line(f"left out by {choice}: {count:,} positions")
-    if found := result.duplicates:
-        output.line(
-            f"duplicates in the store: {found.exact_games:,} games ({found.exact_positions:,} positions) "
-            f"exact, {found.symmetric_games:,} ({found.symmetric_positions:,}) with images and fragments"
-        )
-    if result.balance:
+    if made.duplicates:
+        _show_duplicates(output, made.duplicates)
+    if made.balance:
         output.line()
-        _show_balance(output, result.balance)
+        _show_balance(output, made.balance)
+
+
+def _show_duplicates(output: Output, found: Duplicates) -> None:
+    output.line(
+        f"duplicates in the store: {found.exact_games:,} games ({found.exact_positions:,} positions) "
+        f"exact, {found.symmetric_games:,} ({found.symmetric_positions:,}) with images and fragments"
+    )
 
 
 def _show_balance(output: Output, balance: tuple[BalanceRow, ...]) -> None:
@@ -141,7 +154,7 @@ def _show_balance(output: Output, balance: tuple[BalanceRow, ...]) -> None:
     for split in dict.fromkeys(row.split for row in balance):
         own = sorted((r for r in balance if r.split == split), key=lambda r: (not r.total, -r.before))
         for row in own[: _SHOWN_GROUPS + 1]:
-            name = "all groups" if row.total else "NULL" if row.group is None else row.group
+            name = "all groups" if row.total else "NULL" if row.group is None else _shown(row.group)
             whole = "all" if row.kept < row.before else "all kept"
             rows.append([split, name, whole, f"{row.before:,}", *_means(row.whole)])
             if row.kept < row.before:
@@ -152,6 +165,12 @@ def _show_balance(output: Output, balance: tuple[BalanceRow, ...]) -> None:
     output.table(["split", "group", "", "positions", "game length", "value", "place in file"], rows)
 
 
+def _shown(text: str) -> str:
+    """Return a value as it may stand in a table: what no screen shows is spelled out, and length is cut."""
+    text = text if text.isprintable() else ascii(text)
+    return text if len(text) <= _SHOWN_LETTERS else f"{text[: _SHOWN_LETTERS - 1]}…"
+
+
 def _means(means: Means) -> list[str]:
     values = ((means.total_positions, 1), (means.value, 4), (means.place, 3))
     return ["-" if value is None else f"{value:.{digits}f}" for value, digits in values]
@@ -159,10 +178,7 @@ def _means(means: Means) -> list[str]:
 
 def _show_plan(output: Output, plan: ShufflePlan) -> None:
     """Print what a shuffle would do."""
-    output.table(
-        ["split", "positions", "buckets"],
-        [[split, f"{n:,}", f"{plan.buckets[split]:,}"] for split, n in plan.rows.items()],
-    )
+    _show_splits(output, plan.rows, plan.buckets)
     work = f"{plan.slices:,} slices of the input and {plan.units:,} units of the result"
     if plan.units_done:
         work += f"; {plan.units_done:,} slices and buckets are done"
@@ -172,13 +188,13 @@ def _show_plan(output: Output, plan: ShufflePlan) -> None:
     )
     disk = (
         f"{format_bytes(plan.disk_needed)} needed ({format_bytes(plan.run_bytes)} of runs, which go again, "
-        f"{format_bytes(plan.bucket_bytes)} of buckets, {format_bytes(plan.spill_bytes)} to spare), "
-        f"{format_bytes(plan.disk_free)} free"
+        f"{format_bytes(plan.bucket_bytes)} of buckets, {format_bytes(plan.spill_bytes)} to spare"
     )
+    disk += f"; {format_bytes(plan.disk_done)} of it are written" if plan.disk_done else ""
+    disk += f"), {format_bytes(plan.disk_free)} free"
     if plan.disk_freed:
         disk += f" and {format_bytes(plan.disk_freed)} of the shuffle that is replaced"
     facts = {
-        "left out": ", ".join(f"{n:,} by {name}" for name, n in plan.left_out.items()) or "none",
         "work": work,
         "threads": limits,
         "row groups": f"{plan.row_group_rows:,} rows",

@@ -83,7 +83,7 @@ def _show_quality(output: Output, quality: Quality) -> None:
         [
             [
                 figure.title,
-                "ok" if figure.ok else "FAILED",
+                ("ok" if figure.ok else "FAILED") if figure.judged else "-",
                 _figure(figure, figure.before),
                 _figure(figure, figure.after),
                 _figure(figure, figure.expected),

@@ -10,13 +10,13 @@ from typing import Any, Final
 
 from hexdata.pool import default_workers
 from hexdata.quality.assess import WANTED_SHARE, assess_split
-from hexdata.quality.figures import Figure, Quality
+from hexdata.quality.figures import BucketFigures, Figure, Quality
 from hexdata.quality.measure import SPLIT, measure_split
 from hexdata.quality.theory import DEVIATIONS
 from hexdata.store import Store
 from hexdata.store.session import duckdb_session
 
-__all__ = ["DEVIATIONS", "WANTED_SHARE", "Figure", "Quality", "measure_quality"]
+__all__ = ["DEVIATIONS", "WANTED_SHARE", "BucketFigures", "Figure", "Quality", "measure_quality"]
 
 DUCKDB_MEMORY: Final = 500 << 20
 

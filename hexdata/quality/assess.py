@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, Final
 
-from hexdata.quality.figures import Figure, Quality, judge
+from hexdata.quality.figures import BucketFigures, Figure, Quality, judge
 from hexdata.quality.measure import (
     AUTOCORRELATION_LAGS,
     BATCHES,
@@ -70,8 +70,8 @@ class _Assessment:
         figures += [self._batch(size) for size in BATCHES]
         lags = [self._lag(lag) for lag in range(1, LAGS + 1)]
         figures += [lags[0], _worst("neighbours-worst", f"the worst of lags 1 to {LAGS}", lags)]
-        if not it.constant:
-            products = [self._product(lag) for lag in AUTOCORRELATION_LAGS]
+        products = [] if it.constant else [self._product(lag) for lag in AUTOCORRELATION_LAGS]
+        if products:
             listed = ", ".join(map(str, AUTOCORRELATION_LAGS[:-1])) + f" and {AUTOCORRELATION_LAGS[-1]}"
             figures += [products[0], _worst("value-worst", f"the worst of lags {listed}", products)]
         figures.append(self._rank())
@@ -85,9 +85,23 @@ class _Assessment:
             buckets=len(it.buckets),
             reference="each bucket in uniform order" if it.by_bucket else "the split in uniform order",
             figures=figures,
+            lags=lags + products,
+            by_bucket=[self._bucket(number, facts) for number, facts in self.rows.items()],
         )
 
     # --- buckets
+
+    def _bucket(self, number: int, facts: BucketFacts) -> BucketFigures:
+        valued, band = not self.it.constant, self._band(facts.rows)
+        return BucketFigures(
+            bucket=number,
+            rows=facts.rows,
+            games=facts.games,
+            largest_share=facts.largest / facts.rows,
+            value_mean=facts.mean if valued else None,
+            value_deviation=band if valued and band else None,
+            z=self._deviations(facts.mean, facts.rows) if valued and band else None,
+        )
 
     def _largest_share(self) -> Figure:
         share, at = max((facts.largest / facts.rows, -number) for number, facts in self.rows.items())
@@ -111,6 +125,7 @@ class _Assessment:
             unit="share",
             before=max(largest / rows for rows, _, largest, _ in self.it.pieces),
             after=share,
+            judged=not self.whole_games,
             ok=self.whole_games or share <= possible,
             note=note,
         )
@@ -157,6 +172,7 @@ class _Assessment:
             deviation=band,
             z=z if band else None,
             bound=bound if band else None,
+            judged=bool(band) and bound is not None,
             ok=bound is None or abs(z) <= bound,
             note=note,
         )

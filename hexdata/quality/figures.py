@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from hexdata.quality.theory import DEVIATIONS, Moments
 
-__all__ = ["Figure", "Quality", "judge"]
+__all__ = ["BucketFigures", "Figure", "Quality", "judge"]
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,9 @@ class Figure:
         after: in the shuffled order; None where there is nothing to count.
         expected, deviation: mean and standard deviation of it in a uniform shuffle, where they are known.
         z: standard deviations that ``after`` is above ``expected``.
-        bound: standard deviations that chance is granted; None if the figure is not judged.
-        ok: whether it is within them.
+        bound: standard deviations that chance is granted; None where another bound holds, or none.
+        judged: whether it could have failed.
+        ok: that it did not.
         note: what else there is to say.
     """
 
@@ -35,6 +36,7 @@ class Figure:
     deviation: float | None = None
     z: float | None = None
     bound: float | None = None
+    judged: bool = False
     ok: bool = True
     note: str = ""
 
@@ -63,9 +65,34 @@ def judge(figure: Figure, found: float, chance: Moments, scale: float) -> Figure
         deviation=deviation * scale,
         z=z,
         bound=bound,
+        judged=z is not None and bound is not None,
         ok=z is None or bound is None or -DEVIATIONS <= z <= bound,
         note=reason,
     )
+
+
+@dataclass(frozen=True)
+class BucketFigures:
+    """What one bucket holds.
+
+    Attributes:
+        bucket: its number, from 0; those without rows are left out.
+        rows: in it.
+        games: in it; a row of no known game is a game of its own.
+        largest_share: of its rows, those of the game that has most.
+        value_mean: of its rows; None if all values of the split are equal, or some are no numbers.
+        value_deviation: standard deviation of such a mean in a uniform shuffle, the binomial band; None
+            where chance has no part in it.
+        z: standard deviations that ``value_mean`` is above the mean of the split.
+    """
+
+    bucket: int
+    rows: int
+    games: int
+    largest_share: float
+    value_mean: float | None
+    value_deviation: float | None
+    z: float | None
 
 
 @dataclass(frozen=True)
@@ -82,6 +109,9 @@ class Quality:
         reference: what chance is taken to do: "the split in uniform order", or "each bucket in uniform
             order" where a choice decides what the buckets hold.
         figures: in the order in which they are shown.
+        lags: neighbours and autocorrelation at every lag that was counted, of which ``figures`` has the
+            first and the worst.
+        by_bucket: what each bucket holds.
     """
 
     split: str
@@ -91,6 +121,8 @@ class Quality:
     buckets: int
     reference: str
     figures: list[Figure] = field(default_factory=list)
+    lags: list[Figure] = field(default_factory=list)
+    by_bucket: list[BucketFigures] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
@@ -103,7 +135,7 @@ class Quality:
         Raises:
             KeyError: there is none.
         """
-        for figure in self.figures:
+        for figure in (*self.figures, *self.lags):
             if figure.name == name:
                 return figure
         raise KeyError(name)

@@ -75,8 +75,9 @@ def without_copies(
 def _copies_sql(tables: Tables, present: str = "") -> str:
     """Return a query for the games that share their hash: how each stands to one of lower id.
 
-    Games of the same moves share their hash, so only those are looked at. The moves are compared by their
-    MD5, since a list a game would not fit into the memory. ``present`` is a join that takes games out.
+    Games of the same moves share their hash, so only hashes that have a ``duplicate_of`` are looked at. The
+    moves are compared by their MD5, since a list a game would not fit into the memory. ``present`` is a
+    join that takes games out.
     """
     return f"""
         SELECT game_id, positions, moves IS NULL AS fragment,
@@ -87,7 +88,7 @@ def _copies_sql(tables: Tables, present: str = "") -> str:
                    md5_number(moves::VARCHAR) AS moves
             FROM {tables.games} {present} WHERE positions > 0
         )
-        SEMI JOIN (SELECT game_hash FROM {tables.games} GROUP BY ALL HAVING count(*) > 1) USING (game_hash)
+        SEMI JOIN (SELECT game_hash FROM {tables.games} WHERE duplicate_of IS NOT NULL) USING (game_hash)
     """
 
 

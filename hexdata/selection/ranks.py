@@ -21,7 +21,7 @@ UInt64Array = npt.NDArray[np.uint64]
 
 CELL_ROWS: Final = 256
 """Rows of a group that one cell of its histogram holds, if the keys are even."""
-MOST_CELLS: Final = 1 << 19
+MOST_CELLS: Final = 1 << 18
 """Of all groups together, about; larger cells where this does not do."""
 _BATCH_ROWS: Final = 1 << 16
 _CELLS_NAME: Final = "cells_of_wanted_keys"

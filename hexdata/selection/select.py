@@ -99,12 +99,13 @@ def select(store: Store, choices: Choices, seed: int, con: DuckDBPyConnection, f
         if (text := getattr(choices, name)) is not None
     }
     _check_condition(expressions.get("where"))
+    tables = tables.ready_for(con, expressions.values(), folder)
     duplicates = count_duplicates(con, tables)
     choosing = _Choosing(con, tables, choices, expressions, seed, folder)
     choosing.choose()
     if choices.dedup == "exact" and duplicates.fragments:
         choosing.notes.append(
-            f"{duplicates.fragments:,} duplicate games are fragments, which only dedup symmetric can tell"
+            f"only dedup symmetric can tell copies that are fragments of a game: {duplicates.fragments:,}"
         )
     columns = ", ".join(tables.position_columns)
     return Selection(
@@ -203,7 +204,7 @@ class _Choosing:
         unknown = self._count()
         self._leave_out("per_game")
         if unknown:
-            self.notes.append(f"{unknown:,} positions of no known game are not limited by per_game")
+            self.notes.append(f"per_game does not limit positions of no known game: {unknown:,} stay")
 
     def _balance(self, expression: Expression) -> None:
         balanced = balance(self.con, self.tables, self.rows, expression, self.seed, self.folder)

@@ -1,25 +1,30 @@
 """A store's tables as SQL, and what an expression sees of them: one row a position, each column once.
 
-Joins games and sources only where one of their columns is asked for. Reads no row.
+Joins games and sources only where one of their columns is asked for. Reads no position.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 
 from hexdata.schema import SPLITS, games_schema, positions_schema, sources_schema
 from hexdata.selection.expression import Expression
+from hexdata.selection.ranks import segments
 from hexdata.store import Store
 from hexdata.store.parquet import write_parquet
-from hexdata.store.session import read_parquet_sql
+from hexdata.store.session import DuckDBPyConnection, read_parquet_sql
 
 __all__ = ["Tables", "write_table"]
 
+_OF_SOURCE: Final = frozenset({"source", "source_id"})
+_BLOCK_BITS: Final = 12
+"""Runs of games are found by blocks of game ids, 2 to this power of them."""
 _SQL_TYPES: Final = {
     pa.bool_(): "BOOLEAN",
     pa.float32(): "FLOAT",
@@ -44,6 +49,8 @@ class Tables:
     sources: str
     position_columns: dict[str, str]
     """DuckDB's types by name."""
+    source_runs: str | None = None
+    """Ranges of game ids with their source, once :meth:`ready_for` expressions of sources."""
 
     @classmethod
     def of(cls, store: Store) -> Tables:
@@ -84,21 +91,57 @@ class Tables:
         ``source``, are NULL where the game is not known.
         """
         texts = " ".join(f"WHEN {i} THEN '{split}'" for i, split in enumerate(SPLITS))
-        game_columns = sorted(expression.columns & (self._game_columns.keys() | {"source"}))
         return f"""
             SELECT p.* EXCLUDE (split), {expression.sql}::{kind} AS {name}
             FROM (SELECT *, CASE split_index {texts} END AS split FROM ({rows})) p
-            {self._join_games_sql(game_columns) if game_columns else ""}
+            {self._join_games_sql(sorted(expression.columns & self._game_columns.keys() - _OF_SOURCE))}
+            {self._join_sources_sql() if expression.columns & _OF_SOURCE else ""}
         """
 
     def _join_games_sql(self, columns: Sequence[str]) -> str:
-        spelled = {"game_positions": "g.positions AS game_positions", "source": "s.name AS source"}
-        selected = ", ".join(spelled.get(name, f'g."{name}"') for name in columns)
-        sources = f"LEFT JOIN {self.sources} s ON s.source_id = g.source_id" if "source" in columns else ""
+        spelled = {"game_positions": "positions AS game_positions"}
+        selected = ", ".join(spelled.get(name, f'"{name}"') for name in columns)
+        joined = f"(SELECT game_id AS of_game, {selected} FROM {self.games})"
+        return f"LEFT JOIN {joined} g ON p.game_id = g.of_game" if columns else ""
+
+    def _join_sources_sql(self) -> str:
+        assert self.source_runs is not None, "ready_for comes before expressions of sources"
         return f"""
-            LEFT JOIN (SELECT g.game_id AS of_game, {selected} FROM {self.games} g {sources}) g
-            ON p.game_id = g.of_game
+            LEFT JOIN {self.source_runs} r
+            ON p.game_id >> {_BLOCK_BITS} = r.block AND p.game_id BETWEEN r.low AND r.high
         """
+
+    def ready_for(self, con: DuckDBPyConnection, expressions: Iterable[Expression], folder: Path) -> Tables:
+        """Return these tables with what the expressions need beside them, written to ``folder``."""
+        if any(expression.columns & _OF_SOURCE for expression in expressions):
+            return replace(self, source_runs=write_table(folder / "source-runs.parquet", self._runs(con)))
+        return self
+
+    def _runs(self, con: DuckDBPyConnection) -> pa.Table:
+        """Return ranges of game ids with their source, cut at blocks of ids.
+
+        Games of one source stand together in the order of ids, so a few ranges say what a join of all
+        games would, without holding them.
+        """
+        starts = con.sql(f"""
+            SELECT game_id, source_id, name FROM (
+                SELECT game_id, source_id, lag(source_id) OVER (ORDER BY game_id) AS before FROM {self.games}
+            ) LEFT JOIN (SELECT source_id, name FROM {self.sources}) USING (source_id)
+            WHERE source_id IS DISTINCT FROM before ORDER BY game_id
+        """).fetchall()
+        lows = np.array([0, *(game for game, _, _ in starts[1:])], dtype=np.uint64)
+        last = con.sql(f"SELECT coalesce(max(game_id), 0) FROM {self.games}").fetchall()[0][0]
+        block, low, high, run = segments(lows, last, _BLOCK_BITS)
+        runs = [starts[i][1:] for i in run] if starts else [(None, None)] * len(run)
+        return pa.table(
+            {
+                "block": pa.array(block.astype(np.int64)),
+                "low": pa.array(low.astype(np.int64)),
+                "high": pa.array(high.astype(np.int64)),
+                "source_id": pa.array([source for source, _ in runs], pa.int32()),
+                "source": pa.array([name for _, name in runs], pa.string()),
+            }
+        )
 
 
 def write_table(path: Path, table: pa.Table) -> str:

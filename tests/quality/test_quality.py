@@ -117,6 +117,38 @@ def check_figures(found: Quality, before: Plain, after: Plain) -> None:
     assert found["games-in-bucket"].after == pytest.approx(after.games_in_bucket())
     assert min(abs(found["bucket-mean"].after - mean) for mean in after.means) < 1e-9
     assert found["bucket-mean"].expected == pytest.approx(after.values.mean())
+    check_lags(found, before, after, close)
+    check_buckets(found, after)
+
+
+def check_lags(found: Quality, before: Plain, after: Plain, close: dict[str, float]) -> None:
+    """Every lag is told, not the first and the worst alone."""
+    names = [f"neighbours-{lag}" for lag in LAGS] + [f"value-{lag}" for lag in VALUE_LAGS]
+    assert [figure.name for figure in found.lags] == names
+    for lag in (2, 50, 99):
+        figure = found[f"neighbours-{lag}"]
+        assert (figure.before, figure.after) == (
+            pytest.approx(before.neighbours(lag), **close),
+            pytest.approx(after.neighbours(lag), **close),
+        )
+    assert found["value-20"].after == pytest.approx(after.products(20), **close)
+
+
+def check_buckets(found: Quality, after: Plain) -> None:
+    """Each bucket is told, with the band of its mean: that of a draw without replacement."""
+    n, variance = len(after.values), after.values.var(ddof=1)
+    assert [bucket.rows for bucket in found.by_bucket] == [len(b) for b in after.buckets]
+    for bucket, games, mean in zip(found.by_bucket, after.buckets, after.means, strict=True):
+        counts = Counter(games.tolist())
+        assert bucket.games == len(counts)
+        assert bucket.largest_share == pytest.approx(max(counts.values()) / len(games))
+        assert bucket.value_mean == pytest.approx(mean)
+        if len(after.buckets) > 1:
+            band = math.sqrt(variance / len(games) * (1 - len(games) / n))
+            assert bucket.value_deviation == pytest.approx(band)
+            assert bucket.z == pytest.approx((mean - after.values.mean()) / band, abs=1e-6)
+        else:
+            assert (bucket.value_deviation, bucket.z) == (None, None)
 
 
 @pytest.mark.parametrize("buckets", [1, 3, 200])
@@ -221,6 +253,7 @@ def test_uniform_shuffles_pass_and_spread_as_they_should(arrange: Arrange) -> No
         quality = measure_quality(arrange(GAMES, VALUES, np.random.default_rng(seed).permutation(N), BOUNDS))
         assert quality is not None
         assert [figure for figure in quality.figures if not figure.ok] == []
+        assert [figure.name for figure in quality.figures if not figure.judged] == ["games-in-bucket"]
         for figure in quality.figures:
             if figure.z is not None and not figure.name.endswith(("-worst", "-mean")):
                 found.setdefault(figure.name, []).append(figure.z)
@@ -298,6 +331,10 @@ def test_whole_games_in_buckets_are_explained_by_the_choice(arrange: Arrange) ->
         assert found is not None
         assert found.ok
         assert found.reference == "each bucket in uniform order"
+        shown = {figure.name for figure in found.figures if not figure.judged}
+        assert shown == {"largest-share", "games-in-bucket", "bucket-mean"}, (
+            "explained, and not held against it"
+        )
         plain = measure_quality(arrange(GAMES, VALUES, order, bounds))
         assert plain is not None
         assert not plain.ok, "without the choice it is a bad shuffle"
@@ -390,6 +427,7 @@ def test_values_that_are_all_equal_or_no_numbers_have_no_figures(arrange: Arrang
     assert found.ok
     names = {figure.name for figure in found.figures}
     assert names & {"value-1", "value-worst", "bucket-mean"} == set()
+    assert {(b.value_mean, b.value_deviation, b.z) for b in found.by_bucket} == {(None, None, None)}
     assert names >= {"rank", "neighbours-1"}
 
 

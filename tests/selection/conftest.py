@@ -44,7 +44,7 @@ class Game:
 
 
 def random_games(
-    seed: int, sources: int = 3, games: int = 60, shortest: int = 1, longest: int = 24
+    seed: int, sources: int = 3, games: int = 60, shortest: int = 1, longest: int = 24, turns: bool = False
 ) -> list[Game]:
     """Draw games such that every kind of duplicate is there, within a source and across sources."""
     rng = np.random.default_rng(seed)
@@ -55,7 +55,7 @@ def random_games(
         fragment = rng.random() < 0.15
         drawn.append(
             Game(
-                source=i * sources // games,
+                source=i % sources if turns else i * sources // games,
                 hash=name,
                 moves=None if fragment else (name, image, 2, 3),
                 positions=int(rng.integers(shortest, longest + 1)),
@@ -75,7 +75,8 @@ def write_store(path: Path, games: list[Game], loose: int = 15) -> Path:
         own = [(i, game) for i, game in enumerate(games) if game.source == source]
         for game_id, game in own:
             positions += _positions_of(len(positions), game_id, game)
-            listed.append(_listed(game_id, game))
+            first = next(i for i, other in enumerate(games) if other.hash == game.hash)
+            listed.append(_listed(game_id, game, first))
         positions += _positions_of(len(positions), None, Game(source, 0, None, loose, winner=None))
         sources.append(
             {
@@ -121,7 +122,7 @@ def _positions_of(first: int, game_id: int | None, game: Game) -> list[Row]:
     ]
 
 
-def _listed(game_id: int, game: Game) -> Row:
+def _listed(game_id: int, game: Game, first: int) -> Row:
     return {
         "game_id": game_id,
         "source_id": game.source,
@@ -131,6 +132,7 @@ def _listed(game_id: int, game: Game) -> Row:
         "first_player": game.first_player,
         "moves": None if game.moves is None else list(game.moves),
         "game_hash": hashlib.sha256(bytes([game.hash])).digest()[:16],
+        "duplicate_of": None if first == game_id else first,
         "split": SPLITS[(0, 0, 0, 1, 0, 2)[game.hash % 6]],
         "provenance": "metadata",
         "flags": ["no-chain"] if game_id % 3 == 0 else [],
@@ -176,7 +178,7 @@ def con() -> Iterator[DuckDBPyConnection]:
 def write_games(tmp_path_factory: pytest.TempPathFactory) -> WriteGames:
     """Return ``write_games(seed, **sizes)``: a store of random games, each time in a folder of its own."""
 
-    def write(seed: int, loose: int = 15, **sizes: int) -> Path:
+    def write(seed: int, loose: int = 15, **sizes: Any) -> Path:
         return write_store(tmp_path_factory.mktemp("games") / "store", random_games(seed, **sizes), loose)
 
     return write

@@ -37,6 +37,7 @@ COLUMNS = {
         ("try_cast(source AS INTEGER)", {"source"}, "INTEGER"),
         ("value::DECIMAL(4, 1)", {"value"}, "DECIMAL(4,1)"),
         ("upper(winner) = $$RED$$", {"winner"}, "BOOLEAN"),
+        ("source = repeat('x', 3)", {"source"}, "BOOLEAN"),
         ("true", set(), "BOOLEAN"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from itertools import pairwise
 
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hexdata.convert import ConvertOptions, convert_sources
 from hexdata.errors import ConfigError
 from hexdata.order import derive_key, sort_key
 from hexdata.schema import SPLITS
@@ -80,14 +82,36 @@ def test_the_rows_have_the_columns_of_positions_and_split(con, choose, choice_st
         assert found.types == [*plain.types, "UTINYINT"]
 
 
-def test_a_real_store_has_its_duplicates_counted(choose, kept, trmph_store, read, ids_by_split):
-    """Of a store that was converted, ``duplicate_of`` and the flags say what is the same."""
-    rows = read(trmph_store)
+def test_a_real_store_has_its_duplicates_counted(choose, kept, demo_trmph, tmp_path, read, ids_by_split):
+    """Of a store that was converted, in two runs, ``duplicate_of`` and the flags say what is the same."""
+    demo_trmph(tmp_path / "a", games=30, files=2)
+    (again,) = demo_trmph(tmp_path / "b", games=12, files=1)
+    again.write_text(again.read_text() + again.read_text() + mirrored(again.read_text().splitlines()[:3]))
+    for name in ("a", "b"):
+        convert_sources([tmp_path / name], tmp_path / "store", ConvertOptions(workers=1, val=0.3))
+    rows = read(tmp_path / "store")
     copies = {row["game_id"]: row["game"] for row in rows if row["game"]["duplicate_of"] is not None}
-    found = choose(trmph_store, dedup="symmetric")
-    assert found.duplicates.symmetric_games == len(copies)
-    assert found.duplicates.exact_games == sum("duplicate-exact" in game["flags"] for game in copies.values())
-    assert kept(found) == ids_by_split([row for row in rows if row["game_id"] not in copies])
+    exact = {game for game, facts in copies.items() if "duplicate-exact" in facts["flags"]}
+    assert (len(copies), len(exact)) == (27, 24)
+    found = {kind: choose(tmp_path / "store", dedup=kind) for kind in ("exact", "symmetric")}
+    assert found["exact"].duplicates == found["symmetric"].duplicates
+    assert found["exact"].duplicates.exact_games == len(exact)
+    assert found["exact"].duplicates.symmetric_games == len(copies)
+    for kind, left in (("exact", exact), ("symmetric", copies.keys())):
+        assert kept(found[kind]) == ids_by_split([row for row in rows if row["game_id"] not in left])
+
+
+def mirrored(lines):
+    """Return TRMPH lines turned by half: every move on the cell across the centre of the board, of size 7."""
+    turned = []
+    for line in lines:
+        board, moves, winner = re.fullmatch(r"(#7,)((?:[a-g][1-7])+)( .*)", line).groups()
+        cells = [
+            f"{chr(ord('a') + ord('g') - ord(c))}{8 - int(r)}"
+            for c, r in re.findall(r"([a-g])([1-7])", moves)
+        ]
+        turned.append(f"{board}{''.join(cells)}{winner}\n")
+    return "".join(turned)
 
 
 def test_a_store_without_a_known_game_can_be_chosen_from(choose, kept, tmp_path, write_odd_store):
@@ -139,10 +163,21 @@ def test_where_knows_every_column_of_positions_and_games(con, choose, choice_sto
 
 
 def test_only_what_is_asked_for_is_joined(choose, choice_store):
-    assert "sources" not in choose(choice_store, where="source_id = 1").chosen_sql
-    assert choose(choice_store, where="value = 1").chosen_sql.count("games/") == choose(
-        choice_store
-    ).chosen_sql.count("games/")
+    plain = choose(choice_store).chosen_sql.count("games/")
+    for text, joins in (("value = 1", 0), ("source_id = 1", 0), ("source > 's0'", 0), ("len(flags) = 0", 1)):
+        found = choose(choice_store, where=text).chosen_sql
+        assert found.count("games/") == plain * (1 + joins)
+        assert found.count("source-runs") == text.startswith("source")
+
+
+def test_a_game_finds_its_source_however_games_are_ordered(choose, kept, write_games, read, ids_by_split):
+    """Games of a source need not stand together: here each comes from another source than the one before."""
+    store = write_games(6, games=30, turns=True)
+    rows = read(store)
+    for source in range(3):
+        expected = [row for row in rows if row["game"] and row["game"]["source_id"] == source]
+        assert kept(choose(store, where=f"source_id = {source}")) == ids_by_split(expected)
+        assert kept(choose(store, where=f"source = 's{source}/games.trmph'")) == ids_by_split(expected)
 
 
 def test_a_condition_that_nothing_meets_is_an_error(choose, choice_store):
@@ -204,7 +239,7 @@ def test_fragments_that_exact_cannot_tell_are_noted(choose, choice_store, choice
     gone = {row["game_id"] for row in exact} - {row["game_id"] for row in symmetric}
     fragments = {r["game_id"] for r in choice_rows if r["game_id"] in gone and r["game"]["moves"] is None}
     (note,) = choose(choice_store, dedup="exact").notes
-    assert note.startswith(f"{len(fragments)} duplicate games are fragments")
+    assert note == f"only dedup symmetric can tell copies that are fragments of a game: {len(fragments)}"
     assert choose(choice_store, dedup="symmetric").notes == ()
 
 
@@ -219,7 +254,7 @@ def test_per_game_keeps_the_first_by_key(most, by, choose, kept, choice_store, c
     assert kept(found) == ids_by_split(expected)
     assert found.left_out == {"per_game": len(choice_rows) - len(expected)}
     assert max(Counter(row["game_id"] for row in expected if row["game_id"] is not None).values()) <= most
-    assert found.notes == ("45 positions of no known game are not limited by per_game",)
+    assert found.notes == ("per_game does not limit positions of no known game: 45 stay",)
 
 
 def test_per_game_takes_low_tiers_first(choose, kept, choice_store, choice_rows):

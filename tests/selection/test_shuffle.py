@@ -126,6 +126,57 @@ def test_the_command_takes_the_choices_and_shows_what_they_did(trmph_store, copy
     assert sum(row["kept"] for row in facts["balance"] if not row["total"]) == facts["positions"]
 
 
+def test_a_dry_run_and_the_log_tell_of_the_choices_too(trmph_store, copy_store, store_bytes):
+    store = copy_store(trmph_store)
+    before = store_bytes(store)
+    flags = ("--balance-by", "winner", "--per-game", "9")
+    shown = run(store, *flags, "--dry-run")
+    planned = json.loads(run(store, *flags, "--dry-run", "--json").stdout)
+    assert store_bytes(store) == before
+    made = run(store, *flags)
+    for line in made.stdout.splitlines()[-8:]:
+        assert line in shown.stdout, "left out, duplicates and the table of groups"
+    assert "head cut" in shown.stdout
+    lines = (store / "logs" / "shuffle.log").read_text().splitlines()
+    logged = json.loads(next(line for line in lines if " plan: " in line).partition(" plan: ")[2])
+    for name in ("balance", "duplicates", "left_out"):
+        assert planned[name] == logged[name]
+        assert planned[name]
+
+
+def test_a_config_run_tells_of_the_choices_too(trmph_store, copy_store, tmp_path):
+    config = tmp_path / "run.toml"
+    store = copy_store(trmph_store)
+    config.write_text(f"store = '{store}'\n[shuffle]\nbalance_by = 'winner'\nbuckets = 2\n")
+    command = [sys.executable, "-m", "hexdata", "run", str(config)]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "left out by balance_by: " in shown
+    assert "head cut" in shown
+
+
+def test_names_of_groups_are_shown_as_they_are(trmph_store, copy_store):
+    """Brackets are markup to the library that draws tables: a closing tag alone was its error."""
+    store = copy_store(trmph_store)
+    for value in ("'[/red]'", "'[bold]'", "repeat('x', 500)"):
+        shown = run(store, "--balance-by", f"{value} || winner || chr(27)", "--where", "winner IS NOT NULL")
+        assert shown.returncode == 0, shown.stderr
+        assert (value[1:-1] if "[" in value else "x" * 50) in shown.stdout
+        assert "\x1b" not in shown.stdout
+        assert max(map(len, shown.stdout.splitlines())) < 180
+
+
+def test_splits_are_listed_in_one_order(trmph_store, copy_store):
+    """A manifest has its names in the order of the alphabet."""
+    store = copy_store(trmph_store)
+    listed = [
+        [line.split()[0] for line in run(store).stdout.splitlines() if line.startswith(SPLITS)]
+        for _ in range(2)
+    ]
+    assert listed[0] == listed[1]
+    assert listed[0] == [split for split in SPLITS if split in listed[0]]
+    assert len(listed[0]) > 1
+
+
 def test_the_command_says_what_is_wrong_with_an_expression(trmph_store, copy_store):
     failed = run(copy_store(trmph_store), "--where", "valeu = 1")
     assert failed.returncode == 2

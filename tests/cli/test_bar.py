@@ -1,0 +1,42 @@
+"""The progress bar as a terminal shows it: every stage, with its rate and the time left."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.conftest import CopyStore
+
+
+def on_a_terminal(*arguments: str | Path) -> str:
+    """Run hexdata with standard error on a terminal of 120 columns; return what came there."""
+    ours, theirs = pty.openpty()
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "120", "LINES": "24"}
+    command = [sys.executable, "-m", "hexdata", *map(str, arguments)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=theirs, env=environment) as process:
+        os.close(theirs)
+        shown = b""
+        try:
+            while part := os.read(ours, 1 << 16):
+                shown += part
+        except OSError:  # what a terminal gives when the other side has gone
+            pass
+        finally:
+            os.close(ours)
+        assert process.wait() == 0, shown
+    return shown.decode()
+
+
+def test_every_stage_of_a_shuffle_has_its_line(trmph_store: Path, copy_store: CopyStore) -> None:
+    shown = on_a_terminal("shuffle", copy_store(trmph_store), "--balance-by", "winner")
+    for words in ("choose", "scatter", "sort", "100%", "MB"):
+        assert words in shown
+    last = shown[shown.rindex("choose") :]
+    first_line = last.partition("\n")[0]
+    assert "100%" in first_line, "the stage of unknown length is over"
+    assert "MB" not in first_line, "memory is that of the stage at work"
