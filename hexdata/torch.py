@@ -409,7 +409,7 @@ class TorchLoader:
         rank: int | None = None,
         world_size: int | None = None,
         pin_memory: bool | None = None,
-        prefetch_factor: int = 2,
+        prefetch_factor: int = 4,
         persistent_workers: bool = True,
         multiprocessing_context: str | None = None,
     ) -> None:

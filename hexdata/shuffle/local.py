@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, pairwise
@@ -42,6 +42,8 @@ SAMPLED_KEYS: Final = 1 << 17
 """Of a unit that is cut: enough for parts that are equal within a few percent."""
 MORE_PARTS: Final = 1.25
 """So many more parts than would do if they were equal."""
+BATCH_ROWS: Final = 1 << 14
+"""Of what DuckDB gives at a time: so few that even wide ones are no large part of the memory."""
 CUT_PREFIX: Final = "cut-"
 """Of the folders that hold a unit while it is cut; a killed process leaves them."""
 
@@ -61,6 +63,7 @@ class Engine:
         layout: slices and units.
         limits: of one thread.
         say: called with a line for the log.
+        check: called again and again; raises where the work is to stop.
     """
 
     key: int
@@ -69,15 +72,19 @@ class Engine:
     layout: Layout
     limits: Limits
     say: Callable[[str], None]
+    check: Callable[[], None]
 
     def scatter(self, con: DuckDBPyConnection, placement: Placement, part: Slice) -> Iterator[int]:
         """Phase 1: write a slice as runs, one a chunk; yield the bytes of each."""
         query = placement.rows_sql(part.start, part.stop)
-        for number, batch in enumerate(con.sql(query).to_arrow_reader(self.limits.chunk_rows)):
-            yield self._scatter_batch(batch, self.folder / part.run_name(number))
+        reader = con.sql(query).to_arrow_reader(min(self.limits.chunk_rows, BATCH_ROWS))
+        for number, batches in enumerate(self._chunks(reader)):
+            yield self._scatter_rows(batches, self.folder / part.run_name(number))
 
-    def _scatter_batch(self, batch: pa.RecordBatch, run: Path) -> int:
-        table = pa.Table.from_batches([batch])
+    def _scatter_rows(self, batches: list[pa.RecordBatch], run: Path) -> int:
+        """Write rows as a run; the list is emptied."""
+        table = pa.Table.from_batches(batches)
+        batches.clear()
         split, bucket, key = (table.column(name).to_numpy() for name in ("split", "bucket", "sort_key"))
         unit = self.layout.unit_numbers(split, bucket, key)
         return write_run(run, as_run(table, self.board_size), unit)
@@ -112,7 +119,7 @@ class Engine:
 
     def _sort_in_memory(self, pieces: list[Piece], buckets: list[Bucket]) -> Iterator[tuple[Bucket, Rows]]:
         """Sort rows that fit into the memory, the usual case."""
-        batches = list(read_pieces(pieces))
+        batches = list(self._read(pieces))
         if not batches:
             yield from ((bucket, iter(())) for bucket in buckets)
             return
@@ -128,6 +135,11 @@ class Engine:
         table = table.select(schema.names)
         for bucket, (start, stop) in zip(buckets, pairwise(bounds.tolist()), strict=True):
             yield bucket, _take(table, order[start:stop], schema)
+
+    def _read(self, pieces: list[Piece]) -> Iterator[pa.RecordBatch]:
+        for batch in read_pieces(pieces):
+            self.check()
+            yield batch
 
     def _keys(self, rows: pa.Table) -> UInt64Array:
         return sort_key(rows.column("position_id").to_numpy(), self.key)
@@ -146,20 +158,24 @@ class Engine:
         """Scatter the rows of a unit once more, into runs that are gone at the end."""
         with tempfile.TemporaryDirectory(prefix=CUT_PREFIX, dir=self.folder) as folder:
             paths: list[Path] = []
-            for rows in self._chunks(pieces):
+            for batches in self._chunks(self._read(pieces)):
+                rows = join_columns(batches, run_schema(self.board_size))
                 paths.append(Path(folder, f"run-{len(paths):06d}.arrow"))
                 write_run(paths[-1], rows, unit_of(rows))
             yield Runs(paths)
 
-    def _chunks(self, pieces: list[Piece]) -> Iterator[pa.Table]:
-        """Read pieces, joined into tables of at most ``chunk_rows`` where a piece is not larger."""
-        schema = run_schema(self.board_size)
-        batches: list[pa.RecordBatch] = []
-        for batch in read_pieces(pieces):
-            if batches and sum(map(len, batches)) + len(batch) > self.limits.chunk_rows:
-                yield join_columns(batches, schema)
-            batches.append(batch)
-        yield join_columns(batches, schema)
+    def _chunks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+        """Give batches, as many at a time as the memory has room for: rows may be wider in some places."""
+        chunk: list[pa.RecordBatch] = []
+        rows = size = 0
+        for batch in batches:
+            rows, size = rows + len(batch), size + batch.nbytes
+            if chunk and not self.limits.may_scatter(rows, size):
+                yield chunk
+                chunk, rows, size = [], len(batch), batch.nbytes
+            chunk.append(batch)
+        if chunk:
+            yield chunk
 
 
 def _take(table: pa.Table, order: npt.NDArray[np.int64], schema: pa.Schema) -> Rows:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hexdata.errors import BudgetError
+from hexdata.selection import BalanceRow, Duplicates
 from hexdata.shuffle.options import ShuffleOptions
 from hexdata.shuffle.plan import Layout
 from hexdata.shuffle.prepare import Prepared
@@ -54,6 +55,8 @@ class ShufflePlan:
         units_done: slices and buckets that an interrupted run has finished.
         seconds: expected, on this machine as busy as it was a moment ago.
         already_done: whether the store holds this very shuffle, so that nothing is to be done.
+        duplicates: the games that the whole store holds more than once.
+        balance: what ``balance_by`` does to each group.
         notes: what a person should know of the choices made.
     """
 
@@ -82,6 +85,8 @@ class ShufflePlan:
     units_done: int
     seconds: float
     already_done: bool
+    duplicates: Duplicates
+    balance: tuple[BalanceRow, ...]
     notes: tuple[str, ...]
 
     def require_disk(self) -> None:
@@ -159,6 +164,8 @@ def look_ahead(
         units_done=len(done_slices) + len(done_buckets),
         seconds=0.0 if already_done else prepared.seconds + seconds / limits.threads,
         already_done=already_done,
+        duplicates=prepared.selection.duplicates,
+        balance=prepared.selection.balance,
         notes=prepared.selection.notes,
     )
 

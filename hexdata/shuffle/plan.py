@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from itertools import accumulate
-from math import sqrt
+from math import ceil, sqrt
 from typing import Any, Final
 
 import numpy as np
@@ -45,15 +45,18 @@ ROW_OVERHEAD: Final = 52
 """Bytes that a row takes in memory besides its board and what varies: twelve columns and the bucket."""
 KEY_BYTES: Final = 24
 """Bytes of a row's key, its place and its bucket while a unit is sorted."""
-SCATTER_COPIES: Final = 2.6
-"""How often a row stands in memory while it is scattered: as DuckDB gave it, and in order of units."""
-SORT_COPIES: Final = 1.6
-"""How often while it is sorted: a unit is joined column by column."""
-WRITER_COPIES: Final = 4
+SCATTER_COPIES: Final = 3.0
+"""How often a row stands in memory while it is scattered: as DuckDB gave it, in order of units, and a column
+more, which may be most of a row."""
+SORT_COPIES: Final = 2.0
+"""How often while it is sorted: a unit is joined column by column, but one may be most of a row."""
+WRITER_COPIES: Final = 5
 """How many row groups stand in memory while one is encoded."""
 DUCKDB_SHARE: Final = 0.3
 """Part of a thread's memory that is DuckDB's while it scatters."""
-DUCKDB_LEAST: Final = 40 << 20
+DUCKDB_LEAST: Final = 32 << 20
+DUCKDB_ROW_GROUPS: Final = 1.5
+"""Row groups that DuckDB holds besides while it reads."""
 DUCKDB_MOST: Final = 256 << 20
 SLICES_PER_THREAD: Final = 4
 """Of a store that is small, so that no thread waits for another."""
@@ -209,7 +212,8 @@ class Limits:
     Attributes:
         threads: that work at a time.
         duckdb_memory: bytes for the DuckDB of each, while it scatters.
-        chunk_rows: rows that each scatters at a time.
+        chunk_rows: rows that each scatters at a time, at most.
+        chunk_bytes: bytes that these and their copies may take.
         sort_rows: rows that each sorts at a time, at most.
         sort_bytes: bytes that these and their copies may take.
     """
@@ -217,12 +221,22 @@ class Limits:
     threads: int
     duckdb_memory: int
     chunk_rows: int
+    chunk_bytes: int
     sort_rows: int
     sort_bytes: int
+
+    def may_scatter(self, rows: int, size: int) -> bool:
+        """Say whether so many rows, of ``size`` bytes in memory, are scattered at a time."""
+        return rows <= self.chunk_rows and scatter_cost(rows, size) <= self.chunk_bytes
 
     def may_sort(self, rows: int, size: int) -> bool:
         """Say whether so many rows, of ``size`` bytes in memory, are sorted at a time."""
         return rows <= self.sort_rows and sort_cost(rows, size) <= self.sort_bytes
+
+
+def scatter_cost(rows: int, size: int) -> int:
+    """Return the bytes that it takes to scatter so many rows, of ``size`` bytes in memory."""
+    return int(size * SCATTER_COPIES) + rows * KEY_BYTES
 
 
 def sort_cost(rows: int, size: int) -> int:
@@ -230,31 +244,38 @@ def sort_cost(rows: int, size: int) -> int:
     return int(size * SORT_COPIES) + rows * KEY_BYTES
 
 
-def row_bytes(board_size: int, rows: int, varying_bytes: int) -> int:
-    """Return the bytes of a row in memory; ``varying_bytes`` are those of all rows' lists and texts."""
-    return board_bytes(board_size) + ROW_OVERHEAD + -(-varying_bytes // max(rows, 1))
+def row_bytes(board_size: int, varying_bytes: float) -> int:
+    """Return the bytes of a row in memory; ``varying_bytes`` are those of its lists and texts."""
+    return board_bytes(board_size) + ROW_OVERHEAD + ceil(varying_bytes)
 
 
-def make_limits(options: ShuffleOptions, row: int) -> Limits:
-    """Share out the memory: as many threads as are asked for and find room for some rows of ``row`` bytes.
+def make_limits(options: ShuffleOptions, row: int, widest: int) -> Limits:
+    """Share out the memory: as many threads as are asked for and find room for some rows.
+
+    Args:
+        options: with the memory and the threads.
+        row: bytes of a row that takes part, in the mean.
+        widest: bytes of a row in the row group of the store that has the widest, in the mean.
 
     Raises:
-        BudgetError: not even one does.
+        BudgetError: there is no room for even one thread.
     """
     writer = WRITER_COPIES * ROW_GROUP_ROWS * row
-    least = FEWEST_ROWS * int(row * SCATTER_COPIES + KEY_BYTES)
-    needed = writer + least + DUCKDB_LEAST
+    least = scatter_cost(FEWEST_ROWS, FEWEST_ROWS * row)
+    least_duckdb = DUCKDB_LEAST + int(DUCKDB_ROW_GROUPS * ROW_GROUP_ROWS * widest)
+    needed = writer + least + least_duckdb
     room = options.memory - BASE_MEMORY
     if room < needed:
         raise too_little_memory(options.memory, BASE_MEMORY + needed)
     threads = min(options.threads or default_workers(), room // needed)
     share = room // threads - writer
-    duckdb_memory = min(max(int(share * DUCKDB_SHARE), DUCKDB_LEAST), DUCKDB_MOST)
-    chunk_rows = (share + writer - duckdb_memory) // int(row * SCATTER_COPIES + KEY_BYTES)
+    duckdb_memory = min(max(int(share * DUCKDB_SHARE), least_duckdb), max(DUCKDB_MOST, least_duckdb))
+    chunk_bytes = share + writer - duckdb_memory
     return Limits(
         threads=threads,
         duckdb_memory=duckdb_memory,
-        chunk_rows=min(chunk_rows, MOST_ROWS),
+        chunk_rows=min(chunk_bytes // scatter_cost(1, row), MOST_ROWS),
+        chunk_bytes=chunk_bytes,
         sort_rows=min(share // sort_cost(1, row), MOST_ROWS),
         sort_bytes=share,
     )

@@ -18,7 +18,6 @@ from hexdata.selection import Placement, Selection, select
 from hexdata.shuffle.options import ShuffleOptions
 from hexdata.shuffle.plan import (
     BASE_MEMORY,
-    DUCKDB_LEAST,
     Layout,
     Limits,
     bucket_counts,
@@ -28,15 +27,15 @@ from hexdata.shuffle.plan import (
 )
 from hexdata.shuffle.runs import as_run, encode_run
 from hexdata.store import Store
-from hexdata.store.parquet import encode_parquet
-from hexdata.store.session import DuckDBPyConnection, duckdb_session, path_list_sql
+from hexdata.store.parquet import ROW_GROUP_ROWS, encode_parquet
+from hexdata.store.session import DuckDBPyConnection, duckdb_session, path_list_sql, read_parquet_sql
 
 __all__ = ["Cost", "Prepared", "is_done", "prepare"]
 
 SELECT_SHARE: Final = 0.8
 """Part of the memory, less what is always held, that DuckDB may fill while rows are selected."""
 SAMPLE_IDS: Final = 1 << 18
-"""Positions that are tried before a shuffle, to know what it will cost."""
+"""Positions that are tried before a shuffle, to know what it will cost; fewer if memory is short."""
 SAMPLE_STEP: Final = 4
 """Of these every fourth is sorted and encoded: neighbours of one game compress better than a shuffle does."""
 
@@ -121,19 +120,24 @@ def prepare(store: Store, options: ShuffleOptions, folder: Path, spill: Path | N
         )
     start = time.perf_counter()
     total = store.manifest.counts["positions"]
-    with duckdb_session(memory=DUCKDB_LEAST, threads=1, spill=spill) as con:
-        varying = con.sql(_varying_bytes_sql(positions)).fetchall()[0][0]
-    limits = make_limits(options, row_bytes(n, total, varying))
     memory = int((options.memory - BASE_MEMORY) * SELECT_SHARE)
+    with duckdb_session(memory=memory, threads=1, spill=spill) as con:
+        varying = _varying_bytes(con, positions)
+    widest = row_bytes(n, varying.widest)
+    limits = make_limits(options, row_bytes(n, varying.mean(total)), widest)
     with duckdb_session(memory=memory, threads=limits.threads, spill=spill) as con:
         selection = select(store, options, options.seed, con, folder)
+        limits = make_limits(options, row_bytes(n, varying.mean(sum(selection.rows.values()))), widest)
         buckets = bucket_counts(options, selection.rows)
         placement = selection.place(buckets, con, folder)
     seconds = time.perf_counter() - start
     by_key = options.assign == "position" and options.stratify_by is None
     layout = make_layout(total, selection.rows, buckets, limits, by_key=by_key)
     with duckdb_session(memory=limits.duckdb_memory, threads=1, spill=spill) as con:
-        cost = _try_out(con, placement, layout, selection.key, n)
+        ids = min(total, SAMPLE_IDS, max(limits.chunk_rows // 2, 1))
+        cost = _try_out(
+            con, placement, layout, range((total - ids) // 2, (total + ids) // 2), selection.key, n
+        )
     lineage = {
         **_asked(store, options),
         "positions": sum(selection.rows.values()),
@@ -145,24 +149,55 @@ def prepare(store: Store, options: ShuffleOptions, folder: Path, spill: Path | N
     return Prepared(selection, placement, buckets, limits, layout, cost, lineage, seconds)
 
 
-def _varying_bytes_sql(positions: list[Path]) -> str:
-    """Return a query for the bytes that dense policies and ``extra`` take, from the files' footers."""
-    return f"""
-        SELECT coalesce(sum(if(path_in_schema = 'extra', total_uncompressed_size,
-                               4 * (num_values - stats_null_count))), 0)::BIGINT
-        FROM parquet_metadata({path_list_sql(positions)})
-        WHERE path_in_schema = 'extra' OR starts_with(path_in_schema, 'policy')
+@dataclass(frozen=True)
+class _Varying:
+    """The bytes in memory that dense policies and ``extra`` take.
+
+    Attributes:
+        all: of all rows.
+        widest: of a row, in the mean of the row group in which they take most.
     """
 
+    all: int
+    widest: float
 
-def _try_out(con: DuckDBPyConnection, placement: Placement, layout: Layout, key: int, n: int) -> Cost:
-    """Scatter, sort and encode some rows from the middle of the store, in memory."""
-    ids = min(layout.positions, SAMPLE_IDS)
-    first = (layout.positions - ids) // 2
+    def mean(self, rows: int) -> float:
+        """Return the bytes of a row that takes part, at most: so few rows may be the wide ones."""
+        return min(self.all / rows, self.widest)
+
+
+def _varying_bytes(con: DuckDBPyConnection, positions: list[Path]) -> _Varying:
+    """Measure policies by the files' footers, and texts by reading them: a file keeps the same text once."""
+    footers = f"""
+        SELECT file_name, row_group_id, any_value(row_group_num_rows) AS rows,
+               coalesce(sum(num_values - stats_null_count) FILTER (path_in_schema = 'extra'), 0) AS texts,
+               4 * coalesce(sum(num_values - stats_null_count)
+                            FILTER (starts_with(path_in_schema, 'policy')), 0) AS bytes
+        FROM parquet_metadata({path_list_sql(positions)}) GROUP BY ALL
+    """
+    texts, policies, widest = con.sql(f"""
+        SELECT sum(texts)::BIGINT, sum(bytes)::BIGINT, max(bytes / rows) FROM ({footers})
+    """).fetchall()[0]
+    if not texts:
+        return _Varying(policies, widest)
+    found, widest_text = con.sql(f"""
+        SELECT sum(bytes)::BIGINT, max(bytes / rows)
+        FROM (SELECT coalesce(sum(strlen(extra)), 0) AS bytes, count(*) AS rows
+              FROM {read_parquet_sql(positions, places=True)}
+              GROUP BY filename, file_row_number // {ROW_GROUP_ROWS})
+    """).fetchall()[0]
+    return _Varying(policies + found, widest + widest_text)
+
+
+def _try_out(
+    con: DuckDBPyConnection, placement: Placement, layout: Layout, ids: range, key: int, n: int
+) -> Cost:
+    """Scatter, sort and encode the positions of these ids, in memory."""
     begin = time.perf_counter()
-    batches = list(con.sql(placement.rows_sql(first, first + ids)).to_arrow_reader(ids))
+    query = placement.rows_sql(ids.start, ids.stop)
+    batches = list(con.sql(query).to_arrow_reader(min(len(ids), ROW_GROUP_ROWS)))
     if not batches:  # a choice has left out all of them
-        return Cost(0.0, 0.0, (time.perf_counter() - begin) / ids, 0.0)
+        return Cost(0.0, 0.0, (time.perf_counter() - begin) / len(ids), 0.0)
     table = pa.Table.from_batches(batches)
     run, bucket = io.BytesIO(), io.BytesIO()
     unit = layout.unit_numbers(*(table.column(name).to_numpy() for name in ("split", "bucket", "sort_key")))
@@ -174,6 +209,6 @@ def _try_out(con: DuckDBPyConnection, placement: Placement, layout: Layout, key:
     return Cost(
         run_bytes=len(run.getvalue()) / len(table),
         bucket_bytes=len(bucket.getvalue()) / rows,
-        scatter_seconds=(scattered - begin) / ids,
+        scatter_seconds=(scattered - begin) / len(ids),
         sort_seconds=(time.perf_counter() - scattered) / rows,
     )

@@ -36,6 +36,8 @@ __all__ = [
     "write_run",
 ]
 
+PIECE_ROWS: Final = 65_536
+"""Of a piece, at most: compressed, it stands in memory once more."""
 _INDEX: Final = b"hexdata pieces"
 """Entry of a run's schema: for each piece its unit, its rows and its bytes in memory, as int64."""
 
@@ -66,7 +68,7 @@ def as_run(rows: pa.Table, board_size: int) -> pa.Table:
 
 
 def write_run(path: Path, rows: pa.Table, unit: npt.NDArray[np.integer[Any]]) -> int:
-    """Write rows as a run, a piece a unit; return its bytes.
+    """Write rows as a run, a unit piece after piece; return its bytes.
 
     Args:
         path: of the run.
@@ -82,7 +84,8 @@ def encode_run(file: Any, rows: pa.Table, unit: npt.NDArray[np.integer[Any]]) ->
     """Write a run, as :func:`write_run` does, into an open file."""
     order = np.argsort(unit, kind="stable")  # a radix sort, where there are at most 65,536 units
     sorted_unit = unit[order]
-    bounds = np.append(np.flatnonzero(np.diff(sorted_unit.astype(np.int64), prepend=-1)), len(unit))
+    begins = np.flatnonzero(np.diff(sorted_unit.astype(np.int64), prepend=-1))
+    bounds = np.union1d(begins, np.arange(0, len(unit) + PIECE_ROWS, PIECE_ROWS).clip(max=len(unit)))
     rows = rows.take(pa.array(order)).combine_chunks()
     pieces = [rows.slice(start, stop - start) for start, stop in pairwise(bounds.tolist())]
     index = [

@@ -5,16 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from hexdata.errors import StoreError
 from hexdata.store.files import canonical_json, write_bytes
 
 __all__ = ["Ledger"]
 
+_UNITS_A_SAVE: Final = 256
+"""Up to so many units, each is saved when it is done; of more, as many at a time as this goes into them."""
+
 
 class Ledger:
-    """Units done under one plan: ``{"stage", "plan", "done": {unit: facts}}``, rewritten atomically.
+    """Units done under one plan: ``{"stage", "plan", "done": {unit: facts}, "sha256"}``, written atomically.
+
+    The digest is that of the units as JSON, so that nothing is believed that no ledger has written.
 
     A ledger of another plan (other inputs, seed or sizes) is foreign: its units are not taken over, and
     it is emptied at once, since the files it speaks of will now be replaced.
@@ -32,6 +37,7 @@ class Ledger:
         self._stage = stage
         self._plan = hashlib.sha256(canonical_json(plan)).hexdigest()
         self._done: dict[str, Any] = {}
+        self._unsaved = 0
         if path.exists():
             content = self._load()
             if content["plan"] == self._plan:
@@ -43,7 +49,7 @@ class Ledger:
         cure = f"Remove {self.path.name}; the {self._stage} stage then starts from its beginning."
         try:
             content = json.loads(self.path.read_bytes())
-        except ValueError as error:
+        except (RecursionError, ValueError) as error:
             raise StoreError(
                 "the progress file is corrupt", path=self.path, found=str(error), cure=cure
             ) from error
@@ -55,6 +61,10 @@ class Ledger:
         ):
             raise StoreError(
                 "the progress file is foreign", path=self.path, expected=f"stage {self._stage!r}", cure=cure
+            )
+        if content.get("sha256") != _digest(content["done"]):
+            raise StoreError(
+                "the progress file is corrupt", path=self.path, found="units of another digest", cure=cure
             )
         return content
 
@@ -72,6 +82,32 @@ class Ledger:
         self._done[unit] = facts
         self._save()
 
+    def finish_soon(self, unit: str, facts: object) -> None:
+        """Do as :meth:`finish` does, but where there are very many units, save several at a time.
+
+        What is rewritten each time would else grow with the square of their number. The last ones are lost
+        with the process, and done again, unless :meth:`save` is called.
+        """
+        self._done[unit] = facts
+        self._unsaved += 1
+        if self._unsaved > len(self._done) // _UNITS_A_SAVE:
+            self._save()
+
+    def save(self) -> None:
+        """Save what is not saved yet."""
+        if self._unsaved:
+            self._save()
+
     def _save(self) -> None:
-        content = {"stage": self._stage, "plan": self._plan, "done": self._done}
+        content = {
+            "stage": self._stage,
+            "plan": self._plan,
+            "done": self._done,
+            "sha256": _digest(self._done),
+        }
         write_bytes(self.path, json.dumps(content).encode())
+        self._unsaved = 0
+
+
+def _digest(done: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(done).encode()).hexdigest()

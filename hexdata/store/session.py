@@ -33,6 +33,8 @@ QUERY_ERRORS: Final = (duckdb.DataError, duckdb.ProgrammingError)
 
 _INTERRUPTED: Final = "Query interrupted"
 """What DuckDB makes of a Ctrl-C: a RuntimeError that says this."""
+_OUT_OF_MEMORY: Final = "Out of Memory Error"
+"""How such an error of DuckDB begins, in whatever exception it comes."""
 _SPILL_SETTING: Final = "max_temp_directory_size"
 """What DuckDB names where it may not spill any more: by default it leaves a tenth of the free disk alone."""
 _DEVICE_ERRORS: Final = tuple(
@@ -110,18 +112,19 @@ def duckdb_session(
         except duckdb.OutOfMemoryException as error:
             if _SPILL_SETTING in str(error):
                 raise OSError(errno.ENOSPC, _first_line(error), temporary) from error
-            raise BudgetError(
-                "DuckDB ran out of the memory it was given",
-                found=_first_line(error),
-                expected=f"{memory / 1e6:,.0f} MB for DuckDB",
-                cure="Raise --memory.",
-            ) from error
+            raise _too_little_memory(error, memory) from error
         except duckdb.InterruptException as error:
             raise KeyboardInterrupt from error
         except duckdb.Error as error:
             if code := _device_error(error):
                 raise OSError(code, _first_line(error)) from error
             raise StoreError("a query failed", found=_first_line(error)) from error
+        except (OSError, ValueError) as error:  # as Arrow gives it, where rows are streamed
+            if _OUT_OF_MEMORY in str(error):
+                raise _too_little_memory(error, memory) from error
+            if code := _device_error(error):
+                raise OSError(code, _first_line(error)) from error
+            raise
         except RuntimeError as error:
             if str(error) == _INTERRUPTED:
                 raise KeyboardInterrupt from error
@@ -149,9 +152,18 @@ def _interrupting(connection: DuckDBPyConnection) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _device_error(error: duckdb.Error) -> int | None:
-    """Return the number of the system's error that an error of DuckDB tells of, if it is one of a disk."""
-    if not isinstance(error, duckdb.IOException):
+def _too_little_memory(error: Exception, memory: int) -> BudgetError:
+    return BudgetError(
+        "DuckDB ran out of the memory it was given",
+        found=_first_line(error),
+        expected=f"{memory / 1e6:,.0f} MB for DuckDB",
+        cure="Raise --memory.",
+    )
+
+
+def _device_error(error: Exception) -> int | None:
+    """Return the number of the system's error that a text of DuckDB's tells of, if it is one of a disk."""
+    if not (isinstance(error, duckdb.IOException) or (isinstance(error, OSError) and error.errno is None)):
         return None
     return next((code for code in _DEVICE_ERRORS if os.strerror(code) in str(error)), None)
 

@@ -30,6 +30,12 @@ PROMPTLY = 2.0
 Running = subprocess.Popen[str]
 
 
+def without_nanobind(errors: str) -> list[str]:
+    """Leave out what DuckDB's binding says when a process is interrupted while importing it."""
+    noise = ("nanobind:", " - leaked", " - ...", "See https://nanobind")
+    return [line for line in errors.splitlines() if not line.startswith(noise)]
+
+
 def start(store: Path, **asked: Any) -> Running:
     """Start a shuffle and wait until it is at work."""
     asked = {"options": OPTIONS, "most_rows": MOST_ROWS, **asked}
@@ -114,7 +120,7 @@ def test_ctrl_c_stops_it(
     _, errors = running.communicate(timeout=LONGEST)
     assert time.perf_counter() - begin < 2 * PROMPTLY
     if not was_done and running.returncode:
-        assert (running.returncode, errors) == (130, "")
+        assert (running.returncode, without_nanobind(errors)) == (130, [])
         assert "shuffle" not in Store.open(store).manifest.stages
     left = [path for path in store.rglob("*") if path.name.endswith(".tmp") or "cut-" in path.name]
     assert left == []

@@ -36,11 +36,12 @@ OPTIONS = st.builds(
     memory=st.integers(MINIMUM_MEMORY, 10**11),
     threads=st.none() | st.integers(1, 128),
 )
-NARROW = row_bytes(13, 1, 0)
+NARROW = row_bytes(13, 0)
+DENSE = row_bytes(13, 4 * 169)
 
 
 def planned(options: ShuffleOptions, rows: dict[str, int]) -> tuple[Limits, Layout]:
-    limits = make_limits(options, NARROW)
+    limits = make_limits(options, NARROW, NARROW)
     return limits, make_layout(sum(rows.values()), rows, bucket_counts(options, rows), limits)
 
 
@@ -91,7 +92,7 @@ LAYOUTS = st.builds(
         rows,
         {"train": rows, "test": rows // 3 + 1},
         buckets,
-        Limits(2, 0, 500, sort_rows, 1 << 40),
+        Limits(2, 0, 500, 1 << 40, sort_rows, 1 << 40),
         by_key=by_key,
     ),
     st.integers(1, 2_000),
@@ -122,7 +123,7 @@ def test_units_ascend_in_the_order_of_the_shuffle(layout: Layout, key: int) -> N
 def test_the_parts_of_a_bucket_are_equal(by_key: bool) -> None:
     """Buckets as they are scattered by position, and by game, where each has keys from all over."""
     n, buckets = 40_000, 4
-    limits = Limits(1, 0, n, 3_000, 1 << 40)
+    limits = Limits(1, 0, n, 1 << 40, 3_000, 1 << 40)
     layout = make_layout(n, {"train": n}, {"train": buckets}, limits, by_key=by_key)
     keys = sort_key(np.arange(n), 5)
     bucket = (keys >> np.uint64(62) if by_key else np.arange(n) % buckets).astype(np.uint32)
@@ -142,7 +143,7 @@ def test_rows_near_both_ends_of_the_keys_have_units() -> None:
     keys = [0, 1, (1 << 63) - 1, 1 << 63, (1 << 64) - 2, (1 << 64) - 1]
     for buckets in (1, 2, 3, 7, 100):
         for sort_rows in (1, 2, 20, 100):
-            limits = Limits(1, 0, 6, sort_rows, 1 << 40)
+            limits = Limits(1, 0, 6, 1 << 40, sort_rows, 1 << 40)
             layout = make_layout(6, {"val": 6}, {"val": buckets}, limits)
             bucket = [next(i for i in reversed(range(buckets)) if (i << 64) // buckets <= k) for k in keys]
             unit = layout.unit_numbers(
@@ -153,7 +154,7 @@ def test_rows_near_both_ends_of_the_keys_have_units() -> None:
 
 
 def test_small_buckets_share_a_unit_and_large_ones_have_several() -> None:
-    limits = make_limits(ShuffleOptions(threads=2), NARROW)
+    limits = make_limits(ShuffleOptions(threads=2), NARROW, NARROW)
     small = make_layout(10**6, {"train": 10**6}, {"train": 10_000}, limits).groups["train"]
     large = make_layout(10**8, {"train": 10**8}, {"train": 2}, limits).groups["train"]
     assert (small.parts, large.group) == (1, 1)
@@ -169,8 +170,8 @@ def test_a_small_store_has_work_for_every_thread() -> None:
 
 
 def test_wide_rows_are_taken_in_smaller_parts() -> None:
-    wide = make_limits(ShuffleOptions(memory=2 * 10**9), row_bytes(13, 10, 4 * 169 * 10))
-    narrow = make_limits(ShuffleOptions(memory=2 * 10**9), NARROW)
+    wide = make_limits(ShuffleOptions(memory=2 * 10**9), DENSE, DENSE)
+    narrow = make_limits(ShuffleOptions(memory=2 * 10**9), NARROW, NARROW)
     assert wide.sort_rows < narrow.sort_rows / 4
     assert wide.chunk_rows < narrow.chunk_rows / 4
     assert wide.threads <= narrow.threads
@@ -178,7 +179,9 @@ def test_wide_rows_are_taken_in_smaller_parts() -> None:
 
 def test_rows_too_wide_for_the_memory_are_refused() -> None:
     with pytest.raises(BudgetError, match=r"found 450 MB; expected at least \d+ MB.*--memory"):
-        make_limits(ShuffleOptions(memory=450_000_000), row_bytes(13, 10, 4 * 169 * 10))
+        make_limits(ShuffleOptions(memory=450_000_000), DENSE, DENSE)
+    with pytest.raises(BudgetError, match="too little memory"):
+        make_limits(ShuffleOptions(memory=420_000_000), NARROW, DENSE)
 
 
 @pytest.mark.parametrize(

@@ -339,3 +339,6 @@ def test_a_lost_position_is_never_published(
     with pytest.raises(StoreError, match="do not hold every position; found 897; expected 900"):
         shuffle_store(store)
     assert "shuffle" not in Store.open(store).manifest.stages
+    monkeypatch.undo()
+    assert shuffle_store(store).resumed == 0
+    verify_store(store).require()

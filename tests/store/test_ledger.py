@@ -39,10 +39,41 @@ def test_another_plan_starts_anew_and_forgets_at_once(path: Path) -> None:
     assert len(Ledger(path, "shuffle", PLAN)) == 0
 
 
+def test_very_many_units_are_saved_some_at_a_time(tmp_path: Path) -> None:
+    """No more than a 256th of them is ever at stake, and what is written is no square of their number."""
+    path, most = tmp_path / "progress.json", 2_000
+    ledger = Ledger(path, "shuffle", PLAN)
+    last, saves = -1, 0
+    for number in range(most):
+        ledger.finish_soon(str(number), {"rows": number})
+        inode = path.stat().st_ino
+        saves, last = saves + (inode != last), inode
+        if number % 97 == 0:
+            kept = len(Ledger(path, "shuffle", PLAN))
+            assert number + 1 - kept <= number / 256
+    assert saves < most // 2
+    ledger.save()
+    again = Ledger(path, "shuffle", PLAN)
+    assert [again[str(number)] for number in range(most)] == [{"rows": n} for n in range(most)]
+
+
+@pytest.mark.parametrize(
+    ("found", "altered"), [('"rows": 3', '"rows": 4'), ('"rows": 3', '"row": 3'), ('"a"', '"c"')]
+)
+def test_altered_units_are_not_believed(path: Path, found: str, altered: str) -> None:
+    content = path.read_text()
+    path.write_text(content.replace(found, altered))
+    assert path.read_text() != content
+    with pytest.raises(StoreError, match=r"corrupt.*another digest.*Remove progress.json"):
+        Ledger(path, "shuffle", PLAN)
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
         (b'{"stage": "shuffle", "pl', "corrupt"),
+        (b"[" * 100_000, "corrupt"),
+        (b'{"stage": "shuffle", "plan": "", "done": {}}', "corrupt"),
         (b"", "corrupt"),
         (b"\xff\xfe", "corrupt"),
         (b"[]", "foreign"),
