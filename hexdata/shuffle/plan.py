@@ -249,20 +249,22 @@ def row_bytes(board_size: int, varying_bytes: float) -> int:
     return board_bytes(board_size) + ROW_OVERHEAD + ceil(varying_bytes)
 
 
-def make_limits(options: ShuffleOptions, row: int, widest: int) -> Limits:
+def make_limits(options: ShuffleOptions, positions: int, row: int, widest: int) -> Limits:
     """Share out the memory: as many threads as are asked for and find room for some rows.
 
     Args:
         options: with the memory and the threads.
+        positions: of the store.
         row: bytes of a row that takes part, in the mean.
         widest: bytes of a row in the row group of the store that has the widest, in the mean.
 
     Raises:
         BudgetError: there is no room for even one thread.
     """
-    writer = WRITER_COPIES * ROW_GROUP_ROWS * row
-    least = scatter_cost(FEWEST_ROWS, FEWEST_ROWS * row)
-    least_duckdb = DUCKDB_LEAST + int(DUCKDB_ROW_GROUPS * ROW_GROUP_ROWS * widest)
+    group, fewest = min(ROW_GROUP_ROWS, positions), min(FEWEST_ROWS, positions)
+    writer = WRITER_COPIES * group * row
+    least = scatter_cost(fewest, fewest * row)
+    least_duckdb = DUCKDB_LEAST + int(DUCKDB_ROW_GROUPS * group * widest)
     needed = writer + least + least_duckdb
     room = options.memory - BASE_MEMORY
     if room < needed:

@@ -124,10 +124,11 @@ def prepare(store: Store, options: ShuffleOptions, folder: Path, spill: Path | N
     with duckdb_session(memory=memory, threads=1, spill=spill) as con:
         varying = _varying_bytes(con, positions)
     widest = row_bytes(n, varying.widest)
-    limits = make_limits(options, row_bytes(n, varying.mean(total)), widest)
+    limits = make_limits(options, total, row_bytes(n, varying.mean(total)), widest)
     with duckdb_session(memory=memory, threads=limits.threads, spill=spill) as con:
         selection = select(store, options, options.seed, con, folder)
-        limits = make_limits(options, row_bytes(n, varying.mean(sum(selection.rows.values()))), widest)
+        chosen = row_bytes(n, varying.mean(sum(selection.rows.values())))
+        limits = make_limits(options, total, chosen, widest)
         buckets = bucket_counts(options, selection.rows)
         placement = selection.place(buckets, con, folder)
     seconds = time.perf_counter() - start

@@ -186,8 +186,9 @@ def _opened(path: Path, options: Any) -> Iterator[Any]:
         with pa.OSFile(str(path)) as file:
             yield ipc.open_file(file, options=options)
     except (pa.ArrowException, OSError) as error:
-        if isinstance(error, OSError) and error.errno not in (None, errno.ENOENT):
-            raise  # the disk failed, not the file
+        disk_failed = isinstance(error, OSError) and error.errno not in (None, errno.ENOENT)
+        if disk_failed or isinstance(error, MemoryError):
+            raise  # nothing is wrong with the file
         raise StoreError(
             "an unfinished shuffle has lost a file",
             path=path,

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from hexdata.errors import StoreError
+from hexdata.errors import BudgetError, StoreError
 from hexdata.progress import Progress
 from hexdata.schema import positions_schema
 from hexdata.selection import BalanceRow, Duplicates
@@ -36,6 +36,7 @@ from hexdata.store.files import FileFacts, has_size
 from hexdata.store.ledger import Ledger
 from hexdata.store.parquet import write_parquet
 from hexdata.store.session import duckdb_session
+from hexdata.units import format_bytes
 
 __all__ = ["LEDGER_NAME", "Run", "ShuffleResult"]
 
@@ -102,6 +103,14 @@ class Run:
                 facts = _Work(self, prepared, done, log).facts()
             self._publish(facts, prepared.lineage)
             log.line(f"done: {resumed:,} of the units were there already")
+        except MemoryError as error:
+            raise BudgetError(
+                "the system gives no more memory",
+                path=self.store.path,
+                found=str(error) or None,
+                expected=f"{format_bytes(self.options.memory)}, as --memory says",
+                cure="Lower --memory, or free some, and run the command again; it goes on from there.",
+            ) from error
         except OSError as error:
             if not is_disk_full(error):
                 raise

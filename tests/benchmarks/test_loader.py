@@ -38,7 +38,7 @@ STREAM_FACTOR = 3
 """And stream mode, against the two fastest of the libraries."""
 SHARE_OF_MEMORY = {"exact": 0.25, "stream": 0.15}
 """Of the rate of unpacking the same arrays, in their order, from memory."""
-SHARE_IN_WORKERS = {"workers": 0.1, "workers-packed": 0.4}
+SHARE_IN_WORKERS = {"workers": 0.04, "workers-packed": 0.4}
 """Of the rate of one process without workers. On two cores, workers and main process share them."""
 MOST_SECONDS = 5.0
 """To open and to resume among so many; the aim is 1 on a machine with nothing else to do."""

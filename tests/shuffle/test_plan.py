@@ -41,7 +41,7 @@ DENSE = row_bytes(13, 4 * 169)
 
 
 def planned(options: ShuffleOptions, rows: dict[str, int]) -> tuple[Limits, Layout]:
-    limits = make_limits(options, NARROW, NARROW)
+    limits = make_limits(options, sum(rows.values()), NARROW, NARROW)
     return limits, make_layout(sum(rows.values()), rows, bucket_counts(options, rows), limits)
 
 
@@ -154,7 +154,7 @@ def test_rows_near_both_ends_of_the_keys_have_units() -> None:
 
 
 def test_small_buckets_share_a_unit_and_large_ones_have_several() -> None:
-    limits = make_limits(ShuffleOptions(threads=2), NARROW, NARROW)
+    limits = make_limits(ShuffleOptions(threads=2), 10**8, NARROW, NARROW)
     small = make_layout(10**6, {"train": 10**6}, {"train": 10_000}, limits).groups["train"]
     large = make_layout(10**8, {"train": 10**8}, {"train": 2}, limits).groups["train"]
     assert (small.parts, large.group) == (1, 1)
@@ -170,8 +170,8 @@ def test_a_small_store_has_work_for_every_thread() -> None:
 
 
 def test_wide_rows_are_taken_in_smaller_parts() -> None:
-    wide = make_limits(ShuffleOptions(memory=2 * 10**9), DENSE, DENSE)
-    narrow = make_limits(ShuffleOptions(memory=2 * 10**9), NARROW, NARROW)
+    wide = make_limits(ShuffleOptions(memory=2 * 10**9), 10**8, DENSE, DENSE)
+    narrow = make_limits(ShuffleOptions(memory=2 * 10**9), 10**8, NARROW, NARROW)
     assert wide.sort_rows < narrow.sort_rows / 4
     assert wide.chunk_rows < narrow.chunk_rows / 4
     assert wide.threads <= narrow.threads
@@ -179,9 +179,10 @@ def test_wide_rows_are_taken_in_smaller_parts() -> None:
 
 def test_rows_too_wide_for_the_memory_are_refused() -> None:
     with pytest.raises(BudgetError, match=r"found 450 MB; expected at least \d+ MB.*--memory"):
-        make_limits(ShuffleOptions(memory=450_000_000), DENSE, DENSE)
+        make_limits(ShuffleOptions(memory=450_000_000), 10**6, DENSE, DENSE)
+    assert make_limits(ShuffleOptions(memory=450_000_000), 900, DENSE, DENSE).threads
     with pytest.raises(BudgetError, match="too little memory"):
-        make_limits(ShuffleOptions(memory=420_000_000), NARROW, DENSE)
+        make_limits(ShuffleOptions(memory=420_000_000), 10**6, NARROW, DENSE)
 
 
 @pytest.mark.parametrize(

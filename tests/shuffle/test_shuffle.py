@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from hexdata.convert import ConvertOptions, convert_sources
-from hexdata.errors import StoreError, StoreLockedError
+from hexdata.errors import BudgetError, StoreError, StoreLockedError
 from hexdata.export import ExportOptions, export_shards
 from hexdata.order import bucket_bounds, derive_key, sort_key
 from hexdata.progress import Silent
@@ -324,6 +324,26 @@ def test_a_locked_store_is_left_alone(
     with Store.open(store).writing("convert"), pytest.raises(StoreLockedError, match=str(os.getpid())):
         shuffle_store(store)
     assert store_bytes(store) == store_bytes(odd_store)
+
+
+def test_a_system_without_memory_is_named_and_what_is_done_counts(
+    odd_store: Path, copy_store: CopyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = copy_store(odd_store)
+    options = ShuffleOptions(buckets=3, threads=1)
+    original = stage.write_parquet
+
+    def short(path: Path, schema: pa.Schema, tables: Iterator[pa.Table]) -> FileFacts:
+        if path.name == "bucket-000002.parquet":
+            raise MemoryError("malloc of size 7 failed")
+        return original(path, schema, tables)
+
+    monkeypatch.setattr(stage, "write_parquet", short)
+    with pytest.raises(BudgetError, match=r"no more memory; found malloc .*1 GB.*Lower --memory"):
+        shuffle_store(store, options)
+    monkeypatch.undo()
+    assert shuffle_store(store, options).resumed > 2
+    verify_store(store).require()
 
 
 def test_a_lost_position_is_never_published(

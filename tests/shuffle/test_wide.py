@@ -1,0 +1,110 @@
+"""Rows that are wide in some places of a store: measured as they are, and taken in smaller parts there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from hexdata.schema import positions_schema
+from hexdata.shuffle import ShuffleOptions, local, plan, shuffle_store
+from hexdata.shuffle.local import Engine
+from hexdata.shuffle.plan import Slice, make_limits, row_bytes, scatter_cost
+from hexdata.shuffle.prepare import Prepared, prepare
+from hexdata.store import Store
+from hexdata.store.parquet import write_parquet
+from hexdata.store.session import duckdb_session
+from hexdata.verify import verify_store
+
+if TYPE_CHECKING:
+    from tests.conftest import CopyStore, StoreBytes
+
+WIDE_ROWS = 300
+TEXT = '{"comment": "' + "ä" * 2_000 + '"}'
+"""The same in every row, so that a file holds it once."""
+
+
+@pytest.fixture
+def wide_store(odd_store: Path, copy_store: CopyStore) -> Path:
+    """A store whose first part, of three, has a long text in every row."""
+    path = copy_store(odd_store, "wide")
+    store, name = Store.open(path), "positions/part-000000.parquet"
+    rows = pq.read_table(path / name)
+    assert rows.num_rows == WIDE_ROWS
+    column = rows.schema.get_field_index("extra")
+    rows = rows.set_column(column, rows.schema.field(column), pa.array([TEXT] * WIDE_ROWS))
+    store.manifest.files[name] = write_parquet(path / name, positions_schema(5), [rows])
+    assert (path / name).stat().st_size < WIDE_ROWS * len(TEXT) / 10
+    store.manifest.save(path)
+    return path
+
+
+def prepared(store: Path, folder: Path, **options: str) -> Prepared:
+    return prepare(Store.open(store), ShuffleOptions(threads=1, **options), folder, None)
+
+
+def widths(store: Path) -> list[int]:
+    """The plain definition: the bytes of policy and text of each row."""
+    rows = [row for path in Store.open(store).files("positions") for row in pq.read_table(path).to_pylist()]
+    return [4 * len(row["policy"] or ()) + len((row["extra"] or "").encode()) for row in rows]
+
+
+def test_limits_follow_from_what_the_rows_take_in_memory(wide_store: Path, tmp_path: Path) -> None:
+    wide, options = widths(wide_store), ShuffleOptions(threads=1)
+    parts = [wide[i : i + WIDE_ROWS] for i in range(0, len(wide), WIDE_ROWS)]
+    mean, widest = (row_bytes(5, sum(part) / len(part)) for part in (wide, max(parts, key=sum)))
+    limits = prepared(wide_store, tmp_path).limits
+    # The widest policies and the widest texts may stand in other parts, so the plan may be narrower.
+    assert make_limits(options, 900, mean, widest + 25).duckdb_memory >= limits.duckdb_memory
+    assert limits.duckdb_memory >= make_limits(options, 900, mean, widest).duckdb_memory
+    assert make_limits(options, 900, mean + 1, widest).sort_rows <= limits.sort_rows
+    assert limits.sort_rows <= make_limits(options, 900, mean - 1, widest).sort_rows
+
+
+def test_only_wide_rows_chosen_are_planned_for_as_such(wide_store: Path, tmp_path: Path) -> None:
+    everything = prepared(wide_store, tmp_path).limits
+    chosen = prepared(wide_store, tmp_path, where="length(extra) > 1000").limits
+    others = prepared(wide_store, tmp_path, where="policy IS NULL").limits
+    assert chosen.sort_rows < everything.sort_rows / 2
+    assert others.sort_rows <= everything.sort_rows
+
+
+def test_a_run_holds_fewer_rows_where_they_are_wide(
+    wide_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "BATCH_ROWS", 10)
+    made = prepared(wide_store, tmp_path)
+    limits = replace(made.limits, chunk_bytes=scatter_cost(50, 50 * len(TEXT.encode())))
+    engine = Engine(
+        made.selection.key, 5, tmp_path, made.layout, limits, say=lambda _: None, check=lambda: None
+    )
+    with duckdb_session(memory=limits.duckdb_memory, threads=1) as con:
+        sizes = list(engine.scatter(con, made.placement, Slice(0, 0, 900)))
+    runs = [pa.ipc.open_file(path).read_all() for path in sorted(tmp_path.glob("run-*"))]
+    assert len(runs) == len(sizes)
+    assert sorted(i for run in runs for i in run["position_id"].to_pylist()) == list(range(900))
+    assert all(limits.may_scatter(run.num_rows, run.nbytes) for run in runs)
+    wide = [run.num_rows for run in runs if run["extra"].to_pylist().count(TEXT) > run.num_rows / 2]
+    assert sum(wide) > WIDE_ROWS * 0.8
+    assert max(wide) <= 60
+    assert max(run.num_rows for run in runs) > 400
+
+
+@pytest.mark.parametrize("most_rows", [40, 900])
+def test_wide_rows_are_shuffled_to_the_same_bytes(
+    wide_store: Path,
+    copy_store: CopyStore,
+    store_bytes: StoreBytes,
+    monkeypatch: pytest.MonkeyPatch,
+    most_rows: int,
+) -> None:
+    other = copy_store(wide_store, "other")
+    shuffle_store(other, ShuffleOptions(buckets=3, memory=2 * 10**9))
+    monkeypatch.setattr(plan, "MOST_ROWS", most_rows)
+    shuffle_store(wide_store, ShuffleOptions(buckets=3, threads=2, memory=4 * 10**9))
+    assert store_bytes(wide_store) == store_bytes(other)
+    verify_store(wide_store).require()
