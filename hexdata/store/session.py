@@ -7,11 +7,11 @@ import os
 import signal
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Final
+from typing import Any, Final
 
 import duckdb
 from duckdb import DuckDBPyConnection
@@ -141,15 +141,36 @@ def _interrupting(connection: DuckDBPyConnection) -> Iterator[None]:
         yield
         return
 
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        connection.interrupt()
-        before(number, frame)
-
-    signal.signal(signal.SIGINT, interrupt)
+    own = _Interrupt(connection, before)
+    signal.signal(signal.SIGINT, own)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        own.ended = True
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, _in_force())
+
+
+class _Interrupt:
+    """The handler of Ctrl-C while one session is open. Sessions may end in any order."""
+
+    def __init__(self, connection: DuckDBPyConnection, before: Callable[..., Any]) -> None:
+        self.before = before
+        self.ended = False
+        self._connection = connection
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if not self.ended:
+            self._connection.interrupt()
+        self.before(number, frame)
+
+
+def _in_force() -> Any:
+    """Return the handler of the latest session that is still open, or the one before them all."""
+    handler = signal.getsignal(signal.SIGINT)
+    while isinstance(handler, _Interrupt) and handler.ended:
+        handler = handler.before
+    return handler
 
 
 def _too_little_memory(error: Exception, memory: int) -> BudgetError:

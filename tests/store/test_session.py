@@ -114,9 +114,22 @@ def run_endless_query() -> None:
 @pytest.mark.usefixtures("interrupts")
 @pytest.mark.parametrize("again", range(4))  # DuckDB's threads may or may not be at work when it comes
 def test_an_interrupt_stops_a_query(again: int) -> None:
+    before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         run_endless_query()
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_sessions_may_end_in_any_order() -> None:
+    """As they do where a stream of rows is left unread until it is collected."""
+    before = signal.getsignal(signal.SIGINT)
+    first, second = (duckdb_session(memory=MEMORY, threads=1) for _ in range(2))
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert signal.getsignal(signal.SIGINT) is not before
+    second.__exit__(None, None, None)
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_a_session_may_be_opened_in_any_thread() -> None:
