@@ -109,7 +109,7 @@ def test_a_dry_run(trmph_store: Path, copy_store: CopyStore, as_json: bool) -> N
 
 LINE = re.compile(
     r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (?P<name>shuffled/\S+): (?P<rows>[\d,]+) rows in "
-    r"\d+\.\d\d s, [\d,]+ rows/s, \d+ MB resident at most so far"
+    r"\d+\.\d\d s, [\d,]+ rows/s, [\d,]+ MB resident at most so far"
 )
 
 
