@@ -6,6 +6,7 @@ describes each column for readers in other languages.
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import pyarrow as pa
@@ -18,6 +19,7 @@ __all__ = [
     "SCHEMA_VERSION",
     "SPLITS",
     "board_bytes",
+    "board_size_of",
     "games_schema",
     "positions_schema",
     "raw_schema",
@@ -43,6 +45,11 @@ NO_GAME: Final = -1
 def board_bytes(board_size: int) -> int:
     """Return the bytes of one packed board: ceil(2·n·n / 8), 43 at n = 13."""
     return (2 * board_size * board_size + 7) // 8
+
+
+def board_size_of(width: int) -> int:
+    """Return n from ``board_bytes(n)``: n² <= 4·width < (n + 1)² for every n above 1."""
+    return math.isqrt(4 * width)
 
 
 def raw_schema(board_size: int) -> pa.Schema:

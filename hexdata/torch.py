@@ -25,7 +25,7 @@ from hexdata.formats.shards import block_to_policy
 from hexdata.loader import Loader
 from hexdata.loader.batch import BatchOptions, BoardForm, make_batch
 from hexdata.loader.turns import TURNS_SIZE, Turns, mark_of
-from hexdata.schema import NO_MOVE
+from hexdata.schema import NO_MOVE, board_bytes, board_size_of
 
 __all__ = [
     "LoaderDataset",
@@ -134,13 +134,10 @@ def _board_options(dtype: torch.dtype, planes: int) -> BatchOptions:
 
 
 def _board_size(packed: Tensor, asked: int | None) -> int:
-    """Return n, for which ceil(2·n·n / 8) is the width of a packed board.
-
-    Four times the width is n² or, where n is odd, n² + 3: below (n + 1)² either way.
-    """
+    """Return n, for which ceil(2·n·n / 8) is the width of a packed board."""
     width = packed.shape[-1]
-    n = math.isqrt(4 * width)
-    fits = (2 * n * n + 7) // 8 == width and MIN_SIZE <= n <= MAX_SIZE and asked in (None, n)
+    n = board_size_of(width)
+    fits = board_bytes(n) == width and MIN_SIZE <= n <= MAX_SIZE and asked in (None, n)
     if packed.dtype != torch.uint8 or packed.dim() != 2 or not fits:
         expected = "uint8 (B, ceil(2·n·n / 8))" + ("" if asked is None else f" for n = {asked}")
         raise ConfigError(

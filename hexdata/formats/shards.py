@@ -23,10 +23,11 @@ import pyarrow as pa
 from hexdata.board import unpack_boards
 from hexdata.errors import FormatError, StoreError
 from hexdata.formats.shard_manifest import FieldSpec, ShardEntry, ShardManifest
-from hexdata.schema import NO_GAME, NO_MOVE, NO_PLY, NO_TIER, board_bytes
+from hexdata.schema import NO_GAME, NO_MOVE, NO_PLY, NO_TIER, board_bytes, board_size_of
 
 __all__ = [
     "POLICY_FIELDS",
+    "SENTINELS",
     "Block",
     "FieldSpec",
     "ShardEntry",
@@ -38,6 +39,7 @@ __all__ = [
     "block_to_policy",
     "columns_to_block",
     "decode_npy",
+    "npy_header",
     "read_blocks",
 ]
 
@@ -51,13 +53,14 @@ the ascending rows that have one.
 POLICY_FIELDS: Final = ("policy", "policy_row")
 """The fields that are as long as the block has dense policies, not positions."""
 
-_SENTINELS: Final[Mapping[str, int]] = {
+SENTINELS: Final[Mapping[str, int]] = {
     "game_id": NO_GAME,
     "move": NO_MOVE,
     "position_in_game": NO_PLY,
     "total_positions": NO_PLY,
     "value_sample_tier": NO_TIER,
 }
+"""What stands for null, a field."""
 _MEMBER_NAME: Final = re.compile(r"(\d{6,})\.([a-z_]+)\.npy")
 _END_OF_ARCHIVE: Final = bytes(2 * tarfile.BLOCKSIZE)
 
@@ -105,12 +108,12 @@ def columns_to_block(table: pa.Table | pa.RecordBatch, with_policy: bool) -> Blo
     """
     if isinstance(table, pa.RecordBatch):
         table = pa.Table.from_batches([table])
-    board_size = _board_size(table.schema.field("board").type.byte_width)
+    board_size = board_size_of(table.schema.field("board").type.byte_width)
     block: Block = {}
     for name, spec in block_fields(board_size, with_policy=False).items():
         column = table.column(name)
-        if name in _SENTINELS:
-            column = column.fill_null(_SENTINELS[name])
+        if name in SENTINELS:
+            column = column.fill_null(SENTINELS[name])
         elif column.null_count:
             raise StoreError(f"column {name} holds {column.null_count} nulls", expected="none")
         values = _binary_to_bytes(column) if name == "board" else column.to_numpy()
@@ -118,11 +121,6 @@ def columns_to_block(table: pa.Table | pa.RecordBatch, with_policy: bool) -> Blo
     if with_policy:
         block |= _dense_policies(table.column("policy"), board_size * board_size)
     return block
-
-
-def _board_size(width: int) -> int:
-    """Return n from ``schema.board_bytes(n)``: n² <= 4·width < (n + 1)² for every n above 1."""
-    return math.isqrt(4 * width)
 
 
 def _binary_to_bytes(column: pa.ChunkedArray) -> npt.NDArray[np.uint8]:
@@ -176,7 +174,7 @@ def block_samples(block: Block) -> Iterator[tuple[int, Block]]:
     The board is unpacked to uint8 (2, n, n). ``policy`` float32 (n·n,) stands in every sample or, in
     splits without dense policies, in none, as some readers want the same fields throughout.
     """
-    board_size = _board_size(block["board"].shape[1])
+    board_size = board_size_of(block["board"].shape[1])
     fields = {name: array for name, array in block.items() if name != "policy_row"}
     fields["board"] = unpack_boards(block["board"], board_size, np.uint8)
     if "policy" in block:
@@ -248,7 +246,7 @@ class ShardWriter:
             array = arrays[name]
             # Little-endian on every machine. np.ascontiguousarray would give a scalar a dimension.
             array = np.asarray(array, array.dtype.newbyteorder("<"), order="C")
-            header = _npy_header(array)
+            header = npy_header(array.dtype.str, array.shape)
             info = tarfile.TarInfo(f"{key}.{name}.npy")
             info.size = len(header) + array.nbytes
             self._write(info.tobuf(tarfile.USTAR_FORMAT, "ascii", "strict") + header)
@@ -261,10 +259,12 @@ class ShardWriter:
         self.bytes += len(data)
 
 
-def _npy_header(array: npt.NDArray[Any]) -> bytes:
-    """Return the npy 1.0 header: 128 bytes, so that the numbers are aligned within the tar file."""
+@functools.lru_cache(maxsize=1 << 14)
+def npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
+    """Return the npy 1.0 header of an array in C order: 128 bytes, so that numbers in a tar are aligned."""
     buffer = io.BytesIO()
-    np.lib.format.write_array_header_1_0(buffer, np.lib.format.header_data_from_array_1_0(array))
+    facts = {"descr": dtype, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(buffer, facts)
     return buffer.getvalue()
 
 

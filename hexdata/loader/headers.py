@@ -6,8 +6,6 @@ ones. Never reads the numbers themselves: only a digest of the whole shard tells
 
 from __future__ import annotations
 
-import functools
-import io
 import math
 import tarfile
 from pathlib import Path
@@ -16,9 +14,9 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 
 from hexdata.errors import FormatError
-from hexdata.formats.shard_manifest import FieldSpec
+from hexdata.formats.shards import FieldSpec, npy_header
 
-__all__ = ["CURE", "HEADER_BYTES", "Member", "check_member", "policy_count"]
+__all__ = ["CURE", "HEADER_BYTES", "Member", "altered", "check_member", "policy_count"]
 
 CURE: Final = "Run `hexdata verify`, then `hexdata export` again."
 _NPY_HEADER_BYTES: Final = 128
@@ -26,6 +24,19 @@ HEADER_BYTES: Final = tarfile.BLOCKSIZE + _NPY_HEADER_BYTES
 """Bytes of the tar header and the npy header, which end where a block's numbers begin."""
 _NAME: Final = slice(0, 100)
 _SIZE: Final = slice(124, 136)
+
+
+def altered(path: str | Path, record: str, found: object, expected: object) -> FormatError:
+    """Return the error for a place in a shard where something else stands."""
+    return FormatError(
+        "the shard is not what the manifest says",
+        code="broken-shard",
+        path=path,
+        record=record,
+        found=found,
+        expected=expected,
+        cure=CURE,
+    )
 
 
 class Bytes(Protocol):
@@ -55,15 +66,7 @@ class Member(NamedTuple):
 
     def altered(self, found: object, expected: object) -> FormatError:
         """Return the error that names this member."""
-        return FormatError(
-            "the shard is not what the manifest says",
-            code="broken-shard",
-            path=self.path,
-            record=self.name,
-            found=found,
-            expected=expected,
-            cure=CURE,
-        )
+        return altered(self.path, self.name, found, expected)
 
 
 def check_member(data: Bytes, member: Member, spec: FieldSpec, rows: int) -> None:
@@ -76,7 +79,7 @@ def check_member(data: Bytes, member: Member, spec: FieldSpec, rows: int) -> Non
     name = headers[_NAME].rstrip(b"\0")
     if name != member.name.encode("ascii"):
         raise member.altered(f"a header of {name!r}", "its own")
-    expected = _npy_header(spec.dtype, (rows, *spec.shape))
+    expected = npy_header(spec.dtype, (rows, *spec.shape))
     if headers[tarfile.BLOCKSIZE :] != expected:
         raise member.altered(f"the npy header {headers[tarfile.BLOCKSIZE :]!r}", expected)
     itemsize = np.dtype(spec.dtype).itemsize
@@ -100,12 +103,3 @@ def policy_count(data: Bytes, member: Member, spec: FieldSpec) -> int:
     if rows < 0 or rest:
         raise member.altered(f"{int(size, 8)} bytes", f"{_NPY_HEADER_BYTES} and rows of {width}")
     return rows
-
-
-@functools.lru_cache(maxsize=1 << 14)
-def _npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
-    """Return the npy 1.0 header of an array in C order, as ``ShardWriter`` writes it."""
-    buffer = io.BytesIO()
-    facts = {"descr": dtype, "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(buffer, facts)
-    return buffer.getvalue()

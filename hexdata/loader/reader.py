@@ -9,16 +9,15 @@ import hashlib
 import tarfile
 import zlib
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
-from hexdata.errors import FormatError, StoreError
+from hexdata.errors import StoreError
 from hexdata.formats.shards import POLICY_FIELDS, Block, ShardEntry, ShardManifest, decode_npy
-from hexdata.loader.headers import CURE, HEADER_BYTES
+from hexdata.loader.headers import HEADER_BYTES, altered
 from hexdata.loader.sources import ByteStream, FolderSource, Part, Source
 
 __all__ = ["BlockReader"]
@@ -90,31 +89,31 @@ class BlockReader:
             for number in range(begin, end):
                 sample = next(samples, None)
                 if sample is None:
-                    raise _altered(address, "end of the shard", f"{number} blocks", entry.blocks)
+                    raise altered(address, "end of the shard", f"{number} blocks", entry.blocks)
                 block = self._decode(address, shard, number, sample)
                 if first <= number < stop:
                     yield block
             if next(samples, None) is not None:
-                raise _altered(address, "end of the shard", "more blocks", entry.blocks)
+                raise altered(address, "end of the shard", "more blocks", entry.blocks)
             digest = span.finish()
         if self._digests and digest != entry.sha256:
-            raise _altered(address, "sha256", digest, entry.sha256)
+            raise altered(address, "sha256", digest, entry.sha256)
 
     def _decode(self, address: str, shard: int, number: int, sample: Mapping[str, Any]) -> Block:
         """Turn the ``number``-th sample of the shard into a block of the length that it must have."""
         key = f"{self._first_keys[shard] + number:06d}"
         if sample["__key__"] != key:
-            raise _altered(address, f"block {number}", f"key {sample['__key__']}", key)
+            raise altered(address, f"block {number}", f"key {sample['__key__']}", key)
         rows = min(self.block_size, self.shards[shard].positions - number * self.block_size)
         block: Block = {}
         for name in self.specs:
             member = f"{key}.{name}.npy"
             if f"{name}.npy" not in sample:
-                raise _altered(address, member, "no such member", "one in every block")
+                raise altered(address, member, "no such member", "one in every block")
             block[name] = decode_npy(sample[f"{name}.npy"], address, member)
             self._check(address, member, name, block[name], rows)
         if len({len(block[name]) for name in POLICY_FIELDS if name in block}) > 1:
-            raise _altered(address, f"block {number}", "policies and their rows", "as many of each")
+            raise altered(address, f"block {number}", "policies and their rows", "as many of each")
         return block
 
     def _check(self, address: str, member: str, name: str, array: npt.NDArray[Any], rows: int) -> None:
@@ -122,7 +121,7 @@ class BlockReader:
         shape = (array.shape[:1] if name in POLICY_FIELDS else (rows,)) + spec.shape
         if array.dtype.str != spec.dtype or array.shape != shape:
             found = f"{array.dtype.str} of shape {array.shape}"
-            raise _altered(address, member, found, f"{spec.dtype} of shape {shape}")
+            raise altered(address, member, found, f"{spec.dtype} of shape {shape}")
 
 
 def _block_start(entry: ShardEntry, block: int) -> int:
@@ -162,12 +161,12 @@ class _Span:
             # To pass over a member, tarfile asks for all the bytes that its header claims, be it for years.
             self._ends += 1
             if self._ends > _ENDS:
-                raise _altered(self._address, "tar structure", "a member without an end", "a readable shard")
+                raise altered(self._address, "tar structure", "a member without an end", "a readable shard")
             return b""
         data = self._stream.read(wanted)
         if not data:
             self._stream.finish()  # a source that knows why it ended says so
-            raise _altered(self._address, "end of the shard", f"{self._place} bytes", self._size)
+            raise altered(self._address, "end of the shard", f"{self._place} bytes", self._size)
         self._place += len(data)
         if self._hash:
             self._hash.update(data)
@@ -194,16 +193,4 @@ def _read_samples(span: _Span, suffixes: tuple[str, ...], address: str) -> Itera
     try:
         yield from group_by_keys(files)
     except (tarfile.TarError, ValueError, EOFError, zlib.error) as error:
-        raise _altered(address, "tar structure", str(error.args[0]), "a readable shard") from error
-
-
-def _altered(path: str | Path, record: str, found: object, expected: object) -> FormatError:
-    return FormatError(
-        "the shard is not what the manifest says",
-        code="broken-shard",
-        path=path,
-        record=record,
-        found=found,
-        expected=expected,
-        cure=CURE,
-    )
+        raise altered(address, "tar structure", str(error.args[0]), "a readable shard") from error

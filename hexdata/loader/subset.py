@@ -14,10 +14,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from hexdata.errors import ConfigError
-from hexdata.formats.shards import Block
+from hexdata.formats.shards import SENTINELS, Block
 from hexdata.loader.mapped import MappedShards
 from hexdata.loader.options import LoaderOptions
-from hexdata.schema import NO_GAME, NO_MOVE, NO_PLY, NO_TIER
+from hexdata.schema import NO_GAME, NO_MOVE
 from hexdata.selection.expression import Expression, check_expression, explained
 from hexdata.store.session import DuckDBPyConnection, duckdb_session
 
@@ -27,16 +27,8 @@ BoolArray = npt.NDArray[np.bool_]
 Int64Array = npt.NDArray[np.int64]
 
 _LOW_BITS: Final = 16
-_NULLS: Final = {
-    "game_id": NO_GAME,
-    "move": NO_MOVE,
-    "position_in_game": NO_PLY,
-    "total_positions": NO_PLY,
-    "value_sample_tier": NO_TIER,
-}
-"""What stands for null in the shards, a column."""
 _LABELS: Final = {
-    **dict.fromkeys((*_NULLS, "player_to_move", "position_id"), "BIGINT"),
+    **dict.fromkeys((*SENTINELS, "player_to_move", "position_id"), "BIGINT"),
     "value": "FLOAT",
 }
 """What ``where`` may use, by type. Wider than stored: ``position_in_game - total_positions`` is below 0."""
@@ -174,5 +166,5 @@ def _ask(con: DuckDBPyConnection, labels: Block, predicate: Expression) -> BoolA
 
 def _column_sql(name: str) -> str:
     """Return a label as the predicate sees it: null where the shards have a stand-in."""
-    value = f"nullif({name}, {_NULLS[name]})" if name in _NULLS else name
+    value = f"nullif({name}, {SENTINELS[name]})" if name in SENTINELS else name
     return f"({value})::{_LABELS[name]} AS {name}"

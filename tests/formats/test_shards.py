@@ -18,7 +18,7 @@ from hexdata.board import pack_boards
 from hexdata.errors import FormatError, StoreError
 from hexdata.formats import shards
 from hexdata.formats.shards import ShardManifest, ShardWriter
-from hexdata.schema import NO_GAME, NO_MOVE, NO_TIER, positions_schema
+from hexdata.schema import NO_GAME, NO_MOVE, NO_TIER, board_bytes, board_size_of, positions_schema
 
 SIZE = 5
 CELLS = SIZE * SIZE
@@ -125,7 +125,7 @@ def test_a_null_value_and_a_short_policy_are_refused() -> None:
 
 
 def test_board_size_follows_from_the_width() -> None:
-    assert [shards._board_size(shards.board_bytes(n)) for n in range(2, 40)] == list(range(2, 40))
+    assert [board_size_of(board_bytes(n)) for n in range(2, 40)] == list(range(2, 40))
 
 
 # --- writing and reading ------------------------------------------------------------------------------
