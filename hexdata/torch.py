@@ -19,11 +19,11 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from hexdata.batch import BatchOptions, BoardForm, make_batch
 from hexdata.board import MAX_SIZE, MIN_SIZE, RED
 from hexdata.errors import ConfigError, HexdataError
 from hexdata.formats.shards import block_to_policy
 from hexdata.loader import Loader
-from hexdata.loader.batch import BatchOptions, BoardForm, make_batch
 from hexdata.loader.turns import TURNS_SIZE, Turns, mark_of
 from hexdata.schema import NO_MOVE, board_bytes, board_size_of
 

@@ -25,14 +25,18 @@ FLOORS = {
     "errors": 0,
     "progress": 0,
     "board": 1,
+    "checks": 1,
     "order": 1,
     "pool": 1,
     "units": 1,
     "schema": 2,
     "formats": 3,
     "store": 3,
+    "batch": 4,
+    "games": 4,
     "selection": 4,
     "quality": 5,
+    "sql": 5,
     "convert": 6,
     "demo": 6,
     "export": 6,
@@ -59,7 +63,7 @@ LIBRARIES = {
     "pyarrow": between(2, 7),
     "duckdb": ("store/session.py",),
     "loky": ("pool",),
-    "psutil": ("pool", "cli"),
+    "psutil": ("pool", "cli", "store/journal.py"),
     "zlib_ng": ("formats",),
     "tenacity": ("shuffle",),
     "webdataset": ("loader", "formats"),
@@ -87,7 +91,7 @@ PURE = ("order", "board", "schema")
 IMPURE = {"datetime", "io", "os", "shutil", "socket", "subprocess", "tempfile", "threading", "time", "uuid"}
 """What the pure rooms do not import: clocks, files, processes."""
 
-LAZY = {"duckdb", "loky", "numpy", "pyarrow", "pydantic", "tenacity", "torch", "webdataset"}
+LAZY = {"duckdb", "jinja2", "loky", "matplotlib", "numpy", "pyarrow", "pydantic", "tenacity", "torch", "webdataset"}
 """What neither ``import hexdata`` nor ``hexdata --help`` loads."""
 
 LONGEST_FILE = 500

@@ -16,9 +16,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from hexdata.board import game_hash
-from hexdata.convert.games import GAMES, ROWS, binary_matrix, column
 from hexdata.convert.nodes import EVIDENCE, FINAL, NODES, NOWHERE, NodeMaker
 from hexdata.convert.spool import Spool, write_arrow
+from hexdata.games.find import GAMES, ROWS, binary_matrix, column
 from hexdata.progress import SILENT, Progress
 from hexdata.schema import board_bytes
 from hexdata.store.session import DuckDBPyConnection, duckdb_session

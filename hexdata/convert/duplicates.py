@@ -11,8 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from hexdata.board import symmetry_table
-from hexdata.convert.games import binary_matrix, column
-from hexdata.convert.quality import Flag
+from hexdata.games.find import binary_matrix, column
+from hexdata.games.findings import Flag
 
 __all__ = ["COLUMNS", "Identities", "find_duplicates"]
 

@@ -17,10 +17,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from hexdata.board import game_hash
-from hexdata.convert.games import GAMES, ROWS, column
 from hexdata.convert.inputs import SourceFile
-from hexdata.convert.sense import Sense
 from hexdata.convert.spool import Spool, SpoolFacts, write_arrow
+from hexdata.games.find import GAMES, ROWS, column
+from hexdata.games.sense import Sense
 
 __all__ = ["collection_of", "resolve_collection"]
 

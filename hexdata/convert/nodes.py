@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from hexdata.convert.games import binary_matrix, column
+from hexdata.games.find import binary_matrix, column
 from hexdata.order import derive_key, sort_key
 from hexdata.schema import NO_MOVE, board_bytes
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from hexdata.convert.sense import SENSES
 from hexdata.errors import ConfigError
+from hexdata.games.sense import SENSES
 from hexdata.pool import WorkerOptions
 
 __all__ = ["ConvertOptions", "ConvertResult"]

@@ -13,19 +13,20 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from hexdata.board import player_to_move, unpack_boards
 from hexdata.convert.companions import with_origins
-from hexdata.convert.games import ROWS, binary_matrix, column
-from hexdata.convert.quality import flag_lists
-from hexdata.convert.sense import Sense
-from hexdata.convert.spool import Spool, spooled_schema
+from hexdata.convert.spool import Spool
 from hexdata.formats import BATCH_ROWS
+from hexdata.games.evidence import found_schema
+from hexdata.games.find import ROWS, column
+from hexdata.games.findings import flag_lists
+from hexdata.games.labels import players_of, split_of, winners_of
+from hexdata.games.sense import Sense
 from hexdata.schema import games_schema, positions_schema
 from hexdata.store.files import FileFacts
 from hexdata.store.originals import KEPT_PREFIX, WINNERS, in_sense
 from hexdata.store.parquet import regroup, write_parquet
 
-__all__ = ["Assignment", "Judged", "publish_games", "publish_positions", "split_of", "winners_of"]
+__all__ = ["Assignment", "Judged", "publish_games", "publish_positions"]
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Judged:
     duplicate_of: npt.NDArray[np.int64]
     """(G,): the first game with its hash, -1 for itself."""
     flags: npt.NDArray[np.uint32]
-    """(G,): bits of ``quality.Flag``."""
+    """(G,): bits of ``findings.Flag``."""
 
 
 def publish_positions(spool: Spool, path: Path, assigned: Assignment) -> FileFacts:
@@ -75,7 +76,7 @@ def _positions(spool: Spool, assigned: Assignment, schema: pa.Schema) -> Iterato
             "move": raw.column("move"),
             "policy": raw.column("policy"),
             "value": pa.array(stored),
-            "player_to_move": _player(raw, row, assigned.board_size),
+            "player_to_move": players_of(raw, row, assigned.board_size),
             "value_sample_tier": raw.column("value_sample_tier"),
             "winner": pa.DictionaryArray.from_arrays(
                 raw.column("winner").cast(pa.int8()), pa.array(WINNERS, pa.string())
@@ -91,7 +92,7 @@ def _positions(spool: Spool, assigned: Assignment, schema: pa.Schema) -> Iterato
 
 def _with_rows(spool: Spool, board_size: int) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
     """Read the positions of a spool side by side with their ``ROWS``, ``BATCH_ROWS`` at a time."""
-    raw = regroup(spool.batches("raw"), spooled_schema(board_size), BATCH_ROWS)
+    raw = regroup(spool.batches("raw"), found_schema(board_size), BATCH_ROWS)
     rows = regroup(spool.batches("rows"), ROWS, BATCH_ROWS)
     for tables in zip(raw, rows, strict=True):
         batches = [table.to_batches()[0] for table in tables]
@@ -153,16 +154,6 @@ def _with_kept(extra: pa.Array, kept: list[_Kept]) -> pa.Array:
     return pa.array(texts, pa.string())
 
 
-def _player(raw: pa.RecordBatch, row: pa.RecordBatch, board_size: int) -> pa.Array:
-    """Return who moves: as the source says, else by the game's boards, the ply, the stones."""
-    by_ply = pc.bit_wise_and(row.column("ply"), 1).cast(pa.uint8())
-    known = pc.coalesce(raw.column("player_to_move"), row.column("player"), by_ply)
-    if known.null_count:
-        stones = unpack_boards(binary_matrix(raw.column("board")), board_size, np.uint8).sum(axis=(2, 3))
-        known = pc.coalesce(known, pa.array(player_to_move(stones[:, 0], stones[:, 1])))
-    return known
-
-
 def publish_games(spool: Spool, path: Path, assigned: Assignment, judged: Judged) -> FileFacts:
     """Write the games part of one source: ``games_schema``."""
     schema = games_schema()
@@ -189,25 +180,5 @@ def _games(spool: Spool, assigned: Assignment, judged: Judged, schema: pa.Schema
         yield pa.table(columns, schema=schema)
 
 
-def winners_of(games: pa.RecordBatch, sense: Sense) -> npt.NDArray[np.int64]:
-    """Return each game's winner: as its metadata names it, else as its value says; -1 if unknown."""
-    named = column(games, "winner", -1)
-    value = column(games, "value", np.nan)
-    won = np.where(value == 0.0, 0, np.where(value == 1.0, 1, -1))
-    by_value = won if sense == "blue-is-0" else np.where(won >= 0, 1 - won, -1)
-    winner: npt.NDArray[np.int64] = np.where(named >= 0, named, by_value)
-    return winner
-
-
 def _named(winner: npt.NDArray[np.int64]) -> pa.Array:
     return pa.array([WINNERS[w] if w >= 0 else None for w in winner], pa.string())
-
-
-def split_of(game_hash: bytes, val: float, test: float) -> str:
-    """Return the split of a game: a function of its hash alone, so it stays when files are added.
-
-    The first 8 bytes of the hash, as a fraction of 2^64, are below ``test`` for test, below
-    ``test + val`` for val, and train otherwise.
-    """
-    place = int.from_bytes(game_hash[:8], "big") / 2**64
-    return "test" if place < test else "val" if place < test + val else "train"

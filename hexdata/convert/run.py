@@ -19,9 +19,7 @@ from hexdata.convert.duplicates import COLUMNS, Identities, find_duplicates
 from hexdata.convert.inputs import SourceFile, digest_source, new_sources
 from hexdata.convert.mixed import collection_of, resolve_collection
 from hexdata.convert.options import ConvertOptions, ConvertResult
-from hexdata.convert.publish import Assignment, Judged, publish_games, publish_positions, winners_of
-from hexdata.convert.quality import count_flags, flags_of
-from hexdata.convert.sense import decide
+from hexdata.convert.publish import Assignment, Judged, publish_games, publish_positions
 from hexdata.convert.spool import (
     UNREADABLE,
     Reading,
@@ -33,6 +31,9 @@ from hexdata.convert.spool import (
 from hexdata.convert.tables import Source, failed_files, notes_of, reasons_of, rejected_table, source_table
 from hexdata.errors import ConfigError, InputError, RejectRateError, StoreError
 from hexdata.formats import SALVAGEABLE
+from hexdata.games.findings import count_flags, flags_of
+from hexdata.games.labels import winners_of
+from hexdata.games.sense import decide
 from hexdata.pool import run_in_threads, run_tasks
 from hexdata.progress import Progress
 from hexdata.schema import rejected_schema, sources_schema

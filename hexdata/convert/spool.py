@@ -18,14 +18,14 @@ import numpy as np
 import pyarrow as pa
 
 from hexdata import __version__
-from hexdata.convert.games import EVIDENCE, GAMES, ROWS, Grouping, find_games
 from hexdata.convert.inputs import encodable
-from hexdata.convert.quality import find_positions, game_findings, loose_findings, votes_of
-from hexdata.convert.sense import Votes
 from hexdata.convert.truncate import NO_CUT, Cuts, cut_games, cut_rows, find_cuts
 from hexdata.errors import FormatError
 from hexdata.formats import RawBatch, Rejection, SourceReader, open_source
-from hexdata.schema import raw_schema
+from hexdata.games.evidence import Tally, found_schema, with_findings
+from hexdata.games.find import EVIDENCE, GAMES, ROWS, find_games
+from hexdata.games.findings import game_findings, loose_findings
+from hexdata.games.sense import Votes
 from hexdata.store.files import atomic_file, write_bytes
 
 __all__ = [
@@ -35,7 +35,6 @@ __all__ = [
     "SpoolFacts",
     "read_source",
     "settle_games",
-    "spooled_schema",
     "write_arrow",
 ]
 
@@ -56,16 +55,6 @@ _AFTER: Final = "the game was cut before a repeated move, as asked"
 
 UNREADABLE: Final = "unreadable"
 """Reason code of a file that the disk or its owner would not give: it may be readable next time."""
-
-
-def spooled_schema(board_size: int) -> pa.Schema:
-    """Return ``raw_schema`` with plain text in place of dictionaries: an Arrow file has but one of them.
-
-    ``findings`` comes with it: the bits of ``quality.Finding`` of each position.
-    """
-    schema = raw_schema(board_size)
-    schema = schema.set(schema.get_field_index("origin"), pa.field("origin", pa.string()))
-    return schema.append(pa.field("findings", pa.uint16(), nullable=False))
 
 
 @dataclass(frozen=True)
@@ -221,7 +210,7 @@ def _batches(reader: SourceReader) -> Iterator[RawBatch]:
 
 def _read(path: Path, spool: Spool, reading: Reading) -> SpoolFacts:
     facts = SpoolFacts(reading=reading)
-    tally = _Tally()
+    tally = Tally()
     with _on_disk():
         opened = open_source(path, salvage=reading.salvage)
     with opened as reader, write_arrow(spool.folder / "rejected.arrow", REJECTED) as rejected:
@@ -233,7 +222,7 @@ def _read(path: Path, spool: Spool, reading: Reading) -> SpoolFacts:
                 if not batch.positions.num_rows:
                     continue
                 assert reader.board_size is not None
-                positions = _with_findings(batch.positions, reader.board_size)
+                positions = with_findings(batch.positions, reader.board_size)
                 if raw is None:
                     raw = stack.enter_context(write_arrow(spool.folder / "raw.arrow", positions.schema))
                 raw.write_batch(positions)
@@ -267,34 +256,7 @@ def _book_damage(damage: FormatError, rejected: pa.ipc.RecordBatchFileWriter, fa
     facts.notes.append(f"salvaged: the {records:,} examples before the damage ({facts.damage[1]})")
 
 
-def _with_findings(positions: pa.RecordBatch, board_size: int) -> pa.RecordBatch:
-    """Return positions of ``raw_schema`` as ``spooled_schema``."""
-    found = pa.array(find_positions(positions, board_size))
-    columns = dict(zip(positions.schema.names, positions.columns, strict=True)) | {"findings": found}
-    schema = spooled_schema(board_size)
-    return pa.RecordBatch.from_arrays([columns[f.name].cast(f.type) for f in schema], schema=schema)
-
-
-@dataclass
-class _Tally:
-    """What is counted while a source streams by."""
-
-    votes: Votes = field(default_factory=Votes)
-    with_id: int = 0
-    with_ply: int = 0
-
-    def add(self, batch: pa.RecordBatch) -> None:
-        self.votes += votes_of(batch.column("findings").to_numpy())
-        self.with_id += batch.num_rows - batch.column("line_idx").null_count
-        self.with_ply += batch.num_rows - batch.column("position_in_game").null_count
-
-    def grouping(self) -> Grouping:
-        if self.with_id:
-            return "ids"
-        return "runs" if self.with_ply else "boards"
-
-
-def _group(spool: Spool, facts: SpoolFacts, tally: _Tally) -> None:
+def _group(spool: Spool, facts: SpoolFacts, tally: Tally) -> None:
     """Second look at the spool: which game each position belongs to."""
     assert facts.board_size is not None
     grouped = find_games(spool.batches("raw", EVIDENCE), facts.board_size, tally.grouping())
@@ -342,7 +304,7 @@ def _cut(spools: Sequence[Spool], facts: Sequence[SpoolFacts], cuts: Cuts) -> li
     for spool, own in zip(spools, facts, strict=True):
         assert own.board_size is not None
         with ExitStack() as stack:
-            schemas = {"raw": spooled_schema(own.board_size), "rows": ROWS, "rejected": REJECTED}
+            schemas = {"raw": found_schema(own.board_size), "rows": ROWS, "rejected": REJECTED}
             writers = {
                 name: stack.enter_context(write_arrow(spool.cut.folder / f"{name}.arrow", schema))
                 for name, schema in schemas.items()

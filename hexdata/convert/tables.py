@@ -16,9 +16,9 @@ import pyarrow as pa
 from hexdata.convert.inputs import SourceFile
 from hexdata.convert.options import ConvertOptions
 from hexdata.convert.publish import Judged
-from hexdata.convert.quality import count_flags, loose_flags
-from hexdata.convert.sense import Sense
 from hexdata.convert.spool import REJECTED, Spool, SpoolFacts
+from hexdata.games.findings import count_flags, loose_flags
+from hexdata.games.sense import Sense
 from hexdata.schema import rejected_schema, sources_schema
 
 __all__ = ["Source", "failed_files", "notes_of", "reasons_of", "rejected_table", "source_table"]

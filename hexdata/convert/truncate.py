@@ -14,8 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from hexdata.board import game_hash
-from hexdata.convert.games import GAMES, ROWS, column
-from hexdata.convert.quality import Finding, Tables, side_by_side
+from hexdata.games.find import GAMES, ROWS, column
+from hexdata.games.findings import Finding, Tables, side_by_side
 from hexdata.store.originals import KEPT_PREFIX
 
 __all__ = ["NO_CUT", "cut_games", "cut_rows", "find_cuts"]

@@ -11,8 +11,7 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
-from hexdata.formats.shard_manifest import ShardManifest
-from hexdata.loader.batch import (
+from hexdata.batch import (
     DEFAULT_FIELDS,
     Batch,
     BatchOptions,
@@ -21,8 +20,10 @@ from hexdata.loader.batch import (
     make_batch,
     members_of,
 )
+from hexdata.checks import as_tuple, check_count
+from hexdata.formats.shard_manifest import ShardManifest
 from hexdata.loader.exact import ExactShards
-from hexdata.loader.options import Check, LoaderOptions, as_tuple, check_count
+from hexdata.loader.options import Check, LoaderOptions
 from hexdata.loader.shard_files import check_split, shard_folder
 
 __all__ = ["PositionDataset"]

@@ -15,9 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from hexdata.errors import ConfigError, HexdataError
-from hexdata.formats.shards import Block
-from hexdata.loader.batch import (
+from hexdata.batch import (
     DEFAULT_FIELDS,
     Batch,
     BatchOptions,
@@ -26,10 +24,13 @@ from hexdata.loader.batch import (
     make_batch,
     members_of,
 )
+from hexdata.checks import as_tuple, check_count
+from hexdata.errors import ConfigError, HexdataError
+from hexdata.formats.shards import Block
 from hexdata.loader.digest import EpochDigest
 from hexdata.loader.epoch import Epoch
 from hexdata.loader.exact import ExactEpoch, ExactShards
-from hexdata.loader.options import Check, LoaderOptions, Mode, OnError, Remainder, as_tuple, check_count
+from hexdata.loader.options import Check, LoaderOptions, Mode, OnError, Remainder
 from hexdata.loader.shard_files import check_split, shard_folder
 from hexdata.loader.sources import FolderSource, Source, load_manifest, make_source
 from hexdata.loader.state import Place, check_state, make_state

@@ -19,10 +19,11 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from hexdata.errors import ConfigError, StoreError
-from hexdata.loader.batch import Batch
+from hexdata.batch import Batch
+from hexdata.checks import check_count, check_same_options, check_versions, is_count
+from hexdata.errors import ConfigError
 from hexdata.loader.loader import Loader
-from hexdata.loader.options import as_int, check_count
+from hexdata.loader.options import RankedOptions
 from hexdata.order import ORDER_VERSION, Permutation, derive_key
 
 __all__ = ["Mixture", "MixtureOptions", "SourceCounts", "SourceShare"]
@@ -43,7 +44,7 @@ _MOST_SOURCES: Final = 256
 
 
 @dataclass(frozen=True)
-class MixtureOptions:
+class MixtureOptions(RankedOptions):
     """The options of ``Mixture``, which documents them.
 
     Raises:
@@ -58,14 +59,8 @@ class MixtureOptions:
     pace: int
 
     def __post_init__(self) -> None:
-        for name, least in (("batch_size", 1), ("world_size", 1), ("rank", 0), ("pace", 0)):
-            self._keep(name, check_count(name, getattr(self, name), least))
-        if self.rank >= self.world_size:
-            raise ConfigError("rank outside the world", found=self.rank, expected=f"below {self.world_size}")
-        seed = as_int(self.seed)
-        if seed is None:
-            raise ConfigError("seed cannot be used", found=repr(self.seed), expected="an integer")
-        self._keep("seed", seed)
+        self._check_ranks()
+        self._keep("pace", check_count("pace", self.pace, 0))
         if not 1 <= len(self.weights) <= _MOST_SOURCES:
             raise ConfigError("too few or too many sources", found=len(self.weights), expected="1 to 256")
         if self.pace >= len(self.weights):
@@ -84,23 +79,10 @@ class MixtureOptions:
                 cure="Raise batch_size, or the smallest weight.",
             )
 
-    def _keep(self, name: str, value: object) -> None:
-        """Set a field while the options are being made, which are frozen from then on."""
-        object.__setattr__(self, name, value)
-
-    @property
-    def global_batch(self) -> int:
-        """Positions a step over all ranks."""
-        return self.batch_size * self.world_size
-
     def shares(self) -> list[Fraction]:
         """Return each source's share of the whole, exactly: they add up to 1."""
         weights = [Fraction(weight) for weight in self.weights]
         return [weight / sum(weights) for weight in weights]
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _is_weight(value: object) -> bool:
@@ -324,24 +306,10 @@ class Mixture:
             raise ConfigError(
                 "not the state of a mixture", found=state, expected=f"a dict of {', '.join(fixed)}"
             )
-        for name in ("version", "order_version"):
-            if state[name] != fixed[name]:
-                raise StoreError(
-                    f"the state has another {name}",
-                    found=state[name],
-                    expected=fixed[name],
-                    cure="Resume with the hexdata release that wrote it, or start a new epoch.",
-                )
-        other = [name for name in fixed if state[name] != fixed[name]]
-        if other:
-            raise ConfigError(
-                f"the state was taken with another {', '.join(other)}",
-                found={name: state[name] for name in other},
-                expected={name: fixed[name] for name in other},
-                cure="Make the mixture, and its loaders, with the options of that run.",
-            )
+        check_versions(state, fixed)
+        check_same_options(state, fixed, fixed, "mixture, and its loaders,")
         epoch, batch = state["epoch"], state["batch"]
-        if not (_is_int(epoch) and _is_int(batch) and epoch >= 0 and 0 <= batch < self._steps):
+        if not (is_count(epoch) and is_count(batch) and batch < self._steps):
             raise ConfigError("the state stands nowhere", found=f"batch {batch!r} of epoch {epoch!r}")
         self._step = epoch * self._steps + batch
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
+from hexdata.batch import BatchOptions
+from hexdata.checks import check_choice, check_count, check_seed
 from hexdata.errors import ConfigError
-from hexdata.loader.batch import BatchOptions
 
-__all__ = ["Check", "LoaderOptions", "Mode", "OnError", "Remainder", "as_int", "as_tuple", "check_count"]
+__all__ = ["Check", "LoaderOptions", "Mode", "OnError", "RankedOptions", "Remainder"]
 
 Mode = Literal["exact", "stream"]
 Remainder = Literal["short", "drop", "pad"]
@@ -17,8 +17,38 @@ OnError = Literal["raise", "skip"]
 Check = Literal["sizes", "digests"]
 
 
+class RankedOptions:
+    """What options of one rank among several have in common; they are frozen once they are made."""
+
+    batch_size: int
+    world_size: int
+    rank: int
+    seed: int
+
+    def _check_ranks(self) -> None:
+        """Check the four, and keep them as Python's integers, as a state is to be JSON.
+
+        Raises:
+            ConfigError: if one has no meaning.
+        """
+        for name, least in (("batch_size", 1), ("world_size", 1), ("rank", 0)):
+            self._keep(name, check_count(name, getattr(self, name), least))
+        if self.rank >= self.world_size:
+            raise ConfigError("rank outside the world", found=self.rank, expected=f"below {self.world_size}")
+        self._keep("seed", check_seed(self.seed))
+
+    def _keep(self, name: str, value: object) -> None:
+        """Set a field while the options are being made."""
+        object.__setattr__(self, name, value)
+
+    @property
+    def global_batch(self) -> int:
+        """Positions a step over all ranks."""
+        return self.batch_size * self.world_size
+
+
 @dataclass(frozen=True)
-class LoaderOptions:
+class LoaderOptions(RankedOptions):
     """Which positions come, in which order and to which rank: ``Loader`` documents its options.
 
     ``batch`` says what batches hold. ``streams`` (P, Q) and ``window`` are for ``mode="stream"`` alone.
@@ -45,21 +75,13 @@ class LoaderOptions:
     batch: BatchOptions = field(default_factory=BatchOptions)
 
     def __post_init__(self) -> None:
-        for name, least in (("batch_size", 1), ("world_size", 1), ("rank", 0), ("window", 1)):
-            self._keep(name, check_count(name, getattr(self, name), least))
-        if self.rank >= self.world_size:
-            raise ConfigError("rank outside the world", found=self.rank, expected=f"below {self.world_size}")
-        seed = as_int(self.seed)
-        if seed is None:
-            raise ConfigError("seed cannot be used", found=repr(self.seed), expected="an integer")
-        self._keep("seed", seed)
+        self._check_ranks()
+        self._keep("window", check_count("window", self.window, 1))
         if not isinstance(self.shuffle, bool):
             raise ConfigError("shuffle cannot be used", found=repr(self.shuffle), expected="True or False")
         choices = (("mode", Mode), ("remainder", Remainder), ("on_error", OnError), ("check", Check))
         for name, known in choices:
-            if getattr(self, name) not in get_args(known):
-                expected = " or ".join(map(repr, get_args(known)))
-                raise ConfigError(f"unknown {name}", found=repr(getattr(self, name)), expected=expected)
+            check_choice(name, getattr(self, name), get_args(known))
         if self.where is not None and not (isinstance(self.where, str) and self.where.strip()):
             raise ConfigError("where cannot be used", found=repr(self.where), expected="an SQL predicate")
         if self.newest is not None:
@@ -69,42 +91,3 @@ class LoaderOptions:
                 "streams cannot be used", found=repr(self.streams), expected="a pair, as (4, 4)"
             )
         self._keep("streams", tuple(check_count("streams", count, 1) for count in self.streams))
-
-    def _keep(self, name: str, value: object) -> None:
-        """Set a field while the options are being made, which are frozen from then on."""
-        object.__setattr__(self, name, value)
-
-    @property
-    def global_batch(self) -> int:
-        """Positions a step over all ranks."""
-        return self.batch_size * self.world_size
-
-
-def check_count(name: str, value: Any, least: int) -> int:
-    """Return a number as Python's int: any integer will do, NumPy's too, but no bool.
-
-    Raises:
-        ConfigError: it is no integer, or below ``least``.
-    """
-    count = as_int(value)
-    if count is None or count < least:
-        expected = f"an integer, at least {least}"
-        raise ConfigError(f"{name} cannot be used", found=repr(value), expected=expected)
-    return count
-
-
-def as_tuple(value: Any) -> Any:
-    """Return a list or an array as a tuple, as options keep them, and anything else as it is."""
-    return (
-        value if value is None or isinstance(value, str) or not hasattr(value, "__iter__") else tuple(value)
-    )
-
-
-def as_int(value: Any) -> int | None:
-    """Return an integer as Python's; None for bools and whatever is none."""
-    if isinstance(value, bool):
-        return None
-    try:
-        return operator.index(value)
-    except TypeError:
-        return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
+from hexdata.checks import check_same_options, check_versions, is_count
 from hexdata.errors import ConfigError, StoreError
 from hexdata.loader.options import LoaderOptions
 from hexdata.order import ORDER_VERSION
@@ -63,14 +64,8 @@ def check_state(
     """
     expected = make_state(options, shards, rows, Place())
     is_state = isinstance(state, dict) and {"version", "order_version"} <= state.keys()
-    for name in ("version", "order_version") if is_state else ():
-        if state[name] != expected[name]:
-            raise StoreError(
-                f"the state has another {name}",
-                found=state[name],
-                expected=expected[name],
-                cure="Resume with the hexdata release that wrote it, or start a new epoch.",
-            )
+    if is_state:
+        check_versions(state, expected)
     if not is_state or state.keys() != expected.keys():
         raise ConfigError(
             "not the state of a loader", found=state, expected=f"a dict of {', '.join(expected)}"
@@ -84,13 +79,7 @@ def check_state(
                 expected=expected[name],
                 cure="Resume on the shards of that run, or start a new epoch.",
             )
-    if other:
-        raise ConfigError(
-            f"the state was taken with another {', '.join(other)}",
-            found={name: state[name] for name in other},
-            expected={name: expected[name] for name in other},
-            cure="Make the loader with the options of that run.",
-        )
+    check_same_options(state, expected, other, "loader")
     return _read_place(state, options, steps)
 
 
@@ -114,7 +103,7 @@ def _order_options(options: LoaderOptions) -> dict[str, Any]:
 
 def _read_place(state: dict[str, Any], options: LoaderOptions, steps: int) -> Place:
     epoch, batch, digest = state["epoch"], state["batch"], state["epoch_digest"]
-    if not (_is_count(epoch) and _is_count(batch) and batch <= steps):
+    if not (is_count(epoch) and is_count(batch) and batch <= steps):
         raise ConfigError("the state stands nowhere", found=f"batch {batch!r} of epoch {epoch!r}")
     if not batch:
         return Place(epoch, 0, 0)
@@ -124,7 +113,3 @@ def _read_place(state: dict[str, Any], options: LoaderOptions, steps: int) -> Pl
         return Place(epoch, batch, int(digest, 16))
     except (TypeError, ValueError):
         raise ConfigError("the state has a broken digest", found=repr(digest)) from None
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

@@ -20,8 +20,8 @@ import numpy as np
 from peers import BATCH, PEERS, WORKERS, RunEpoch
 from positions import BATCH_OPTIONS, CELLS, RECORD, N, read_records
 
+from hexdata.batch import make_batch
 from hexdata.loader import Loader
-from hexdata.loader.batch import make_batch
 
 
 def from_memory(folder: Path) -> RunEpoch:

@@ -15,8 +15,8 @@ from itertools import islice
 from pathlib import Path
 from statistics import median
 
+from hexdata.batch import Batch
 from hexdata.loader import Loader
-from hexdata.loader.batch import Batch
 
 SHARES = (0.0, 0.5, 0.99)
 BATCHES = 512

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from positions import RECORD, Records, unpack, unpack_all
 
-from hexdata.loader.batch import Batch
+from hexdata.batch import Batch
 
 BATCH = 1_024
 WORKERS = 2

@@ -14,9 +14,9 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from hexdata.batch import Batch, BatchOptions, make_batch
 from hexdata.board import pack_boards
 from hexdata.formats.shards import ShardEntry, ShardManifest, ShardWriter, block_fields
-from hexdata.loader.batch import Batch, BatchOptions, make_batch
 from hexdata.schema import NO_MOVE
 
 N = 13

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from hexdata.board import Symmetry, pack_boards, swaps_colours, transform_moves
-from hexdata.convert.quality import Finding, Flag, count_flags, find_positions, flag_lists
+from hexdata.games.findings import Finding, Flag, count_flags, find_positions, flag_lists
 from hexdata.schema import games_schema, raw_schema
 
 

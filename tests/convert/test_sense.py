@@ -7,8 +7,8 @@ from itertools import chain
 
 import pytest
 
-from hexdata.convert.sense import Votes, decide
 from hexdata.errors import ConfigError, InputError
+from hexdata.games.sense import Votes, decide
 
 
 def without_winners(games):

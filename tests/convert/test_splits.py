@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from hexdata.board import RED, SYMMETRIES, Symmetry, game_hash, swaps_colours, transform_moves
-from hexdata.convert.games import position_hash
-from hexdata.convert.publish import split_of
 from hexdata.demo.games import Game
+from hexdata.games.find import position_hash
+from hexdata.games.labels import split_of
 
 SHARES = {"val": 0.3, "test": 0.2}
 

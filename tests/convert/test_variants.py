@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hexdata.board import BLUE, RED, Symmetry, game_hash, replay, transform_moves
-from hexdata.convert import games as games_module
+from hexdata.games import find as games_module
 from hexdata.demo.games import Game
 from hexdata.formats.trmph import write_trmph
 

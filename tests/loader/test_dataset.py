@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import hexdata
+from hexdata.batch import FIELDS
 from hexdata.errors import ConfigError, StoreError
 from hexdata.loader import Loader, PositionDataset
-from hexdata.loader.batch import FIELDS
 from hexdata.order import shuffle_indices
 
 if TYPE_CHECKING:

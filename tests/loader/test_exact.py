@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from hexdata.batch import BatchOptions
 from hexdata.formats.shards import ShardManifest
 from hexdata.loader import exact
-from hexdata.loader.batch import BatchOptions
 from hexdata.loader.exact import ExactShards
 from hexdata.loader.options import LoaderOptions
 from hexdata.order import shuffle_indices

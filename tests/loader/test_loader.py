@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from hexdata.batch import FIELDS
 from hexdata.errors import ConfigError
 from hexdata.loader import Loader, combine_digests
-from hexdata.loader.batch import FIELDS
 from hexdata.order import shuffle_indices
 
 if TYPE_CHECKING:

@@ -18,10 +18,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from hexdata.batch import FIELDS
 from hexdata.errors import ConfigError, StoreError
 from hexdata.formats.shards import ShardManifest, ShardWriter, block_fields
 from hexdata.loader import Loader
-from hexdata.loader.batch import FIELDS
 from hexdata.loader.mapped import Gathered, MappedShards
 from hexdata.loader.mixture import Mixture, MixtureOptions, SourceCounts
 from hexdata.order import Permutation, derive_key

@@ -15,10 +15,10 @@ import numpy as np
 import psutil
 import pytest
 
+from hexdata.batch import BatchOptions
 from hexdata.errors import ConfigError, FormatError, HexdataError, StoreError
 from hexdata.formats.shards import Block, ShardManifest, block_to_policy
 from hexdata.loader import Loader
-from hexdata.loader.batch import BatchOptions
 from hexdata.loader.options import LoaderOptions
 from hexdata.loader.sources import WHOLE, ByteStream, FolderSource, Part, Source, make_source
 from hexdata.loader.stream import StreamEpoch

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hexdata.batch import BatchOptions
 from hexdata.errors import ConfigError, FormatError
 from hexdata.formats.shards import ShardManifest
-from hexdata.loader.batch import BatchOptions
 from hexdata.loader.mapped import MappedShards
 from hexdata.loader.options import LoaderOptions
 from hexdata.loader.subset import Subset, choose_rows

@@ -12,11 +12,12 @@ from typing import Any, Final, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
+from hexdata.batch.symmetry import SymmetryArray, draw_symmetries, transform_labels, transform_stones
+from hexdata.batch.weights import draw_value_weights
 from hexdata.board import RED, cast_cells, pack_boards, unpack_boards
+from hexdata.checks import check_choice
 from hexdata.errors import ConfigError
 from hexdata.formats.shards import POLICY_FIELDS, Block, block_length, block_to_policy
-from hexdata.loader.symmetry import SymmetryArray, draw_symmetries, transform_labels, transform_stones
-from hexdata.loader.weights import draw_value_weights
 from hexdata.schema import NO_MOVE
 
 __all__ = [
@@ -92,9 +93,7 @@ class BatchOptions:
         if not isinstance(self.planes, int) or self.planes not in (2, 3):
             raise ConfigError("unknown planes", found=repr(self.planes), expected="2 or 3")
         for name, known in (("board", BoardForm), ("final_policy", FinalPolicy)):
-            if getattr(self, name) not in get_args(known):
-                expected = " or ".join(map(repr, get_args(known)))
-                raise ConfigError(f"unknown {name}", found=repr(getattr(self, name)), expected=expected)
+            check_choice(name, getattr(self, name), get_args(known))
         if not isinstance(self.symmetry, bool):
             raise ConfigError("symmetry cannot be used", found=repr(self.symmetry), expected="True or False")
         if self.tier_probability is not None and not _are_probabilities(self.tier_probability):

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexdata.board import pack_boards
-from hexdata.errors import ConfigError
-from hexdata.formats.shards import block_fields
-from hexdata.loader.batch import (
+from hexdata.batch import (
     FIELDS,
     BatchOptions,
     make_batch,
     members_of,
 )
+from hexdata.board import pack_boards
+from hexdata.errors import ConfigError
+from hexdata.formats.shards import block_fields
 from hexdata.order import derive_key, sort_key
 from hexdata.schema import NO_GAME, NO_MOVE, NO_PLY, NO_TIER, board_bytes
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hexdata.batch.symmetry import draw_symmetries, transform_labels, transform_stones
 from hexdata.board import SYMMETRIES, Symmetry, swaps_colours, transform_moves, transform_planes
-from hexdata.loader.symmetry import draw_symmetries, transform_labels, transform_stones
 from hexdata.order import derive_key, sort_key
 from hexdata.schema import NO_MOVE
 

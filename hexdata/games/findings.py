@@ -16,8 +16,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from hexdata.board import BLUE, RED, unpack_boards, winner_of
-from hexdata.convert.games import binary_matrix, column
-from hexdata.convert.sense import Sense, Votes
+from hexdata.games.find import binary_matrix, column
+from hexdata.games.sense import Sense, Votes
 
 __all__ = [
     "Finding",

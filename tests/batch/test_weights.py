@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hexdata.loader.weights import draw_value_weights
+from hexdata.batch.weights import draw_value_weights
 from hexdata.order import derive_key, sort_key
 from hexdata.schema import NO_TIER
 

@@ -1,0 +1,111 @@
+"""What options and saved states are checked with: it gives back what can be used, or one clear error."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from hexdata.errors import ConfigError, StoreError
+
+__all__ = [
+    "as_int",
+    "as_tuple",
+    "check_choice",
+    "check_count",
+    "check_same_options",
+    "check_seed",
+    "check_versions",
+    "is_count",
+]
+
+
+def check_count(name: str, value: Any, least: int) -> int:
+    """Return a number as Python's int: any integer will do, NumPy's too, but no bool.
+
+    Raises:
+        ConfigError: it is no integer, or below ``least``.
+    """
+    count = as_int(value)
+    if count is None or count < least:
+        expected = f"an integer, at least {least}"
+        raise ConfigError(f"{name} cannot be used", found=repr(value), expected=expected)
+    return count
+
+
+def as_tuple(value: Any) -> Any:
+    """Return a list or an array as a tuple, as options keep them, and anything else as it is."""
+    return (
+        value if value is None or isinstance(value, str) or not hasattr(value, "__iter__") else tuple(value)
+    )
+
+
+def as_int(value: Any) -> int | None:
+    """Return an integer as Python's; None for bools and whatever is none."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
+def check_seed(value: Any) -> int:
+    """Return a seed as Python's int.
+
+    Raises:
+        ConfigError: it is no integer.
+    """
+    seed = as_int(value)
+    if seed is None:
+        raise ConfigError("seed cannot be used", found=repr(value), expected="an integer")
+    return seed
+
+
+def check_choice(name: str, value: object, known: Collection[str]) -> None:
+    """See that an option is one of the words that it may be.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if value not in known:
+        raise ConfigError(f"unknown {name}", found=repr(value), expected=" or ".join(map(repr, known)))
+
+
+def is_count(value: object) -> bool:
+    """Say whether a number out of a state is an integer of 0 or more."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def check_versions(state: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    """See that a state has the ``version`` and the ``order_version`` that are expected.
+
+    Raises:
+        StoreError: it has another.
+    """
+    for name in ("version", "order_version"):
+        if state[name] != expected[name]:
+            raise StoreError(
+                f"the state has another {name}",
+                found=state[name],
+                expected=expected[name],
+                cure="Resume with the hexdata release that wrote it, or start a new epoch.",
+            )
+
+
+def check_same_options(
+    state: Mapping[str, Any], expected: Mapping[str, Any], names: Iterable[str], whole: str
+) -> None:
+    """See that a state was taken with the options of what is to go on from it, called ``whole``.
+
+    Raises:
+        ConfigError: it was not; the message names those of ``names`` that differ.
+    """
+    other = [name for name in names if state[name] != expected[name]]
+    if other:
+        raise ConfigError(
+            f"the state was taken with another {', '.join(other)}",
+            found={name: state[name] for name in other},
+            expected={name: expected[name] for name in other},
+            cure=f"Make the {whole} with the options of that run.",
+        )

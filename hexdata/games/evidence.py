@@ -1,0 +1,53 @@
+"""What a source says that tells its games apart and what its values mean, counted while it streams by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from hexdata.games.find import Grouping
+from hexdata.games.findings import find_positions, votes_of
+from hexdata.games.sense import Votes
+from hexdata.schema import raw_schema
+
+__all__ = ["Tally", "found_schema", "with_findings"]
+
+
+def found_schema(board_size: int) -> pa.Schema:
+    """Return ``raw_schema`` with plain text in place of dictionaries: an Arrow file has but one of them.
+
+    ``findings`` comes with it: the bits of ``findings.Finding`` of each position.
+    """
+    schema = raw_schema(board_size)
+    schema = schema.set(schema.get_field_index("origin"), pa.field("origin", pa.string()))
+    return schema.append(pa.field("findings", pa.uint16(), nullable=False))
+
+
+def with_findings(positions: pa.RecordBatch, board_size: int) -> pa.RecordBatch:
+    """Return positions of ``raw_schema`` as ``found_schema``."""
+    found = pa.array(find_positions(positions, board_size))
+    columns = dict(zip(positions.schema.names, positions.columns, strict=True)) | {"findings": found}
+    schema = found_schema(board_size)
+    return pa.RecordBatch.from_arrays([columns[f.name].cast(f.type) for f in schema], schema=schema)
+
+
+@dataclass
+class Tally:
+    """The evidence of a source: what positions say of the sense of ``value``, and how many name a game."""
+
+    votes: Votes = field(default_factory=Votes)
+    with_id: int = 0
+    with_ply: int = 0
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Count positions of ``found_schema``."""
+        self.votes += votes_of(batch.column("findings").to_numpy())
+        self.with_id += batch.num_rows - batch.column("line_idx").null_count
+        self.with_ply += batch.num_rows - batch.column("position_in_game").null_count
+
+    def grouping(self) -> Grouping:
+        """Return how the games of the source are told apart."""
+        if self.with_id:
+            return "ids"
+        return "runs" if self.with_ply else "boards"
