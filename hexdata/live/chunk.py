@@ -1,0 +1,76 @@
+"""What flows through the stages of a live pipeline: files, chunks (games) and blocks of positions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from hexdata.formats.shards import Block
+
+__all__ = ["PLIES", "SCANNED", "Chunk", "ChunkSource", "FoundFile"]
+
+PLIES = 1 << 10
+"""More than a game on the largest board has positions (677): what a chunk's number is multiplied with, and
+a ply added to, for the ``position_id`` of a live position."""
+
+
+@dataclass(frozen=True)
+class FoundFile:
+    """A complete file of the directory that is watched; or, as ``SCANNED``, the end of the first scan."""
+
+    path: Path | None
+    name: str = ""
+    """Relative to the directory, with forward slashes: what messages and states call it."""
+    size: int = 0
+
+
+SCANNED = FoundFile(None)
+"""What comes once, after the files that were there at the start."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """One game: all of its positions that its source has, and what its labels mean already decided.
+
+    A game that is whole and was played by the rules is its moves: boards are made when they are needed.
+    Any other is a ``block``, with the boards that were found.
+    """
+
+    board_size: int
+    source: str
+    """Name of the file it is from."""
+    place: int
+    """Of its file's chunks, from 0."""
+    game_hash: bytes
+    """16 bytes, as in ``games.game_hash``: decides the split."""
+    moves: npt.NDArray[np.uint16] | None = None
+    """(m,): the game has m + 1 positions, whose policies are the moves; the last has none."""
+    value: float = 0.0
+    """Of all its positions, in the store's sense: 0.0 blue wins, 1.0 red wins. With ``moves`` alone."""
+    tiers: npt.NDArray[np.uint8] | None = None
+    """(m + 1,) value sample tiers by ply, 255 where unknown; None for none. With ``moves`` alone."""
+    block: Block | None = None
+    """The fields of a shard's block (``position_id`` and ``game_id`` are not looked at), ply by ply."""
+    flags: tuple[str, ...] = ()
+    """Codes of ``games.findings.Flag`` that the game has, sorted: docs/format.md says what they mean."""
+    number: int = -1
+    """Counts the chunks that entered the pool, upward for ever; -1 before."""
+
+    @property
+    def positions(self) -> int:
+        """How many positions it gives."""
+        if self.moves is not None:
+            return len(self.moves) + 1
+        assert self.block is not None
+        return len(self.block["value"])
+
+
+@dataclass(frozen=True)
+class ChunkSource:
+    """The chunks of one file, or the end of the first scan (``file`` is ``SCANNED``)."""
+
+    file: FoundFile
+    chunks: list[Chunk] = field(default_factory=list)
