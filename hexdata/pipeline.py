@@ -79,13 +79,15 @@ def load_config(path: str | Path) -> Config:
     """Read a config.
 
     Raises:
-        ConfigError: the file is missing, is no TOML, or holds an unknown key or a wrong value; the
+        ConfigError: the file is missing, unreadable or no TOML, or holds an unknown key or a wrong value; the
             message names the nearest known key.
     """
     try:
         content = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
     except FileNotFoundError as error:
         raise ConfigError("no such config", path=path) from error
+    except OSError as error:
+        raise ConfigError("the config cannot be read", path=path, found=error.strerror) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError("not TOML", path=path, found=str(error)) from error
     try:

@@ -139,6 +139,8 @@ def test_a_stage_that_cannot_run_so_names_the_config(config):
 def test_a_config_that_is_missing_or_no_text(tmp_path):
     with pytest.raises(ConfigError, match="no such config"):
         load_config(tmp_path / "missing.toml")
+    with pytest.raises(ConfigError, match="the config cannot be read; found Is a directory"):
+        load_config(tmp_path)
     (tmp_path / "binary.toml").write_bytes(b'store = "\xff"')
     with pytest.raises(ConfigError, match="not TOML"):
         load_config(tmp_path / "binary.toml")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict
 from typing import Any, Final
 
+import typer
 from rich.console import Console
 from rich.table import Table
 
@@ -33,7 +33,7 @@ class Output:
     def facts(self, result: Any) -> bool:
         """Print a result as one line of JSON if that is asked for; say whether it was."""
         if self.as_json:
-            sys.stdout.write(json.dumps(result, default=asdict) + "\n")
+            typer.echo(json.dumps(result, default=asdict))  # nowhere, where standard output is closed
         return self.as_json
 
     def line(self, text: str = "") -> None:

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -123,6 +124,15 @@ def test_json_is_one_line_with_the_facts_and_text_is_none(story):
     assert [stage["stage"] for stage in facts["run"]["stages"]] == ["convert", "verify"]
 
 
+@pytest.mark.parametrize("flags", ["", "--json"])
+def test_a_closed_standard_output_is_no_error(flags, legacy, tmp_path):
+    convert = shlex.join([sys.executable, "-m", "hexdata", "convert", str(legacy), str(tmp_path / "store")])
+    done = subprocess.run(
+        ["bash", "-c", f"{convert} {flags} >&-"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_text_and_json_say_the_same(legacy, tmp_path):
     text = hexdata_run("convert", legacy, tmp_path / "one").out
     facts = hexdata_run("convert", legacy, tmp_path / "two", "--json").facts
@@ -169,8 +179,10 @@ def test_an_altered_store_fails_verify(legacy, tmp_path):
     assert (as_json.status, as_json.facts["ok"]) == (1, False)
 
 
-def test_a_file_of_the_system_that_fails_is_1(tmp_path):
-    check_message(hexdata_run("run", tmp_path), 1, f"hexdata: {tmp_path}: Is a directory")
+def test_a_file_of_the_system_that_fails_is_1(legacy, tmp_path):
+    lock = tmp_path / "store" / ".lock"
+    lock.mkdir(parents=True)
+    check_message(hexdata_run("convert", legacy, lock.parent), 1, f"hexdata: {lock}: Is a directory")
 
 
 WRONG = {
