@@ -18,7 +18,7 @@ from hexdata.formats.shards import SENTINELS, Block
 from hexdata.loader.mapped import MappedShards
 from hexdata.loader.options import LoaderOptions
 from hexdata.schema import NO_GAME, NO_MOVE
-from hexdata.selection.expression import Expression, check_expression, explained
+from hexdata.selection.expression import Expression, check_condition, check_expression, explained
 from hexdata.store.session import DuckDBPyConnection, duckdb_session
 
 __all__ = ["Subset", "choose_rows"]
@@ -72,7 +72,7 @@ def choose_rows(shards: MappedShards, options: LoaderOptions) -> Subset | None:
     Each is asked of the whole split: ``newest`` counts games whether or not ``where`` picks them.
 
     Raises:
-        ConfigError: ``where`` is no predicate on a position's own labels, or fails on one; or no row is
+        ConfigError: ``where`` is no condition on a position's own labels, or fails on one; or no row is
             left.
     """
     skips_finals = options.batch.final_policy == "skip"
@@ -142,15 +142,7 @@ def _read_predicate(con: DuckDBPyConnection, where: str) -> Expression:
     Raises:
         ConfigError: it does not, or is none.
     """
-    predicate = check_expression(con, "where", where, _LABELS)
-    if predicate.type != "BOOLEAN":
-        raise ConfigError(
-            "where is no predicate",
-            found=f"{predicate.type} from {where}",
-            expected="BOOLEAN",
-            cure="Compare it with something, as in value_sample_tier <= 1.",
-        )
-    return predicate
+    return check_condition("where", check_expression(con, "where", where, _LABELS))
 
 
 def _ask(con: DuckDBPyConnection, labels: Block, predicate: Expression) -> BoolArray:

@@ -16,7 +16,7 @@ from typing import Any, Final
 from hexdata.errors import ConfigError
 from hexdata.store.session import QUERY_ERRORS, DuckDBPyConnection, quote
 
-__all__ = ["Expression", "check_expression", "explained"]
+__all__ = ["Expression", "check_condition", "check_expression", "explained"]
 
 Node = dict[str, Any]
 
@@ -119,6 +119,22 @@ def check_expression(con: DuckDBPyConnection, option: str, text: str, columns: d
     except QUERY_ERRORS as error:
         raise check.error(first_line(error), "an expression that DuckDB can evaluate") from error
     return Expression(option, text, frozenset(names), str(kind))
+
+
+def check_condition(name: str, condition: Expression) -> Expression:
+    """Return an expression that is true or false of a row.
+
+    Raises:
+        ConfigError: it is of another type.
+    """
+    if condition.type != "BOOLEAN":
+        raise ConfigError(
+            f"{name} is no condition",
+            found=f"{condition.type} from {condition.text}",
+            expected="BOOLEAN",
+            cure="Compare it with something, as in value_sample_tier <= 1.",
+        )
+    return condition
 
 
 @contextmanager

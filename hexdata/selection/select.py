@@ -14,7 +14,7 @@ from hexdata.order import derive_key
 from hexdata.schema import SPLITS
 from hexdata.selection.balance import BalanceRow, balance
 from hexdata.selection.choices import Choices
-from hexdata.selection.expression import Expression, check_expression, explained
+from hexdata.selection.expression import Expression, check_condition, check_expression, explained
 from hexdata.selection.games import Duplicates, count_duplicates, limit_games, without_copies
 from hexdata.selection.place import Placement, place_games, place_positions, place_strata
 from hexdata.selection.tables import Tables
@@ -98,7 +98,8 @@ def select(store: Store, choices: Choices, seed: int, con: DuckDBPyConnection, f
         for name in _EXPRESSIONS
         if (text := getattr(choices, name)) is not None
     }
-    _check_condition(expressions.get("where"))
+    if "where" in expressions:
+        check_condition("where", expressions["where"])
     tables = tables.ready_for(con, expressions.values(), folder)
     duplicates = count_duplicates(con, tables)
     choosing = _Choosing(con, tables, choices, expressions, seed, folder)
@@ -125,16 +126,6 @@ def select(store: Store, choices: Choices, seed: int, con: DuckDBPyConnection, f
 
 def _spelled(name: str, text: str) -> str:
     return _STRATA.get(text.strip(), text) if name == "stratify_by" else text
-
-
-def _check_condition(where: Expression | None) -> None:
-    if where is not None and where.type != "BOOLEAN":
-        raise ConfigError(
-            "where is no condition",
-            found=f"{where.type} from {where.text}",
-            expected="BOOLEAN",
-            cure="Compare it with something, as in value_sample_tier <= 1.",
-        )
 
 
 class _Choosing:

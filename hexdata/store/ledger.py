@@ -62,7 +62,7 @@ class Ledger:
             raise StoreError(
                 "the progress file is foreign", path=self.path, expected=f"stage {self._stage!r}", cure=cure
             )
-        if content.get("sha256") != _digest(content["done"]):
+        if content.get("sha256") != _digest(json.dumps(content["done"])):
             raise StoreError(
                 "the progress file is corrupt", path=self.path, found="units of another digest", cure=cure
             )
@@ -99,15 +99,11 @@ class Ledger:
             self._save()
 
     def _save(self) -> None:
-        content = {
-            "stage": self._stage,
-            "plan": self._plan,
-            "done": self._done,
-            "sha256": _digest(self._done),
-        }
-        write_bytes(self.path, json.dumps(content).encode())
+        done = json.dumps(self._done)  # once, since a run may have thousands of units
+        head = json.dumps({"stage": self._stage, "plan": self._plan, "sha256": _digest(done)})
+        write_bytes(self.path, f'{head[:-1]}, "done": {done}}}'.encode())
         self._unsaved = 0
 
 
-def _digest(done: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(done).encode()).hexdigest()
+def _digest(done: str) -> str:
+    return hashlib.sha256(done.encode()).hexdigest()

@@ -163,7 +163,7 @@ def test_all_that_is_asked_must_hold(make_shards: MakeShards) -> None:
         ("value <", "where: syntax error"),
         ("board IS NULL", "no column 'board'"),
         ("_row < 10", "no column '_row'"),
-        ("move", "where is no predicate; found BIGINT from move; expected BOOLEAN"),
+        ("move", "where is no condition; found BIGINT from move; expected BOOLEAN"),
         ("random() < 0.5", "random: its value may be another in another run"),
         ("position_id > (SELECT avg(position_id) FROM labels)", "it holds a subquery"),
         ("1 = 1); SELECT 0 AS _row WHERE (1 = 1", "where: "),
