@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -118,13 +119,25 @@ def open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
     try:
         with pq.ParquetFile(path) as file:
             yield file
-    except (pa.ArrowException, FileNotFoundError) as error:
+    except (pa.ArrowException, OSError) as error:
+        if not _is_damage(error):
+            raise
         raise StoreError(
             "a file of the store is missing or damaged",
             path=path,
             found=str(error).partition("\n")[0],
             cure="Run `hexdata verify` to see what else is; restore the file, or make the store again.",
         ) from error
+
+
+def _is_damage(error: Exception) -> bool:
+    """Say whether the fault is the file's, and not that of the disk or of the memory at hand.
+
+    A damaged page is an OSError without a number.
+    """
+    if isinstance(error, MemoryError):
+        return False
+    return not isinstance(error, OSError) or error.errno in (None, errno.ENOENT)
 
 
 def read_parquet(path: Path, columns: Sequence[str], filters: pc.Expression | None = None) -> pa.Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -12,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hexdata.errors import StoreError
 from hexdata.store import parquet
-from hexdata.store.parquet import Rows, read_rows, regroup, write_parquet
+from hexdata.store.parquet import Rows, open_parquet, read_parquet, read_rows, regroup, write_parquet
 
 SCHEMA = pa.schema(
     [
@@ -121,3 +123,18 @@ def test_row_groups_outside_the_range_are_not_read(
     monkeypatch.setattr(pq.ParquetFile, "read_row_group", record)
     list(read_rows(Rows(parts, 40, 52), SCHEMA))  # rows 20 … 31 of the third part
     assert read == [1]
+
+
+def test_a_damaged_page_is_an_error_of_the_store_and_too_little_memory_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "part.parquet"
+    write_parquet(path, SCHEMA, [rows(0, 60)])
+    data = bytearray(path.read_bytes())
+    data[4:64] = b"\xff" * 60  # the header of the first page
+    path.write_bytes(data)
+    with pytest.raises(StoreError, match=r"part\.parquet: a file of the store is missing or damaged"):
+        read_parquet(path, SCHEMA.names)
+    with pytest.raises(MemoryError), open_parquet(path):
+        raise pa.ArrowMemoryError("malloc of size 64 failed")
+    with pytest.raises(OSError, match="No space left") as full, open_parquet(path):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert full.value.errno == errno.ENOSPC
