@@ -1,0 +1,11 @@
+"""Hex boards drawn: as SVG for pages and notebooks, as text for terminals.
+
+Turns arrays into text. Knows no files, no stores, and nothing of where a position comes from.
+"""
+
+from hexdata.draw.diagram import Diagram, Shades
+from hexdata.draw.film import film_svg
+from hexdata.draw.svg import board_svg
+from hexdata.draw.terminal import board_text
+
+__all__ = ["Diagram", "Shades", "board_svg", "board_text", "film_svg"]

@@ -1,0 +1,132 @@
+"""A Hex board as text: slanted, with colours where the terminal has them, and read as well without."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from hexdata.board import BLUE, RED
+from hexdata.draw.diagram import Diagram, fact_lines
+
+__all__ = ["board_text"]
+
+
+class _Symbols(NamedTuple):
+    """The characters of a drawing."""
+
+    empty: str
+    blue: str
+    red: str
+    both: str
+    slant: str
+    level: str
+    between: str
+
+
+_ASCII: Final = _Symbols(".", "B", "R", "X", "\\", "-", "; ")
+_UNICODE: Final = _Symbols("·", "●", "○", "◉", "╲", "─", " · ")
+_NEXT: Final = "*"
+
+_BLUE: Final = "94"
+_RED: Final = "91"
+_BOLD: Final = "1"
+_DIM: Final = "2"
+"""Numbers of ANSI styles; the bright colours are those that read on black and on white."""
+_PLAYERS: Final = (_BLUE, _RED)
+_WIDTH: Final = 78
+"""Letters of a line of facts."""
+_FAINTEST: Final = 0.05
+"""Weaker shades than this are drawn as no shade."""
+
+
+def board_text(diagram: Diagram, *, color: bool = False, unicode: bool = True) -> str:
+    """Draw one board, with a line that explains it and its caption below.
+
+    Blue is ``●`` and red ``○`` (both ``●`` in colour; ``B`` and ``R`` without Unicode). The last move
+    stands in brackets, the next one is a ``*``. A shade is a digit on an empty cell: tenths of the
+    strongest. Each row stands half a cell further right, as on the board.
+
+    Args:
+        diagram: what to draw; numbers on stones are left out, as a cell has one letter.
+        color: use ANSI escape sequences.
+        unicode: use letters beyond ASCII.
+    """
+    symbols = _UNICODE if unicode else _ASCII
+    if color and unicode:
+        symbols = symbols._replace(red=symbols.blue)
+    pen = _Pen(color)
+    cells = _cells(diagram, symbols)
+    n = diagram.size
+    letters = " ".join(chr(ord("a") + column) for column in range(n))
+    level = pen.draw(symbols.level * (2 * n + 1), _BLUE)
+    slant = pen.draw(symbols.slant, _RED)
+    lines = [f"     {pen.draw(letters, _DIM)}", f"   {level}"]
+    for row in range(n):
+        number = pen.draw(f"{row + 1:>2}", _DIM)
+        after = pen.draw(str(row + 1), _DIM)
+        inside = _draw_row(cells[row * n : row * n + n], diagram, row, pen)
+        lines.append(f"{' ' * row}{number} {slant}{inside}{slant} {after}")
+    lines += [f"{' ' * (n + 4)}{level}", f"{' ' * (n + 4)}{pen.draw(letters, _DIM)}", ""]
+    lines.append(symbols.between.join(_key(diagram, symbols, pen)))
+    lines += fact_lines(diagram.caption, _WIDTH, symbols.between)
+    return "\n".join(lines) + "\n"
+
+
+class _Pen:
+    """Writes in colour, or plainly."""
+
+    def __init__(self, color: bool) -> None:
+        self._color = color
+
+    def draw(self, text: str, *styles: str) -> str:
+        """Return the text in these styles."""
+        return f"\x1b[{';'.join(styles)}m{text}\x1b[0m" if self._color and styles else text
+
+
+class _Cell(NamedTuple):
+    symbol: str
+    styles: tuple[str, ...]
+
+
+def _cells(diagram: Diagram, symbols: _Symbols) -> list[_Cell]:
+    """Return what stands on each cell."""
+    cells = [_Cell(symbols.empty, (_DIM,))] * diagram.size**2
+    if diagram.shades is not None:
+        for cell, strength in enumerate(diagram.shades.strengths.tolist()):
+            if strength >= _FAINTEST:  # which NaN is not
+                cells[cell] = _Cell(str(min(max(round(10 * strength), 1), 9)), ())
+    if diagram.next_move is not None:
+        colour = () if diagram.player is None else (_PLAYERS[diagram.player],)
+        cells[diagram.next_move] = _Cell(_NEXT, (_BOLD, *colour))
+    blue, red = set(diagram.stones(BLUE)), set(diagram.stones(RED))
+    for cell in blue | red:
+        if cell in blue and cell in red:
+            cells[cell] = _Cell(symbols.both, ())
+        elif cell in blue:
+            cells[cell] = _Cell(symbols.blue, (_BLUE,))
+        else:
+            cells[cell] = _Cell(symbols.red, (_RED,))
+    return cells
+
+
+def _draw_row(cells: list[_Cell], diagram: Diagram, row: int, pen: _Pen) -> str:
+    """Draw the cells of a row with what stands around each: blanks, or the last move's brackets."""
+    around = [" "] * (len(cells) + 1)
+    if diagram.last_move is not None and diagram.last_move // diagram.size == row:
+        column = diagram.last_move % diagram.size
+        around[column : column + 2] = pen.draw("[", _BOLD), pen.draw("]", _BOLD)
+    drawn = [pen.draw(cell.symbol, *cell.styles) for cell in cells]
+    return "".join(part for pair in zip(around, [*drawn, ""], strict=True) for part in pair)
+
+
+def _key(diagram: Diagram, symbols: _Symbols, pen: _Pen) -> Iterator[str]:
+    """Say what the marks on this board mean."""
+    yield f"{pen.draw(symbols.blue, _BLUE)} blue, top to bottom"
+    yield f"{pen.draw(symbols.red, _RED)} red, left to right"
+    if diagram.last_move is not None:
+        yield "[ ] last move"
+    if diagram.next_move is not None:
+        yield f"{_NEXT} next move"
+    if diagram.shades is not None and diagram.shades.most:
+        strongest = diagram.shades.format(diagram.shades.most)
+        yield f"1 to 9: {diagram.shades.label or 'shades'}, in tenths of {strongest}"
