@@ -1,0 +1,24 @@
+"""Positions and games to look at: found in stores and shards, read from TRMPH text, and drawn.
+
+Reads, and writes nothing but the one SVG file it is asked for.
+"""
+
+from hexdata.show.find import ShowOptions, draw_svg, find, write_svg
+from hexdata.show.game import Game
+from hexdata.show.position import Position
+from hexdata.show.shards import read_shard_position
+from hexdata.show.store import read_game, read_position
+from hexdata.show.trmph import read_trmph
+
+__all__ = [
+    "Game",
+    "Position",
+    "ShowOptions",
+    "draw_svg",
+    "find",
+    "read_game",
+    "read_position",
+    "read_shard_position",
+    "read_trmph",
+    "write_svg",
+]

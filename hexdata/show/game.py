@@ -1,0 +1,174 @@
+"""One game with its positions, and how it draws itself. Reads no files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Any, Final
+
+from hexdata.board import UInt16Array, cell_name, format_moves
+from hexdata.draw import film_svg
+from hexdata.errors import ConfigError, StoreError
+from hexdata.show.position import COLOURS, Position
+
+__all__ = ["Game"]
+
+_MOST_FRAMES: Final = 48
+"""Boards of a filmstrip, unless the caller says which plies."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Game:
+    """One game. It draws itself: as a filmstrip in a notebook, as its last position where it is printed.
+
+    Attributes:
+        positions: those at hand, by ply; at least one.
+        game_id: in its store.
+        moves: uint16 (m,), of the whole game, where they are known.
+        winner: 0 blue or 1 red.
+        split: train, val or test.
+        source: the name of the file it is from.
+        provenance: how the store knows the game: metadata, recovered or unknown.
+        duplicate_of: the game of which it is a copy or an image.
+        flags: what is odd about it.
+
+    Whatever is not known is None.
+
+    Raises:
+        ConfigError: there are no positions.
+    """
+
+    positions: Sequence[Position]
+    game_id: int | None = None
+    moves: UInt16Array | None = None
+    winner: int | None = None
+    split: str | None = None
+    source: str | None = None
+    provenance: str | None = None
+    duplicate_of: int | None = None
+    flags: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if not self.positions:
+            raise ConfigError("a game needs at least one position")
+        object.__setattr__(self, "positions", tuple(self.positions))
+
+    @classmethod
+    def of_moves(cls, moves: UInt16Array, size: int, winner: int | None = None) -> Game:
+        """Play the moves (m,) of a game, blue first: m + 1 positions.
+
+        Raises:
+            FormatError: "repeated-move", naming the ply.
+        """
+        total = len(moves) + 1
+        positions = [
+            Position.of_moves(
+                moves[:ply],
+                size,
+                move=int(moves[ply]) if ply < len(moves) else None,
+                winner=winner,
+                total_positions=total,
+            )
+            for ply in range(total)
+        ]
+        return cls(positions, moves=moves, winner=winner)
+
+    @property
+    def size(self) -> int:
+        """Cells along an edge of the board."""
+        return self.positions[0].size
+
+    @property
+    def last(self) -> Position:
+        """The last of the positions at hand."""
+        return self.positions[-1]
+
+    def at(self, ply: int) -> Position:
+        """Return the position after so many moves.
+
+        Raises:
+            StoreError: it is not at hand.
+        """
+        for position in self.positions:
+            if position.ply == ply:
+                return position
+        plies = [str(position.ply) for position in self.positions]
+        whole = plies == [str(number) for number in range(len(plies))]
+        raise StoreError(
+            "the game has no position at that ply" if self.game_id is None else
+            f"game {self.game_id} has no position at that ply",
+            found=f"ply {ply}",
+            expected=f"0 to {len(plies) - 1}" if whole else f"one of {', '.join(plies[:20])}",
+        )  # fmt: skip
+
+    def facts(self) -> list[str]:
+        """Say what is known, one fact an entry, for a caption."""
+        facts = [f"game {self.game_id}"] if self.game_id is not None else []
+        facts += [f"from {self.source}"] if self.source is not None else []
+        facts += [f"{len(self.moves)} moves"] if self.moves is not None else []
+        facts.append(f"{len(self.positions)} positions")
+        facts += [f"winner {COLOURS[self.winner]}"] if self.winner is not None else []
+        facts += [f"split {self.split}"] if self.split is not None else []
+        facts += [f"duplicate of game {self.duplicate_of}"] if self.duplicate_of is not None else []
+        return [*facts, *self.flags]
+
+    def svg(self, *, every: int | None = None, numbers: bool = False) -> str:
+        """Draw the game as a filmstrip: many small boards in one SVG.
+
+        Args:
+            every: draw every k-th position, and the last one; None takes them all in a game of up to
+                48 positions, and about so many of a longer one.
+            numbers: write on each stone at which ply it was played, where that is known.
+
+        Raises:
+            ConfigError: ``every`` is less than 1.
+        """
+        if every is None:
+            every = ceil(len(self.positions) / _MOST_FRAMES)
+        if every < 1:
+            raise ConfigError("a filmstrip has every k-th position, k from 1 up", found=every)
+        drawn = list(self.positions[::every])
+        if (len(self.positions) - 1) % every:
+            drawn.append(self.last)
+        facts = self.facts()
+        frames = [
+            replace(
+                position.diagram(numbers=numbers), next_move=None, shades=None, caption=[_frame(position)]
+            )
+            for position in drawn
+        ]
+        return film_svg(frames, title=f"Hex game: {', '.join(facts)}", caption=facts)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what is known as plain values; the positions by their ids and plies."""
+        return {
+            "board_size": self.size,
+            "game_id": self.game_id,
+            "moves": None if self.moves is None else format_moves(self.moves, self.size),
+            "winner": None if self.winner is None else COLOURS[self.winner],
+            "split": self.split,
+            "source": self.source,
+            "provenance": self.provenance,
+            "duplicate_of": self.duplicate_of,
+            "flags": list(self.flags),
+            "positions": [{"position_id": p.position_id, "ply": p.ply} for p in self.positions],
+        }
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def __str__(self) -> str:
+        return self.last.text()
+
+    def __repr__(self) -> str:
+        return f"<Game on a board of size {self.size}: {', '.join(self.facts())}>"
+
+    def _repr_svg_(self) -> str:
+        return self.svg()
+
+
+def _frame(position: Position) -> str:
+    """Say which position of the game it is, and the move that led to it."""
+    move = "" if position.last_move is None else f": {cell_name(position.last_move, position.size)}"
+    return f"ply {'?' if position.ply is None else position.ply}{move}"

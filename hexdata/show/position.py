@@ -1,0 +1,289 @@
+"""One position with what is known of it, and how it draws itself. Reads no files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from hexdata.board import (
+    BLUE,
+    UInt8Array,
+    UInt16Array,
+    cell_name,
+    check_board_size,
+    player_to_move,
+    replay,
+    unpack_boards,
+)
+from hexdata.draw import Diagram, Shades, board_svg, board_text
+from hexdata.errors import ConfigError
+from hexdata.schema import NO_GAME, NO_MOVE, NO_PLY, NO_TIER, board_bytes, board_size_of
+
+__all__ = ["COLOURS", "Position", "played_moves", "value_fact"]
+
+COLOURS: Final = ("blue", "red")
+_TOP_MOVES: Final = 3
+"""Moves of a dense policy that the facts name."""
+
+Policy = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Position:
+    """One position on a board of size n. It draws itself: in a notebook, and where it is printed.
+
+    Attributes:
+        planes: uint8 (2, n, n), read-only: the blue stones, then the red ones.
+        player: who moves, 0 blue or 1 red.
+        move: cell of the move made here; None on final positions, and where there is only a policy.
+        policy: float32 (n·n,), where the policy is not one move.
+        value: 0.0 blue wins, 1.0 red wins; None where it is not known.
+        winner: of the game, 0 blue or 1 red.
+        value_sample_tier: 0 to 3.
+        position_id: in its store.
+        game_id: in its store.
+        ply: moves made so far, as its source says.
+        total_positions: of the whole game, the first and the last included.
+        last_move: cell of the move that led here.
+        played: uint16 (ply,), all moves that led here, where they are known and give these stones.
+        extra: JSON text of what else the source says.
+
+    Whatever is not known is None.
+
+    Raises:
+        ConfigError: the planes or the policy are not of a board.
+        FormatError: "board-size", "trmph-cell": there is no such board, or no such cell on it.
+    """
+
+    planes: UInt8Array
+    player: int
+    move: int | None = None
+    policy: Policy | None = None
+    value: float | None = None
+    winner: int | None = None
+    value_sample_tier: int | None = None
+    position_id: int | None = None
+    game_id: int | None = None
+    ply: int | None = None
+    total_positions: int | None = None
+    last_move: int | None = None
+    played: UInt16Array | None = None
+    extra: str | None = None
+
+    def __post_init__(self) -> None:
+        planes = np.array(self.planes, dtype=bool).astype(np.uint8)
+        if planes.ndim != 3 or planes.shape[0] != 2 or planes.shape[1] != planes.shape[2]:
+            raise ConfigError("not the planes of one board", found=planes.shape, expected="(2, n, n)")
+        n = check_board_size(planes.shape[1])
+        planes.flags.writeable = False
+        object.__setattr__(self, "planes", planes)
+        for cell in (self.move, self.last_move):
+            if cell is not None:
+                cell_name(cell, n)  # raises where there is none
+        if self.policy is not None and self.policy.shape != (n * n,):
+            raise ConfigError("not the policy of one position", found=self.policy.shape, expected=(n * n,))
+        if self.last_move is None and self.played is not None and len(self.played):
+            object.__setattr__(self, "last_move", int(self.played[-1]))
+
+    @classmethod
+    def of_planes(
+        cls,
+        board: npt.ArrayLike,
+        *,
+        move: int | None = None,
+        policy: npt.ArrayLike | None = None,
+        player_to_move: int | None = None,
+        **facts: Any,
+    ) -> Self:
+        """Make a position of one row of a batch, or of any arrays.
+
+        Args:
+            board: (2, n, n), or uint8 (ceil(2·n·n / 8),) as packed boards are.
+            move: cell; NO_MOVE (65535) is none.
+            policy: (n·n,); one-hot gives the move, zeros none.
+            player_to_move: 0 or 1; None counts the stones.
+            facts: other attributes of a position, named as here or as in a batch
+                (``position_in_game`` for ``ply``); what stands for null there is None here.
+
+        Raises:
+            ConfigError: an array has another shape, or there is no such fact.
+            FormatError: as of the class.
+        """
+        planes = _planes_of(np.asarray(board))
+        known = {_NAMES.get(name, name): _plain(name, value) for name, value in facts.items()}
+        if unknown := sorted(known.keys() - cls.__dataclass_fields__.keys()):
+            raise ConfigError("a position has no such fact", found=unknown[0])
+        dense = None
+        if policy is not None:
+            dense, only = _split_policy(np.asarray(policy, dtype=np.float32).ravel())
+            move = only if move is None else move
+        player = _count_player(planes) if player_to_move is None else int(player_to_move)
+        return cls(planes, player, _plain("move", move), dense, **known)
+
+    @classmethod
+    def of_moves(cls, moves: npt.ArrayLike, size: int, **facts: Any) -> Self:
+        """Make the position to which these moves (ply,) lead on an empty board, blue first.
+
+        Raises:
+            FormatError: "repeated-move", naming the ply.
+        """
+        played = np.asarray(moves, dtype=np.uint16)
+        planes = replay(played, size)[-1]
+        return cls(planes, len(played) % 2, ply=len(played), played=played, **facts)
+
+    @property
+    def size(self) -> int:
+        """Cells along an edge of the board."""
+        return int(self.planes.shape[1])
+
+    def facts(self) -> list[str]:
+        """Say what is known, one fact an entry, for a caption."""
+        facts = [f"position {self.position_id}"] if self.position_id is not None else []
+        facts += [f"game {self.game_id}"] if self.game_id is not None else []
+        if self.ply is not None:
+            total = "" if self.total_positions is None else f" of {self.total_positions - 1}"
+            facts.append(f"ply {self.ply}{total}")
+        if self.last_move is not None:
+            facts.append(f"last move {cell_name(self.last_move, self.size)}")
+        facts.append(f"{COLOURS[self.player]} to move")
+        if self.move is not None:
+            facts.append(f"next move {cell_name(self.move, self.size)}")
+        elif self.policy is None:
+            facts.append("no next move")
+        if self.policy is not None:
+            strongest = np.argsort(-self.policy, kind="stable")[:_TOP_MOVES].tolist()
+            named = (f"{cell_name(cell, self.size)} {100 * self.policy[cell]:.0f} %" for cell in strongest)
+            facts.append(f"policy {', '.join(named)}")
+        facts += [value_fact(self.value)] if self.value is not None else []
+        facts += [f"winner {COLOURS[self.winner]}"] if self.winner is not None else []
+        facts += [f"tier {self.value_sample_tier}"] if self.value_sample_tier is not None else []
+        return facts
+
+    def diagram(self, *, numbers: bool = False) -> Diagram:
+        """Return what there is to draw.
+
+        Args:
+            numbers: write on each stone at which ply it was played, where that is known.
+        """
+        facts = self.facts()
+        numbered = self.played.tolist() if numbers and self.played is not None else []
+        return Diagram(
+            self.size,
+            self.planes,
+            last_move=self.last_move,
+            next_move=self.move,
+            player=self.player,
+            numbers={cell: ply for ply, cell in enumerate(numbered, start=1)},
+            shades=None if self.policy is None else Shades(self.policy, label="policy", share=True),
+            title=f"Hex position: {', '.join(facts)}",
+            caption=facts,
+        )
+
+    def svg(self, *, numbers: bool = False) -> str:
+        """Draw the position as SVG; see :meth:`diagram` for ``numbers``."""
+        return board_svg(self.diagram(numbers=numbers))
+
+    def text(self, *, color: bool = False, unicode: bool = True) -> str:
+        """Draw the position as text; see :func:`hexdata.draw.board_text`."""
+        return board_text(self.diagram(), color=color, unicode=unicode)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what is known as plain values; cells by their names, None for what is not known."""
+        n = self.size
+        moves = {"move": self.move, "last_move": self.last_move}
+        return {
+            "board_size": n,
+            **{
+                colour: [cell_name(cell, n) for cell in np.flatnonzero(self.planes[player]).tolist()]
+                for player, colour in enumerate(COLOURS)
+            },
+            "player_to_move": COLOURS[self.player],
+            **{name: None if cell is None else cell_name(cell, n) for name, cell in moves.items()},
+            "policy": None if self.policy is None else self.policy.tolist(),
+            "value": self.value,
+            "winner": None if self.winner is None else COLOURS[self.winner],
+            "value_sample_tier": self.value_sample_tier,
+            "position_id": self.position_id,
+            "game_id": self.game_id,
+            "ply": self.ply,
+            "total_positions": self.total_positions,
+            "extra": self.extra,
+        }
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def __repr__(self) -> str:
+        return f"<Position on a board of size {self.size}: {', '.join(self.facts())}>"
+
+    def _repr_svg_(self) -> str:
+        return self.svg()
+
+
+def value_fact(value: float) -> str:
+    """Say what a value means."""
+    ends = {0.0: "blue wins", 1.0: "red wins"}
+    return f"value {value:.3g} ({ends.get(value, '0 blue wins, 1 red wins')})"
+
+
+def played_moves(
+    moves: npt.ArrayLike | None, ply: int | None, planes: UInt8Array, first_player: int | None
+) -> UInt16Array | None:
+    """Return the moves of a game up to ``ply``, if they are known and lead to these stones (2, n, n)."""
+    if moves is None or ply is None:
+        return None
+    played = np.asarray(moves, dtype=np.uint16)[:ply]
+    if len(played) < ply or len(set(played.tolist())) < ply:
+        return None
+    boards = replay(played, planes.shape[-1], first_player or BLUE)
+    return played if np.array_equal(boards[-1], planes) else None
+
+
+_NAMES: Final = {"position_in_game": "ply"}
+_NULLS: Final = {
+    "move": NO_MOVE,
+    "game_id": NO_GAME,
+    "position_in_game": NO_PLY,
+    "ply": NO_PLY,
+    "total_positions": NO_PLY,
+    "value_sample_tier": NO_TIER,
+}
+
+
+def _plain(name: str, value: Any) -> Any:
+    """Return a fact as Python has it, what stands for null as None."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    return None if name in _NULLS and value == _NULLS[name] else value
+
+
+def _planes_of(board: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return planes as they are, and a packed board (ceil(2·n·n / 8),) unpacked."""
+    if board.ndim != 1:
+        return board
+    n = board_size_of(len(board))
+    if board.dtype != np.uint8 or board_bytes(check_board_size(n)) != len(board):
+        raise ConfigError("not one board", found=f"{board.dtype} {board.shape}", expected="(2, n, n)")
+    planes: npt.NDArray[Any] = unpack_boards(board[None], n, np.uint8)[0]
+    return planes
+
+
+def _count_player(planes: npt.NDArray[Any]) -> int:
+    """Say who moves, from the stones of planes (2, n, n); blue where they are none."""
+    if planes.shape[:1] != (2,):
+        return BLUE
+    blue, red = (np.count_nonzero(plane) for plane in planes)
+    return int(player_to_move(blue, red))
+
+
+def _split_policy(policy: Policy) -> tuple[Policy | None, int | None]:
+    """Return a policy that is dense, or the one move that it names, or neither where it is all zeros."""
+    cells = np.flatnonzero(policy)
+    if len(cells) == 0:
+        return None, None
+    if len(cells) == 1 and policy[cells[0]] == 1:
+        return None, int(cells[0])
+    return policy, None

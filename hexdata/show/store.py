@@ -1,0 +1,177 @@
+"""Positions and games read out of a store, a row group at a time. Never scans what cannot hold them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from hexdata.board import BLUE, RED, unpack_boards
+from hexdata.errors import StoreError
+from hexdata.schema import games_schema, positions_schema
+from hexdata.show.game import Game
+from hexdata.show.position import Position, played_moves
+from hexdata.store import Store
+from hexdata.store.parquet import Rows, open_parquet, read_parquet, read_rows
+
+__all__ = ["read_game", "read_position"]
+
+Row = dict[str, Any]
+_WINNERS: Final = {"BLUE": BLUE, "RED": RED}
+
+
+def read_position(store: str | Path, position_id: int) -> Position:
+    """Read one position of a store: one row group of the positions, and one of the games.
+
+    Raises:
+        StoreError: there is no such position, no store, or one that is damaged.
+    """
+    opened = Store.open(store)
+    row = _read_row(opened, "positions", "position_id", position_id)
+    assert opened.manifest.board_size is not None  # a store without one has no positions
+    position = _position(row, opened.manifest.board_size)
+    if position.game_id is None:
+        return position
+    game = _read_row(opened, "games", "game_id", position.game_id)
+    return _with_moves(position, game)
+
+
+def read_game(store: str | Path, game_id: int) -> Game:
+    """Read one game of a store with all its positions there, by ply.
+
+    Only row groups whose statistics allow the game are read, and of those first that one column.
+
+    Raises:
+        StoreError: there is no such game, no store, or one that is damaged.
+    """
+    opened = Store.open(store)
+    game = _read_row(opened, "games", "game_id", game_id)
+    size = opened.manifest.board_size
+    assert size is not None
+    rows = _rows_of_game(opened, game_id, positions_schema(size))
+    if not rows:
+        raise StoreError(f"game {game_id} has no positions", path=opened.path, cure="Run `hexdata verify`.")
+    rows.sort(key=lambda row: (row["position_in_game"] is None, row["position_in_game"], row["position_id"]))
+    positions = [_with_moves(_position(row, size), game) for row in rows]
+    return Game(
+        _with_last_moves(positions),
+        game_id=game_id,
+        moves=None if game["moves"] is None else np.array(game["moves"], dtype=np.uint16),
+        winner=_WINNERS.get(game["winner"]),
+        split=game["split"],
+        source=_source_name(opened, game["source_id"]),
+        provenance=game["provenance"],
+        duplicate_of=game["duplicate_of"],
+        flags=game["flags"] or (),
+    )
+
+
+def _read_row(store: Store, table: str, key: str, number: int) -> Row:
+    """Return the row of a dense key: row ``number`` of the table."""
+    count = store.manifest.counts.get(table, 0)
+    kind = table.removesuffix("s")
+    if not 0 <= number < count:
+        raise StoreError(
+            f"the store has no such {kind}",
+            path=store.path,
+            found=f"{kind} {number}",
+            expected=f"0 to {count - 1}" if count else f"none, as it has no {table}",
+        )
+    schema = games_schema() if table == "games" else positions_schema(store.manifest.board_size or 0)
+    files = tuple((store.path / name, facts.rows) for name, facts in store.manifest.files_in(table).items())
+    for batch in read_rows(Rows(files, number, number + 1), schema):
+        row: Row = batch.to_pylist()[0]
+        if row[key] == number:
+            return row
+    raise StoreError(
+        f"{kind} {number} is not where it belongs",
+        path=store.path,
+        cure="Run `hexdata verify` to see what is wrong.",
+    )
+
+
+def _rows_of_game(store: Store, game_id: int, schema: pa.Schema) -> list[Row]:
+    rows: list[Row] = []
+    for path in store.files("positions"):
+        with open_parquet(path) as file:
+            column = file.schema_arrow.get_field_index("game_id")
+            for group in range(file.num_row_groups):
+                if _may_hold(file.metadata.row_group(group).column(column).statistics, game_id):
+                    rows += _rows_in_group(file, group, game_id, schema)
+    return rows
+
+
+def _may_hold(statistics: pq.Statistics | None, number: int) -> bool:
+    """Say whether a row group may hold a number, by the statistics of its column."""
+    if statistics is None or not statistics.has_min_max:
+        return statistics is None or statistics.num_values > 0
+    return bool(statistics.min <= number <= statistics.max)
+
+
+def _rows_in_group(file: pq.ParquetFile, group: int, game_id: int, schema: pa.Schema) -> list[Row]:
+    ids = file.read_row_group(group, columns=["game_id"]).column(0)
+    places = np.flatnonzero(pc.equal(ids, game_id).fill_null(False).to_numpy())
+    if not len(places):
+        return []
+    table = file.read_row_group(group, columns=schema.names).take(pa.array(places)).cast(schema)
+    rows: list[Row] = table.to_pylist()
+    return rows
+
+
+def _position(row: Row, size: int) -> Position:
+    """Make a position of a row of the table."""
+    board = np.frombuffer(row["board"], dtype=np.uint8)
+    return Position(
+        unpack_boards(board[None], size, np.uint8)[0],
+        row["player_to_move"],
+        row["move"],
+        None if row["policy"] is None else np.array(row["policy"], dtype=np.float32),
+        value=row["value"],
+        winner=_WINNERS.get(row["winner"]),
+        value_sample_tier=row["value_sample_tier"],
+        position_id=row["position_id"],
+        game_id=row["game_id"],
+        ply=row["position_in_game"],
+        total_positions=row["total_positions"],
+        extra=row["extra"],
+    )
+
+
+def _with_moves(position: Position, game: Row) -> Position:
+    """Add the moves that led to a position, where the game's moves lead to it."""
+    played = played_moves(game["moves"], position.ply, position.planes, game["first_player"])
+    return position if played is None else replace(position, played=played)
+
+
+def _with_last_moves(positions: list[Position]) -> list[Position]:
+    """Add the move that led to each position where only the position before it tells which it was."""
+    completed = positions[:1]
+    for before, position in pairwise(positions):
+        move = before.move
+        if position.last_move is None and move is not None and _leads(before, move, position):
+            position = replace(position, last_move=move)
+        completed.append(position)
+    return completed
+
+
+def _leads(before: Position, move: int, after: Position) -> bool:
+    """Say whether a move made on one board gives the other."""
+    planes = before.planes.copy()
+    planes[before.player].flat[move] = 1
+    return not np.array_equal(planes, before.planes) and np.array_equal(planes, after.planes)
+
+
+def _source_name(store: Store, source_id: int) -> str | None:
+    """Return the name of the file that a game is from."""
+    for path in store.files("sources"):
+        found = read_parquet(path, ["name"], pc.field("source_id") == source_id)
+        if found.num_rows:
+            name: str = found.column("name")[0].as_py()
+            return name
+    return None

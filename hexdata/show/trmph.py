@@ -1,0 +1,81 @@
+"""One game read from TRMPH text as people paste it; an error says which move is wrong."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import numpy as np
+
+from hexdata.board import UInt16Array, cell_index, cell_name, check_board_size, replay, split_trmph, winner_of
+from hexdata.errors import FormatError
+from hexdata.show.game import Game
+
+__all__ = ["looks_like_game", "read_trmph"]
+
+_START: Final = re.compile(r"\s*(?:https?://[^\s#]*)?#(?P<size>[0-9]{1,3}),(?P<moves>\S*)")
+_MOVE: Final = re.compile(r"[a-z][0-9]+")
+_SHOWN: Final = 12
+"""Letters of a text that is wrong."""
+
+
+def looks_like_game(text: str) -> bool:
+    """Say whether a text is meant as a game, in either spelling."""
+    return re.match(r"\s*(?:#|https?://)", text) is not None
+
+
+def read_trmph(text: str) -> Game:
+    """Read one game: ``#13,a1b2c3``, or a URL that ends so; a winner may follow, as in ``#13,a1b2c3 b``.
+
+    Where no winner is stated, it is whoever has a winning chain in the end, if anybody has.
+
+    Raises:
+        FormatError: "trmph-syntax", "board-size"; "trmph-cell" or "repeated-move", naming the move,
+            counted from 1.
+    """
+    start = _START.match(text)
+    if start is None:
+        split_trmph(text)  # raises
+    else:
+        moves = _read_moves(start["moves"], check_board_size(int(start["size"])))
+    line = split_trmph(text)
+    winner = line.winner
+    if winner is None:
+        chain = int(winner_of(replay(moves, line.board_size)[-1:])[0])
+        winner = chain if chain >= 0 else None
+    return Game.of_moves(moves, line.board_size, winner)
+
+
+def _read_moves(text: str, n: int) -> UInt16Array:
+    """Read moves one by one: uint16 (m,)."""
+    cells: list[int] = []
+    place = 0
+    while place < len(text):
+        move = _MOVE.match(text, place)
+        if move is None:
+            raise FormatError(
+                f"move {len(cells) + 1} is not a cell",
+                code="trmph-syntax",
+                found=repr(text[place : place + _SHOWN]),
+                expected="a letter and a number, such as h7",
+            )
+        cell = _read_cell(move[0], len(cells) + 1, n)
+        if cell in cells:
+            raise FormatError(
+                f"move {len(cells) + 1} was already played as move {cells.index(cell) + 1}",
+                code="repeated-move",
+                found=cell_name(cell, n),
+                expected="an empty cell",
+            )
+        cells.append(cell)
+        place = move.end()
+    return np.array(cells, dtype=np.uint16)
+
+
+def _read_cell(name: str, number: int, n: int) -> int:
+    try:
+        return cell_index(name, n)
+    except FormatError as error:
+        raise FormatError(
+            f"move {number} is not on the board", code=error.code, found=error.found, expected=error.expected
+        ) from None

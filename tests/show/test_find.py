@@ -1,0 +1,98 @@
+"""One argument scheme for stores, shards and texts: what it finds, and what it refuses."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from hexdata.errors import ConfigError, HexdataError, StoreError
+from hexdata.export import ExportOptions, export_shards
+from hexdata.show import Game, Position, ShowOptions, draw_svg, find, write_svg
+from hexdata.shuffle import ShuffleOptions, shuffle_store
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory, trmph_store: Path) -> Path:
+    store = shutil.copytree(trmph_store, tmp_path_factory.mktemp("found") / "store")
+    shuffle_store(store, ShuffleOptions(threads=1))
+    export_shards(store, ExportOptions(workers=1))
+    return store
+
+
+def test_each_place_finds_its_own(store):
+    position = find(str(store), ShowOptions(position=40))
+    assert isinstance(position, Position)
+    assert position.position_id == 40
+    game = find(str(store), ShowOptions(game=3))
+    assert isinstance(game, Game)
+    assert game.game_id == 3
+    ply = find(str(store), ShowOptions(game=3, ply=4))
+    assert (ply.game_id, ply.ply) == (3, 4)
+    assert find(f"{store}/shards/train-000000.tar:5").position_id is not None
+    assert len(find("#5,a1b2c3")) == 4
+    assert find("#5,a1b2c3", ShowOptions(ply=1)).last_move == 0
+    assert draw_svg(game, ShowOptions(every=10)).count("data-frame") < draw_svg(game, ShowOptions()).count(
+        "data-frame"
+    )
+
+
+def test_a_store_may_be_called_like_a_shard(store, tmp_path):
+    place = shutil.copytree(store, tmp_path / "odd.tar:17")
+    assert find(str(place), ShowOptions(position=3)).position_id == 3
+
+
+@pytest.mark.parametrize(
+    ("place", "options", "message"),
+    [
+        ("STORE", {}, "say which position, or which --game; expected a position from 0 to"),
+        ("STORE", {"position": 1, "every": 2}, "no every to choose in a single position"),
+        ("STORE/shards/train-000000.tar", {}, "say which position of the shard.*train-000000.tar:17"),
+        ("STORE/shards/train-000000.tar:3", {"position": 3}, "no position to choose in a shard"),
+        ("STORE/shards/train-000000.tar:3", {"game": 3}, "no game to choose in a shard"),
+        ("STORE/shards/train-000000.tar:3", {"ply": 3}, "no ply to choose in a shard"),
+        ("#5,a1", {"position": 3}, "no position to choose in a game's text"),
+        ("#5,a1", {"game": 3}, "no game to choose in a game's text"),
+    ],
+)
+def test_what_says_too_little_or_too_much_is_refused(store, place, options, message):
+    with pytest.raises(ConfigError, match=message):
+        find(place.replace("STORE", str(store)), ShowOptions(**options))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"position": -1},
+        {"every": 0},
+        {"position": 1, "game": 2},
+        {"position": 1, "ply": 2},
+        {"ply": 1, "every": 2},
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(options):
+    with pytest.raises(ConfigError):
+        ShowOptions(**options)
+
+
+def test_what_is_not_there_is_named(store, tmp_path):
+    with pytest.raises(StoreError, match="no manifest"):
+        find(str(tmp_path / "nowhere"), ShowOptions(position=1))
+    with pytest.raises(FileNotFoundError):
+        find(f"{tmp_path}/nowhere.tar:1")
+    with pytest.raises(
+        HexdataError, match="game 3 has no position at that ply; found ply 999; expected 0 to"
+    ):
+        find(str(store), ShowOptions(game=3, ply=999))
+
+
+def test_a_drawing_is_written_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "new" / "board.svg"
+    write_svg(path, "<svg>·</svg>")
+    assert path.read_text(encoding="utf-8") == "<svg>·</svg>"
+    assert [*path.parent.iterdir()] == [path]
+    with pytest.raises(IsADirectoryError):
+        write_svg(path.parent, "<svg/>")
+    assert [*path.parent.iterdir()] == [path]
+    assert [*tmp_path.iterdir()] == [path.parent]

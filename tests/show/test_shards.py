@@ -1,0 +1,85 @@
+"""Positions of shards, read without their store and held against it."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hexdata.errors import FormatError, StoreError
+from hexdata.export import ExportOptions, export_shards
+from hexdata.show import read_position, read_shard_position
+from hexdata.shuffle import ShuffleOptions, shuffle_store
+
+
+@pytest.fixture(scope="module", params=["blocks", "samples"])
+def exported(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, odd_store: Path
+) -> Path:
+    """The odd store with shards of 192 positions, in blocks of 32 or as samples."""
+    store = shutil.copytree(odd_store, tmp_path_factory.mktemp("shown") / "store")
+    shuffle_store(store, ShuffleOptions(threads=1))
+    export_shards(store, ExportOptions(shard_size=192, block_size=32, workers=1, layout=request.param))
+    return store
+
+
+def ids_of(shard: Path) -> list[int]:
+    """The positions of a shard in its order, read with tarfile and NumPy alone."""
+    with tarfile.open(shard) as archive:
+        members = [m for m in archive.getmembers() if m.name.endswith("position_id.npy")]
+        arrays = [np.load(io.BytesIO(archive.extractfile(member).read())) for member in members]
+    return np.concatenate([np.atleast_1d(array) for array in arrays]).tolist()
+
+
+def test_a_position_of_a_shard_is_that_of_the_store(exported, tmp_path):
+    first, second = sorted((exported / "shards").glob("train-*.tar"))[:2]
+    for shard in (first, second):
+        alone = shutil.copy(shard, tmp_path / "moved.tar")
+        ids = ids_of(shard)
+        assert len(ids) == 192
+        for number in (0, 1, 17, 31, 32, 100, 191):
+            there, here = read_position(exported, ids[number]), read_shard_position(alone, number)
+            assert np.array_equal(there.planes, here.planes)
+            names = (
+                "player",
+                "value",
+                "value_sample_tier",
+                "position_id",
+                "game_id",
+                "ply",
+                "total_positions",
+            )
+            assert [getattr(here, name) for name in names] == [getattr(there, name) for name in names]
+            assert here.move == there.move
+            assert (here.policy is None) == (there.policy is None)
+            if here.policy is not None:
+                assert here.policy.tolist() == there.policy.tolist()
+            assert str(here)
+
+
+def test_a_shard_says_how_many_positions_it_has(exported):
+    shard = exported / "shards" / "train-000000.tar"
+    with pytest.raises(StoreError, match=r"train-000000\.tar: .*found position 192; expected 0 to 191"):
+        read_shard_position(shard, 192)
+
+
+def test_what_is_no_shard_is_named(tmp_path):
+    path = tmp_path / "other.tar"
+    (tmp_path / "text.txt").write_text("no positions")
+    with tarfile.open(path, "w") as archive:
+        archive.add(tmp_path / "text.txt", "text.txt")
+    with pytest.raises(FormatError, match=r"other\.tar"):
+        read_shard_position(path, 0)
+
+
+def test_a_cut_shard_is_named(exported, tmp_path):
+    shard = exported / "shards" / "train-000000.tar"
+    cut = tmp_path / "cut.tar"
+    cut.write_bytes(shard.read_bytes()[: shard.stat().st_size // 2])
+    assert read_shard_position(cut, 0).position_id == ids_of(shard)[0]
+    with pytest.raises(FormatError, match=r"cut\.tar"):
+        read_shard_position(cut, 191)

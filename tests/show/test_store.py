@@ -1,0 +1,186 @@
+"""Positions and games of a store, held against its tables as pyarrow reads them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import hexdata
+from hexdata.errors import StoreError
+from hexdata.show import read_game, read_position
+from hexdata.store.manifest import Manifest
+from hexdata.store.parquet import write_parquet
+
+
+def table(store: Path, name: str) -> list[dict]:
+    parts = [pq.ParquetFile(path).read() for path in sorted((store / name).glob("*.parquet"))]
+    return pa.concat_tables(parts).to_pylist()
+
+
+def planes(row: dict, n: int) -> np.ndarray:
+    return np.unpackbits(np.frombuffer(row["board"], np.uint8), count=2 * n * n).reshape(2, n, n)
+
+
+def test_a_position_is_the_row_of_its_id(trmph_store):
+    rows, games = table(trmph_store, "positions"), table(trmph_store, "games")
+    assert len(rows) > 1000
+    for number in [*range(0, len(rows), 97), len(rows) - 1]:
+        row = rows[number]
+        position = hexdata.read_position(trmph_store, number)
+        assert np.array_equal(position.planes, planes(row, 7))
+        found = (position.position_id, position.game_id, position.move, position.value, position.player)
+        assert found == (number, row["game_id"], row["move"], row["value"], row["player_to_move"])
+        assert (position.ply, position.total_positions) == (row["position_in_game"], row["total_positions"])
+        moves = games[row["game_id"]]["moves"][: position.ply]
+        assert position.played.tolist() == moves
+        assert position.last_move == (moves[-1] if moves else None)
+
+
+def test_every_oddity_of_the_schema_can_be_shown(odd_store):
+    """Dense policies, unknown games, nulls, stones on top of each other; all draw."""
+    rows = table(odd_store, "positions")
+    for number in range(0, 900, 11):
+        row = rows[number]
+        position = read_position(odd_store, number)
+        assert (position.game_id, position.move, position.ply) == (
+            row["game_id"],
+            row["move"],
+            row["position_in_game"],
+        )
+        assert position.value_sample_tier == row["value_sample_tier"]
+        assert position.winner == {None: None, "BLUE": 0, "RED": 1}[row["winner"]]
+        assert position.extra == row["extra"]
+        assert (position.policy is None) == (row["policy"] is None)
+        if position.policy is not None:
+            assert position.policy.tolist() == row["policy"]
+        assert position.played is position.last_move is None  # its games have no moves
+        assert str(position)
+        assert position._repr_svg_()
+    assert any(row["game_id"] is None for row in rows[::11])
+
+
+def test_a_game_has_all_its_positions_by_ply(trmph_store):
+    rows, games = table(trmph_store, "positions"), table(trmph_store, "games")
+    sources = table(trmph_store, "sources")
+    for number in (0, 1, 40, len(games) - 1):
+        game = hexdata.read_game(trmph_store, number)
+        mine = [row["position_id"] for row in rows if row["game_id"] == number]
+        assert [position.position_id for position in game.positions] == mine
+        assert [position.ply for position in game.positions] == [*range(len(mine))]
+        assert game.moves.tolist() == games[number]["moves"]
+        assert game.winner == {"BLUE": 0, "RED": 1}[games[number]["winner"]]
+        assert game.split == games[number]["split"]
+        assert game.source == sources[games[number]["source_id"]]["name"]
+        assert [position.last_move for position in game.positions[1:]] == games[number]["moves"]
+
+
+def test_a_game_without_its_moves_is_shown_with_what_is_there(odd_store):
+    rows = [row for row in table(odd_store, "positions") if row["game_id"] == 3]
+    game = read_game(odd_store, 3)
+    assert sorted(position.position_id for position in game.positions) == [row["position_id"] for row in rows]
+    plies = [position.ply for position in game.positions]
+    known = [ply for ply in plies if ply is not None]
+    assert known == sorted(row["position_in_game"] for row in rows if row["position_in_game"] is not None)
+    assert plies[: len(known)] == known
+    assert game.moves is None
+    assert game._repr_svg_()
+
+
+def rewrite(store: Path, name: str, change) -> None:
+    """Change a table's files, and the manifest with them."""
+    manifest = Manifest.load(store)
+    for place in manifest.files_in(name):
+        changed = change(pq.ParquetFile(store / place).read())
+        manifest.files[place] = write_parquet(store / place, changed.schema, [changed])
+    manifest.save(store)
+
+
+def without_moves(games: pa.Table) -> pa.Table:
+    index = games.schema.get_field_index("moves")
+    field = games.schema.field(index)
+    return games.set_column(index, field, pa.nulls(games.num_rows, field.type))
+
+
+def test_where_moves_are_not_kept_the_position_before_tells_the_last_one(trmph_store, copy_store):
+    expected = [position.last_move for position in read_game(trmph_store, 5).positions]
+    store = copy_store(trmph_store)
+    rewrite(store, "games", without_moves)
+    game = read_game(store, 5)
+    assert game.moves is None
+    assert [position.last_move for position in game.positions] == expected
+    assert {position.played for position in game.positions} == {None}
+
+
+def reversed_moves(games: pa.Table) -> pa.Table:
+    index = games.schema.get_field_index("moves")
+    moves = [row[::-1] for row in games.column(index).to_pylist()]
+    return games.set_column(index, games.schema.field(index), pa.array(moves, games.schema.field(index).type))
+
+
+def test_moves_that_do_not_lead_there_are_not_believed(trmph_store, copy_store):
+    store = copy_store(trmph_store)
+    rewrite(store, "games", reversed_moves)
+    number = next(row["position_id"] for row in table(store, "positions") if row["position_in_game"] == 3)
+    position = read_position(store, number)
+    assert position.played is position.last_move is None
+
+
+@pytest.mark.parametrize("number", [-1, 10**6])
+def test_no_such_position_or_game_says_how_many_there_are(trmph_store, number):
+    counts = Manifest.load(trmph_store).counts
+    with pytest.raises(StoreError, match=f"position {number}; expected 0 to {counts['positions'] - 1}"):
+        read_position(trmph_store, number)
+    with pytest.raises(StoreError, match=f"game {number}; expected 0 to {counts['games'] - 1}"):
+        read_game(trmph_store, number)
+
+
+def test_a_store_without_positions_says_so(tmp_path):
+    Manifest(counts={"positions": 0}).save(tmp_path)
+    with pytest.raises(StoreError, match="none, as it has no positions"):
+        read_position(tmp_path, 0)
+    with pytest.raises(StoreError, match="no manifest"):
+        read_position(tmp_path / "elsewhere", 0)
+
+
+def test_only_the_files_that_can_hold_a_position_are_opened(odd_store, copy_store):
+    store = copy_store(odd_store)
+    (store / "positions" / "part-000000.parquet").unlink()
+    (store / "positions" / "part-000002.parquet").unlink()
+    assert read_position(store, 450).position_id == 450
+    with pytest.raises(StoreError, match=r"part-000000\.parquet"):
+        read_position(store, 100)
+
+
+def test_only_row_groups_that_can_hold_a_game_are_read(trmph_store, copy_store):
+    """The games' numbers of all others are damaged, and nobody minds."""
+    store = copy_store(trmph_store)
+    manifest = Manifest.load(store)
+    places = list(manifest.files_in("positions"))
+    assert len(places) == 3
+    file = pq.ParquetFile(store / places[1])
+    ids = file.read(columns=["game_id"]).column(0).to_pylist()
+    for place in (places[0], places[2]):
+        column = pq.read_metadata(store / place).row_group(0).column(1)
+        assert column.path_in_schema == "game_id"
+        data = bytearray((store / place).read_bytes())
+        start = column.data_page_offset
+        data[start : start + column.total_compressed_size] = bytes(column.total_compressed_size)
+        (store / place).write_bytes(data)
+    assert len(read_game(store, ids[0])) == ids.count(ids[0])
+    with pytest.raises((StoreError, OSError)):
+        read_game(store, 0)
+
+
+def test_a_table_out_of_order_is_found_out(odd_store, copy_store):
+    store = copy_store(odd_store)
+    manifest = Manifest.load(store)
+    one, two, _ = manifest.files_in("positions")
+    (store / one).rename(store / "kept")
+    (store / two).rename(store / one)
+    (store / "kept").rename(store / two)
+    with pytest.raises(StoreError, match="position 5 is not where it belongs"):
+        read_position(store, 5)
