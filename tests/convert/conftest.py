@@ -137,9 +137,13 @@ class Converted:
         return self._result
 
     def files(self) -> dict[str, bytes]:
-        """Every file of the store by relative path, but for the lock: unfinished work would be found."""
+        """Every file of the store by relative path: unfinished work would be found.
+
+        The lock, the journal and the database made from the manifest are no part of it.
+        """
         paths = {path.relative_to(self.path).as_posix(): path for path in sorted(self.path.rglob("*"))}
-        return {place: p.read_bytes() for place, p in paths.items() if p.is_file() and place != ".lock"}
+        others = {".lock", "hexdata.duckdb", "logs/stages.jsonl"}
+        return {place: p.read_bytes() for place, p in paths.items() if p.is_file() and place not in others}
 
     def table(self, name: str) -> pa.Table:
         """One of the four tables, whole."""

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from hexdata.board import BLUE, RED, Symmetry, game_hash, replay, transform_moves
-from hexdata.games import find as games_module
 from hexdata.demo.games import Game
 from hexdata.formats.trmph import write_trmph
+from hexdata.games import find as games_module
 
 
 def flat(games):

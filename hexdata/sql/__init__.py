@@ -1,0 +1,22 @@
+"""SQL over a store: views, macros and named queries, read-only. Knows no stage and changes no table."""
+
+from hexdata.sql.catalog import Limits, open_catalog
+from hexdata.sql.database import DATABASE_NAME, write_database
+from hexdata.sql.named import named_queries, named_query
+from hexdata.sql.run import QueryResult, run_query
+from hexdata.sql.write import json_rows, save_parquet, text_rows, write_csv
+
+__all__ = [
+    "DATABASE_NAME",
+    "Limits",
+    "QueryResult",
+    "json_rows",
+    "named_queries",
+    "named_query",
+    "open_catalog",
+    "run_query",
+    "save_parquet",
+    "text_rows",
+    "write_csv",
+    "write_database",
+]

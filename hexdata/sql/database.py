@@ -1,0 +1,56 @@
+"""``STORE/hexdata.duckdb``: the views and macros for DuckDB itself. Holds no row of the store.
+
+The file names the store's files relative to itself, so it works from any folder and when the store moves.
+DuckDB completes relative names from the process's folder, not from the file; but its setting
+``temp_directory`` is by default the path of the database that was opened and ``.tmp``, and a view may ask
+for a setting.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from hexdata.sql.views import catalog_sql
+from hexdata.store import Store
+from hexdata.store.files import write_bytes
+from hexdata.store.session import duckdb_session, quote
+
+__all__ = ["DATABASE_NAME", "write_database"]
+
+DATABASE_NAME: Final = "hexdata.duckdb"
+_ROOT: Final = (
+    r"regexp_extract(current_setting('temp_directory'), '^((.*[/\\])?)[^/\\]*[.]duckdb[^/\\]*[.]tmp$', 1)"
+)
+"""The folder of the database that was opened, as SQL.
+
+No text where another temporary folder is set or the file was attached to another database: the names of the
+store's files are then looked up in ``file_search_path`` and in the process's folder.
+"""
+_STORAGE: Final = "v1.2.0"
+"""The oldest DuckDB that is to read the file."""
+_MEMORY: Final = 64 << 20
+
+
+def write_database(store: Store) -> None:
+    """Write ``STORE/hexdata.duckdb`` for what the manifest names now, atomically, if it says something else.
+
+    It can be made again at any time from the rest, so no manifest names it. Call it last in a stage, while
+    the store is locked. The same manifest and release of DuckDB give the same bytes.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="hexdata-") as folder,
+        duckdb_session(memory=_MEMORY, threads=1) as con,
+    ):
+        path = Path(folder) / DATABASE_NAME
+        con.execute(f"ATTACH {quote(str(path))} AS hexdata (STORAGE_VERSION {quote(_STORAGE)})")
+        con.execute("USE hexdata")
+        con.execute(f"SET temp_directory = {quote(f'{store.path.resolve() / DATABASE_NAME}.tmp')}")
+        for statement in catalog_sql(store, _ROOT):
+            con.execute(statement)
+        con.execute("USE memory")
+        con.execute("DETACH hexdata")
+        content, published = path.read_bytes(), store.path / DATABASE_NAME
+        if not published.is_file() or published.read_bytes() != content:
+            write_bytes(published, content)

@@ -1,0 +1,71 @@
+-- How the games are spread over the buckets: of how many games each bucket has rows, and which share of it the
+-- largest has; and both in a uniform shuffle, on average. A row of no known game is a game of its own. Of a split
+-- of more than 16 million rows, every so manieth bucket is looked at.
+WITH splits AS (
+    SELECT
+        split,
+        count(*)::DOUBLE AS total,
+        1 / (max(bucket) + 1) AS part,
+        1 + (count(*) - 1) // 16_000_000 AS step
+    FROM shuffled
+    GROUP BY split
+),
+
+buckets AS (
+    SELECT
+        split,
+        bucket,
+        sum(n)::BIGINT AS positions,
+        (count(game_id) + coalesce(sum(n) FILTER (WHERE game_id IS NULL), 0))::BIGINT AS games,
+        max(CASE WHEN game_id IS NULL THEN 1 ELSE n END) AS largest
+    FROM (
+        SELECT split, bucket, game_id, count(*) AS n
+        FROM shuffled INNER JOIN splits USING (split)
+        WHERE bucket % step = 0
+        GROUP BY ALL
+    )
+    GROUP BY ALL
+),
+
+sizes AS ( -- how many games of the split have n rows
+    SELECT split, CASE WHEN game_id IS NULL THEN 1 ELSE n END AS n,
+        sum(CASE WHEN game_id IS NULL THEN n ELSE 1 END)::DOUBLE AS games
+    FROM (SELECT split, game_id, count(*) AS n FROM shuffled GROUP BY ALL)
+    GROUP BY ALL
+),
+
+tails AS ( -- the chance that a game of n rows has k or more in one bucket: each row is there with chance `part`
+    SELECT split, n, games, k, sum(exp(
+        lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1)
+        + k * ln(part) + (n - k) * ln(greatest(1 - part, 1e-300))
+    )) OVER (PARTITION BY split, n ORDER BY k DESC) AS tail
+    FROM sizes INNER JOIN splits USING (split), unnest(range(1, n + 1)) AS t (k)
+),
+
+largest AS ( -- the mean is the sum over k of the chance that some game has k rows or more
+    SELECT split, sum(1 - below) AS expected
+    FROM (
+        SELECT split, k, exp(sum(games * ln(greatest(1 - tail, 1e-300)))) AS below FROM tails GROUP BY ALL
+    )
+    GROUP BY split
+),
+
+present AS ( -- a game is absent from a bucket if all of that bucket's rows are drawn from the others'
+    SELECT split, bucket, sum(s.games * (1 - CASE WHEN total - positions >= n THEN exp(
+        lgamma(total - positions + 1) + lgamma(total - n + 1)
+        - lgamma(total - positions - n + 1) - lgamma(total + 1)
+    ) ELSE 0 END)) AS expected
+    FROM buckets INNER JOIN splits USING (split) INNER JOIN sizes AS s USING (split)
+    GROUP BY ALL
+)
+
+SELECT
+    split,
+    bucket,
+    positions,
+    games,
+    round(present.expected, 1) AS games_by_chance,
+    round(largest / positions, 8) AS largest_share,
+    round(l.expected / positions, 8) AS largest_by_chance
+FROM buckets INNER JOIN present USING (split, bucket) INNER JOIN largest AS l USING (split)
+ORDER BY list_position(['train', 'val', 'test'], split), bucket

@@ -1,0 +1,12 @@
+-- The first moves of the games: how many open with each, their share, and who won.
+SELECT
+    moves[1] AS move,
+    cell(moves[1]) AS cell,
+    count(*) AS games,
+    count(*) / sum(count(*)) OVER () AS share,
+    count(*) FILTER (WHERE winner = 'BLUE') AS blue_wins,
+    count(*) FILTER (WHERE winner = 'RED') AS red_wins
+FROM games
+WHERE len(moves) > 0
+GROUP BY move
+ORDER BY games DESC, move

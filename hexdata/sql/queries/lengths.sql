@@ -1,0 +1,9 @@
+-- How long the games are: how many have each number of positions in the store, and who won them.
+SELECT
+    positions,
+    count(*) AS games,
+    count(*) FILTER (WHERE winner = 'BLUE') AS blue_wins,
+    count(*) FILTER (WHERE winner = 'RED') AS red_wins
+FROM games
+GROUP BY positions
+ORDER BY positions

@@ -1,0 +1,40 @@
+-- Neighbours of the same game: of all pairs of rows that stand next to each other, in the input order and in
+-- the shuffled order of each split, how many are of one game; and how many are in a uniform shuffle, on average.
+WITH ordered AS (
+    -- The tables are read in their order; `adjacent` is true where the row read before is the one before.
+    SELECT
+        'input' AS rows,
+        game_id,
+        lag(game_id) OVER () AS game_before,
+        lag(position_id) OVER () = position_id - 1 AS adjacent
+    FROM positions
+    UNION ALL
+    SELECT split, game_id, lag(game_id) OVER (), lag(rank) OVER () = rank - 1
+    FROM shuffled
+),
+
+games AS (
+    SELECT
+        rows,
+        game_id,
+        count(*) AS n,
+        count(*) FILTER (WHERE adjacent) AS pairs,
+        count(*) FILTER (WHERE adjacent AND game_id = game_before) AS same_game
+    FROM ordered
+    GROUP BY rows, game_id
+),
+
+orders AS (
+    SELECT
+        rows,
+        sum(pairs)::BIGINT AS pairs,
+        sum(same_game)::BIGINT AS same_game,
+        coalesce(sum(n * (n - 1)) FILTER (WHERE game_id IS NOT NULL), 0) / (sum(n) * (sum(n) - 1)) AS chance
+    FROM games
+    GROUP BY rows
+    HAVING sum(n) > 1
+)
+
+SELECT rows, pairs, same_game, same_game / pairs AS share, pairs * chance AS by_chance, chance AS share_by_chance
+FROM orders
+ORDER BY list_position(['input', 'train', 'val', 'test'], rows)

@@ -1,0 +1,207 @@
+"""The views and macros over a store, as SQL text. Opens no connection and reads no Parquet file.
+
+The same statements serve a session of ours, with absolute paths, and ``STORE/hexdata.duckdb``, with paths
+that DuckDB completes when the file is opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import accumulate
+from typing import Final
+
+import pyarrow as pa
+
+from hexdata.board import MAX_SIZE, MIN_SIZE
+from hexdata.schema import SPLITS, games_schema, positions_schema, rejected_schema, sources_schema
+from hexdata.store import Store
+from hexdata.store.session import quote
+
+__all__ = ["DAMAGED", "MACROS", "VIEWS", "catalog_sql"]
+
+VIEWS: Final = ("positions", "games", "sources", "rejected", "shuffled", "shards")
+MACROS: Final = ("board_size", "cell", "stones", "blue_stones", "red_stones", "trmph")
+
+_SQL_TYPES: Final = {
+    pa.bool_(): "BOOLEAN",
+    pa.float32(): "FLOAT",
+    pa.int32(): "INTEGER",
+    pa.int64(): "BIGINT",
+    pa.string(): "VARCHAR",
+    pa.uint8(): "UTINYINT",
+    pa.uint16(): "USMALLINT",
+}
+_SHARD_COLUMNS: Final = {
+    "split": "VARCHAR",
+    "name": "VARCHAR",
+    "number": "INTEGER",
+    "first_rank": "BIGINT",
+    "positions": "BIGINT",
+    "bytes": "BIGINT",
+    "sha256": "VARCHAR",
+}
+DAMAGED: Final = "files of the store are missing or cut"
+"""What a view says when it is read whose files are not all there with their sizes."""
+_SEPARATOR: Final = "|"
+"""Stands between the names of files in a query's text; no name in a manifest holds one."""
+
+
+def catalog_sql(store: Store, root: str) -> list[str]:
+    """Return the statements that create every view and macro. A stage that has not run has empty views.
+
+    Args:
+        store: whose manifest names the files.
+        root: SQL for the path of the store's folder with a slash at its end, or for no text.
+    """
+    size = store.manifest.board_size
+    positions = positions_schema(size or MIN_SIZE)
+    tables = {
+        "positions": positions,
+        "games": games_schema(),
+        "sources": sources_schema(),
+        "rejected": rejected_schema(),
+    }
+    views = {name: _table(store, name, schema, root) for name, schema in tables.items()}
+    views["shuffled"] = _shuffled(store, positions, root)
+    views["shards"] = _shards(store)
+    return [
+        *(f"CREATE VIEW {name} AS {query}" for name, query in views.items()),
+        *_macros(size),
+    ]
+
+
+# Views
+
+
+def _table(store: Store, name: str, schema: pa.Schema, root: str) -> str:
+    columns = _columns(schema)
+    files = list(store.manifest.files_in(name))
+    if not files:
+        return _empty(columns)
+    if not store.intact(name):
+        return _damaged(name, columns)
+    return f"SELECT {_listed(columns)} FROM {_read(files, root)}"
+
+
+def _shuffled(store: Store, schema: pa.Schema, root: str) -> str:
+    """Return the query for the shuffled positions, whose split and bucket are those of their file's name.
+
+    One table function reads all splits, one after the other, so that DuckDB streams what it can of them.
+    """
+    columns = _columns(schema)
+    added = {"split": "VARCHAR", "bucket": "INTEGER", "rank": "BIGINT"}
+    by_split = {split: store.manifest.files_in(f"shuffled/{split}") for split in SPLITS}
+    files = [name for listed in by_split.values() for name in listed]
+    if not files:
+        return _empty(added | columns)
+    if not store.intact("shuffled"):
+        return _damaged("shuffled", added | columns)
+    starts = " ".join(
+        f"WHEN {quote(split)} THEN {[0, *accumulate(facts.rows for facts in listed.values())]}::BIGINT[]"
+        for split, listed in by_split.items()
+        if listed
+    )
+    return f"""
+        SELECT
+            split, bucket, (CASE split {starts} END)[bucket + 1] + file_row_number AS rank,
+            {_listed(columns)}
+        FROM (
+            SELECT
+                *,
+                regexp_extract(filename, '([a-z]+)[^a-z]bucket-[0-9]+[.]parquet$', 1) AS split,
+                regexp_extract(filename, 'bucket-([0-9]+)[.]parquet$', 1)::INTEGER AS bucket
+            FROM {_read(files, root, ", filename = true, file_row_number = true")}
+        )"""
+
+
+def _shards(store: Store) -> str:
+    """Return the query for the shards, whose few facts stand in its text."""
+    files = {name.removeprefix("shards/"): f for name, f in store.manifest.files_in("shards").items()}
+    rows = []
+    for split in SPLITS:
+        shards = {name: facts for name, facts in files.items() if name.startswith(f"{split}-")}
+        first = 0
+        for number, (name, facts) in enumerate(shards.items()):
+            rows.append(
+                f"({quote(split)}, {quote(name)}, {number}, {first}, {facts.rows}, {facts.bytes}, "
+                f"{quote(facts.sha256)})"
+            )
+            first += facts.rows
+    if not rows:
+        return _empty(_SHARD_COLUMNS)
+    casts = ", ".join(f'"{name}"::{kind} AS "{name}"' for name, kind in _SHARD_COLUMNS.items())
+    return f"SELECT {casts} FROM (VALUES {', '.join(rows)}) AS t ({_listed(_SHARD_COLUMNS)})"
+
+
+def _read(files: list[str], root: str, more: str = "") -> str:
+    """Return the table function that reads files of the store, given by their names relative to it.
+
+    Characters that a pattern of names gives a meaning are bracketed.
+    """
+    folder = rf"regexp_replace({root}, '([*?[])', '[\1]', 'g')"
+    names = f"string_split({quote(_SEPARATOR.join(files))}, {quote(_SEPARATOR)})"
+    return f"read_parquet([{folder} || name FOR name IN {names}], hive_partitioning = false{more})"
+
+
+def _columns(schema: pa.Schema) -> dict[str, str]:
+    return {field.name: _sql_type(field.type) for field in schema}
+
+
+def _sql_type(kind: pa.DataType) -> str:
+    if pa.types.is_list(kind):
+        return f"{_sql_type(kind.value_type)}[]"
+    if pa.types.is_dictionary(kind):
+        return _sql_type(kind.value_type)
+    if pa.types.is_fixed_size_binary(kind):
+        return "BLOB"
+    return _SQL_TYPES[kind]
+
+
+def _empty(columns: dict[str, str]) -> str:
+    nulls = ", ".join(f'NULL::{kind} AS "{name}"' for name, kind in columns.items())
+    return f"SELECT {nulls} WHERE false"
+
+
+def _damaged(name: str, columns: dict[str, str]) -> str:
+    """Return a query with these columns that fails when it is run, whatever it is asked, and not before."""
+    fails = f"error({quote(f'{DAMAGED}: {name}')})"
+    columns_sql = ", ".join(f'{fails}::{kind} AS "{column}"' for column, kind in columns.items())
+    return f"SELECT {columns_sql} WHERE {fails} IS NULL"
+
+
+def _listed(columns: Iterable[str]) -> str:
+    return ", ".join(f'"{name}"' for name in columns)
+
+
+# Macros
+
+
+def _macros(size: int | None) -> list[str]:
+    """Return the macros for boards of this size; a store without positions has none, and gives NULL.
+
+    A macro's arguments are put in where its parameters stand, so names of columns that an argument may
+    hold must not mean something else there.
+    """
+    n = "NULL::INTEGER" if size is None else f"{size}"
+    cells = (size or MAX_SIZE) ** 2
+    spare = -2 * cells % 8
+    blue = f"'{'1' * cells}{'0' * (cells + spare)}'::BIT"
+    red = f"'{'0' * cells}{'1' * cells}{'0' * spare}'::BIT"
+    return [
+        f"CREATE MACRO board_size() AS {n}",
+        """CREATE MACRO cell(move) AS
+            CASE
+                WHEN move >= 0 AND move < board_size() * board_size()
+                THEN chr((97 + move % board_size())::INTEGER) || (move // board_size() + 1)::INTEGER
+            END""",
+        "CREATE MACRO stones(board) AS bit_count(board::BIT)::INTEGER",
+        f"CREATE MACRO blue_stones(board) AS bit_count(board::BIT & {blue})::INTEGER",
+        f"CREATE MACRO red_stones(board) AS bit_count(board::BIT & {red})::INTEGER",
+        """CREATE MACRO trmph(game) AS (
+            SELECT
+                '#' || board_size() || ',' || array_to_string([cell(m) FOR m IN "its moves"], '')
+                || CASE "its winner" WHEN 'BLUE' THEN ' b' WHEN 'RED' THEN ' r' ELSE '' END
+            FROM (SELECT game_id AS "its id", moves AS "its moves", winner AS "its winner" FROM games)
+            WHERE "its id" = game
+        )""",
+    ]

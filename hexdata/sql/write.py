@@ -1,0 +1,156 @@
+"""The rows of a query as JSON, CSV or a Parquet file. Runs no query."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator
+from datetime import date, time
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet as pq
+
+from hexdata.errors import ConfigError, InputError
+from hexdata.sql.run import QueryResult
+from hexdata.store.files import FileFacts
+from hexdata.store.parquet import write_parquet
+
+__all__ = ["json_rows", "save_parquet", "text_rows", "write_csv"]
+
+
+def _shortest(column: pa.Array) -> pa.Array:
+    """Return float32 as float64 of the fewest digits that name it: 0.1 rather than 0.10000000149011612."""
+    if column.type == pa.float32():
+        return pc.cast(pc.cast(column, pa.string()), pa.float64())
+    if column.type == pa.list_(pa.float32()):
+        return pa.ListArray.from_arrays(column.offsets, _shortest(column.values), mask=column.is_null())
+    return column
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value.isoformat() if isinstance(value, date | time) else str(value)
+
+
+def json_rows(result: QueryResult) -> Iterator[str]:
+    """Yield the text of a JSON array in pieces: one object a row, one row a line.
+
+    Blobs are hexadecimal text; float32 has the digits that name it; NaN and the infinities are null; times
+    are ISO 8601 text.
+
+    Raises:
+        ConfigError: two columns have the same name.
+    """
+    _check_names(result.schema)
+    names, before = result.schema.names, "["
+    for batch in result.batches:
+        if batch.num_rows:
+            rows = (dict(zip(names, map(_plain, row), strict=True)) for row in _rows(batch))
+            lines = (json.dumps(row, ensure_ascii=False, allow_nan=False) for row in rows)
+            yield before + ",\n".join(lines)
+            before = ",\n"
+    yield "[]\n" if before == "[" else "]\n"
+
+
+def text_rows(batch: pa.RecordBatch) -> Iterator[list[str]]:
+    """Yield each row as texts for a person: a null is NULL, a blob hexadecimal, a list or a struct JSON."""
+    for row in _rows(batch):
+        yield [_text(value) for value in row]
+
+
+def _rows(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
+    return zip(*(_shortest(column).to_pylist() for column in batch.columns), strict=True)
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "NULL"
+    if isinstance(value, str):
+        return value
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    plain = _plain(value)
+    return plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False)
+
+
+def write_csv(file: BinaryIO, result: QueryResult) -> None:
+    """Write rows as CSV with a header, UTF-8: NULL is empty, an empty text is ``""``.
+
+    Lists and structs are JSON text, blobs hexadecimal text.
+    """
+    schema = pa.schema([pa.field(field.name, _csv_type(field.type)) for field in result.schema])
+    with pyarrow.csv.CSVWriter(file, schema) as writer:
+        for batch in result.batches:
+            columns = [
+                column if kind == column.type else _as_text(column)
+                for column, kind in zip(batch.columns, schema.types, strict=True)
+            ]
+            writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
+
+
+def _csv_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type that a column is written as: its own where CSV has it."""
+    flat = pa.types.is_primitive(kind) and not pa.types.is_interval(kind)
+    return kind if flat or pa.types.is_decimal(kind) or pa.types.is_string(kind) else pa.string()
+
+
+def _as_text(column: pa.Array) -> pa.Array:
+    values = _shortest(column).to_pylist()
+    return pa.array([None if value is None else _text(value) for value in values], pa.string())
+
+
+def save_parquet(path: Path, result: QueryResult) -> FileFacts:
+    """Write rows as one Parquet file, which appears whole or not at all; return its facts.
+
+    Raises:
+        InputError: the file would stand in the store, which queries do not change; or it is a folder.
+        ConfigError: two columns have the same name.
+        InputError: a column has a type that Parquet does not have.
+    """
+    if path.resolve().is_relative_to(result.store.resolve()):
+        raise InputError("a query writes nothing into the store", path=path, cure="Give a file elsewhere.")
+    if path.is_dir():
+        raise InputError("this is a folder", path=path, expected="the name of a file")
+    _check_names(result.schema)
+    for field in result.schema:
+        _check_parquet(field, path)
+    return write_parquet(path, result.schema, result.batches)
+
+
+def _check_parquet(field: pa.Field, path: Path) -> None:
+    try:
+        pq.ParquetWriter(pa.BufferOutputStream(), pa.schema([field])).close()
+    except pa.ArrowException as error:
+        raise InputError(
+            f"Parquet cannot hold the column {field.name!r}",
+            path=path,
+            found=str(field.type),
+            cure=f'Cast it: "{field.name}"::VARCHAR.',
+        ) from error
+
+
+def _check_names(schema: pa.Schema) -> None:
+    twice = [name for name, count in Counter(schema.names).items() if count > 1]
+    if twice:
+        raise ConfigError(
+            f"more than one column of the result is called {twice[0]!r}",
+            expected="names that differ",
+            cure="Give each a name: … AS name.",
+        )

@@ -1,0 +1,143 @@
+"""The views hold what the store's files hold, at every stage; what a store lacks is empty or says so."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from hexdata.errors import BudgetError, ConfigError, StoreError
+from hexdata.formats.shard_manifest import ShardManifest
+from hexdata.schema import SPLITS, games_schema, positions_schema, rejected_schema, sources_schema
+from hexdata.sql import open_catalog
+from hexdata.sql.catalog import Limits
+from hexdata.sql.views import MACROS, VIEWS
+from hexdata.store import Store
+
+MEMORY = 500_000_000
+SCHEMAS = {
+    "positions": positions_schema(5),
+    "games": games_schema(),
+    "sources": sources_schema(),
+    "rejected": rejected_schema(),
+}
+ADDED = ["split", "bucket", "rank"]
+SHARD_COLUMNS = ["split", "name", "number", "first_rank", "positions", "bytes", "sha256"]
+
+
+def rows_of(store: Path, folder: str) -> list[dict[str, object]]:
+    """The rows of a folder's files in their order, as Arrow reads them."""
+    names = Store.open(store).manifest.files_in(folder)
+    return [row for name in names for row in pq.read_table(store / name).to_pylist()]
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_a_view_holds_the_rows_of_its_files(any_store: Path, name: str) -> None:
+    with open_catalog(any_store, memory=MEMORY) as con:
+        found = con.sql(f"FROM {name} ORDER BY ALL").to_arrow_table()
+    assert found.schema.names == SCHEMAS[name].names
+    assert sorted(map(repr, found.to_pylist())) == sorted(map(repr, rows_of(any_store, name)))
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_a_view_has_the_same_types_empty_or_not(stores: dict[str, Path], name: str) -> None:
+    types = set()
+    for store in stores.values():
+        with open_catalog(store, memory=MEMORY) as con:
+            types.add(str(con.sql(f"FROM {name}").types))
+    assert len(types) == 1
+
+
+def test_shuffled_rows_know_their_split_bucket_and_rank(any_store: Path) -> None:
+    expected = []
+    for split in SPLITS:
+        rank = 0
+        files = Store.open(any_store).manifest.files_in(f"shuffled/{split}")
+        for bucket, name in enumerate(files):
+            for row in pq.read_table(any_store / name).to_pylist():
+                expected.append({"split": split, "bucket": bucket, "rank": rank, **row})
+                rank += 1
+    with open_catalog(any_store, memory=MEMORY) as con:
+        order = "list_position(['train', 'val', 'test'], split), rank"
+        found = con.sql(f"FROM shuffled ORDER BY {order}").to_arrow_table()
+    assert found.schema.names == [*ADDED, *positions_schema(5).names]
+    assert [found.schema.field(name).type for name in ADDED] == [pa.string(), pa.int32(), pa.int64()]
+    assert repr(found.to_pylist()) == repr(expected)
+
+
+def test_shards_are_those_of_their_manifest(stores: dict[str, Path]) -> None:
+    manifest = ShardManifest.load(stores["exported"] / "shards")
+    expected = []
+    for split in SPLITS:
+        first = 0
+        for number, shard in enumerate(manifest.splits[split]):
+            facts = (shard.positions, shard.bytes, shard.sha256)
+            expected.append((split, shard.name, number, first, *facts))
+            first += shard.positions
+    assert len(expected) > len(SPLITS)
+    with open_catalog(stores["exported"], memory=MEMORY) as con:
+        found = con.sql("FROM shards")
+        assert (found.columns, found.fetchall()) == (SHARD_COLUMNS, expected)
+    with open_catalog(stores["shuffled"], memory=MEMORY) as con:
+        assert (con.sql("FROM shards").columns, con.sql("FROM shards").fetchall()) == (SHARD_COLUMNS, [])
+
+
+def test_what_is_listed_is_there(stores: dict[str, Path]) -> None:
+    with open_catalog(stores["one"], memory=MEMORY) as con:
+        views = con.sql("SELECT view_name FROM duckdb_views() WHERE NOT internal").fetchall()
+        macros = con.sql("SELECT function_name FROM duckdb_functions() WHERE schema_name = 'main'").fetchall()
+    assert sorted(name for (name,) in views) == sorted(VIEWS)
+    assert set(MACROS) <= {name for (name,) in macros}
+
+
+@pytest.mark.parametrize("name", ["st*r", "br[a]c?ket", "quo'te", "sp ace|pipe", "seed=7", "Stellung-ø"])
+def test_a_store_may_lie_anywhere(tmp_path: Path, stores: dict[str, Path], name: str) -> None:
+    store = shutil.copytree(stores["shuffled"], tmp_path / name)
+    with open_catalog(store, memory=MEMORY) as con:
+        for folder in ("positions", "shuffled"):
+            count = con.sql(f"SELECT count(*) FROM {folder}").fetchall()[0][0]
+            assert count == len(rows_of(store, folder))
+
+
+@pytest.mark.parametrize("folder", [*SCHEMAS, "shuffled"])
+def test_a_missing_file_matters_to_those_who_ask_for_it(
+    tmp_path: Path, stores: dict[str, Path], folder: str
+) -> None:
+    store = shutil.copytree(stores["shuffled"], tmp_path / "store")
+    next((store / folder).rglob("*.parquet")).unlink()
+    with open_catalog(store, memory=MEMORY) as con:
+        others = [name for name in (*SCHEMAS, "shuffled") if name != folder]
+        assert all(con.sql(f"SELECT count(*) FROM {name}").fetchall()[0][0] for name in others)
+    for asked in ("count(*)", "*"):
+        with (
+            pytest.raises(StoreError, match=f"missing or cut: {folder}"),
+            open_catalog(store, memory=MEMORY) as con,
+        ):
+            con.sql(f"SELECT {asked} FROM {folder}").fetchall()
+
+
+def test_no_store_is_no_catalog(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="no manifest"), open_catalog(tmp_path, memory=MEMORY):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_limits_say_what_does_not_fit() -> None:
+    with pytest.raises(ConfigError, match="threads must be at least 1"):
+        Limits(threads=0)
+    with pytest.raises(BudgetError, match="with 4 threads; found 500 MB; expected at least"):
+        Limits(500_000_000, threads=4)
+    least = Limits(400_000_000)
+    assert least.duckdb_threads == 1
+    assert 0 < least.duckdb_memory < 400_000_000
+
+
+def test_a_session_has_its_limits(stores: dict[str, Path]) -> None:
+    limits = Limits(MEMORY, threads=1)
+    settings = "current_setting('threads'), current_setting('memory_limit')"
+    with open_catalog(stores["one"], memory=MEMORY, threads=1) as con:
+        threads, memory = con.sql(f"SELECT {settings}").fetchall()[0]
+    assert (threads, memory) == (1, f"{limits.duckdb_memory / 2**20:.1f} MiB")

@@ -1,0 +1,236 @@
+"""Queries read the store and nothing else, and what is wrong with one is said once and clearly."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from hexdata.errors import BudgetError, ConfigError, HexdataError, StoreError
+from hexdata.sql import named_queries, named_query, open_catalog, run_query
+from hexdata.sql.check import check_query
+from hexdata.store import Store
+
+StoreBytes = Callable[[Path], dict[str, str]]
+
+A_TABLE = pa.table({"a": [1]})
+"""What a replacement scan would find by its name."""
+
+
+def ask(store: Path, text: str) -> list[dict[str, object]]:
+    with run_query(store, text, memory=500_000_000) as result:
+        return [row for batch in result.batches for row in batch.to_pylist()]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SELECT count(*) AS found FROM positions",
+        "FROM (SELECT count(*) AS found FROM positions);",
+        "WITH p AS (FROM positions) SELECT count(*) AS found FROM p -- of all",
+        "/* first */ (SELECT count(*) AS found FROM positions)",
+        "SELECT count(*) AS found FROM query_table('positions')",
+        "SELECT count(*) AS found FROM positions, (VALUES (1)) AS v",
+    ],
+)
+def test_what_reads_is_run(stores: dict[str, Path], text: str) -> None:
+    expected = Store.open(stores["converted"]).manifest.counts["positions"]
+    assert ask(stores["converted"], text) == [{"found": expected}]
+
+
+@pytest.mark.parametrize("text", ["DESCRIBE games", "SHOW TABLES", "SUMMARIZE sources", "VALUES (1), (2)"])
+def test_a_store_can_be_looked_around_in(stores: dict[str, Path], text: str) -> None:
+    assert len(ask(stores["converted"], text)) >= 2
+
+
+WRITING = {
+    "COPY (SELECT 1) TO '{out}'": "COPY is no statement that only reads",
+    "WITH x AS (COPY (SELECT 1) TO '{out}') SELECT 1": "holds a COPY",
+    "WITH x AS (COPY (SELECT 1) TO '{part}' (USE_TMP_FILE false)) SELECT 1": "holds a COPY",
+    "WITH x AS (INSERT INTO games SELECT * FROM games RETURNING *) FROM x": "holds a INSERT",
+    "WITH x AS (DELETE FROM games RETURNING *) FROM x": "holds a DELETE",
+    "SELECT (WITH x AS (COPY (SELECT 1) TO '{out}') SELECT 1)": "holds a COPY",
+    "SELECT 1 FROM query('WITH x AS (COPY (SELECT 1) TO ''{out}'') SELECT 1')": r"reads from query\(",
+    "FROM json_execute_serialized_sql('{{}}')": r"reads from json_execute_serialized_sql\(",
+    "EXPLAIN ANALYZE COPY (SELECT 1) TO '{out}'": "EXPLAIN is no statement",
+    "EXPORT DATABASE '{out}'": "no statement that only reads",
+    "ATTACH '{out}' AS other": "ATTACH is no statement",
+    "CREATE TABLE t (i INTEGER)": "CREATE is no statement",
+    "CREATE TEMP TABLE t (i INTEGER)": "CREATE is no statement",
+    "DROP VIEW games": "DROP is no statement",
+    "INSERT INTO games VALUES (1)": "INSERT is no statement",
+    "SET threads = 9": "SET is no statement",
+    "SET VARIABLE x = 1": "SET is no statement",
+    "RESET lock_configuration": "no statement that only reads",
+    "PRAGMA threads = 9": "SET is no statement",
+    "PRAGMA database_size": "PRAGMA is no statement",
+    "CALL pragma_version()": "CALL is no statement",
+    "LOAD httpfs": "LOAD is no statement",
+    "INSTALL httpfs": "no statement that only reads",
+    "PREPARE p AS SELECT 1": "PREPARE is no statement",
+    "BEGIN": "TRANSACTION is no statement",
+    "SELECT 1; DROP VIEW games": "more than one statement",
+    "": "no statement",
+    "-- nothing": "no statement",
+    "PIVOT games ON winner USING count(*)": "List the values: PIVOT",
+    "FROM create_external_resource('a')": r"reads from create_external_resource\(",
+    "FROM main.range(3)": r"reads from range\(",
+}
+
+
+@pytest.mark.parametrize("text", WRITING)
+def test_what_does_not_only_read_is_refused(
+    tmp_path: Path, stores: dict[str, Path], store_bytes: StoreBytes, text: str
+) -> None:
+    store = shutil.copytree(stores["converted"], tmp_path / "store")
+    before = store_bytes(store)
+    query = text.format(out=tmp_path / "out", part=store / "games" / "part-000000.parquet")
+    with pytest.raises(ConfigError, match=WRITING[text]):
+        ask(store, query)
+    assert store_bytes(store) == before
+    assert list(tmp_path.iterdir()) == [store]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "FROM read_csv('{secret}')",
+        "FROM read_text('{secret}')",
+        "FROM read_blob('{secret}')",
+        "FROM read_json('{secret}')",
+        "FROM glob('{folder}/*')",
+        "FROM sniff_csv('{secret}')",
+        "FROM parquet_metadata('{parquet}')",
+        "FROM read_parquet('{parquet}')",
+        "FROM '{secret}'",
+        "FROM '{parquet}'",
+        "FROM '{folder}/*.csv'",
+        "FROM '{link}'",
+        'FROM "{secret}"',
+        "FROM 'http://127.0.0.1:9/a.parquet'",
+        "SELECT * FROM query_table('{secret}')",
+        "SELECT * FROM read_text('{manifest}')",
+        "FROM duckdb_secrets()",
+        "FROM A_TABLE",
+        "FROM a_table",
+        "FROM query_table('a_table')",
+        "SELECT getenv('HOME')",
+        "FROM python_map_function((FROM games))",
+    ],
+)
+def test_nothing_but_the_store_can_be_read(tmp_path: Path, stores: dict[str, Path], text: str) -> None:
+    store = shutil.copytree(stores["converted"], tmp_path / "store")
+    secret, parquet, link = tmp_path / "secret.csv", tmp_path / "other.parquet", store / "link.csv"
+    secret.write_text("root,secret\n1,2\n")
+    pq.write_table(A_TABLE, parquet)
+    link.symlink_to(secret)
+    a_table = A_TABLE  # noqa: F841 - a local variable, as in a notebook
+    names = {"secret": secret, "parquet": parquet, "link": link, "folder": tmp_path}
+    query = text.format(**names, manifest=store / "manifest.json")
+    with pytest.raises((ConfigError, StoreError)) as caught:
+        ask(store, query)
+    assert "secret," not in str(caught.value)
+
+
+def test_names_of_columns_are_no_tables(stores: dict[str, Path]) -> None:
+    """The tree is looked at by its kinds of node: a text or a name that looks like one passes."""
+    text = "SELECT 'COPY_QUERY_NODE' AS type, 'X_NODE' AS \"COPY_NODE\""
+    assert ask(stores["one"], text) == [{"type": "COPY_QUERY_NODE", "COPY_NODE": "X_NODE"}]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("SELEC 1", 'syntax error at or near "SELEC"\n\nLINE 1: SELEC 1\n        ^'),
+        ("SELECT nix FROM games", "LINE 1: SELECT nix FROM games\n               ^"),
+        ("SELECT 1\nFROM game", "LINE 2: FROM game\n             ^"),
+        ("\n" * 8 + "SELECT 1 FROM game", "LINE 9: SELECT 1 FROM game\n                      ^"),
+        ("SELECT 1 +", "syntax error"),
+        ("SELECT ?", "Expected number of parameters|parameters"),
+        ("SELECT 'x'::INTEGER", "Could not convert string 'x'"),
+        ("SELECT (winner || position_id)::INTEGER FROM positions", "Could not convert string"),
+        ("SELECT error('so')", "so"),
+        ("SELECT 9223372036854775807 + position_id + 1 FROM positions", "Overflow"),
+        ("SELECT " + "(" * 5000 + "1" + ")" * 5000, "nest|deep|depth"),
+    ],
+)
+def test_a_wrong_query_is_told_with_its_place(stores: dict[str, Path], text: str, found: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ask(stores["converted"], text)
+    message = str(caught.value)
+    assert any(part in message for part in found.split("|")), message
+    assert "Traceback" not in message
+
+
+def test_a_value_may_turn_out_wrong_amid_the_rows(stores: dict[str, Path]) -> None:
+    text = "SELECT (CASE WHEN range = 3000000 THEN 'x' ELSE '1' END)::INTEGER FROM range(4000000)"
+    with run_query(stores["one"], text) as result:
+        seen = next(result.batches).num_rows
+        with pytest.raises(ConfigError, match="Could not convert string 'x'"):
+            seen += sum(batch.num_rows for batch in result.batches)
+    assert 0 < seen <= 3_000_000
+
+
+def test_rows_come_in_the_order_of_the_tables(stores: dict[str, Path]) -> None:
+    rows = [row["position_id"] for row in ask(stores["exported"], "SELECT position_id FROM positions")]
+    assert rows == list(range(len(rows)))
+    shuffled = ask(stores["exported"], "SELECT rank FROM shuffled WHERE split = 'train'")
+    assert [row["rank"] for row in shuffled] == list(range(len(shuffled)))
+    assert len(ask(stores["exported"], "FROM positions LIMIT 3")) == 3
+
+
+def test_rows_are_streamed(stores: dict[str, Path]) -> None:
+    """A result that no memory would hold begins at once, and may be left in the middle."""
+    with run_query(stores["one"], "FROM range(1_000_000_000_000)", memory=400_000_000) as result:
+        assert next(result.batches)[0].to_pylist()[:3] == [0, 1, 2]
+
+
+def test_what_does_not_fit_is_spilled(stores: dict[str, Path]) -> None:
+    counts = "SELECT range % 6_000_000 AS k, count(*) AS n FROM range(8_000_000) GROUP BY k"
+    text = f"SELECT sum(n) AS n FROM ({counts})"
+    with run_query(stores["one"], text, memory=400_000_000, threads=1) as result:
+        assert [batch.to_pylist() for batch in result.batches] == [[{"n": 8_000_000}]]
+
+
+def test_too_little_memory_is_said(stores: dict[str, Path]) -> None:
+    with pytest.raises(BudgetError, match="Raise --memory"):
+        ask(stores["one"], "SELECT list(range) FROM range(200_000_000)")
+
+
+def test_a_damaged_file_is_the_stores_fault(tmp_path: Path, stores: dict[str, Path]) -> None:
+    store = shutil.copytree(stores["converted"], tmp_path / "store")
+    part = next((store / "games").iterdir())
+    part.write_bytes(bytes(part.stat().st_size))
+    with pytest.raises(StoreError, match="hexdata verify"):
+        ask(store, "SELECT sum(positions) FROM games")
+
+
+def test_every_named_query_runs_at_every_stage(any_store: Path) -> None:
+    with open_catalog(any_store, memory=500_000_000) as con:
+        for name in named_queries():
+            result = con.sql(named_query(name))
+            assert len(set(result.columns)) == len(result.columns) > 1, name
+            assert len(result.fetchall()) < 1_000, name
+
+
+def test_every_named_query_passes_the_checks_and_says_what_it_answers(stores: dict[str, Path]) -> None:
+    with open_catalog(stores["one"], memory=500_000_000) as con:
+        for name, answers in named_queries().items():
+            check_query(con, named_query(name))
+            assert len(answers) > 20, name
+            assert answers.endswith("."), name
+    assert ask(stores["one"], "@splits") == ask(stores["one"], named_query("splits"))
+
+
+def test_an_unknown_name_lists_the_known(stores: dict[str, Path]) -> None:
+    with pytest.raises(
+        ConfigError, match=r"found @dispersoin; expected one of .*@neighbours.*Did you mean @dispersion"
+    ):
+        ask(stores["one"], "@dispersoin")
+    for name in ("../run", "", "dispersion.sql", "/etc/passwd"):
+        with pytest.raises(HexdataError, match="no named query"):
+            ask(stores["one"], f"@{name}")
