@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import resource
+import signal
 import sys
 from typing import Any
 
@@ -33,7 +34,9 @@ def main(store: str, asked: dict[str, Any]) -> None:
     if size := asked.get("file_size"):
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
     try:
-        print(shuffle_store(store, ShuffleOptions(**asked["options"]), Speaker()).resumed)
+        resumed = shuffle_store(store, ShuffleOptions(**asked["options"]), Speaker()).resumed
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # as from now on there is nothing to interrupt
+        print(resumed)
     except HexdataError as error:
         sys.exit(f"{type(error).__name__}: {error}")
     except KeyboardInterrupt:
