@@ -13,7 +13,9 @@ from hexdata.convert.inputs import find_sources
 from hexdata.convert.options import ConvertOptions, ConvertResult
 from hexdata.convert.run import Run
 from hexdata.progress import SILENT, Progress
+from hexdata.sql.database import write_database
 from hexdata.store import Store
+from hexdata.store.journal import journaled
 
 __all__ = ["ConvertOptions", "ConvertResult", "convert_sources"]
 
@@ -41,5 +43,10 @@ def convert_sources(
     listed = [inputs] if isinstance(inputs, str | Path) else inputs
     target = Store.open_or_create(store)
     files = find_sources([Path(p) for p in listed], Path(store))
-    with target.writing("convert"):
-        return Run(target, options, progress).convert(files)
+    with target.writing("convert"), journaled(target.path, "convert") as watched:
+        before = target.manifest.total_bytes
+        result = Run(target, options, progress).convert(files)
+        write_database(target)
+        if result.sources:
+            watched.finish(positions=result.positions, bytes=target.manifest.total_bytes - before)
+        return result

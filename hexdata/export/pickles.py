@@ -24,6 +24,7 @@ from hexdata.progress import SILENT, Progress
 from hexdata.schema import SPLITS, positions_schema, raw_schema
 from hexdata.store import Store
 from hexdata.store.files import FileFacts, atomic_file, has_size
+from hexdata.store.journal import journaled
 from hexdata.store.ledger import Ledger
 from hexdata.store.originals import PICKLE_SUFFIX, WINNERS, Original, list_originals, pickle_names
 from hexdata.store.parquet import Rows, read_rows
@@ -97,10 +98,14 @@ def export_pickles(
     """
     options = options or PicklesOptions()
     target = Store.open(store)
-    with target.writing(f"pickles-{options.order}"):
+    stage = f"pickles-{options.order}"
+    with target.writing(stage), journaled(target.path, stage) as watched:
         if options.order == "shuffled":
             target.require_stage("shuffle")
-        return _Run(target, options, progress).export()
+        result = _Run(target, options, progress).export()
+        if not result.already_done:
+            watched.finish(positions=result.positions, bytes=result.bytes, resumed=result.resumed > 0)
+        return result
 
 
 @dataclass(frozen=True)

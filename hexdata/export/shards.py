@@ -13,8 +13,10 @@ from hexdata.formats.shards import ShardWriter, block_fields, block_samples, col
 from hexdata.pool import WorkerOptions, run_tasks
 from hexdata.progress import SILENT, Progress
 from hexdata.schema import SPLITS, positions_schema
+from hexdata.sql.database import write_database
 from hexdata.store import Store
 from hexdata.store.files import FileFacts, atomic_file, has_size, write_bytes
+from hexdata.store.journal import journaled
 from hexdata.store.ledger import Ledger
 from hexdata.store.parquet import Rows, read_rows, regroup
 from hexdata.store.session import duckdb_session, read_parquet_sql
@@ -109,9 +111,13 @@ def export_shards(
         StoreError: there is no shuffled store, or another process writes to it.
     """
     target = Store.open(store)
-    with target.writing("export"):
+    with target.writing("export"), journaled(target.path, "export") as watched:
         target.require_stage("shuffle")
-        return _Run(target, options or ExportOptions(), progress).export()
+        result = _Run(target, options or ExportOptions(), progress).export()
+        write_database(target)
+        if not result.already_done:
+            watched.finish(positions=result.positions, bytes=result.bytes, resumed=result.resumed > 0)
+        return result
 
 
 class _Run:

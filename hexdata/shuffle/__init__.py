@@ -15,7 +15,9 @@ from hexdata.shuffle.outlook import ShufflePlan, look_ahead
 from hexdata.shuffle.patience import Patience
 from hexdata.shuffle.prepare import is_done, prepare
 from hexdata.shuffle.stage import LEDGER_NAME, Run, ShuffleResult
+from hexdata.sql.database import write_database
 from hexdata.store import Store
+from hexdata.store.journal import journaled
 from hexdata.store.ledger import Ledger
 
 __all__ = ["Patience", "ShuffleOptions", "ShufflePlan", "ShuffleResult", "plan_shuffle", "shuffle_store"]
@@ -60,5 +62,9 @@ def shuffle_store(
         BudgetError: the memory or the disk is too small.
     """
     target = Store.open(store)
-    with target.writing("shuffle"):
-        return Run(target, options or ShuffleOptions(), progress, patience or Patience()).shuffle()
+    with target.writing("shuffle"), journaled(target.path, "shuffle") as watched:
+        result = Run(target, options or ShuffleOptions(), progress, patience or Patience()).shuffle()
+        write_database(target)
+        if not result.already_done:
+            watched.finish(positions=result.positions, bytes=result.bytes, resumed=result.resumed > 0)
+        return result

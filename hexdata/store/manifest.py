@@ -93,6 +93,11 @@ class Manifest:
         """Return the files below ``folder`` (relative, such as ``"positions"``), sorted by path."""
         return {name: self.files[name] for name in sorted(self.files) if name.startswith(f"{folder}/")}
 
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all files together."""
+        return sum(facts.bytes for facts in self.files.values())
+
     def digest(self, *folders: str) -> str:
         """Return the SHA-256 that names the content of these folders: their paths and digests."""
         content = {name: facts.sha256 for folder in folders for name, facts in self.files_in(folder).items()}
