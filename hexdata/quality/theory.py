@@ -192,7 +192,7 @@ def moments(slots: Slots, kernel: Kernel) -> Moments:
     m, w, d = slots.pairs, slots.touching, kernel.denominator
     mean = m * kernel.mean
     square = m * kernel.square + w * kernel.touching + (m * m - m - w) * kernel.disjoint
-    variance = (square * d - mean * mean) / (d * d)
+    variance = max((square * d - mean * mean) / (d * d), 0.0)  # the sums of powers that it is of are rounded
     third = m * kernel.third + variance * kernel.crowding * slots.clique
     return Moments(mean / d, variance, third)
 

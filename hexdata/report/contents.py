@@ -1,0 +1,270 @@
+"""The sections about the data: lengths, tiers, openings on boards, sources. Says what numbers say."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import numpy as np
+
+from hexdata.draw import Diagram, Shades, board_svg
+from hexdata.report.blocks import Section, Table
+from hexdata.report.charts import lengths_chart, tiers_chart
+from hexdata.report.facts import Facts, Row
+from hexdata.report.verdict import duplicate_games
+from hexdata.units import format_bytes
+
+__all__ = ["contents_sections"]
+
+_MOST_ROWS: Final = 40
+"""Rows of a table of sources, reasons or moves."""
+_FEWEST_GAMES: Final = 10
+"""Games of a first move below which the share that blue won says nothing."""
+_LONGEST: Final = 300
+"""Letters of a text from a source that the page shows."""
+
+
+def contents_sections(facts: Facts) -> list[Section]:
+    """Return the sections about what the store holds."""
+    return [_lengths(facts), _tiers(facts), _openings(facts), _sources(facts)]
+
+
+# --- games ------------------------------------------------------------------------------------------------
+
+
+def _lengths(facts: Facts) -> Section:
+    lengths = [(row["positions"], row["games"]) for row in facts.tables["lengths"] if row["positions"]]
+    title, reading = (
+        "How long the games are",
+        "A game of the legacy tool gives one position a move, and its last one.",
+    )
+    games = sum(count for _, count in lengths)
+    if not games:
+        return Section("lengths", title, "No game is known, so none has a length.", "")
+    mean = sum(length * count for length, count in lengths) / games
+    finding = (
+        f"{games:,} games of {lengths[0][0]:,} to {lengths[-1][0]:,} positions, {_median(lengths):,} in "
+        f"the middle and {mean:.1f} in the mean."
+    )
+    picture = (lengths_chart(lengths), "Games by the number of their positions.")
+    return Section("lengths", title, finding, reading + " Very short ones were cut, or given up.", [picture])
+
+
+def _median(lengths: list[tuple[int, int]]) -> int:
+    half, seen = sum(count for _, count in lengths) / 2, 0
+    for length, count in lengths:
+        seen += count
+        if seen >= half:
+            return length
+    raise AssertionError("lengths hold at least one game")
+
+
+def _tiers(facts: Facts) -> Section:
+    rows = facts.tables["tiers"]
+    title = "Value sample tiers"
+    known = [row for row in rows if row["tier"] is not None]
+    if not known:
+        return Section("tiers", title, "No position has a value sample tier.", "")
+    total = sum(row["positions"] for row in rows)
+    tiers = [("none" if row["tier"] is None else f"tier {row['tier']}", row["positions"]) for row in rows]
+    least = known[0]
+    share = _share(least["positions"], total)
+    finding = f"{share} of the positions are of tier {least['tier']}, the most wanted of those here."
+    table = Table(
+        "Tiers",
+        ["tier", "positions", "share", "mean value"],
+        [
+            [name, f"{count:,}", f"{count / total:.2%}", _number(row["value_mean"])]
+            for (name, count), row in zip(tiers, rows, strict=True)
+        ],
+        folded=True,
+    )
+    return Section(
+        "tiers",
+        title,
+        finding,
+        "The legacy tool marked a few positions of each game with tiers 0 to 2, so that a sample could "
+        "take few of a game; the rest are of tier 3.",
+        [(tiers_chart(tiers), "Positions of each tier.")],
+        [table],
+    )
+
+
+# --- openings ---------------------------------------------------------------------------------------------
+
+
+def _openings(facts: Facts) -> Section:
+    moves, cells = facts.tables["first_moves"], facts.tables["opening_cells"]
+    title = "How the games open"
+    size = facts.board_size
+    if not moves or size is None:
+        return Section(
+            "openings", title, "No game is whole from its first move on, so no opening is known.", ""
+        )
+    games = sum(row["games"] for row in moves)
+    most = max(moves, key=lambda row: row["games"])
+    finding = (
+        f"{most['cell']} is the most frequent first move, of {_share(most['games'], games)} of {games:,} "
+        f"games; {len(moves):,} of {size * size:,} cells are opened with."
+    )
+    return Section(
+        "openings",
+        title,
+        finding,
+        "Blue connects top and bottom, red left and right. The stronger the shade, the more games; a cell "
+        "without shade was never played. Few openings make few kinds of games, and training learns those.",
+        _boards(size, moves, cells, games),
+        [_first_moves(moves, games)],
+        shape="board",
+    )
+
+
+def _boards(size: int, moves: list[Row], cells: list[Row], games: int) -> list[tuple[str, str]]:
+    """Return the boards of the openings, each with its caption."""
+    first = {row["move"]: row["games"] / games for row in moves}
+    played = {row["move"]: row["games"] / games for row in cells}
+    decided = {row["move"]: row["blue_wins"] + row["red_wins"] for row in moves}
+    won = {
+        row["move"]: row["blue_wins"] / decided[row["move"]]
+        for row in moves
+        if decided[row["move"]] >= _FEWEST_GAMES
+    }
+    pictures = [
+        (_board(size, first, "First moves"), "The first move: how many percent of the games open there."),
+        (_board(size, played, "The first ten moves"), "The first ten: how many percent play there."),
+    ]
+    if won:
+        said = f"Percent of games that blue won, after first moves of {_FEWEST_GAMES} games or more."
+        pictures.append((_board(size, won, "Games won by blue, by the first move", top=1.0), said))
+    return pictures
+
+
+def _board(size: int, shares: dict[int, float], title: str, top: float | None = None) -> str:
+    """Draw shares on a board; with ``top``, on a linear scale to it, else on one that shows small ones."""
+    values = np.full(size * size, np.nan)
+    texts = [""] * (size * size)
+    for cell, share in shares.items():
+        values[cell] = share
+        percent = round(100 * share)
+        texts[cell] = str(percent) if percent or top else ""
+    scale: Literal["linear", "sqrt"] = "linear" if top else "sqrt"
+    shades = Shades(values, "share of the games", texts, share=True, scale=scale, top=top)
+    return board_svg(Diagram(size, shades=shades, title=title))
+
+
+def _first_moves(moves: list[Row], games: int) -> Table:
+    ordered = sorted(moves, key=lambda row: (-row["games"], row["move"]))
+    left = len(ordered) - _MOST_ROWS
+    return Table(
+        "First moves",
+        ["move", "games", "share", "won by blue", "won by red"],
+        [
+            [
+                row["cell"],
+                f"{row['games']:,}",
+                _share(row["games"], games),
+                _share(row["blue_wins"], row["blue_wins"] + row["red_wins"]),
+                _share(row["red_wins"], row["blue_wins"] + row["red_wins"]),
+            ]
+            for row in ordered[:_MOST_ROWS]
+        ],
+        folded=True,
+        more=f"{left:,} more moves: hexdata sql STORE @first_moves" if left > 0 else "",
+    )
+
+
+# --- sources ----------------------------------------------------------------------------------------------
+
+
+def _sources(facts: Facts) -> Section:
+    rows = facts.tables["sources"]
+    copies, rejected = duplicate_games(facts), facts.counts["rejected"]
+    finding = (
+        f"{len(rows):,} sources gave {facts.counts['positions']:,} positions of {facts.counts['games']:,} "
+        f"games; {copies:,} games are copies of others, {rejected:,} records were rejected."
+    )
+    splits = facts.tables["splits"]
+    tables = [
+        *([_splits(splits)] if splits else []),
+        *([_source_table(rows)] if rows else []),
+        *_reasons(facts),
+    ]
+    return Section(
+        "sources",
+        "What went in",
+        finding if rows else "No source has been converted yet.",
+        "What is rejected is left out, each record with its reason. What is flagged is kept, and only "
+        "looks odd. A copy has the moves of an earlier game, or a mirror image of them, and stands in the "
+        "same split.",
+        tables=tables,
+    )
+
+
+def _splits(rows: list[Row]) -> Table:
+    def shown(count: int | None) -> str:
+        return "-" if count is None else f"{count:,}"
+
+    columns = ["games", "duplicates", "positions", "shuffled", "buckets", "exported", "shards"]
+    return Table(
+        "Splits", ["split", *columns], [[row["split"], *(shown(row[c]) for c in columns)] for row in rows]
+    )
+
+
+def _source_table(rows: list[Row]) -> Table:
+    ordered = sorted(rows, key=lambda row: (-row["rejected"], -row["flagged"], row["source_id"]))
+    ordered = sorted(ordered[:_MOST_ROWS], key=lambda row: row["source_id"])
+    left = len(rows) - len(ordered)
+    return Table(
+        "Sources",
+        ["source", "format", "bytes", "positions", "games", "duplicates", "rejected", "flagged"],
+        [
+            [
+                _shown(row["name"]),
+                row["format"],
+                format_bytes(row["bytes"]),
+                *(f"{row[name]:,}" for name in ("positions", "games", "duplicates", "rejected", "flagged")),
+            ]
+            for row in ordered
+        ],
+        texts=frozenset({0, 1}),
+        folded=len(rows) > 12,
+        more=f"{left:,} more with less to report: hexdata sql STORE @sources" if left > 0 else "",
+    )
+
+
+def _reasons(facts: Facts) -> list[Table]:
+    tables = []
+    rejects, flags = facts.tables["rejects"], facts.tables["flags"]
+    if rejects:
+        listed = [
+            [row["reason"], f"{row['records']:,}", f"{row['sources']:,}", _shown(row["example"])]
+            for row in rejects[:_MOST_ROWS]
+        ]
+        columns = ["rejected for", "records", "sources", "for example"]
+        tables.append(Table("Rejected, by reason", columns, listed, texts=frozenset({0, 3})))
+    if flags:
+        listed = [
+            [
+                row["flag"],
+                f"{row['games']:,}",
+                f"{row['positions']:,}",
+                f"{row['sources']:,}",
+                f"{row['a_game']}",
+            ]
+            for row in flags[:_MOST_ROWS]
+        ]
+        columns = ["flagged for", "games", "positions", "sources", "such as game"]
+        tables.append(Table("Flagged, by reason", columns, listed))
+    return tables
+
+
+def _shown(text: str) -> str:
+    """Return a text of a source as it may stand on the page: printable, and not too long."""
+    return "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text[:_LONGEST])
+
+
+def _share(count: int, total: int) -> str:
+    return f"{count / total:.1%}" if total else "-"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"

@@ -1,0 +1,126 @@
+"""The sections about how the store was made: sizes, rates and memory of each stage, and its lineage."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from typing import Any, Final
+
+from hexdata.report.blocks import Section, Table
+from hexdata.report.facts import Facts, StageFacts
+from hexdata.units import format_bytes
+
+__all__ = ["command_of", "history_sections"]
+
+_NAMES: Final = {
+    "convert": "convert",
+    "shuffle": "shuffle",
+    "export": "export",
+    "pickles-original": "pickles, original order",
+    "pickles-shuffled": "pickles, shuffled",
+}
+_NOT_RECORDED: Final = "not recorded"
+
+
+def history_sections(facts: Facts) -> list[Section]:
+    """Return the sections about stages and lineage."""
+    return [_stages(facts), _lineage(facts)]
+
+
+def _stages(facts: Facts) -> Section:
+    size = sum(stage.bytes for stage in facts.stages)
+    rows = [_stage_row(stage) for stage in facts.stages]
+    columns = [
+        "stage",
+        "positions",
+        "files",
+        "on disk",
+        "a position",
+        "took",
+        "positions/s",
+        "memory",
+        "finished",
+    ]
+    finding = f"All stages together take {format_bytes(size)} on disk."
+    if not rows:
+        finding = "No stage has run."
+    resumed = any(stage.last and stage.last.resumed for stage in facts.stages)
+    more = "A resumed run did only what an earlier one had left, so no rate is given." if resumed else ""
+    return Section(
+        "stages",
+        "What each stage took",
+        finding,
+        "Sizes are of what is in the store now. Times, rates and the most memory of all processes together "
+        "are of the last run of a stage, from the journal of this folder: they say something of the "
+        "machine, nothing of the data.",
+        tables=[Table("Stages", columns, rows, more=more)],
+    )
+
+
+def _stage_row(stage: StageFacts) -> list[str]:
+    each = f"{stage.bytes / stage.positions:.1f} B" if stage.positions else "-"
+    row = [_NAMES[stage.stage], f"{stage.positions:,}", f"{stage.files:,}", format_bytes(stage.bytes), each]
+    last = stage.last
+    if last is None:
+        return [*row, _NOT_RECORDED, "-", "-", "-"]
+    rate = f"{last.positions / last.seconds:,.0f}" if last.seconds and not last.resumed else "-"
+    memory = format_bytes(last.peak_bytes) if last.peak_bytes else "-"
+    took = _duration(last.seconds) + (", resumed" if last.resumed else "")
+    return [*row, took, rate, memory, last.finished.replace("T", " ").replace("Z", " UTC")]
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"
+
+
+def _lineage(facts: Facts) -> Section:
+    rows = [[_NAMES[stage.stage], command_of(stage), stage.digest] for stage in facts.stages]
+    export = facts.stage("export")
+    if export:
+        rows.append(["the loader's digest of the shards", "", export.lineage["digest"]])
+    rows.append(["manifest.json", "", facts.manifest_sha256])
+    return Section(
+        "lineage",
+        "Where it comes from",
+        "The same sources and commands give these digests again with the same release, on any machine.",
+        "A stage's digest is a SHA-256 over the names and digests of its files; two stores with the same "
+        "manifest hold the same bytes. A click on a command or a digest selects it, to be copied.",
+        tables=[
+            Table(
+                f"Lineage, by hexdata {facts.version}",
+                ["stage", "command", "SHA-256"],
+                rows,
+                texts=frozenset({0, 1, 2}),
+                codes=frozenset({1, 2}),
+                stacked=True,
+            )
+        ],
+    )
+
+
+def command_of(stage: StageFacts) -> str:
+    """Return the command that makes a stage again, with its options as the manifest keeps them."""
+    lineage = stage.lineage
+    if stage.stage == "convert":
+        words = ["hexdata convert INPUT... STORE", *_options(lineage, ("val", "test"))]
+        return " ".join(
+            [*words, *(f"--{_flag(it)}" for it in ("salvage", "truncate_repeats") if lineage.get(it))]
+        )
+    if stage.stage == "shuffle":
+        asked = {"seed": lineage["seed"], "buckets": max(lineage["buckets"].values()), **lineage["choices"]}
+        return " ".join(["hexdata shuffle STORE", *_options(asked, asked)])
+    if stage.stage == "export":
+        return " ".join(["hexdata export STORE", *_options(lineage, ("shard_size", "block_size", "layout"))])
+    return f"hexdata export STORE --format pickle --order {stage.stage.removeprefix('pickles-')}"
+
+
+def _options(asked: dict[str, Any], names: Iterable[str]) -> list[str]:
+    return [f"--{_flag(name)} {shlex.quote(str(asked[name]))}" for name in names]
+
+
+def _flag(name: str) -> str:
+    return name.replace("_", "-")

@@ -1,0 +1,266 @@
+"""The verdict: what the numbers mean, in words, and what to do about it. Reads nothing and draws nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from hexdata.quality import Figure, Quality
+from hexdata.report.facts import SPLIT, Facts, StageFacts
+
+__all__ = ["Answer", "Verdict", "duplicate_games", "judge", "judged_figures", "number"]
+
+Level = Literal["good", "note", "bad"]
+_ORDER: Final[tuple[Level, ...]] = ("good", "note", "bad")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to one question.
+
+    Attributes:
+        question: in words.
+        level: "good", "note" (nothing is broken, but look at it) or "bad".
+        short: the answer in a few words.
+        text: what it rests on.
+    """
+
+    question: str
+    level: Level
+    short: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a person should know first.
+
+    Attributes:
+        level: the worst of the answers'.
+        headline: one sentence.
+        answers: to the questions that people ask.
+        todo: (what for, command) of each step that is left, the most urgent first.
+    """
+
+    level: Level
+    headline: str
+    answers: list[Answer]
+    todo: list[tuple[str, str]]
+
+
+def judge(facts: Facts) -> Verdict:
+    """Say what the numbers of a report mean."""
+    answers = [_shuffled(facts), _complete(facts), _odd(facts)]
+    level = max((answer.level for answer in answers), key=_ORDER.index)
+    return Verdict(level, _headline(facts, answers), answers, _todo(facts, answers))
+
+
+def _headline(facts: Facts, answers: list[Answer]) -> str:
+    shuffled, complete, odd = answers
+    if not facts.counts["positions"]:
+        return "There is no position in this store yet."
+    if complete.level == "bad":
+        return "This store is not complete: do not train from it."
+    shuffle = facts.stage("shuffle")
+    if shuffle and not shuffle.fresh:
+        return "The shuffle is out of date: shuffle again."
+    if shuffled.level == "bad":
+        return "This shuffle is not to be trusted: do not train from it."
+    if shuffle is None:
+        return "Converted, and complete. Not shuffled yet."
+    ready = "ready to train from" if _export(facts) else "not written as shards yet"
+    said = "Shuffled as well as chance can" if shuffled.level == "good" else "Shuffled"
+    return f"{said}, complete, {ready}." + (" Some of the data is odd." if odd.level != "good" else "")
+
+
+def _export(facts: Facts) -> StageFacts | None:
+    """Return the facts of the shards, if they are of the shuffle that the store holds."""
+    export = facts.stage("export")
+    return export if export and export.fresh else None
+
+
+# --- is it shuffled ---------------------------------------------------------------------------------------
+
+
+def _shuffled(facts: Facts) -> Answer:
+    question, shuffle, quality = "Is it shuffled?", facts.stage("shuffle"), facts.quality
+    if not facts.counts["positions"]:
+        return Answer(question, "note", "Not yet", "There is no position to shuffle.")
+    if shuffle is None:
+        return Answer(question, "note", "Not yet", "The positions stand in the order of their sources.")
+    if not shuffle.fresh:
+        return Answer(
+            question,
+            "bad",
+            "Out of date",
+            "Positions were added or replaced since: it holds what the store held then.",
+        )
+    if quality is None:
+        return Answer(
+            question, "note", "Not measured", f"There is no {SPLIT} split, which is what is measured."
+        )
+    judged = judged_figures(quality)
+    failed = [figure.title for figure in judged if not figure.ok]
+    if failed:
+        more = f" and {len(failed) - 3} more" if len(failed) > 3 else ""
+        text = f"{len(failed)} of {len(judged)} figures are further from chance than chance allows: "
+        return Answer(question, "bad", "No", text + "; ".join(failed[:3]) + more + ".")
+    if not judged:
+        text = "It was shuffled, but there are too few positions to tell a good shuffle from a bad one."
+        return Answer(question, "note", "Too small to tell", text)
+    return Answer(question, "good", "Yes", _proof(facts, len(judged)))
+
+
+def judged_figures(quality: Quality) -> list[Figure]:
+    """Return every figure that could have failed, each once."""
+    lags = {figure.name for figure in quality.lags}
+    of_lags = ("neighbours-worst", "value-worst")
+    others = [f for f in quality.figures if f.name not in lags and f.name not in of_lags]
+    return [figure for figure in (*others, *quality.lags) if figure.judged]
+
+
+def _proof(facts: Facts, judged: int) -> str:
+    quality = facts.quality
+    assert quality is not None
+    text = f"All {judged} figures that were held against chance are what it may make of them. "
+    pairs = quality["batch-256"]
+    if pairs.after is not None and pairs.before is not None and pairs.expected is not None:
+        text += (
+            f"A batch of 256 has {number(pairs.after)} pairs of positions of the same game; chance would "
+            f"give {number(pairs.expected)}, the input order gave {number(pairs.before)}."
+        )
+    return text
+
+
+# --- is it complete ---------------------------------------------------------------------------------------
+
+
+def _complete(facts: Facts) -> Answer:
+    question, wrong = "Is it complete?", _missing(facts)
+    if wrong:
+        return Answer(question, "bad", "No", " ".join(wrong))
+    convert, rejected = facts.stage("convert"), facts.counts["rejected"]
+    if convert is None:
+        return Answer(question, "note", "Empty", "No source has been converted into it.")
+    records = convert.lineage["records"]
+    text = f"{_many(records, 'record')} went in; {_many(facts.counts['positions'], 'position')} came out"
+    text += (
+        f" and {_many(rejected, 'rejection')}, each with its reason." if rejected else ", none was rejected."
+    )
+    return Answer(question, "good", "Yes", text + _followed(facts))
+
+
+def _missing(facts: Facts) -> list[str]:
+    """Return a sentence for each count that does not add up."""
+    wrong, counts = [], facts.counts
+    convert, shuffle, export = (facts.stage(name) for name in ("convert", "shuffle", "export"))
+    sources = facts.tables["sources"]
+    if convert and convert.lineage["records"] != counts["positions"] + counts["rejected"]:
+        wrong.append(
+            f"{convert.lineage['records']:,} records went in, but {counts['positions']:,} positions and "
+            f"{counts['rejected']:,} rejections came out."
+        )
+    listed = sum(row["positions"] for row in sources)
+    if listed != counts["positions"]:
+        wrong.append(f"The sources gave {listed:,} positions, the store has {counts['positions']:,}.")
+    if shuffle and shuffle.fresh:
+        left_out = sum(shuffle.lineage["left_out"].values())
+        if shuffle.positions + left_out != counts["positions"]:
+            wrong.append(
+                f"The shuffle has {shuffle.positions:,} positions and left out {left_out:,}, of "
+                f"{counts['positions']:,}."
+            )
+    if shuffle and export and export.fresh and export.positions != shuffle.positions:
+        wrong.append(f"The shards have {export.positions:,} positions of {shuffle.positions:,} shuffled.")
+    return wrong
+
+
+def _followed(facts: Facts) -> str:
+    shuffle = facts.stage("shuffle")
+    if shuffle is None or not shuffle.fresh:
+        return ""
+    left_out = {name: count for name, count in shuffle.lineage["left_out"].items() if count}
+    where = "the shuffle and the shards hold" if _export(facts) else "the shuffle holds"
+    if not left_out:
+        return f" {where.capitalize()} every one of these positions."
+    listed = ", ".join(f"{count:,} by --{name.replace('_', '-')}" for name, count in left_out.items())
+    return f" {where.capitalize()} {shuffle.positions:,} of them; choices left out {listed}."
+
+
+# --- is anything odd --------------------------------------------------------------------------------------
+
+
+def _odd(facts: Facts) -> Answer:
+    question = "Is anything odd?"
+    found = [text for text in (_rejected(facts), _duplicates(facts), _flags(facts)) if text]
+    if not found:
+        return Answer(
+            question, "good", "No", "No record was rejected, no game is there twice, no game is flagged."
+        )
+    return Answer(question, "note", "Look at this", " ".join(found))
+
+
+def _rejected(facts: Facts) -> str:
+    rejected = facts.counts["rejected"]
+    if not rejected:
+        return ""
+    reasons = ", ".join(f"{row['records']:,} {row['reason']}" for row in facts.tables["rejects"][:3])
+    return f"{_many(rejected, 'record')} {'was' if rejected == 1 else 'were'} rejected ({reasons})."
+
+
+def _duplicates(facts: Facts) -> str:
+    copies = duplicate_games(facts)
+    if not copies:
+        return ""
+    text = f"{copies:,} of {facts.counts['games']:,} games are copies or mirror images of others"
+    shuffle = facts.stage("shuffle")
+    if shuffle and shuffle.lineage["choices"].get("dedup", "none") != "none":
+        return text + "; the shuffle left copies out."
+    return text + "; they are in the same split as their originals."
+
+
+def _flags(facts: Facts) -> str:
+    flags = [row for row in facts.tables["flags"] if not row["flag"].startswith("duplicate-")]
+    if not flags:
+        return ""
+    return "Flagged games: " + ", ".join(f"{row['games']:,} {row['flag']}" for row in flags[:4]) + "."
+
+
+def duplicate_games(facts: Facts) -> int:
+    """Return how many games are copies or images of an earlier one."""
+    return sum(row["duplicates"] for row in facts.tables["splits"])
+
+
+# --- what next --------------------------------------------------------------------------------------------
+
+
+def _todo(facts: Facts, answers: list[Answer]) -> list[tuple[str, str]]:
+    shuffled, complete, _ = answers
+    steps = []
+    shuffle = facts.stage("shuffle")
+    if "bad" in (complete.level, shuffled.level) and (shuffle is None or shuffle.fresh):
+        steps.append(("Find out what is wrong", "hexdata verify STORE"))
+    if not facts.counts["positions"]:
+        return [("Convert your files", "hexdata convert INPUT... STORE")]
+    if shuffle is None:
+        steps.append(("Shuffle it", "hexdata shuffle STORE"))
+    elif not shuffle.fresh:
+        steps.append(("Shuffle what it holds now", f"hexdata shuffle STORE --seed {shuffle.lineage['seed']}"))
+    copies = duplicate_games(facts)
+    if copies and not (shuffle and shuffle.lineage["choices"].get("dedup", "none") != "none"):
+        steps.append(("If copies should not count twice", "hexdata shuffle STORE --dedup symmetric"))
+    if shuffle and shuffle.fresh and not _export(facts):
+        steps.append(("Write shards to train from", "hexdata export STORE"))
+    if not steps:
+        steps.append(("Recount and rehash every file, if this copy was moved", "hexdata verify STORE"))
+        steps.append(("Train from it", "hexdata load STORE"))
+    return steps
+
+
+def number(value: float) -> str:
+    """Write a number as a sentence has it."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def _many(count: int, thing: str) -> str:
+    return f"{count:,} {thing}{'' if count == 1 else 's'}"

@@ -1,0 +1,307 @@
+"""The page: right at every stage, by itself alone, safe whatever files hold, and the same each time."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from hexdata.convert import ConvertOptions, convert_sources
+from hexdata.errors import StoreError
+from hexdata.report import REPORT_NAME, Report, write_report
+from hexdata.shuffle import ShuffleOptions, shuffle_store
+from hexdata.store import Store
+from hexdata.store.journal import JOURNAL_NAME
+from hexdata.store.parquet import write_parquet
+from hexdata.verify import verify_store
+
+if TYPE_CHECKING:
+    from tests.conftest import CopyStore, DemoTrmph, StoreBytes, WriteOddStore
+
+EMPTY = {"meta", "link", "path", "use", "br"}
+"""Elements without an end."""
+
+
+@dataclass
+class Page(HTMLParser):
+    """What a page is made of, as a parser that is not ours sees it."""
+
+    text: str
+    tags: list[tuple[str, dict[str, str | None]]] = field(default_factory=list)
+    words: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.feed(self.text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in EMPTY:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in EMPTY:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if not self.open or self.open[-1] != "style":
+            self.words.append(data)
+
+    def of(self, *names: str) -> list[dict[str, str | None]]:
+        return [attributes for tag, attributes in self.tags if tag in names]
+
+    @property
+    def said(self) -> str:
+        return re.sub(r"\s+", " ", "".join(self.words))
+
+
+def page_of(store: Path) -> tuple[Report, Page]:
+    report = write_report(store)
+    return report, Page((store / REPORT_NAME).read_text(encoding="utf-8"))
+
+
+def check(page: Page) -> None:
+    """Hold a page to what every page keeps."""
+    assert page.open == []
+    assert page.of("script", "iframe", "object", "embed", "img") == []
+    assert not [name for _, attributes in page.tags for name in attributes if name.startswith("on")]
+    ids = Counter(attributes["id"] for _, attributes in page.tags if "id" in attributes)
+    assert [name for name, count in ids.items() if count > 1] == []
+    links = [attributes.get("href") or "" for _, attributes in page.tags if "href" in attributes]
+    assert [link for link in links if link != "data:," and link.removeprefix("#") not in ids] == []
+    assert [link for link in links if not link.startswith(("#", "data:,"))] == []
+    urls = re.findall(r"url\(([^)]*)\)", page.text)
+    assert [url for url in urls if url.removeprefix("#") not in ids] == []
+    assert "@import" not in page.text
+    assert all("scope" in attributes for attributes in page.of("th"))
+    assert len(page.of("caption")) == len(page.of("table"))
+    assert all(attributes.get("role") == "img" for attributes in page.of("svg"))
+    assert len(page.of("h1")) == 1
+    for attributes in page.of("svg"):
+        assert (
+            "aria-label" in attributes
+            or attributes.get("aria-labelledby") in ids
+            or "hexdata-svg" in str(attributes.get("class"))
+        )
+    assert not re.search(r"\bNone\b|\bnan\b|\binf\b|\{%", page.said)
+
+
+def levels(report: Report) -> list[str]:
+    return [answer.level for answer in report.verdict.answers]
+
+
+def test_every_stage_has_its_page(
+    demo_store: Path, trmph_store: Path, odd_shuffled: Path, copy_store: CopyStore
+) -> None:
+    anchors = {"lengths", "tiers", "openings", "sources", "stages", "lineage", "dispersion"}
+    mixed = {"batches", "neighbours", "values", "figures"}
+    for name, (made, shuffled) in {
+        "converted": (trmph_store, False),
+        "shuffled": (odd_shuffled, True),
+        "exported": (demo_store, True),
+    }.items():
+        _, page = page_of(copy_store(made, name))
+        check(page)
+        found = {attributes.get("id") for attributes in page.of("section")}
+        assert found - {None} == anchors | (mixed if shuffled else set())
+        assert [a["href"] for a in page.of("a")] == [f"#{a['id']}" for a in page.of("section") if "id" in a]
+
+
+def test_a_good_store_is_called_good(demo_store: Path, copy_store: CopyStore) -> None:
+    report, page = page_of(copy_store(demo_store))
+    assert report.verdict.level == "good"
+    assert levels(report) == ["good", "good", "good"]
+    assert report.verdict.headline == "Shuffled as well as chance can, complete, ready to train from."
+    assert report.verdict.headline in page.said
+    positions = Store.open(demo_store).manifest.counts["positions"]
+    assert f"{positions:,} records went in; {positions:,} positions came out, none was rejected." in page.said
+    for stage in report.facts.stages:
+        assert stage.digest in page.said
+    assert "not recorded" not in page.said
+
+
+def test_a_converted_store_asks_for_a_shuffle(trmph_store: Path, copy_store: CopyStore) -> None:
+    report, page = page_of(copy_store(trmph_store))
+    assert levels(report) == ["note", "good", "note"]
+    assert report.verdict.headline == "Converted, and complete. Not shuffled yet."
+    assert ("Shuffle it", "hexdata shuffle STORE") in report.verdict.todo
+    assert "1 record was rejected" in page.said
+    assert "hexdata shuffle STORE" in page.said
+
+
+def test_an_order_that_is_none_is_called_bad(demo_store: Path, copy_store: CopyStore) -> None:
+    """The buckets hold the input order."""
+    store = Store.open(copy_store(demo_store))
+    paths = store.files("shuffled/train")
+    rows = pa.concat_tables([pq.read_table(path) for path in paths]).sort_by("position_id")
+    start = 0
+    for name, facts in store.manifest.files_in("shuffled/train").items():
+        part = rows.slice(start, facts.rows)
+        store.manifest.files[name] = write_parquet(store.path / name, rows.schema, [part])
+        start += facts.rows
+    store.manifest.save(store.path)
+    report, page = page_of(store.path)
+    check(page)
+    assert report.verdict.level == levels(report)[0] == "bad"
+    assert report.verdict.headline == "This shuffle is not to be trusted: do not train from it."
+    assert report.verdict.todo[0] == ("Find out what is wrong", "hexdata verify STORE")
+    assert "FAILED" in page.said
+
+
+def test_a_shuffle_of_what_was_there_before_is_out_of_date(
+    trmph_store: Path, copy_store: CopyStore, demo_trmph: DemoTrmph, tmp_path: Path
+) -> None:
+    store = copy_store(trmph_store)
+    shuffle_store(store, ShuffleOptions(threads=1, seed=8))
+    more = demo_trmph(tmp_path / "more", games=3, files=1, seed=2)[0].rename(tmp_path / "more" / "new.trmph")
+    convert_sources([more], store, ConvertOptions(workers=1, val=0.15, test=0.1))
+    report, page = page_of(store)
+    check(page)
+    assert levels(report)[0] == "bad"
+    assert report.verdict.headline == "The shuffle is out of date: shuffle again."
+    assert ("Shuffle what it holds now", "hexdata shuffle STORE --seed 8") in report.verdict.todo
+    assert report.facts.quality is None
+
+
+def test_positions_that_are_missing_are_called_bad(demo_store: Path, copy_store: CopyStore) -> None:
+    """A count in the manifest that no longer adds up."""
+    store = Store.open(copy_store(demo_store))
+    store.manifest.stages["shuffle"]["positions"] -= 1
+    store.manifest.save(store.path)
+    report, page = page_of(store.path)
+    assert report.verdict.headline == "This store is not complete: do not train from it."
+    assert levels(report)[1] == "bad"
+    assert "The shuffle has" in page.said
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_hardly_any_position(
+    count: int, tmp_path: Path, write_odd_store: WriteOddStore, copy_store: CopyStore
+) -> None:
+    if count:
+        store = write_odd_store(tmp_path / "store", count, 1)
+        shuffle_store(store, ShuffleOptions(threads=1))
+    else:
+        store = tmp_path / "store"
+        (tmp_path / "empty.trmph").touch()
+        convert_sources([tmp_path / "empty.trmph"], store, ConvertOptions(workers=1))
+    report, page = page_of(store)
+    check(page)
+    assert report.facts.counts["positions"] == count
+    assert report.verdict.level == "note"
+    if not count:
+        assert report.verdict.headline == "There is no position in this store yet."
+
+
+def test_a_store_without_games_tiers_or_moves(tmp_path: Path, write_odd_store: WriteOddStore) -> None:
+    store = Store.open(write_odd_store(tmp_path / "store", 300, 1))
+    name, *_ = store.manifest.files_in("positions")
+    table = pq.read_table(store.path / name)
+    for column in ("game_id", "value_sample_tier", "move"):
+        index = table.schema.get_field_index(column)
+        table = table.set_column(index, table.schema.field(column), pa.nulls(300, table.schema.types[index]))
+    store.manifest.files[name] = write_parquet(store.path / name, table.schema, [table])
+    store.manifest.files.pop("games/part-000000.parquet")
+    store.manifest.counts["games"] = 0
+    store.manifest.save(store.path)
+    shuffle_store(store.path, ShuffleOptions(threads=1, buckets=2))
+    report, page = page_of(store.path)
+    check(page)
+    assert report.facts.spread is None
+    for text in ("No game is known", "No position has a value sample tier", "no opening is known"):
+        assert text in page.said
+
+
+def test_several_splits_and_none_for_training(trmph_store: Path, copy_store: CopyStore) -> None:
+    store = copy_store(trmph_store)
+    shuffle_store(store, ShuffleOptions(threads=1, where="split <> 'train'"))
+    report, page = page_of(store)
+    check(page)
+    assert levels(report)[0] == "note"
+    assert "There is no train split" in page.said
+    assert "by --where" in page.said
+
+
+# --- safe, and by itself ----------------------------------------------------------------------------------
+
+HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&amp;{{7*7}}</style>"
+
+
+def test_what_files_say_is_only_text(tmp_path: Path, demo_trmph: DemoTrmph) -> None:
+    path = demo_trmph(tmp_path / "games", games=4, files=1)[0]
+    source = tmp_path / "in" / f"{HOSTILE}.trmph"  # a folder in a folder, as it holds slashes
+    source.parent.mkdir(parents=True)
+    source.write_text(f"{path.read_text()}#7,{HOSTILE} b\n")
+    convert_sources([tmp_path / "in"], tmp_path / "store", ConvertOptions(workers=1, max_reject_rate=1))
+    folder = (tmp_path / "store").rename(tmp_path / "<b>store&lt;")
+    report, page = page_of(folder)
+    check(page)
+    assert f"{HOSTILE}.trmph" in page.said
+    assert report.facts.counts["rejected"] == 1
+    (reject,) = report.facts.tables["rejects"]
+    assert "<script>" in reject["example"]
+    assert reject["example"] in page.said
+    assert "<b>store&lt;" in page.said
+
+
+# --- derived data -----------------------------------------------------------------------------------------
+
+
+def test_the_same_store_gives_the_same_page(demo_store: Path, copy_store: CopyStore, tmp_path: Path) -> None:
+    """Here, elsewhere, in another process with other hashes; only the journal's words may differ."""
+    stores = [copy_store(demo_store, f"{place}/store") for place in ("here", "elsewhere")]
+    write_report(stores[0])
+    code = f"from hexdata.report import write_report; write_report({str(stores[1])!r})"
+    environment = os.environ | {"PYTHONHASHSEED": "1"}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment, cwd=tmp_path)
+    pages = [(store / REPORT_NAME).read_bytes() for store in stores]
+    store = stores[0]
+    assert len(set(pages)) == 1
+    (store / JOURNAL_NAME).unlink()
+    write_report(store)
+    assert b"not recorded" in (store / REPORT_NAME).read_bytes()
+
+
+def test_the_page_is_no_part_of_the_store(
+    demo_store: Path, copy_store: CopyStore, store_bytes: StoreBytes
+) -> None:
+    store = copy_store(demo_store)
+    before = store_bytes(store)
+    report = write_report(store)
+    assert report.path == str(store / REPORT_NAME)
+    assert report.bytes == (store / REPORT_NAME).stat().st_size
+    after = store_bytes(store)
+    assert after.pop(REPORT_NAME)
+    assert after == before
+    assert verify_store(store).ok
+    assert shuffle_store(store, ShuffleOptions(threads=1, buckets=40, seed=3)).already_done
+
+
+def test_another_place_leaves_the_store_alone(
+    demo_store: Path, store_bytes: StoreBytes, tmp_path: Path
+) -> None:
+    before = store_bytes(demo_store)
+    report = write_report(demo_store, tmp_path / "new" / "page.html")
+    assert Path(report.path).read_text().startswith("<!doctype html>")
+    assert store_bytes(demo_store) == before
+
+
+def test_a_folder_that_is_no_store_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="no manifest"):
+        write_report(tmp_path)
+    assert list(tmp_path.iterdir()) == []
