@@ -12,8 +12,10 @@ if TYPE_CHECKING:
     from hexdata.convert import ConvertOptions, convert_sources
     from hexdata.errors import HexdataError
     from hexdata.export import ExportOptions, export_shards
+    from hexdata.live import LiveLoader
     from hexdata.loader import Loader, PositionDataset
     from hexdata.order import Permutation, balanced_take, derive_key, shuffle_indices
+    from hexdata.show import Game, Position, read_game, read_position
     from hexdata.shuffle import ShuffleOptions, shuffle_store
     from hexdata.verify import verify_store
 
@@ -22,15 +24,20 @@ __version__ = "0.1.0"
 __all__ = [
     "ConvertOptions",
     "ExportOptions",
+    "Game",
     "HexdataError",
+    "LiveLoader",
     "Loader",
     "Permutation",
+    "Position",
     "PositionDataset",
     "ShuffleOptions",
     "balanced_take",
     "convert_sources",
     "derive_key",
     "export_shards",
+    "read_game",
+    "read_position",
     "shuffle_indices",
     "shuffle_store",
     "verify_store",
@@ -39,15 +46,20 @@ __all__ = [
 _ROOMS = {
     "ConvertOptions": "convert",
     "ExportOptions": "export",
+    "Game": "show",
     "HexdataError": "errors",
+    "LiveLoader": "live",
     "Loader": "loader",
     "Permutation": "order",
+    "Position": "show",
     "PositionDataset": "loader",
     "ShuffleOptions": "shuffle",
     "balanced_take": "order",
     "convert_sources": "convert",
     "derive_key": "order",
     "export_shards": "export",
+    "read_game": "show",
+    "read_position": "show",
     "shuffle_indices": "order",
     "shuffle_store": "shuffle",
     "verify_store": "verify",

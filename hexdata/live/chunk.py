@@ -17,7 +17,7 @@ PLIES = 1 << 10
 a ply added to, for the ``position_id`` of a live position."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class FoundFile:
     """A complete file of the directory that is watched; or, as ``SCANNED``, the end of the first scan."""
 
@@ -31,7 +31,7 @@ SCANNED = FoundFile(None)
 """What comes once, after the files that were there at the start."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """One game: all of its positions that its source has, and what its labels mean already decided.
 
@@ -68,7 +68,7 @@ class Chunk:
         return len(self.block["value"])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ChunkSource:
     """The chunks of one file, or the end of the first scan (``file`` is ``SCANNED``)."""
 

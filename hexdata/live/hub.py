@@ -1,6 +1,6 @@
 """What the threads of a live pipeline share: when they rest, when they stop, and why.
 
-One condition for all queues of a pipeline. Items are whole hands of chunks and blocks of positions, so it is
+One lock for all queues of a pipeline. Items are whole hands of chunks and blocks of positions, so it is
 taken some hundreds of times a second, and one lock makes a state of the whole pipeline a plain matter.
 """
 
@@ -33,16 +33,29 @@ class Hub:
         """Set as soon as the pipeline stops, in whatever way; for threads that wait for the outer world."""
         self.error: BaseException | None = None
         """What a stage raised first: the trainer is to see it."""
-        self._condition = threading.Condition()
+        # Entered itself, not through a condition, whose own code Ctrl-C can interrupt with the lock taken.
+        self._lock = threading.RLock()
+        self._channels: list[threading.Condition] = []
+        self._common = self.channel()
         self._workers: set[int] = set()
         self._working = 0
-        self._pauses = 0
+        self._pauses: set[object] = set()
+
+    def channel(self) -> threading.Condition:
+        """Return a condition on the hub's lock, so that a change wakes only those whom it concerns."""
+        channel = threading.Condition(self._lock)
+        self._channels.append(channel)
+        return channel
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Count this thread among the workers until it leaves; an error that leaves it stops the pipeline."""
-        with self._condition:
+        """Count this thread among the workers until it leaves; an error that leaves it stops the pipeline.
+
+        During a pause it does not even begin.
+        """
+        with self._lock:
             self._workers.add(threading.get_ident())
+            self._common.wait_for(self._may_work)
             self._working += 1
         try:
             yield
@@ -51,30 +64,39 @@ class Hub:
         except BaseException as error:  # noqa: BLE001 - the trainer raises it
             self.stop(error)
         finally:
-            with self._condition:
+            with self._lock:
                 self._workers.discard(threading.get_ident())
                 self._working -= 1
-                self._condition.notify_all()
+                self._common.notify_all()
 
     def stop(self, error: BaseException | None = None) -> None:
         """Stop the pipeline at once: whoever waits, or waits from now on, gets :class:`Stopped`."""
-        with self._condition:
+        with self._lock:
             if not self.stopping.is_set():
                 self.error = error
             self.stopping.set()
-            self._condition.notify_all()
+            self._wake_all()
 
-    def wait_for(self, attempt: Callable[[], Found | None], timeout: float | None = None) -> Found | None:
+    def wait_for(
+        self,
+        attempt: Callable[[], Found | None],
+        timeout: float | None = None,
+        channel: threading.Condition | None = None,
+    ) -> Found | None:
         """Rest until ``attempt()`` gives something other than None, and return that.
+
+        During a pause a worker rests on, whatever its timeout: it must not work while the pipeline is read.
 
         Args:
             attempt: takes or puts if it can, and must not wait. It runs under the hub's lock.
             timeout: seconds after which None is returned; None for no such limit.
+            channel: what is notified when another attempt may succeed; without it, :meth:`change` is.
 
         Raises:
             Stopped: the pipeline has stopped; or ``attempt`` says that there is nothing more.
         """
         worker = threading.get_ident() in self._workers
+        channel = channel or self._common
         found: list[Found] = []
 
         def succeed() -> bool:
@@ -87,39 +109,61 @@ class Hub:
                 found.append(result)
             return bool(found)
 
-        with self._condition:
+        with self._lock:
             self._working -= worker
-            self._condition.notify_all()
+            if self._pauses:
+                self._common.notify_all()
             try:
-                self._condition.wait_for(succeed, timeout)
+                channel.wait_for(succeed, timeout)
+                if worker and not found:
+                    channel.wait_for(self._may_work)
             finally:
                 self._working += worker
-                self._condition.notify_all()
         return found[0] if found else None
 
     def change(self, action: Callable[[], Found]) -> Found:
-        """Do something to the queues that never waits, under the hub's lock."""
-        with self._condition:
+        """Do something that others may wait for, under the hub's lock; it must not wait itself."""
+        with self._lock:
             try:
                 return action()
             finally:
-                self._condition.notify_all()
+                self._common.notify_all()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Bring all workers to rest for the time of a ``with`` block. Not to be called by a worker.
 
         Raises:
-            Stopped: the pipeline has stopped.
+            Stopped: the pipeline has stopped, before or meanwhile: what was read may be in pieces.
         """
-        with self._condition:
-            self._pauses += 1
-            self._condition.wait_for(lambda: not self._working or self.stopping.is_set())
+        assert threading.get_ident() not in self._workers, "a worker would wait for itself"
+        pause = object()
         try:
-            if self.stopping.is_set():
-                raise Stopped
+            with self._lock:
+                self._pauses.add(pause)
+                self._common.wait_for(lambda: not self._working or self.stopping.is_set())
+            self._raise_if_stopping()
             yield
+            self._raise_if_stopping()
         finally:
-            with self._condition:
-                self._pauses -= 1
-                self._condition.notify_all()
+            try:
+                self._end(pause)
+            except BaseException:  # Ctrl-C just here would leave the workers at rest for ever
+                self._end(pause)
+                raise
+
+    def _end(self, pause: object) -> None:
+        with self._lock:
+            self._pauses.discard(pause)
+            self._wake_all()
+
+    def _may_work(self) -> bool:
+        return not self._pauses or self.stopping.is_set()
+
+    def _raise_if_stopping(self) -> None:
+        if self.stopping.is_set():
+            raise Stopped
+
+    def _wake_all(self) -> None:
+        for channel in self._channels:
+            channel.notify_all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -16,6 +17,8 @@ __all__ = ["Pipeline"]
 
 class Pipeline:
     """Some stages, the first of which needs no input; what the last one puts is taken with :meth:`take`.
+
+    It is to be closed. One that nobody holds any more stops too, but nobody waits for its threads.
 
     Args:
         stages: in order; each belongs to this pipeline alone.
@@ -37,10 +40,14 @@ class Pipeline:
             stage.connect(self.hub, source, sink)
             self.queues.append(sink)
             source = sink
+        for stage in self.stages:
+            stage.meet(self.stages)
         self._started = False
+        weakref.finalize(self, self.hub.stop)
 
     def start(self) -> None:
-        """Start all stages, the last first, so that nothing is made before it can be taken."""
+        """Start all stages, the last first, so that nothing is made before it can be taken. Once only."""
+        assert not self._started
         self._started = True
         for stage in reversed(self.stages):
             stage.start()
@@ -55,17 +62,19 @@ class Pipeline:
         try:
             return self.queues[-1].take(timeout)
         except Stopped:
-            if self.hub.error is not None:
-                raise self.hub.error from None
-            raise StopIteration from None
+            pass
+        if self.hub.error is not None:
+            raise self.hub.error  # from here, so that its own cause stays
+        raise StopIteration
 
     def state(self) -> dict[str, Any]:
         """Return what all stages and queues hold, by name of the stage: a copy.
 
-        The workers come to rest first, each after the item it is at.
+        The workers come to rest first, each after the item it is at. Where the input has ended and all is
+        done, what is left in the last queue is the state.
 
         Raises:
-            HexdataError: the pipeline has stopped.
+            HexdataError: the pipeline has stopped, or stops meanwhile.
         """
         try:
             with self.hub.paused():
@@ -102,6 +111,11 @@ class Pipeline:
             }
             for stage, queue in zip(self.stages, self.queues, strict=True)
         }
+
+    def notes(self) -> dict[str, dict[str, Any]]:
+        """Return what each stage says besides numbers, by its name; those that say nothing are left out."""
+        said = {stage.name: stage.notes() for stage in self.stages}
+        return {name: notes for name, notes in said.items() if notes}
 
     def close(self) -> None:
         """Stop all stages and wait for their threads. What a stage raised is not raised again.

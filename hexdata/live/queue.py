@@ -36,6 +36,10 @@ class Queue(Generic[Item]):
         self.accepted = 0
         self.taken = 0
         self.dropped = 0
+        self.filled = hub.channel()
+        """Notified when there is something to take, or will never be."""
+        self.emptied = hub.channel()
+        """Notified when there is room."""
         self._items: deque[Item] = deque()
         self._closed = False
 
@@ -48,7 +52,7 @@ class Queue(Generic[Item]):
         Raises:
             Stopped: the pipeline has stopped.
         """
-        self.hub.wait_for(lambda: self.accept(item))
+        self.hub.wait_for(lambda: self.accept(item), channel=self.emptied)
 
     def take(self, timeout: float | None = None) -> Item | None:
         """Take the oldest item; None after ``timeout`` seconds without one.
@@ -56,15 +60,15 @@ class Queue(Generic[Item]):
         Raises:
             Stopped: the queue is closed and empty, or the pipeline has stopped.
         """
-        return self.hub.wait_for(self._pop, timeout)
+        return self.hub.wait_for(self.pop, timeout, self.filled)
 
     def close(self) -> None:
         """Say that nothing more comes: what is there can still be taken. Its producers have ended."""
         self.hub.change(self._close)
 
     def contents(self) -> list[Item]:
-        """Return what is in the queue, the oldest first. The pipeline is paused."""
-        return list(self._items)
+        """Return what is in the queue, the oldest first. No worker changes it: the pipeline is paused."""
+        return self.hub.change(lambda: list(self._items))
 
     def restore(self, items: Iterable[Item]) -> None:
         """Put items back that :meth:`contents` gave, whatever the capacity. Nothing has been put yet."""
@@ -81,11 +85,18 @@ class Queue(Generic[Item]):
             self._items.popleft()
         self._items.append(item)
         self.accepted += 1
+        self.filled.notify_all()
         return True
 
-    def _pop(self) -> Item | None:
+    def pop(self) -> Item | None:
+        """Take an item without waiting, under the hub's lock; None where its consumer is to wait.
+
+        Raises:
+            Stopped: the queue is closed and empty.
+        """
         if self._items:
             self.taken += 1
+            self.emptied.notify_all()
             return self._items.popleft()
         if self._closed:
             raise Stopped
@@ -93,3 +104,4 @@ class Queue(Generic[Item]):
 
     def _close(self) -> None:
         self._closed = True
+        self.filled.notify_all()

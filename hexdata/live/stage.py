@@ -9,15 +9,18 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeVar
 
 from hexdata.checks import check_count
+from hexdata.errors import HexdataError
 from hexdata.live.hub import Hub, Stopped
 from hexdata.live.queue import Queue
 
 __all__ = ["Stage", "Transform", "Worker"]
+
+Found = TypeVar("Found")
 
 _JOIN_SECONDS: Final = 10.0
 
@@ -59,19 +62,30 @@ class Stage(ABC):
         self.source = source
         self.sink = sink
 
+    def meet(self, stages: Sequence[Stage]) -> None:  # noqa: B027 - a hook that most do not need
+        """Get to know all stages of the pipeline, in order, once they are connected."""
+
     def start(self) -> None:
         """Start the threads."""
         for worker in self.workers:
-            name = f"{self.name}-{worker.number}"
-            self._threads.append(threading.Thread(target=self._run, args=(worker,), name=name, daemon=True))
-        for thread in self._threads:
-            thread.start()
+            self.start_thread(str(worker.number), self._run, worker)
+
+    def start_thread(self, name: str, target: Callable[..., None], *arguments: Any) -> None:
+        """Start a thread that :meth:`join` waits for.
+
+        One that is no worker never counts as at work: it ends when ``hub.stopping`` is set, tells the workers
+        what it finds by ``hub.change``, and hands its errors to ``hub.stop``.
+        """
+        thread = threading.Thread(target=target, args=arguments, name=f"{self.name}-{name}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
     def join(self) -> list[str]:
         """Wait for the threads, some seconds at most; return the names of those that have not ended."""
         deadline = time.monotonic() + _JOIN_SECONDS
         for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+            if thread.ident is not None:  # else it could not be started
+                thread.join(max(0.0, deadline - time.monotonic()))
         return [thread.name for thread in self._threads if thread.is_alive()]
 
     @abstractmethod
@@ -83,7 +97,10 @@ class Stage(ABC):
         """
 
     def finish(self) -> Iterable[Any]:
-        """Give up what the stage still holds, once its input is closed and done; the last thread asks."""
+        """Give up what the stage still holds, once its input is closed and done; the last thread asks.
+
+        What is given up is no longer in :meth:`state`: it is in the worker's hand.
+        """
         return ()
 
     def state(self) -> dict[str, Any]:
@@ -98,12 +115,19 @@ class Stage(ABC):
         assert not state, f"{self.name} keeps no state"
 
     def metrics(self) -> dict[str, float]:
-        """Return what people watch: ``counts``, threads and how many of them are busy, seconds of work."""
+        """Return what people watch: ``counts``, threads and how many of them are busy, seconds of work.
+
+        The stage may be at work.
+        """
         now = time.monotonic()
         since = [worker.busy_since for worker in self.workers]
         busy = [now - start for start in since if start is not None]
         seconds = sum(worker.busy_seconds for worker in self.workers) + sum(busy)
         return {"threads": len(since), "busy": len(busy), "busy_seconds": seconds, **self.counts}
+
+    def notes(self) -> dict[str, Any]:
+        """Return what people read besides numbers, JSON-able: names of files and why they were left out."""
+        return {}
 
     def count(self, name: str, amount: int = 1) -> None:
         """Add to one of the ``counts``, from any thread."""
@@ -117,10 +141,24 @@ class Stage(ABC):
             Stopped: there will be none.
         """
         assert self.source is not None
+        return self.wait_for(worker, self.source.pop, timeout, self.source.filled)
+
+    def wait_for(
+        self,
+        worker: Worker,
+        attempt: Callable[[], Found | None],
+        timeout: float | None = None,
+        channel: threading.Condition | None = None,
+    ) -> Found | None:
+        """Rest until ``attempt()`` gives something, as ``Hub.wait_for`` has it.
+
+        Raises:
+            Stopped: the pipeline has stopped, or ``attempt`` says so.
+        """
         self._rest(worker)
-        item = self.source.take(timeout)
+        found = self.hub.wait_for(attempt, timeout, channel)
         worker.busy_since = time.monotonic()
-        return item
+        return found
 
     def put(self, worker: Worker, items: Iterable[Any]) -> None:
         """Put outputs, resting where there is no room. What is not put yet is in the worker's hand.
@@ -130,9 +168,7 @@ class Stage(ABC):
         """
         worker.hand.extend(items)
         while worker.hand:
-            self._rest(worker)
-            self.hub.wait_for(lambda: self._put_one(worker))
-            worker.busy_since = time.monotonic()
+            self.wait_for(worker, lambda: self._put_one(worker), channel=self.sink.emptied)
 
     def _put_one(self, worker: Worker) -> bool | None:
         """Put the first item of a hand, so that at no moment it is in neither place or in both."""
@@ -149,15 +185,21 @@ class Stage(ABC):
     def _run(self, worker: Worker) -> None:
         with self.hub.working():
             try:
-                self.put(worker, ())  # what a state left in its hand
-                self.work(worker)
-            except Stopped:
-                pass
+                self._work_to_the_end(worker)
+            except StopIteration as error:  # in the trainer's thread it would be the end of the batches
+                raise HexdataError(f"{self.name} raised StopIteration") from error
             finally:
                 self._rest(worker)
-            if self._is_last() and not self.hub.stopping.is_set():
-                self.put(worker, self.finish())
-                self.sink.close()
+
+    def _work_to_the_end(self, worker: Worker) -> None:
+        try:
+            self.put(worker, ())  # what a state left in its hand
+            self.work(worker)
+        except Stopped:
+            pass
+        if self._is_last() and not self.hub.stopping.is_set():
+            self.put(worker, self.finish())
+            self.sink.close()
 
     def _is_last(self) -> bool:
         with self._lock:
@@ -175,4 +217,5 @@ class Transform(Stage):
     def work(self, worker: Worker) -> None:
         """Take, process, put."""
         while True:
-            self.put(worker, self.process(self.take(worker)))
+            item = self.take(worker)
+            self.put(worker, self.process(item))

@@ -1,0 +1,171 @@
+"""The stage where a function of the user's rewrites what games teach: improved values, policies of a search.
+
+The boards stay as they are, and so does every target that the function does not give.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from hexdata.errors import ConfigError, HexdataError, InputError
+from hexdata.formats.shards import Block
+from hexdata.live.chunk import Chunk
+from hexdata.live.positions import unpack_chunks
+from hexdata.live.stage import Transform
+
+__all__ = ["ChunkRelabeller", "Relabel", "Targets"]
+
+_SUM_TOLERANCE: Final = 1e-3
+
+
+@dataclass(frozen=True)
+class Targets:
+    """New targets of the m positions of a game; None leaves a target as it is."""
+
+    value: npt.ArrayLike | None = None
+    """(m,), each from 0 (blue wins) to 1 (red wins)."""
+    policy: npt.ArrayLike | None = None
+    """(k, n·n), no number below 0, each row with the sum 1."""
+    rows: npt.ArrayLike | None = None
+    """(k,) ascending: the positions that the policies are of, from 0; None for all, so that k = m."""
+
+
+Relabel = Callable[[Chunk, Block], Targets | None]
+"""Gets a game and its positions, as a block of all fields of ``formats.shards.block_fields``, ply by ply and
+read-only; gives the new targets, or None to leave the game as it is. With several threads it is called by
+all of them at once."""
+
+
+class ChunkRelabeller(Transform):
+    """Hands on games with the targets that a function gives: hands in, hands out.
+
+    An error in the function, or targets that cannot be used, stop the pipeline, and the error names the
+    game. Counted are ``relabelled`` games and those left ``as_they_are``.
+
+    Args:
+        relabel: the function, or where to import it from: ``"package.module:function"``.
+        threads: of the stage.
+
+    Raises:
+        ConfigError: there is no such function.
+    """
+
+    def __init__(self, *, relabel: Relabel | str, threads: int = 1) -> None:
+        super().__init__(threads=threads)
+        self.relabel = _find_function(relabel)
+
+    def process(self, item: tuple[Chunk, ...]) -> Iterable[tuple[Chunk, ...]]:
+        """Return the hand with new targets."""
+        return (tuple(self._relabel(chunk) for chunk in item),)
+
+    def _relabel(self, chunk: Chunk) -> Chunk:
+        block = _read_only(unpack_chunks((chunk,), np.ones((1, chunk.positions), np.bool_)))
+        try:
+            targets = self.relabel(chunk, block)
+        except Exception as error:
+            raise _fault(chunk, "the function that relabels games failed", repr(error), None) from error
+        if targets is None:
+            self.count("as_they_are")
+            return chunk
+        if not isinstance(targets, Targets):
+            raise _fault(chunk, _UNUSABLE, repr(targets)[:80], "Targets, or None")
+        new = dict(block)
+        if targets.value is not None:
+            new["value"] = _check_values(chunk, targets.value)
+        if targets.policy is not None:
+            new |= _check_policies(chunk, block, targets)
+        self.count("relabelled")
+        return replace(chunk, moves=None, tiers=None, block=new)
+
+
+_UNUSABLE: Final = "new targets of a game cannot be used"
+
+
+def _find_function(relabel: Relabel | str) -> Relabel:
+    found: Any = relabel
+    if isinstance(relabel, str):
+        try:
+            found = pkgutil.resolve_name(relabel)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise ConfigError(
+                "relabel cannot be imported",
+                found=f"{relabel!r}: {error}",
+                expected="package.module:function",
+            ) from error
+    if not callable(found):
+        raise ConfigError("relabel cannot be used", found=repr(relabel), expected="a function")
+    function: Relabel = found
+    return function
+
+
+def _read_only(block: Block) -> Block:
+    """Return the same arrays in a way that a function cannot write to them."""
+    views = {name: array.view() for name, array in block.items()}
+    for view in views.values():
+        view.flags.writeable = False
+    return views
+
+
+def _check_values(chunk: Chunk, values: npt.ArrayLike) -> npt.NDArray[np.float32]:
+    found = _numbers(chunk, "value", values, (chunk.positions,))
+    if not ((found >= 0) & (found <= 1)).all():
+        raise _fault(chunk, _UNUSABLE, f"values from {found.min()} to {found.max()}", "values from 0 to 1")
+    return found
+
+
+def _check_policies(chunk: Chunk, block: Block, targets: Targets) -> Block:
+    """Return the dense policies of a game: the new ones, and those that it had where there is no new one."""
+    cells = chunk.board_size * chunk.board_size
+    rows = np.asarray(np.arange(chunk.positions) if targets.rows is None else targets.rows)
+    if (
+        rows.ndim != 1
+        or (rows.size and rows.dtype.kind not in "iu")
+        or not np.isin(rows, np.arange(chunk.positions)).all()
+        or (np.diff(rows.astype(np.int64)) <= 0).any()
+    ):
+        expected = f"positions from 0 to {chunk.positions - 1}, ascending"
+        raise _fault(chunk, _UNUSABLE, f"rows {rows.tolist()}"[:80], expected)
+    policies = _numbers(chunk, "policy", targets.policy, (len(rows), cells))
+    sums = policies.sum(axis=1, dtype=np.float64)
+    if (policies < 0).any() or (np.abs(sums - 1) > _SUM_TOLERANCE).any():
+        found = f"policies from {policies.min()}, with sums from {sums.min()} to {sums.max()}"
+        raise _fault(chunk, _UNUSABLE, found, "no number below 0, and the sum 1")
+    kept = np.flatnonzero(~np.isin(block["policy_row"], rows)) if "policy" in block else np.zeros(0, np.intp)
+    if len(kept):
+        policies = np.concatenate((block["policy"][kept], policies))
+        rows = np.concatenate((block["policy_row"][kept], rows))
+    order = np.argsort(rows)
+    return {"policy": policies[order], "policy_row": rows[order].astype(np.uint32)} if len(rows) else {}
+
+
+def _numbers(chunk: Chunk, name: str, values: Any, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+    """Return numbers of a function's as float32 of a shape, finite, a copy."""
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise _fault(chunk, _UNUSABLE, f"{name}: {error}", f"an array of shape {shape}") from error
+    if array.dtype.kind not in "fiu" or array.shape != shape:
+        found = f"{name} of {array.dtype} with shape {array.shape}"
+        raise _fault(chunk, _UNUSABLE, found, f"numbers with shape {shape}")
+    with np.errstate(over="ignore"):
+        numbers = array.astype(np.float32)
+    if not np.isfinite(numbers).all():
+        raise _fault(chunk, _UNUSABLE, f"{name} with numbers that are not finite", "finite numbers")
+    return numbers
+
+
+def _fault(chunk: Chunk, reason: str, found: str, expected: str | None) -> HexdataError:
+    return InputError(
+        reason,
+        path=chunk.source,
+        record=f"game {chunk.place}",
+        found=found,
+        expected=expected,
+        cure="Correct the function that ChunkRelabeller was given.",
+    )

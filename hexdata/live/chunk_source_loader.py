@@ -1,0 +1,238 @@
+"""The stage that opens files and takes the games out of them. A bad file is counted and named, and no more.
+
+What games are in a file, what they are called and what their labels mean is found out by ``games``; how
+the bytes are read is known to ``formats``. Never looks at a file twice, and repairs nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final, cast
+
+import pyarrow as pa
+
+from hexdata.board import check_board_size
+from hexdata.checks import check_choice, check_count
+from hexdata.errors import ConfigError, FormatError, InputError
+from hexdata.formats import open_source
+from hexdata.games.labels import split_of
+from hexdata.games.sense import SENSES, Sense
+from hexdata.live.chunk import SCANNED, Chunk, ChunkSource, FoundFile
+from hexdata.live.hub import Stopped
+from hexdata.live.shard_source import looks_like_shard, shard_batches, shard_split
+from hexdata.live.source_games import Found, found_games, trmph_games
+from hexdata.live.stage import Transform
+from hexdata.schema import SPLITS
+
+__all__ = ["ChunkSourceLoader"]
+
+NAMED: Final = 20
+"""So many of the last bad files are remembered by name."""
+
+
+class ChunkSourceLoader(Transform):
+    """Turns :class:`FoundFile` into :class:`ChunkSource`: TRMPH games, legacy pickles, shards of hexdata.
+
+    The content of a file tells what it is. Games are told apart, named and judged as ``convert`` does it,
+    but file by file, and duplicates are not looked for. Where the positions of a file come from everywhere
+    (shards, pickles that were shuffled), ids tell its games apart, and one of which the file has only a
+    part is named by them. The name of a game decides its split; but a shard, where ``export`` named it, is of
+    the split that it says. Positions of no known game are counted and left out.
+
+    With several threads the chunks are the same, but sources may overtake each other, and the end of the
+    first scan the last of its files.
+
+    Counted are ``files``, ``games`` and ``positions`` that were passed on, ``other_split`` (games), ``loose``
+    (positions of no known game), ``rejected`` (records), ``bad_files``, and by the code of the reason
+    ``rejected.CODE`` and ``bad.CODE``. A file without a game is bad as well.
+
+    Args:
+        board_size: of all games; a file of another size is bad. None for that of the first good file.
+        value_sense: what the values of a file mean whose final boards and named winners do not show it; with
+            "auto", such a file is bad.
+        split: "train", "val" or "test": games of other splits are left out. None for all games.
+        val: share of the games in the validation split.
+        test: share of the games in the test split.
+        max_file_bytes: a larger file is bad.
+        max_positions: a file of more positions is bad. Memory is 100 to 400 bytes for each of them.
+        threads: of the stage.
+
+    Raises:
+        ConfigError: an option cannot be used.
+    """
+
+    def __init__(
+        self,
+        *,
+        board_size: int | None = None,
+        value_sense: str = "auto",
+        split: str | None = None,
+        val: float = 0.05,
+        test: float = 0.01,
+        max_file_bytes: int = 1 << 30,
+        max_positions: int = 2_000_000,
+        threads: int = 1,
+    ) -> None:
+        super().__init__(threads=threads)
+        check_choice("value_sense", value_sense, ("auto", *SENSES))
+        if split is not None:
+            check_choice("split", split, SPLITS)
+        if not (val >= 0 and test >= 0 and val + test < 1):  # nan is neither
+            raise ConfigError(
+                "val and test are shares of the games and leave some for train", found=f"{val} and {test}"
+            )
+        if board_size is not None:
+            try:
+                check_board_size(board_size)
+            except FormatError as error:
+                raise ConfigError(
+                    "board_size cannot be used", found=board_size, expected=error.expected
+                ) from None
+        self.board_size = board_size
+        self.value_sense = value_sense
+        self.split = split
+        self.val = val
+        self.test = test
+        self.max_file_bytes = check_count("max_file_bytes", max_file_bytes, 1)
+        self.max_positions = check_count("max_positions", max_positions, 1)
+        self._bad: deque[tuple[str, str]] = deque(maxlen=NAMED)
+
+    def process(self, item: FoundFile) -> Iterable[ChunkSource]:
+        """Open one file; a bad one gives nothing."""
+        if item.path is None:
+            return [ChunkSource(SCANNED)]
+        try:
+            source = self.read(item, self.hub.stopping)
+        except InputError as error:
+            self._name_bad(item, error.code, error.detail())
+        except OSError as error:
+            gone = isinstance(error, FileNotFoundError)
+            self._name_bad(item, "gone" if gone else "unreadable", error.strerror or str(error))
+        else:
+            self.count("files")
+            self.count("games", len(source.chunks))
+            self.count("positions", sum(chunk.positions for chunk in source.chunks))
+            return [source]
+        return []
+
+    def _name_bad(self, file: FoundFile, code: str, reason: str) -> None:
+        self.count("bad_files")
+        self.count(f"bad.{code}")
+        self._bad.append((file.name, f"{code}: {reason}"))
+
+    def read(self, file: FoundFile, stopping: threading.Event | None = None) -> ChunkSource:
+        """Return the games of a file that are of the split, in the file's order.
+
+        The same file gives the same games. What is left out of it is counted; a bad file is not.
+
+        Args:
+            file: one that was found.
+            stopping: when it is set, reading ends early.
+
+        Raises:
+            InputError: the file is bad; its ``code`` says why.
+            OSError: it cannot be read, or is not there.
+            Stopped: ``stopping`` was set.
+        """
+        assert file.path is not None
+        if file.size > self.max_file_bytes:
+            raise _too_large(file.path, f"{file.size:,} bytes", f"{self.max_file_bytes:,}", "max_file_bytes")
+        if looks_like_shard(file.path):
+            found = self._read_shard(file, file.path, stopping)
+            named = shard_split(file.name)
+        else:
+            found = self._read_source(file, file.path, stopping)
+            named = None
+        self.count("loose", found.loose)
+        if not found.chunks:
+            raise FormatError("no game in it", code="no-games", found=f"{found.loose:,} positions of no game")
+        self._hold_size(found.chunks[0].board_size)
+        chunks = [chunk for chunk in found.chunks if self.split in (None, named or self._split_of(chunk))]
+        self.count("other_split", len(found.chunks) - len(chunks))
+        return ChunkSource(file, chunks)
+
+    def _split_of(self, chunk: Chunk) -> str:
+        return split_of(chunk.game_hash, self.val, self.test)
+
+    def _read_source(self, file: FoundFile, path: Path, stopping: threading.Event | None) -> Found:
+        raw: list[pa.RecordBatch] = []
+        rejected: Counter[str] = Counter()
+        with open_source(path) as reader:
+            for batch in reader.batches():
+                rejected.update(rejection.reason for rejection in batch.rejected)
+                if batch.positions.num_rows:
+                    raw.append(batch.positions)
+                self._go_on(path, raw, stopping)
+            size, kind, header = reader.board_size, reader.format, reader.header
+        for reason, amount in rejected.items():
+            self.count("rejected", amount)
+            self.count(f"rejected.{reason}", amount)
+        if not raw or size is None:
+            raise FormatError(
+                "no position in it", code="no-positions", found=f"{rejected.total():,} rejected"
+            )
+        if kind == "trmph":
+            return trmph_games(file.name, raw, size)
+        mixed = kind == "legacy-shuffled" or not {"chunk_info", "pass_info"}.isdisjoint(header)
+        otherwise = None if self.value_sense == "auto" else cast("Sense", self.value_sense)
+        return found_games(file.name, raw, size, mixed=mixed, otherwise=otherwise)
+
+    def _read_shard(self, file: FoundFile, path: Path, stopping: threading.Event | None) -> Found:
+        raw: list[pa.RecordBatch] = []
+        sizes: list[int] = []
+        for size, positions in shard_batches(path):
+            sizes.append(size)
+            raw.append(positions)
+            self._go_on(path, raw, stopping)
+        if not raw:
+            raise FormatError("no position in it", code="no-positions")
+        if len(set(sizes)) > 1:
+            raise FormatError("boards of more than one size", code="board-size", found=sorted(set(sizes)))
+        return found_games(file.name, raw, sizes[0], mixed=True, sure_ids=True, sense="blue-is-0")
+
+    def _go_on(self, path: Path, raw: list[pa.RecordBatch], stopping: threading.Event | None) -> None:
+        """Be asked, while a file is read, whether to read on."""
+        if stopping is not None and stopping.is_set():
+            raise Stopped
+        positions = sum(batch.num_rows for batch in raw)
+        if positions > self.max_positions:
+            found = f"at least {positions:,} positions"
+            raise _too_large(path, found, f"{self.max_positions:,}", "max_positions")
+
+    def _hold_size(self, size: int) -> None:
+        """See that a good file's boards have the size of all others; the first one says which."""
+        with self._lock:
+            self.board_size = self.board_size or size
+        if size != self.board_size:
+            raise FormatError(
+                "another board size than the games before",
+                code="board-size",
+                found=size,
+                expected=self.board_size,
+            )
+
+    def state(self) -> dict[str, Any]:
+        """Return the size of the boards."""
+        return {"board_size": self.board_size}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on with the size of the boards."""
+        self.board_size = state["board_size"]
+
+    def notes(self) -> dict[str, Any]:
+        """Return the last bad files: (name, reason)."""
+        return {"bad": list(self._bad)} if self._bad else {}
+
+
+def _too_large(path: Path, found: str, most: str, option: str) -> FormatError:
+    return FormatError(
+        "the file is too large",
+        code="too-large",
+        path=path,
+        found=found,
+        expected=f"at most {most}",
+        cure=f"Raise {option} if there is the memory for it.",
+    )

@@ -1,0 +1,100 @@
+"""The stage that leaves out games whose labels or boards cannot be right. It repairs nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from hexdata.checks import as_tuple, check_count
+from hexdata.errors import ConfigError
+from hexdata.games.findings import Flag
+from hexdata.live.chunk import Chunk
+from hexdata.live.stage import Transform
+
+__all__ = ["UNFIT", "ChunkValidator"]
+
+UNFIT: Final = tuple(
+    flag.code
+    for flag in (
+        Flag.IMPOSSIBLE_STONES,
+        Flag.LABEL_CONTRADICTS_CHAIN,
+        Flag.PLAYER_CONTRADICTS_STONES,
+        Flag.POLICY_ON_OCCUPIED,
+        Flag.REPEATED_MOVE,
+        Flag.WINNER_CONTRADICTS_VALUE,
+    )
+)
+"""The flags of games that a trainer would learn something wrong from.
+
+Boards that no game has (``impossible-stones``, ``repeated-move``), values against the chain on the board
+or against the winner that is named, a policy on an occupied cell, and a player who cannot be to move.
+
+The other flags stay in: the positions of such games are right, but some are missing, they are mirrored
+(``colours-swapped``), there are copies of them, their tiers are unusual, or nobody can say more
+(``no-chain``, ``value-not-constant``: improved values are not constant either).
+"""
+
+
+class ChunkValidator(Transform):
+    """Hands on the games that are fit for training: hands in, hands out; an empty hand is no hand.
+
+    Counted are ``passed`` and, by reason, ``left_out.FLAG``, ``left_out.short`` and ``left_out.long``. A
+    game with several reasons counts for each, and once in ``left_out``.
+
+    Args:
+        flags: codes of ``games.findings.Flag``; a game that has one of them is left out.
+        min_positions: fewest positions of a game.
+        max_positions: most; None for no limit.
+        threads: of the stage.
+
+    Raises:
+        ConfigError: there is no such flag, or the limits leave no game.
+    """
+
+    def __init__(
+        self,
+        *,
+        flags: Sequence[str] = UNFIT,
+        min_positions: int = 1,
+        max_positions: int | None = None,
+        threads: int = 1,
+    ) -> None:
+        super().__init__(threads=threads)
+        self.flags = _check_flags(flags)
+        self.min_positions = check_count("min_positions", min_positions, 1)
+        self.max_positions = None
+        if max_positions is not None:
+            self.max_positions = check_count("max_positions", max_positions, self.min_positions)
+
+    def process(self, item: tuple[Chunk, ...]) -> Iterable[tuple[Chunk, ...]]:
+        """Return the hand without the games that are left out."""
+        kept = []
+        for chunk in item:
+            reasons = self._reasons(chunk)
+            if not reasons:
+                kept.append(chunk)
+                continue
+            self.count("left_out")
+            for reason in reasons:
+                self.count(f"left_out.{reason}")
+        self.count("passed", len(kept))
+        return (tuple(kept),) if kept else ()
+
+    def _reasons(self, chunk: Chunk) -> list[str]:
+        reasons = [flag for flag in chunk.flags if flag in self.flags]
+        if chunk.positions < self.min_positions:
+            reasons.append("short")
+        if self.max_positions is not None and chunk.positions > self.max_positions:
+            reasons.append("long")
+        return reasons
+
+
+def _check_flags(flags: Sequence[str]) -> frozenset[str]:
+    known = [flag.code for flag in Flag]
+    codes = as_tuple(flags)
+    if not isinstance(codes, tuple):
+        raise ConfigError("flags cannot be used", found=repr(flags), expected="a list of codes")
+    unknown = [code for code in codes if code not in known]
+    if unknown:
+        raise ConfigError("unknown flags", found=unknown, expected=f"some of {', '.join(known)}")
+    return frozenset(codes)

@@ -1,0 +1,299 @@
+"""The trainer's end of a live pipeline: batches to iterate over, a state to resume from, and a way to stop.
+
+Decides nothing about what comes: that is the options' and the stages'.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, NoReturn, Self
+
+from hexdata.batch import Batch, BoardForm, FinalPolicy
+from hexdata.checks import as_tuple, check_same_options, check_versions
+from hexdata.errors import ConfigError, HexdataError, StoreError
+from hexdata.live.options import LiveOptions, load_live_config, make_pipeline
+from hexdata.live.state import decode_state, encode_state
+from hexdata.order import ORDER_VERSION
+
+__all__ = ["LiveLoader"]
+
+_STATE_VERSION: Final = 1
+_LONGEST_WAIT: Final = 1.0
+"""Seconds: a Ctrl-C that comes in the very moment in which a wait begins is not seen before it ends."""
+
+
+class LiveLoader:
+    """Delivers batches of NumPy arrays out of a directory that games are still being written to.
+
+    Iterating goes on for as long as there are games to draw; a loop that was left goes on where it was.
+    The threads start with the first batch that is asked for, and end with ``close``, at the end of a
+    ``with`` block, or when nobody holds the loader any more.
+
+    The same seed, options and files give the same batches with ``watch=False`` and one thread a stage. What
+    is not given here is as ``config`` has it.
+
+    Args:
+        directory: where the games are, and appear.
+        config: a ``LiveOptions``, or the path of a file such as configs/live.toml; None for what is usual.
+        seed: any integer, of every draw.
+        batch_size: positions a batch.
+        split: "train", "val" or "test".
+        pool_size: games that are drawn from: the newest.
+        reservoir: positions that are mixed.
+        watch: False reads the files that are there at the start, and no others.
+        fields, planes, board, final_policy, tier_probability, symmetry: what batches hold; see
+            ``BatchOptions``. What is drawn anew every epoch there is drawn anew for every batch here.
+        warn_after: seconds without a batch after which a warning says, once, which stage waits.
+        timeout: seconds without a batch after which iterating raises; None waits for ever.
+
+    Raises:
+        ConfigError: an option has no meaning, or the stages do not fit one another.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        *,
+        config: LiveOptions | str | Path | None = None,
+        seed: int | None = None,
+        batch_size: int | None = None,
+        split: str | None = None,
+        pool_size: int | None = None,
+        reservoir: int | None = None,
+        watch: bool | None = None,
+        fields: Sequence[str] | None = None,
+        planes: int | None = None,
+        board: BoardForm | None = None,
+        final_policy: FinalPolicy | None = None,
+        tier_probability: tuple[float, float, float, float] | None = None,
+        symmetry: bool | None = None,
+        warn_after: float = 60.0,
+        timeout: float | None = None,
+    ) -> None:
+        options = config if isinstance(config, LiveOptions) else _read_config(config)
+        whole = {"seed": seed, "batch_size": batch_size, "split": split, "pool_size": pool_size}
+        whole |= {"reservoir": reservoir, "watch": watch}
+        batch = {"fields": as_tuple(fields), "planes": planes, "board": board, "final_policy": final_policy}
+        batch |= {"tier_probability": as_tuple(tier_probability), "symmetry": symmetry}
+        self.options = replace(options, **_given(whole), batch=replace(options.batch, **_given(batch)))
+        self.directory = Path(directory)
+        self.warn_after = _check_seconds("warn_after", warn_after)
+        self.timeout = None if timeout is None else _check_seconds("timeout", timeout)
+        self.delivered = 0
+        """Batches that were handed over, since the beginning of the run."""
+        self._pipeline = make_pipeline(self.options, self.directory)
+        self._running = False
+        self._closed = False
+        self._warned = False
+
+    # --- delivering -----------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Deliver batches until the input ends, if it does.
+
+        Raises:
+            HexdataError: the loader is closed, or no batch came for ``timeout`` seconds.
+            Exception: what a stage raised, in its own words.
+        """
+        while True:
+            try:
+                batch = self._next()
+            except StopIteration:
+                return
+            yield batch
+
+    def _next(self) -> Batch:
+        self._start()
+        start, given = time.monotonic(), self._given()
+        while True:
+            waited = time.monotonic() - start
+            limits = [self.timeout] if self._warned else [self.timeout, self.warn_after]
+            left = [limit - waited for limit in limits if limit is not None]
+            batch: Batch | None = self._pipeline.take(max(0.0, min([*left, _LONGEST_WAIT])))
+            if batch is not None:
+                self.delivered += 1
+                return batch
+            self._complain(time.monotonic() - start, given)
+
+    def _complain(self, waited: float, given: list[int]) -> None:
+        """Say what is missing, once ``waited`` seconds are long enough for that.
+
+        Raises:
+            HexdataError: they are as many as ``timeout``.
+        """
+        if not self._warned and waited >= self.warn_after:
+            self._warned = True
+            message = f"{self.directory}: no batch for {waited:.0f} seconds: {self._what_waits(given)}"
+            warnings.warn(message, stacklevel=4)
+        if self.timeout is not None and waited >= self.timeout:
+            raise HexdataError(
+                f"no batch came for {waited:.0f} seconds",
+                path=self.directory,
+                found=self._what_waits(given),
+                cure="See that games are written there; LiveLoader(timeout=None) waits for ever.",
+            )
+
+    def _given(self) -> list[int]:
+        """Return how many items each stage has given."""
+        return [queue.accepted for queue in self._pipeline.queues]
+
+    def _what_waits(self, given: list[int]) -> str:
+        """Say which stage gives nothing though it got something, and how full the reservoir is.
+
+        Args:
+            given: of :meth:`_given`, when the wait began.
+        """
+        now, metrics = self._given(), list(self._pipeline.metrics().items())
+        place = len(metrics) - 1
+        while place and now[place - 1] == given[place - 1] and not metrics[place - 1][1]["queued"]:
+            place -= 1
+        name, facts = metrics[place]
+        said = [f"{name} gives nothing on" if place else f"{name} has found nothing more"]
+        usual = {"threads", "busy", "busy_seconds", "out", "dropped", "queued", "capacity"}
+        counts = [f"{key} {value:,.10g}" for key, value in facts.items() if key not in usual]
+        said += [f"its counts are {', '.join(counts)}"] if counts else []
+        said += [
+            f"{other} holds {more['held']:,.0f} of {more['size']:,.0f} positions"
+            for other, more in metrics
+            if "held" in more and other != name
+        ]
+        return "; ".join(said)
+
+    def _start(self) -> None:
+        if self._closed:
+            raise HexdataError("the loader is closed", cure="Make a new one, and load the state.")
+        if not self._running:
+            self._running = True
+            self._pipeline.start()
+
+    # --- where it stands ------------------------------------------------------------------------------
+
+    def metrics(self) -> dict[str, dict[str, float]]:
+        """Return what people watch, by name of the stage, as ``Pipeline.metrics`` gives it."""
+        return self._pipeline.metrics()
+
+    def notes(self) -> dict[str, dict[str, Any]]:
+        """Return what the stages say besides numbers, by name: bad files and the like."""
+        return self._pipeline.notes()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that is needed to go on from the next batch that was not delivered.
+
+        Text, numbers, bytes, lists, tuples and dicts, so that ``pickle`` keeps it as well as ``torch.save``,
+        and ``torch.load`` with ``weights_only=True`` gives it back. It has the whole reservoir and all
+        that stands in queues, so it is as large as these.
+
+        Raises:
+            HexdataError: the loader is closed, or a stage has raised.
+        """
+        if self._closed:
+            raise HexdataError("the loader is closed", cure="Take its state before it is closed.")
+        held = encode_state(self._pipeline.state())
+        return {**self._facts(), "delivered": self.delivered, "pipeline": held}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state; what this loader has made so far is dropped.
+
+        The files that were in the pool are read again; those that are gone are left out, and counted.
+
+        Raises:
+            ConfigError: it was taken with other options, which the message names, or is no state.
+            StoreError: it is of another version, or broken.
+            HexdataError: the loader is closed.
+        """
+        if self._closed:
+            raise HexdataError("the loader is closed", cure="Make a new one.")
+        expected = self._facts()
+        is_state = isinstance(state, Mapping) and {"version", "order_version"} <= state.keys()
+        if is_state:
+            check_versions(state, expected)
+        names = [*expected, "delivered", "pipeline"]
+        if not is_state or set(names) != state.keys():
+            found = sorted(map(str, state)) if isinstance(state, Mapping) else repr(state)[:80]
+            raise ConfigError(
+                "not the state of a live loader", found=found, expected=f"a dict of {', '.join(names)}"
+            )
+        check_same_options(state, expected, [name for name in expected if "version" not in name], "loader")
+        held = decode_state(state["pipeline"])
+        if not isinstance(held, dict) or held.keys() != {stage.name for stage in self.options.stages}:
+            raise StoreError("the state of a live pipeline is broken", found=repr(held)[:80])
+        pipeline = make_pipeline(self.options, self.directory)
+        pipeline.load_state(held)
+        self._pipeline.close()
+        self._pipeline, self._running, self.delivered = pipeline, False, state["delivered"]
+
+    def _facts(self) -> dict[str, Any]:
+        """Return the versions, and the options that the batches hang on."""
+        options = self.options
+        return {
+            "version": _STATE_VERSION,
+            "order_version": ORDER_VERSION,
+            "seed": options.seed,
+            "split": options.split,
+            "val": options.val,
+            "test": options.test,
+            "pool_size": options.pool_size,
+            "reservoir": options.reservoir,
+            "batch_size": options.batch_size,
+            "batch": {name: _plain(value) for name, value in asdict(options.batch).items()},
+            "stages": [
+                [
+                    stage.kind,
+                    {name: _plain(stage.knobs[name]) for name in sorted(stage.knobs) if name != "threads"},
+                ]
+                for stage in options.stages
+                if stage.kind != "FilePathProvider"  # how files are found may change
+            ],
+        }
+
+    # --- the end --------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Stop all stages and wait for their threads; a second time does nothing.
+
+        Raises:
+            HexdataError: a thread has not ended.
+        """
+        self._closed = True
+        self._pipeline.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __getstate__(self) -> NoReturn:
+        raise HexdataError(
+            "a live loader cannot go to another process", cure="Make one there, or iterate in this process."
+        )
+
+
+def _read_config(path: str | Path | None) -> LiveOptions:
+    return LiveOptions() if path is None else load_live_config(path)
+
+
+def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _check_seconds(name: str, value: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+        raise ConfigError(f"{name} cannot be used", found=repr(value), expected="seconds, above 0")
+    return float(value)
+
+
+def _plain(value: Any) -> Any:
+    """Return an option as a state keeps it: functions by their names, tuples as lists."""
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if callable(value):
+        return f"{value.__module__}:{getattr(value, '__qualname__', type(value).__qualname__)}"
+    return value

@@ -1,0 +1,362 @@
+"""What a live pipeline is made of: its stages by name and their knobs, in code or out of a TOML file.
+
+All is checked before a thread starts. Reads the config file and nothing else.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import pkgutil
+import tomllib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Final
+
+from hexdata.batch import BatchOptions
+from hexdata.checks import as_tuple, check_choice, check_count, check_seed
+from hexdata.errors import ConfigError, HexdataError
+from hexdata.live.pipeline import Pipeline
+from hexdata.live.queue import OVERFLOWS, Overflow
+from hexdata.live.stage import Stage
+from hexdata.schema import SPLITS
+
+__all__ = ["STAGES", "LiveOptions", "StageOptions", "load_live_config", "make_pipeline", "parse_live_config"]
+
+
+@dataclass(frozen=True)
+class _Known:
+    """One of the stages of this room: where it is, and what flows into it and out of it."""
+
+    place: str
+    takes: str | None
+    gives: str
+
+
+STAGES: Final = {
+    "FilePathProvider": _Known("hexdata.live.file_path_provider", None, "files"),
+    "ChunkSourceLoader": _Known("hexdata.live.chunk_source_loader", "files", "sources"),
+    "ShufflingChunkPool": _Known("hexdata.live.shuffling_chunk_pool", "sources", "hands"),
+    "ChunkValidator": _Known("hexdata.live.chunk_validator", "hands", "hands"),
+    "ChunkRelabeller": _Known("hexdata.live.chunk_relabeller", "hands", "hands"),
+    "ChunkUnpacker": _Known("hexdata.live.chunk_unpacker", "hands", "blocks"),
+    "ShufflingFrameSampler": _Known("hexdata.live.shuffling_frame_sampler", "blocks", "blocks"),
+    "TensorGenerator": _Known("hexdata.live.tensor_generator", "blocks", "batches"),
+}
+"""The stages that come with hexdata, in the order in which they make sense.
+
+A stage of your own may say in class attributes ``takes`` and ``gives``, with the words of this table, what
+flows into it and out of it; it is checked then.
+"""
+
+_USUAL: Final = tuple(name for name in STAGES if name != "ChunkRelabeller")
+_QUEUE_KEYS: Final = ("capacity", "overflow")
+_SHARED: Final = (
+    "seed",
+    "split",
+    "val",
+    "test",
+    "pool_size",
+    "reservoir",
+    "batch_size",
+    "watch",
+)
+"""Options of the whole: a stage gets those that its constructor has a parameter of that name for."""
+_GIVEN: Final = (*_SHARED, "batch", "directory", "final_positions")
+"""All that a stage may be given, and so what a section of its own cannot set."""
+
+
+@dataclass(frozen=True)
+class StageOptions:
+    """One stage of a pipeline, and the queue behind it.
+
+    Raises:
+        ConfigError: there is no such stage, or it has no such knob; or the queue cannot be like that.
+    """
+
+    kind: str
+    """A name in ``STAGES``, or ``"package.module:Class"`` for a stage of your own."""
+    knobs: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments of its constructor."""
+    capacity: int = 4
+    """Items in the queue behind it: hands of games, blocks or batches."""
+    overflow: Overflow = "block"
+    """What becomes of an item when that queue is full: see ``live.queue.Overflow``."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.kind, str):
+            raise ConfigError("a stage is named by text", found=repr(self.kind), expected=_KINDS)
+        with_place = f"[{self.name}]"
+        try:
+            _keep(self, "capacity", check_count("capacity", self.capacity, 1))
+            check_choice("overflow", self.overflow, OVERFLOWS)
+        except HexdataError as error:
+            raise error.at(with_place) from None
+        _check_knobs(with_place, self.find(), self.knobs)
+
+    @property
+    def name(self) -> str:
+        """The name of its class, which is that of its section in a config."""
+        return self.kind.rpartition(":")[2]
+
+    def find(self) -> type[Stage]:
+        """Return the class.
+
+        Raises:
+            ConfigError: it cannot be imported, or is no stage.
+        """
+        if ":" not in self.kind and self.kind not in STAGES:
+            raise ConfigError(
+                f"unknown stage {self.kind!r}", expected=_KINDS, cure=_nearest(self.kind, list(STAGES))
+            )
+        known = STAGES.get(self.kind)
+        path = f"{known.place}:{self.kind}" if known else self.kind
+        try:
+            found = pkgutil.resolve_name(path)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise ConfigError("a stage cannot be imported", found=f"{self.kind!r}: {error}") from error
+        if not (isinstance(found, type) and issubclass(found, Stage)):
+            raise ConfigError(
+                "no stage of a pipeline",
+                found=f"{self.kind!r}: {found!r}",
+                expected="a class that inherits from hexdata.live.stage.Stage",
+            )
+        return found
+
+    def flow(self) -> tuple[str | None, str | None]:
+        """Return what it takes and what it gives, as words of ``STAGES``; None where nothing is said."""
+        if self.kind in STAGES:
+            return STAGES[self.kind].takes, STAGES[self.kind].gives
+        found = self.find()
+        return getattr(found, "takes", None), getattr(found, "gives", None)
+
+
+_KINDS: Final = f"one of {', '.join(STAGES)}, or package.module:Class"
+
+
+@dataclass(frozen=True)
+class LiveOptions:
+    """A whole pipeline: what its stages share, and each of them.
+
+    Raises:
+        ConfigError: an option has no meaning, or the stages do not follow one another.
+    """
+
+    seed: int = 0
+    """Of every draw: games, positions, places in the reservoir, symmetries, value weights."""
+    split: str | None = "train"
+    """The games of which split, as ``hexdata convert`` decides it; None for all games."""
+    val: float = 0.05
+    """Share of games that are in the validation split."""
+    test: float = 0.01
+    """Share of games that are in the test split."""
+    pool_size: int = 100_000
+    """Games that are drawn from: the newest."""
+    reservoir: int = 1_000_000
+    """Positions that are mixed: 75 bytes each on boards of size 13, and 4 for each cell of a dense policy."""
+    batch_size: int = 1024
+    watch: bool = True
+    """False reads the files that are there at the start, and no others."""
+    batch: BatchOptions = field(default_factory=BatchOptions)
+    """What batches hold."""
+    stages: tuple[StageOptions, ...] = field(default_factory=lambda: tuple(map(StageOptions, _USUAL)))
+    """In order, from the files to the batches."""
+
+    def __post_init__(self) -> None:
+        _keep(self, "seed", check_seed(self.seed))
+        if self.split is not None:
+            check_choice("split", self.split, SPLITS)
+        shares = (self.val, self.test)
+        if not all(
+            isinstance(share, (int, float)) and not isinstance(share, bool) for share in shares
+        ) or not (min(shares) >= 0 and sum(shares) < 1):
+            raise ConfigError(
+                "val and test are shares of the games and leave some for train",
+                found=f"{self.val!r} and {self.test!r}",
+                expected="numbers of 0 or more, below 1 together",
+            )
+        for name in ("pool_size", "reservoir", "batch_size"):
+            _keep(self, name, check_count(name, getattr(self, name), 1))
+        if not isinstance(self.watch, bool):
+            raise ConfigError("watch cannot be used", found=repr(self.watch), expected="True or False")
+        _keep(self, "stages", tuple(self.stages))
+        _check_flow(self.stages)
+
+    def with_stage(self, name: str, **changes: Any) -> LiveOptions:
+        """Return the same with other knobs, ``capacity`` or ``overflow`` of the stage of that name.
+
+        Raises:
+            ConfigError: there is no such stage, or it has no such knob.
+        """
+        if name not in [stage.name for stage in self.stages]:
+            known = ", ".join(stage.name for stage in self.stages)
+            raise ConfigError(f"the pipeline has no stage {name!r}", expected=f"one of {known}")
+        queue = {key: changes.pop(key) for key in _QUEUE_KEYS if key in changes}
+        stages = [
+            replace(stage, knobs={**stage.knobs, **changes}, **queue) if stage.name == name else stage
+            for stage in self.stages
+        ]
+        return replace(self, stages=tuple(stages))
+
+
+def load_live_config(path: str | Path) -> LiveOptions:
+    """Read a config such as configs/live.toml.
+
+    Raises:
+        ConfigError: the file is missing, is no TOML, or holds an unknown key or a wrong value; the
+            message names the nearest known key.
+    """
+    try:
+        content = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
+    except FileNotFoundError as error:
+        raise ConfigError("no such config", path=path) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError("not TOML", path=path, found=str(error)) from error
+    try:
+        return parse_live_config(content)
+    except ConfigError as error:
+        if error.path is None:
+            raise error.at(path) from None
+        error.path, error.reason = str(path), f"{error.path} {error.reason}"
+        raise error from None
+
+
+def parse_live_config(content: Mapping[str, Any]) -> LiveOptions:
+    """Return the options that the content of such a file names.
+
+    ``stages`` lists the stages in order, and a section of the name of one has its knobs. A section of a
+    stage of hexdata's that is not listed is checked like the others and not used, so that a stage is left
+    out by taking its name off the list.
+
+    Raises:
+        ConfigError: an unknown key or a wrong value.
+    """
+    kinds = content.get("stages", list(_USUAL))
+    if not (isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)):
+        raise ConfigError("stages cannot be used", found=repr(kinds), expected="a list of names")
+    by_name = {kind.rpartition(":")[2]: kind for kind in [*STAGES, *kinds]}
+    known = [*_SHARED, "stages", "batch", *by_name]
+    sections = {key: value for key, value in content.items() if key in by_name or key == "batch"}
+    for key in content:
+        if key not in known:
+            what = "section" if isinstance(content[key], dict) else "key"
+            raise ConfigError(
+                f"unknown {what} {key!r} at the top",
+                expected=f"one of {', '.join(known)}",
+                cure=_nearest(key, known),
+            )
+    for key, value in sections.items():
+        if not isinstance(value, dict):
+            raise ConfigError(f"{key} is a section", found=repr(value), expected=f"[{key}]")
+    listed = [_parse_stage(kind, sections.get(kind.rpartition(":")[2], {})) for kind in kinds]
+    for name in sorted(sections.keys() - {"batch"} - {stage.name for stage in listed}):
+        _parse_stage(name, sections[name])
+    return LiveOptions(
+        **{key: content[key] for key in _SHARED if key in content},
+        batch=_parse_batch(sections.get("batch", {})),
+        stages=tuple(listed),
+    )
+
+
+def _parse_stage(kind: str, section: Mapping[str, Any]) -> StageOptions:
+    queue = {key: section[key] for key in _QUEUE_KEYS if key in section}
+    knobs = {key: value for key, value in section.items() if key not in _QUEUE_KEYS}
+    return StageOptions(kind, knobs, **queue)
+
+
+def _parse_batch(section: Mapping[str, Any]) -> BatchOptions:
+    _check_keys("[batch]", section, [option.name for option in fields(BatchOptions)])
+    try:
+        return BatchOptions(**{key: as_tuple(value) for key, value in section.items()})
+    except ConfigError as error:
+        raise error.at("[batch]") from None
+
+
+def make_pipeline(options: LiveOptions, directory: str | Path) -> Pipeline:
+    """Make the stages of a pipeline and join them; nothing is started.
+
+    Raises:
+        ConfigError: a stage cannot use one of its knobs.
+    """
+    given = {name: getattr(options, name) for name in _SHARED}
+    given |= {
+        "batch": options.batch,
+        "directory": directory,
+        "final_positions": options.batch.final_policy != "skip",
+    }
+    stages = []
+    for stage in options.stages:
+        kind = stage.find()
+        shared = {name: given[name] for name in inspect.signature(kind).parameters if name in given}
+        try:
+            stages.append(kind(**shared, **stage.knobs))
+        except HexdataError as error:
+            raise error.at(f"[{stage.name}]") from None
+    return Pipeline(stages, [(stage.capacity, stage.overflow) for stage in options.stages])
+
+
+def _keep(options: object, name: str, value: object) -> None:
+    """Set a field of frozen options while they are being made."""
+    object.__setattr__(options, name, value)
+
+
+def _check_knobs(place: str, kind: type[Stage], knobs: Mapping[str, Any]) -> None:
+    """See that a constructor can be called with these knobs and what is shared."""
+    parameters = inspect.signature(kind).parameters.values()
+    own = [each for each in parameters if each.name not in _GIVEN and each.kind in _NAMED]
+    shared = [name for name in knobs if name in _GIVEN]
+    if shared:
+        where = "Set it in [batch]." if "batch" in shared else "Set it at the top, for all stages."
+        raise ConfigError("a stage cannot set what all share", path=place, found=shared, cure=where)
+    if all(each.kind is not inspect.Parameter.VAR_KEYWORD for each in parameters):
+        _check_keys(place, knobs, [*_QUEUE_KEYS, *(each.name for each in own)])
+    missing = [each.name for each in own if each.default is each.empty and each.name not in knobs]
+    if missing:
+        raise ConfigError(f"the stage needs {', '.join(missing)}", path=place)
+
+
+_NAMED: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def _check_keys(place: str, section: Collection[str], known: list[str]) -> None:
+    for key in section:
+        if key not in known:
+            raise ConfigError(
+                f"unknown key {key!r}",
+                path=place,
+                expected=f"one of {', '.join(known)}",
+                cure=_nearest(key, known),
+            )
+
+
+def _nearest(name: str, known: list[str]) -> str | None:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"Did you mean {near[0]!r}?" if near else None
+
+
+def _check_flow(stages: tuple[StageOptions, ...]) -> None:
+    """See that each stage takes what the one before it gives, as far as they say."""
+    if not stages:
+        raise ConfigError("a pipeline needs stages", expected=_KINDS)
+    before, given = None, None
+    for stage in stages:
+        takes, gives = stage.flow()
+        first = stage.find().first
+        if first != (before is None):
+            expected = "at the beginning" if first else "after one that finds files or games"
+            raise ConfigError(f"{stage.name} stands in the wrong place", expected=expected)
+        if before is not None and takes is not None and given is not None and takes != given:
+            raise ConfigError(
+                f"{stage.name} cannot follow {before}",
+                found=f"{given}, which {before} gives",
+                expected=f"{takes}, which {stage.name} takes",
+            )
+        before, given = stage.name, gives
+    if given not in (None, "batches"):
+        raise ConfigError(
+            "a pipeline ends with batches", found=f"{given}, which {before} gives", expected="TensorGenerator"
+        )
+    names = [stage.name for stage in stages]
+    if len(set(names)) < len(names):
+        raise ConfigError("two stages have one name", found=names)

@@ -1,0 +1,269 @@
+"""The stage that mixes positions: a reservoir that is filled, swapped at random, and drained at the end.
+
+Rows stay packed, in arrays that are made once. Never looks at what a position is.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from hexdata.checks import check_count
+from hexdata.errors import ConfigError, StoreError
+from hexdata.formats.shards import Block, block_length
+from hexdata.live.hub import Stopped
+from hexdata.live.rows import plain_fields, slice_rows
+from hexdata.live.stage import Stage, Worker
+from hexdata.order import Permutation, derive_key, uniform_draw
+
+__all__ = ["Reservoir", "ShufflingFrameSampler"]
+
+Int64Array = npt.NDArray[np.int64]
+
+_SLOT: Final = "policy_slot"
+"""The field of held rows that says where in the store of dense policies theirs is."""
+_NO_POLICY: Final = -1
+_DRAINED_AT_ONCE: Final = 4096
+
+
+class ShufflingFrameSampler(Stage):
+    """Mixes the positions of blocks through a reservoir: blocks in, blocks out.
+
+    Nothing comes out before the reservoir holds ``prefill`` of what it can. From then on each position that
+    comes in takes a place drawn uniformly, and the position that was there comes out. As long as it is not
+    full, half of the positions of a block join it and the other half are swapped. When the input closes, all
+    that it holds comes out in random order: each position that comes in comes out once, however few there
+    are.
+
+    It works on one thread. Shown are ``held`` positions of ``size``, and the ``bytes`` of the reservoir.
+
+    Args:
+        seed: of the draws, with how many there have been.
+        reservoir: positions that it holds.
+        prefill: share of the reservoir that is filled before anything comes out.
+
+    Raises:
+        ConfigError: the reservoir is below 1, or the share not within 0 and 1.
+    """
+
+    def __init__(self, *, seed: int, reservoir: int = 1_000_000, prefill: float = 1.0) -> None:
+        super().__init__()
+        share: object = prefill
+        if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share <= 1:
+            raise ConfigError("prefill cannot be used", found=repr(share), expected="a number from 0 to 1")
+        size = check_count("reservoir", reservoir, 1)
+        self.reservoir = Reservoir(size, seed, least=max(1, int(size * share)))
+
+    def work(self, worker: Worker) -> None:
+        """Swap until the input is closed, then drain, a block at a time: no second copy of the reservoir."""
+        with suppress(Stopped):
+            while True:
+                self.put(worker, self.reservoir.swap(self.take(worker)))
+        while (block := self.reservoir.drain(_DRAINED_AT_ONCE)) is not None:
+            self.put(worker, (block,))
+
+    def state(self) -> dict[str, Any]:
+        """Return all that the reservoir holds."""
+        return self.reservoir.state()
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Fill the reservoir from a state."""
+        self.reservoir.load_state(state)
+
+    def metrics(self) -> dict[str, float]:
+        """Return what every stage does, and how full the reservoir is."""
+        held = {"held": self.reservoir.held, "size": self.reservoir.size, "bytes": self.reservoir.nbytes}
+        return {**super().metrics(), **held}
+
+
+class Reservoir:
+    """Rows of blocks, one array a field, made when the first block comes. For one thread.
+
+    Dense policies have a store of their own, which grows as they come, so that they cost only where there
+    are some: a row has the place of its policy there.
+
+    Args:
+        size: rows.
+        seed: of the draws.
+        least: rows that are held before any comes out, 1 … ``size``.
+    """
+
+    def __init__(self, size: int, seed: int, least: int) -> None:
+        self.size = size
+        self.least = least
+        self._key = derive_key(seed, "live", "reservoir")
+        self._seed = seed
+        self._fields: Block = {}
+        self._policies = _Policies()
+        self._filled = 0
+        self._swapped = 0
+        self._drained = 0
+
+    @property
+    def held(self) -> int:
+        """How many rows it holds."""
+        return self._filled - self._drained
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its arrays."""
+        return sum(array.nbytes for array in self._fields.values()) + self._policies.nbytes
+
+    def swap(self, block: Block) -> list[Block]:
+        """Take in the rows of a block; return those that come out for them: one block, or none.
+
+        Row after row, each takes a place drawn uniformly from those that are filled, and what was there
+        comes out; or it joins the others, while these are few.
+
+        Raises:
+            StoreError: it has other fields than those before.
+        """
+        if self._drained:
+            self._close_up()
+        if not self._fields:
+            self._fields = self._make(block, self.size)
+        self._check(block)
+        rows = block_length(block)
+        joining = min(rows, max(0, self.least - self._filled))
+        joining += min(-(-(rows - joining) // 2), self.size - self._filled - joining)
+        self._append(slice_rows(block, 0, joining))
+        return [self._exchange(slice_rows(block, joining, rows))] if joining < rows else []
+
+    def drain(self, count: int) -> Block | None:
+        """Give up ``count`` rows, or those that are left, in random order; None once it is empty."""
+        if not self.held:
+            return None
+        order = Permutation(self._filled, derive_key(self._seed, "live", "drain", self._swapped))
+        rows = order.slice(self._drained, min(self._drained + count, self._filled))
+        self._drained += len(rows)
+        drained = {name: array.take(rows, axis=0) for name, array in self._fields.items()}
+        self._fields[_SLOT][rows] = _NO_POLICY
+        return self._give(drained)
+
+    def state(self) -> dict[str, Any]:
+        """Return the rows and counts."""
+        rows = {name: array[: self._filled].copy() for name, array in self._fields.items()}
+        slots = rows.pop(_SLOT, np.zeros(0, np.int32))
+        with_policy = np.flatnonzero(slots != _NO_POLICY)
+        return {
+            "rows": rows,
+            "policy_row": with_policy,
+            "policy": self._policies.read(slots[with_policy]),
+            "filled": self._filled,
+            "swapped": self._swapped,
+            "drained": self._drained,
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take up the rows and counts of a state, of a reservoir of this size."""
+        self._fields, self._policies, self._filled = {}, _Policies(), 0
+        if state["rows"]:
+            block: Block = dict(state["rows"])
+            if len(state["policy_row"]):
+                block |= {"policy": state["policy"], "policy_row": state["policy_row"]}
+            self._fields = self._make(block, self.size)
+            self._append(block)
+        self._swapped, self._drained = state["swapped"], state["drained"]
+
+    def _append(self, block: Block) -> None:
+        stop = self._filled + block_length(block)
+        for name, values in self._take_in(block).items():
+            self._fields[name][self._filled : stop] = values
+        self._filled = stop
+
+    def _exchange(self, block: Block) -> Block:
+        """Swap each row of a block, in their order, for the one at a place drawn for it.
+
+        All at once: rows that drew the same place form a chain. The first of them gets what was there, each
+        later one what the one before it brought, and the last stays.
+        """
+        count = block_length(block)
+        draws = uniform_draw(np.arange(self._swapped, self._swapped + count), self._key)
+        places = (draws * self._filled).astype(np.int64)
+        self._swapped += count
+        order = np.argsort(places, kind="stable")
+        again = places[order[1:]] == places[order[:-1]]
+        later, before = order[1:][again], order[:-1][again]
+        out: Block = {}
+        for name, values in self._take_in(block).items():
+            held = self._fields[name]
+            out[name] = held.take(places, axis=0)
+            out[name][later] = values[before]
+            held[places] = values  # of those for one place, NumPy leaves the last
+        return self._give(out)
+
+    def _take_in(self, block: Block) -> Block:
+        """Return the rows of a block as they are held: with the place of each one's dense policy."""
+        rows = {name: block[name] for name in plain_fields(block)}
+        rows[_SLOT] = np.full(block_length(block), _NO_POLICY, np.int32)
+        if "policy" in block:
+            rows[_SLOT][block["policy_row"]] = self._policies.add(block["policy"])
+        return rows
+
+    def _give(self, rows: Block) -> Block:
+        """Return held rows as a block, and let go of their policies."""
+        slots = rows.pop(_SLOT)
+        with_policy = np.flatnonzero(slots != _NO_POLICY)
+        if len(with_policy):
+            rows["policy"] = self._policies.read(slots[with_policy])
+            rows["policy_row"] = with_policy.astype(np.uint32)
+            self._policies.free(slots[with_policy])
+        return rows
+
+    def _close_up(self) -> None:
+        """Move the rows together that are left after some have been drained."""
+        order = Permutation(self._filled, derive_key(self._seed, "live", "drain", self._swapped))
+        left = order.slice(self._drained, self._filled)
+        for array in self._fields.values():
+            array[: len(left)] = array[left]
+        self._filled, self._drained = len(left), 0
+
+    def _make(self, block: Block, rows: int) -> Block:
+        fields = {
+            name: np.empty((rows, *block[name].shape[1:]), block[name].dtype) for name in plain_fields(block)
+        }
+        fields[_SLOT] = np.empty(rows, np.int32)
+        return fields
+
+    def _check(self, block: Block) -> None:
+        expected = {
+            name: (array.dtype.str, array.shape[1:]) for name, array in self._fields.items() if name != _SLOT
+        }
+        found = {name: (block[name].dtype.str, block[name].shape[1:]) for name in plain_fields(block)}
+        if found != expected:
+            raise StoreError("a block has other fields than those before it", found=found, expected=expected)
+
+
+class _Policies:
+    """Dense policies (k, cells) at places that stay theirs until they are freed; grows by doubling."""
+
+    def __init__(self) -> None:
+        self._store = np.empty((0, 0), np.float32)
+        self._free = np.empty(0, np.int32)
+
+    @property
+    def nbytes(self) -> int:
+        return self._store.nbytes
+
+    def add(self, policies: npt.NDArray[np.float32]) -> npt.NDArray[np.int32]:
+        """Store policies (k, cells); return their places, (k,)."""
+        missing = len(policies) - len(self._free)
+        if missing > 0:
+            old = len(self._store)
+            new = np.empty((max(2 * old, old + missing), policies.shape[1]), np.float32)
+            if old:
+                new[:old] = self._store
+            self._store = new
+            self._free = np.concatenate((self._free, np.arange(old, len(new), dtype=np.int32)))
+        slots, self._free = self._free[: len(policies)], self._free[len(policies) :]
+        self._store[slots] = policies
+        return slots
+
+    def read(self, slots: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+        return self._store[slots]
+
+    def free(self, slots: npt.NDArray[np.int32]) -> None:
+        self._free = np.concatenate((self._free, slots))

@@ -1,0 +1,299 @@
+"""The games of one file, as chunks, from the raw batches that a reader gave: found, named and judged.
+
+All of a file is in memory at once. Opens no file, and decides neither splits nor what is bad.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from hexdata.board import BLUE, game_hash
+from hexdata.errors import FormatError, InputError
+from hexdata.formats.shards import Block, columns_to_block
+from hexdata.games.evidence import Tally, with_findings
+from hexdata.games.find import EVIDENCE, GAMES, ROWS, Grouping, column, find_games
+from hexdata.games.findings import Finding, find_positions, flag_lists, flags_of, game_findings
+from hexdata.games.labels import players_of
+from hexdata.games.sense import Sense, decide
+from hexdata.live.chunk import Chunk
+from hexdata.live.rows import slice_rows
+from hexdata.schema import NO_TIER
+from hexdata.store.originals import in_sense
+
+__all__ = ["Found", "found_games", "identity_hash", "trmph_games"]
+
+Array = npt.NDArray[Any]
+
+_IDS: Final = ("origin", "file_idx", "line_idx")
+
+
+@dataclass(frozen=True)
+class Found:
+    """The games of a file, in its order, and how many of its positions are of no known game."""
+
+    chunks: list[Chunk]
+    loose: int
+
+
+def trmph_games(name: str, batches: Sequence[pa.RecordBatch], board_size: int) -> Found:
+    """Return the games of a TRMPH file: the same as :func:`found_games`, in a fifth of the time.
+
+    The reader has made the positions from the moves, so that there is nothing to find out but whether the
+    chain on the last board contradicts the winner.
+
+    Args:
+        name: of the file.
+        batches: all that ``TrmphReader`` gave of it, not empty.
+        board_size: n.
+    """
+    table = pa.Table.from_batches(batches)
+    lines = column(table, "line_idx", -1)
+    bounds = np.append(np.flatnonzero(np.diff(lines, prepend=-1)), len(lines))
+    flags = flags_of(_on_rows(table, bounds[1:] - 1, board_size).astype(np.uint32), "blue-is-0")
+    moves = column(table, "move", 0).astype(np.uint16)
+    winners = column(table, "winner", -1)[bounds[:-1]].tolist()
+    codes = flag_lists(flags).to_pylist()
+    chunks = []
+    for place, (start, stop) in enumerate(pairwise(bounds.tolist())):
+        own = moves[start : stop - 1]
+        chunks.append(
+            Chunk(
+                board_size,
+                name,
+                place,
+                game_hash(own, board_size),
+                moves=own,
+                value=float(winners[place]),
+                flags=tuple(codes[place]),
+            )
+        )
+    return Found(chunks, 0)
+
+
+def _on_rows(table: pa.Table, rows: Array, board_size: int) -> npt.NDArray[np.uint16]:
+    return find_positions(_whole(table.take(pa.array(rows))), board_size)
+
+
+def found_games(
+    name: str,
+    batches: Sequence[pa.RecordBatch],
+    board_size: int,
+    *,
+    mixed: bool = False,
+    sure_ids: bool = False,
+    sense: Sense | None = None,
+    otherwise: Sense | None = None,
+) -> Found:
+    """Return the games of a file, found and judged as ``convert`` does it.
+
+    Args:
+        name: of the file.
+        batches: all its positions, ``raw_schema(board_size)``, in record order; not empty.
+        board_size: n.
+        mixed: its positions come from everywhere: only ids tell games apart, and a game that is not whole
+            is named by them.
+        sure_ids: these are no legacy ids, which may stand for more than one game where its positions do
+            not agree on its length and winner, or a ply stands twice.
+        sense: what the values mean, where that is known.
+        otherwise: what they mean where neither ``sense`` nor the evidence says it.
+
+    Raises:
+        FormatError: "value-sense": nothing says what the values mean; "shuffled-without-ids".
+    """
+    tally = Tally()
+    raw = _whole(pa.Table.from_batches([with_findings(batch, board_size) for batch in batches]))
+    tally.add(raw)
+    sense = sense or _sense(tally, name, otherwise)
+    without_id = 0
+    grouping: Grouping = tally.grouping()
+    if mixed:
+        if not tally.with_id:
+            raise FormatError(
+                "the positions were shuffled and have no game ids, so no game can be put together",
+                code="shuffled-without-ids",
+                path=name,
+                cure="Convert all files of this shuffle together.",
+            )
+        without_id = raw.num_rows - tally.with_id
+        raw = _by_game(raw)
+        grouping = "ids"
+    rows, games = _games(raw, board_size, grouping)
+    flags = flags_of(game_findings([_Tables({"raw": raw, "rows": rows, "games": games})]), sense)
+    table = _Positions.of(raw, rows, board_size, sense)
+    chunks, left_out = table.chunks(name, games, flag_lists(flags).to_pylist(), mixed, sure_ids or not mixed)
+    return Found(chunks, without_id + left_out + rows.column("game").null_count)
+
+
+def _sense(tally: Tally, name: str, otherwise: Sense | None) -> Sense:
+    try:
+        return decide(tally.votes, name)
+    except InputError as error:
+        if otherwise is not None:
+            return otherwise
+        raise FormatError(
+            error.reason,
+            code="value-sense",
+            path=name,
+            found=error.found,
+            expected=error.expected,
+            cure="If you know it, say so with value_sense.",
+        ) from None
+
+
+def _whole(table: pa.Table) -> pa.RecordBatch:
+    """Return a table as one batch."""
+    batches = table.combine_chunks().to_batches()
+    return batches[0] if batches else pa.RecordBatch.from_pylist([], table.schema)
+
+
+def _by_game(raw: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the positions that have an id, those of one id together, by ply."""
+    origin = raw.column("origin").dictionary_encode().indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    line, file, ply = (column(raw, key, -1) for key in ("line_idx", "file_idx", "position_in_game"))
+    order = np.lexsort((ply, line, file, origin))
+    return raw.take(pa.array(order[line[order] >= 0]))
+
+
+def _games(raw: pa.RecordBatch, board_size: int, grouping: Grouping) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+    """Return ``ROWS`` and ``GAMES`` of all positions."""
+    found = list(find_games([raw.select(EVIDENCE)], board_size, grouping))
+    rows = pa.concat_tables([ROWS.empty_table(), *(rows for rows, _ in found)])
+    games = pa.concat_tables([GAMES.empty_table(), *(games for _, games in found)])
+    return _whole(rows), _whole(games)
+
+
+@dataclass(frozen=True)
+class _Tables:
+    """Tables at hand, in the place of a spool."""
+
+    tables: dict[str, pa.RecordBatch]
+
+    def batches(self, table: str, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        batch = self.tables[table]
+        yield batch.select(columns) if columns else batch
+
+
+@dataclass(frozen=True)
+class _Positions:
+    """The positions of known games as columns (N,): game after game, each ascending by ply."""
+
+    board_size: int
+    raw: pa.RecordBatch
+    game: Array
+    ply: Array
+    total: Array
+    player: Array
+    value: npt.NDArray[np.float32]
+
+    @classmethod
+    def of(cls, raw: pa.RecordBatch, rows: pa.RecordBatch, board_size: int, sense: Sense) -> _Positions:
+        game, ply = column(rows, "game", -1), column(rows, "ply", -1)
+        order = np.lexsort((ply, game))
+        order = order[game[order] >= 0]
+        taken = pa.array(order)
+        raw, rows = raw.take(taken), rows.take(taken)
+        player = players_of(raw, rows, board_size).to_numpy(zero_copy_only=False)
+        value = in_sense(column(raw, "value", np.nan), sense).astype(np.float32)
+        return cls(board_size, raw, game[order], ply[order], column(rows, "total", -1), player, value)
+
+    def chunks(
+        self, name: str, games: pa.RecordBatch, codes: list[list[str]], mixed: bool, sure_ids: bool
+    ) -> tuple[list[Chunk], int]:
+        """Return the games as chunks, and how many positions have ids that are no identity."""
+        bounds = np.searchsorted(self.game, np.arange(games.num_rows + 1))
+        as_moves = self._as_moves(games, bounds)
+        moves = column(self.raw, "move", 0).astype(np.uint16)
+        tiers = column(self.raw, "value_sample_tier", NO_TIER).astype(np.uint8)
+        hashes = games.column("game_hash").to_pylist()
+        blocks = self._blocks(bounds, ~as_moves)
+        chunks: list[Chunk] = []
+        left_out = 0
+        for number, (start, stop) in enumerate(pairwise(bounds.tolist())):
+            if not (sure_ids or self._is_identity(start, stop)):
+                left_out += stop - start
+                continue
+            known: dict[str, Any] = {"block": blocks.get(number)}
+            if as_moves[number]:
+                own = tiers[start:stop]
+                known = {
+                    "moves": moves[start : stop - 1],
+                    "value": float(self.value[start]),
+                    "tiers": own if (own != NO_TIER).any() else None,
+                }
+            identity = hashes[number]
+            if mixed and games.column("moves")[number].as_py() is None:
+                identity = self._identity(start)
+            flags = tuple(codes[number])
+            chunks.append(Chunk(self.board_size, name, len(chunks), identity, flags=flags, **known))
+        return chunks, left_out
+
+    def _as_moves(self, games: pa.RecordBatch, bounds: Array) -> npt.NDArray[np.bool_]:
+        """Say which games (G,) their moves and one value tell in full."""
+        if not games.num_rows:
+            return np.zeros(0, np.bool_)
+        starts, sizes = bounds[:-1], np.diff(bounds)
+        last = self.ply + 1 == self.total
+        occupied = column(self.raw, "findings", 0) & int(Finding.OCCUPIED_MOVE) != 0
+        plain = (self.player == self.ply & 1) & (self.total == np.repeat(sizes, sizes)) & ~occupied
+        plain &= self.value == np.repeat(self.value[starts], sizes)
+        plain &= self.raw.column("move").is_null().to_numpy(zero_copy_only=False) == last
+        plain &= self.raw.column("policy").is_null().to_numpy(zero_copy_only=False)
+        whole = games.column("moves").is_valid().to_numpy(zero_copy_only=False)
+        blue_began = (column(games, "first_player", -1) == BLUE) | (sizes == 1)
+        told: npt.NDArray[np.bool_] = whole & blue_began & np.logical_and.reduceat(plain, starts)
+        return told
+
+    def _blocks(self, bounds: Array, wanted: npt.NDArray[np.bool_]) -> dict[int, Block]:
+        """Return the blocks of some games, by their numbers."""
+        if not wanted.any():
+            return {}
+        sizes = np.diff(bounds)
+        rows = np.flatnonzero(np.repeat(wanted, sizes))
+        raw = self.raw.take(pa.array(rows))
+        nothing = pa.array(np.zeros(len(rows), np.int64))
+        ply, total = self.ply[rows], self.total[rows]
+        columns = {
+            "board": raw.column("board"),
+            "game_id": nothing,
+            "move": raw.column("move"),
+            "player_to_move": pa.array(self.player[rows]),
+            "policy": raw.column("policy"),
+            "position_id": nothing,
+            "position_in_game": pa.array(ply, mask=ply < 0),
+            "total_positions": pa.array(total, mask=total < 0),
+            "value": pa.array(self.value[rows]),
+            "value_sample_tier": raw.column("value_sample_tier"),
+        }
+        dense = raw.column("policy").null_count < len(rows)
+        block = columns_to_block(pa.table(columns), with_policy=dense)
+        numbers = np.flatnonzero(wanted).tolist()
+        own = np.append(0, np.cumsum(sizes[wanted])).tolist()
+        return {
+            number: slice_rows(block, start, stop)
+            for number, (start, stop) in zip(numbers, pairwise(own), strict=True)
+        }
+
+    def _is_identity(self, start: int, stop: int) -> bool:
+        """Say whether positions of one id agree on the game's length and winner, and no ply stands twice."""
+        winner = column(self.raw.slice(start, stop - start), "winner", -1)
+        same = (self.total[start:stop] == self.total[start]).all() and (winner == winner[0]).all()
+        return bool(same and (np.diff(self.ply[start:stop]) > 0).all())
+
+    def _identity(self, row: int) -> bytes:
+        origin, file_idx, line_idx = (self.raw.column(name)[row].as_py() for name in _IDS)
+        return identity_hash(origin, -1 if file_idx is None else file_idx, line_idx, self.board_size)
+
+
+def identity_hash(origin: str | None, file_idx: int, line_idx: int, board_size: int) -> bytes:
+    """Return 16 bytes that name a game whose moves are not all at hand by its ids, as ``convert`` does."""
+    identity = json.dumps([board_size, origin, file_idx, line_idx]).encode("ascii")
+    return hashlib.sha256(b"hexdata identity " + identity).digest()[:16]

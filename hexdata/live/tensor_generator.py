@@ -1,0 +1,108 @@
+"""The stage that collects positions into batches for the trainer, with the fields and options of the Loader.
+
+Takes positions in the order in which they come, and mixes nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from typing import Any, Literal, get_args
+
+from hexdata.batch import Batch, BatchOptions, make_batch
+from hexdata.checks import check_choice, check_count, check_seed
+from hexdata.formats.shards import Block, block_length
+from hexdata.live.rows import join_blocks, slice_rows
+from hexdata.live.stage import Transform
+from hexdata.schema import board_size_of
+
+__all__ = ["LastBatch", "TensorGenerator"]
+
+LastBatch = Literal["short", "drop"]
+"""What becomes of positions that do not fill a batch when the input has ended."""
+
+
+class TensorGenerator(Transform):
+    """Turns blocks of positions into batches: blocks in, batches out.
+
+    Every batch has ``batch_size`` positions, except the last, if the input ends. Symmetries and value
+    weights are drawn with the number of the batch, so a position that comes again is drawn for anew.
+
+    With several threads, batches may overtake each other; each has the positions and the draws that it
+    has with one. Counted are ``batches`` and ``positions``.
+
+    Args:
+        batch_size: positions a batch.
+        batch: what batches hold.
+        seed: of the draws of symmetries and value weights.
+        remainder: of the end of the input: a ``"short"`` batch, or ``"drop"``.
+        threads: of the stage.
+
+    Raises:
+        ConfigError: an option has no meaning.
+    """
+
+    def __init__(
+        self,
+        *,
+        batch_size: int,
+        batch: BatchOptions,
+        seed: int,
+        remainder: LastBatch = "short",
+        threads: int = 1,
+    ) -> None:
+        super().__init__(threads=threads)
+        check_choice("remainder", remainder, get_args(LastBatch))
+        self.batch_size = check_count("batch_size", batch_size, 1)
+        self.batch = batch
+        self.seed = check_seed(seed)
+        self.remainder = remainder
+        self._pending: list[Block] = []
+        self._held = 0
+        self._batches = 0
+        self._collecting = threading.Lock()
+
+    def process(self, item: Block) -> Iterable[Batch]:
+        """Return the batches that a block completes."""
+        with self._collecting:
+            full = self._collect(item)
+        return [self._make(number, block) for number, block in full]
+
+    def finish(self) -> Iterable[Batch]:
+        """Return the last batch, a short one."""
+        if not self._held or self.remainder == "drop":
+            return ()
+        number, block = self._batches, join_blocks(self._pending)
+        self._batches, self._pending, self._held = number + 1, [], 0
+        return (self._make(number, block),)
+
+    def state(self) -> dict[str, Any]:
+        """Return the number of batches made, and the positions that wait for the next."""
+        pending = join_blocks(self._pending) if self._held else {}
+        return {"batches": self._batches, "pending": pending}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on from a state."""
+        self._batches = state["batches"]
+        self._pending = [state["pending"]] if state["pending"] else []
+        self._held = sum(map(block_length, self._pending))
+
+    def _collect(self, block: Block) -> list[tuple[int, Block]]:
+        """Take in a block; return what fills batches, each with its number. Under the lock."""
+        full = []
+        start, rows = 0, block_length(block)
+        while rows - start >= self.batch_size - self._held:
+            stop = start + self.batch_size - self._held
+            full.append((self._batches, join_blocks([*self._pending, slice_rows(block, start, stop)])))
+            self._batches += 1
+            self._pending, self._held, start = [], 0, stop
+        if start < rows:
+            self._pending.append(slice_rows(block, start, rows))
+            self._held += rows - start
+        return full
+
+    def _make(self, number: int, block: Block) -> Batch:
+        self.count("batches")
+        self.count("positions", block_length(block))
+        size = board_size_of(block["board"].shape[1])
+        return make_batch(block, self.batch, size, seed=self.seed, epoch=number)

@@ -1,0 +1,122 @@
+"""Stages that pass numbers on, and pipelines of them: what the frame of a live pipeline is tested with."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from hexdata.live.pipeline import Pipeline
+from hexdata.live.stage import Stage, Transform, Worker
+
+PATIENCE = 30.0
+"""Seconds after which something that is waited for is taken to hang; never reached by a test that passes."""
+
+
+class Numbers(Stage):
+    """Puts ``start`` … ``stop`` - 1; of several threads, each its share."""
+
+    first = True
+
+    def __init__(self, stop: int, *, threads: int = 1) -> None:
+        super().__init__(threads=threads)
+        self._next = list(range(threads))
+        self._stop = stop
+
+    def work(self, worker: Worker) -> None:
+        while self._next[worker.number] < self._stop:
+            number = self._next[worker.number]
+            self._next[worker.number] += len(self.workers)
+            self.put(worker, [number])
+
+    def state(self) -> dict[str, Any]:
+        return {"next": list(self._next)}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self._next = state["next"]
+
+
+class Hold(Transform):
+    """Passes numbers on in twos and threes, holds one back till the end, and gives that up then."""
+
+    def __init__(self, *, threads: int = 1) -> None:
+        super().__init__(threads=threads)
+        self._held: list[Any] = []
+
+    def process(self, item: Any) -> Iterable[Any]:
+        with self._lock:
+            self._held.append(item)
+            if len(self._held) < 3:
+                return []
+            given_up, self._held = self._held[:2], self._held[2:]
+        return given_up
+
+    def finish(self) -> Iterable[Any]:
+        given_up, self._held = self._held, []
+        return given_up
+
+    def state(self) -> dict[str, Any]:
+        return {"held": list(self._held)}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self._held = state["held"]
+
+
+class Pass(Transform):
+    def process(self, item: Any) -> Iterable[Any]:
+        return (item,)
+
+
+def named(stage: Stage, name: str) -> Stage:
+    stage.name = name
+    return stage
+
+
+def make(stop: int, threads: Iterable[int] = (1, 1, 1), capacity: int = 2) -> Pipeline:
+    first, *others = threads
+    stages: list[Stage] = [Numbers(stop, threads=first)]
+    stages += [named(Hold(threads=count), f"Hold{place}") for place, count in enumerate(others)]
+    return Pipeline(stages, [(capacity, "block")] * len(stages))
+
+
+def rest(pipeline: Pipeline) -> list[Any]:
+    """All that still comes."""
+    taken = []
+    while True:
+        try:
+            item = pipeline.take(PATIENCE)
+        except StopIteration:
+            return taken
+        assert item is not None, "the pipeline hangs"
+        taken.append(item)
+
+
+def in_thread(action: Callable[[], Any]) -> Callable[[], Any]:
+    """Start an action in a thread of its own; what is returned waits for it and gives what it gave."""
+    found: list[Any] = []
+
+    def act() -> None:
+        try:
+            found.append(action())
+        except BaseException as error:  # noqa: BLE001 - the test looks at it
+            found.append(error)
+
+    thread = threading.Thread(target=act)
+    thread.start()
+
+    def result() -> Any:
+        thread.join(PATIENCE)
+        assert not thread.is_alive(), "it hangs"
+        return found[0]
+
+    return result
+
+
+def until(condition: Callable[[], Any]) -> None:
+    """Let other threads run until a condition holds."""
+    turns = threading.Event()
+    for _ in range(int(PATIENCE * 1000)):
+        if condition():
+            return
+        turns.wait(0.001)
+    raise AssertionError("it never comes to that")

@@ -1,0 +1,171 @@
+"""Chunks out of made-up games, their positions by a plain definition, and stages that tests put in."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from hexdata.demo.games import make_games
+from hexdata.formats.shards import Block
+from hexdata.live.chunk import PLIES, Chunk
+from hexdata.live.stage import Stage, Transform, Worker
+from hexdata.schema import NO_MOVE, NO_PLY, NO_TIER
+
+N = 5
+CELLS = N * N
+
+
+def whole_chunks(count: int, seed: int = 1, board_size: int = N, tiers: bool = False) -> list[Chunk]:
+    """Games that are their moves, numbered from 0."""
+    return [
+        Chunk(
+            board_size=board_size,
+            source=f"made-{number % 3}.trmph",
+            place=number // 3,
+            game_hash=number.to_bytes(16, "big"),
+            moves=game.moves,
+            value=float(game.winner),
+            tiers=(np.arange(len(game.moves) + 1) % 4).astype(np.uint8) if tiers else None,
+            number=number,
+        )
+        for number, game in enumerate(make_games(count, seed, board_size))
+    ]
+
+
+def found_chunk(number: int, positions: int, dense: Iterable[int] = (), final: Iterable[int] = ()) -> Chunk:
+    """A game of found boards, full of odd values; ``dense`` and ``final`` are plies."""
+    rng = np.random.default_rng([number, positions])
+    move = rng.integers(0, CELLS, positions).astype(np.uint16)
+    move[list(final)] = NO_MOVE
+    block: Block = {
+        "board": rng.integers(0, 256, (positions, (2 * CELLS + 7) // 8), dtype=np.uint8),
+        "game_id": np.full(positions, 77, np.int64),
+        "move": move,
+        "player_to_move": rng.integers(0, 2, positions).astype(np.uint8),
+        "position_id": rng.integers(0, 99, positions),
+        "position_in_game": np.full(positions, NO_PLY, np.uint16),
+        "total_positions": rng.integers(0, 99, positions).astype(np.uint16),
+        "value": rng.random(positions).astype(np.float32),
+        "value_sample_tier": rng.integers(0, 4, positions).astype(np.uint8),
+    }
+    rows = np.array(sorted(dense), np.uint32)
+    if len(rows):
+        policies = rng.random((len(rows), CELLS)).astype(np.float32)
+        block |= {"policy": policies / policies.sum(axis=1, keepdims=True), "policy_row": rows}
+    return Chunk(N, "found.pkl.gz", number, b"f" * 16, block=block, number=number)
+
+
+Row = dict[str, Any]
+
+
+def plain_row(chunk: Chunk, ply: int) -> Row:
+    """One position of a chunk by the words of the documentation: plain values, ``policy`` a list or None."""
+    identity = {"game_id": chunk.number, "position_id": chunk.number * PLIES + ply}
+    if chunk.block is not None:
+        return block_rows(chunk.block)[ply] | identity
+    assert chunk.moves is not None
+    n, played = chunk.board_size, chunk.moves.tolist()
+    stones = [0] * (2 * n * n + (-2 * n * n) % 8)
+    for earlier, cell in enumerate(played[:ply]):
+        stones[(earlier % 2) * n * n + cell] = 1
+    bits = "".join(map(str, stones))
+    return identity | {
+        "board": [int(bits[start : start + 8], 2) for start in range(0, len(bits), 8)],
+        "move": played[ply] if ply < len(played) else NO_MOVE,
+        "player_to_move": ply % 2,
+        "position_in_game": ply,
+        "total_positions": len(played) + 1,
+        "value": chunk.value,
+        "value_sample_tier": NO_TIER if chunk.tiers is None else int(chunk.tiers[ply]),
+        "policy": None,
+    }
+
+
+def block_rows(block: Block) -> list[Row]:
+    """Take a block apart, one position at a time."""
+    policies = dict(zip(block.get("policy_row", []), block.get("policy", []), strict=True))
+    return [
+        {name: array[row].tolist() for name, array in block.items() if not name.startswith("policy")}
+        | {"policy": policies[row].tolist() if row in policies else None}
+        for row in range(len(block["value"]))
+    ]
+
+
+def rows_of(blocks: Iterable[Block]) -> list[Row]:
+    return [row for block in blocks for row in block_rows(block)]
+
+
+def ids_of(blocks: Iterable[Block]) -> list[int]:
+    return [identity for block in blocks for identity in block["position_id"].tolist()]
+
+
+class MadeGames(Stage):
+    """In place of the stages that read files: hands of made-up games, in order, ``passes`` times."""
+
+    first: ClassVar[bool] = True
+    gives: ClassVar[str] = "hands"
+
+    def __init__(self, *, games: int = 40, hand: int = 6, passes: int | None = 1) -> None:
+        super().__init__()
+        chunks = whole_chunks(games, tiers=True)
+        chunks[1] = replace(found_chunk(1, 9, dense=(2, 5, 8), final=(8, 7)), number=1)
+        self._hands = [tuple(chunks[start : start + hand]) for start in range(0, games, hand)]
+        self._passes = passes
+        self._next = 0
+
+    def work(self, worker: Worker) -> None:
+        while self._passes is None or self._next < self._passes * len(self._hands):
+            hand = self._hands[self._next % len(self._hands)]
+            self._next += 1
+            self.put(worker, (hand,))
+
+    def state(self) -> dict[str, Any]:
+        return {"next": self._next}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self._next = state["next"]
+
+
+class Silence(Stage):
+    """A first stage that waits for what never comes."""
+
+    first: ClassVar[bool] = True
+    gives: ClassVar[str] = "hands"
+
+    def work(self, worker: Worker) -> None:
+        self.wait_for(worker, lambda: None)
+
+
+class Faulty(Transform):
+    """Passes some items on and then raises."""
+
+    def __init__(self, *, after: int = 2) -> None:
+        super().__init__()
+        self.after = after
+
+    def process(self, item: Any) -> Iterable[Any]:
+        self.after -= 1
+        if self.after < 0:
+            raise ArithmeticError("worn out")
+        return (item,)
+
+
+class Interrupting(Transform):
+    """Presses Ctrl-C, once, while the trainer waits."""
+
+    def process(self, item: Any) -> Iterable[Any]:
+        if not self.counts:
+            self.count("pressed")
+            ident = threading.main_thread().ident
+            assert ident is not None
+            signal.pthread_kill(ident, signal.SIGINT)
+        return ()
+
+
+class NoStage:
+    """What cannot stand in a pipeline."""

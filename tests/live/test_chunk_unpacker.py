@@ -1,0 +1,247 @@
+"""Positions out of games: their fields, and which ones come, against plain definitions of both."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hexdata.errors import ConfigError, StoreError
+from hexdata.formats.shards import block_fields
+from hexdata.live.chunk import PLIES, Chunk
+from hexdata.live.chunk_unpacker import ChunkUnpacker
+from hexdata.live.pipeline import Pipeline
+from tests.live.made import MadeGames, N, found_chunk, ids_of, plain_row, rows_of, whole_chunks
+
+
+def unpacker(**options: Any) -> ChunkUnpacker:
+    return ChunkUnpacker(**{"seed": 3, "pool_size": 100, **options})
+
+
+def by_id(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(rows, key=lambda row: row["position_id"])
+
+
+def plies_of(stage: ChunkUnpacker, *hand: Chunk) -> list[int]:
+    return sorted(identity % PLIES for identity in ids_of(stage.process(hand)))
+
+
+# --- what a position is -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tiers", [False, True])
+@pytest.mark.parametrize("board_size", [3, 5, 13])
+def test_whole_games_are_played_out(board_size, tiers):
+    hand = whole_chunks(7, board_size=board_size, tiers=tiers)
+    hand[2] = replace(hand[2], tiers=None)
+    (block,) = unpacker().process(tuple(hand))
+    assert rows_of([block]) == [plain_row(chunk, ply) for chunk in hand for ply in range(chunk.positions)]
+    fields = block_fields(board_size, with_policy=False)
+    assert {name: array.dtype.str for name, array in block.items()} == {
+        name: spec.dtype for name, spec in fields.items()
+    }
+
+
+def test_found_boards_and_dense_policies_come_as_they_are():
+    hand = [
+        found_chunk(4, 6, dense=(1, 5)),
+        *whole_chunks(2),
+        found_chunk(9, 3),
+        found_chunk(7, 4, dense=(0,)),
+    ]
+    (block,) = unpacker().process(tuple(hand))
+    expected = [plain_row(chunk, ply) for chunk in hand for ply in range(chunk.positions)]
+    assert by_id(rows_of([block])) == by_id(expected)
+    assert (np.diff(block["policy_row"].astype(np.int64)) > 0).all()
+    assert {name: (array.dtype.str, array.shape[1:]) for name, array in block.items()} == {
+        name: (spec.dtype, spec.shape) for name, spec in block_fields(N, with_policy=True).items()
+    }
+
+
+def test_games_without_moves_have_their_one_position():
+    chunk = Chunk(N, "a", 0, b"", moves=np.zeros(0, np.uint16), value=1.0, number=5)
+    assert rows_of(unpacker().process((chunk,))) == [plain_row(chunk, 0)]
+    assert rows_of(unpacker(final_positions=False).process((chunk,))) == []
+
+
+def test_final_positions_can_stay_out():
+    hand = [*whole_chunks(3), found_chunk(4, 6, dense=(5,), final=(3, 5))]
+    rows = rows_of(unpacker(final_positions=False).process(tuple(hand)))
+    plies = {
+        chunk.number: [row["position_id"] % PLIES for row in rows if row["game_id"] == chunk.number]
+        for chunk in hand
+    }
+    assert plies.pop(4) == [0, 1, 2, 4, 5]  # 5 has no move but a policy
+    assert plies == {chunk.number: list(range(chunk.positions - 1)) for chunk in hand[:3]}
+
+
+@pytest.mark.parametrize(
+    ("hand", "message"),
+    [
+        ([replace(found_chunk(1, 3), number=-1)], "without a number"),
+        ([found_chunk(1, 3), *whole_chunks(1, board_size=3)], "size 3"),
+        ([found_chunk(1, PLIES + 1)], "1025 positions"),
+    ],
+)
+def test_games_that_cannot_be_unpacked(hand, message):
+    with pytest.raises(StoreError, match=message):
+        list(unpacker().process(tuple(hand)))
+
+
+# --- which positions come -----------------------------------------------------------------------------
+
+
+class Model:
+    """By the words of the documentation: which positions have been used, a set a game."""
+
+    def __init__(self) -> None:
+        self.used: dict[int, set[int]] = {}
+
+    def check(self, number: int, drawn: list[int], wanted: int, eligible: set[int]) -> None:
+        picked = set(drawn)
+        assert len(picked) == len(drawn) == wanted
+        assert picked <= eligible
+        used = self.used.setdefault(number, set())
+        fresh = eligible - used
+        if len(fresh) > wanted:
+            assert picked <= fresh
+            used |= picked
+        else:
+            assert fresh <= picked
+            self.used[number] = picked - fresh
+
+
+hands = st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=5), min_size=1, max_size=12)
+
+
+@settings(max_examples=60)
+@given(hands=hands, wanted=st.integers(1, 12), final=st.booleans(), seed=st.integers(0, 9))
+def test_others_come_until_all_have_been_used(hands, wanted, final, seed):
+    chunks = [*whole_chunks(4), *(found_chunk(number, number - 1, final=(0,)) for number in (4, 5, 6))]
+    stage = unpacker(seed=seed, positions_per_game=wanted, final_positions=final, pool_size=7)
+    model = Model()
+    for hand in hands:
+        drawn: dict[int, list[list[int]]] = {number: [] for number in hand}
+        for block in stage.process(tuple(chunks[number] for number in hand)):
+            for number in set(block["game_id"].tolist()):
+                ids = block["position_id"][block["game_id"] == number]
+                drawn[number].append((ids % PLIES).tolist())
+        for number in drawn:
+            last = 0 if chunks[number].block is not None else chunks[number].positions - 1
+            eligible = set(range(chunks[number].positions)) - (set() if final else {last})
+            assert len(drawn[number]) == hand.count(number)
+            for plies in drawn[number]:
+                model.check(number, plies, min(wanted, len(eligible)), eligible)
+
+
+def test_all_of_a_game_come_when_that_is_asked_for():
+    hand = tuple(whole_chunks(5))
+    for options in ({}, {"positions_per_game": 999}, {"position_sampling_rate": 1}):
+        stage = unpacker(**options)
+        for _ in range(3):
+            assert len(ids_of(stage.process(hand))) == sum(chunk.positions for chunk in hand)
+
+
+@pytest.mark.parametrize("rate", [0.07, 0.5, 0.93])
+def test_a_rate_is_met_on_average_and_never_by_more_than_one_position(rate):
+    hand = tuple(replace(found_chunk(0, 9), number=number) for number in range(400))
+    stage = unpacker(position_sampling_rate=rate, pool_size=400)
+    total = 0
+    for _ in range(5):
+        counts = Counter(identity // PLIES for identity in ids_of(stage.process(hand)))
+        assert {counts[number] for number in range(400)} <= {int(9 * rate), int(9 * rate) + 1}
+        total += counts.total()
+    share = 9 * rate % 1
+    assert abs(total - 2000 * 9 * rate) < 5 * (2000 * share * (1 - share)) ** 0.5
+
+
+def test_positions_are_drawn_uniformly_and_pairs_of_them_too():
+    """Chi-squared over all pairs of 6 positions in the draws of 3,000 games: 15 pairs, 14 degrees."""
+    hand = tuple(replace(found_chunk(0, 6), number=number) for number in range(3000))
+    (block,) = unpacker(positions_per_game=2, pool_size=3000).process(hand)
+    pairs = Counter(map(tuple, (block["position_id"] % PLIES).reshape(-1, 2).tolist()))
+    assert len(pairs) == 15
+    chi2 = sum((count - 200) ** 2 / 200 for count in pairs.values())
+    assert 2 < chi2 < 45  # above 45 one time in 25,000, and the seed is fixed
+
+
+def test_the_draws_are_pinned():
+    """A change here changes every live run: it needs a new ORDER_VERSION."""
+    stage = unpacker(positions_per_game=3)
+    chunk = replace(found_chunk(0, 8), number=17)
+    assert [plies_of(stage, chunk) for _ in range(4)] == PINNED
+
+
+PINNED = [[0, 5, 6], [3, 4, 7], [1, 2, 3], [1, 2, 6]]
+
+
+def test_draws_differ_by_seed_and_game_and_time():
+    def draws(seed: int, number: int) -> list[list[int]]:
+        stage = unpacker(positions_per_game=4, seed=seed)
+        return [plies_of(stage, replace(found_chunk(0, 30), number=number)) for _ in range(2)]
+
+    found = [draws(0, 0), draws(1, 0), draws(0, 1)]
+    assert len({str(each[0]) for each in found}) == 3
+    assert all(first != second for first, second in found)
+    assert found[0] == draws(0, 0)
+
+
+def test_what_the_pool_has_let_go_of_is_forgotten():
+    stage = unpacker(positions_per_game=1, pool_size=10)
+    for number in range(987):
+        list(stage.process((replace(found_chunk(0, 5), number=number),)))
+    state = stage.state()
+    assert sorted(state["owner"] - 1) == list(range(977, 987))
+    assert sum(array.nbytes for array in state.values()) < 10 * 20
+    for number in (1000, 1003):
+        chunk = replace(found_chunk(0, 5), number=number)
+        fresh = unpacker(positions_per_game=1, pool_size=10)
+        assert [plies_of(stage, chunk) for _ in range(5)] == [plies_of(fresh, chunk) for _ in range(5)]
+
+
+def test_a_state_goes_on_with_the_same_draws():
+    hands = [
+        tuple(replace(found_chunk(0, 9), number=number % 7) for number in range(i, i + 4)) for i in range(30)
+    ]
+    stage = unpacker(positions_per_game=2)
+    for stop in range(0, 30, 3):
+        other = unpacker(positions_per_game=2)
+        other.load_state(stage.state())
+        rest = [ids_of(stage.process(hand)) for hand in hands[stop : stop + 3]]
+        assert [ids_of(other.process(hand)) for hand in hands[stop : stop + 3]] == rest
+
+
+def test_with_more_threads_the_set_is_the_same():
+    def run(threads: int) -> list[int]:
+        stages = [MadeGames(passes=6), unpacker(positions_per_game=5, threads=threads)]
+        ids = []
+        with Pipeline(stages, [(2, "block"), (2, "block")]) as pipeline:
+            pipeline.start()
+            while True:
+                try:
+                    ids += ids_of([pipeline.take()])
+                except StopIteration:
+                    return sorted(ids)
+
+    assert run(1) == run(3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"position_sampling_rate": 0}, "position_sampling_rate"),
+        ({"position_sampling_rate": 1.01}, "position_sampling_rate"),
+        ({"position_sampling_rate": float("nan")}, "position_sampling_rate"),
+        ({"position_sampling_rate": True}, "position_sampling_rate"),
+        ({"positions_per_game": 0}, "positions_per_game"),
+        ({"pool_size": 0}, "pool_size"),
+    ],
+)
+def test_options_without_a_meaning(options, message):
+    with pytest.raises(ConfigError, match=message):
+        unpacker(**options)

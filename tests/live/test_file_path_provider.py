@@ -1,0 +1,391 @@
+"""Files found in a directory: those that are there, then new ones, each once, and only when complete.
+
+What is waited for is waited for with a patience that no test that passes ever uses up.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hexdata.errors import ConfigError, HexdataError, InputError
+from hexdata.live.chunk import SCANNED, FoundFile
+from hexdata.live.file_path_provider import FilePathProvider
+from hexdata.live.pipeline import Pipeline
+
+PATIENCE = 30.0
+
+
+@pytest.fixture(autouse=True)
+def no_thread_survives() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    assert set(threading.enumerate()) <= before
+
+
+def watching(folder: Path, **options: Any) -> Pipeline:
+    options = {"settle": 0.05, "rescan": 1000.0, **options}
+    return Pipeline([FilePathProvider(folder, **options)], [(2, "block")])
+
+
+def take(pipeline: Pipeline) -> FoundFile:
+    found = pipeline.take(PATIENCE)
+    assert found is not None, "the file is not found"
+    return found
+
+
+def names(pipeline: Pipeline, count: int) -> list[str]:
+    return [take(pipeline).name for _ in range(count)]
+
+
+def all_names(pipeline: Pipeline) -> list[str]:
+    pipeline.start()
+    taken = []
+    while True:
+        try:
+            taken.append(take(pipeline).name)
+        except StopIteration:
+            return taken
+
+
+def until(condition: Callable[[], Any]) -> None:
+    turns = threading.Event()
+    for _ in range(int(PATIENCE * 100)):
+        if condition():
+            return
+        turns.wait(0.01)
+    raise AssertionError("it never comes to that")
+
+
+def provider_of(pipeline: Pipeline) -> FilePathProvider:
+    (provider,) = pipeline.stages
+    assert isinstance(provider, FilePathProvider)
+    return provider
+
+
+def write(path: Path, text: str = "x") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def rename_in(path: Path, text: str = "x") -> Path:
+    return write(path.with_name(f".{path.name}.tmp"), text).rename(path)
+
+
+def started(folder: Path, **options: Any) -> Pipeline:
+    """A pipeline whose watch stands and whose first scan is done."""
+    pipeline = watching(folder, **options)
+    pipeline.start()
+    while take(pipeline) is not SCANNED:
+        pass
+    return pipeline
+
+
+# --- what is there ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def filled(tmp_path: Path) -> Path:
+    for name in ("b.trmph", "a.trmph", "sub/c.pkl.gz", "sub/deep/d.tar", "a-2.trmph", "z.trmph.gz", "y.pkl"):
+        write(tmp_path / name)
+    for name in ("notes.json", ".hidden.trmph", "e.trmph.tmp", "f.trmph.part", ".work/g.trmph", "h.TRMPH"):
+        write(tmp_path / name)
+    return tmp_path
+
+
+IN_ORDER = ["a-2.trmph", "a.trmph", "b.trmph", "sub/c.pkl.gz", "sub/deep/d.tar", "y.pkl", "z.trmph.gz"]
+
+
+def test_what_is_there_comes_in_order_of_name_and_then_the_mark(filled: Path) -> None:
+    with watching(filled) as pipeline:
+        pipeline.start()
+        assert names(pipeline, 8) == [*IN_ORDER, ""]
+        write(filled / "new.trmph")
+        assert names(pipeline, 1) == ["new.trmph"]
+
+
+def test_without_watching_it_ends_after_what_is_there(filled: Path) -> None:
+    with watching(filled, watch=False) as pipeline:
+        assert all_names(pipeline) == IN_ORDER
+
+
+def test_a_file_says_where_it_is_and_how_large(tmp_path: Path) -> None:
+    path = write(tmp_path / "sub/a.trmph", "12345")
+    with watching(tmp_path, watch=False) as pipeline:
+        pipeline.start()
+        assert take(pipeline) == FoundFile(path.resolve(), "sub/a.trmph", 5)
+
+
+@pytest.mark.parametrize("watch", [True, False])
+def test_of_many_files_the_newest_by_name_can_be_chosen(filled: Path, watch: bool) -> None:
+    with watching(filled, watch=watch, newest_files=2) as pipeline:
+        pipeline.start()
+        assert names(pipeline, 2) == IN_ORDER[-2:]
+        if watch:
+            assert take(pipeline) is SCANNED
+            rename_in(filled / "new.trmph")
+            assert names(pipeline, 1) == ["new.trmph"]
+
+
+def test_patterns_choose_names(filled: Path) -> None:
+    with watching(filled, watch=False, patterns=["*.json", "a*"]) as pipeline:
+        assert all_names(pipeline) == ["a-2.trmph", "a.trmph", "notes.json"]
+
+
+def test_links_to_folders_are_followed_once(tmp_path: Path) -> None:
+    write(tmp_path / "other/a.trmph")
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/link").symlink_to(tmp_path / "other")
+    (tmp_path / "other/back").symlink_to(tmp_path / "in")
+    with watching(tmp_path / "in", watch=False) as pipeline:
+        assert all_names(pipeline) == ["link/a.trmph"]
+
+
+# --- what comes ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("polling", [False, True])
+def test_files_come_when_they_are_renamed_in(tmp_path: Path, polling: bool) -> None:
+    with started(tmp_path, force_polling=polling) as pipeline:
+        for number in range(5):
+            path = rename_in(tmp_path / f"{number}.trmph", "12345")
+            assert take(pipeline) == FoundFile(path.resolve(), path.name, 5)
+
+
+def test_a_renamed_file_does_not_wait_until_it_is_settled(tmp_path: Path) -> None:
+    with started(tmp_path, settle=1000.0) as pipeline:
+        for number, temporary in enumerate((".{}.tmp", "{}.part", ".{}", ".tmp-{}-1234.tmp")):
+            name = f"{number}.trmph"
+            write(tmp_path / temporary.format(name)).rename(tmp_path / name)
+            assert names(pipeline, 1) == [name]
+
+
+class Clock:
+    """Stands still until it is moved."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def test_a_file_that_grows_in_place_waits_until_it_is_settled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hexdata.live.file_path_provider.time", clock := Clock())
+    with started(tmp_path, settle=100.0) as pipeline:
+        candidates = provider_of(pipeline)._candidates
+        path = tmp_path / "a.trmph"
+        with path.open("w") as file:
+            for count in range(1, 5):
+                file.write("12345")
+                file.flush()
+                until(lambda size=5 * count: [each.look[0] for each in candidates.values()] == [size])
+                clock.now += 99
+                assert len(pipeline.queues[0]) == 0
+        clock.now += 2
+        write(tmp_path / ".wake")  # whatever is told of makes it look at the clock
+        assert take(pipeline) == FoundFile(path.resolve(), "a.trmph", 20)
+
+
+def test_a_whole_folder_that_is_moved_in_is_looked_through(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    with started(tmp_path / "in") as pipeline:
+        for number in range(3):
+            write(tmp_path / "out/deep/a.trmph")
+            write(tmp_path / "out/b.trmph")
+            (tmp_path / "out").rename(tmp_path / f"in/{number}")
+            assert names(pipeline, 2) == [f"{number}/b.trmph", f"{number}/deep/a.trmph"]
+            rename_in(tmp_path / f"in/{number}/deep/c.trmph")
+            assert names(pipeline, 1) == [f"{number}/deep/c.trmph"]
+
+
+def test_folders_made_and_filled_at_once_lose_nothing(tmp_path: Path) -> None:
+    with started(tmp_path, rescan=0.5) as pipeline:
+        expected = set()
+        for number in range(30):
+            rename_in(tmp_path / f"{number}/deep/a.trmph")
+            rename_in(tmp_path / f"{number}/b.trmph")
+            expected |= {f"{number}/deep/a.trmph", f"{number}/b.trmph"}
+        assert set(names(pipeline, len(expected))) == expected
+
+
+MANY = """
+import sys
+from pathlib import Path
+folder = Path(sys.argv[1])
+for number in range(400):
+    below = folder / str(number % 7)
+    below.mkdir(exist_ok=True)
+    temporary = below / f".{number}.trmph.tmp"
+    temporary.write_text("x" * number)
+    if number % 5:
+        temporary.rename(below / f"{number}.trmph")
+    else:
+        temporary.unlink()
+        (below / f"{number}.trmph").write_text("x" * (number + 1))
+"""
+
+
+def test_of_many_files_that_come_quickly_each_comes_once(tmp_path: Path) -> None:
+    with started(tmp_path, rescan=0.2) as pipeline:
+        with subprocess.Popen([sys.executable, "-c", MANY, str(tmp_path)]) as writer:
+            found = [take(pipeline) for _ in range(400)]
+        assert writer.returncode == 0
+        assert {file.name for file in found} == {f"{number % 7}/{number}.trmph" for number in range(400)}
+        assert all(file.size == file.path.stat().st_size for file in found if file.path)
+        assert pipeline.take(0.3) is None
+
+
+def test_a_name_comes_once_and_what_is_written_under_it_later_is_counted(tmp_path: Path) -> None:
+    write(tmp_path / "a.trmph", "1")
+    with started(tmp_path) as pipeline:
+        provider = provider_of(pipeline)
+        rename_in(tmp_path / "a.trmph", "22")
+        until(lambda: provider.counts.get("rewritten") == 1)
+        rename_in(tmp_path / "a.trmph", "333")
+        rename_in(tmp_path / "b.trmph", "1")
+        assert names(pipeline, 1) == ["b.trmph"]
+        (tmp_path / "b.trmph").unlink()
+        rename_in(tmp_path / "b.trmph", "1")
+        rename_in(tmp_path / "c.trmph", "1")
+        assert names(pipeline, 1) == ["c.trmph"]
+        assert provider.counts["files"] == 3
+
+
+def test_a_file_that_goes_before_it_is_complete_is_forgotten(tmp_path: Path) -> None:
+    with started(tmp_path, settle=1000.0) as pipeline:
+        path = write(tmp_path / "a.trmph")
+        until(lambda: provider_of(pipeline)._candidates)
+        path.unlink()
+        until(lambda: provider_of(pipeline).counts.get("vanished") == 1)
+        rename_in(tmp_path / "b.trmph")
+        assert names(pipeline, 1) == ["b.trmph"]
+
+
+def test_an_empty_file_comes_once_something_is_in_it(tmp_path: Path) -> None:
+    write(tmp_path / "a.trmph", "")
+    with started(tmp_path) as pipeline:
+        write(tmp_path / "b.trmph", "")
+        write(tmp_path / "c.trmph", "1")
+        assert names(pipeline, 1) == ["c.trmph"]
+        until(lambda: not provider_of(pipeline)._candidates)
+        write(tmp_path / "a.trmph", "1")
+        assert names(pipeline, 1) == ["a.trmph"]
+
+
+def test_what_the_system_does_not_tell_is_found_when_all_is_looked_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def say_nothing(*_: object, stop_event: threading.Event, **__: object) -> Iterator[set[Any]]:
+        yield set()
+        stop_event.wait()
+
+    monkeypatch.setattr("hexdata.live.file_path_provider.watch", say_nothing)
+    with started(tmp_path, rescan=0.05) as pipeline:
+        write(tmp_path / "sub/a.trmph")
+        assert names(pipeline, 1) == ["sub/a.trmph"]
+
+
+def test_a_name_that_is_no_text_stops_nothing(tmp_path: Path) -> None:
+    odd = os.fsdecode(b"\xff.trmph")
+    with started(tmp_path) as pipeline:
+        try:
+            write(tmp_path / odd)
+        except OSError:
+            pytest.skip("this file system has no such names")
+        assert names(pipeline, 1) == [odd]
+        rename_in(tmp_path / "a.trmph")
+        assert names(pipeline, 1) == ["a.trmph"]
+
+
+# --- pauses, ends, states -----------------------------------------------------------------------------
+
+
+def test_a_state_does_not_wait_for_a_file(tmp_path: Path) -> None:
+    with started(tmp_path) as pipeline:
+        for _ in range(20):
+            pipeline.state()
+
+
+@pytest.mark.parametrize("taken", range(0, 8, 3))
+def test_without_watching_a_resumed_list_is_the_one_of_then(filled: Path, taken: int) -> None:
+    with watching(filled, watch=False) as pipeline:
+        pipeline.start()
+        before = names(pipeline, taken) if taken else []
+        until(lambda: provider_of(pipeline)._to_come is not None)
+        state = pickle.loads(pickle.dumps(pipeline.state()))
+    write(filled / "aaa.trmph")
+    with watching(filled, watch=False) as other:
+        other.load_state(state)
+        assert before + all_names(other) == IN_ORDER
+
+
+@pytest.mark.parametrize("taken", range(0, 10, 3))
+def test_resumed_what_came_does_not_come_again_and_what_is_new_comes(filled: Path, taken: int) -> None:
+    with watching(filled) as pipeline:
+        pipeline.start()
+        before = names(pipeline, min(taken, 8))
+        state = pickle.loads(pickle.dumps(pipeline.state()))
+    write(filled / "new.trmph")
+    with watching(filled) as other:
+        other.load_state(state)
+        other.start()
+        after = names(other, 9 - len(before))
+        assert sorted(before + after) == sorted([*IN_ORDER, "", "new.trmph"])
+        assert (before + after)[-1] in ("new.trmph", "")
+        assert other.take(0.1) is None
+
+
+def test_a_directory_that_goes_stops_the_pipeline(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    with started(folder, rescan=0.05) as pipeline:
+        folder.rmdir()
+        with pytest.raises(InputError, match="cannot be read any more"):
+            pipeline.take(PATIENCE)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"settle": 0},
+        {"settle": "1"},
+        {"rescan": float("nan")},
+        {"patterns": "*.trmph"},
+        {"patterns": [1]},
+        {"newest_files": -1},
+        {"watch": 1},
+        {"force_polling": "yes"},
+    ],
+)
+def test_options_without_a_meaning_are_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        FilePathProvider(tmp_path, **wrong)
+
+
+def test_a_directory_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such directory"):
+        FilePathProvider(tmp_path / "none")
+
+
+def test_a_directory_that_cannot_be_watched_stops_the_pipeline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> Iterator[Any]:
+        raise OSError("OS file watch limit reached")
+
+    monkeypatch.setattr("hexdata.live.file_path_provider.watch", refuse)
+    with watching(tmp_path) as pipeline:
+        pipeline.start()
+        with pytest.raises(HexdataError, match="cannot be watched"):
+            pipeline.take(PATIENCE)

@@ -1,0 +1,466 @@
+"""The frame of a live pipeline: what goes in comes out, states are whole, everything ends, nothing hangs.
+
+No test sleeps. Threads are made to change as often as can be, so that orders that are rare come up too.
+"""
+
+from __future__ import annotations
+
+import gc
+import linecache
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hexdata.errors import ConfigError, HexdataError
+from hexdata.live import hub as hub_module
+from hexdata.live.hub import Hub, Stopped
+from hexdata.live.pipeline import Pipeline
+from hexdata.live.queue import Overflow, Queue
+from hexdata.live.stage import Stage, Worker
+from tests.live.counting import PATIENCE, Hold, Numbers, Pass, in_thread, make, rest, until
+
+
+@pytest.fixture(autouse=True, scope="module")
+def change_threads_often() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.fixture(autouse=True)
+def no_thread_survives() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    assert set(threading.enumerate()) <= before
+
+
+BLOCK: tuple[int, Overflow] = (2, "block")
+
+
+# --- what goes in comes out ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("threads", [(1,), (1, 1, 1), (2, 3), (3, 1, 4, 2)])
+@pytest.mark.parametrize("capacity", [1, 5])
+def test_all_that_goes_in_comes_out_once(threads: tuple[int, ...], capacity: int) -> None:
+    with make(200, threads, capacity) as pipeline:
+        pipeline.start()
+        taken = rest(pipeline)
+        with pytest.raises(StopIteration):
+            pipeline.take(PATIENCE)
+    assert Counter(taken) == Counter(range(200))
+    if set(threads) == {1}:
+        assert taken == list(range(200))
+
+
+@given(st.data())
+def test_states_at_any_moment_lose_and_double_nothing(data: st.DataObject) -> None:
+    threads = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=4))
+    capacity, stop = data.draw(st.integers(1, 3)), data.draw(st.integers(0, 40))
+    pauses = data.draw(st.lists(st.integers(0, 20), max_size=3))
+    taken: list[int] = []
+    state = None
+    for pause in [*pauses, None]:
+        with make(stop, threads, capacity) as pipeline:
+            if state is not None:
+                pipeline.load_state(state)
+            pipeline.start()
+            if pause is None:
+                taken += rest(pipeline)
+                break
+            for _ in range(pause):
+                try:
+                    taken.append(pipeline.take(PATIENCE))
+                except StopIteration:
+                    break
+            state = pipeline.state()
+    assert Counter(taken) == Counter(range(stop))
+    if set(threads) == {1}:
+        assert taken == list(range(stop))
+
+
+def test_states_taken_all_the_time_by_two_threads_change_nothing() -> None:
+    with make(400, (1, 2, 2)) as pipeline:
+        pipeline.start()
+        over = threading.Event()
+
+        def watch() -> int:
+            states = 0
+            while not over.is_set():
+                pipeline.state()
+                states += 1
+            return states
+
+        watchers = [in_thread(watch) for _ in range(2)]
+        taken = rest(pipeline)
+        over.set()
+        assert min(watcher() for watcher in watchers) > 0
+    assert Counter(taken) == Counter(range(400))
+
+
+def test_a_state_of_one_moment_is_whole_and_goes_on_elsewhere() -> None:
+    with make(300, (2, 2, 2)) as pipeline:
+        pipeline.start()
+        before = [pipeline.take(PATIENCE) for _ in range(50)]
+        state = pipeline.state()
+        after = rest(pipeline)
+    with make(300, (2, 2, 2)) as other:
+        other.load_state(state)
+        other.start()
+        assert Counter(rest(other)) == Counter(after)
+    assert Counter(before + after) == Counter(range(300))
+
+
+def test_a_state_can_be_taken_before_the_start_and_after_the_end() -> None:
+    with make(20) as pipeline:
+        state = pipeline.state()
+        pipeline.start()
+        assert rest(pipeline) == list(range(20))
+        end = pipeline.state()
+    for kept, expected in ((state, list(range(20))), (end, [])):
+        with make(20) as other:
+            other.load_state(kept)
+            other.start()
+            assert rest(other) == expected
+
+
+def test_a_state_of_more_threads_goes_on_with_fewer() -> None:
+    with make(100, (1, 4), capacity=1) as pipeline:
+        pipeline.start()
+        before = [pipeline.take(PATIENCE) for _ in range(10)]
+        state = pipeline.state()
+    with make(100, (1, 1), capacity=1) as other:
+        other.load_state(state)
+        other.start()
+        assert Counter(before + rest(other)) == Counter(range(100))
+
+
+# --- pauses -------------------------------------------------------------------------------------------
+
+
+class Ticking(Stage):
+    """Waits for the outer world, which never says anything, with a timeout; counts how often it woke."""
+
+    first = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turns = 0
+
+    def work(self, worker: Worker) -> None:
+        while True:
+            self.wait_for(worker, lambda: None, 1e-4)
+            self.turns += 1
+
+
+def test_a_wait_that_times_out_during_a_pause_rests_on() -> None:
+    with Pipeline([ticking := Ticking()], [BLOCK]) as pipeline:
+        pipeline.start()
+        until(lambda: ticking.turns > 10)
+        turns = threading.Event()
+        with pipeline.hub.paused():
+            before = ticking.turns
+            turns.wait(0.02)  # two hundred times its timeout
+            assert ticking.turns == before
+        until(lambda: ticking.turns > before)
+
+
+def test_a_pause_waits_for_what_is_being_done() -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    class Slow(Pass):
+        def process(self, item: Any) -> Iterable[Any]:
+            entered.set()
+            assert leave.wait(PATIENCE)
+            return (item,)
+
+    with Pipeline([Numbers(1), Slow()], [BLOCK] * 2) as pipeline:
+        pipeline.start()
+        assert entered.wait(PATIENCE)
+        state = in_thread(pipeline.state)
+        until(lambda: pipeline.hub._pauses)
+        leave.set()
+        kept = state()["Slow"]
+        assert kept["queue"] + [item for hand in kept["hands"] for item in hand] == [0]
+
+
+def test_a_pause_ends_when_the_pipeline_stops() -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    class Stuck(Pass):
+        def process(self, item: Any) -> Iterable[Any]:
+            entered.set()
+            assert leave.wait(PATIENCE)
+            return (item,)
+
+    with Pipeline([Numbers(1), Stuck()], [BLOCK] * 2) as pipeline:
+        pipeline.start()
+        assert entered.wait(PATIENCE)
+        state = in_thread(pipeline.state)
+        until(lambda: pipeline.hub._pauses)
+        pipeline.hub.stop()
+        assert isinstance(state(), HexdataError)
+        leave.set()
+
+
+def test_a_stop_during_a_pause_is_told_to_who_paused() -> None:
+    hub = Hub()
+    with pytest.raises(Stopped), hub.paused():
+        hub.stop()
+
+
+def test_who_takes_during_a_pause_is_served_from_what_is_there() -> None:
+    with make(20, capacity=3) as pipeline:
+        pipeline.start()
+        until(lambda: len(pipeline.queues[-1]) == 3)
+        with pipeline.hub.paused():
+            assert [pipeline.take(PATIENCE) for _ in range(3)] == [0, 1, 2]
+            assert pipeline.take(0.001) is None
+        assert rest(pipeline) == list(range(3, 20))
+
+
+# --- ends ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+@pytest.mark.parametrize("error", [ValueError("no"), StopIteration(), SystemExit(3), KeyboardInterrupt()])
+def test_an_error_reaches_the_trainer_and_ends_everything(stage: int, error: BaseException) -> None:
+    pipeline = make(10**9, (2, 2, 2))
+    spoiled = pipeline.stages[stage]
+
+    def fail(*_: Any) -> Any:
+        raise error
+
+    if isinstance(spoiled, Hold):
+        spoiled.process = fail  # type: ignore[method-assign]
+    else:
+        spoiled.work = fail  # type: ignore[method-assign]
+    pipeline.start()
+    expected = HexdataError if isinstance(error, StopIteration) else type(error)
+    for _ in range(2):
+        with pytest.raises(expected):
+            rest(pipeline)
+    with pytest.raises(HexdataError, match="stopped"):
+        pipeline.state()
+    pipeline.close()
+
+
+def test_an_error_at_the_very_end_reaches_the_trainer() -> None:
+    class BadEnd(Pass):
+        def finish(self) -> Iterable[Any]:
+            raise ValueError("at the end")
+
+    with Pipeline([Numbers(3), BadEnd()], [(9, "block")] * 2) as pipeline:
+        pipeline.start()
+        with pytest.raises(ValueError, match="at the end"):
+            rest(pipeline)
+
+
+@pytest.mark.parametrize("taken", [0, 1, 5, 30])
+@pytest.mark.parametrize("capacity", [1, 4])
+def test_closed_in_the_middle_no_thread_is_left(taken: int, capacity: int) -> None:
+    pipeline = make(10**9, (1, 3, 1), capacity)
+    pipeline.start()
+    for _ in range(taken):
+        assert pipeline.take(PATIENCE) is not None
+    pipeline.close()
+    pipeline.close()
+    with pytest.raises(StopIteration):
+        pipeline.take(PATIENCE)
+
+
+def test_closed_before_the_start_and_while_it_is_waited_for() -> None:
+    make(3).close()
+    with Pipeline([Ticking()], [BLOCK]) as pipeline:
+        pipeline.start()
+        waiting = in_thread(pipeline.take)
+        until(lambda: pipeline.hub._working == 0)
+        pipeline.close()
+        assert isinstance(waiting(), StopIteration)
+
+
+def test_a_pipeline_that_nobody_holds_stops() -> None:
+    pipeline = make(10**9)
+    pipeline.start()
+    stages = pipeline.stages
+    del pipeline
+    gc.collect()
+    assert [stage.join() for stage in stages] == [[]] * 3
+
+
+def test_a_thread_that_does_not_end_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hexdata.live.stage._JOIN_SECONDS", 0.01)
+    entered, leave = threading.Event(), threading.Event()
+
+    class Stuck(Pass):
+        def process(self, item: Any) -> Iterable[Any]:
+            entered.set()
+            leave.wait(PATIENCE)
+            return (item,)
+
+    pipeline = Pipeline([Numbers(1), Stuck()], [BLOCK] * 2)
+    pipeline.start()
+    assert entered.wait(PATIENCE)
+    with pytest.raises(HexdataError, match="Stuck-0"):
+        pipeline.close()
+    leave.set()
+    until(lambda: pipeline.stages[1].join() == [])
+
+
+class Interrupted:
+    """Raises KeyboardInterrupt at the k-th line that a thread runs in ``hub.py``, as Ctrl-C may.
+
+    But only where the interpreter looks for signals, which it does after calls: not at a ``try``, and not
+    between the last call in a ``with self._lock`` block and that which gives the lock back.
+    """
+
+    def __init__(self, line: int) -> None:
+        self.left = line
+        self._entered: set[tuple[int, int]] = set()
+
+    def __call__(self, frame: Any, event: str, argument: Any) -> Any:
+        if frame.f_code.co_filename != hub_module.__file__:
+            return None
+        if event == "line" and not self._cannot_be(frame):
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+        return self
+
+    def _cannot_be(self, frame: Any) -> bool:
+        """Say whether a line is a ``try``, or one that locks, come to for the second time."""
+        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+        if line != "with self._lock:":
+            return line == "try:"
+        place = (id(frame), frame.f_lineno)
+        known = place in self._entered
+        self._entered ^= {place}
+        return known
+
+
+@pytest.mark.parametrize("action", ["take", "state"])
+def test_ctrl_c_at_any_line_leaves_a_pipeline_that_can_be_closed(action: str) -> None:
+    line = 0
+    while True:
+        line += 1
+        pipeline = make(10**9)
+        pipeline.start()
+        before = sys.gettrace()
+        sys.settrace(interrupted := Interrupted(line))
+        try:
+            getattr(pipeline, action)()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(before)
+        if interrupted.left > 0:
+            pipeline.close()
+            break
+        assert in_thread(pipeline.state)() is not None, "another thread can still read it"
+        assert pipeline.take(PATIENCE) is not None, "the stages work on"
+        pipeline.close()
+    assert line > 10
+
+
+# --- queues -------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 4), st.sampled_from(["block", "drop-new", "keep-newest"]), st.lists(st.booleans()))
+def test_a_queue_is_a_list_with_a_bound(capacity: int, overflow: Overflow, puts: list[bool]) -> None:
+    queue: Queue[int] = Queue(Hub(), capacity, overflow)
+    model: list[int] = []
+    accepted = dropped = taken = 0
+    for number, put in enumerate(puts):
+        if not put:
+            expected = model.pop(0) if model else None
+            taken += expected is not None
+            assert queue.take(0) == expected
+            continue
+        full = len(model) == capacity
+        if full and overflow == "block":
+            assert queue.hub.change(lambda n=number: queue.accept(n)) is None
+            continue
+        queue.put(number)
+        dropped += full
+        if full and overflow == "drop-new":
+            continue
+        model = [*model, number][-capacity:]
+        accepted += 1
+    assert (queue.contents(), len(queue)) == (model, len(model))
+    assert (queue.accepted, queue.dropped, queue.taken) == (accepted, dropped, taken)
+    queue.close()
+    for expected in model:
+        assert queue.take() == expected
+    with pytest.raises(Stopped):
+        queue.take()
+
+
+def test_a_full_queue_makes_its_producer_wait() -> None:
+    queue: Queue[int] = Queue(Hub(), 1)
+    queue.put(1)
+    waiting = in_thread(lambda: queue.put(2))
+    assert queue.take() == 1
+    waiting()
+    assert queue.take() == 2
+
+
+@pytest.mark.parametrize("overflow", ["drop-new", "keep-newest"])
+def test_a_pipeline_that_drops_never_waits(overflow: Overflow) -> None:
+    with Pipeline([Numbers(100), Pass()], [(4, "block"), (3, overflow)]) as pipeline:
+        pipeline.start()
+        assert [stage.join() for stage in pipeline.stages] == [[], []]
+        assert rest(pipeline) == ([0, 1, 2] if overflow == "drop-new" else [97, 98, 99])
+        assert pipeline.metrics()["Pass"]["dropped"] == 97
+
+
+# --- what is told, and what is refused ----------------------------------------------------------------
+
+
+def test_metrics_and_notes_are_told_by_stage() -> None:
+    class Talking(Pass):
+        def process(self, item: Any) -> Iterable[Any]:
+            self.count("odd" if item % 2 else "even")
+            self.count("sum", item)
+            return (item,)
+
+        def notes(self) -> dict[str, Any]:
+            return {"last": "x"}
+
+    with Pipeline([Numbers(5), Talking(threads=2)], [(9, "block")] * 2) as pipeline:
+        pipeline.start()
+        assert [stage.join() for stage in pipeline.stages] == [[], []]
+        told = pipeline.metrics()["Talking"]
+        assert (told["odd"], told["even"], told["sum"]) == (2, 3, 10)
+        assert (told["out"], told["queued"], told["capacity"], told["dropped"]) == (5, 5, 9, 0)
+        assert (told["threads"], told["busy"]) == (2, 0)
+        assert told["busy_seconds"] > 0
+        assert pipeline.notes() == {"Talking": {"last": "x"}}
+
+
+def test_stages_meet_each_other_in_order() -> None:
+    met: list[list[Stage]] = []
+
+    class Sociable(Pass):
+        def meet(self, stages: Iterable[Stage]) -> None:
+            met.append(list(stages))
+
+    pipeline = Pipeline([Numbers(1), Sociable()], [BLOCK] * 2)
+    assert met == [pipeline.stages]
+
+
+def test_stages_that_cannot_follow_one_another_are_refused() -> None:
+    for stages in ([], [Pass()], [Numbers(1), Numbers(1)], [Numbers(1), Pass(), Pass()]):
+        with pytest.raises(ConfigError):
+            Pipeline(stages, [BLOCK] * len(stages))
+    for capacity, overflow in ((0, "block"), (1, "spill")):
+        with pytest.raises(ConfigError):
+            Queue(Hub(), capacity, overflow)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError):
+        Pass(threads=0)

@@ -1,0 +1,144 @@
+"""What a live pipeline serves, in numbers: how evenly games and plies come, how often a game meets itself.
+
+The files are fixed, so each of these figures is the same in every run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from hexdata.batch import BatchOptions
+from hexdata.live import LiveLoader, LiveOptions
+from hexdata.live.chunk_source_loader import ChunkSourceLoader
+from hexdata.live.drive import same_game_pairs
+from hexdata.live.file_path_provider import FilePathProvider
+from hexdata.live.pairs import expected_pairs
+from hexdata.live.pipeline import Pipeline
+from hexdata.live.shuffling_chunk_pool import Hand, ShufflingChunkPool
+
+if TYPE_CHECKING:
+    from tests.conftest import DemoTrmph
+
+GAMES = 150
+PER_GAME = 6
+FIELDS = ("game_id", "position_in_game", "total_positions", "value")
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory, demo_trmph: DemoTrmph) -> Path:
+    """150 games, each of at least 10 positions, in 3 files."""
+    folder = tmp_path_factory.mktemp("games")
+    demo_trmph(folder, GAMES, 3, board_size=5)
+    return folder
+
+
+def delivered(directory: Path, batches: int, **more: Any) -> dict[str, npt.NDArray[Any]]:
+    """Return the fields of so many batches of 64, (batches, 64) each."""
+    live = LiveOptions(val=0, test=0, watch=False, seed=5, batch_size=64, batch=BatchOptions(fields=FIELDS))
+    with LiveLoader(
+        directory, config=live.with_stage("ChunkUnpacker", positions_per_game=PER_GAME), **more
+    ) as loader:
+        taken = [batch for batch, _ in zip(loader, range(batches), strict=False)]
+    return {name: np.stack([batch[name] for batch in taken]) for name in FIELDS}
+
+
+def chi_squared(found: npt.NDArray[Any], expected: npt.NDArray[Any]) -> float:
+    return float(((found - expected) ** 2 / expected).sum())
+
+
+def chi_squared_bound(freedom: int) -> float:
+    """Return what chance exceeds once in a million, by Wilson and Hilferty's approximation."""
+    part = 2 / (9 * freedom)
+    return float(freedom * (1 - part + 4.7534 * math.sqrt(part)) ** 3)
+
+
+@pytest.mark.parametrize("freedom", [20, 150, 1300])
+def test_the_bound_is_exceeded_once_in_a_million(freedom: int) -> None:
+    """For an even number of degrees the tail is a sum of Poisson's terms."""
+    half = chi_squared_bound(freedom) / 2
+    terms = [math.exp(k * math.log(half) - half - math.lgamma(k + 1)) for k in range(freedom // 2)]
+    assert math.fsum(terms) == pytest.approx(1e-6, rel=0.3)
+
+
+@pytest.fixture(scope="module")
+def served(directory: Path) -> dict[str, npt.NDArray[Any]]:
+    """1,500 batches, taken after the reservoir of 2,000 has been replaced some times: 96,000 positions."""
+    whole = delivered(directory, 1600, pool_size=GAMES, reservoir=2000)
+    return {name: array[100:] for name, array in whole.items()}
+
+
+def test_games_come_evenly(served: dict[str, npt.NDArray[Any]]) -> None:
+    counts = np.bincount(served["game_id"].ravel(), minlength=GAMES)
+    assert chi_squared(counts, np.full(GAMES, counts.sum() / GAMES)) < chi_squared_bound(GAMES - 1)
+
+
+def test_plies_come_evenly(served: dict[str, npt.NDArray[Any]]) -> None:
+    """Each position of a game as often as any other of it: no ply is preferred."""
+    game, ply = served["game_id"].ravel(), served["position_in_game"].ravel()
+    lengths = np.zeros(GAMES, np.int64)
+    lengths[game] = served["total_positions"].ravel()
+    counts = np.zeros((GAMES, lengths.max()))
+    np.add.at(counts, (game, ply), 1)
+    there = np.arange(lengths.max()) < lengths[:, np.newaxis]
+    expected = np.broadcast_to((counts.sum(axis=1) / lengths)[:, np.newaxis], counts.shape)
+    assert (counts[~there] == 0).all()
+    freedom = int(there.sum()) - GAMES
+    assert chi_squared(counts[there], expected[there]) < chi_squared_bound(freedom)
+
+
+def test_a_game_comes_at_any_time(served: dict[str, npt.NDArray[Any]]) -> None:
+    """Games against tenths of the time: no game prefers the beginning, say, though each comes once a pass."""
+    game = served["game_id"]
+    tenths = np.repeat(np.arange(10), len(game) // 10)[:, np.newaxis] + np.zeros_like(game)
+    counts = np.zeros((GAMES, 10))
+    np.add.at(counts, (game.ravel(), tenths.ravel()), 1)
+    expected = np.outer(counts.sum(axis=1), counts.sum(axis=0)) / counts.sum()
+    assert chi_squared(counts, expected) < chi_squared_bound((GAMES - 1) * 9)
+
+
+def test_a_game_is_drawn_anywhere_in_a_pass(directory: Path) -> None:
+    """Games against tenths of a pass, over 200 passes: each row and column of the table is given."""
+    stages = [
+        FilePathProvider(directory, watch=False),
+        ChunkSourceLoader(),
+        ShufflingChunkPool(seed=5, pool_size=GAMES, passes=200),
+    ]
+    hands: list[Hand] = []
+    with Pipeline(stages, [(4, "block")] * 3) as pipeline:
+        pipeline.start()
+        with contextlib.suppress(StopIteration):
+            while True:
+                hands.append(pipeline.take())
+    passes = np.array([chunk.number for hand in hands for chunk in hand]).reshape(200, GAMES)
+    assert (np.sort(passes) == np.arange(GAMES)).all(), "each once a pass"
+    counts = np.zeros((GAMES, 10))
+    np.add.at(counts, (passes, np.arange(GAMES) * 10 // GAMES), 1)
+    deviation = chi_squared(counts, np.full(counts.shape, 20.0)) * (GAMES - 1) / GAMES
+    assert deviation < chi_squared_bound((GAMES - 1) * 9)
+
+
+def test_places_in_a_batch_do_not_hang_together(served: dict[str, npt.NDArray[Any]]) -> None:
+    """The value at one place says nothing about the next one's: 1,500 x 63 pairs."""
+    value = served["value"].astype(np.float64)
+    value -= value.mean()
+    correlation = float((value[:, 1:] * value[:, :-1]).mean() / value.var())
+    pairs = value[:, 1:].size
+    assert abs(correlation) < 5 / math.sqrt(pairs) + (PER_GAME - 1) / 4000 + 1 / GAMES
+
+
+@pytest.mark.parametrize(("reservoir", "pool_size"), [(2000, 150), (1000, 150), (4000, 150), (2000, 50)])
+def test_same_game_pairs_are_as_many_as_theory_has_them(
+    directory: Path, reservoir: int, pool_size: int
+) -> None:
+    """Some 10,000 pairs each, so that chance makes a percent or two."""
+    skipped = 4 * reservoir // 64
+    games = delivered(directory, skipped + 900, reservoir=reservoir, pool_size=pool_size)["game_id"]
+    found = np.mean([same_game_pairs(batch) for batch in games[skipped:]])
+    assert found == pytest.approx(expected_pairs(64, reservoir, pool_size, PER_GAME), rel=0.06)

@@ -1,0 +1,229 @@
+"""Pipelines out of a config: what is usual, what can be put in and left out, and every refusal."""
+
+from __future__ import annotations
+
+import inspect
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from hexdata.batch import BatchOptions
+from hexdata.errors import ConfigError
+from hexdata.live.options import (
+    STAGES,
+    LiveOptions,
+    StageOptions,
+    load_live_config,
+    make_pipeline,
+    parse_live_config,
+)
+from hexdata.live.stage import Transform
+
+CONFIG = Path(__file__).parents[2] / "configs" / "live.toml"
+MADE = "tests.live.made:MadeGames"
+TAIL = ["ChunkUnpacker", "ShufflingFrameSampler", "TensorGenerator"]
+
+
+class Counting(Transform):
+    """A stage of somebody's own; it says what flows through it."""
+
+    takes: ClassVar[str] = "blocks"
+    gives: ClassVar[str] = "blocks"
+
+    def __init__(self, *, seed: int, step: int, loud: bool = False) -> None:
+        super().__init__()
+        self.seed, self.step, self.loud = seed, step, loud
+
+    def process(self, item: Any) -> tuple[Any]:
+        self.count("blocks", self.step)
+        return (item,)
+
+
+class Anything(Counting):
+    """One that takes any keyword, and says nothing of what flows."""
+
+    takes = None  # type: ignore[misc,assignment]
+    gives = None  # type: ignore[misc,assignment]
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(seed=0, step=1)
+        self.options = options
+
+
+COUNTING = "tests.live.test_options:Counting"
+
+
+def test_the_config_of_the_repository_is_what_is_usual_but_for_two_knobs():
+    options = load_live_config(CONFIG)
+    others = {"hand": 256, "positions_per_game": 8}
+    usual = LiveOptions()
+    assert [stage.kind for stage in options.stages] == [stage.kind for stage in usual.stages]
+    assert replace(options, stages=usual.stages) == usual
+    for stage, plain in zip(options.stages, usual.stages, strict=True):
+        assert (stage.capacity, stage.overflow) == (plain.capacity, plain.overflow)
+        parameters = inspect.signature(stage.find()).parameters
+        for knob, value in stage.knobs.items():
+            assert others.pop(knob, parameters[knob].default) == value, (stage.kind, knob)
+    assert others == {}
+
+
+def test_what_all_share_reaches_the_stages_that_ask_for_it():
+    options = LiveOptions(
+        seed=9,
+        pool_size=7,
+        reservoir=50,
+        batch_size=3,
+        batch=BatchOptions(final_policy="skip"),
+        stages=(
+            StageOptions(MADE, {"games": 3}),
+            StageOptions("ChunkUnpacker", {"positions_per_game": 2}, capacity=9, overflow="keep-newest"),
+            StageOptions(COUNTING, {"step": 4}),
+            StageOptions("ShufflingFrameSampler"),
+            StageOptions("TensorGenerator", {"threads": 2}),
+        ),
+    )
+    pipeline = make_pipeline(options, "nowhere")
+    _, unpacker, counting, sampler, generator = pipeline.stages
+    assert (unpacker.per_game, unpacker.final_positions) == (2, False)
+    assert (pipeline.queues[1].capacity, pipeline.queues[1].overflow) == (9, "keep-newest")
+    assert (counting.seed, counting.step, counting.loud) == (9, 4, False)
+    assert sampler.reservoir.size == 50
+    assert (generator.batch_size, generator.batch, generator.seed) == (3, options.batch, 9)
+    assert len(generator.workers) == 2
+
+
+def content(*stages: str, **sections: Any) -> dict[str, Any]:
+    return {"stages": [MADE, *stages], **sections}
+
+
+def test_stages_are_left_out_and_put_in_by_name():
+    options = parse_live_config(
+        content("ChunkUnpacker", COUNTING, "TensorGenerator", Counting={"step": 5, "capacity": 2})
+    )
+    assert [stage.name for stage in options.stages] == [
+        "MadeGames",
+        "ChunkUnpacker",
+        "Counting",
+        "TensorGenerator",
+    ]
+    assert options.stages[2] == StageOptions(COUNTING, {"step": 5}, capacity=2)
+
+
+def test_a_section_of_a_stage_that_is_left_out_is_checked_and_not_used():
+    options = parse_live_config(content(*TAIL, ChunkValidator={"min_positions": 5}))
+    assert [stage.name for stage in options.stages] == ["MadeGames", *TAIL]
+    with pytest.raises(ConfigError, match="min_position'"):
+        parse_live_config(content(*TAIL, ChunkValidator={"min_position": 5}))
+
+
+def test_the_relabeller_is_put_in():
+    options = parse_live_config(
+        content("ChunkRelabeller", *TAIL, ChunkRelabeller={"relabel": "tests.live.made:whole_chunks"})
+    )
+    assert options.stages[1].knobs == {"relabel": "tests.live.made:whole_chunks"}
+    with pytest.raises(ConfigError, match=r"\[ChunkRelabeller\]: the stage needs relabel"):
+        parse_live_config(content("ChunkRelabeller", *TAIL))
+
+
+def test_a_stage_can_take_any_keyword():
+    kind = "tests.live.test_options:Anything"
+    options = parse_live_config(content("ChunkUnpacker", kind, "TensorGenerator", Anything={"what": [1]}))
+    assert make_pipeline(options, "nowhere").stages[2].options == {"what": [1]}
+
+
+def test_knobs_change_in_code():
+    options = LiveOptions().with_stage("ChunkUnpacker", positions_per_game=8)
+    options = options.with_stage("ChunkUnpacker", threads=2, capacity=3)
+    unpacker = StageOptions("ChunkUnpacker", {"positions_per_game": 8, "threads": 2}, capacity=3)
+    assert options == replace(
+        LiveOptions(), stages=(*LiveOptions().stages[:4], unpacker, *LiveOptions().stages[5:])
+    )
+    with pytest.raises(ConfigError, match="no stage 'ChunkRelabeller'"):
+        options.with_stage("ChunkRelabeller", threads=2)
+
+
+def test_every_stage_can_be_found():
+    assert [StageOptions(name, _needs(name)).find().__name__ for name in STAGES] == list(STAGES)
+
+
+def _needs(name: str) -> dict[str, Any]:
+    return {"relabel": "tests.live.made:whole_chunks"} if name == "ChunkRelabeller" else {}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("sed = 1", "unknown key 'sed' at the top; .*Did you mean 'seed'"),
+        ("[ChunkUnpackr]", "unknown section 'ChunkUnpackr' at the top; .*Did you mean 'ChunkUnpacker'"),
+        ("ChunkUnpacker = 4", r"ChunkUnpacker is a section; found 4; expected \[ChunkUnpacker\]"),
+        (
+            "[ChunkUnpacker]\npositions_per_gam = 4",
+            r"\[ChunkUnpacker\] unknown key 'positions_per_gam'; expected one of capacity, overflow, "
+            r"position_sampling_rate, positions_per_game, threads. Did you mean 'positions_per_game'",
+        ),
+        (
+            "[ChunkUnpacker]\npool_size = 4",
+            r"\[ChunkUnpacker\] a stage cannot set what all share.*at the top",
+        ),
+        ("[TensorGenerator]\nbatch = 4", r"a stage cannot set what all share.*Set it in \[batch\]"),
+        ("[ChunkUnpacker]\ncapacity = 0", r"\[ChunkUnpacker\] capacity cannot be used; found 0"),
+        ('[ChunkUnpacker]\noverflow = "burst"', r"\[ChunkUnpacker\] unknown overflow; found 'burst'"),
+        ("[batch]\nplane = 3", r"\[batch\] unknown key 'plane'; .*Did you mean 'planes'"),
+        ("[batch]\nplanes = 4", r"\[batch\] unknown planes"),
+        ("seed = 0.5", "seed cannot be used"),
+        ("pool_size = 0", "pool_size cannot be used"),
+        ("reservoir = true", "reservoir cannot be used"),
+        ("batch_size = '3'", "batch_size cannot be used"),
+        ("watch = 1", "watch cannot be used"),
+        ("split = 'dev'", "unknown split; found 'dev'"),
+        ("val = 0.7\ntest = 0.3", "leave some for train"),
+        ("val = 'a'", "leave some for train"),
+        ("val = nan", "leave some for train"),
+        ("stages = 'all'", "stages cannot be used"),
+        ("stages = [3]", "stages cannot be used"),
+        ("stages = []", "a pipeline needs stages"),
+        ("stages = ['FilePathProvidr']", "unknown stage 'FilePathProvidr'.*Did you mean 'FilePathProvider'"),
+        ("stages = ['os:getcwd']", "no stage of a pipeline; .*inherits from"),
+        ("stages = ['tests.live.made:NoStage']", "no stage of a pipeline"),
+        ("stages = ['nowhere.at.all:A']", "cannot be imported; .*No module named"),
+        ("stages = ['tests.live.made:A']", "cannot be imported; .*no attribute 'A'"),
+        ("stages = [':A']", "cannot be imported"),
+        (f"stages = ['{MADE}', 'TensorGenerator']", "TensorGenerator cannot follow MadeGames; found hands"),
+        (f"stages = ['{MADE}', 'ChunkUnpacker']", "ends with batches; found blocks"),
+        (f"stages = ['ChunkUnpacker', '{MADE}']", "ChunkUnpacker stands in the wrong place"),
+        (f"stages = ['{MADE}', '{MADE}']", "MadeGames stands in the wrong place"),
+        (f"stages = ['{MADE}', '{COUNTING}']", "the stage needs step"),
+        (
+            f"stages = ['{MADE}', 'ChunkUnpacker', '{COUNTING}', '{COUNTING}', 'TensorGenerator']\n"
+            "[Counting]\nstep = 1",
+            "two stages have one name",
+        ),
+        (f"stages = ['{MADE}', '{COUNTING}']\n[Counting]\nstep = 1", "Counting cannot follow MadeGames"),
+        ("= 3", "not TOML"),
+    ],
+)
+def test_what_cannot_be_is_said_with_the_file_and_the_place(text, message, tmp_path):
+    path = tmp_path / "live.toml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_live_config(path)
+    assert str(caught.value).startswith(f"{path}: ")
+
+
+def test_a_config_that_is_missing(tmp_path):
+    with pytest.raises(ConfigError, match="no such config"):
+        load_live_config(tmp_path / "live.toml")
+
+
+def test_values_of_knobs_are_checked_when_the_pipeline_is_made():
+    options = LiveOptions(stages=tuple(map(StageOptions, [MADE, *TAIL])))
+    with pytest.raises(ConfigError, match=r"^\[ChunkUnpacker\]: positions_per_game cannot be used; found 0"):
+        make_pipeline(options.with_stage("ChunkUnpacker", positions_per_game=0), "nowhere")
+
+
+def test_the_config_names_every_stage_but_those_that_are_left_out():
+    sections = tomllib.loads(CONFIG.read_text(encoding="utf-8"))
+    assert set(STAGES) - set(sections) == {"ChunkRelabeller"}

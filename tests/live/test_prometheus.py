@@ -1,0 +1,123 @@
+"""The Prometheus endpoint: what a scrape gets, where it listens, and that it goes with its pipeline."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+from urllib.error import URLError
+
+import pytest
+
+pytest.importorskip("prometheus_client", reason="prometheus-client is not installed")
+from prometheus_client.parser import text_string_to_metric_families
+
+from hexdata.errors import ConfigError
+from hexdata.live.pipeline import Pipeline
+from hexdata.live.prometheus import serve_metrics
+from hexdata.live.stage import Stage, Transform, Worker
+
+PATIENCE = 60.0
+
+
+class Numbers(Stage):
+    """Puts 0 … 9, and knows the last."""
+
+    first = True
+
+    def work(self, worker: Worker) -> None:
+        for number in range(10):
+            self.put(worker, [number])
+
+    def metrics(self) -> dict[str, float]:
+        return {**super().metrics(), "last": 9.5}
+
+
+class Small(Transform):
+    """Lets numbers below 6 through, and counts the others."""
+
+    def process(self, item: Any) -> list[int]:
+        if item < 6:
+            return [item]
+        self.count("large")
+        return []
+
+
+@pytest.fixture
+def pipeline() -> Iterator[Pipeline]:
+    """A pipeline at rest: 6 numbers went through, 2 of which are there."""
+    with Pipeline([Numbers(), Small()], [(4, "block"), (2, "keep-newest")]) as made:
+        made.start()
+        assert [stage.join() for stage in made.stages] == [[], []]
+        yield made
+
+
+def scrape(port: int, host: str = "127.0.0.1") -> dict[tuple[str, ...], float]:
+    """Return what one scrape gets: by name of the sample and its labels, in order of their names."""
+    with urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=PATIENCE) as answer:
+        families = list(text_string_to_metric_families(answer.read().decode()))
+    return {
+        (sample.name, *(sample.labels[label] for label in sorted(sample.labels))): sample.value
+        for family in families
+        for sample in family.samples
+        if not sample.name.endswith("_created")
+    }
+
+
+def test_a_scrape_gets_the_metrics_of_every_stage(pipeline: Pipeline) -> None:
+    with serve_metrics(pipeline.metrics, 0) as port:
+        found = scrape(port)
+        busy = [found.pop(("hexdata_live_busy_seconds_total", name)) for name in ("Numbers", "Small")]
+        assert min(busy) >= 0
+        assert found == {
+            ("hexdata_live_items_total", "Numbers"): 10,
+            ("hexdata_live_items_total", "Small"): 6,
+            ("hexdata_live_dropped_total", "Numbers"): 0,
+            ("hexdata_live_dropped_total", "Small"): 4,
+            ("hexdata_live_queued", "Numbers"): 0,
+            ("hexdata_live_queued", "Small"): 2,
+            ("hexdata_live_capacity", "Numbers"): 4,
+            ("hexdata_live_capacity", "Small"): 2,
+            ("hexdata_live_threads", "Numbers"): 1,
+            ("hexdata_live_threads", "Small"): 1,
+            ("hexdata_live_busy_threads", "Numbers"): 0,
+            ("hexdata_live_busy_threads", "Small"): 0,
+            ("hexdata_live_figure", "large", "Small"): 4,
+            ("hexdata_live_figure", "last", "Numbers"): 9.5,
+        }
+        pipeline.take()
+        assert scrape(port)["hexdata_live_queued", "Small"] == 1
+
+
+def test_it_ends_with_its_block(pipeline: Pipeline) -> None:
+    before = set(threading.enumerate())
+    with serve_metrics(pipeline.metrics, 0) as port:
+        assert scrape(port)
+    with pytest.raises(URLError):
+        scrape(port)
+    assert set(threading.enumerate()) <= before
+
+
+def test_a_closed_pipeline_can_still_be_read(pipeline: Pipeline) -> None:
+    with serve_metrics(pipeline.metrics, 0) as port:
+        pipeline.close()
+        assert scrape(port)["hexdata_live_items_total", "Numbers"] == 10
+
+
+@pytest.mark.parametrize(("host", "port"), [("127.0.0.1", None), ("127.0.0.1", 70_000), ("192.0.2.1", 0)])
+def test_where_nobody_can_listen_is_named(pipeline: Pipeline, host: str, port: int | None) -> None:
+    with serve_metrics(pipeline.metrics, 0) as taken:
+        asked = taken if port is None else port
+        message = f"cannot listen there; found {host}:{asked}: "
+        with pytest.raises(ConfigError, match=message), serve_metrics(pipeline.metrics, asked, host):
+            pass
+
+
+def test_it_says_what_to_install() -> None:
+    code = "import sys; sys.modules['prometheus_client'] = None\nimport hexdata.live.prometheus"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "ConfigError" in done.stderr
+    assert "pip install 'hexdata[live]'" in done.stderr

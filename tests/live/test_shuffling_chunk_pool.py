@@ -1,0 +1,362 @@
+"""The pool of a live pipeline: the newest games, each once a pass, resumed exactly; neither queue starves."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hexdata.errors import ConfigError, FormatError
+from hexdata.live.chunk import SCANNED, Chunk, ChunkSource, FoundFile
+from hexdata.live.pipeline import Pipeline
+from hexdata.live.shuffling_chunk_pool import ShufflingChunkPool
+from hexdata.live.stage import Stage, Worker
+
+PATIENCE = 60.0
+
+
+@pytest.fixture(autouse=True)
+def no_thread_survives() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    assert set(threading.enumerate()) <= before
+
+
+class Sources(Stage):
+    """Gives sources of so many chunks, and None for the end of the first scan; then ends, or waits for more.
+
+    Its ``read`` gives such a source again: file ``name`` in ``folder`` holds the number of its chunks.
+    """
+
+    first = True
+
+    def __init__(self, folder: Path, sizes: list[int | None], ends: bool = True) -> None:
+        super().__init__()
+        self.folder = folder
+        self.sizes = sizes
+        self.ends = ends
+        self.given = 0
+
+    def work(self, worker: Worker) -> None:
+        while True:
+            self.wait_for(worker, lambda: True if self.ends or self.given < len(self.sizes) else None)
+            if self.given == len(self.sizes):
+                return
+            size, self.given = self.sizes[self.given], self.given + 1
+            self.put(worker, [ChunkSource(SCANNED) if size is None else self.make_source(size)])
+
+    def more(self, *sizes: int | None) -> None:
+        self.hub.change(lambda: self.sizes.extend(sizes))
+
+    def make_source(self, size: int) -> ChunkSource:
+        path = self.folder / f"{self.given:03d}"
+        path.write_text(str(size))
+        return self.read(FoundFile(path, path.name, path.stat().st_size))
+
+    def read(self, file: FoundFile) -> ChunkSource:
+        assert file.path is not None
+        text = file.path.read_text()
+        if not text.isdecimal():
+            raise FormatError("no number", path=file.path)
+        moves = np.arange(3, dtype=np.uint16)
+        chunks = [Chunk(3, file.name, place, bytes(16), moves) for place in range(int(text))]
+        return ChunkSource(file, chunks)
+
+    def state(self) -> dict[str, Any]:
+        return {"given": self.given}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.given = state["given"]
+
+
+Make = Callable[..., Pipeline]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    """Return ``make(sizes, ends=True, capacity=2, **pool)``."""
+
+    def made(sizes: list[int | None], ends: bool = True, capacity: int = 2, **options: Any) -> Pipeline:
+        pool = ShufflingChunkPool(**{"seed": 1, "directory": tmp_path, "hand": 4, **options})
+        return Pipeline([Sources(tmp_path, list(sizes), ends), pool], [(3, "block"), (capacity, "block")])
+
+    return made
+
+
+def pool_of(pipeline: Pipeline) -> ShufflingChunkPool:
+    (pool,) = [stage for stage in pipeline.stages if isinstance(stage, ShufflingChunkPool)]
+    return pool
+
+
+def sources_of(pipeline: Pipeline) -> Sources:
+    (sources,) = [stage for stage in pipeline.stages if isinstance(stage, Sources)]
+    return sources
+
+
+def take(pipeline: Pipeline) -> list[int]:
+    hand = pipeline.take(PATIENCE)
+    assert hand, "the pool hangs"
+    return [chunk.number for chunk in hand]
+
+
+def rest(pipeline: Pipeline) -> list[list[int]]:
+    hands = []
+    while True:
+        try:
+            hands.append(take(pipeline))
+        except StopIteration:
+            return hands
+
+
+def until(pipeline: Pipeline, condition: Callable[[dict[str, float]], bool]) -> None:
+    """Take until the pool's metrics say so."""
+    for _ in range(100_000):
+        if condition(pipeline.metrics()["ShufflingChunkPool"]):
+            return
+        take(pipeline)
+    raise AssertionError("it never comes to that")
+
+
+def test_the_newest_games_come_each_once_a_pass(make: Make) -> None:
+    with make([5, 0, 7, 3, 6], pool_size=11, passes=3) as pipeline:
+        pipeline.start()
+        hands = rest(pipeline)
+    assert Counter(number for hand in hands for number in hand) == dict.fromkeys(range(10, 21), 3)
+    for place in range(3):
+        assert sorted(chain(*hands[3 * place : 3 * place + 3])) == list(range(10, 21))
+    assert {len(hand) for hand in hands} == {4, 3}
+
+
+def test_a_number_stands_for_one_game_for_ever(make: Make) -> None:
+    with make([5, 4, 3], pool_size=10, passes=2) as pipeline:
+        pipeline.start()
+        places = {}
+        while True:
+            try:
+                hand = pipeline.take(PATIENCE)
+            except StopIteration:
+                break
+            for chunk in hand:
+                assert places.setdefault(chunk.number, (chunk.source, chunk.place)) == (
+                    chunk.source,
+                    chunk.place,
+                )
+    expected = [(f"{f:03d}", place) for f, size in enumerate([5, 4, 3], start=1) for place in range(size)]
+    assert places == dict(list(enumerate(expected))[2:])
+
+
+def test_the_same_seed_draws_the_same(make: Make) -> None:
+    drawn = []
+    for seed in (1, 1, 2):
+        with make([20, 20], pool_size=30, passes=2, seed=seed) as pipeline:
+            pipeline.start()
+            drawn.append(rest(pipeline))
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+@pytest.mark.parametrize("sizes", [[], [0], [None], [None, 0]])
+def test_without_a_game_it_ends(make: Make, sizes: list[int | None]) -> None:
+    with make(sizes) as pipeline:
+        pipeline.start()
+        assert rest(pipeline) == []
+
+
+def test_nothing_comes_before_the_first_scan_is_done_and_there_are_enough(make: Make) -> None:
+    with make([6], ends=False, min_chunks=9) as pipeline:
+        sources = sources_of(pipeline)
+        pipeline.start()
+        assert pipeline.take(0.02) is None
+        sources.more(None)
+        assert pipeline.take(0.02) is None
+        sources.more(3)
+        assert len(take(pipeline)) == 4
+
+
+def test_with_too_few_games_what_there_is_is_served_when_no_more_can_come(make: Make) -> None:
+    with make([2], min_chunks=9, passes=2) as pipeline:
+        pipeline.start()
+        assert sorted(map(sorted, rest(pipeline))) == [[0, 1], [0, 1]]
+
+
+def test_the_window_moves_and_what_left_it_is_not_drawn(make: Make) -> None:
+    with make([8, None], ends=False, pool_size=10, capacity=1) as pipeline:
+        pipeline.start()
+        take(pipeline)
+        pool, sources = pool_of(pipeline), sources_of(pipeline)
+        upper = 8
+        for more in (3, 1, 7, 12, 2):
+            sources.more(more)
+            upper += more
+            until(pipeline, lambda told, upper=upper: told["upper"] == upper)
+            for _ in range(3):  # in the queue, in the hand, and one being drawn
+                take(pipeline)
+            lower = max(0, upper - 10)
+            assert pool.window == (lower, upper)
+            seen = {number for _ in range(8) for number in take(pipeline)}
+            assert seen <= set(range(lower, upper))
+            assert len(seen) > 5
+
+
+def test_intake_goes_on_while_nobody_takes(make: Make) -> None:
+    with make([8, None], ends=False, capacity=1) as pipeline:
+        pipeline.start()
+        take(pipeline)
+        sources = sources_of(pipeline)
+        sources.more(*[5] * 40)
+        turns = threading.Event()
+        while pool_of(pipeline).window[1] < 208:
+            turns.wait(0.001)
+        assert len(pipeline.queues[-1]) == 1
+
+
+def test_what_is_told_is_what_was_drawn(make: Make) -> None:
+    with make([6, 5, 9], pool_size=12, passes=2) as pipeline:
+        pipeline.start()
+        hands = rest(pipeline)
+        told = pipeline.metrics()["ShufflingChunkPool"]
+        notes = pipeline.notes()["ShufflingChunkPool"]
+    assert (told["chunks"], told["lower"], told["upper"], told["sources"]) == (12, 8, 20, 2)
+    assert (told["entered"], told["evicted"], told["passes"]) == (20, 8, 2)
+    assert told["draws"] == sum(map(len, hands)) == 24
+    assert (told["uses"], told["window_uses"]) == (24 / 20, 2.0)
+    assert notes == {"newest": "003"}
+
+
+def test_average_uses_count_each_game_from_when_it_came(make: Make) -> None:
+    with make([6, None], ends=False, pool_size=100, capacity=1) as pipeline:
+        pipeline.start()
+        drawn: Counter[int] = Counter()
+        pool = pool_of(pipeline)
+        for more in (4, 0, 7):
+            for _ in range(9):
+                drawn.update(take(pipeline))
+            sources_of(pipeline).more(more)
+        while pool.window[1] < 17:
+            drawn.update(take(pipeline))
+        for _ in range(20):
+            drawn.update(take(pipeline))
+        with pipeline.hub.paused():
+            told = pool.metrics()
+            in_flight = [
+                *pipeline.queues[-1].contents(),
+                *(hand for worker in pool.workers for hand in worker.hand),
+            ]
+        drawn.update(chunk.number for hand in in_flight for chunk in hand)
+    assert told["draws"] == sum(drawn.values())
+    assert told["window_uses"] == pytest.approx(sum(drawn.values()) / 17)
+
+
+# --- states -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("capacity", [1, 3])
+def test_resumed_after_any_hand_the_rest_is_what_it_would_have_been(make: Make, capacity: int) -> None:
+    options: dict[str, Any] = {"pool_size": 11, "passes": 3, "capacity": capacity}
+    sizes = [5, 0, 7, 3, 6]
+    with make(sizes, **options) as pipeline:
+        pipeline.start()
+        expected = rest(pipeline)
+    for count in range(len(expected) + 1):
+        with make(sizes, **options) as pipeline:
+            pipeline.start()
+            before = [take(pipeline) for _ in range(count)]
+            state = pickle.loads(pickle.dumps(pipeline.state()))
+        with make(sizes, **options) as other:
+            other.load_state(state)
+            other.start()
+            assert before + rest(other) == expected
+
+
+def test_a_state_of_the_pool_itself_is_small_and_plain(make: Make) -> None:
+    with make([500] * 4, passes=1, hand=50) as pipeline:
+        pipeline.start()
+        take(pipeline)
+        state = pool_of(pipeline).state()
+    assert len(pickle.dumps(state)) < 1000
+    plain = (int, str, bytes, bool, list, dict)
+    values = [*state.values(), *state["shuffler"].values(), *(x for row in state["sources"] for x in row)]
+    assert all(type(value) in plain for value in values)
+
+
+def test_files_that_are_gone_or_changed_are_left_out_and_the_others_go_on(make: Make, tmp_path: Path) -> None:
+    sizes: list[int | None] = [4, 5, 6, 7]
+    with make(sizes, passes=4) as pipeline:
+        pipeline.start()
+        until(pipeline, lambda told: told["draws"] >= 12)
+        state = pipeline.state()
+        after = rest(pipeline)
+    (tmp_path / "002").unlink()
+    (tmp_path / "003").write_text("not a number")
+    with make(sizes, passes=4) as other:
+        other.load_state(state)
+        other.start()
+        resumed = rest(other)
+        told, notes = other.metrics()["ShufflingChunkPool"], other.notes()["ShufflingChunkPool"]
+    there = {*range(4), *range(15, 22)}
+    assert [n for n in chain(*resumed) if n in there] == [n for n in chain(*after) if n in there]
+    kept = state["ShufflingChunkPool"]  # hands that were drawn before the state are in it, with their games
+    in_flight = len(kept["queue"]) + sum(map(len, kept["hands"]))
+    assert resumed[:in_flight] == after[:in_flight]
+    assert set(chain(*resumed[in_flight:])) == there
+    assert told["missing"] == 2
+    assert [name for name, _ in notes["missing"]] == ["002", "003"]
+    assert told["chunks"] == len(there)
+
+
+def test_a_file_that_has_as_many_bytes_and_other_games_is_left_out(make: Make, tmp_path: Path) -> None:
+    with make([4, 5], passes=2) as pipeline:
+        pipeline.start()
+        take(pipeline)
+        state = pipeline.state()
+    (tmp_path / "002").write_text("6")
+    with make([4, 5], passes=2) as other:
+        other.load_state(state)
+        assert other.notes()["ShufflingChunkPool"]["missing"][0][0] == "002"
+
+
+def test_a_resumed_pool_goes_on_counting_and_takes_in_more(make: Make) -> None:
+    with make([4, 5, None], ends=False, pool_size=8) as pipeline:
+        pipeline.start()
+        take(pipeline)
+        state = pipeline.state()
+    with make([4, 5, None], ends=False, pool_size=8) as other:
+        other.load_state(state)
+        other.start()
+        sources_of(other).more(3)
+        until(other, lambda told: told["upper"] == 12)
+        assert pool_of(other).window == (4, 12)
+        for _ in range(4):
+            take(other)
+        assert {n for _ in range(20) for n in take(other)} == set(range(4, 12))
+
+
+def test_a_state_cannot_be_loaded_where_its_files_cannot_be_read(make: Make) -> None:
+    with make([4], passes=2) as pipeline:
+        pipeline.start()
+        take(pipeline)
+        state = pipeline.state()
+    with pytest.raises(ConfigError, match="read the files of its state"):
+        make([4], directory=None).load_state(state)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"pool_size": 0},
+        {"hand": 0},
+        {"min_chunks": 0},
+        {"min_chunks": 5, "pool_size": 4},
+        {"passes": 0},
+        {"seed": "1"},
+    ],
+)
+def test_options_without_a_meaning_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        ShufflingChunkPool(**{"seed": 1, **wrong})

@@ -1,0 +1,105 @@
+"""Self-play, as far as a folder can see it: makes games and writes them as small TRMPH files, until told.
+
+Run as a program, it is a process to be killed. It does what the lines on its standard input say, and answers
+each file on its standard output once that is done, so that nobody has to wait on a clock:
+
+- ``write K``: write K more files, and answer the name of each;
+- ``half``: write the next file as far as its middle, answer ``half NAME``, and stay there;
+- ``run``: write on at ``--rate`` games a second until the input is closed.
+
+Game i of the seed is the i-th that is written, and a file's name says the number of its first one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import select
+import sys
+import time
+from pathlib import Path
+
+from hexdata.board import format_moves
+from hexdata.demo.games import make_games
+
+
+class Folder:
+    """Writes the next file of games, in one of two ways: renamed when it is whole, or growing in place."""
+
+    def __init__(
+        self, path: Path, games: int, board_size: int, seed: int, in_place: bool, first: int
+    ) -> None:
+        self._path = path
+        self._games = games
+        self._board_size = board_size
+        self._seed = seed
+        self._in_place = in_place
+        self._next = first
+
+    def write(self) -> None:
+        """Write the next file, and answer its name."""
+        path, text = self._make()
+        target = path if self._in_place else path.with_name(f".{path.name}.tmp")
+        target.write_text(text)
+        target.rename(path)
+        answer(path.name)
+
+    def write_half(self) -> None:
+        """Write half of the next file, into the middle of a game, and answer ``half`` and its name."""
+        path, text = self._make()
+        target = path if self._in_place else path.with_name(f".{path.name}.tmp")
+        lines = text.splitlines(keepends=True)
+        middle = len(lines) // 2
+        target.write_text("".join(lines[:middle]) + lines[middle][: len(lines[middle]) // 2])
+        answer(f"half {target.name}")
+
+    def _make(self) -> tuple[Path, str]:
+        games = make_games(self._games, self._seed, self._board_size, self._next)
+        lines = [
+            f"#{self._board_size},{format_moves(game.moves, self._board_size)} {'br'[game.winner]}\n"
+            for game in games
+        ]
+        path = self._path / f"games-{self._next:08d}.trmph"
+        self._next += self._games
+        return path, "".join(lines)
+
+
+def answer(line: str) -> None:
+    """Write a line at once; in the middle of nothing else."""
+    os.write(sys.stdout.fileno(), f"{line}\n".encode())
+
+
+def run(folder: Folder, seconds: float) -> None:
+    """Write a file every so many seconds, as far as the machine can, until there is input, or its end."""
+    due = time.monotonic()
+    while not select.select([sys.stdin], [], [], max(0.0, due - time.monotonic()))[0]:
+        folder.write()
+        due += seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--games", type=int, default=10, help="a file")
+    parser.add_argument("--board-size", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--first", type=int, default=0, help="number of the first game")
+    parser.add_argument("--rate", type=float, default=300.0, help="games a second")
+    parser.add_argument("--in-place", action="store_true")
+    asked = parser.parse_args()
+    folder = Folder(asked.folder, asked.games, asked.board_size, asked.seed, asked.in_place, asked.first)
+    while line := sys.stdin.readline():
+        verb, _, number = line.strip().partition(" ")
+        if verb == "write":
+            for _ in range(int(number)):
+                folder.write()
+        elif verb == "half":
+            folder.write_half()
+        elif verb == "run":
+            run(folder, asked.games / asked.rate)
+        else:
+            raise SystemExit(f"unknown: {line!r}")
+
+
+if __name__ == "__main__":
+    main()
