@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from hexdata.cli import convert, demo, export, load, run, shuffle, verify
+from hexdata.cli import convert, demo, export, live, load, report, run, show, shuffle, sql, verify
 from hexdata.cli.app import INTERRUPTED, app
 from hexdata.errors import ConfigError, HexdataError
 
@@ -20,7 +20,11 @@ for _verb in (
     shuffle.shuffle,
     export.export,
     verify.verify,
+    sql.sql,
     load.load,
+    live.live,
+    report.report,
+    show.show,
 ):
     app.command()(_verb)
 

@@ -1,0 +1,92 @@
+"""``hexdata live``."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hexdata.cli.render import Output
+    from hexdata.live.watch import LiveFacts, Metrics
+
+__all__ = ["live"]
+
+
+def live(
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIRECTORY", help="Where games are written.", show_default=False)
+    ],
+    config: Annotated[
+        Path | None, typer.Option("--config", metavar="FILE", help="A TOML file such as configs/live.toml.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Of every draw.")] = None,
+    split: Annotated[str | None, typer.Option("--split", help="train, val or test.")] = None,
+    batch_size: Annotated[int | None, typer.Option("--batch-size", help="Positions a batch.")] = None,
+    pool_size: Annotated[
+        int | None, typer.Option("--pool-size", help="Games that are drawn from: the newest.")
+    ] = None,
+    reservoir: Annotated[int | None, typer.Option("--reservoir", help="Positions that are mixed.")] = None,
+    batches: Annotated[
+        int | None, typer.Option("--batches", help="End after so many. Default: go on until Ctrl-C.")
+    ] = None,
+    seconds: Annotated[float | None, typer.Option("--seconds", help="End after so many.")] = None,
+    prometheus: Annotated[
+        int | None,
+        typer.Option("--prometheus", metavar="PORT", help="Serve the metrics there, for Prometheus."),
+    ] = None,
+    prometheus_host: Annotated[
+        str, typer.Option("--prometheus-host", metavar="ADDRESS", help="The address to serve them at.")
+    ] = "127.0.0.1",
+    as_json: Annotated[bool, typer.Option("--json", help="Print facts, a line of JSON a second.")] = False,
+) -> None:
+    """Feed from a growing directory: take batches as a trainer would, and show what the stages do."""
+    from dataclasses import replace
+
+    from hexdata.cli.render import Output
+    from hexdata.cli.view import View
+    from hexdata.live import LiveOptions, load_live_config
+    from hexdata.live.drive import DriveOptions, drive_live
+
+    options = LiveOptions() if config is None else load_live_config(config)
+    given: dict[str, Any] = {"seed": seed, "split": split, "batch_size": batch_size}
+    given |= {"pool_size": pool_size, "reservoir": reservoir}
+    options = replace(options, **{name: value for name, value in given.items() if value is not None})
+    limits = DriveOptions(batches=batches, seconds=seconds)
+    serve = None if prometheus is None else _server(prometheus, prometheus_host)
+
+    output, title = Output(as_json), f"hexdata live {directory}"
+    with _screen(output, title) as show:
+        result = drive_live(directory, options, limits, show, serve)
+    if not output.facts(result):
+        output.out.print(View(title, result), soft_wrap=False)
+    if result.ended == "interrupted":
+        raise typer.Exit(130)
+
+
+def _server(port: int, host: str) -> Callable[[Callable[[], Metrics]], AbstractContextManager[object]]:
+    from hexdata.live.prometheus import serve_metrics
+
+    return partial(serve_metrics, port=port, host=host)
+
+
+def _screen(output: Output, title: str) -> AbstractContextManager[Callable[[LiveFacts], None] | None]:
+    """Return a context that gives what shows facts while the pipeline runs: lines, a view, or nothing."""
+    if output.as_json:
+        return nullcontext(partial(_print_line, output))
+    if not output.err.is_terminal:
+        return nullcontext()
+    from hexdata.cli.view import LiveView
+
+    return LiveView(title)
+
+
+def _print_line(output: Output, facts: LiveFacts) -> None:
+    output.facts(facts)
+    sys.stdout.flush()  # somebody may be reading on the other side of a pipe

@@ -1,0 +1,50 @@
+"""``hexdata report``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hexdata.cli.app import Json, Memory, Store, command
+from hexdata.units import format_bytes, parse_bytes
+
+__all__ = ["report"]
+
+
+def report(
+    store: Store,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", metavar="FILE", help="The page. Default: report.html in the store's folder."
+        ),
+    ] = None,
+    memory: Memory = "1GB",
+    threads: Annotated[
+        int | None,
+        typer.Option("--threads", min=1, help="Default: one a core, as far as --memory allows."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Write one HTML page that shows whether a store is shuffled and complete."""
+    from hexdata.report import write_report
+    from hexdata.sql import Limits
+
+    limits = Limits(memory=parse_bytes(memory), threads=threads)
+    with command(as_json) as (out, bar):
+        made = write_report(store, output, limits, bar)
+    if out.facts(made):
+        return
+    out.line(made.verdict.headline)
+    out.line()
+    signs = {"good": "ok", "note": "look", "bad": "FAILED"}
+    out.table(
+        ["question", "", "answer"],
+        [[a.question, signs[a.level], f"{a.short}. {a.text}"] for a in made.verdict.answers],
+    )
+    out.line()
+    for what, step in made.verdict.todo:
+        out.line(f"{what}: {step}")
+    out.line(f"{made.path}, {format_bytes(made.bytes)}: open it in a browser")

@@ -1,0 +1,151 @@
+"""``hexdata sql``: what it prints, on a terminal and into a pipe, and how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from hexdata.cli import main
+from hexdata.sql import named_queries
+
+Ask = Callable[..., tuple[int, str, str]]
+HEXDATA = (sys.executable, "-c", "from hexdata.cli import main; main()", "sql")
+
+
+@pytest.fixture
+def ask(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Ask:
+    """Return ``ask(*arguments)``: the exit status of ``hexdata sql``, and what it wrote to both outputs."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["hexdata", "sql", *map(str, arguments)])
+        status = 0
+        with contextlib.suppress(SystemExit):
+            try:
+                main()
+            except SystemExit as end:
+                status = end.code or 0  # type: ignore[assignment]  # main gives numbers
+        return (status, *capfd.readouterr())
+
+    return run
+
+
+def test_a_table_has_numbers_to_the_right(trmph_store: Path, ask: Ask) -> None:
+    query = (
+        "SELECT * FROM (VALUES (-5, 'b', NULL), (1234567, 'a' || chr(10) || chr(27), 0.5)) AS t (n, word, 盤)"
+    )
+    assert ask(trmph_store, query) == (
+        0,
+        "      n  word       盤\n     -5  b        NULL\n1234567  a\\n\\x1b   0.5\n",
+        "",
+    )
+    assert ask(trmph_store, "SELECT 1 AS one WHERE false") == (0, "one\n", "")
+
+
+def test_a_pipe_gets_every_row(trmph_store: Path, ask: Ask) -> None:
+    status, out, err = ask(trmph_store, "SELECT range AS n FROM range(2500)")
+    assert (status, err) == (0, "")
+    assert [line.strip() for line in out.splitlines()] == ["n", *map(str, range(2500))]
+
+
+def test_json_csv_and_parquet_hold_the_same(tmp_path: Path, trmph_store: Path, ask: Ask) -> None:
+    query = (
+        "SELECT game_id, cell(move) AS cell FROM positions WHERE position_in_game < 3 ORDER BY position_id"
+    )
+    rows = json.loads(ask(trmph_store, query, "--json")[1])
+    assert len(rows) == 80 * 3
+    found = csv.DictReader(io.StringIO(ask(trmph_store, query, "--csv")[1]))
+    assert [{"game_id": int(row["game_id"]), "cell": row["cell"]} for row in found] == rows
+    status, out, _ = ask(trmph_store, query, "--parquet", tmp_path / "rows.parquet")
+    assert (status, pq.read_table(tmp_path / "rows.parquet").to_pylist()) == (0, rows)
+    assert "rows.parquet: 240 rows, " in out
+
+
+def test_named_queries_are_listed_and_run(trmph_store: Path, ask: Ask) -> None:
+    listed = json.loads(ask(trmph_store, "@", "--json")[1])
+    assert {query["name"]: query["answers"] for query in listed} == named_queries()
+    out = ask(trmph_store, "@")[1]
+    assert all(f"@{name}" in out for name in named_queries())
+    rows = json.loads(ask(trmph_store, "@neighbours", "--json", "--memory", "700MB", "--threads", 1)[1])
+    assert [row["rows"] for row in rows] == ["input"]
+
+
+def test_what_is_wrong_is_said_once(tmp_path: Path, trmph_store: Path, ask: Ask) -> None:
+    wrong = [
+        ((trmph_store, "SELECT nix FROM games"), 2, 'found Binder Error: Referenced column "nix"'),
+        ((trmph_store, "DROP VIEW games"), 2, "DROP is no statement that only reads"),
+        ((trmph_store, "@nix"), 2, "no named query of that name; found @nix; expected one of @dispersion"),
+        ((trmph_store, "SELECT 1", "--csv", "--json"), 2, "more than one form of output"),
+        ((trmph_store, "SELECT 1", "--memory", "10MB"), 1, "Raise --memory, or lower --threads"),
+        ((trmph_store, "SELECT 1", "--memory", "much"), 2, "not a size"),
+        ((trmph_store, "SELECT 1", "--parquet", trmph_store / "x"), 1, "writes nothing into the store"),
+        ((tmp_path, "SELECT 1"), 1, "not a hexdata store"),
+    ]
+    for arguments, status, message in wrong:
+        found, out, err = ask(*arguments)
+        assert (found, out) == (status, ""), arguments
+        assert err.startswith("hexdata: ")
+        assert message in err
+        assert "Traceback" not in err
+
+
+def on_terminal(*arguments: object) -> str:
+    """Run ``hexdata sql`` with a terminal as standard output and error; what it wrote there."""
+    master, slave = pty.openpty()
+    with subprocess.Popen([*HEXDATA, *map(str, arguments)], stdout=slave, stderr=slave) as child:
+        os.close(slave)
+        written = b""
+        with contextlib.suppress(OSError):  # a terminal whose other side is closed
+            while part := os.read(master, 1 << 16):
+                written += part
+    os.close(master)
+    assert child.returncode == 0, written
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", written.decode()).replace("\r\n", "\n")
+
+
+def test_a_terminal_shows_the_first_rows_and_says_how_many_more_there_are(trmph_store: Path) -> None:
+    lines = on_terminal(trmph_store, "SELECT range AS n FROM range(1234)").splitlines()
+    assert [line.strip() for line in lines[:41]] == ["n", *map(str, range(40))]
+    assert "1,194 rows are not shown" in lines[41]
+    many = on_terminal(trmph_store, "SELECT range AS n FROM range(1_000_000_000_000)")
+    assert "more than 1,000,000 rows are not shown" in many
+    few = on_terminal(trmph_store, "SELECT range AS n, repeat('x', 5000) AS long FROM range(40)")
+    assert "not shown" not in few
+    assert all(line.endswith("x…") for line in few.splitlines()[1:])
+
+
+def test_ctrl_c_ends_a_query(trmph_store: Path) -> None:
+    command = [*HEXDATA, str(trmph_store), "FROM range(1_000_000_000_000)", "--csv"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        child.stdout.readline()  # it runs
+        child.send_signal(signal.SIGINT)
+        while child.stdout.read(1 << 20):
+            pass
+        assert child.stderr.read() == b"hexdata: interrupted\n"
+    assert child.returncode == 130
+
+
+def test_a_reader_may_leave(trmph_store: Path) -> None:
+    for form in (["--csv"], []):
+        command = [*HEXDATA, str(trmph_store), "FROM range(1_000_000_000_000)", *form]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+            assert child.stdout is not None
+            assert child.stderr is not None
+            child.stdout.readline()
+            child.stdout.close()
+            assert b"Traceback" not in child.stderr.read()
+        assert child.returncode != 0
