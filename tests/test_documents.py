@@ -4,7 +4,9 @@ A document is run from top to bottom in one scratch folder that holds a copy of 
 blocks line by line where they start with ``$``, ``python`` blocks in one namespace; ``toml`` blocks must
 parse. A comment on the line above the fence says otherwise: ``<!-- not run: why -->`` leaves a block out,
 ``<!-- file: name -->`` also writes it into the scratch folder, ``<!-- store: path -->`` runs a ``sql``
-block on that store. What the commands print is not compared with the document.
+block on that store. What the commands print is not compared with the document. To save time, most documents
+begin with the same demo, which is run once and copied for the others, and commands have one core: a store of
+so few games is made sooner than workers start.
 """
 
 from __future__ import annotations
@@ -15,7 +17,10 @@ import re
 import shutil
 import subprocess
 import sysconfig
+import tempfile
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,12 +33,14 @@ from hexdata.cli import app
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([*ROOT.glob("README.md"), *(ROOT / "docs").rglob("*.md")])
-PLAIN = {"json", "mermaid", "sql", "text"}
-"""Languages of blocks that are only read; ``sql`` runs where it names a store."""
+PLAIN = {"json", "mermaid", "sql", "text", "{eval-rst}", "{toctree}"}
+"""Languages of blocks that are only read; ``sql`` runs where it names a store, and Sphinx runs its own."""
 LONGEST_COMMAND = 300.0
 """Seconds after which a command counts as hanging."""
 
-FENCE = re.compile(r"^ *```(?P<language>\w*)\s*$")
+FENCE = re.compile(r"^ *```(?P<language>\w*|\{[\w-]+\})\s*$")
+DEMO = re.compile(r"hexdata demo( --games \d+)?")
+"""A demo that may be a copy: it makes the folder ``hexdata-demo``, and the same bytes every time."""
 MARK = re.compile(r"^ *<!-- (?P<mark>not run|file|store): (?P<text>.*\S) -->\s*$")
 
 
@@ -74,26 +81,52 @@ def blocks_of(document: Path) -> list[Block]:
     return blocks
 
 
-def run_command(block: Block, line: int, command: str | list[str], scratch: Path) -> None:
-    """Run one command, text for bash or a list, and fail if it does."""
+@contextmanager
+def one_core() -> Iterator[None]:
+    """Keep what is started to one core, and so without worker processes."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+def run_command(block: Block, line: int, command: str | list[str], scratch: Path) -> str:
+    """Run one command, text for bash or a list, and fail if it does; return what it printed."""
     scripts = sysconfig.get_path("scripts")  # where the tested installation has its hexdata
     environment = os.environ | {"PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}", "NO_COLOR": "1"}
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", command] if isinstance(command, str) else command,
-        cwd=scratch,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=LONGEST_COMMAND,
-        check=False,
-    )
+    with one_core():
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", command] if isinstance(command, str) else command,
+            cwd=scratch,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=LONGEST_COMMAND,
+            check=False,
+        )
     if done.returncode:
         raise block.error(f"exit status {done.returncode} from: {command}\n{done.stdout}", line)
+    return done.stdout
 
 
-def run_console(block: Block, scratch: Path) -> None:
+def run_demo(block: Block, line: int, command: str, scratch: Path, shelf: Path) -> None:
+    """Take what a demo makes from the shelf; the first time it is run, and put there."""
+    kept = shelf / command
+    if not kept.exists():
+        begun = Path(tempfile.mkdtemp(dir=shelf))
+        run_command(block, line, command, begun)
+        begun.rename(kept)
+    shutil.copytree(kept, scratch, dirs_exist_ok=True)
+
+
+def run_console(block: Block, scratch: Path, shelf: Path) -> None:
     """Run the lines after ``$``; a line that ends in a backslash goes on in the next one."""
     lines = iter(enumerate(block.text.splitlines(), start=block.line))
     commands = 0
@@ -102,7 +135,10 @@ def run_console(block: Block, scratch: Path) -> None:
             command = line.removeprefix("$ ")
             while command.endswith("\\"):
                 command = command.removesuffix("\\") + next(lines)[1]
-            run_command(block, number, command, scratch)
+            if DEMO.fullmatch(command) and not (scratch / "hexdata-demo").exists():
+                run_demo(block, number, command, scratch, shelf)
+            else:
+                run_command(block, number, command, scratch)
             commands += 1
     if not commands:
         raise block.error("no line of the block starts with $: it is text")
@@ -126,13 +162,13 @@ def run_python(block: Block, namespace: dict[str, Any]) -> None:
         raise block.error(f"{type(error).__name__}: {error}") from error
 
 
-def run_block(block: Block, scratch: Path, namespace: dict[str, Any]) -> None:
+def run_block(block: Block, scratch: Path, shelf: Path, namespace: dict[str, Any]) -> None:
     if "file" in block.marks:
         (scratch / block.marks["file"]).write_text(block.text, encoding="utf-8")
     if "not run" in block.marks:
         return
     if block.language == "console":
-        run_console(block, scratch)
+        run_console(block, scratch, shelf)
     elif block.language == "python":
         run_python(block, namespace)
     elif block.language == "toml":
@@ -149,10 +185,15 @@ def run_block(block: Block, scratch: Path, namespace: dict[str, Any]) -> None:
         )
 
 
-def run_document(document: Path, scratch: Path) -> None:
+def run_document(document: Path, scratch: Path, shelf: Path) -> None:
     namespace: dict[str, Any] = {"__name__": "__main__"}
     for block in blocks_of(document):
-        run_block(block, scratch, namespace)
+        run_block(block, scratch, shelf, namespace)
+
+
+@pytest.fixture(scope="session")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("demos")
 
 
 @pytest.fixture
@@ -168,8 +209,8 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # webdataset leaves the shards that it read to the garbage collector to close.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_every_block_runs(document, scratch):
-    run_document(document, scratch)
+def test_every_block_runs(document, scratch, shelf):
+    run_document(document, scratch, shelf)
 
 
 def options_of(verb: Any) -> list[str]:
@@ -248,8 +289,8 @@ def write(folder: Path, text: str) -> Path:
     return path
 
 
-def test_a_good_document_is_run_to_its_end(tmp_path, scratch):
-    run_document(write(tmp_path, GOOD), scratch)
+def test_a_good_document_is_run_to_its_end(tmp_path, scratch, shelf):
+    run_document(write(tmp_path, GOOD), scratch, shelf)
     assert (scratch / "seen").exists()
 
 
@@ -269,24 +310,24 @@ def test_a_good_document_is_run_to_its_end(tmp_path, scratch):
         ("<!-- not run: afar -->\n\n```console\n$ exit 3\n```", "sample.md:4: exit status 3"),
     ],
 )
-def test_a_failing_block_is_named(text, message, tmp_path, scratch):
+def test_a_failing_block_is_named(text, message, tmp_path, scratch, shelf):
     with pytest.raises(BlockError, match=f"^{re.escape(message)}"):
-        run_document(write(tmp_path, text), scratch)
+        run_document(write(tmp_path, text), scratch, shelf)
 
 
-def test_blocks_for_torch_wait_for_torch(tmp_path, scratch, monkeypatch):
+def test_blocks_for_torch_wait_for_torch(tmp_path, scratch, shelf, monkeypatch):
     monkeypatch.setitem(globals(), "find_spec", lambda name: None)
     document = write(tmp_path, "```python\nimport torch\n\nraise SystemExit\n```")
-    run_document(document, scratch)
+    run_document(document, scratch, shelf)
 
 
-def test_a_sql_block_runs_on_the_store_it_names(tmp_path, scratch, monkeypatch):
+def test_a_sql_block_runs_on_the_store_it_names(tmp_path, scratch, shelf, monkeypatch):
     commands = []
     monkeypatch.setitem(
         globals(), "run_command", lambda block, line, command, scratch: commands.append(command)
     )
     run_document(
-        write(tmp_path, "<!-- store: games -->\n```sql\nSELECT 1\n```\n\n```sql\nSELECT\n```"), scratch
+        write(tmp_path, "<!-- store: games -->\n```sql\nSELECT 1\n```\n\n```sql\nSELECT\n```"), scratch, shelf
     )
     assert commands == [["hexdata", "sql", "games", "SELECT 1\n"]]
 
@@ -317,15 +358,32 @@ def test_no_placeholder_is_left(document):
     assert not re.search(r"@@|TODO|FIXME|XXX", document.read_text())
 
 
+def test_a_demo_is_run_once_and_then_copied(tmp_path, monkeypatch):
+    ran = []
+    shelf = tmp_path / "shelf"
+    shelf.mkdir()
+
+    def demo(block, line, command, folder):
+        ran.append(command)
+        (folder / "hexdata-demo").mkdir()
+        (folder / "hexdata-demo" / "mark").touch()
+
+    monkeypatch.setitem(globals(), "run_command", demo)
+    document = write(tmp_path, "```console\n$ hexdata demo --games 3\n```")
+    for number in range(2):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        run_document(document, folder, shelf)
+        assert (folder / "hexdata-demo" / "mark").exists()
+    assert ran == ["hexdata demo --games 3"]
+
+
 def test_the_transcript_is_of_the_demo_as_it_is(scratch):
     """The README's transcript names the stages, columns and lines that ``hexdata demo`` prints today."""
-    command = ["hexdata", "demo", "--games", "16"]
-    shown = subprocess.run(command, cwd=scratch, capture_output=True, text=True, check=True).stdout
-    transcript = next(
-        b.text for b in blocks_of(ROOT / "README.md") if b.text.startswith("$ hexdata demo\nstage")
-    )
+    transcript = next(b for b in blocks_of(ROOT / "README.md") if b.text.startswith("$ hexdata demo\nstage"))
+    shown = run_command(transcript, transcript.line, "hexdata demo --games 16", scratch)
 
     def words(text):
         return set(re.findall(r"[a-z]{3,}[a-z/]*", text))
 
-    assert words(shown) == words(transcript.partition("\n")[2])
+    assert words(shown) == words(transcript.text.partition("\n")[2])

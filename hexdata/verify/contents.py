@@ -60,7 +60,7 @@ class VerifyResult:
         return all(check.ok for check in self.checks)
 
     def require(self) -> None:
-        """Raise a :class:`VerifyError` that names every check that does not hold."""
+        """Raise a ``VerifyError`` that names every check that does not hold."""
         failed = [f"{check.name}: {check.detail}" for check in self.checks if not check.ok]
         if failed:
             raise VerifyError(f"{len(failed)} of {len(self.checks)} checks failed", found="; ".join(failed))
