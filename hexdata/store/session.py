@@ -28,8 +28,14 @@ __all__ = [
     "read_parquet_sql",
 ]
 
-QUERY_ERRORS: Final = (duckdb.DataError, duckdb.ProgrammingError)
-"""What DuckDB raises where a query, or a value that it meets, is wrong; not where memory or a disk is."""
+QUERY_ERRORS: Final = (
+    duckdb.DataError,
+    duckdb.NotSupportedError,
+    duckdb.PermissionException,
+    duckdb.ProgrammingError,
+)
+"""What DuckDB raises where a query, or a value that it meets, is wrong, or asks for what it may not have or
+DuckDB has not; not where memory or a disk is."""
 
 _INTERRUPTED: Final = "Query interrupted"
 """What DuckDB makes of a Ctrl-C: a RuntimeError that says this."""
@@ -106,7 +112,9 @@ def duckdb_session(
             },
         )
         try:
-            connection.execute("SET enable_progress_bar = false")  # it would go to standard output
+            # It would go to standard output. Where it is off, as in Jupyter, DuckDB may refuse to set it.
+            if connection.sql("SELECT current_setting('enable_progress_bar')").fetchone() == (True,):
+                connection.execute("SET enable_progress_bar = false")
             with _interrupting(connection), (interrupts or Interrupts()).watching(connection):
                 yield connection
         except duckdb.OutOfMemoryException as error:
