@@ -113,7 +113,7 @@ def duckdb_session(
         )
         try:
             # It would go to standard output. Where it is off, as in Jupyter, DuckDB may refuse to set it.
-            if connection.sql("SELECT current_setting('enable_progress_bar')").fetchone() == (True,):
+            if connection.sql("SELECT current_setting('enable_progress_bar')").fetchall() == [(True,)]:
                 connection.execute("SET enable_progress_bar = false")
             with _interrupting(connection), (interrupts or Interrupts()).watching(connection):
                 yield connection
