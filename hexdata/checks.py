@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection, Iterable, Mapping
+from numbers import Real
 from typing import Any
 
 from hexdata.errors import ConfigError, StoreError
@@ -15,6 +16,7 @@ __all__ = [
     "check_count",
     "check_same_options",
     "check_seed",
+    "check_shares",
     "check_versions",
     "is_count",
 ]
@@ -70,6 +72,21 @@ def check_choice(name: str, value: object, known: Collection[str]) -> None:
     """
     if value not in known:
         raise ConfigError(f"unknown {name}", found=repr(value), expected=" or ".join(map(repr, known)))
+
+
+def check_shares(val: Any, test: Any) -> None:
+    """See that the shares of the games that are held out are numbers of 0 or more, below 1 together.
+
+    Raises:
+        ConfigError: they are not.
+    """
+    numbers = [isinstance(share, Real) and not isinstance(share, bool) for share in (val, test)]
+    if not (all(numbers) and val >= 0 and test >= 0 and val + test < 1):  # nan is neither
+        raise ConfigError(
+            "val and test are shares of the games and leave some for train",
+            found=f"{val!r} and {test!r}",
+            expected="numbers of 0 or more, below 1 together",
+        )
 
 
 def is_count(value: object) -> bool:

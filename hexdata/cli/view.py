@@ -121,7 +121,7 @@ def _bar(share: float, ascii_only: bool) -> Text:
 
 
 def _counts(stages: list[StageFacts]) -> Iterator[Text]:
-    """Yield a line for each stage that has counted something, after an empty one."""
+    """Yield a line for each stage that has counted something."""
     for stage in stages:
         counts = [f"{name.replace('_', ' ')} {_number(value)}" for name, value in stage.counts.items()]
         if counts:

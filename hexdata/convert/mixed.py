@@ -19,7 +19,7 @@ import pyarrow as pa
 from hexdata.board import game_hash
 from hexdata.convert.inputs import SourceFile
 from hexdata.convert.spool import Spool, SpoolFacts, write_arrow
-from hexdata.games.find import GAMES, ROWS, column
+from hexdata.games.find import GAMES, ROWS, column, identity_hash
 from hexdata.games.sense import Sense
 
 __all__ = ["collection_of", "resolve_collection"]
@@ -141,17 +141,11 @@ def _game(key: Array, columns: Array, origins: list[str | None], board_size: int
         "positions": len(ply),
         "first_player": first_player if whole else None,
         "moves": moves,
-        "game_hash": _identity_hash(origin, file_idx, line_idx, board_size)
+        "game_hash": identity_hash(origin, file_idx, line_idx, board_size)
         if moves is None
         else game_hash(moves, board_size, first_player),
         "provenance": "metadata",
     }
-
-
-def _identity_hash(origin: str | None, file_idx: int, line_idx: int, board_size: int) -> bytes:
-    """Return 16 bytes for a game whose moves are not all at hand: the hash of its legacy identity."""
-    identity = json.dumps([board_size, origin, file_idx, line_idx]).encode("ascii")
-    return hashlib.sha256(b"hexdata identity " + identity).digest()[:16]
 
 
 def _write_rows(spool: Spool, number: Array) -> None:

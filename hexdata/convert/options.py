@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from hexdata.checks import check_shares
 from hexdata.errors import ConfigError
 from hexdata.games.sense import SENSES
 from hexdata.pool import WorkerOptions
@@ -48,11 +49,7 @@ class ConvertOptions(WorkerOptions):
             raise ConfigError(
                 "unknown value_sense", found=self.value_sense, expected=" or ".join(("auto", *SENSES))
             )
-        if not (self.val >= 0 and self.test >= 0 and self.val + self.test < 1):  # nan is neither
-            raise ConfigError(
-                "val and test are shares of the games and leave some for train",
-                found=f"{self.val} and {self.test}",
-            )
+        check_shares(self.val, self.test)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ Works on windows of a source cut where a game certainly begins, so memory does n
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -16,7 +17,17 @@ import pyarrow as pa
 
 from hexdata.board import Symmetry, game_hash, pack_boards, transform_planes, unpack_boards
 
-__all__ = ["EVIDENCE", "GAMES", "ROWS", "Grouping", "binary_matrix", "column", "find_games", "position_hash"]
+__all__ = [
+    "EVIDENCE",
+    "GAMES",
+    "ROWS",
+    "Grouping",
+    "binary_matrix",
+    "column",
+    "find_games",
+    "identity_hash",
+    "position_hash",
+]
 
 Grouping = Literal["boards", "ids", "runs"]
 """How the games of a source are told apart: by its boards (tuples, no metadata), by the ids in its
@@ -301,3 +312,14 @@ def position_hash(board: npt.NDArray[np.uint8], board_size: int) -> bytes:
     planes = unpack_boards(board[np.newaxis], board_size, np.uint8)
     images = (pack_boards(transform_planes(planes, symmetry)).tobytes() for symmetry in Symmetry)
     return hashlib.sha256(b"hexdata position %d " % board_size + min(images)).digest()[:16]
+
+
+def identity_hash(origin: str | None, file_idx: int | None, line_idx: int, board_size: int) -> bytes:
+    """Return 16 bytes that name a game by the ids in its metadata; None and -1 both stand for no file_idx.
+
+    What names a game whose moves are not all at hand, where its positions may lie in more than one file, so
+    that nobody knows which of its boards is the deepest.
+    """
+    file = -1 if file_idx is None else file_idx
+    identity = json.dumps([board_size, origin, file, line_idx]).encode("ascii")
+    return hashlib.sha256(b"hexdata identity " + identity).digest()[:16]

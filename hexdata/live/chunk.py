@@ -26,6 +26,11 @@ class FoundFile:
     """Relative to the directory, with forward slashes: what messages and states call it."""
     size: int = 0
 
+    @property
+    def is_mark(self) -> bool:
+        """Whether it is ``SCANNED``: a mark, which no queue drops."""
+        return self.path is None
+
 
 SCANNED = FoundFile(None)
 """What comes once, after the files that were there at the start."""
@@ -74,3 +79,8 @@ class ChunkSource:
 
     file: FoundFile
     chunks: list[Chunk] = field(default_factory=list)
+
+    @property
+    def is_mark(self) -> bool:
+        """Whether it is the end of the first scan: a mark, which no queue drops."""
+        return self.file.is_mark

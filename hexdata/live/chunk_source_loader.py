@@ -15,7 +15,7 @@ from typing import Any, Final, cast
 import pyarrow as pa
 
 from hexdata.board import check_board_size
-from hexdata.checks import check_choice, check_count
+from hexdata.checks import check_choice, check_count, check_shares
 from hexdata.errors import ConfigError, FormatError, InputError
 from hexdata.formats import open_source
 from hexdata.games.labels import split_of
@@ -80,10 +80,7 @@ class ChunkSourceLoader(Transform):
         check_choice("value_sense", value_sense, ("auto", *SENSES))
         if split is not None:
             check_choice("split", split, SPLITS)
-        if not (val >= 0 and test >= 0 and val + test < 1):  # nan is neither
-            raise ConfigError(
-                "val and test are shares of the games and leave some for train", found=f"{val} and {test}"
-            )
+        check_shares(val, test)
         if board_size is not None:
             try:
                 check_board_size(board_size)

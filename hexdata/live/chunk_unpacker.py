@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from hexdata.checks import check_count
+from hexdata.checks import as_int, check_count
 from hexdata.errors import ConfigError, StoreError
 from hexdata.formats.shards import Block
 from hexdata.live.chunk import PLIES, Chunk
@@ -50,9 +50,11 @@ class ChunkUnpacker(Transform):
         seed: of the draws, with the number of the chunk and how often it has come.
         pool_size: of the pool: what is known of a game is forgotten when one comes whose number is that
             much higher, as the pool has let go of it.
-        position_sampling_rate: share of a game's positions that come each time: as many whole positions,
-            and one more by chance, so that the rate is met on average. A short game may give none.
-        positions_per_game: that many of each game each time, or all if it has fewer. Overrides the rate.
+        positions_per_game: so many of each game come each time, or all if it has fewer; "all" or None for
+            all of every game.
+        position_sampling_rate: instead, where it is given: the share of a game's positions that come each
+            time, as many whole positions, and one more by chance, so that the rate is met on average. A
+            short game may give none.
         final_positions: False leaves out positions without a policy.
         threads: of the stage.
 
@@ -65,20 +67,16 @@ class ChunkUnpacker(Transform):
         *,
         seed: int,
         pool_size: int,
-        position_sampling_rate: float = 1.0,
-        positions_per_game: int | None = None,
+        positions_per_game: int | Literal["all"] | None = 8,
+        position_sampling_rate: float | None = None,
         final_positions: bool = True,
         threads: int = 1,
     ) -> None:
         super().__init__(threads=threads)
-        rate: object = position_sampling_rate
-        if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 < rate <= 1:
-            expected = "a number above 0, at most 1"
-            raise ConfigError("position_sampling_rate cannot be used", found=repr(rate), expected=expected)
-        self.rate = float(rate)
-        self.per_game = None
-        if positions_per_game is not None:
-            self.per_game = check_count("positions_per_game", positions_per_game, 1)
+        self.per_game = _check_per_game(positions_per_game)
+        self.rate = 1.0
+        if position_sampling_rate is not None:
+            self.per_game, self.rate = None, _check_rate(position_sampling_rate)
         self.final_positions = final_positions
         self.uses = Uses(seed, check_count("pool_size", pool_size, 1))
         self._drawing = threading.Lock()
@@ -153,6 +151,23 @@ class ChunkUnpacker(Transform):
             raise StoreError(
                 "a game cannot be unpacked", path=chunk.source, record=where, found=fault, expected=expected
             )
+
+
+def _check_per_game(count: object) -> int | None:
+    if count is None or count == "all":
+        return None
+    number = as_int(count)
+    if number is None or number < 1:
+        expected = 'an integer, at least 1, or "all"'
+        raise ConfigError("positions_per_game cannot be used", found=repr(count), expected=expected)
+    return number
+
+
+def _check_rate(rate: object) -> float:
+    if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 < rate <= 1:
+        expected = "a number above 0, at most 1"
+        raise ConfigError("position_sampling_rate cannot be used", found=repr(rate), expected=expected)
+    return float(rate)
 
 
 class Uses:

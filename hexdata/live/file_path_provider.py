@@ -5,11 +5,15 @@ Looks at names, sizes and times; never opens a file.
 
 from __future__ import annotations
 
+import os
+import re
+import stat
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from fnmatch import translate
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,6 +41,9 @@ _QUIET_MS: Final = 25
 _FIRST_MS: Final = 100
 """How long the watch waits for a first change before it says that it stands."""
 
+_GONE_SECONDS: Final = 0.1
+"""How often it is looked whether a directory that is gone is back."""
+
 _CANNOT_SPELL: Final = "Unable to decode path"
 """What the watch says of a name that is no UTF-8."""
 
@@ -48,7 +55,6 @@ _Look = tuple[int, int]
 class _Candidate:
     """A file that is there and not yet known to be complete."""
 
-    path: Path
     look: _Look
     since: float
     """When it was first seen to look so, on the clock of ``time.monotonic``."""
@@ -63,14 +69,18 @@ class FilePathProvider(Stage):
     there come as they are, without ``SCANNED``, and then the stage ends.
 
     A file is complete when it has the same size and time for ``settle`` seconds, however it came to be there;
-    or at once, where a temporary name that contains its name went away in the same moment, as when
-    ``.NAME.tmp`` is renamed to ``NAME``. An empty file is not complete. One that is gone before it is
+    or at once, where a temporary name in which its name stands as a whole went away in the same moment, as
+    when ``.NAME.tmp`` is renamed to ``NAME``. An empty file is not complete. One that is gone before it is
     complete is forgotten (``vanished``). Names that begin with a dot, of files or folders, are never looked
     at, nor those that end in ``TEMPORARY``; what writes a file in place and pauses for longer than ``settle``
-    must use such a name.
+    must use such a name. What is no regular file, a pipe or a device, never comes.
+
+    A folder to which links lead from within the directory is entered once, by its own name; one elsewhere by
+    that of a link.
 
     The system tells of changes; now and then all names are looked through besides, for those that it did not
-    tell. Memory grows by some 300 bytes for each file that ever came.
+    tell. A directory that goes stops the pipeline when that is found out then; one that is put in its place
+    before is watched like the first. Memory grows by some 300 bytes for each file that ever came.
 
     Counted are ``files``, ``rewritten`` (names) and ``vanished``.
 
@@ -108,12 +118,15 @@ class FilePathProvider(Stage):
         if not self.directory.is_dir():
             raise InputError("no such directory", path=directory, cure="Check the path, or make it.")
         self.patterns = as_tuple(patterns)
-        if not isinstance(self.patterns, tuple) or not all(isinstance(each, str) for each in self.patterns):
-            raise ConfigError("patterns cannot be used", found=repr(patterns), expected="a list of text")
+        texts = isinstance(self.patterns, tuple) and all(isinstance(each, str) for each in self.patterns)
+        if not (texts and self.patterns):
+            expected = "a list of text, not empty"
+            raise ConfigError("patterns cannot be used", found=repr(patterns), expected=expected)
         self.settle = _check_seconds("settle", settle)
         for name, value in (("watch", watch), ("force_polling", force_polling)):
             if not isinstance(value, bool):
                 raise ConfigError(f"{name} cannot be used", found=repr(value), expected="True or False")
+        self._is_wanted = re.compile("|".join(map(translate, self.patterns))).match
         self.watch = watch
         self.newest_files = None if newest_files is None else check_count("newest_files", newest_files, 0)
         self.rescan = _check_seconds("rescan", rescan)
@@ -143,24 +156,30 @@ class FilePathProvider(Stage):
 
     def _give_those_there(self, worker: Worker) -> None:
         if self._to_come is None:
-            self._to_come = [name for name, _ in self._newest(self._scan(self.directory))][::-1]
+            self._to_come = self._newest(self._scan(self.directory))[::-1]
         while self._to_come:
             name = self._to_come.pop()
-            path = self.directory / name
-            look = _look_at(path)
+            look = self._look_at(name)
             if look is None:
                 self.count("vanished")
             else:
-                self._give(worker, name, path, look)
+                self._give(worker, name, look)
 
-    def _newest(self, found: Iterable[tuple[str, Path]]) -> list[tuple[str, Path]]:
-        named = sorted(found)
-        return named if self.newest_files is None else named[max(0, len(named) - self.newest_files) :]
+    def _newest(self, names: list[str]) -> list[str]:
+        return names if self.newest_files is None else names[max(0, len(names) - self.newest_files) :]
 
-    def _give(self, worker: Worker, name: str, path: Path, look: _Look) -> None:
+    def _give(self, worker: Worker, name: str, look: _Look) -> None:
         self._came[name] = look
         self.count("files")
-        self.put(worker, [FoundFile(path, name, look[0])])
+        self.put(worker, [FoundFile(self.directory / name, name, look[0])])
+
+    def _look_at(self, name: str) -> _Look | None:
+        """Return size and time of a file; None if there is no such regular file, or we may not look at it."""
+        try:
+            found = (self.directory / name).stat()
+        except OSError:
+            return None
+        return (found.st_size, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else None
 
     # --- new ones -------------------------------------------------------------------------------------
 
@@ -168,14 +187,15 @@ class FilePathProvider(Stage):
         """Give what is there and complete, in order; what still changes after ``settle`` seconds is new."""
         found = self._scan(self.directory)
         kept = self._newest(found)
-        for name, _ in found[: len(found) - len(kept)]:
+        for name in found[: len(found) - len(kept)]:
             self._came.setdefault(name, None)
         self._consider(kept)
         until = time.monotonic() + self.settle
         while self._candidates and (left := until - time.monotonic()) > 0:
             self.wait_for(worker, _nothing, left)
         self._give_complete(worker)
-        self.wait_for(worker, self._stands)
+        while self.wait_for(worker, self._stands, self.rescan) is None:
+            self._scan(self.directory)  # which says if it is gone, so that no watch can ever stand
         self._scanned = True
         self.put(worker, [SCANNED])
 
@@ -214,24 +234,33 @@ class FilePathProvider(Stage):
 
     def _follow(self, worker: Worker, changes: set[tuple[Change, str]]) -> bool:
         """Look at what has changed, and give files that were renamed; say whether folders appeared."""
-        gone = [Path(path) for change, path in changes if change == Change.deleted]
-        folders = False
-        there: dict[str, Path] = {}
-        for path in {Path(text) for change, text in changes if change != Change.deleted}:
-            if path.is_dir():
-                folders = True
+        folders = _Folders(self)
+        renamed: dict[str | None, set[str]] = defaultdict(set)
+        there: set[str] = set()
+        appeared = False
+        for change, text in changes:
+            folder, base = os.path.split(text)
+            if change == Change.deleted:
+                renamed[folders.prefix(folder)].update(_names_in_temporary(base))
+            elif (path := Path(text)).is_dir():
+                appeared = True
                 there.update(self._scan(path))
-            elif (name := self._name_of(path)) is not None:
-                there[name] = path
-        for name, path in sorted(there.items()):
-            look = _look_at(path)
+            elif self._is_file_name(base) and (prefix := folders.prefix(folder)) is not None:
+                there.add(prefix + base)
+        for name in sorted(there):
+            prefix, base = _split_name(name)
             if name in self._came:
-                self._compare(name, look)
-            elif look is not None and look[0] and _was_renamed(path, gone):
-                self._candidates.pop(name, None)
-                self._give(worker, name, path, look)
-        self._consider(there.items())
-        return folders
+                self._compare(name, self._look_at(name))
+            elif base in renamed.get(prefix, ()):
+                self._give_renamed(worker, name)
+        self._consider(there)
+        return appeared
+
+    def _give_renamed(self, worker: Worker, name: str) -> None:
+        look = self._look_at(name)
+        if look is not None and look[0]:
+            self._candidates.pop(name, None)
+            self._give(worker, name, look)
 
     def _compare(self, name: str, look: _Look | None) -> None:
         """Count a name that has come and is now another file, once."""
@@ -240,21 +269,21 @@ class FilePathProvider(Stage):
             self._came[name] = None
             self.count("rewritten")
 
-    def _consider(self, found: Iterable[tuple[str, Path]]) -> None:
+    def _consider(self, names: Iterable[str]) -> None:
         """Wait for files to be complete that have not come and are not waited for yet."""
         now = time.monotonic()
-        for name, path in found:
+        for name in names:
             if name not in self._came and name not in self._candidates:
-                look = _look_at(path)
+                look = self._look_at(name)
                 if look is not None:
-                    self._candidates[name] = _Candidate(path, look, now)
+                    self._candidates[name] = _Candidate(look, now)
 
     def _give_complete(self, worker: Worker) -> None:
         """Give the candidates that have not changed for long enough, in order of their names."""
         now = time.monotonic()
-        complete = []
+        complete: list[tuple[str, _Look]] = []
         for name, candidate in list(self._candidates.items()):
-            look = _look_at(candidate.path)
+            look = self._look_at(name)
             if look is None:
                 del self._candidates[name]
                 self.count("vanished")
@@ -263,23 +292,27 @@ class FilePathProvider(Stage):
             elif now >= candidate.since + self.settle:
                 del self._candidates[name]  # an empty one will be told of when it is written to
                 if look[0]:
-                    complete.append((name, candidate))
-        for name, candidate in sorted(complete, key=lambda item: item[0]):
-            self._give(worker, name, candidate.path, candidate.look)
+                    complete.append((name, look))
+        for name, look in sorted(complete):
+            self._give(worker, name, look)
 
     # --- names ----------------------------------------------------------------------------------------
 
-    def _scan(self, folder: Path) -> list[tuple[str, Path]]:
-        """Return the names and paths of the files below a folder that may be wanted, sorted by name.
+    def _scan(self, folder: Path) -> list[str]:
+        """Return the names of the files below a folder that may be wanted, sorted.
 
         Raises:
             InputError: the directory itself cannot be read.
+            Stopped: the pipeline has stopped.
         """
-        found: list[tuple[str, Path]] = []
+        found: list[str] = []
         for here, subfolders, files in walk_once(folder, onerror=self._cannot_enter):
+            if self.hub.stopping.is_set():
+                raise Stopped
             subfolders[:] = [name for name in subfolders if not name.startswith(".")]
-            named = ((self._name_of(here / file), here / file) for file in files)
-            found += [(name, path) for name, path in named if name is not None]
+            prefix = self.prefix_of(str(here))
+            if prefix is not None:
+                found += [prefix + file for file in files if self._is_file_name(file)]
         return sorted(found)
 
     def _cannot_enter(self, error: OSError) -> None:
@@ -288,15 +321,24 @@ class FilePathProvider(Stage):
             reason = error.strerror or str(error)
             raise InputError("the directory cannot be read any more", path=self.directory, found=reason)
 
-    def _name_of(self, path: Path) -> str | None:
-        """Return the name of a file, if it is one that is wanted."""
-        if path.name.endswith(TEMPORARY) or not any(fnmatchcase(path.name, each) for each in self.patterns):
-            return None
-        try:
-            place = path.relative_to(self.directory)
-        except ValueError:
-            return None
-        return None if any(part.startswith(".") for part in place.parts) else place.as_posix()
+    def prefix_of(self, folder: str) -> str | None:
+        """Return what the names of the files in a folder begin with; None if they are not looked at.
+
+        That is the folder's own place in the directory, by whatever links it was reached, so that a file has
+        one name; or where it was reached, if it is elsewhere.
+        """
+        for path in (os.path.realpath(folder), folder):
+            try:
+                place = Path(path).relative_to(self.directory)
+            except ValueError:
+                continue
+            hidden = any(part.startswith(".") for part in place.parts)
+            return None if hidden else "".join(f"{part}/" for part in place.parts)
+        return None
+
+    def _is_file_name(self, name: str) -> bool:
+        """Say whether files with this name, whatever their folder, are wanted."""
+        return not name.startswith(".") and not name.endswith(TEMPORARY) and bool(self._is_wanted(name))
 
     # --- the watch ------------------------------------------------------------------------------------
 
@@ -304,27 +346,44 @@ class FilePathProvider(Stage):
         """Thread: be told of changes, and pass them on."""
         try:
             while not self.hub.stopping.is_set():
-                self._watch_on()
+                if self.directory.is_dir():
+                    self._watch_on()
+                else:
+                    self.hub.stopping.wait(_GONE_SECONDS)
         except Stopped:
             pass
         except BaseException as error:  # noqa: BLE001 - the trainer raises it
             self.hub.stop(error)
 
     def _watch_on(self) -> None:
-        """Watch until the pipeline stops, or a name comes that the watch cannot spell, which ends it."""
+        """Watch until the pipeline stops, another folder takes the directory's name, or the watch ends.
+
+        The watch ends when a name comes that it cannot spell.
+        """
         stands = False
+        watched = self._identity()
         try:
             for changes in self._changes():
                 self._tell(changes, look_through=not stands)
                 stands = True
+                if self._identity() != watched:
+                    return
         except (RuntimeError, OSError) as error:  # a RuntimeError is the watch's own kind
-            if not stands and _CANNOT_SPELL not in str(error):
+            if not stands and _CANNOT_SPELL not in str(error) and self.directory.is_dir():
                 raise InputError(
                     "the directory cannot be watched",
                     path=self.directory,
                     found=str(error),
                     cure="Use force_polling = true, or raise the system's limit of watches.",
                 ) from error
+
+    def _identity(self) -> tuple[int, int] | None:
+        """Return what tells the directory from another of its name; None if it is gone."""
+        try:
+            found = self.directory.stat()
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
 
     def _changes(self) -> Iterator[set[tuple[Change, str]]]:
         return watch(
@@ -370,23 +429,38 @@ def _split(joined: str) -> list[str]:
     return joined.split("\0") if joined else []
 
 
-def _look_at(path: Path) -> _Look | None:
-    """Return size and time of a file; None if there is no such file, or none that we may look at."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_size, found.st_mtime_ns
+class _Folders:
+    """What the names of the files in some folders begin with; each folder is looked at once."""
+
+    def __init__(self, provider: FilePathProvider) -> None:
+        self._provider = provider
+        self._known: dict[str, str | None] = {}
+
+    def prefix(self, folder: str) -> str | None:
+        """Return what ``FilePathProvider.prefix_of`` does."""
+        if folder not in self._known:
+            self._known[folder] = self._provider.prefix_of(folder)
+        return self._known[folder]
 
 
-def _was_renamed(path: Path, gone: Iterable[Path]) -> bool:
-    """Say whether a file has its name from one of the temporary names that went away."""
-    return any(
-        other.parent == path.parent
-        and path.name in other.name
-        and (other.name.startswith(".") or other.name.endswith(TEMPORARY))
-        for other in gone
-    )
+def _split_name(name: str) -> tuple[str, str]:
+    """Return the folders of a name, each with its slash, and the rest."""
+    base = name.rpartition("/")[2]
+    return name[: len(name) - len(base)], base
+
+
+def _names_in_temporary(base: str) -> Iterator[str]:
+    """Yield the names that stand as a whole in a temporary one, which may have been renamed to them.
+
+    As a whole: next to it there is neither letter nor digit, so that ``.10.trmph.tmp`` is not for
+    ``0.trmph``. All are listed, since many files may come at once, and none is to be compared with all.
+    """
+    if not (base.startswith(".") or base.endswith(TEMPORARY)):
+        return
+    places = range(len(base) + 1)
+    starts = [place for place in places if place == 0 or not base[place - 1].isalnum()]
+    stops = [place for place in places if place == len(base) or not base[place].isalnum()]
+    yield from (base[start:stop] for start in starts for stop in stops if start < stop)
 
 
 def _check_seconds(name: str, value: Any) -> float:

@@ -6,6 +6,7 @@ taken some hundreds of times a second, and one lock makes a state of the whole p
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -40,6 +41,15 @@ class Hub:
         self._workers: set[int] = set()
         self._working = 0
         self._pauses: set[object] = set()
+        self._process = os.getpid()
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether this is a fork of the process that the threads are in: there is nobody to wait for here.
+
+        The lock may have been taken when the process forked, and would never be given back.
+        """
+        return os.getpid() != self._process
 
     def channel(self) -> threading.Condition:
         """Return a condition on the hub's lock, so that a change wakes only those whom it concerns."""
@@ -70,7 +80,12 @@ class Hub:
                 self._common.notify_all()
 
     def stop(self, error: BaseException | None = None) -> None:
-        """Stop the pipeline at once: whoever waits, or waits from now on, gets :class:`Stopped`."""
+        """Stop the pipeline at once: whoever waits, or waits from now on, gets :class:`Stopped`.
+
+        In a fork of its process it does nothing.
+        """
+        if self.elsewhere:
+            return
         with self._lock:
             if not self.stopping.is_set():
                 self.error = error

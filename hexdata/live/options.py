@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hexdata.batch import BatchOptions
-from hexdata.checks import as_tuple, check_choice, check_count, check_seed
+from hexdata.checks import as_tuple, check_choice, check_count, check_seed, check_shares
 from hexdata.errors import ConfigError, HexdataError
 from hexdata.live.pipeline import Pipeline
 from hexdata.live.queue import OVERFLOWS, Overflow
@@ -167,15 +167,7 @@ class LiveOptions:
         _keep(self, "seed", check_seed(self.seed))
         if self.split is not None:
             check_choice("split", self.split, SPLITS)
-        shares = (self.val, self.test)
-        if not all(
-            isinstance(share, (int, float)) and not isinstance(share, bool) for share in shares
-        ) or not (min(shares) >= 0 and sum(shares) < 1):
-            raise ConfigError(
-                "val and test are shares of the games and leave some for train",
-                found=f"{self.val!r} and {self.test!r}",
-                expected="numbers of 0 or more, below 1 together",
-            )
+        check_shares(self.val, self.test)
         for name in ("pool_size", "reservoir", "batch_size"):
             _keep(self, name, check_count(name, getattr(self, name), 1))
         if not isinstance(self.watch, bool):

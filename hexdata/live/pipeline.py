@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import weakref
 from collections.abc import Sequence
 from types import TracebackType
@@ -43,22 +45,36 @@ class Pipeline:
         for stage in self.stages:
             stage.meet(self.stages)
         self._started = False
+        self._turns = threading.RLock()
+        """Held while threads start, so that none does after ``close``, and while they are waited for, which
+        two threads cannot do at once in every Python; a signal may close in between."""
         weakref.finalize(self, self.hub.stop)
 
     def start(self) -> None:
-        """Start all stages, the last first, so that nothing is made before it can be taken. Once only."""
-        assert not self._started
-        self._started = True
-        for stage in reversed(self.stages):
-            stage.start()
+        """Start all stages, the last first, so that nothing is made before it can be taken. Once only.
+
+        One that was closed, by another thread or a signal meanwhile, starts no more of them.
+
+        Raises:
+            HexdataError: this is a fork of the process that the pipeline was made in.
+        """
+        self._check_process()
+        with self._turns:
+            assert not self._started
+            self._started = True
+            for stage in reversed(self.stages):
+                if not self.hub.stopping.is_set():
+                    stage.start()
 
     def take(self, timeout: float | None = None) -> Any:
         """Return the next item of the last stage; None after ``timeout`` seconds without one.
 
         Raises:
             StopIteration: there is nothing more.
+            HexdataError: this is a fork of the process that it was made in.
             Exception: what a stage raised.
         """
+        self._check_process()
         try:
             return self.queues[-1].take(timeout)
         except Stopped:
@@ -74,8 +90,9 @@ class Pipeline:
         done, what is left in the last queue is the state.
 
         Raises:
-            HexdataError: the pipeline has stopped, or stops meanwhile.
+            HexdataError: the pipeline has stopped, or stops meanwhile; or this is a fork of its process.
         """
+        self._check_process()
         try:
             with self.hub.paused():
                 return {
@@ -100,7 +117,12 @@ class Pipeline:
             queue.restore(kept["queue"])
 
     def metrics(self) -> dict[str, dict[str, float]]:
-        """Return the metrics of each stage with those of the queue behind it, by the stage's name."""
+        """Return the metrics of each stage with those of the queue behind it, by the stage's name.
+
+        Raises:
+            HexdataError: this is a fork of the process that the pipeline was made in.
+        """
+        self._check_process()
         return {
             stage.name: {
                 **stage.metrics(),
@@ -120,13 +142,26 @@ class Pipeline:
     def close(self) -> None:
         """Stop all stages and wait for their threads. What a stage raised is not raised again.
 
+        In a fork of its process there are none, and it does nothing.
+
         Raises:
             HexdataError: a thread has not ended.
         """
-        self.hub.stop()
-        left = [name for stage in self.stages for name in stage.join()] if self._started else []
+        if self.hub.elsewhere:
+            return
+        with self._turns:
+            self.hub.stop()
+            left = [name for stage in self.stages for name in stage.join()]
         if left:
             raise HexdataError("threads of the pipeline do not end", found=", ".join(left))
+
+    def _check_process(self) -> None:
+        if self.hub.elsewhere:
+            raise HexdataError(
+                "the threads of the pipeline are in another process",
+                found=f"process {os.getpid()}, a fork",
+                cure="Make one in this process, or use it where it was made.",
+            )
 
     def __enter__(self) -> Self:
         return self

@@ -22,7 +22,9 @@ OVERFLOWS: Final = get_args(Overflow)
 class Queue(Generic[Item]):
     """A queue of at most ``capacity`` items, for any number of producers and consumers.
 
-    Counts are those of the queue's whole life: ``put`` accepted, ``taken``, and ``dropped``.
+    An item that says of itself that it ``is_mark`` takes no room, and is never dropped: what waits for such a
+    mark would wait for ever. Counts are those of the queue's whole life: ``put`` accepted, ``taken``, and
+    ``dropped``.
 
     Raises:
         ConfigError: the capacity is below 1, or the overflow behaviour unknown.
@@ -41,6 +43,7 @@ class Queue(Generic[Item]):
         self.emptied = hub.channel()
         """Notified when there is room."""
         self._items: deque[Item] = deque()
+        self._marks = 0
         self._closed = False
 
     def __len__(self) -> int:
@@ -72,18 +75,19 @@ class Queue(Generic[Item]):
 
     def restore(self, items: Iterable[Item]) -> None:
         """Put items back that :meth:`contents` gave, whatever the capacity. Nothing has been put yet."""
-        self._items.extend(items)
+        for item in items:
+            self._append(item)
 
     def accept(self, item: Item) -> bool | None:
         """Put an item without waiting, under the hub's lock; None where its producer is to wait."""
-        if len(self._items) >= self.capacity:
+        if len(self._items) - self._marks >= self.capacity and not _is_mark(item):
             if self.overflow == "block":
                 return None
             self.dropped += 1
             if self.overflow == "drop-new":
                 return True
-            self._items.popleft()
-        self._items.append(item)
+            del self._items[next(place for place, other in enumerate(self._items) if not _is_mark(other))]
+        self._append(item)
         self.accepted += 1
         self.filled.notify_all()
         return True
@@ -97,11 +101,21 @@ class Queue(Generic[Item]):
         if self._items:
             self.taken += 1
             self.emptied.notify_all()
-            return self._items.popleft()
+            item = self._items.popleft()
+            self._marks -= _is_mark(item)
+            return item
         if self._closed:
             raise Stopped
         return None
 
+    def _append(self, item: Item) -> None:
+        self._items.append(item)
+        self._marks += _is_mark(item)
+
     def _close(self) -> None:
         self._closed = True
         self.filled.notify_all()
+
+
+def _is_mark(item: object) -> bool:
+    return getattr(item, "is_mark", False)

@@ -111,7 +111,24 @@ def _board_size(path: Path, block: Block) -> int:
     except ValueError as error:
         raise _foreign(path, str(error)) from None
     _check_policies(path, block)
+    _check_numbers(path, block, size)
     return size
+
+
+def _check_numbers(path: Path, block: Block, board_size: int) -> None:
+    """See that a block's numbers can be what they are to mean; all that comes after relies on it."""
+    move, value = block["move"], block["value"]
+    sound = {
+        "move": (move < board_size**2) | (move == NO_MOVE),
+        "player_to_move": block["player_to_move"] <= 1,
+        "value": (value >= 0) & (value <= 1),
+        "policy": np.isfinite(block["policy"]) & (block["policy"] >= 0)
+        if "policy" in block
+        else np.ones(0, np.bool_),
+    }
+    for name, good in sound.items():
+        if not good.all():
+            raise _foreign(path, f"for the field {name}: {block[name][~good][:1].tolist()}")
 
 
 def _check_policies(path: Path, block: Block) -> None:

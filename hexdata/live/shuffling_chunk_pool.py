@@ -90,7 +90,7 @@ class ShufflingChunkPool(Stage):
         *,
         seed: int,
         pool_size: int = 100_000,
-        hand: int = 64,
+        hand: int = 256,
         min_chunks: int = 1,
         passes: int | None = None,
         directory: str | Path | None = None,
@@ -133,19 +133,20 @@ class ShufflingChunkPool(Stage):
             self._take_in(worker)
 
     def _hand_out(self, worker: Worker) -> None:
-        self.wait_for(worker, self._ready)
-        while self._goes_on():
+        while self.wait_for(worker, self._goes_on):
             hand = self._draw()
             self.put(worker, [hand] if hand else [])
 
-    def _ready(self) -> bool | None:
-        """Say whether to begin; None as long as it is to be waited for."""
-        enough = self._scanned and len(self._shuffler) >= self.min_chunks
-        return True if enough or self._ended else None
+    def _goes_on(self) -> bool | None:
+        """Say whether to draw a hand; None as long as it is to be waited for.
 
-    def _goes_on(self) -> bool:
-        over = self._ended and self.passes is not None and self._shuffler.passes >= self.passes
-        return bool(self._sources) and not over
+        The window may have numbers and yet no game: where all files of a state are gone.
+        """
+        if self._ended:
+            over = self.passes is not None and self._shuffler.passes >= self.passes
+            return bool(self._sources) and not over
+        enough = self._scanned and len(self._shuffler) >= self.min_chunks
+        return True if enough and self._sources else None
 
     def _draw(self) -> Hand:
         """Draw a hand; empty where all that was drawn is missing."""
@@ -226,6 +227,8 @@ class ShufflingChunkPool(Stage):
             source = self._read_again(name, size, count)
             if source is not None:
                 self._add(_Source(source.file, first, _numbered(source, first), joined))
+        if not self._sources:  # of the numbers of then none can be drawn: what comes is not to wait for them
+            self._shuffler.cut(self._shuffler.upper)
 
     def _read_again(self, name: str, size: int, count: int) -> ChunkSource | None:
         """Return a file of a state as it was then; None, and named, if it is not that any more."""

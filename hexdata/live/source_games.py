@@ -5,8 +5,6 @@ All of a file is in memory at once. Opens no file, and decides neither splits no
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -20,7 +18,7 @@ from hexdata.board import BLUE, game_hash
 from hexdata.errors import FormatError, InputError
 from hexdata.formats.shards import Block, columns_to_block
 from hexdata.games.evidence import Tally, with_findings
-from hexdata.games.find import EVIDENCE, GAMES, ROWS, Grouping, column, find_games
+from hexdata.games.find import EVIDENCE, GAMES, ROWS, Grouping, column, find_games, identity_hash
 from hexdata.games.findings import Finding, find_positions, flag_lists, flags_of, game_findings
 from hexdata.games.labels import players_of
 from hexdata.games.sense import Sense, decide
@@ -29,7 +27,7 @@ from hexdata.live.rows import slice_rows
 from hexdata.schema import NO_TIER
 from hexdata.store.originals import in_sense
 
-__all__ = ["Found", "found_games", "identity_hash", "trmph_games"]
+__all__ = ["Found", "found_games", "trmph_games"]
 
 Array = npt.NDArray[Any]
 
@@ -290,10 +288,4 @@ class _Positions:
 
     def _identity(self, row: int) -> bytes:
         origin, file_idx, line_idx = (self.raw.column(name)[row].as_py() for name in _IDS)
-        return identity_hash(origin, -1 if file_idx is None else file_idx, line_idx, self.board_size)
-
-
-def identity_hash(origin: str | None, file_idx: int, line_idx: int, board_size: int) -> bytes:
-    """Return 16 bytes that name a game whose moves are not all at hand by its ids, as ``convert`` does."""
-    identity = json.dumps([board_size, origin, file_idx, line_idx]).encode("ascii")
-    return hashlib.sha256(b"hexdata identity " + identity).digest()[:16]
+        return identity_hash(origin, file_idx, line_idx, self.board_size)

@@ -16,6 +16,9 @@ from hexdata.live.chunk import Chunk, ChunkSource, FoundFile
 
 __all__ = ["decode_state", "encode_state"]
 
+_NO_BYTES: Final = ("bytes",)
+"""For ``b""``, which ``torch.load`` with ``weights_only=True`` refuses, as it does no other bytes."""
+
 _RECORDS: Final = {kind.__name__: kind for kind in (Chunk, ChunkSource, FoundFile)}
 
 
@@ -29,13 +32,13 @@ def encode_state(value: Any) -> Any:
         ConfigError: a stage keeps, or a queue holds, what cannot be written like that.
     """
     if value is None or type(value) in (bool, int, float, str, bytes):
-        return value
+        return _NO_BYTES if value == b"" else value
     if isinstance(value, list):
         return [encode_state(item) for item in value]
     if isinstance(value, dict) and all(type(key) in (str, int) for key in value):
         return {key: encode_state(item) for key, item in value.items()}
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
-        return ("array", value.dtype.str, list(value.shape), value.tobytes())
+        return ("array", value.dtype.str, list(value.shape), encode_state(value.tobytes()))
     if isinstance(value, np.generic):
         return encode_state(value.item())
     if isinstance(value, tuple):
@@ -66,8 +69,10 @@ def decode_state(value: Any) -> Any:
         return value
     try:
         match value:
+            case ("bytes",):
+                return b""
             case ("array", dtype, shape, data):
-                return np.frombuffer(data, np.dtype(dtype)).reshape(shape).copy()
+                return np.frombuffer(decode_state(data), np.dtype(dtype)).reshape(shape).copy()
             case ("tuple", items):
                 return tuple(decode_state(items))
             case ("path", path):

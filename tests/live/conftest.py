@@ -5,12 +5,21 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 WRITER = Path(__file__).parent / "writer.py"
+
+
+@pytest.fixture
+def no_thread_survives() -> Iterator[None]:
+    """See that a test ends every thread that it starts; a module asks for it with ``usefixtures``."""
+    before = set(threading.enumerate())
+    yield
+    assert set(threading.enumerate()) <= before
 
 
 class GameWriter:

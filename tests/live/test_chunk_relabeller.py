@@ -20,7 +20,7 @@ from tests.live.made import CELLS, MadeGames, found_chunk, plain_row, rows_of, w
 def relabelled(chunk: Chunk, relabel: Relabel | str) -> list[dict[str, Any]]:
     """The positions of a game as the next stage unpacks them."""
     (hand,) = ChunkRelabeller(relabel=relabel).process((chunk,))
-    return rows_of(ChunkUnpacker(seed=0, pool_size=99).process(hand))
+    return rows_of(ChunkUnpacker(seed=0, pool_size=99, positions_per_game="all").process(hand))
 
 
 def plain(chunk: Chunk) -> list[dict[str, Any]]:

@@ -20,6 +20,7 @@ from hexdata.demo.games import make_games
 from hexdata.errors import ConfigError, FormatError
 from hexdata.export import ExportOptions, export_shards
 from hexdata.formats import open_source
+from hexdata.formats.shards import ShardWriter
 from hexdata.formats.trmph import write_trmph
 from hexdata.live.chunk import SCANNED, Chunk, FoundFile
 from hexdata.live.chunk_source_loader import ChunkSourceLoader
@@ -27,9 +28,11 @@ from hexdata.live.hub import Stopped
 from hexdata.live.pipeline import Pipeline
 from hexdata.live.source_games import found_games, trmph_games
 from hexdata.live.stage import Stage, Worker
+from hexdata.schema import NO_MOVE
 from hexdata.shuffle import ShuffleOptions, shuffle_store
 from hexdata.store import Store
 from tests.live.layouts import LAYOUTS, Layouts, N, by_id, examples, flat, games, shuffled, write_pickle
+from tests.live.made import found_chunk
 
 
 def load(path: Path, **options: Any) -> list[Chunk]:
@@ -344,6 +347,38 @@ def test_a_bad_file_is_counted_and_named_and_stops_nothing(tmp_path: Path) -> No
     assert (loader.counts["bad_files"], loader.counts["files"], loader.counts["games"]) == (len(paths), 2, 7)
     named = dict(loader.notes()["bad"])
     assert {named[path.name].partition(":")[0] for path in paths.values()} == set(paths)
+
+
+@pytest.mark.parametrize(
+    ("field", "number"),
+    [
+        ("move", N * N),
+        ("move", NO_MOVE - 1),
+        ("player_to_move", 2),
+        ("value", float("nan")),
+        ("value", -0.5),
+        ("value", 1.5),
+        ("policy", float("inf")),
+        ("policy", -0.1),
+    ],
+)
+def test_a_shard_of_impossible_numbers_is_bad(tmp_path: Path, field: str, number: float) -> None:
+    def shard(name: str) -> Path:
+        with (tmp_path / name).open("wb") as file:
+            writer = ShardWriter(file)
+            writer.write_block(0, block)
+            writer.close()
+        return tmp_path / name
+
+    block = found_chunk(3, 9, dense=(2, 5), final=(8,)).block
+    assert block is not None
+    block["position_in_game"] = np.arange(9, dtype=np.uint16)
+    block["total_positions"][:] = 9
+    assert load(shard("good.tar"))
+    block[field].flat[1] = number
+    with pytest.raises(FormatError, match=field) as caught:
+        load(shard("bad.tar"))
+    assert caught.value.code == "broken-shard"
 
 
 def test_the_size_of_the_boards_is_that_of_the_first_good_file(tmp_path: Path) -> None:

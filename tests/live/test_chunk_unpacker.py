@@ -16,11 +16,12 @@ from hexdata.formats.shards import block_fields
 from hexdata.live.chunk import PLIES, Chunk
 from hexdata.live.chunk_unpacker import ChunkUnpacker
 from hexdata.live.pipeline import Pipeline
+from tests.live.counting import in_thread, until
 from tests.live.made import MadeGames, N, found_chunk, ids_of, plain_row, rows_of, whole_chunks
 
 
 def unpacker(**options: Any) -> ChunkUnpacker:
-    return ChunkUnpacker(**{"seed": 3, "pool_size": 100, **options})
+    return ChunkUnpacker(**{"seed": 3, "pool_size": 100, "positions_per_game": "all", **options})
 
 
 def by_id(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -141,10 +142,26 @@ def test_others_come_until_all_have_been_used(hands, wanted, final, seed):
 
 def test_all_of_a_game_come_when_that_is_asked_for():
     hand = tuple(whole_chunks(5))
-    for options in ({}, {"positions_per_game": 999}, {"position_sampling_rate": 1}):
-        stage = unpacker(**options)
+    for options in (
+        {"positions_per_game": "all"},
+        {"positions_per_game": None},
+        {"positions_per_game": 999},
+        {"position_sampling_rate": 1},
+    ):
+        stage = ChunkUnpacker(seed=3, pool_size=100, **options)
         for _ in range(3):
             assert len(ids_of(stage.process(hand))) == sum(chunk.positions for chunk in hand)
+
+
+def test_eight_of_a_game_come_if_nothing_is_said_and_a_rate_goes_before_a_count():
+    hand = (replace(found_chunk(0, 30), number=0),)
+    for options, expected in (
+        ({}, 8),
+        ({"position_sampling_rate": 0.1}, 3),
+        ({"position_sampling_rate": 0.5, "positions_per_game": 4}, 15),
+    ):
+        stage = ChunkUnpacker(seed=3, pool_size=100, **options)
+        assert [len(ids_of(stage.process(hand))) for _ in range(3)] == [expected] * 3
 
 
 @pytest.mark.parametrize("rate", [0.07, 0.5, 0.93])
@@ -216,6 +233,22 @@ def test_a_state_goes_on_with_the_same_draws():
         assert [ids_of(other.process(hand)) for hand in hands[stop : stop + 3]] == rest
 
 
+class Meddled(ChunkUnpacker):
+    """In the middle of its first draw, another thread draws of the same hand."""
+
+    def _wanted(self, available: Any, draws: Any) -> Any:
+        if not hasattr(self, "result"):
+            self.result = in_thread(lambda: ids_of(self.process((replace(found_chunk(0, 20), number=0),))))
+            until(lambda: self._drawing.locked() or self.counts)
+        return super()._wanted(available, draws)
+
+
+def test_two_threads_that_draw_of_one_game_draw_different_positions():
+    stage = Meddled(seed=3, pool_size=9, positions_per_game=10)
+    drawn = ids_of(stage.process((replace(found_chunk(0, 20), number=0),)))
+    assert sorted(drawn + stage.result()) == list(range(20))
+
+
 def test_with_more_threads_the_set_is_the_same():
     def run(threads: int) -> list[int]:
         stages = [MadeGames(passes=6), unpacker(positions_per_game=5, threads=threads)]
@@ -239,6 +272,8 @@ def test_with_more_threads_the_set_is_the_same():
         ({"position_sampling_rate": float("nan")}, "position_sampling_rate"),
         ({"position_sampling_rate": True}, "position_sampling_rate"),
         ({"positions_per_game": 0}, "positions_per_game"),
+        ({"positions_per_game": "most"}, 'positions_per_game cannot be used.*or "all"'),
+        ({"positions_per_game": True}, "positions_per_game"),
         ({"pool_size": 0}, "pool_size"),
     ],
 )

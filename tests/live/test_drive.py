@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import math
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,11 +35,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory, demo_trmph: DemoTrmph) -
     return folder
 
 
-@pytest.fixture(autouse=True)
-def no_thread_survives() -> Iterator[None]:
-    before = set(threading.enumerate())
-    yield
-    assert set(threading.enumerate()) <= before
+pytestmark = pytest.mark.usefixtures("no_thread_survives")
 
 
 def options(**more: Any) -> LiveOptions:

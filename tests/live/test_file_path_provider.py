@@ -15,20 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from watchfiles import Change
 
 from hexdata.errors import ConfigError, HexdataError, InputError
 from hexdata.live.chunk import SCANNED, FoundFile
 from hexdata.live.file_path_provider import FilePathProvider
+from hexdata.live.hub import Stopped
 from hexdata.live.pipeline import Pipeline
 
 PATIENCE = 30.0
 
 
-@pytest.fixture(autouse=True)
-def no_thread_survives() -> Iterator[None]:
-    before = set(threading.enumerate())
-    yield
-    assert set(threading.enumerate()) <= before
+pytestmark = pytest.mark.usefixtures("no_thread_survives")
 
 
 def watching(folder: Path, **options: Any) -> Pipeline:
@@ -308,6 +306,83 @@ def test_a_name_that_is_no_text_stops_nothing(tmp_path: Path) -> None:
         assert names(pipeline, 1) == ["a.trmph"]
 
 
+@pytest.mark.parametrize("watch", [True, False])
+def test_what_is_no_regular_file_does_not_come(tmp_path: Path, watch: bool) -> None:
+    """Who opens a pipe waits for its other end, and cannot be stopped."""
+    os.mkfifo(tmp_path / "a.trmph")
+    (tmp_path / "b.trmph").symlink_to("/dev/zero")
+    (tmp_path / "c.trmph").symlink_to("c.trmph")
+    write(tmp_path / "d.trmph")
+    with watching(tmp_path, watch=watch) as pipeline:
+        pipeline.start()
+        assert names(pipeline, 1) == ["d.trmph"]
+
+
+@pytest.mark.parametrize("polling", [False, True])
+def test_a_file_has_one_name_whatever_links_lead_to_it(tmp_path: Path, polling: bool) -> None:
+    """As where "latest" is the folder of the present run."""
+    write(tmp_path / "run-1/a.trmph")
+    (tmp_path / "latest").symlink_to("run-1")
+    with watching(tmp_path, force_polling=polling, rescan=0.05) as pipeline:
+        pipeline.start()
+        assert names(pipeline, 2) == ["run-1/a.trmph", ""]
+        rename_in(tmp_path / "run-1/b.trmph")
+        rename_in(tmp_path / "latest/c.trmph")
+        assert sorted(names(pipeline, 2)) == ["run-1/b.trmph", "run-1/c.trmph"]
+        (tmp_path / "latest").unlink()
+        write(tmp_path / "run-2/a.trmph")
+        (tmp_path / "latest").symlink_to("run-2")
+        assert names(pipeline, 1) == ["run-2/a.trmph"]
+        assert pipeline.take(0.2) is None
+
+
+def test_a_folder_in_the_place_of_the_directory_is_watched_like_the_first(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    with started(folder) as pipeline:
+        until(lambda: not provider_of(pipeline)._look_through)
+        pipeline.state()  # it rests, so it does not look just while the directory is gone
+        folder.rename(tmp_path / "before")
+        folder.mkdir()
+        for number in range(3):
+            rename_in(folder / f"{number}.trmph")
+            assert names(pipeline, 1) == [f"{number}.trmph"]
+
+
+def test_a_temporary_name_is_for_the_names_that_stand_in_it_as_a_whole(tmp_path: Path) -> None:
+    with started(tmp_path, settle=1000.0) as pipeline:
+        write(tmp_path / ".10.trmph.tmp")
+        write(tmp_path / "0.trmph")  # by another writer, who is not done
+        (tmp_path / ".10.trmph.tmp").rename(tmp_path / "10.trmph")
+        assert names(pipeline, 1) == ["10.trmph"]
+        assert pipeline.take(0.2) is None
+
+
+def test_what_many_files_cost_grows_as_their_number(tmp_path: Path) -> None:
+    """Counted in calls of functions: that of those that came is looked up, not looked for."""
+
+    def calls(count: int) -> int:
+        folder = tmp_path / str(count)
+        changes = {(Change.deleted, str(folder / f".{n}.trmph.tmp")) for n in range(count)}
+        changes |= {(Change.added, str(write(folder / f"{n}.trmph"))) for n in range(count)}
+        with Pipeline([provider := FilePathProvider(folder)], [(count, "block")]) as pipeline:
+            counted = 0
+
+            def see(*_: object) -> None:
+                nonlocal counted
+                counted += 1
+
+            sys.setprofile(see)
+            try:
+                provider._follow(provider.workers[0], changes)
+            finally:
+                sys.setprofile(None)
+            assert len(pipeline.queues[0]) == count
+        return counted
+
+    assert calls(400) < 5 * calls(100)
+
+
 # --- pauses, ends, states -----------------------------------------------------------------------------
 
 
@@ -346,6 +421,13 @@ def test_resumed_what_came_does_not_come_again_and_what_is_new_comes(filled: Pat
         assert other.take(0.1) is None
 
 
+def test_a_search_ends_when_the_pipeline_stops(filled: Path) -> None:
+    with watching(filled) as pipeline:
+        pipeline.hub.stop()
+        with pytest.raises(Stopped):
+            provider_of(pipeline)._scan(filled)
+
+
 def test_a_directory_that_goes_stops_the_pipeline(tmp_path: Path) -> None:
     folder = tmp_path / "in"
     folder.mkdir()
@@ -363,6 +445,7 @@ def test_a_directory_that_goes_stops_the_pipeline(tmp_path: Path) -> None:
         {"rescan": float("nan")},
         {"patterns": "*.trmph"},
         {"patterns": [1]},
+        {"patterns": []},
         {"newest_files": -1},
         {"watch": 1},
         {"force_polling": "yes"},

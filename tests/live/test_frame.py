@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import gc
 import linecache
+import operator
+import os
+import signal
 import sys
 import threading
 from collections import Counter
@@ -34,11 +37,7 @@ def change_threads_often() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
-@pytest.fixture(autouse=True)
-def no_thread_survives() -> Iterator[None]:
-    before = set(threading.enumerate())
-    yield
-    assert set(threading.enumerate()) <= before
+pytestmark = pytest.mark.usefixtures("no_thread_survives")
 
 
 BLOCK: tuple[int, Overflow] = (2, "block")
@@ -286,6 +285,81 @@ def test_closed_before_the_start_and_while_it_is_waited_for() -> None:
         assert isinstance(waiting(), StopIteration)
 
 
+def test_a_closed_pipeline_starts_no_thread() -> None:
+    """A trainer may look whether it is closed, just before another thread closes it, and start then."""
+    before = set(threading.enumerate())
+    pipeline = make(9)
+    pipeline.close()
+    pipeline.start()
+    assert not any(stage._threads for stage in pipeline.stages)
+    with pytest.raises(StopIteration):
+        pipeline.take(PATIENCE)
+    assert set(threading.enumerate()) == before
+
+
+def test_closed_while_it_starts_no_further_thread_is_started() -> None:
+    """As a signal that comes just then may do it: in the same thread."""
+
+    class Closing(Pass):
+        def start(self) -> None:
+            super().start()
+            pipeline.close()
+
+    pipeline = Pipeline([Numbers(9), Closing(), Hold()], [(1, "block")] * 3)
+    pipeline.start()
+    assert [len(stage._threads) for stage in pipeline.stages] == [0, 1, 1]
+    pipeline.close()
+
+
+def test_two_threads_that_close_wait_one_after_the_other() -> None:
+    """In some versions of Python, a thread that two others wait for can make one of them fail."""
+    second = threading.Event()
+
+    class Joining(Pass):
+        def join(self) -> list[str]:
+            if threading.current_thread() is threading.main_thread():
+                others.append(in_thread(pipeline.close))
+                assert not second.wait(0.1)
+            else:
+                second.set()
+            return super().join()
+
+    others: list[Any] = []
+    pipeline = Pipeline([Numbers(9), Joining()], [BLOCK] * 2)
+    pipeline.start()
+    pipeline.close()
+    assert others[0]() is None
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+@pytest.mark.parametrize("name", ["start", "take", "state", "metrics", "close", "hub.stop"])
+def test_a_fork_of_the_process_never_waits_for_threads_that_are_not_there(name: str) -> None:
+    """Even where one of them held the lock in that moment."""
+    entered, leave = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        entered.set()
+        assert leave.wait(PATIENCE)
+
+    with make(10**9) as pipeline:
+        if name != "start":
+            pipeline.start()
+        holding = in_thread(lambda: pipeline.hub.change(hold))
+        assert entered.wait(PATIENCE)
+        child = os.fork()
+        if not child:
+            signal.alarm(int(PATIENCE))
+            try:
+                operator.attrgetter(name)(pipeline)()
+            except HexdataError as error:
+                os._exit(1 if "another process" in str(error) else 3)
+            os._exit(0)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        leave.set()
+        holding()
+    assert status == (0 if name in ("close", "hub.stop") else 1)
+
+
 def test_a_pipeline_that_nobody_holds_stops() -> None:
     pipeline = make(10**9)
     pipeline.start()
@@ -367,57 +441,6 @@ def test_ctrl_c_at_any_line_leaves_a_pipeline_that_can_be_closed(action: str) ->
         assert pipeline.take(PATIENCE) is not None, "the stages work on"
         pipeline.close()
     assert line > 10
-
-
-# --- queues -------------------------------------------------------------------------------------------
-
-
-@given(st.integers(1, 4), st.sampled_from(["block", "drop-new", "keep-newest"]), st.lists(st.booleans()))
-def test_a_queue_is_a_list_with_a_bound(capacity: int, overflow: Overflow, puts: list[bool]) -> None:
-    queue: Queue[int] = Queue(Hub(), capacity, overflow)
-    model: list[int] = []
-    accepted = dropped = taken = 0
-    for number, put in enumerate(puts):
-        if not put:
-            expected = model.pop(0) if model else None
-            taken += expected is not None
-            assert queue.take(0) == expected
-            continue
-        full = len(model) == capacity
-        if full and overflow == "block":
-            assert queue.hub.change(lambda n=number: queue.accept(n)) is None
-            continue
-        queue.put(number)
-        dropped += full
-        if full and overflow == "drop-new":
-            continue
-        model = [*model, number][-capacity:]
-        accepted += 1
-    assert (queue.contents(), len(queue)) == (model, len(model))
-    assert (queue.accepted, queue.dropped, queue.taken) == (accepted, dropped, taken)
-    queue.close()
-    for expected in model:
-        assert queue.take() == expected
-    with pytest.raises(Stopped):
-        queue.take()
-
-
-def test_a_full_queue_makes_its_producer_wait() -> None:
-    queue: Queue[int] = Queue(Hub(), 1)
-    queue.put(1)
-    waiting = in_thread(lambda: queue.put(2))
-    assert queue.take() == 1
-    waiting()
-    assert queue.take() == 2
-
-
-@pytest.mark.parametrize("overflow", ["drop-new", "keep-newest"])
-def test_a_pipeline_that_drops_never_waits(overflow: Overflow) -> None:
-    with Pipeline([Numbers(100), Pass()], [(4, "block"), (3, overflow)]) as pipeline:
-        pipeline.start()
-        assert [stage.join() for stage in pipeline.stages] == [[], []]
-        assert rest(pipeline) == ([0, 1, 2] if overflow == "drop-new" else [97, 98, 99])
-        assert pipeline.metrics()["Pass"]["dropped"] == 97
 
 
 # --- what is told, and what is refused ----------------------------------------------------------------

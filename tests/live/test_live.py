@@ -10,7 +10,7 @@ import pickle
 import threading
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,11 +53,7 @@ STAGES = (
 )
 
 
-@pytest.fixture(autouse=True)
-def no_thread_survives() -> Iterator[None]:
-    before = set(threading.enumerate())
-    yield
-    assert set(threading.enumerate()) <= before
+pytestmark = pytest.mark.usefixtures("no_thread_survives")
 
 
 def options(**more: Any) -> LiveOptions:

@@ -7,7 +7,6 @@ import gc
 import io
 import pickle
 import threading
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,11 +30,7 @@ MADE = "tests.live.made:"
 TAIL = ("ChunkUnpacker", "ShufflingFrameSampler", "TensorGenerator")
 
 
-@pytest.fixture(autouse=True)
-def no_thread_survives() -> Iterator[None]:
-    before = set(threading.enumerate())
-    yield
-    assert set(threading.enumerate()) <= before
+pytestmark = pytest.mark.usefixtures("no_thread_survives")
 
 
 def made(*between: str, passes: int | None = 3, **options: Any) -> LiveOptions:
@@ -198,6 +193,29 @@ def test_a_state_is_plain_values():
         check(loader.state_dict())
 
 
+class Weights(pickle.Unpickler):
+    """Refuses what ``torch.load(weights_only=True)`` refuses of what is no tensor."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) != ("_codecs", "encode"):
+            raise pickle.UnpicklingError(f"{module}.{name}")
+        return super().find_class(module, name)
+
+
+def test_a_state_is_read_where_no_class_may_be_made(tmp_path: Path, demo_trmph: DemoTrmph):
+    """Written by protocol 2, as ``torch.save`` does it: arrays and bytes without content, too."""
+    demo_trmph(tmp_path, games=40, files=2)
+    options = LiveOptions(pool_size=30, reservoir=50, batch_size=16)
+    for batches in (0, 1, 5):
+        with LiveLoader(tmp_path, config=options) as loader:
+            list(islice(loader, batches))
+            state = loader.state_dict()
+        assert Weights(io.BytesIO(pickle.dumps(state, protocol=2))).load() == state
+        with LiveLoader(tmp_path, config=options) as other:
+            other.load_state_dict(state)
+            next(iter(other))
+
+
 def test_torch_keeps_a_state():
     torch = pytest.importorskip("torch")
     with LiveLoader("nowhere", config=made()) as loader:
@@ -319,6 +337,7 @@ def test_what_a_pipeline_holds_comes_back():
         -0.5,
         "text",
         b"\x00\xff",
+        b"",
         [1, [2]],
         {"a": {1: "b"}},
         (1, ("tuple", "array")),

@@ -93,6 +93,23 @@ def test_plies_come_evenly(served: dict[str, npt.NDArray[Any]]) -> None:
     assert chi_squared(counts[there], expected[there]) < chi_squared_bound(freedom)
 
 
+def test_no_position_comes_again_before_all_others_of_its_game(directory: Path) -> None:
+    """So after so many passes any two of a game have come as often, or one of them once more."""
+    live = LiveOptions(val=0, test=0, watch=False, seed=5, batch_size=64, reservoir=500)
+    live = live.with_stage("ChunkUnpacker", positions_per_game=PER_GAME)
+    for passes in (1, 3, 7):
+        with LiveLoader(
+            directory, config=live.with_stage("ShufflingChunkPool", passes=passes), fields=FIELDS
+        ) as loader:
+            taken = list(loader)
+        game, ply, length = (np.concatenate([batch[name] for batch in taken]) for name in FIELDS[:3])
+        for number in range(GAMES):
+            own = game == number
+            counts = np.bincount(ply[own], minlength=length[own][0])
+            assert counts.sum() == passes * PER_GAME
+            assert counts.max() - counts.min() <= 1, (passes, number)
+
+
 def test_a_game_comes_at_any_time(served: dict[str, npt.NDArray[Any]]) -> None:
     """Games against tenths of the time: no game prefers the beginning, say, though each comes once a pass."""
     game = served["game_id"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,7 @@ from hexdata.live.stage import Stage, Worker
 PATIENCE = 60.0
 
 
-@pytest.fixture(autouse=True)
-def no_thread_survives() -> Iterator[None]:
-    before = set(threading.enumerate())
-    yield
-    assert set(threading.enumerate()) <= before
+pytestmark = pytest.mark.usefixtures("no_thread_survives")
 
 
 class Sources(Stage):
@@ -308,6 +304,43 @@ def test_files_that_are_gone_or_changed_are_left_out_and_the_others_go_on(make: 
     assert told["missing"] == 2
     assert [name for name, _ in notes["missing"]] == ["002", "003"]
     assert told["chunks"] == len(there)
+
+
+def test_where_all_files_of_a_state_are_gone_it_goes_on_with_the_next_that_come(
+    make: Make, tmp_path: Path
+) -> None:
+    with make([4, 5, None], ends=False) as pipeline:
+        pipeline.start()
+        take(pipeline)
+        state = pipeline.state()
+    for path in tmp_path.iterdir():
+        path.unlink()
+    with make([4, 5, None], ends=False) as other:
+        other.load_state(state)
+        assert pool_of(other).window == (9, 9), "no draw is spent on numbers that nothing can come of"
+        other.start()
+        before = state["ShufflingChunkPool"]
+        for hand in [*before["queue"], *chain(*before["hands"])]:
+            assert take(other) == [chunk.number for chunk in hand]
+        assert other.take(0.02) is None
+        with other.hub.paused():
+            pass  # who waits for games can be paused
+        sources_of(other).more(3)
+        assert {n for _ in range(9) for n in take(other)} == set(range(9, 12))
+
+
+def test_where_all_files_of_a_state_are_gone_and_none_can_come_it_ends(make: Make, tmp_path: Path) -> None:
+    with make([4, 5], passes=9) as pipeline:
+        pipeline.start()
+        take(pipeline)
+        state = pipeline.state()
+    for path in tmp_path.iterdir():
+        path.unlink()
+    with make([4, 5], passes=9) as other:
+        other.load_state(state)
+        other.start()
+        before = state["ShufflingChunkPool"]
+        assert len(rest(other)) == len(before["queue"]) + sum(map(len, before["hands"]))
 
 
 def test_a_file_that_has_as_many_bytes_and_other_games_is_left_out(make: Make, tmp_path: Path) -> None:

@@ -125,7 +125,9 @@ def test_it_gives_up_its_rows_in_another_order():
 
 def test_a_million_positions_take_75_megabytes():
     reservoir = Reservoir(10_000, SEED, 10_000)
-    (block,) = ChunkUnpacker(seed=0, pool_size=9).process(tuple(whole_chunks(3, board_size=13)))
+    (block,) = ChunkUnpacker(seed=0, pool_size=9, positions_per_game="all").process(
+        tuple(whole_chunks(3, board_size=13))
+    )
     reservoir.swap(block)
     assert reservoir.nbytes == 10_000 * 75
 
@@ -202,7 +204,7 @@ def test_rows_that_come_after_some_were_drained_join_the_others():
 def run(reservoir: int, prefill: float = 1.0, passes: int = 1) -> tuple[list[Block], dict[str, float]]:
     stages = [
         MadeGames(passes=passes),
-        ChunkUnpacker(seed=1, pool_size=40),
+        ChunkUnpacker(seed=1, pool_size=40, positions_per_game="all"),
         ShufflingFrameSampler(seed=SEED, reservoir=reservoir, prefill=prefill),
     ]
     out = []

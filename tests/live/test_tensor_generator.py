@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from hexdata.formats.shards import Block
 from hexdata.live.chunk_unpacker import ChunkUnpacker
 from hexdata.live.pipeline import Pipeline
 from hexdata.live.tensor_generator import TensorGenerator
+from tests.live.counting import in_thread, until
 from tests.live.made import MadeGames, N, found_chunk
 
 OPTIONS = BatchOptions(fields=FIELDS, symmetry=True, tier_probability=(1.0, 0.5, 0.5, 0.0), planes=3)
@@ -31,7 +33,11 @@ def blocks_of(sizes: list[int]) -> list[Block]:
         found_chunk(number, size, dense=range(0, size, 3) if number % 2 else ())
         for number, size in enumerate(sizes)
     ]
-    return [block for chunk in chunks for block in ChunkUnpacker(seed=0, pool_size=99).process((chunk,))]
+    return [
+        block
+        for chunk in chunks
+        for block in ChunkUnpacker(seed=0, pool_size=99, positions_per_game="all").process((chunk,))
+    ]
 
 
 def plain_batches(blocks: list[Block], batch_size: int, drop: bool = False) -> list[Batch]:
@@ -113,6 +119,42 @@ def test_with_more_threads_the_batches_are_the_same():
     one = run(1)
     assert one == run(3)
     assert len(one) > 20
+
+
+class Meddling(dict[str, Any]):
+    """A block that, when it is looked at for the ``at``-th time, lets another thread hand in one as well."""
+
+    def __init__(self, block: Block, at: int, stage: TensorGenerator, other: Block) -> None:
+        super().__init__(block)
+        self._left = at
+        self._stage = stage
+        self._other = other
+        self.result: Callable[[], Any] | None = None
+
+    def __getitem__(self, name: str) -> Any:
+        if not self._left:
+            self.result = in_thread(lambda: list(self._stage.process(self._other)))
+            until(lambda: self._stage._collecting.locked() or self._stage.counts.get("positions"))
+        self._left -= 1
+        return super().__getitem__(name)
+
+
+@pytest.mark.parametrize("at", range(0, 20, 3))
+def test_threads_do_not_meddle_with_what_another_collects(at):
+    """At any moment of it: the pending rows are in one batch, and no batch has the number of another."""
+    first, one, other = blocks_of([5, 8, 9])
+    stage = generator(8)
+    assert stage.process(first) == []
+    meddling = Meddling(one, at, stage, other)
+    found = list(stage.process(meddling))
+    assert meddling.result is not None
+    found += [*meddling.result(), *stage.finish()]
+
+    def in_bytes(batches: list[Batch]) -> list[bytes]:
+        return sorted(b"".join(batch[name].tobytes() for name in sorted(batch)) for batch in batches)
+
+    orders = [[first, one, other], [first, other, one]]
+    assert in_bytes(found) in [in_bytes(plain_batches(blocks, 8)) for blocks in orders]
 
 
 def test_a_position_that_comes_again_gets_another_symmetry():
