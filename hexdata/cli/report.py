@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hexdata.cli.app import Json, Memory, Store, command
+from hexdata.cli.app import Json, Memory, Store, Threads, command
 from hexdata.units import format_bytes, parse_bytes
 
 __all__ = ["report"]
@@ -22,10 +22,7 @@ def report(
         ),
     ] = None,
     memory: Memory = "1GB",
-    threads: Annotated[
-        int | None,
-        typer.Option("--threads", min=1, help="Default: one a core, as far as --memory allows."),
-    ] = None,
+    threads: Threads = None,
     as_json: Json = False,
 ) -> None:
     """Write one HTML page that shows whether a store is shuffled and complete."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from hexdata.cli.app import Memory, Store
+from hexdata.cli.app import Memory, Store, Threads
 from hexdata.errors import ConfigError
 from hexdata.units import format_bytes, parse_bytes
 
@@ -52,10 +52,7 @@ def sql(
         Path | None, typer.Option("--parquet", metavar="FILE", help="Write the rows into a Parquet file.")
     ] = None,
     memory: Memory = "1GB",
-    threads: Annotated[
-        int | None,
-        typer.Option("--threads", min=1, help="Default: one a core, as far as --memory allows."),
-    ] = None,
+    threads: Threads = None,
 ) -> None:
     """Ask the store in SQL: positions, games, sources, rejected, shuffled, shards."""
     from hexdata.cli.render import Output
@@ -126,8 +123,9 @@ def _blocks(result: QueryResult) -> Iterator[list[Row]]:
     from hexdata.sql import text_rows
 
     for batch in result.batches:
-        for start in range(0, batch.num_rows, _BLOCK_ROWS):
-            yield _printable_rows(text_rows(batch.slice(start, _BLOCK_ROWS)))
+        rows = text_rows(batch)
+        while block := _printable_rows(islice(rows, _BLOCK_ROWS)):
+            yield block
 
 
 def _printable_rows(rows: Iterable[list[str]]) -> list[Row]:

@@ -20,6 +20,8 @@ __all__ = ["ShowOptions", "draw_svg", "find", "write_svg"]
 
 _SHARD: Final = re.compile(r"(?P<path>.*\.tar)(?::(?P<number>[0-9]+))?", re.DOTALL)
 
+_SUFFIX: Final = ".svg"
+
 
 @dataclass(frozen=True)
 class ShowOptions:
@@ -120,5 +122,12 @@ def draw_svg(found: Position | Game, options: ShowOptions) -> str:
 
 
 def write_svg(path: Path, svg: str) -> None:
-    """Write a drawing to a file, whole or not at all."""
+    """Write a drawing to a file, whole or not at all.
+
+    Raises:
+        ConfigError: its name is not that of a drawing.
+        OSError: it cannot be written.
+    """
+    if path.suffix.lower() != _SUFFIX:  # a slip, such as the shard itself, must not cost a file
+        raise ConfigError("this is no name of a drawing", path=path, expected=_SUFFIX)
     write_bytes(path, svg.encode("utf-8"))

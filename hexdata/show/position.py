@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any, Final, Self
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy.typing as npt
 
 from hexdata.board import (
     BLUE,
+    RED,
     UInt8Array,
     UInt16Array,
     cell_name,
@@ -54,7 +56,7 @@ class Position:
     Whatever is not known is None.
 
     Raises:
-        ConfigError: the planes or the policy are not of a board.
+        ConfigError: the planes or the policy are not of a board, or there is no such player.
         FormatError: "board-size", "trmph-cell": there is no such board, or no such cell on it.
     """
 
@@ -78,6 +80,8 @@ class Position:
         if planes.ndim != 3 or planes.shape[0] != 2 or planes.shape[1] != planes.shape[2]:
             raise ConfigError("not the planes of one board", found=planes.shape, expected="(2, n, n)")
         n = check_board_size(planes.shape[1])
+        if self.player not in (BLUE, RED):
+            raise ConfigError("no such player", found=self.player, expected="0, blue, or 1, red")
         planes.flags.writeable = False
         object.__setattr__(self, "planes", planes)
         for cell in (self.move, self.last_move):
@@ -191,7 +195,7 @@ class Position:
         return board_text(self.diagram(), color=color, unicode=unicode)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what is known as plain values; cells by their names, None for what is not known."""
+        """Return what is known as plain values; cells by their names, None for what is not known or NaN."""
         n = self.size
         moves = {"move": self.move, "last_move": self.last_move}
         return {
@@ -202,8 +206,8 @@ class Position:
             },
             "player_to_move": COLOURS[self.player],
             **{name: None if cell is None else cell_name(cell, n) for name, cell in moves.items()},
-            "policy": None if self.policy is None else self.policy.tolist(),
-            "value": self.value,
+            "policy": None if self.policy is None else [_finite(share) for share in self.policy.tolist()],
+            "value": None if self.value is None else _finite(self.value),
             "winner": None if self.winner is None else COLOURS[self.winner],
             "value_sample_tier": self.value_sample_tier,
             "position_id": self.position_id,
@@ -221,6 +225,11 @@ class Position:
 
     def _repr_svg_(self) -> str:
         return self.svg()
+
+
+def _finite(number: float) -> float | None:
+    """Return a number as JSON can have it."""
+    return number if isfinite(number) else None
 
 
 def value_fact(value: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
-from hexdata.errors import FormatError, StoreError
+from hexdata.errors import FormatError, HexdataError, StoreError
 from hexdata.formats.shards import Block, read_blocks
 from hexdata.show.position import Position
 
@@ -37,14 +37,15 @@ def read_shard_position(path: str | Path, number: int) -> Position:
     first = 0
     for key, block in read_blocks(path):
         try:
-            board = block["board"]
-            rows = 1 if board.ndim == _ONE_BOARD else len(board)
+            rows = _count_rows(block)
             if first <= number < first + rows:
                 return _position(block, number - first)
         except KeyError as error:
             raise FormatError(
                 "not a shard of positions", path=path, record=key, expected=f"a member {error}"
             ) from None
+        except HexdataError as error:
+            raise FormatError("not a shard of positions", path=path, record=key, found=str(error)) from error
         first += rows
     raise StoreError(
         "the shard has no such position",
@@ -52,6 +53,23 @@ def read_shard_position(path: str | Path, number: int) -> Position:
         found=f"position {number}",
         expected=f"0 to {first - 1}" if first else "none, as it is empty",
     )
+
+
+def _count_rows(block: Block) -> int:
+    """Return of how many positions a block is, or 1 for a sample.
+
+    Raises:
+        FormatError: its arrays are not of as many.
+    """
+    shape = block["board"].shape
+    head = () if len(shape) == _ONE_BOARD else shape[:1]
+    wrong = [name for name in _FACTS if block[name].shape != head]
+    if head and "policy" in block and block["policy"].shape[:1] != block["policy_row"].shape:
+        wrong += ["policy", "policy_row"]
+    if len(shape) not in (_ONE_BOARD - 1, _ONE_BOARD) or wrong:
+        shapes = {name: block[name].shape for name in ("board", *wrong)}
+        raise FormatError("the arrays are not of the same positions", found=shapes)
+    return head[0] if head else 1
 
 
 def _position(block: Block, row: int) -> Position:

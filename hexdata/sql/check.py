@@ -21,6 +21,8 @@ _FUNCTIONS: Final = frozenset(
 )
 """Functions that may stand where a table does. The others of DuckDB open files, change the session, or run
 SQL that stands in a text."""
+_CLOSED_OFF: Final = "Permission Error: "
+"""How DuckDB's message begins where a query reaches for a file that is none of the store's tables."""
 _SHOWN: Final = 300
 """Letters of a query that a message repeats."""
 
@@ -108,6 +110,10 @@ def refused(message: str, root: str | None = None) -> HexdataError:
 
     DuckDB's message says where: it repeats the line and marks the place.
     """
+    if message.startswith(_CLOSED_OFF):
+        return ConfigError(
+            "a query reads nothing but the store", found=message, expected=f"the tables {', '.join(VIEWS)}"
+        )
     if DAMAGED in message or (root is not None and root in message):
         cure = "Run `hexdata verify` to see what is wrong."
         return StoreError("a file of the store cannot be read", found=message.strip(), cure=cure)

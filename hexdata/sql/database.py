@@ -21,7 +21,8 @@ __all__ = ["DATABASE_NAME", "write_database"]
 
 DATABASE_NAME: Final = "hexdata.duckdb"
 _ROOT: Final = (
-    r"regexp_extract(current_setting('temp_directory'), '^((.*[/\\])?)[^/\\]*[.]duckdb[^/\\]*[.]tmp$', 1)"
+    "regexp_extract(current_setting('temp_directory'), "
+    r"'(?s)^((.*[/\\])?)[^/\\]*[.]duckdb[^/\\]*[.]tmp$', 1)"
 )
 """The folder of the database that was opened, as SQL.
 

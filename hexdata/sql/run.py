@@ -18,11 +18,12 @@ from hexdata.sql.catalog import open_catalog
 from hexdata.sql.check import check_query, refused
 from hexdata.sql.named import named_query
 from hexdata.store import Store
-from hexdata.store.session import QUERY_ERRORS, DuckDBPyConnection, quote
+from hexdata.store.session import QUERY_ERRORS, DuckDBPyConnection, path_list_sql, quote
 
 __all__ = ["QueryResult", "run_query"]
 
-_BATCH_ROWS: Final = 65_536
+_BATCH_ROWS: Final = 8_192
+"""Rows of a batch: few, as DuckDB holds some ahead, and a row with a policy has kilobytes."""
 _NAMED: Final = "@"
 _STREAMED: Final = re.compile(r"(Conversion|Invalid Input|Mismatch Type|Out of Range) Error: ")
 """What is wrong with a value, as it comes through Arrow, where a query fails amid its rows."""
@@ -89,13 +90,15 @@ def run_query(
 def _close_in(con: DuckDBPyConnection, store: Store) -> None:
     """Leave the session nothing but the files that the store's manifest names, for reading.
 
-    The settings are locked after this.
+    Each is named twice: as it is, and as the pattern by which a view finds it. The settings are locked after
+    this.
     """
-    allowed = ", ".join(quote(str(store.path.resolve() / name)) for name in store.manifest.files)
+    paths = [store.path.resolve() / name for name in store.manifest.files]
+    allowed = f"{path_list_sql(paths)} || [{', '.join(quote(str(path)) for path in paths)}]"
     con.execute(f"""
         SET preserve_insertion_order = true;
         SET python_enable_replacements = false;
-        SET allowed_paths = [{allowed}];
+        SET allowed_paths = {allowed};
         SET enable_external_access = false;
         SET lock_configuration = true;
         BEGIN TRANSACTION READ ONLY
@@ -124,7 +127,12 @@ def _with_place(con: DuckDBPyConnection, query: str) -> str | None:
 
 
 def _one_line_up(place: re.Match[str]) -> str:
-    """Take the line of EXPLAIN off a place; its mark moves where the number has a digit less."""
+    """Take the line of EXPLAIN off a place; its mark moves where the number has a digit less.
+
+    A place in that line itself is none: so DuckDB says that it does not know.
+    """
     line = str(int(place["line"]) - 1)
+    if line == "0":
+        return ""
     mark = place["mark"][len(place["line"]) - len(line) :]
     return f"LINE {line}: {place['text']}\n{mark}"

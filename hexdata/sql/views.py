@@ -13,8 +13,16 @@ from typing import Final
 import pyarrow as pa
 
 from hexdata.board import MAX_SIZE, MIN_SIZE
-from hexdata.schema import SPLITS, games_schema, positions_schema, rejected_schema, sources_schema
+from hexdata.schema import (
+    SPLITS,
+    games_schema,
+    positions_schema,
+    rejected_schema,
+    sources_schema,
+    sql_columns,
+)
 from hexdata.store import Store
+from hexdata.store.files import has_size
 from hexdata.store.session import quote
 
 __all__ = ["DAMAGED", "MACROS", "VIEWS", "catalog_sql"]
@@ -22,15 +30,6 @@ __all__ = ["DAMAGED", "MACROS", "VIEWS", "catalog_sql"]
 VIEWS: Final = ("positions", "games", "sources", "rejected", "shuffled", "shards")
 MACROS: Final = ("board_size", "cell", "stones", "blue_stones", "red_stones", "trmph")
 
-_SQL_TYPES: Final = {
-    pa.bool_(): "BOOLEAN",
-    pa.float32(): "FLOAT",
-    pa.int32(): "INTEGER",
-    pa.int64(): "BIGINT",
-    pa.string(): "VARCHAR",
-    pa.uint8(): "UTINYINT",
-    pa.uint16(): "USMALLINT",
-}
 _SHARD_COLUMNS: Final = {
     "split": "VARCHAR",
     "name": "VARCHAR",
@@ -74,12 +73,12 @@ def catalog_sql(store: Store, root: str) -> list[str]:
 
 
 def _table(store: Store, name: str, schema: pa.Schema, root: str) -> str:
-    columns = _columns(schema)
+    columns = sql_columns(schema)
     files = list(store.manifest.files_in(name))
     if not files:
         return _empty(columns)
     if not store.intact(name):
-        return _damaged(name, columns)
+        return _damaged(store, name, columns)
     return f"SELECT {_listed(columns)} FROM {_read(files, root)}"
 
 
@@ -88,14 +87,14 @@ def _shuffled(store: Store, schema: pa.Schema, root: str) -> str:
 
     One table function reads all splits, one after the other, so that DuckDB streams what it can of them.
     """
-    columns = _columns(schema)
+    columns = sql_columns(schema)
     added = {"split": "VARCHAR", "bucket": "INTEGER", "rank": "BIGINT"}
     by_split = {split: store.manifest.files_in(f"shuffled/{split}") for split in SPLITS}
     files = [name for listed in by_split.values() for name in listed]
     if not files:
         return _empty(added | columns)
     if not store.intact("shuffled"):
-        return _damaged("shuffled", added | columns)
+        return _damaged(store, "shuffled", added | columns)
     starts = " ".join(
         f"WHEN {quote(split)} THEN {[0, *accumulate(facts.rows for facts in listed.values())]}::BIGINT[]"
         for split, listed in by_split.items()
@@ -143,28 +142,19 @@ def _read(files: list[str], root: str, more: str = "") -> str:
     return f"read_parquet([{folder} || name FOR name IN {names}], hive_partitioning = false{more})"
 
 
-def _columns(schema: pa.Schema) -> dict[str, str]:
-    return {field.name: _sql_type(field.type) for field in schema}
-
-
-def _sql_type(kind: pa.DataType) -> str:
-    if pa.types.is_list(kind):
-        return f"{_sql_type(kind.value_type)}[]"
-    if pa.types.is_dictionary(kind):
-        return _sql_type(kind.value_type)
-    if pa.types.is_fixed_size_binary(kind):
-        return "BLOB"
-    return _SQL_TYPES[kind]
-
-
 def _empty(columns: dict[str, str]) -> str:
     nulls = ", ".join(f'NULL::{kind} AS "{name}"' for name, kind in columns.items())
     return f"SELECT {nulls} WHERE false"
 
 
-def _damaged(name: str, columns: dict[str, str]) -> str:
-    """Return a query with these columns that fails when it is run, whatever it is asked, and not before."""
-    fails = f"error({quote(f'{DAMAGED}: {name}')})"
+def _damaged(store: Store, folder: str, columns: dict[str, str]) -> str:
+    """Return a query with these columns that fails when it is run, whatever it is asked, and not before.
+
+    What it says names the first of the files below ``folder`` that is missing or has another size.
+    """
+    files = store.manifest.files_in(folder)
+    first = next(name for name, facts in files.items() if not has_size(store.path / name, facts.bytes))
+    fails = f"error({quote(f'{DAMAGED}: {first}')})"
     columns_sql = ", ".join(f'{fails}::{kind} AS "{column}"' for column, kind in columns.items())
     return f"SELECT {columns_sql} WHERE {fails} IS NULL"
 

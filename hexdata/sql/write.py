@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import date, time
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,13 +23,18 @@ from hexdata.store.parquet import write_parquet
 
 __all__ = ["json_rows", "save_parquet", "text_rows", "write_csv"]
 
+_PIECE_ROWS: Final = 512
+"""Rows that are made values of Python's at a time: there a policy is ten times as large as in Arrow."""
+
+_SUFFIX: Final = ".parquet"
+
 
 def _shortest(column: pa.Array) -> pa.Array:
     """Return float32 as float64 of the fewest digits that name it: 0.1 rather than 0.10000000149011612."""
     if column.type == pa.float32():
         return pc.cast(pc.cast(column, pa.string()), pa.float64())
     if column.type == pa.list_(pa.float32()):
-        return pa.ListArray.from_arrays(column.offsets, _shortest(column.values), mask=column.is_null())
+        return pc.cast(pc.cast(column, pa.list_(pa.string())), pa.list_(pa.float64()))
     return column
 
 
@@ -61,9 +66,9 @@ def json_rows(result: QueryResult) -> Iterator[str]:
     _check_names(result.schema)
     names, before = result.schema.names, "["
     for batch in result.batches:
-        if batch.num_rows:
-            rows = (dict(zip(names, map(_plain, row), strict=True)) for row in _rows(batch))
-            lines = (json.dumps(row, ensure_ascii=False, allow_nan=False) for row in rows)
+        for rows in _rows(batch):
+            objects = (dict(zip(names, map(_plain, row), strict=True)) for row in rows)
+            lines = (json.dumps(one, ensure_ascii=False, allow_nan=False) for one in objects)
             yield before + ",\n".join(lines)
             before = ",\n"
     yield "[]\n" if before == "[" else "]\n"
@@ -71,12 +76,24 @@ def json_rows(result: QueryResult) -> Iterator[str]:
 
 def text_rows(batch: pa.RecordBatch) -> Iterator[list[str]]:
     """Yield each row as texts for a person: a null is NULL, a blob hexadecimal, a list or a struct JSON."""
-    for row in _rows(batch):
-        yield [_text(value) for value in row]
+    for rows in _rows(batch):
+        for row in rows:
+            yield [_text(value) for value in row]
 
 
-def _rows(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
-    return zip(*(_shortest(column).to_pylist() for column in batch.columns), strict=True)
+def _rows(batch: pa.RecordBatch) -> Iterator[Iterable[tuple[Any, ...]]]:
+    """Yield the rows of a batch, some at a time."""
+    for piece in _pieces([_shortest(column) for column in batch.columns]):
+        yield zip(*(column.to_pylist() for column in piece), strict=True)
+
+
+def _pieces(columns: list[pa.Array]) -> Iterator[list[pa.Array]]:
+    """Cut columns of one length into pieces of few rows.
+
+    Cut them last: what Arrow makes of a piece of lists, it makes of the items of all of them.
+    """
+    for start in range(0, len(columns[0]), _PIECE_ROWS):
+        yield [column.slice(start, _PIECE_ROWS) for column in columns]
 
 
 def _text(value: Any) -> str:
@@ -98,11 +115,11 @@ def write_csv(file: BinaryIO, result: QueryResult) -> None:
     schema = pa.schema([pa.field(field.name, _csv_type(field.type)) for field in result.schema])
     with pyarrow.csv.CSVWriter(file, schema) as writer:
         for batch in result.batches:
-            columns = [
-                column if kind == column.type else _as_text(column)
-                for column, kind in zip(batch.columns, schema.types, strict=True)
-            ]
-            writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
+            kept = [column.type == kind for column, kind in zip(batch.columns, schema.types, strict=True)]
+            columns = [c if same else _shortest(c) for c, same in zip(batch.columns, kept, strict=True)]
+            for piece in _pieces(columns):
+                written = [c if same else _as_text(c) for c, same in zip(piece, kept, strict=True)]
+                writer.write_batch(pa.RecordBatch.from_arrays(written, schema=schema))
 
 
 def _csv_type(kind: pa.DataType) -> pa.DataType:
@@ -112,15 +129,15 @@ def _csv_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _as_text(column: pa.Array) -> pa.Array:
-    values = _shortest(column).to_pylist()
-    return pa.array([None if value is None else _text(value) for value in values], pa.string())
+    return pa.array([None if v is None else _text(v) for v in column.to_pylist()], pa.string())
 
 
 def save_parquet(path: Path, result: QueryResult) -> FileFacts:
     """Write rows as one Parquet file, which appears whole or not at all; return its facts.
 
     Raises:
-        InputError: the file would stand in the store, which queries do not change; or it is a folder.
+        InputError: the file would stand in the store, which queries do not change; it is a folder, or its
+            name is not that of a Parquet file.
         ConfigError: two columns have the same name.
         InputError: a column has a type that Parquet does not have.
     """
@@ -128,6 +145,8 @@ def save_parquet(path: Path, result: QueryResult) -> FileFacts:
         raise InputError("a query writes nothing into the store", path=path, cure="Give a file elsewhere.")
     if path.is_dir():
         raise InputError("this is a folder", path=path, expected="the name of a file")
+    if path.suffix.lower() != _SUFFIX:  # a slip, such as /dev/stdout, must not cost a file
+        raise InputError("this is no name of a Parquet file", path=path, expected=_SUFFIX)
     _check_names(result.schema)
     for field in result.schema:
         _check_parquet(field, path)

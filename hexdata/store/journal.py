@@ -29,6 +29,10 @@ _EVERY: Final = 0.25
 """Seconds between two looks at the memory."""
 _LONGEST_LINE: Final = 1 << 12
 """Bytes of a line that could be ours."""
+_READ: Final = 1 << 20
+"""Bytes at the journal's end that are read: some thousand runs."""
+_LARGEST: Final = 1 << 62
+"""Beyond what any of its numbers can be."""
 
 
 @dataclass(frozen=True)
@@ -108,13 +112,17 @@ def journaled(store: Path, stage: str) -> Iterator[StageRun]:
 def read_journal(store: Path) -> list[Entry]:
     """Return the runs that the journal tells of, the oldest first; none if there is no journal.
 
-    A line that is damaged, or of another release with other entries, is left out.
+    A line that is damaged, or of another release with other entries, is left out. Of a journal beyond all
+    measure, only the end is read.
     """
     try:
-        lines = (store / JOURNAL_NAME).read_bytes().splitlines()
+        with (store / JOURNAL_NAME).open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(size - _READ, 0))
+            content = file.read(_READ)
     except OSError:
         return []
-    found = [_entry(line) for line in lines]
+    found = [_entry(line) for line in content.splitlines()]
     return [entry for entry in found if entry is not None]
 
 
@@ -130,7 +138,8 @@ def _entry(line: bytes) -> Entry | None:
     if any(type(content[name]) not in kinds for name, kinds in _KINDS.items()):
         return None
     entry = Entry(**content)
-    return entry if 0 <= entry.seconds < float("inf") and min(entry.positions, entry.bytes) >= 0 else None
+    numbers = entry.seconds, entry.positions, entry.bytes, entry.peak_bytes
+    return entry if all(0 <= number < _LARGEST for number in numbers) else None
 
 
 _TYPES: Final[dict[str, tuple[type, ...]]] = {

@@ -126,7 +126,11 @@ def duckdb_session(
         except duckdb.Error as error:
             if code := _device_error(error):
                 raise OSError(code, _first_line(error)) from error
-            raise StoreError("a query failed", found=_first_line(error)) from error
+            raise StoreError(
+                "a query failed",
+                found=_first_line(error),
+                cure="Run `hexdata verify` to see whether a file of the store is damaged.",
+            ) from error
         except (OSError, ValueError) as error:  # as Arrow gives it, where rows are streamed
             if _OUT_OF_MEMORY in str(error):
                 raise _too_little_memory(error, memory) from error

@@ -92,7 +92,14 @@ def test_a_drawing_is_written_whole_or_not_at_all(tmp_path):
     write_svg(path, "<svg>·</svg>")
     assert path.read_text(encoding="utf-8") == "<svg>·</svg>"
     assert [*path.parent.iterdir()] == [path]
+    (folder := tmp_path / "folder.svg").mkdir()
     with pytest.raises(IsADirectoryError):
-        write_svg(path.parent, "<svg/>")
+        write_svg(folder, "<svg/>")
+    folder.rmdir()
+    (shard := tmp_path / "train-000000.tar").write_bytes(b"a shard")
+    with pytest.raises(ConfigError, match=r"no name of a drawing; expected \.svg"):
+        write_svg(shard, "<svg/>")
+    assert shard.read_bytes() == b"a shard"
+    shard.unlink()
     assert [*path.parent.iterdir()] == [path]
     assert [*tmp_path.iterdir()] == [path.parent]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import shutil
 import tarfile
 from pathlib import Path
@@ -83,3 +84,46 @@ def test_a_cut_shard_is_named(exported, tmp_path):
     assert read_shard_position(cut, 0).position_id == ids_of(shard)[0]
     with pytest.raises(FormatError, match=r"cut\.tar"):
         read_shard_position(cut, 191)
+
+
+def odd_shard(path: Path, **odd: np.ndarray) -> Path:
+    """Write a shard of one block of four empty boards of 5 x 5, but for some odd arrays."""
+    rows = {name: np.zeros(4, np.uint8) for name in ("player_to_move", "value_sample_tier")}
+    rows |= {name: np.arange(4) for name in ("position_id", "game_id")}
+    rows |= {name: np.zeros(4, np.uint16) for name in ("move", "position_in_game", "total_positions")}
+    rows |= {"board": np.zeros((4, 7), np.uint8), "value": np.zeros(4, np.float32)}
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as archive:
+        for name, array in (rows | odd).items():
+            np.save(file := io.BytesIO(), array)
+            member = tarfile.TarInfo(f"000000.{name}.npy")
+            member.size = file.tell()
+            file.seek(0)
+            archive.addfile(member, file)
+    return path
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"board": np.zeros((), np.uint8)},
+        {"board": np.zeros(7, np.uint8)},
+        {"board": np.zeros((4, 6), np.uint8)},
+        {"board": np.zeros((2, 5, 5), np.float32)},
+        {"value": np.zeros(1, np.float32)},
+        {"player_to_move": np.full(4, 7, np.uint8)},
+        {"move": np.full(4, 25, np.uint16)},
+        {"policy": np.zeros((1, 25), np.float32)},
+        {"policy": np.zeros((1, 25), np.float32), "policy_row": np.array([0, 2])},
+        {"policy": np.ones((1, 24), np.float32), "policy_row": np.array([2])},
+    ],
+)
+def test_odd_arrays_are_no_positions(tmp_path, odd):
+    assert read_shard_position(odd_shard(tmp_path / "good.tar"), 2).position_id == 2
+    with pytest.raises(FormatError, match=r"odd\.tar: 000000: not a shard of positions"):
+        read_shard_position(odd_shard(tmp_path / "odd.tar", **odd), 2)
+
+
+def test_what_is_not_finite_is_null_in_json(tmp_path):
+    values = np.full(4, np.nan, np.float32)
+    shown = read_shard_position(odd_shard(tmp_path / "nan.tar", value=values), 0).to_json()
+    assert json.loads(json.dumps(shown, allow_nan=False))["value"] is None

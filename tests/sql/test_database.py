@@ -46,7 +46,7 @@ def facts(store: Path) -> str:
 @pytest.fixture
 def store(tmp_path: Path, stores: dict[str, Path]) -> Path:
     """A store with everything, in a folder with a name of all kinds of characters."""
-    return shutil.copytree(stores["exported"], tmp_path / "st*r [a] b,c's")
+    return shutil.copytree(stores["exported"], tmp_path / "st*r [a] b,c's\nd")
 
 
 def test_it_opens_from_any_folder(tmp_path: Path, store: Path) -> None:

@@ -136,6 +136,21 @@ def test_nothing_but_the_store_can_be_read(tmp_path: Path, stores: dict[str, Pat
     assert "secret," not in str(caught.value)
 
 
+def test_a_file_elsewhere_is_the_querys_fault(stores: dict[str, Path]) -> None:
+    with pytest.raises(ConfigError, match=r"reads nothing but the store; .*expected the tables positions"):
+        ask(stores["one"], "FROM '/elsewhere/a.parquet'")
+    with pytest.raises(ConfigError) as caught:
+        ask(stores["one"], "FROM query_table('nix')")
+    assert "EXPLAIN" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["a[b]", "a*b", "a?b", "[", "**", "a|b,c's\n"])
+def test_a_store_may_lie_in_a_folder_of_any_name(tmp_path: Path, stores: dict[str, Path], name: str) -> None:
+    store = shutil.copytree(stores["exported"], tmp_path / name)
+    text = "SELECT (SELECT count(*) FROM shuffled) AS s, (SELECT count(*) FROM games) AS g"
+    assert ask(store, text) == ask(stores["exported"], text) != [{"s": 0, "g": 0}]
+
+
 def test_names_of_columns_are_no_tables(stores: dict[str, Path]) -> None:
     """The tree is looked at by its kinds of node: a text or a name that looks like one passes."""
     text = "SELECT 'COPY_QUERY_NODE' AS type, 'X_NODE' AS \"COPY_NODE\""

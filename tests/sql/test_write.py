@@ -91,6 +91,23 @@ def test_a_person_sees_what_is_null(stores: dict[str, Path]) -> None:
     assert rows[1] == ["NULL", "nan", "", "", "[]", '{"k": null}', "false", "NULL", "NULL"]
 
 
+def test_any_part_of_a_batch_can_be_shown(stores: dict[str, Path]) -> None:
+    """Lists keep their rows, where a batch begins amid others."""
+    with run_query(stores["odd"], "SELECT policy, value FROM positions") as result:
+        batch = next(result.batches)
+    whole = list(text_rows(batch))
+    assert [policy == "NULL" for policy, _ in whole] == batch.column(0).is_null().to_pylist()
+    assert list(text_rows(batch.slice(5, 700))) == whole[5:705]
+
+
+def test_few_rows_at_a_time_are_made_text(stores: dict[str, Path]) -> None:
+    """A row may have kilobytes, and many times as much as values of Python's."""
+    with run_query(stores["odd"], "FROM positions") as result:
+        pieces = list(json_rows(result))
+    assert sum(piece.count("position_id") for piece in pieces) == 900
+    assert max(piece.count("position_id") for piece in pieces) < 900
+
+
 def test_parquet_holds_every_row(tmp_path: Path, stores: dict[str, Path]) -> None:
     path = tmp_path / "new" / "rows.parquet"
     with run_query(stores["shuffled"], "FROM shuffled ORDER BY position_id") as result:
@@ -134,6 +151,11 @@ def test_parquet_says_what_it_cannot_hold(tmp_path: Path, stores: dict[str, Path
             save_parquet(tmp_path / "rows.parquet", result)
     with pytest.raises(InputError, match="folder"), run_query(stores["one"], "SELECT 1") as result:
         save_parquet(tmp_path, result)
+    with (
+        pytest.raises(InputError, match=r"expected \.parquet"),
+        run_query(stores["one"], "SELECT 1") as result,
+    ):
+        save_parquet(tmp_path / "notes.txt", result)
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(ConfigError, match="called 'a'"):
         as_json(stores["one"], "SELECT 1 AS a, 2 AS a")

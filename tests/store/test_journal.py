@@ -118,6 +118,9 @@ def test_damaged_lines_are_left_out(tmp_path: Path) -> None:
         json.dumps({**LINE, "positions": True}).encode(),
         json.dumps({**LINE, "positions": -1}).encode(),
         json.dumps({**LINE, "seconds": float("nan")}).encode(),
+        json.dumps({**LINE, "positions": 10**400}).encode(),
+        json.dumps({**LINE, "seconds": 10**400}).encode(),
+        json.dumps({**LINE, "peak_bytes": -1}).encode(),
         json.dumps({**LINE, "more": 1}).encode(),
         json.dumps({**LINE, "stage": "x" * 10_000}).encode(),
         b"[" * 3000,
@@ -129,6 +132,14 @@ def test_damaged_lines_are_left_out(tmp_path: Path) -> None:
     mixed = [line for pair in zip(whole, damaged, strict=False) for line in pair] + whole[-1:]
     path.write_bytes(b"\n".join(mixed))
     assert [entry.positions for entry in read_journal(tmp_path)] == list(range(len(whole)))
+
+
+def test_of_a_huge_journal_the_end_is_read(tmp_path: Path) -> None:
+    path = tmp_path / JOURNAL_NAME
+    path.parent.mkdir()
+    line = json.dumps(LINE).encode() + b"\n"
+    path.write_bytes(line + bytes(3 << 20) + b"\n" + line * 5)
+    assert len(read_journal(tmp_path)) == 5
 
 
 @given(st.binary(max_size=200))
