@@ -20,7 +20,9 @@ from hexdata.export import ExportOptions, PicklesOptions, export_pickles, export
 from hexdata.loader.drive import LoadOptions, drive_loader
 from hexdata.progress import SILENT, Progress
 from hexdata.quality import Quality, measure_quality
+from hexdata.report import Verdict, write_report
 from hexdata.shuffle import ShuffleOptions, ShuffleResult, shuffle_store
+from hexdata.sql import Limits
 from hexdata.store import Store
 from hexdata.units import parse_bytes
 from hexdata.verify import VerifyOptions, check_round_trip, verify_store
@@ -49,6 +51,13 @@ class VerifySection(VerifyOptions):
     round_trip: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class ReportSection(Limits):
+    """``[report]``: what its queries may use, and the page's file, by default in the store."""
+
+    output: str | None = None
+
+
 class Config(BaseModel):
     """A whole config. A section that is absent is a stage that is not run; paths are as the shell's."""
 
@@ -62,6 +71,7 @@ class Config(BaseModel):
     pickles: PicklesOptions | None = None
     verify: VerifySection | None = None
     load: LoadOptions | None = None
+    report: ReportSection | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -150,12 +160,14 @@ class RunResult:
         stages: in the order in which they ran.
         shuffle: what the stage of that name did, its choices among it; None if it was not asked for.
         quality: of the shuffle, if the store has a shuffled training split.
+        verdict: of the report; None if it was not asked for.
     """
 
     store: str
     stages: list[StageFacts]
     shuffle: ShuffleResult | None
     quality: Quality | None
+    verdict: Verdict | None
 
 
 def demo_config(folder: str | Path, options: DemoOptions, *, seed: int = 7) -> Config:
@@ -169,6 +181,7 @@ def demo_config(folder: str | Path, options: DemoOptions, *, seed: int = 7) -> C
         export=ExportOptions(shard_size=16_384, block_size=1_024),
         verify=VerifySection(),
         load=LoadOptions(),
+        report=ReportSection(),
     )
 
 
@@ -181,32 +194,34 @@ def run_config(config: Config, progress: Progress = SILENT) -> RunResult:
     Raises:
         HexdataError: a stage failed; those before it are complete.
     """
-    stages, shuffled, quality = [], None, None
+    stages, shuffled, quality, verdict = [], None, None, None
     for name, runner in _RUNNERS.items():
         if getattr(config, name) is None:
             continue
         start = time.perf_counter()
         ran = runner(config, progress)
         seconds = time.perf_counter() - start
-        size = None if ran.folder is None else _bytes_below(Path(ran.folder))
+        size = None if ran.path is None else _bytes_at(Path(ran.path))
         rate = ran.positions / max(seconds, 1e-9)
-        stages.append(StageFacts(name, ran.positions, ran.games, size, seconds, rate, ran.folder))
+        stages.append(StageFacts(name, ran.positions, ran.games, size, seconds, rate, ran.path))
         shuffled = ran.shuffle or shuffled
         quality = ran.quality or quality
+        verdict = ran.verdict or verdict
     if quality is None and "shuffle" in Store.open(config.store).manifest.stages:
         quality = measure_quality(config.store)
-    return RunResult(config.store, stages, shuffled, quality)
+    return RunResult(config.store, stages, shuffled, quality, verdict)
 
 
 @dataclass(frozen=True)
 class _Ran:
-    """What a stage says of itself, where it has such: games, the folder it left, shuffle and quality."""
+    """What a stage says of itself, where it has such: games, what it left on disk, and what it found."""
 
     positions: int
     games: int | None = None
-    folder: str | None = None
+    path: str | None = None
     shuffle: ShuffleResult | None = None
     quality: Quality | None = None
+    verdict: Verdict | None = None
 
 
 def _demo(config: Config, progress: Progress) -> _Ran:
@@ -223,18 +238,18 @@ def _convert(config: Config, progress: Progress) -> _Ran:
 
 def _shuffle(config: Config, progress: Progress) -> _Ran:
     result = shuffle_store(config.store, config.shuffle, progress)
-    return _Ran(result.positions, folder=f"{config.store}/shuffled", shuffle=result)
+    return _Ran(result.positions, path=f"{config.store}/shuffled", shuffle=result)
 
 
 def _export(config: Config, progress: Progress) -> _Ran:
     result = export_shards(config.store, config.export, progress)
-    return _Ran(result.positions, folder=f"{config.store}/shards")
+    return _Ran(result.positions, path=f"{config.store}/shards")
 
 
 def _pickles(config: Config, progress: Progress) -> _Ran:
     assert config.pickles is not None
     result = export_pickles(config.store, config.pickles, progress)
-    return _Ran(result.positions, folder=f"{config.store}/pickles/{result.order}")
+    return _Ran(result.positions, path=f"{config.store}/pickles/{result.order}")
 
 
 def _verify(config: Config, progress: Progress) -> _Ran:
@@ -258,6 +273,13 @@ def _load(config: Config, progress: Progress) -> _Ran:
     return _Ran(sum(epoch.positions for epoch in result.epochs))
 
 
+def _report(config: Config, progress: Progress) -> _Ran:
+    assert config.report is not None
+    made = write_report(config.store, config.report.output, config.report, progress)
+    facts = made.facts
+    return _Ran(facts.counts["positions"], path=made.path, quality=facts.quality, verdict=made.verdict)
+
+
 _RUNNERS: Final[dict[str, Callable[[Config, Progress], _Ran]]] = {
     "demo": _demo,
     "convert": _convert,
@@ -266,8 +288,10 @@ _RUNNERS: Final[dict[str, Callable[[Config, Progress], _Ran]]] = {
     "pickles": _pickles,
     "verify": _verify,
     "load": _load,
+    "report": _report,
 }
 
 
-def _bytes_below(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+def _bytes_at(path: Path) -> int:
+    """Return the size of a file, or of all files below a folder."""
+    return sum(file.stat().st_size for file in (path, *path.rglob("*")) if file.is_file())

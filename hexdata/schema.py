@@ -25,6 +25,7 @@ __all__ = [
     "raw_schema",
     "rejected_schema",
     "sources_schema",
+    "sql_columns",
 ]
 
 SCHEMA_VERSION: Final = 1
@@ -40,6 +41,16 @@ NO_TIER: Final = 255
 """What shards hold for a null ``value_sample_tier`` (uint8)."""
 NO_GAME: Final = -1
 """What shards hold for a null ``game_id`` (int64)."""
+
+_SQL_TYPES: Final = {
+    pa.bool_(): "BOOLEAN",
+    pa.float32(): "FLOAT",
+    pa.int32(): "INTEGER",
+    pa.int64(): "BIGINT",
+    pa.string(): "VARCHAR",
+    pa.uint8(): "UTINYINT",
+    pa.uint16(): "USMALLINT",
+}
 
 
 def board_bytes(board_size: int) -> int:
@@ -156,3 +167,16 @@ def rejected_schema() -> pa.Schema:
             pa.field("detail", pa.string(), nullable=False),
         ]
     )
+
+
+def sql_columns(schema: pa.Schema) -> dict[str, str]:
+    """Return DuckDB's type of each column of a table of the store, by its name."""
+    return {field.name: _sql_type(field.type) for field in schema}
+
+
+def _sql_type(kind: pa.DataType) -> str:
+    if pa.types.is_list(kind):
+        return f"{_sql_type(kind.value_type)}[]"
+    if pa.types.is_dictionary(kind):
+        return _sql_type(kind.value_type)
+    return "BLOB" if pa.types.is_fixed_size_binary(kind) else _SQL_TYPES[kind]

@@ -35,13 +35,13 @@ def config(tmp_path):
 
 
 STORE = 'store = "store"\n'
+EVERY_STAGE = ["convert", "shuffle", "export", "verify", "load", "report"]
 
 
 @pytest.mark.parametrize("name", ["demo.toml", "full.toml"])
 def test_the_configs_that_come_with_hexdata_are_valid(name):
     loaded = load_config(CONFIGS / name)
-    stages = {"convert", "shuffle", "export", "verify", "load"}
-    assert {stage for stage in stages if getattr(loaded, stage) is not None} == stages
+    assert [stage for stage in EVERY_STAGE if getattr(loaded, stage) is not None] == EVERY_STAGE
 
 
 def test_a_config_holds_the_options_of_its_stages(config):
@@ -67,6 +67,9 @@ def test_a_config_holds_the_options_of_its_stages(config):
             round_trip = ["a"]
             [load]
             epochs = 2
+            [report]
+            output = "page.html"
+            memory = "2GB"
             """
         )
     )
@@ -78,6 +81,7 @@ def test_a_config_holds_the_options_of_its_stages(config):
     assert (loaded.verify.memory, loaded.verify.threads) == (2_000_000_000, 3)
     assert loaded.verify.round_trip == ["a"]
     assert loaded.load == LoadOptions(epochs=2)
+    assert loaded.report == pipeline.ReportSection(output="page.html", memory=2_000_000_000)
 
 
 def test_what_a_config_leaves_out_has_the_default_of_the_command(config):
@@ -105,6 +109,11 @@ WRONG = {
         STORE + "[verify]\nroundtrip = []\n",
         "unknown key 'roundtrip' in [verify]",
         "'round_trip'?",
+    ),
+    "a misspelt page": (
+        STORE + '[report]\noutptu = "a"\n',
+        "unknown key 'outptu' in [report]",
+        "'output'?",
     ),
     "no store": ("[verify]\n", "store: Field required", ""),
     "no inputs": (STORE + "[convert]\n", "convert.inputs: Field required", ""),
@@ -165,6 +174,7 @@ def whole_config(store, legacy):
         export=ExportOptions(shard_size=256, block_size=64, workers=1),
         verify=pipeline.VerifySection(),
         load=LoadOptions(epochs=2, batch_size=64),
+        report=pipeline.ReportSection(threads=1),
     )
 
 
@@ -176,8 +186,8 @@ def test_a_run_is_every_stage_in_its_order(tmp_path, legacy):
             begun.append(stage)
 
     result = run_config(whole_config(tmp_path / "store", legacy), Watcher())
-    assert [stage.stage for stage in result.stages] == ["convert", "shuffle", "export", "verify", "load"]
-    convert, shuffle, export, verify, load = result.stages
+    assert [stage.stage for stage in result.stages] == EVERY_STAGE
+    convert, shuffle, export, verify, load, report = result.stages
     assert convert.games == 40
     assert convert.positions == shuffle.positions == export.positions == verify.positions > 400
     assert load.positions > convert.positions  # two epochs of the training split
@@ -185,18 +195,37 @@ def test_a_run_is_every_stage_in_its_order(tmp_path, legacy):
     for stage in (convert, shuffle, export):
         files = [path for path in Path(stage.path).rglob("*") if path.is_file()]
         assert stage.bytes == sum(path.stat().st_size for path in files) > 0
+    page = Path(report.path)
+    assert page == tmp_path / "store" / "report.html"
+    assert report.bytes == page.stat().st_size > 10_000
+    assert result.verdict.headline in page.read_text(encoding="utf-8")
     assert result.quality is not None
     assert begun
+
+
+def test_a_report_goes_where_its_section_says(tmp_path, legacy, config):
+    page = tmp_path / "page.html"
+    text = f'store = "{tmp_path / "store"}"\n[convert]\ninputs = ["{legacy}"]\n'
+    result = run_config(
+        load_config(config(text + f'[report]\noutput = "{page}"\nmemory = "500 MB"\nthreads = 1\n'))
+    )
+    assert [stage.stage for stage in result.stages] == ["convert", "report"]
+    assert result.stages[1].path == str(page)
+    assert result.verdict.headline == "Converted, and complete. Not shuffled yet."
+    assert page.exists()
+    assert not (tmp_path / "store" / "report.html").exists()
 
 
 def test_a_run_again_finds_everything_done(tmp_path, legacy):
     config = whole_config(tmp_path / "store", legacy)
     run_config(config)
+    page = tmp_path / "store" / "report.html"
     files = {path: path.stat().st_mtime_ns for path in (tmp_path / "store").rglob("*") if path.suffix}
+    del files[page]  # a report is of the moment, and made again
     assert len(files) > 8
     again = run_config(config)
     assert {path: path.stat().st_mtime_ns for path in files} == files
-    assert [stage.stage for stage in again.stages] == ["convert", "shuffle", "export", "verify", "load"]
+    assert [stage.stage for stage in again.stages] == EVERY_STAGE
 
 
 def test_an_absent_section_is_a_stage_that_is_not_run(tmp_path, legacy):
@@ -256,6 +285,6 @@ def test_the_demo_is_a_config_like_any_other(tmp_path, monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0}, raising=False)
     result = run_config(demo_config(tmp_path, DemoOptions(games=16), seed=3))
     stages = {stage.stage: stage for stage in result.stages}
-    assert list(stages) == ["demo", "convert", "shuffle", "export", "verify", "load"]
+    assert list(stages) == ["demo", *EVERY_STAGE]
     assert stages["demo"].games == stages["convert"].games == 16
     assert stages["demo"].positions == stages["convert"].positions

@@ -21,10 +21,10 @@ for _verb in (
     export.export,
     verify.verify,
     sql.sql,
+    show.show,
+    report.report,
     load.load,
     live.live,
-    report.report,
-    show.show,
 ):
     app.command()(_verb)
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hexdata.cli.bar import Bar
     from hexdata.cli.render import Output
 
-__all__ = ["INTERRUPTED", "Json", "Memory", "Seed", "Store", "Workers", "app", "command"]
+__all__ = ["INTERRUPTED", "Json", "Memory", "Seed", "Store", "Threads", "Workers", "app", "command"]
 
 INTERRUPTED = "interrupted; run the same command again and it goes on from there"
 
@@ -37,6 +37,9 @@ Memory = Annotated[
 Workers = Annotated[
     int | None,
     typer.Option("--workers", min=1, help="Processes. Default: one a core, as far as --memory allows."),
+]
+Threads = Annotated[
+    int | None, typer.Option("--threads", min=1, help="Default: one a core, as far as --memory allows.")
 ]
 Seed = Annotated[int, typer.Option("--seed", help="Names the order: the same seed, the same bytes.")]
 

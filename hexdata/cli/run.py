@@ -54,6 +54,10 @@ def show_run(output: Output, result: RunResult) -> None:
         show_choices(output, result.shuffle)
     if result.quality is not None:
         show_dispersion(output, result.quality)
+    if result.verdict is not None:
+        output.line()
+        page = next(s.path for s in result.stages if s.stage == "report")
+        output.line(f"{result.verdict.headline} See {page} in a browser.")
 
 
 def show_dispersion(output: Output, found: Quality) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hexdata.cli.app import Json, Memory, Store, command
+from hexdata.cli.app import Json, Memory, Store, Threads, command
 from hexdata.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -31,10 +31,7 @@ def verify(
         ),
     ] = None,
     memory: Memory = "1GB",
-    threads: Annotated[
-        int | None,
-        typer.Option("--threads", min=1, help="Default: one a core, as far as --memory allows."),
-    ] = None,
+    threads: Threads = None,
     as_json: Json = False,
 ) -> None:
     """Recount, rehash and compare: prove that the store holds what it says."""

@@ -21,6 +21,7 @@ __all__ = ["REPORT_NAME", "Facts", "Report", "Verdict", "make_page", "write_repo
 
 REPORT_NAME: Final = "report.html"
 """The page, in the store's folder."""
+_SUFFIXES: Final = (".html", ".htm")
 
 
 @dataclass(frozen=True)
@@ -58,13 +59,15 @@ def write_report(
 
     Raises:
         StoreError: there is no store, or a file of it cannot be read.
-        ConfigError: ``output`` is a folder.
+        ConfigError: ``output`` is a folder, or its name is not that of a page.
         BudgetError: the memory is too small.
         OSError: the page cannot be written.
     """
     path = Path(output) if output is not None else Path(store) / REPORT_NAME
     if path.is_dir():
         raise ConfigError("the page is a file, and this is a folder", path=path)
+    if path.suffix.lower() not in _SUFFIXES:  # a slip, such as STORE/manifest.json, must not cost a file
+        raise ConfigError("this is no name of a page", path=path, expected=" or ".join(_SUFFIXES))
     facts = gather_facts(store, limits or Limits(), progress)
     progress.begin("draw", None, "charts")
     verdict = judge(facts)

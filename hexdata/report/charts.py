@@ -131,7 +131,7 @@ def pairs_chart(figures: Sequence[Figure]) -> str:
 
 def _number(axes: Axes, x: float, y: float, value: float) -> None:
     axes.annotate(
-        _short(value), (x, y), xytext=(0, 7), textcoords="offset points", ha="center", va="bottom", color=INK
+        _short(value), (x, y), xytext=(0, 9), textcoords="offset points", ha="center", va="bottom", color=INK
     )
 
 

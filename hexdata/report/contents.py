@@ -10,7 +10,7 @@ from hexdata.draw import Diagram, Shades, board_svg
 from hexdata.report.blocks import Section, Table
 from hexdata.report.charts import lengths_chart, tiers_chart
 from hexdata.report.facts import Facts, Row
-from hexdata.report.verdict import duplicate_games
+from hexdata.report.verdict import duplicate_games, many
 from hexdata.units import format_bytes
 
 __all__ = ["contents_sections"]
@@ -42,8 +42,8 @@ def _lengths(facts: Facts) -> Section:
         return Section("lengths", title, "No game is known, so none has a length.", "")
     mean = sum(length * count for length, count in lengths) / games
     finding = (
-        f"{games:,} games of {lengths[0][0]:,} to {lengths[-1][0]:,} positions, {_median(lengths):,} in "
-        f"the middle and {mean:.1f} in the mean."
+        f"{many(games, 'game')} of {lengths[0][0]:,} to {lengths[-1][0]:,} positions; the median is "
+        f"{_median(lengths):,}, the mean {mean:.1f}."
     )
     picture = (lengths_chart(lengths), "Games by the number of their positions.")
     return Section("lengths", title, finding, reading + " Very short ones were cut, or given up.", [picture])
@@ -68,7 +68,7 @@ def _tiers(facts: Facts) -> Section:
     tiers = [("none" if row["tier"] is None else f"tier {row['tier']}", row["positions"]) for row in rows]
     least = known[0]
     share = _share(least["positions"], total)
-    finding = f"{share} of the positions are of tier {least['tier']}, the most wanted of those here."
+    finding = f"{share} of the positions are of tier {least['tier']}, the lowest here."
     table = Table(
         "Tiers",
         ["tier", "positions", "share", "mean value"],
@@ -82,8 +82,8 @@ def _tiers(facts: Facts) -> Section:
         "tiers",
         title,
         finding,
-        "The legacy tool marked a few positions of each game with tiers 0 to 2, so that a sample could "
-        "take few of a game; the rest are of tier 3.",
+        "The lower the tier, the more often a position is to train the value: tier 0 always, tier 3, "
+        "the bulk of a game, rarely.",
         [(tiers_chart(tiers), "Positions of each tier.")],
         [table],
     )
@@ -103,8 +103,8 @@ def _openings(facts: Facts) -> Section:
     games = sum(row["games"] for row in moves)
     most = max(moves, key=lambda row: row["games"])
     finding = (
-        f"{most['cell']} is the most frequent first move, of {_share(most['games'], games)} of {games:,} "
-        f"games; {len(moves):,} of {size * size:,} cells are opened with."
+        f"{most['cell']} is the most frequent first move, of {_share(most['games'], games)} of "
+        f"{many(games, 'game')}; {len(moves):,} of {size * size:,} cells are opened with."
     )
     return Section(
         "openings",
@@ -134,11 +134,19 @@ def _boards(size: int, moves: list[Row], cells: list[Row], games: int) -> list[t
     ]
     if won:
         said = f"Percent of games that blue won, after first moves of {_FEWEST_GAMES} games or more."
-        pictures.append((_board(size, won, "Games won by blue, by the first move", top=1.0), said))
+        title = "Games won by blue, by the first move"
+        pictures.append((_board(size, won, title, label="share that blue won", top=1.0), said))
     return pictures
 
 
-def _board(size: int, shares: dict[int, float], title: str, top: float | None = None) -> str:
+def _board(
+    size: int,
+    shares: dict[int, float],
+    title: str,
+    *,
+    label: str = "share of the games",
+    top: float | None = None,
+) -> str:
     """Draw shares on a board; with ``top``, on a linear scale to it, else on one that shows small ones."""
     values = np.full(size * size, np.nan)
     texts = [""] * (size * size)
@@ -147,7 +155,7 @@ def _board(size: int, shares: dict[int, float], title: str, top: float | None = 
         percent = round(100 * share)
         texts[cell] = str(percent) if percent or top else ""
     scale: Literal["linear", "sqrt"] = "linear" if top else "sqrt"
-    shades = Shades(values, "share of the games", texts, share=True, scale=scale, top=top)
+    shades = Shades(values, label, texts, share=True, scale=scale, top=top)
     return board_svg(Diagram(size, shades=shades, title=title))
 
 
@@ -179,8 +187,9 @@ def _sources(facts: Facts) -> Section:
     rows = facts.tables["sources"]
     copies, rejected = duplicate_games(facts), facts.counts["rejected"]
     finding = (
-        f"{len(rows):,} sources gave {facts.counts['positions']:,} positions of {facts.counts['games']:,} "
-        f"games; {copies:,} games are copies of others, {rejected:,} records were rejected."
+        f"{many(len(rows), 'source')} gave {many(facts.counts['positions'], 'position')} of "
+        f"{many(facts.counts['games'], 'game')}. Copies of other games: {copies:,}. "
+        f"Rejected records: {rejected:,}."
     )
     splits = facts.tables["splits"]
     tables = [

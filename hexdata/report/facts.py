@@ -13,7 +13,7 @@ from hexdata.quality import Quality, measure_quality
 from hexdata.report.spread import Spread, spread_of
 from hexdata.sql import Limits, named_query, open_catalog
 from hexdata.store import Store
-from hexdata.store.files import FileFacts, digest_file
+from hexdata.store.files import FileFacts, digest_file, has_size
 from hexdata.store.journal import Entry, read_journal
 from hexdata.store.manifest import MANIFEST_NAME
 from hexdata.store.session import DuckDBPyConnection
@@ -47,6 +47,7 @@ class StageFacts:
         fresh: whether it was run on what the store holds now.
         positions: in what it made; of ``convert``, in the store.
         files, bytes: that it made.
+        missing: names of those that are not there, or have another size.
         lineage: its entry in the manifest.
         digest: SHA-256 over the names and digests of its files.
         last: its last run, as the journal has it.
@@ -58,6 +59,7 @@ class StageFacts:
     positions: int
     files: int
     bytes: int
+    missing: list[str]
     lineage: dict[str, Any]
     digest: str
     last: Entry | None
@@ -160,6 +162,7 @@ def _stage(store: Store, name: str, journal: Iterable[Entry]) -> StageFacts:
         positions=lineage["positions"],
         files=len(files),
         bytes=sum(facts.bytes for facts in files.values()),
+        missing=[name for name, facts in files.items() if not has_size(store.path / name, facts.bytes)],
         lineage=lineage,
         digest=manifest.digest(*STAGES[name]),
         last=runs[-1] if runs else None,

@@ -255,9 +255,10 @@ def _figures(quality: Quality) -> Section:
         if failed
         else "No figure is further from chance than chance allows."
     )
-    if quality.sampled < quality.positions:
-        looked_at = f"{quality.sampled:,} of {quality.positions:,} positions"
-        finding += f" Pairs, neighbours and correlations were counted on {looked_at}."
+    for when, sampled in (("After", quality.sampled), ("Before", quality.sampled_before)):
+        if sampled < quality.positions:
+            looked_at = f"{sampled:,} of {quality.positions:,} positions"
+            finding += f" {when} the shuffle, pairs, neighbours and correlations were counted on {looked_at}."
     columns = ["figure", "", "before", "after", "by chance", "s.d.", "off by, s.d.", "allowed", "note"]
     return Section(
         "figures",

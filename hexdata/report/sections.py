@@ -30,6 +30,6 @@ def tiles(facts: Facts) -> list[tuple[str, str]]:
     ]
     return [
         *((f"{count:,}", name) for count, name in counted),
-        (f"{size} x {size}" if size else "-", "cells a board"),
+        (f"{size} \u00d7 {size}" if size else "-", "cells a board"),
         (format_bytes(sum(stage.bytes for stage in facts.stages)), "on disk"),
     ]

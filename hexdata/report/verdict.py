@@ -8,7 +8,7 @@ from typing import Final, Literal
 from hexdata.quality import Figure, Quality
 from hexdata.report.facts import SPLIT, Facts, StageFacts
 
-__all__ = ["Answer", "Verdict", "duplicate_games", "judge", "judged_figures", "number"]
+__all__ = ["Answer", "Verdict", "duplicate_games", "judge", "judged_figures", "many", "number"]
 
 Level = Literal["good", "note", "bad"]
 _ORDER: Final[tuple[Level, ...]] = ("good", "note", "bad")
@@ -143,16 +143,22 @@ def _complete(facts: Facts) -> Answer:
     if convert is None:
         return Answer(question, "note", "Empty", "No source has been converted into it.")
     records = convert.lineage["records"]
-    text = f"{_many(records, 'record')} went in; {_many(facts.counts['positions'], 'position')} came out"
+    text = f"{many(records, 'record')} went in; {many(facts.counts['positions'], 'position')} came out"
     text += (
-        f" and {_many(rejected, 'rejection')}, each with its reason." if rejected else ", none was rejected."
+        f" and {many(rejected, 'rejection')}, each with its reason." if rejected else ", none was rejected."
     )
     return Answer(question, "good", "Yes", text + _followed(facts))
 
 
 def _missing(facts: Facts) -> list[str]:
-    """Return a sentence for each count that does not add up."""
+    """Return a sentence for each stage that lost files, and for each count that does not add up."""
     wrong, counts = [], facts.counts
+    wrong += [
+        f"Of the {many(stage.files, 'file')} of {stage.stage}, {len(stage.missing):,} "
+        f"{'is' if len(stage.missing) == 1 else 'are'} missing or cut, such as {stage.missing[0]}."
+        for stage in facts.stages
+        if stage.missing
+    ]
     convert, shuffle, export = (facts.stage(name) for name in ("convert", "shuffle", "export"))
     sources = facts.tables["sources"]
     if convert and convert.lineage["records"] != counts["positions"] + counts["rejected"]:
@@ -205,7 +211,7 @@ def _rejected(facts: Facts) -> str:
     if not rejected:
         return ""
     reasons = ", ".join(f"{row['records']:,} {row['reason']}" for row in facts.tables["rejects"][:3])
-    return f"{_many(rejected, 'record')} {'was' if rejected == 1 else 'were'} rejected ({reasons})."
+    return f"{many(rejected, 'record')} {'was' if rejected == 1 else 'were'} rejected ({reasons})."
 
 
 def _duplicates(facts: Facts) -> str:
@@ -251,7 +257,7 @@ def _todo(facts: Facts, answers: list[Answer]) -> list[tuple[str, str]]:
         steps.append(("If copies should not count twice", "hexdata shuffle STORE --dedup symmetric"))
     if shuffle and shuffle.fresh and not _export(facts):
         steps.append(("Write shards to train from", "hexdata export STORE"))
-    if not steps:
+    if _export(facts) and "bad" not in (complete.level, shuffled.level):
         steps.append(("Recount and rehash every file, if this copy was moved", "hexdata verify STORE"))
         steps.append(("Train from it", "hexdata load STORE"))
     return steps
@@ -262,5 +268,6 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def _many(count: int, thing: str) -> str:
+def many(count: int, thing: str) -> str:
+    """Write a count of things as a sentence has it."""
     return f"{count:,} {thing}{'' if count == 1 else 's'}"

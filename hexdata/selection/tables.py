@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from hexdata.schema import SPLITS, games_schema, positions_schema, sources_schema
+from hexdata.schema import SPLITS, games_schema, positions_schema, sources_schema, sql_columns
 from hexdata.selection.expression import Expression
 from hexdata.selection.ranks import segments
 from hexdata.store import Store
@@ -25,15 +25,6 @@ __all__ = ["Tables", "write_table"]
 _OF_SOURCE: Final = frozenset({"source", "source_id"})
 _BLOCK_BITS: Final = 12
 """Runs of games are found by blocks of game ids, 2 to this power of them."""
-_SQL_TYPES: Final = {
-    pa.bool_(): "BOOLEAN",
-    pa.float32(): "FLOAT",
-    pa.int32(): "INTEGER",
-    pa.int64(): "BIGINT",
-    pa.string(): "VARCHAR",
-    pa.uint8(): "UTINYINT",
-    pa.uint16(): "USMALLINT",
-}
 
 
 @dataclass(frozen=True)
@@ -60,7 +51,7 @@ class Tables:
             read_parquet_sql(store.files("positions")),
             _table_sql(store.files("games"), games_schema()),
             _table_sql(store.files("sources"), sources_schema()),
-            _columns(positions_schema(store.manifest.board_size)),
+            sql_columns(positions_schema(store.manifest.board_size)),
         )
 
     @property
@@ -70,7 +61,7 @@ class Tables:
 
     @property
     def _game_columns(self) -> dict[str, str]:
-        own = _columns(games_schema())
+        own = sql_columns(games_schema())
         taken = {"positions", "split", *self.position_columns}
         return {name: own[name] for name in own if name not in taken} | {"game_positions": own["positions"]}
 
@@ -150,21 +141,9 @@ def write_table(path: Path, table: pa.Table) -> str:
     return read_parquet_sql([path.resolve()])
 
 
-def _columns(schema: pa.Schema) -> dict[str, str]:
-    return {field.name: _sql_type(field.type) for field in schema}
-
-
-def _sql_type(kind: pa.DataType) -> str:
-    if pa.types.is_dictionary(kind):
-        return _sql_type(kind.value_type)
-    if pa.types.is_list(kind):
-        return f"{_sql_type(kind.value_type)}[]"
-    return "BLOB" if pa.types.is_fixed_size_binary(kind) else _SQL_TYPES[kind]
-
-
 def _table_sql(paths: list[Path], schema: pa.Schema) -> str:
     """Return the SQL of a table, one without rows where there is no file."""
     if paths:
         return read_parquet_sql(paths)
-    columns = ", ".join(f"NULL::{kind} AS {name}" for name, kind in _columns(schema).items())
+    columns = ", ".join(f"NULL::{kind} AS {name}" for name, kind in sql_columns(schema).items())
     return f"(SELECT {columns} WHERE false)"

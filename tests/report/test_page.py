@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,8 +18,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from hexdata.convert import ConvertOptions, convert_sources
-from hexdata.errors import StoreError
-from hexdata.report import REPORT_NAME, Report, write_report
+from hexdata.errors import ConfigError, StoreError
+from hexdata.export import ExportOptions, export_shards
+from hexdata.report import REPORT_NAME, Report, make_page, write_report
 from hexdata.shuffle import ShuffleOptions, shuffle_store
 from hexdata.store import Store
 from hexdata.store.journal import JOURNAL_NAME
@@ -135,6 +137,50 @@ def test_a_good_store_is_called_good(demo_store: Path, copy_store: CopyStore) ->
     assert "not recorded" not in page.said
 
 
+def test_words_are_right_for_one_and_for_many(tmp_path: Path) -> None:
+    """Two games of 5 and 7 positions, the second there twice: 5, 7, 7 have the median 7 and the mean 19/3."""
+    source = tmp_path / "in" / "games.trmph"
+    source.parent.mkdir()
+    source.write_text("#3,a1b1a2b2 r\n" + 2 * "#3,a1b1a2b2c1a3 b\n")
+    convert_sources([source.parent], tmp_path / "store", ConvertOptions(workers=1, val=0, test=0))
+    shuffle_store(tmp_path / "store", ShuffleOptions(threads=1))
+    export_shards(tmp_path / "store", ExportOptions(workers=1))
+    report, page = page_of(tmp_path / "store")
+    assert (
+        "1 source gave 19 positions of 3 games. Copies of other games: 1. Rejected records: 0." in page.said
+    )
+    assert "3 games of 5 to 7 positions; the median is 7, the mean 6.3." in page.said
+    assert "a1 is the most frequent first move, of 100.0% of 3 games; 1 of 9 cells" in page.said
+    assert "3 \u00d7 3" in page.said
+    assert [command for _, command in report.verdict.todo] == [
+        "hexdata shuffle STORE --dedup symmetric",
+        "hexdata verify STORE",
+        "hexdata load STORE",
+    ]
+
+
+def test_each_board_says_what_its_shades_are(tmp_path: Path) -> None:
+    """Ten games with one first move, so that the share that blue won is shown too."""
+    source = tmp_path / "in" / "games.trmph"
+    source.parent.mkdir()
+    lines = [f"#3,a1{move} {'b' if move < 'b2' else 'r'}" for move in ("a2", "a3", "b1", "b2", "b3")]
+    source.write_text("\n".join([*lines, *(f"{line[:7]}c3{line[7:]}" for line in lines), ""]))
+    convert_sources([source.parent], tmp_path / "store", ConvertOptions(workers=1))
+    _, page = page_of(tmp_path / "store")
+    assert page.text.count("share of the games") == 2
+    assert page.text.count("share that blue won") == 1
+
+
+def test_a_sample_is_called_one(demo_store: Path, copy_store: CopyStore) -> None:
+    report, whole = page_of(copy_store(demo_store))
+    assert "were counted on" not in whole.said
+    assert report.facts.quality is not None
+    sampled = replace(report.facts.quality, sampled_before=100)
+    page = Page(make_page(replace(report.facts, quality=sampled), report.verdict))
+    assert f"were counted on 100 of {sampled.positions:,} positions" in page.said
+    assert page.said.count("were counted on") == 1
+
+
 def test_a_converted_store_asks_for_a_shuffle(trmph_store: Path, copy_store: CopyStore) -> None:
     report, page = page_of(copy_store(trmph_store))
     assert levels(report) == ["note", "good", "note"]
@@ -187,6 +233,18 @@ def test_positions_that_are_missing_are_called_bad(demo_store: Path, copy_store:
     assert report.verdict.headline == "This store is not complete: do not train from it."
     assert levels(report)[1] == "bad"
     assert "The shuffle has" in page.said
+
+
+def test_files_that_are_gone_are_called_bad(demo_store: Path, copy_store: CopyStore) -> None:
+    """Shards are not read for the report, but must be there."""
+    store = copy_store(demo_store)
+    shard = store / "shards" / "train-000000.tar"
+    shard.write_bytes(shard.read_bytes()[:-512])
+    report, page = page_of(store)
+    assert report.verdict.headline == "This store is not complete: do not train from it."
+    assert "of export, 1 is missing or cut, such as shards/train-000000.tar." in page.said
+    shutil.rmtree(store / "shards")
+    assert "are missing or cut, such as shards/" in page_of(store)[1].said
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])
@@ -299,6 +357,15 @@ def test_another_place_leaves_the_store_alone(
     report = write_report(demo_store, tmp_path / "new" / "page.html")
     assert Path(report.path).read_text().startswith("<!doctype html>")
     assert store_bytes(demo_store) == before
+
+
+def test_a_slip_costs_no_file(trmph_store: Path, copy_store: CopyStore, store_bytes: StoreBytes) -> None:
+    store = copy_store(trmph_store)
+    before = store_bytes(store)
+    for name in ("manifest.json", "positions/part-000000.parquet", "page"):
+        with pytest.raises(ConfigError, match="no name of a page"):
+            write_report(store, store / name)
+    assert store_bytes(store) == before
 
 
 def test_a_folder_that_is_no_store_is_refused(tmp_path: Path) -> None:
