@@ -6,64 +6,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import ClassVar
 
-from hexdata.errors import BudgetError, ConfigError
-from hexdata.pool import default_workers
 from hexdata.sql.views import catalog_sql
 from hexdata.store import Store
+from hexdata.store.limits import QueryLimits
 from hexdata.store.session import DuckDBPyConnection, duckdb_session, quote
 
 __all__ = ["Limits", "open_catalog"]
 
-BASE_MEMORY: Final = 200 << 20
-"""Bytes held besides DuckDB's buffers: interpreter, libraries, Arrow batches, as measured."""
-THREAD_MEMORY: Final = 60 << 20
-"""Bytes that a thread of DuckDB holds besides, reading Parquet."""
-THREAD_BUFFERS: Final = 100 << 20
-"""Bytes of DuckDB's buffers that a thread needs to group millions of games; what is more is spilled."""
-
 
 @dataclass(frozen=True)
-class Limits:
-    """What queries may use.
+class Limits(QueryLimits):
+    """What queries may use: ``memory`` in bytes, and ``threads`` of DuckDB."""
 
-    Attributes:
-        memory: bytes for everything together. What does not fit is spilled to the system's temporary
-            folder (``TMPDIR``), never into the store, which may be read-only.
-        threads: of DuckDB; None for one a core, as far as ``memory`` allows.
-
-    Raises:
-        ConfigError: on a value out of range.
-        BudgetError: the memory is too small for so many threads, or for one.
-    """
-
-    memory: int = 1_000_000_000
-    threads: int | None = None
-
-    def __post_init__(self) -> None:
-        threads = 1 if self.threads is None else self.threads
-        if threads < 1:
-            raise ConfigError("threads must be at least 1", found=self.threads)
-        least = BASE_MEMORY + threads * (THREAD_MEMORY + THREAD_BUFFERS)
-        if self.memory < least:
-            raise BudgetError(
-                f"too little memory for queries with {threads} thread{'s' if threads > 1 else ''}",
-                found=f"{self.memory / 1e6:,.0f} MB",
-                expected=f"at least {least / 1e6:,.0f} MB",
-                cure="Raise --memory, or lower --threads.",
-            )
-
-    @property
-    def duckdb_threads(self) -> int:
-        """Threads of DuckDB."""
-        room = (self.memory - BASE_MEMORY) // (THREAD_MEMORY + THREAD_BUFFERS)
-        return self.threads or min(default_workers(), room)
-
-    @property
-    def duckdb_memory(self) -> int:
-        """Bytes for DuckDB's buffers."""
-        return self.memory - BASE_MEMORY - self.duckdb_threads * THREAD_MEMORY
+    BASE: ClassVar[int] = 200 << 20
+    BUFFERS: ClassVar[int] = 0
+    THREAD: ClassVar[int] = 60 << 20
+    THREAD_BUFFERS: ClassVar[int] = 100 << 20
+    """To group millions of games; what is more is spilled."""
 
 
 @contextmanager

@@ -1,0 +1,64 @@
+"""How much memory and how many threads a session of DuckDB is given out of a budget. Opens none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from hexdata.errors import BudgetError, ConfigError
+from hexdata.pool import default_workers
+
+__all__ = ["QueryLimits"]
+
+
+@dataclass(frozen=True)
+class QueryLimits:
+    """What the queries of one command may use.
+
+    Attributes:
+        memory: bytes for everything together. What does not fit is spilled to the system's temporary
+            folder (``TMPDIR``), never into the store, which may be read-only.
+        threads: of DuckDB; None for one a core, as far as ``memory`` allows.
+
+    Raises:
+        ConfigError: on a value out of range.
+        BudgetError: the memory is too small for so many threads, or for one.
+    """
+
+    PURPOSE: ClassVar[str] = "for queries"
+    BASE: ClassVar[int]
+    """Bytes held besides DuckDB's buffers: interpreter, libraries, Arrow batches, as measured."""
+    BUFFERS: ClassVar[int]
+    """Bytes of buffers that are needed for any number of threads."""
+    THREAD: ClassVar[int]
+    """Bytes that a thread of DuckDB holds besides, reading Parquet."""
+    THREAD_BUFFERS: ClassVar[int]
+    """Bytes of buffers that a thread needs."""
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by pydantic, not a field
+
+    memory: int = 1_000_000_000
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        threads = 1 if self.threads is None else self.threads
+        if threads < 1:
+            raise ConfigError("threads must be at least 1", found=self.threads)
+        least = self.BASE + self.BUFFERS + threads * (self.THREAD + self.THREAD_BUFFERS)
+        if self.memory < least:
+            raise BudgetError(
+                f"too little memory {self.PURPOSE} with {threads} thread{'s' if threads > 1 else ''}",
+                found=f"{self.memory / 1e6:,.0f} MB",
+                expected=f"at least {least / 1e6:,.0f} MB",
+                cure="Raise --memory, or lower --threads.",
+            )
+
+    @property
+    def duckdb_threads(self) -> int:
+        """Threads of DuckDB."""
+        room = (self.memory - self.BASE - self.BUFFERS) // (self.THREAD + self.THREAD_BUFFERS)
+        return self.threads or min(default_workers(), room)
+
+    @property
+    def duckdb_memory(self) -> int:
+        """Bytes for DuckDB's buffers."""
+        return self.memory - self.BASE - self.duckdb_threads * self.THREAD
