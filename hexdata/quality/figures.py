@@ -129,6 +129,11 @@ class Quality:
         """Whether every figure is what chance may make of it."""
         return all(figure.ok for figure in self.figures)
 
+    @property
+    def telling(self) -> list[Figure]:
+        """Those ``figures`` that chance has a part in and that could have failed: none of very few rows."""
+        return [figure for figure in self.figures if figure.z is not None and figure.bound is not None]
+
     def __getitem__(self, name: str) -> Figure:
         """Return the figure of a name.
 

@@ -105,7 +105,7 @@ def _shuffled(facts: Facts) -> Answer:
         more = f" and {len(failed) - 3} more" if len(failed) > 3 else ""
         text = f"{len(failed)} of {len(judged)} figures are further from chance than chance allows: "
         return Answer(question, "bad", "No", text + "; ".join(failed[:3]) + more + ".")
-    if not judged:
+    if not quality.telling:
         text = "It was shuffled, but there are too few positions to tell a good shuffle from a bad one."
         return Answer(question, "note", "Too small to tell", text)
     return Answer(question, "good", "Yes", _proof(facts, len(judged)))

@@ -142,7 +142,7 @@ def check_quality(quality: Quality | None) -> str:
             found="; ".join(dict.fromkeys(map(_in_words, failed))),
             cure="Shuffle with another --seed; if that fails too, see how the store tells its games apart.",
         )
-    judged = [figure for figure in quality.figures if figure.z is not None and figure.bound is not None]
+    judged = quality.telling
     if not judged:
         return f"{quality.positions:,} positions of {quality.split}: too few to judge"
     furthest = max(abs(figure.z or 0.0) for figure in judged)

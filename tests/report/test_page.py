@@ -264,6 +264,8 @@ def test_hardly_any_position(
     assert report.verdict.level == "note"
     if not count:
         assert report.verdict.headline == "There is no position in this store yet."
+    if count == 1:
+        assert report.verdict.answers[0].short == "Too small to tell"
 
 
 def test_a_store_without_games_tiers_or_moves(tmp_path: Path, write_odd_store: WriteOddStore) -> None:
