@@ -20,7 +20,7 @@ from hexdata.errors import ConfigError, FormatError, InputError
 from hexdata.formats import open_source
 from hexdata.games.labels import split_of
 from hexdata.games.sense import SENSES, Sense
-from hexdata.live.chunk import SCANNED, Chunk, ChunkSource, FoundFile
+from hexdata.live.chunk import SCANNED, Chunk, ChunkSource, FoundFile, shown
 from hexdata.live.hub import Stopped
 from hexdata.live.shard_source import looks_like_shard, shard_batches, shard_split
 from hexdata.live.source_games import Found, found_games, trmph_games
@@ -57,7 +57,8 @@ class ChunkSourceLoader(Transform):
         val: share of the games in the validation split.
         test: share of the games in the test split.
         max_file_bytes: a larger file is bad.
-        max_positions: a file of more positions is bad. Memory is 100 to 400 bytes for each of them.
+        max_positions: a file of more positions, with the records that are none, is bad. Memory is 100 to
+            400 bytes for each of them.
         threads: of the stage.
 
     Raises:
@@ -118,7 +119,7 @@ class ChunkSourceLoader(Transform):
     def _name_bad(self, file: FoundFile, code: str, reason: str) -> None:
         self.count("bad_files")
         self.count(f"bad.{code}")
-        self._bad.append((file.name, f"{code}: {reason}"))
+        self._bad.append((shown(file.name), shown(f"{code}: {reason}")))
 
     def read(self, file: FoundFile, stopping: threading.Event | None = None) -> ChunkSource:
         """Return the games of a file that are of the split, in the file's order.
@@ -157,12 +158,14 @@ class ChunkSourceLoader(Transform):
     def _read_source(self, file: FoundFile, path: Path, stopping: threading.Event | None) -> Found:
         raw: list[pa.RecordBatch] = []
         rejected: Counter[str] = Counter()
+        records = 0
         with open_source(path) as reader:
             for batch in reader.batches():
                 rejected.update(rejection.reason for rejection in batch.rejected)
                 if batch.positions.num_rows:
                     raw.append(batch.positions)
-                self._go_on(path, raw, stopping)
+                records += batch.records
+                self._go_on(path, records, stopping)
             size, kind, header = reader.board_size, reader.format, reader.header
         for reason, amount in rejected.items():
             self.count("rejected", amount)
@@ -183,20 +186,19 @@ class ChunkSourceLoader(Transform):
         for size, positions in shard_batches(path):
             sizes.append(size)
             raw.append(positions)
-            self._go_on(path, raw, stopping)
+            self._go_on(path, sum(batch.num_rows for batch in raw), stopping)
         if not raw:
             raise FormatError("no position in it", code="no-positions")
         if len(set(sizes)) > 1:
             raise FormatError("boards of more than one size", code="board-size", found=sorted(set(sizes)))
         return found_games(file.name, raw, sizes[0], mixed=True, sure_ids=True, sense="blue-is-0")
 
-    def _go_on(self, path: Path, raw: list[pa.RecordBatch], stopping: threading.Event | None) -> None:
-        """Be asked, while a file is read, whether to read on."""
+    def _go_on(self, path: Path, records: int, stopping: threading.Event | None) -> None:
+        """Be asked, while a file is read, whether to read on: records that are no positions take time too."""
         if stopping is not None and stopping.is_set():
             raise Stopped
-        positions = sum(batch.num_rows for batch in raw)
-        if positions > self.max_positions:
-            found = f"at least {positions:,} positions"
+        if records > self.max_positions:
+            found = f"at least {records:,} records"
             raise _too_large(path, found, f"{self.max_positions:,}", "max_positions")
 
     def _hold_size(self, size: int) -> None:

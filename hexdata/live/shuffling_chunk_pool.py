@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 from hexdata.checks import check_count
 from hexdata.errors import ConfigError, InputError
-from hexdata.live.chunk import Chunk, ChunkSource, FoundFile
+from hexdata.live.chunk import Chunk, ChunkSource, FoundFile, shown
 from hexdata.live.stage import Stage, Worker
 from hexdata.live.stream_shuffler import StreamShuffler
 
@@ -249,7 +249,7 @@ class ShufflingChunkPool(Stage):
                 return source
             reason = f"{found:,} bytes and {len(source.chunks):,} games now, not {size:,} and {count:,}"
         self.count("missing")
-        self._missing.append((name, reason))
+        self._missing.append((shown(name), shown(reason)))
         return None
 
     def metrics(self) -> dict[str, float]:
@@ -278,7 +278,7 @@ class ShufflingChunkPool(Stage):
     def notes(self) -> dict[str, Any]:
         """Return the ``newest`` file that came in, and the last ``missing`` ones: (name, reason)."""
         missing = {"missing": list(self._missing)} if self._missing else {}
-        return {"newest": self._newest, **missing}
+        return {"newest": shown(self._newest), **missing}
 
 
 def _numbered(source: ChunkSource, first: int) -> list[Chunk]:

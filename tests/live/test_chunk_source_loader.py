@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterable
 from pathlib import Path
@@ -411,6 +412,27 @@ def test_a_file_above_the_limit_is_not_opened(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="too large") as caught:
         ChunkSourceLoader(max_file_bytes=10).read(FoundFile(path, "a.trmph", 11))
     assert caught.value.code == "too-large"
+
+
+@pytest.mark.parametrize("line", [f"#{N},a1b2 b\n", f"#{N},a1a1 b\n"])
+def test_a_file_of_more_records_than_the_limit_is_not_read_to_its_end(tmp_path: Path, line: str) -> None:
+    """Whether they are positions or not: a line that is no game takes as long as one that is."""
+    path = tmp_path / "a.trmph"
+    path.write_text(line * 20_000)
+    loader = ChunkSourceLoader(max_positions=5000)
+    with pytest.raises(FormatError, match="too large") as caught:
+        loader.read(found(path))
+    assert caught.value.code == "too-large"
+    assert "rejected" not in loader.counts
+
+
+def test_a_name_that_no_terminal_takes_is_named_so_that_it_can_be_read(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"new\nline \x1b[31m \xff.trmph")
+    loader = ChunkSourceLoader()
+    run(loader, [path])
+    ((name, reason),) = loader.notes()["bad"]
+    assert name == r"new\nline \x1b[31m \udcff.trmph"
+    assert reason.startswith("gone: ")
 
 
 def test_a_sense_that_is_given_is_used_where_there_is_no_evidence(tmp_path: Path) -> None:

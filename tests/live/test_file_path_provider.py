@@ -19,9 +19,11 @@ from watchfiles import Change
 
 from hexdata.errors import ConfigError, HexdataError, InputError
 from hexdata.live.chunk import SCANNED, FoundFile
+from hexdata.live.chunk_source_loader import ChunkSourceLoader
 from hexdata.live.file_path_provider import FilePathProvider
 from hexdata.live.hub import Stopped
 from hexdata.live.pipeline import Pipeline
+from hexdata.live.queue import Overflow
 
 PATIENCE = 30.0
 
@@ -109,6 +111,15 @@ def test_what_is_there_comes_in_order_of_name_and_then_the_mark(filled: Path) ->
         assert names(pipeline, 8) == [*IN_ORDER, ""]
         write(filled / "new.trmph")
         assert names(pipeline, 1) == ["new.trmph"]
+
+
+@pytest.mark.parametrize("overflow", ["drop-new", "keep-newest"])
+def test_the_mark_comes_even_where_files_are_dropped(filled: Path, overflow: Overflow) -> None:
+    """The pool waits for it before it begins."""
+    stages = [FilePathProvider(filled, settle=0.05), ChunkSourceLoader()]
+    with Pipeline(stages, [(1, overflow), (1, overflow)]) as pipeline:
+        pipeline.start()
+        until(lambda: any(item.is_mark for item in pipeline.queues[-1].contents()))
 
 
 def test_without_watching_it_ends_after_what_is_there(filled: Path) -> None:
