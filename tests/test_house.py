@@ -24,6 +24,7 @@ HOUSE = ROOT / "hexdata"
 FLOORS = {
     "errors": 0,
     "progress": 0,
+    "text": 0,
     "board": 1,
     "checks": 1,
     "order": 1,

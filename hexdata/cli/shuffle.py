@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import typer
 
 from hexdata.cli.app import Json, Memory, Seed, Store, command
+from hexdata.text import printable
 from hexdata.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
@@ -167,7 +168,7 @@ def _show_balance(output: Output, balance: tuple[BalanceRow, ...]) -> None:
 
 def _shown(text: str) -> str:
     """Return a value as it may stand in a table: what no screen shows is spelled out, and length is cut."""
-    text = text if text.isprintable() else ascii(text)
+    text = printable(text)
     return text if len(text) <= _SHOWN_LETTERS else f"{text[: _SHOWN_LETTERS - 1]}…"
 
 

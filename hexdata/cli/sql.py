@@ -11,6 +11,7 @@ import typer
 
 from hexdata.cli.app import Memory, Store, Threads
 from hexdata.errors import ConfigError
+from hexdata.text import printable
 from hexdata.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def _list(output: Output, queries: dict[str, str]) -> None:
 
 def _show(output: Output, result: QueryResult) -> None:
     """Print the rows as a table: all of them, or on a terminal the first ones and how many more there are."""
-    names = [_printable(name) for name in result.schema.names]
+    names = [printable(name) for name in result.schema.names]
     if output.out.is_terminal:
         rows, more = _first_rows(result)
         table = _Table(names, result.numeric, output.out.width)
@@ -129,14 +130,7 @@ def _blocks(result: QueryResult) -> Iterator[list[Row]]:
 
 
 def _printable_rows(rows: Iterable[list[str]]) -> list[Row]:
-    return [[_printable(text) for text in row] for row in rows]
-
-
-def _printable(text: str) -> str:
-    """Return a text on one line, with what would steer a terminal written out."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return [[printable(text) for text in row] for row in rows]
 
 
 class _Table:

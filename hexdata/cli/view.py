@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hexdata.live.watch import LiveFacts, StageFacts
+from hexdata.text import printable
 
 __all__ = ["LiveView", "View"]
 
@@ -35,7 +36,7 @@ class View:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         """Yield title, headlines, a line a stage, and what the stages counted."""
         facts = self._facts
-        title = f"{self._title}  {_clock(facts.seconds)}"
+        title = f"{printable(self._title)}  {_clock(facts.seconds)}"
         yield Text(title, style="bold", no_wrap=True, overflow="ellipsis")
         yield _headlines(facts)
         yield Text()

@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from hexdata.convert.inputs import encodable
 from hexdata.convert.spool import Spool, SpoolFacts
 from hexdata.games.find import column
+from hexdata.text import encodable
 
 __all__ = ["Companions", "read_companions", "unnamed_files", "with_origins"]
 

@@ -9,8 +9,9 @@ from typing import Final
 
 from hexdata.errors import InputError, SourceChangedError
 from hexdata.store.files import digest_file, walk_once
+from hexdata.text import encodable
 
-__all__ = ["SourceFile", "digest_source", "encodable", "find_sources", "new_sources"]
+__all__ = ["SourceFile", "digest_source", "find_sources", "new_sources"]
 
 COMPANIONS: Final = ("processing_stats.json", "processing_state.json", "file_lookup_")
 """Beginnings of the names of files that the legacy tools leave beside their data: not sources."""
@@ -89,11 +90,6 @@ def _files_below(root: Path, store: Path) -> Iterator[Path]:
 
 def _raise(error: OSError) -> None:
     raise error
-
-
-def encodable(text: str) -> str:
-    """Return text that UTF-8 can hold: what it cannot (bytes of a file name, half a pair) as escapes."""
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def digest_source(path: Path) -> tuple[int, str, str]:

@@ -18,7 +18,6 @@ import numpy as np
 import pyarrow as pa
 
 from hexdata import __version__
-from hexdata.convert.inputs import encodable
 from hexdata.convert.truncate import NO_CUT, Cuts, cut_games, cut_rows, find_cuts
 from hexdata.errors import FormatError
 from hexdata.formats import RawBatch, Rejection, SourceReader, open_source
@@ -27,6 +26,7 @@ from hexdata.games.find import EVIDENCE, GAMES, ROWS, find_games
 from hexdata.games.findings import game_findings, loose_findings
 from hexdata.games.sense import Votes
 from hexdata.store.files import atomic_file, write_bytes
+from hexdata.text import encodable
 
 __all__ = [
     "REJECTED",

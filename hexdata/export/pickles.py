@@ -28,6 +28,7 @@ from hexdata.store.journal import journaled
 from hexdata.store.ledger import Ledger
 from hexdata.store.originals import PICKLE_SUFFIX, WINNERS, Original, list_originals, pickle_names
 from hexdata.store.parquet import Rows, read_rows
+from hexdata.text import encodable
 
 __all__ = ["ORDERS", "PicklesOptions", "PicklesResult", "export_pickles"]
 
@@ -260,7 +261,7 @@ def _named_origin(metadata: dict[str, Any]) -> str | None:
 
 def _encodable(name: object) -> str | None:
     """Return a text that UTF-8 can hold, as the names of sources are; None for what is no text."""
-    return name.encode("utf-8", "backslashreplace").decode() if isinstance(name, str) else None
+    return encodable(name) if isinstance(name, str) else None
 
 
 _File = _OriginalFile | _ShuffledFile

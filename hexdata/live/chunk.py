@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from hexdata.formats.shards import Block
 
-__all__ = ["PLIES", "SCANNED", "Chunk", "ChunkSource", "FoundFile", "shown"]
+__all__ = ["PLIES", "SCANNED", "Chunk", "ChunkSource", "FoundFile"]
 
 PLIES = 1 << 10
 """More than a game on the largest board has positions (677): what a chunk's number is multiplied with, and
@@ -84,8 +84,3 @@ class ChunkSource:
     def is_mark(self) -> bool:
         """Whether it is the end of the first scan: a mark, which no queue drops."""
         return self.file.is_mark
-
-
-def shown(text: str) -> str:
-    """Return what a terminal, a log and JSON can take: in names of files, anything may stand."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)

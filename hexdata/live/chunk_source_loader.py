@@ -20,12 +20,13 @@ from hexdata.errors import ConfigError, FormatError, InputError
 from hexdata.formats import open_source
 from hexdata.games.labels import split_of
 from hexdata.games.sense import SENSES, Sense
-from hexdata.live.chunk import SCANNED, Chunk, ChunkSource, FoundFile, shown
+from hexdata.live.chunk import SCANNED, Chunk, ChunkSource, FoundFile
 from hexdata.live.hub import Stopped
 from hexdata.live.shard_source import looks_like_shard, shard_batches, shard_split
 from hexdata.live.source_games import Found, found_games, trmph_games
 from hexdata.live.stage import Transform
 from hexdata.schema import SPLITS
+from hexdata.text import printable
 
 __all__ = ["ChunkSourceLoader"]
 
@@ -119,7 +120,7 @@ class ChunkSourceLoader(Transform):
     def _name_bad(self, file: FoundFile, code: str, reason: str) -> None:
         self.count("bad_files")
         self.count(f"bad.{code}")
-        self._bad.append((shown(file.name), shown(f"{code}: {reason}")))
+        self._bad.append((printable(file.name), printable(f"{code}: {reason}")))
 
     def read(self, file: FoundFile, stopping: threading.Event | None = None) -> ChunkSource:
         """Return the games of a file that are of the split, in the file's order.

@@ -16,9 +16,10 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 from hexdata.checks import check_count
 from hexdata.errors import ConfigError, InputError
-from hexdata.live.chunk import Chunk, ChunkSource, FoundFile, shown
+from hexdata.live.chunk import Chunk, ChunkSource, FoundFile
 from hexdata.live.stage import Stage, Worker
 from hexdata.live.stream_shuffler import StreamShuffler
+from hexdata.text import printable
 
 __all__ = ["Hand", "ShufflingChunkPool"]
 
@@ -249,7 +250,7 @@ class ShufflingChunkPool(Stage):
                 return source
             reason = f"{found:,} bytes and {len(source.chunks):,} games now, not {size:,} and {count:,}"
         self.count("missing")
-        self._missing.append((shown(name), shown(reason)))
+        self._missing.append((printable(name), printable(reason)))
         return None
 
     def metrics(self) -> dict[str, float]:
@@ -278,7 +279,7 @@ class ShufflingChunkPool(Stage):
     def notes(self) -> dict[str, Any]:
         """Return the ``newest`` file that came in, and the last ``missing`` ones: (name, reason)."""
         missing = {"missing": list(self._missing)} if self._missing else {}
-        return {"newest": shown(self._newest), **missing}
+        return {"newest": printable(self._newest), **missing}
 
 
 def _numbered(source: ChunkSource, first: int) -> list[Chunk]:

@@ -11,6 +11,7 @@ from hexdata.report.blocks import Section, Table
 from hexdata.report.charts import lengths_chart, tiers_chart
 from hexdata.report.facts import Facts, Row
 from hexdata.report.verdict import duplicate_games, many
+from hexdata.text import printable
 from hexdata.units import format_bytes
 
 __all__ = ["contents_sections"]
@@ -268,7 +269,7 @@ def _reasons(facts: Facts) -> list[Table]:
 
 def _shown(text: str) -> str:
     """Return a text of a source as it may stand on the page: printable, and not too long."""
-    return "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text[:_LONGEST])
+    return printable(text[:_LONGEST])
 
 
 def _share(count: int, total: int) -> str:

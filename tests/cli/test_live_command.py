@@ -187,11 +187,13 @@ def facts(**more: Any) -> LiveFacts:
     return LiveFacts(**{**whole, "stages": stages, **more})
 
 
-def drawn(found: LiveFacts, width: int, encoding: str = "utf-8") -> list[str]:
+def drawn(
+    found: LiveFacts, width: int, encoding: str = "utf-8", title: str = "hexdata live games"
+) -> list[str]:
     """Return the lines of a view on a terminal of so many columns."""
     raw = io.BytesIO()
     file = io.TextIOWrapper(raw, encoding=encoding)
-    Console(file=file, width=width, color_system=None).print(View("hexdata live games", found))
+    Console(file=file, width=width, color_system=None).print(View(title, found))
     file.flush()
     lines = raw.getvalue().decode(encoding).splitlines()
     assert max(map(len, lines)) <= width
@@ -235,3 +237,7 @@ def test_what_no_stage_tells_is_left_out() -> None:
     assert not any(line.startswith("games") for line in lines)
     assert "newest file  none yet" in lines
     assert "batches      1,234" in lines
+
+
+def test_the_name_of_a_directory_may_be_odd() -> None:
+    assert drawn(facts(), 90, title="hexdata live \udce4\x1b[2J")[0].startswith(r"hexdata live \udce4\x1b[2J")

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hexdata.convert.inputs import SourceFile, digest_source, encodable, find_sources, new_sources
+from hexdata.convert.inputs import SourceFile, digest_source, find_sources, new_sources
 from hexdata.errors import InputError, SourceChangedError
+from hexdata.text import encodable
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from hexdata.formats.legacy.limits import Limits
 from hexdata.formats.legacy.standins import EnumValue, Scalar, kind_of
 from hexdata.formats.source import Rejection
 from hexdata.schema import board_bytes, raw_schema
+from hexdata.text import encodable
 
 __all__ = ["Sheet"]
 
@@ -405,7 +406,7 @@ def _read_game_id(value: object) -> tuple[int, int] | _Problem | None:
 
 def _origin(metadata: dict[str, Any]) -> str | None:
     named = [metadata[key] for key in _ORIGINS if isinstance(metadata.get(key), str)]
-    return named[-1].encode("utf-8", "backslashreplace").decode("utf-8") if named else None
+    return encodable(named[-1]) if named else None
 
 
 def _short(number: int | float) -> str:

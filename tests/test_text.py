@@ -1,0 +1,31 @@
+"""Texts out of files: what cannot be stored or shown becomes an escape, and nothing else changes."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hexdata.text import encodable, printable
+
+
+@pytest.mark.parametrize("text", ["", "games/a b.trmph", "häuser.pkl", "\u7530.trmph"])
+def test_an_ordinary_name_stays_as_it_is(text):
+    assert encodable(text) == printable(text) == text
+
+
+def test_what_is_odd_is_written_out():
+    name = os.fsdecode(b"h\xe4user.pkl")
+    assert encodable(name) == printable(name) == "h\\udce4user.pkl"
+    assert printable("a\x1b[31m\tb\nc") == "a\\x1b[31m\\tb\\nc"
+    assert printable("\u202egnp.exe") == "\\u202egnp.exe"  # would be read from right to left
+    assert encodable("a\nb") == "a\nb"
+
+
+@given(st.text(st.characters(codec=None)))
+def test_any_text_can_be_stored_and_shown(text):
+    encodable(text).encode("utf-8")
+    assert printable(text).isprintable()
+    printable(text).encode("utf-8")
