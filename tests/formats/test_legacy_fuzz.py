@@ -181,12 +181,16 @@ sys.addaudithook(_audit)
 
 @contextmanager
 def guarded(scratch: Path) -> Iterator[None]:
-    """Let no code be run, no file outside ``scratch`` be written and nothing hang."""
+    """Let no code be run, no file outside ``scratch`` be written and nothing hang.
+
+    The folder for temporary files is ``scratch`` meanwhile.
+    """
 
     def hangs(number: int, frame: object) -> None:
         raise LawBrokenError(f"hangs: more than {SECONDS} s")
 
     before = signal.signal(signal.SIGALRM, hangs)
+    temporary, tempfile.tempdir = tempfile.tempdir, str(scratch)
     signal.alarm(SECONDS)
     _guarded.append(scratch)
     try:
@@ -195,6 +199,7 @@ def guarded(scratch: Path) -> Iterator[None]:
         _guarded.clear()
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
+        tempfile.tempdir = temporary
 
 
 Outcome = tuple[list[dict[str, object]], list[Rejection], str | None]
