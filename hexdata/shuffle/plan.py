@@ -35,7 +35,7 @@ __all__ = [
 
 BUCKET_ROWS: Final = 1 << 20
 """Rows of a bucket of the largest split, where their number is not given."""
-BASE_MEMORY: Final = 280 << 20
+BASE_MEMORY: Final = 312 << 20
 """Bytes held besides DuckDB's buffers and the rows at hand: interpreter and libraries, as measured."""
 MOST_ROWS: Final = 1 << 21
 """Rows that a thread takes into memory at a time; more is no faster."""
