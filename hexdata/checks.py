@@ -5,9 +5,10 @@ from __future__ import annotations
 import operator
 from collections.abc import Collection, Iterable, Mapping
 from numbers import Real
+from pathlib import Path
 from typing import Any
 
-from hexdata.errors import ConfigError, StoreError
+from hexdata.errors import ConfigError, HexdataError, StoreError
 
 __all__ = [
     "as_int",
@@ -17,6 +18,7 @@ __all__ = [
     "check_same_options",
     "check_seed",
     "check_shares",
+    "check_suffix",
     "check_versions",
     "is_count",
 ]
@@ -87,6 +89,18 @@ def check_shares(val: Any, test: Any) -> None:
             found=f"{val!r} and {test!r}",
             expected="numbers of 0 or more, below 1 together",
         )
+
+
+def check_suffix(
+    path: Path, what: str, suffixes: Collection[str], error: type[HexdataError] = ConfigError
+) -> None:
+    """See that a file to be written is called ``what`` it is: a slip must not cost another file.
+
+    Raises:
+        HexdataError: of the type ``error``, if its name ends in none of ``suffixes``.
+    """
+    if path.suffix.lower() not in suffixes:
+        raise error(f"this is no name of {what}", path=path, expected=" or ".join(suffixes))
 
 
 def is_count(value: object) -> bool:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
 import time
-import tomllib
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
@@ -13,6 +11,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
+from hexdata.config import did_you_mean, read_toml
 from hexdata.convert import ConvertOptions, convert_sources
 from hexdata.demo import DemoOptions, make_legacy
 from hexdata.errors import ConfigError, HexdataError, VerifyError
@@ -92,14 +91,7 @@ def load_config(path: str | Path) -> Config:
         ConfigError: the file is missing, unreadable or no TOML, or holds an unknown key or a wrong value; the
             message names the nearest known key.
     """
-    try:
-        content = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
-    except FileNotFoundError as error:
-        raise ConfigError("no such config", path=path) from error
-    except OSError as error:
-        raise ConfigError("the config cannot be read", path=path, found=error.strerror) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError("not TOML", path=path, found=str(error)) from error
+    content = read_toml(path)
     try:
         return Config.model_validate(content)
     except ValidationError as error:
@@ -121,12 +113,11 @@ def _explain(error: ValidationError, path: str | Path) -> ConfigError:
         found = None if first["type"] == "missing" else repr(first["input"])
         return ConfigError(f"{'.'.join(names)}: {first['msg']}", path=path, found=found)
     known = _known_keys(names[:-1])
-    near = difflib.get_close_matches(names[-1], known, n=1, cutoff=0.5)
     return ConfigError(
         f"unknown key {names[-1]!r} {f'in [{names[0]}]' if len(names) > 1 else 'at the top'}",
         path=path,
         expected=f"one of {', '.join(known)}" if known else "no key",
-        cure=f"Did you mean {near[0]!r}?" if near else None,
+        cure=did_you_mean(names[-1], known),
     )
 
 

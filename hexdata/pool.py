@@ -16,9 +16,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
+import psutil
+
 from hexdata.errors import BudgetError, ConfigError, HexdataError
 
-__all__ = ["WorkerOptions", "default_workers", "run_in_threads", "run_tasks"]
+__all__ = ["WorkerOptions", "default_workers", "resident_bytes", "run_in_threads", "run_tasks"]
 
 Result = TypeVar("Result")
 
@@ -26,6 +28,18 @@ Result = TypeVar("Result")
 def default_workers() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def resident_bytes() -> int:
+    """Return the resident memory of this process and its children; pages that they share count in each."""
+    this = psutil.Process()
+    total = 0
+    for process in [this, *this.children(recursive=True)]:
+        try:
+            total += process.memory_info().rss
+        except psutil.Error:  # it ended between the two calls
+            continue
+    return total
 
 
 @dataclass(frozen=True)

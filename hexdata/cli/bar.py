@@ -5,12 +5,12 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Self
 
-import psutil
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from hexdata.cli.render import Output
+from hexdata.pool import resident_bytes
 from hexdata.units import format_bytes
 
 __all__ = ["Bar"]
@@ -33,20 +33,10 @@ class _Memory(ProgressColumn):
 
     max_refresh = 0.5
 
-    def __init__(self) -> None:
-        self._process = psutil.Process()
-        super().__init__()
-
     def render(self, task: Task) -> Text:
         if task.finished:
             return Text("")
-        total = 0
-        for process in [self._process, *self._process.children(recursive=True)]:
-            try:
-                total += process.memory_info().rss
-            except psutil.Error:  # it ended between the two calls
-                continue
-        return Text(format_bytes(total), style="cyan")
+        return Text(format_bytes(resident_bytes()), style="cyan")
 
 
 class Bar:

@@ -5,10 +5,8 @@ All is checked before a thread starts. Reads the config file and nothing else.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import pkgutil
-import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any, Final
 
 from hexdata.batch import BatchOptions
 from hexdata.checks import as_tuple, check_choice, check_count, check_seed, check_shares
+from hexdata.config import did_you_mean, read_toml
 from hexdata.errors import ConfigError, HexdataError
 from hexdata.live.pipeline import Pipeline
 from hexdata.live.queue import OVERFLOWS, Overflow
@@ -108,7 +107,7 @@ class StageOptions:
         """
         if ":" not in self.kind and self.kind not in STAGES:
             raise ConfigError(
-                f"unknown stage {self.kind!r}", expected=_KINDS, cure=_nearest(self.kind, list(STAGES))
+                f"unknown stage {self.kind!r}", expected=_KINDS, cure=did_you_mean(self.kind, list(STAGES))
             )
         known = STAGES.get(self.kind)
         path = f"{known.place}:{self.kind}" if known else self.kind
@@ -196,15 +195,10 @@ def load_live_config(path: str | Path) -> LiveOptions:
     """Read a config such as configs/live.toml.
 
     Raises:
-        ConfigError: the file is missing, is no TOML, or holds an unknown key or a wrong value; the
+        ConfigError: the file is missing, unreadable or no TOML, or holds an unknown key or a wrong value; the
             message names the nearest known key.
     """
-    try:
-        content = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
-    except FileNotFoundError as error:
-        raise ConfigError("no such config", path=path) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError("not TOML", path=path, found=str(error)) from error
+    content = read_toml(path)
     try:
         return parse_live_config(content)
     except ConfigError as error:
@@ -236,7 +230,7 @@ def parse_live_config(content: Mapping[str, Any]) -> LiveOptions:
             raise ConfigError(
                 f"unknown {what} {key!r} at the top",
                 expected=f"one of {', '.join(known)}",
-                cure=_nearest(key, known),
+                cure=did_you_mean(key, known),
             )
     for key, value in sections.items():
         if not isinstance(value, dict):
@@ -318,13 +312,8 @@ def _check_keys(place: str, section: Collection[str], known: list[str]) -> None:
                 f"unknown key {key!r}",
                 path=place,
                 expected=f"one of {', '.join(known)}",
-                cure=_nearest(key, known),
+                cure=did_you_mean(key, known),
             )
-
-
-def _nearest(name: str, known: list[str]) -> str | None:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"Did you mean {near[0]!r}?" if near else None
 
 
 def _check_flow(stages: tuple[StageOptions, ...]) -> None:

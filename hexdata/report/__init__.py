@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from hexdata.checks import check_suffix
 from hexdata.errors import ConfigError
 from hexdata.progress import SILENT, Progress
 from hexdata.report.facts import Facts, gather_facts
@@ -66,8 +67,7 @@ def write_report(
     path = Path(output) if output is not None else Path(store) / REPORT_NAME
     if path.is_dir():
         raise ConfigError("the page is a file, and this is a folder", path=path)
-    if path.suffix.lower() not in _SUFFIXES:  # a slip, such as STORE/manifest.json, must not cost a file
-        raise ConfigError("this is no name of a page", path=path, expected=" or ".join(_SUFFIXES))
+    check_suffix(path, "a page", _SUFFIXES)
     facts = gather_facts(store, limits or Limits(), progress)
     progress.begin("draw", None, "charts")
     verdict = judge(facts)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from hexdata.checks import check_suffix
 from hexdata.errors import ConfigError
 from hexdata.show.game import Game
 from hexdata.show.position import Position
@@ -19,8 +20,6 @@ from hexdata.store.files import write_bytes
 __all__ = ["ShowOptions", "draw_svg", "find", "write_svg"]
 
 _SHARD: Final = re.compile(r"(?P<path>.*\.tar)(?::(?P<number>[0-9]+))?", re.DOTALL)
-
-_SUFFIX: Final = ".svg"
 
 
 @dataclass(frozen=True)
@@ -128,6 +127,5 @@ def write_svg(path: Path, svg: str) -> None:
         ConfigError: its name is not that of a drawing.
         OSError: it cannot be written.
     """
-    if path.suffix.lower() != _SUFFIX:  # a slip, such as the shard itself, must not cost a file
-        raise ConfigError("this is no name of a drawing", path=path, expected=_SUFFIX)
+    check_suffix(path, "a drawing", [".svg"])
     write_bytes(path, svg.encode("utf-8"))

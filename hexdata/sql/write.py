@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
+from hexdata.checks import check_suffix
 from hexdata.errors import ConfigError, InputError
 from hexdata.sql.run import QueryResult
 from hexdata.store.files import FileFacts
@@ -25,8 +26,6 @@ __all__ = ["json_rows", "save_parquet", "text_rows", "write_csv"]
 
 _PIECE_ROWS: Final = 512
 """Rows that are made values of Python's at a time: there a policy is ten times as large as in Arrow."""
-
-_SUFFIX: Final = ".parquet"
 
 
 def _shortest(column: pa.Array) -> pa.Array:
@@ -145,8 +144,7 @@ def save_parquet(path: Path, result: QueryResult) -> FileFacts:
         raise InputError("a query writes nothing into the store", path=path, cure="Give a file elsewhere.")
     if path.is_dir():
         raise InputError("this is a folder", path=path, expected="the name of a file")
-    if path.suffix.lower() != _SUFFIX:  # a slip, such as /dev/stdout, must not cost a file
-        raise InputError("this is no name of a Parquet file", path=path, expected=_SUFFIX)
+    check_suffix(path, "a Parquet file", [".parquet"], InputError)
     _check_names(result.schema)
     for field in result.schema:
         _check_parquet(field, path)

@@ -18,9 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-import psutil
-
 from hexdata import __version__
+from hexdata.pool import resident_bytes
 
 __all__ = ["JOURNAL_NAME", "Entry", "StageRun", "journaled", "read_journal"]
 
@@ -157,7 +156,6 @@ class _Memory:
 
     def __init__(self) -> None:
         self.peak = 0
-        self._process = psutil.Process(os.getpid())
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="hexdata-memory", daemon=True)
 
@@ -173,16 +171,7 @@ class _Memory:
 
     def _watch(self) -> None:
         while True:
-            self.peak = max(self.peak, self._resident())
+            self.peak = max(self.peak, resident_bytes())
             if self._ended.wait(_EVERY):
-                self.peak = max(self.peak, self._resident())
+                self.peak = max(self.peak, resident_bytes())
                 return
-
-    def _resident(self) -> int:
-        total = 0
-        for process in [self._process, *self._process.children(recursive=True)]:
-            try:
-                total += process.memory_info().rss
-            except psutil.Error:  # it ended between the two calls
-                continue
-        return total

@@ -1,0 +1,35 @@
+"""What every config has in common: how its file is read, and which key a person may have meant."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from hexdata.errors import ConfigError
+
+__all__ = ["did_you_mean", "read_toml"]
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """Return the content of a TOML file.
+
+    Raises:
+        ConfigError: it is missing, unreadable or no TOML.
+    """
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
+    except FileNotFoundError as error:
+        raise ConfigError("no such config", path=path) from error
+    except OSError as error:
+        raise ConfigError("the config cannot be read", path=path, found=error.strerror) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError("not TOML", path=path, found=str(error)) from error
+
+
+def did_you_mean(name: str, known: Collection[str]) -> str | None:
+    """Return a cure that names the nearest of the known names; None if none is near."""
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"Did you mean {near[0]!r}?" if near else None
