@@ -21,7 +21,7 @@ from hexdata import __version__
 from hexdata.convert.truncate import NO_CUT, Cuts, cut_games, cut_rows, find_cuts
 from hexdata.errors import FormatError
 from hexdata.formats import RawBatch, Rejection, SourceReader, open_source
-from hexdata.games.evidence import Tally, found_schema, with_findings
+from hexdata.games.evidence import Tally, found_schema, is_mixed, with_findings
 from hexdata.games.find import EVIDENCE, GAMES, ROWS, find_games
 from hexdata.games.findings import game_findings, loose_findings
 from hexdata.games.sense import Votes
@@ -236,7 +236,7 @@ def _read(path: Path, spool: Spool, reading: Reading) -> SpoolFacts:
     facts.records = facts.positions + facts.rejected
     facts.votes = tally.votes
     facts.with_id = tally.with_id
-    facts.mixed = facts.format == "legacy-shuffled" or bool({"chunk_info", "pass_info"} & set(facts.header))
+    facts.mixed = is_mixed(facts.format, facts.header)
     if facts.damage is not None and tally.with_id and facts.format != "trmph":
         facts.mixed = True  # what says that a file was shuffled stands at its end, which is lost
     if facts.positions and not facts.mixed:

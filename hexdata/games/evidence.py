@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -11,7 +12,7 @@ from hexdata.games.findings import find_positions, votes_of
 from hexdata.games.sense import Votes
 from hexdata.schema import raw_schema
 
-__all__ = ["Tally", "found_schema", "with_findings"]
+__all__ = ["Tally", "found_schema", "is_mixed", "with_findings"]
 
 
 def found_schema(board_size: int) -> pa.Schema:
@@ -30,6 +31,16 @@ def with_findings(positions: pa.RecordBatch, board_size: int) -> pa.RecordBatch:
     columns = dict(zip(positions.schema.names, positions.columns, strict=True)) | {"findings": found}
     schema = found_schema(board_size)
     return pa.RecordBatch.from_arrays([columns[f.name].cast(f.type) for f in schema], schema=schema)
+
+
+def is_mixed(kind: str, header: Mapping[str, object]) -> bool:
+    """Say whether the positions of a source come from everywhere: contiguity says nothing about its games.
+
+    Args:
+        kind: the format of the source, as its reader tells it.
+        header: what the file says of itself.
+    """
+    return kind == "legacy-shuffled" or not {"chunk_info", "pass_info"}.isdisjoint(header)
 
 
 @dataclass

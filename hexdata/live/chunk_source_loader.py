@@ -18,6 +18,7 @@ from hexdata.board import check_board_size
 from hexdata.checks import check_choice, check_count, check_shares
 from hexdata.errors import ConfigError, FormatError, InputError
 from hexdata.formats import open_source
+from hexdata.games.evidence import is_mixed
 from hexdata.games.labels import split_of
 from hexdata.games.sense import SENSES, Sense
 from hexdata.live.chunk import SCANNED, Chunk, ChunkSource, FoundFile
@@ -177,22 +178,23 @@ class ChunkSourceLoader(Transform):
             )
         if kind == "trmph":
             return trmph_games(file.name, raw, size)
-        mixed = kind == "legacy-shuffled" or not {"chunk_info", "pass_info"}.isdisjoint(header)
         otherwise = None if self.value_sense == "auto" else cast("Sense", self.value_sense)
-        return found_games(file.name, raw, size, mixed=mixed, otherwise=otherwise)
+        return found_games(file.name, raw, size, mixed=is_mixed(kind, header), otherwise=otherwise)
 
     def _read_shard(self, file: FoundFile, path: Path, stopping: threading.Event | None) -> Found:
         raw: list[pa.RecordBatch] = []
-        sizes: list[int] = []
+        sizes: set[int] = set()
+        records = 0
         for size, positions in shard_batches(path):
-            sizes.append(size)
+            sizes.add(size)
             raw.append(positions)
-            self._go_on(path, sum(batch.num_rows for batch in raw), stopping)
+            records += positions.num_rows
+            self._go_on(path, records, stopping)
         if not raw:
             raise FormatError("no position in it", code="no-positions")
-        if len(set(sizes)) > 1:
-            raise FormatError("boards of more than one size", code="board-size", found=sorted(set(sizes)))
-        return found_games(file.name, raw, sizes[0], mixed=True, sure_ids=True, sense="blue-is-0")
+        if len(sizes) > 1:
+            raise FormatError("boards of more than one size", code="board-size", found=sorted(sizes))
+        return found_games(file.name, raw, sizes.pop(), mixed=True, sure_ids=True, sense="blue-is-0")
 
     def _go_on(self, path: Path, records: int, stopping: threading.Event | None) -> None:
         """Be asked, while a file is read, whether to read on: records that are no positions take time too."""

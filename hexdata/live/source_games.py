@@ -212,11 +212,13 @@ class _Positions:
         moves = column(self.raw, "move", 0).astype(np.uint16)
         tiers = column(self.raw, "value_sample_tier", NO_TIER).astype(np.uint8)
         hashes = games.column("game_hash").to_pylist()
+        told = games.column("moves").is_valid().to_pylist()
+        winners = column(self.raw, "winner", -1)
         blocks = self._blocks(bounds, ~as_moves)
         chunks: list[Chunk] = []
         left_out = 0
         for number, (start, stop) in enumerate(pairwise(bounds.tolist())):
-            if not (sure_ids or self._is_identity(start, stop)):
+            if not (sure_ids or self._is_identity(start, stop, winners[start:stop])):
                 left_out += stop - start
                 continue
             known: dict[str, Any] = {"block": blocks.get(number)}
@@ -228,7 +230,7 @@ class _Positions:
                     "tiers": own if (own != NO_TIER).any() else None,
                 }
             identity = hashes[number]
-            if mixed and games.column("moves")[number].as_py() is None:
+            if mixed and not told[number]:
                 identity = self._identity(start)
             flags = tuple(codes[number])
             chunks.append(Chunk(self.board_size, name, len(chunks), identity, flags=flags, **known))
@@ -280,9 +282,8 @@ class _Positions:
             for number, (start, stop) in zip(numbers, pairwise(own), strict=True)
         }
 
-    def _is_identity(self, start: int, stop: int) -> bool:
+    def _is_identity(self, start: int, stop: int, winner: Array) -> bool:
         """Say whether positions of one id agree on the game's length and winner, and no ply stands twice."""
-        winner = column(self.raw.slice(start, stop - start), "winner", -1)
         same = (self.total[start:stop] == self.total[start]).all() and (winner == winner[0]).all()
         return bool(same and (np.diff(self.ply[start:stop]) > 0).all())
 

@@ -141,9 +141,14 @@ def _short(value: float | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
+def _by_lag(lags: Sequence[Figure]) -> list[tuple[int, Figure]]:
+    """Return the figures that were counted, each with its lag, which ends its name."""
+    return [(int(figure.name.rpartition("-")[2]), figure) for figure in lags if figure.after is not None]
+
+
 def neighbours_chart(lags: Sequence[Figure]) -> str:
     """Draw the share of neighbours of one game, lag by lag."""
-    known = [(int(f.name.rpartition("-")[2]), f) for f in lags if f.after is not None]
+    known = _by_lag(lags)
     numbers = [n for _, f in known for n in (f.before, f.after, f.expected) if n]
     least = min(numbers, default=1e-6) / 2
 
@@ -186,7 +191,7 @@ def _percent(share: float | None) -> str:
 
 def correlation_chart(lags: Sequence[Figure]) -> str:
     """Draw the autocorrelation of the value, lag by lag."""
-    known = [(int(f.name.rpartition("-")[2]), f) for f in lags if f.after is not None]
+    known = _by_lag(lags)
 
     def draw(axes: Axes) -> None:
         axes.set_xscale("log")

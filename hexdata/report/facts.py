@@ -111,7 +111,7 @@ def gather_facts(store: str | Path, limits: Limits, progress: Progress) -> Facts
     shuffled = next((s for s in stages if s.stage == "shuffle"), None)
     split = shuffled.lineage["splits"].get(SPLIT, 0) if shuffled and shuffled.fresh else 0
     progress.begin("query", len(QUERIES) + 2 * bool(split), "queries")
-    with open_catalog(store, memory=limits.memory, threads=limits.threads) as con:
+    with open_catalog(opened, memory=limits.memory, threads=limits.threads) as con:
         tables = {name: _rows(con, name, progress) for name in QUERIES}
         spread, values = None, list[Row]()
         if shuffled and split:

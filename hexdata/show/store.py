@@ -12,18 +12,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from hexdata.board import BLUE, RED, unpack_boards
+from hexdata.board import unpack_boards
 from hexdata.errors import StoreError
 from hexdata.schema import games_schema, positions_schema
 from hexdata.show.game import Game
 from hexdata.show.position import Position, played_moves
 from hexdata.store import Store
+from hexdata.store.originals import WINNERS
 from hexdata.store.parquet import Rows, open_parquet, read_parquet, read_rows
 
 __all__ = ["read_game", "read_position"]
 
 Row = dict[str, Any]
-_WINNERS: Final = {"BLUE": BLUE, "RED": RED}
+_WINNERS: Final = {name: player for player, name in enumerate(WINNERS)}
 
 
 def read_position(store: str | Path, position_id: int) -> Position:

@@ -29,14 +29,14 @@ class Limits(QueryLimits):
 
 @contextmanager
 def open_catalog(
-    store: str | Path, *, memory: int, threads: int | None = None
+    store: str | Path | Store, *, memory: int, threads: int | None = None
 ) -> Iterator[DuckDBPyConnection]:
     """Open a session with the views ``VIEWS`` and the macros ``MACROS`` over a store.
 
     Views of a stage that has not run are there, and empty.
 
     Args:
-        store: the store's folder.
+        store: the store, or its folder.
         memory: bytes for everything together, as ``Limits`` has it.
         threads: of DuckDB; None for one a core, as far as ``memory`` allows.
 
@@ -44,7 +44,8 @@ def open_catalog(
         StoreError: there is no store, or a query fails; a file of the store is damaged, for instance.
         BudgetError: the memory is too small.
     """
-    limits, opened = Limits(memory, threads), Store.open(store)
+    limits = Limits(memory, threads)
+    opened = store if isinstance(store, Store) else Store.open(store)
     with duckdb_session(memory=limits.duckdb_memory, threads=limits.duckdb_threads) as con:
         root = quote(f"{opened.path.resolve()}/")
         for statement in catalog_sql(opened, root):

@@ -76,10 +76,11 @@ def run_query(
         KeyboardInterrupt: the user interrupted it.
     """
     query = named_query(text[len(_NAMED) :]) if text.startswith(_NAMED) else text
-    root = f"{Path(store).resolve()}/"
-    with open_catalog(store, memory=memory, threads=threads) as con:
+    opened = Store.open(store)
+    root = f"{opened.path.resolve()}/"
+    with open_catalog(opened, memory=memory, threads=threads) as con:
         check_query(con, query)
-        _close_in(con, Store.open(store))
+        _close_in(con, opened)
         try:
             reader = con.sql(query).to_arrow_reader(_BATCH_ROWS)
         except QUERY_ERRORS as error:
