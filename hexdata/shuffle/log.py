@@ -17,6 +17,11 @@ _RSS_UNIT: Final = 1 if sys.platform == "darwin" else 1024
 """Bytes in which the system counts the peak of resident memory."""
 
 
+def peak_resident_bytes() -> int:
+    """Return the most memory in bytes that this process has held resident since it started."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT
+
+
 class Log:
     """Appends lines, each with the time; every run adds to what is there."""
 
@@ -32,7 +37,7 @@ class Log:
 
     def work(self, name: str, rows: int, seconds: float) -> None:
         """Append what a piece of work did: its rows, its rate, and the peak of the memory so far."""
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT
+        peak = peak_resident_bytes()
         rate = rows / max(seconds, 1e-9)
         self.line(
             f"{name}: {rows:,} rows in {seconds:.2f} s, {rate:,.0f} rows/s, "

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from hexdata.cli import app
 from hexdata.errors import StoreError
 from hexdata.progress import Silent
-from hexdata.shuffle import ShuffleOptions, plan, plan_shuffle, shuffle_store
+from hexdata.shuffle import ShuffleOptions, log, plan, plan_shuffle, shuffle_store
 from hexdata.store import Store
 from hexdata.verify import verify_store
 
@@ -109,7 +109,7 @@ def test_a_dry_run(trmph_store: Path, copy_store: CopyStore, as_json: bool) -> N
 
 LINE = re.compile(
     r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (?P<name>shuffled/\S+): (?P<rows>[\d,]+) rows in "
-    r"\d+\.\d\d s, [\d,]+ rows/s, [\d,]+ MB resident at most so far"
+    r"\d+\.\d\d s, [\d,]+ rows/s, (?P<memory>\d+(\.\d+)? [kMGT]?B) resident at most so far"
 )
 
 
@@ -126,6 +126,21 @@ def test_the_log_has_a_line_a_bucket(trmph_store: Path, copy_store: CopyStore) -
     assert lines[-1].endswith("done: 0 of the units were there already")
     shuffle_store(store, ShuffleOptions(seed=6))
     assert (store / "logs" / "shuffle.log").read_text().splitlines()[: len(lines)] == lines
+
+
+@pytest.mark.parametrize(
+    ("peak", "told"), [(87_000_000, "87 MB"), (999_400_000, "999 MB"), (1_016_000_000, "1.02 GB")]
+)
+def test_a_line_of_work_at_any_size_of_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, peak: int, told: str
+) -> None:
+    """The peak is that of the whole process, whatever ran in it before."""
+    monkeypatch.setattr(log, "peak_resident_bytes", lambda: peak)
+    (tmp_path / "logs").mkdir()
+    log.Log(tmp_path).work("shuffled/train/bucket-000000.parquet", 1_234, 0.5)
+    match = LINE.fullmatch((tmp_path / "logs" / "shuffle.log").read_text().rstrip("\n"))
+    assert match is not None
+    assert (match["rows"], match["memory"]) == ("1,234", told)
 
 
 def test_the_log_is_no_part_of_the_dataset(trmph_store: Path, copy_store: CopyStore) -> None:
