@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -15,7 +15,18 @@ if TYPE_CHECKING:
     from hexdata.cli.bar import Bar
     from hexdata.cli.render import Output
 
-__all__ = ["INTERRUPTED", "Json", "Memory", "Seed", "Store", "Workers", "app", "command"]
+__all__ = [
+    "INTERRUPTED",
+    "Address",
+    "EngineName",
+    "Json",
+    "Memory",
+    "Seed",
+    "Store",
+    "Workers",
+    "app",
+    "command",
+]
 
 INTERRUPTED = "interrupted; run the same command again and it goes on from there"
 
@@ -37,6 +48,18 @@ Memory = Annotated[
 Workers = Annotated[
     int | None,
     typer.Option("--workers", min=1, help="Processes. Default: one a core, as far as --memory allows."),
+]
+EngineName = Annotated[
+    Literal["local", "ray"],
+    typer.Option("--engine", help="Where the work is done: on this machine, or by a Ray cluster."),
+]
+Address = Annotated[
+    str | None,
+    typer.Option(
+        "--address",
+        metavar="HOST:PORT",
+        help="Of the Ray cluster, or auto. Default: RAY_ADDRESS, or a cluster of this machine alone.",
+    ),
 ]
 Seed = Annotated[int, typer.Option("--seed", help="Names the order: the same seed, the same bytes.")]
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
-from hexdata.cli.app import Json, Memory, Seed, Store, command
+from hexdata.cli.app import Address, EngineName, Json, Memory, Seed, Store, command
 from hexdata.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
@@ -83,9 +83,12 @@ def shuffle(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be done and needed; write nothing.")
     ] = False,
+    engine: EngineName = "local",
+    address: Address = None,
     as_json: Json = False,
 ) -> None:
     """Shuffle a store's positions globally, out of core."""
+    from hexdata.engine import open_engine
     from hexdata.shuffle import ShuffleOptions, plan_shuffle, shuffle_store
 
     options = ShuffleOptions(
@@ -101,15 +104,15 @@ def shuffle(
         memory=parse_bytes(memory),
         threads=threads,
     )
-    with command(as_json) as (output, bar):
+    with command(as_json) as (output, bar), open_engine(engine, address) as runner:
         if dry_run:
-            plan = plan_shuffle(store, options)
+            plan = plan_shuffle(store, options, engine=runner)
             if not output.facts(plan):
                 _show_plan(output, plan)
                 show_choices(output, plan)
             plan.require_disk()
             return
-        result = shuffle_store(store, options, bar)
+        result = shuffle_store(store, options, bar, engine=runner)
     if output.facts(result):
         return
     if result.already_done:

@@ -10,11 +10,16 @@ from typing import Final
 
 from hexdata.units import format_bytes
 
-__all__ = ["LOG_NAME", "Log"]
+__all__ = ["LOG_NAME", "Log", "peak_memory"]
 
 LOG_NAME: Final = "logs/shuffle.log"
 _RSS_UNIT: Final = 1 if sys.platform == "darwin" else 1024
 """Bytes in which the system counts the peak of resident memory."""
+
+
+def peak_memory() -> int:
+    """Return the bytes that this process has held at most so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT
 
 
 class Log:
@@ -30,9 +35,8 @@ class Log:
         with self._path.open("a", encoding="utf-8") as file:
             file.write(f"{now}Z {text}\n")
 
-    def work(self, name: str, rows: int, seconds: float) -> None:
-        """Append what a piece of work did: its rows, its rate, and the peak of the memory so far."""
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT
+    def work(self, name: str, rows: int, seconds: float, peak: int) -> None:
+        """Append what a piece of work did: its rows, its rate, and the peak of its memory so far."""
         rate = rows / max(seconds, 1e-9)
         self.line(
             f"{name}: {rows:,} rows in {seconds:.2f} s, {rate:,.0f} rows/s, "
