@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -14,6 +15,7 @@ import hexdata
 if TYPE_CHECKING:
     from hexdata.cli.bar import Bar
     from hexdata.cli.render import Output
+    from hexdata.engine import Engine
 
 __all__ = [
     "INTERRUPTED",
@@ -26,6 +28,7 @@ __all__ = [
     "Workers",
     "app",
     "command",
+    "running_on",
 ]
 
 INTERRUPTED = "interrupted; run the same command again and it goes on from there"
@@ -77,6 +80,15 @@ def command(as_json: bool) -> Iterator[tuple[Output, Bar]]:
     except KeyboardInterrupt:
         output.error(INTERRUPTED)
         raise typer.Exit(130) from None
+
+
+@contextmanager
+def running_on(name: str, address: str | None) -> Iterator[Engine]:
+    """Give a command its engine. What Ray prints meanwhile goes to standard error: the other is for facts."""
+    from hexdata.engine import open_engine
+
+    with redirect_stdout(sys.stderr), open_engine(name, address) as engine:
+        yield engine
 
 
 def _version(asked: bool) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hexdata.cli.app import Address, EngineName, Json, Memory, Store, Workers, command
+from hexdata.cli.app import Address, EngineName, Json, Memory, Store, Workers, command, running_on
 from hexdata.units import parse_bytes
 
 __all__ = ["convert"]
@@ -44,7 +44,6 @@ def convert(
 ) -> None:
     """Convert legacy files into a store, new or existing."""
     from hexdata.convert import ConvertOptions, convert_sources
-    from hexdata.engine import open_engine
 
     options = ConvertOptions(
         workers=workers,
@@ -56,7 +55,7 @@ def convert(
         salvage=salvage,
         truncate_repeats=truncate_repeats,
     )
-    with command(as_json) as (output, bar), open_engine(engine, address) as runner:
+    with command(as_json) as (output, bar), running_on(engine, address) as runner:
         result = convert_sources(inputs, store, options, bar, engine=runner)
     if output.facts(result):
         return

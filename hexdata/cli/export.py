@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hexdata.cli.app import Address, EngineName, Json, Memory, Store, Workers, command
+from hexdata.cli.app import Address, EngineName, Json, Memory, Store, Workers, command, running_on
 from hexdata.errors import ConfigError
 from hexdata.units import format_bytes, parse_bytes
 
@@ -54,11 +54,10 @@ def export(
     if to != "webdataset":
         raise ConfigError("unknown format", found=to, expected="webdataset or pickle")
     _refuse(of_pickles, to)
-    from hexdata.engine import open_engine
     from hexdata.export import ExportOptions, export_shards
 
     options = ExportOptions(**of_shards, workers=workers, memory=parse_bytes(memory))
-    with command(as_json) as (output, bar), open_engine(engine, address) as runner:
+    with command(as_json) as (output, bar), running_on(engine, address) as runner:
         result = export_shards(store, options, bar, engine=runner)
     if output.facts(result):
         return
@@ -91,11 +90,10 @@ def _export_pickles(
     engine: tuple[str, str | None],
     as_json: bool,
 ) -> None:
-    from hexdata.engine import open_engine
     from hexdata.export import PicklesOptions, export_pickles
 
     options = PicklesOptions(**given, workers=workers, memory=parse_bytes(memory))
-    with command(as_json) as (output, bar), open_engine(*engine) as runner:
+    with command(as_json) as (output, bar), running_on(*engine) as runner:
         result = export_pickles(store, options, bar, engine=runner)
     _show_pickles(output, result)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
-from hexdata.cli.app import Address, EngineName, Json, Memory, Seed, Store, command
+from hexdata.cli.app import Address, EngineName, Json, Memory, Seed, Store, command, running_on
 from hexdata.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
@@ -88,7 +88,6 @@ def shuffle(
     as_json: Json = False,
 ) -> None:
     """Shuffle a store's positions globally, out of core."""
-    from hexdata.engine import open_engine
     from hexdata.shuffle import ShuffleOptions, plan_shuffle, shuffle_store
 
     options = ShuffleOptions(
@@ -104,15 +103,17 @@ def shuffle(
         memory=parse_bytes(memory),
         threads=threads,
     )
-    with command(as_json) as (output, bar), open_engine(engine, address) as runner:
+    with command(as_json) as (output, bar):
         if dry_run:
-            plan = plan_shuffle(store, options, engine=runner)
+            with running_on(engine, address) as runner:
+                plan = plan_shuffle(store, options, engine=runner)
             if not output.facts(plan):
                 _show_plan(output, plan)
                 show_choices(output, plan)
             plan.require_disk()
             return
-        result = shuffle_store(store, options, bar, engine=runner)
+        with running_on(engine, address) as runner:
+            result = shuffle_store(store, options, bar, engine=runner)
     if output.facts(result):
         return
     if result.already_done:

@@ -1,4 +1,4 @@
-"""The engine of a Ray cluster: every task is one of Ray's, repeated by Ray when its worker or node dies.
+"""The engine of a Ray cluster: every task is one of Ray's, repeated when its worker or node dies.
 
 The one place that imports ray. It moves no data: tasks get names of files and give back small facts, so all
 machines must see the same files under the same paths.
@@ -11,8 +11,7 @@ import os
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -26,6 +25,8 @@ __all__ = ["Ray", "connected"]
 
 Result = TypeVar("Result")
 Task = tuple[Any, ...]
+_Attempt = tuple[int, Task, int]
+"""A task: its index, its arguments, and which attempt this is."""
 
 CONNECT_SECONDS: Final = 10.0
 """That a cluster has to answer; Ray itself would wait for minutes."""
@@ -35,8 +36,8 @@ CANCEL_SECONDS: Final = 30.0
 """That workers have to end."""
 LOOK_SECONDS: Final = 5.0
 """Between two looks at whether there is still a node that could do what waits."""
-RETRIES: Final = 4
-"""How often Ray repeats a task whose worker or node died."""
+ATTEMPTS: Final = 5
+"""Of a task whose worker or node dies each time."""
 OBJECT_STORE: Final = 80 << 20
 """Bytes of shared memory of a cluster that is started here: nothing large goes through it."""
 
@@ -124,11 +125,12 @@ class Ray:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        look, asked = ray.remote(_look).options(num_cpus=0, max_retries=RETRIES), []
+        look, asked, seen = ray.remote(_look), [], 0
         with examine(paths, folder) as examined:
             for node in _working_nodes():
                 here = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-                ref = look.options(scheduling_strategy=here).remote(str(Path.cwd()), examined, node["NodeID"])
+                placed = look.options(num_cpus=0, max_retries=0, scheduling_strategy=here)
+                ref = placed.remote(str(Path.cwd()), examined, node["NodeID"])
                 asked.append((f"{node['NodeManagerHostname']} ({node['NodeID'][:8]})", node, ref))
             try:
                 refs = [ref for *_, ref in asked]
@@ -138,6 +140,8 @@ class Ray:
                         raise EngineError(f"node {name} does not answer", found=f"{EXAMINE_SECONDS:.0f} s")
                     try:
                         found, saw = ray.get(ref)
+                    except _gone():
+                        continue  # the node has just died, and Ray gives it no work either
                     except ray.exceptions.RayError as error:
                         raise EngineError(
                             f"node {name} cannot run hexdata",
@@ -146,13 +150,16 @@ class Ray:
                         ) from error
                     _require_same(name, describe(), found)
                     examined.require(name, saw, node["NodeID"])
+                    seen += 1
             finally:
                 _end([ref for *_, ref in asked])
+        if not seen:
+            raise _no_machine()
 
     def run(
         self, function: Callable[..., Result], tasks: Iterable[Task], *, workers: int, memory: int
     ) -> Iterator[tuple[int, Result]]:
-        """Run tasks, as :class:`hexdata.engine.protocol.Engine` has it; Ray repeats those of dead workers.
+        """Run tasks, as :class:`hexdata.engine.protocol.Engine` has it, and again those of dead workers.
 
         Each is declared to Ray with one processor and its memory, so that Ray does not fill a machine.
 
@@ -166,25 +173,34 @@ class Ray:
         remote = ray.remote(_call).options(
             num_cpus=1,
             memory=memory,
-            max_retries=RETRIES,
+            max_retries=0,  # a task that Ray itself repeats after a node's death may end the driver
             scheduling_strategy="SPREAD",
             name=f"hexdata {function.__name__.lstrip('_')}",
         )
         here, versions = str(Path.cwd()), describe()
-        todo, under_way = enumerate(tasks), dict[Any, int]()
+        todo = ((index, task, 1) for index, task in enumerate(tasks))
+        again: list[_Attempt] = []
+        under_way: dict[Any, _Attempt] = {}
         try:
             while True:
                 most = workers * max(len(_working_nodes(or_none=True)), 1)
-                for index, task in islice(todo, max(most - len(under_way), 0)):
-                    under_way[remote.remote(here, versions, function, task)] = index
+                for attempt in islice(chain(_drained(again), todo), max(most - len(under_way), 0)):
+                    under_way[remote.remote(here, versions, function, attempt[1])] = attempt
                 if not under_way:
                     return
                 ready, _ = ray.wait(list(under_way), num_returns=1, timeout=LOOK_SECONDS)
                 if not ready:
                     _require_room(memory)
                 for ref in ready:
-                    result = _result(ref)
-                    yield under_way.pop(ref), result
+                    index, task, number = under_way[ref]
+                    try:
+                        result = _result(ref)
+                    except ray.exceptions.RayError as error:
+                        _require_another(number, error)
+                        again.append((index, task, number + 1))
+                        del under_way[ref]
+                        continue
+                    yield under_way.pop(ref)[0], result
         finally:
             _end(list(under_way))
 
@@ -206,12 +222,24 @@ def _working_nodes(*, or_none: bool = False) -> list[dict[str, Any]]:
     nodes: list[dict[str, Any]] = ray.nodes()
     nodes = [n for n in nodes if n["Alive"] and n["Resources"].get("CPU", 0) >= 1]
     if not (nodes or or_none):
-        raise EngineError(
-            "the Ray cluster has no machine that works",
-            found="no living node with a CPU",
-            cure="Start one (`ray start --address`), and run the command again: it goes on from there.",
-        )
+        raise _no_machine()
     return nodes
+
+
+def _gone() -> tuple[type[Exception], ...]:
+    """Return what a task raises that was meant for a node that is no more."""
+    import ray
+
+    errors = ray.exceptions
+    return errors.TaskUnschedulableError, errors.NodeDiedError, errors.WorkerCrashedError
+
+
+def _no_machine() -> EngineError:
+    return EngineError(
+        "the Ray cluster has no machine that works",
+        found="no living node with a CPU",
+        cure="Start one (`ray start --address`), and run the command again: it goes on from there.",
+    )
 
 
 def _require_room(memory: int) -> None:
@@ -226,12 +254,14 @@ def _require_room(memory: int) -> None:
         )
 
 
-def _result(ref: Any) -> Any:
-    """Return what a task returned, or raise what it raised.
+def _drained(attempts: list[_Attempt]) -> Iterator[_Attempt]:
+    """Give what is in a list, and take it out."""
+    while attempts:
+        yield attempts.pop()
 
-    Raises:
-        EngineError: its worker died, as often as Ray repeats a task.
-    """
+
+def _result(ref: Any) -> Any:
+    """Return what a task returned, or raise what it raised; a ``RayError`` where its worker or node died."""
     import ray
 
     try:
@@ -240,9 +270,17 @@ def _result(ref: Any) -> Any:
         if isinstance(error.cause, BaseException):
             raise error.cause from None
         raise EngineError("a task failed", found=_last_line(error)) from error
-    except ray.exceptions.RayError as error:
+
+
+def _require_another(number: int, error: Exception) -> None:
+    """See that a task has not died too often.
+
+    Raises:
+        EngineError: it has.
+    """
+    if number >= ATTEMPTS:
         raise EngineError(
-            f"a task died {RETRIES + 1} times",
+            f"a task died {number} times",
             found=_last_line(error),
             cure="If memory ran out, use fewer workers; then run the command again: it goes on from there.",
         ) from error
@@ -291,9 +329,8 @@ def _look(here: str, examined: Any, node: str) -> tuple[dict[str, str], dict[str
     return describe(), examined.look(node)
 
 
-@cache
 def _begin(here: str) -> None:
-    """Once in a worker: stand where the driver stands, and let Arrow give memory back, as locally."""
+    """In a worker: stand where the driver stands, and let Arrow give memory back, as locally."""
     if Path(here).is_dir():
         os.chdir(here)
     pa.set_memory_pool(pa.system_memory_pool())
