@@ -173,7 +173,7 @@ class Ray:
         remote = ray.remote(_call).options(
             num_cpus=1,
             memory=memory,
-            max_retries=0,  # a task that Ray itself repeats after a node's death may end the driver
+            max_retries=0,  # repeated below, where attempts of every kind are counted
             scheduling_strategy="SPREAD",
             name=f"hexdata {function.__name__.lstrip('_')}",
         )
@@ -287,9 +287,15 @@ def _require_another(number: int, error: Exception) -> None:
 
 
 def _end(refs: list[Any]) -> None:
-    """End tasks and wait until their workers are gone: none may publish after the store is unlocked."""
+    """End tasks and wait until their workers are gone: none may publish after the store is unlocked.
+
+    Only those that are not done: Ray may end this process where it cancels one that is just ending (Ray 2.60,
+    "Tried to complete task that was not pending").
+    """
     import ray
 
+    if refs:
+        _, refs = ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)
     for ref in refs:
         ray.cancel(ref, force=True)
     if refs:
