@@ -11,6 +11,7 @@ from pathlib import Path
 __all__ = [
     "BudgetError",
     "ConfigError",
+    "EngineError",
     "FormatError",
     "HexdataError",
     "InputError",
@@ -138,3 +139,7 @@ class ConfigError(HexdataError):
 
 class BudgetError(HexdataError):
     """The work does not fit into the memory or the disk given."""
+
+
+class EngineError(HexdataError):
+    """The machines that were to do the work cannot, or no longer: see :mod:`hexdata.engine`."""

@@ -1,129 +1,15 @@
-"""Worker processes: results with their tasks, errors and deaths out in the open, nobody left behind.
-
-The tasks are expressions for ``eval``, as workers cannot import this module.
-"""
+"""How many workers a stage has: by the cores and the memory."""
 
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
-import threading
-from collections.abc import Iterable
-from pathlib import Path
 
-import psutil
 import pytest
 
 from hexdata.convert import ConvertOptions
-from hexdata.errors import BudgetError, ConfigError, HexdataError, StoreError
+from hexdata.errors import BudgetError, ConfigError
 from hexdata.export import ExportOptions, PicklesOptions
-from hexdata.pool import default_workers, run_tasks
-from hexdata.store.manifest import Manifest
-
-PID = "__import__('os').getpid()"
-WAIT = "__import__('signal').pause()"
-DIE = "__import__('os')._exit(9)"
-
-
-def worker_processes(parent: int | None = None) -> list[psutil.Process]:
-    """The living children of a process, this one by default, but for the trackers that loky keeps."""
-    children = psutil.Process(parent).children(recursive=True)
-    return [child for child in children if not any("resource_tracker" in part for part in child.cmdline())]
-
-
-@pytest.mark.parametrize("workers", [1, 2, 9])
-def test_each_result_comes_with_its_task(workers: int) -> None:
-    tasks = [(7, 2), (9, 4), (1, 3), (8, 5)]
-    results = dict(run_tasks(divmod, iter(tasks), workers=workers))
-    assert results == {index: divmod(*task) for index, task in enumerate(tasks)}
-
-
-def test_no_task_is_no_work() -> None:
-    assert list(run_tasks(divmod, [], workers=2)) == []
-
-
-def test_one_worker_is_this_process() -> None:
-    assert dict(run_tasks(eval, [(PID,), (PID,)], workers=1)) == {0: os.getpid(), 1: os.getpid()}
-
-
-def test_many_workers_are_others() -> None:
-    pids = dict(run_tasks(eval, [(PID,)] * 4, workers=2)).values()
-    assert os.getpid() not in pids
-    assert len(set(pids)) <= 2
-    assert worker_processes() == []
-
-
-def test_results_come_as_they_are_ready() -> None:
-    """The first task waits for a signal that only the second result sets off."""
-    results = run_tasks(eval, [(f"({PID}, {WAIT})",), (PID,), (PID,)], workers=2)
-    assert {next(results)[0], next(results)[0]} == {1, 2}
-    results.close()  # type: ignore[attr-defined]
-    assert worker_processes() == []
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_an_exception_comes_out_whole(tmp_path: Path, workers: int) -> None:
-    with pytest.raises(StoreError) as caught:
-        list(run_tasks(Manifest.load, [(tmp_path,), (tmp_path,)], workers=workers))
-    assert caught.value.path == str(tmp_path)
-    assert "hexdata convert" in str(caught.value)
-    assert worker_processes() == []
-
-
-def test_the_death_of_a_worker_comes_out() -> None:
-    tasks = [(WAIT,), (DIE,), ("1",)]
-    with pytest.raises(HexdataError, match=r"worker process died; found exit codes .*EXIT\(9\)"):
-        list(run_tasks(eval, tasks, workers=2))
-    assert worker_processes() == []
-
-
-def fail_between(results: Iterable[object], error: type[BaseException]) -> None:
-    for _ in results:
-        raise error
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
-def test_an_exception_between_results_ends_the_workers(error: type[BaseException]) -> None:
-    tasks = [("1",), (WAIT,), (WAIT,)]
-    with pytest.raises(error):
-        fail_between(run_tasks(eval, tasks, workers=2), error)
-    assert worker_processes() == []
-
-
-def test_an_interrupt_ends_the_workers() -> None:
-    """Ctrl-C goes to the whole group: the workers leave it to the parent, which ends them."""
-    interrupt = f"__import__('os').kill({PID}, {int(signal.SIGINT)}) or 7"
-    results = run_tasks(eval, [(interrupt,), (WAIT,), (WAIT,)], workers=2)
-    assert next(results) == (0, 7)
-    timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    with pytest.raises(KeyboardInterrupt):
-        next(results)
-    timer.join()
-    assert worker_processes() == []
-
-
-def test_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
-    """A script without a main guard, as a notebook has none; it also shows that workers do not run it."""
-    script = tmp_path / "script.py"
-    script.write_text(
-        "from hexdata.pool import run_tasks\n"
-        f"for _, pid in run_tasks(eval, [({PID!r},), ({WAIT!r},), ({WAIT!r},)], workers=2):\n"
-        "    print(pid, flush=True)\n"
-    )
-    command, pipe = [sys.executable, str(script)], subprocess.PIPE
-    environment = _with_path(str(Path(__file__).parents[1]))
-    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment) as parent:
-        assert parent.stdout is not None
-        assert int(parent.stdout.readline()) in [worker.pid for worker in worker_processes(parent.pid)]
-        parent.kill()
-        parent.communicate(timeout=10)  # comes to an end when no worker holds the pipes any more
-
-
-def _with_path(folder: str) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")])}
+from hexdata.pool import default_workers
 
 
 def test_there_is_a_worker_for_each_core_we_may_use() -> None:
@@ -137,7 +23,8 @@ def test_a_budget_that_cannot_be_kept_is_refused(options) -> None:
         options(memory=each - 1)
     with pytest.raises(BudgetError, match="too little memory for 3 workers"):
         options(memory=3 * each - 1, workers=3)
-    assert options(memory=3 * each, workers=3).processes() == 3
-    assert options(memory=2 * each).processes() == 1, "the parent holds as much as a worker"
+    assert options(memory=3 * each, workers=3).processes(cores=2) == 3
+    assert options(memory=9 * each).processes(cores=2) == 2
+    assert options(memory=2 * each).processes(cores=9) == 1, "the parent holds as much as a worker"
     with pytest.raises(ConfigError, match="workers"):
         options(workers=0)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -14,8 +15,22 @@ import hexdata
 if TYPE_CHECKING:
     from hexdata.cli.bar import Bar
     from hexdata.cli.render import Output
+    from hexdata.engine import Engine
 
-__all__ = ["INTERRUPTED", "Json", "Memory", "Seed", "Store", "Threads", "Workers", "app", "command"]
+__all__ = [
+    "INTERRUPTED",
+    "Address",
+    "EngineName",
+    "Json",
+    "Memory",
+    "Seed",
+    "Store",
+    "Threads",
+    "Workers",
+    "app",
+    "command",
+    "running_on",
+]
 
 INTERRUPTED = "interrupted; run the same command again and it goes on from there"
 
@@ -41,6 +56,18 @@ Workers = Annotated[
 Threads = Annotated[
     int | None, typer.Option("--threads", min=1, help="Default: one a core, as far as --memory allows.")
 ]
+EngineName = Annotated[
+    Literal["local", "ray"],
+    typer.Option("--engine", help="Where the work is done: on this machine, or by a Ray cluster."),
+]
+Address = Annotated[
+    str | None,
+    typer.Option(
+        "--address",
+        metavar="HOST:PORT",
+        help="Of the Ray cluster, or auto. Default: RAY_ADDRESS, or a cluster of this machine alone.",
+    ),
+]
 Seed = Annotated[int, typer.Option("--seed", help="Names the order: the same seed, the same bytes.")]
 
 
@@ -57,6 +84,15 @@ def command(as_json: bool) -> Iterator[tuple[Output, Bar]]:
     except KeyboardInterrupt:
         output.error(INTERRUPTED)
         raise typer.Exit(130) from None
+
+
+@contextmanager
+def running_on(name: str, address: str | None) -> Iterator[Engine]:
+    """Give a command its engine. What Ray prints meanwhile goes to standard error: the other is for facts."""
+    from hexdata.engine import open_engine
+
+    with redirect_stdout(sys.stderr), open_engine(name, address) as engine:
+        yield engine
 
 
 def _version(asked: bool) -> None:

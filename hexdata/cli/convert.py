@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hexdata.cli.app import Json, Memory, Store, Workers, command
+from hexdata.cli.app import Address, EngineName, Json, Memory, Store, Workers, command, running_on
 from hexdata.units import parse_bytes
 
 __all__ = ["convert"]
@@ -38,6 +38,8 @@ def convert(
     truncate_repeats: Annotated[
         bool, typer.Option("--truncate-repeats", help="Cut games before a move on an occupied cell.")
     ] = False,
+    engine: EngineName = "local",
+    address: Address = None,
     as_json: Json = False,
 ) -> None:
     """Convert legacy files into a store, new or existing."""
@@ -53,8 +55,8 @@ def convert(
         salvage=salvage,
         truncate_repeats=truncate_repeats,
     )
-    with command(as_json) as (output, bar):
-        result = convert_sources(inputs, store, options, bar)
+    with command(as_json) as (output, bar), running_on(engine, address) as runner:
+        result = convert_sources(inputs, store, options, bar, engine=runner)
     if output.facts(result):
         return
     for note in result.notes:

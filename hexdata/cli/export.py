@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hexdata.cli.app import Json, Memory, Store, Workers, command
+from hexdata.cli.app import Address, EngineName, Json, Memory, Store, Workers, command, running_on
 from hexdata.errors import ConfigError
 from hexdata.units import format_bytes, parse_bytes
 
@@ -40,6 +40,8 @@ def export(
     ] = None,
     workers: Workers = None,
     memory: Memory = "1GB",
+    engine: EngineName = "local",
+    address: Address = None,
     as_json: Json = False,
 ) -> None:
     """Write the positions as WebDataset tar shards, or back as legacy pickles."""
@@ -47,7 +49,7 @@ def export(
     of_shards = _given(shard_size=shard_size, block_size=block_size, layout=layout)
     if to == "pickle":
         _refuse(of_shards, to)
-        _export_pickles(store, of_pickles, workers, memory, as_json)
+        _export_pickles(store, of_pickles, workers, memory, (engine, address), as_json)
         return
     if to != "webdataset":
         raise ConfigError("unknown format", found=to, expected="webdataset or pickle")
@@ -55,8 +57,8 @@ def export(
     from hexdata.export import ExportOptions, export_shards
 
     options = ExportOptions(**of_shards, workers=workers, memory=parse_bytes(memory))
-    with command(as_json) as (output, bar):
-        result = export_shards(store, options, bar)
+    with command(as_json) as (output, bar), running_on(engine, address) as runner:
+        result = export_shards(store, options, bar, engine=runner)
     if output.facts(result):
         return
     if result.already_done:
@@ -81,13 +83,18 @@ def _refuse(options: dict[str, Any], chosen: str) -> None:
 
 
 def _export_pickles(
-    store: Path, given: dict[str, Any], workers: int | None, memory: str, as_json: bool
+    store: Path,
+    given: dict[str, Any],
+    workers: int | None,
+    memory: str,
+    engine: tuple[str, str | None],
+    as_json: bool,
 ) -> None:
     from hexdata.export import PicklesOptions, export_pickles
 
     options = PicklesOptions(**given, workers=workers, memory=parse_bytes(memory))
-    with command(as_json) as (output, bar):
-        result = export_pickles(store, options, bar)
+    with command(as_json) as (output, bar), running_on(*engine) as runner:
+        result = export_pickles(store, options, bar, engine=runner)
     _show_pickles(output, result)
 
 

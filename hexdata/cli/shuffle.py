@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
-from hexdata.cli.app import Json, Memory, Seed, Store, command
+from hexdata.cli.app import Address, EngineName, Json, Memory, Seed, Store, command, running_on
 from hexdata.text import printable
 from hexdata.units import format_bytes, parse_bytes
 
@@ -84,6 +84,8 @@ def shuffle(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be done and needed; write nothing.")
     ] = False,
+    engine: EngineName = "local",
+    address: Address = None,
     as_json: Json = False,
 ) -> None:
     """Shuffle a store's positions globally, out of core."""
@@ -104,13 +106,15 @@ def shuffle(
     )
     with command(as_json) as (output, bar):
         if dry_run:
-            plan = plan_shuffle(store, options)
+            with running_on(engine, address) as runner:
+                plan = plan_shuffle(store, options, engine=runner)
             if not output.facts(plan):
                 _show_plan(output, plan)
                 show_choices(output, plan)
             plan.require_disk()
             return
-        result = shuffle_store(store, options, bar)
+        with running_on(engine, address) as runner:
+            result = shuffle_store(store, options, bar, engine=runner)
     if output.facts(result):
         return
     if result.already_done:

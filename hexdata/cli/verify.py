@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hexdata.cli.app import Json, Memory, Store, Threads, command
+from hexdata.cli.app import Address, EngineName, Json, Memory, Store, Threads, command, running_on
 from hexdata.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -32,14 +32,16 @@ def verify(
     ] = None,
     memory: Memory = "1GB",
     threads: Threads = None,
+    engine: EngineName = "local",
+    address: Address = None,
     as_json: Json = False,
 ) -> None:
     """Recount, rehash and compare: prove that the store holds what it says."""
     from hexdata.verify import VerifyOptions, check_round_trip, verify_store
 
     options = VerifyOptions(memory=parse_bytes(memory), threads=threads)
-    with command(as_json) as (output, bar):
-        result = verify_store(store, options, bar)
+    with command(as_json) as (output, bar), running_on(engine, address) as runner:
+        result = verify_store(store, options, bar, engine=runner)
         returned = check_round_trip(store, round_trip, bar) if round_trip and result.ok else []
     _show_checks(output, result, returned)
     if not (result.ok and all(source.ok for source in returned)):

@@ -12,6 +12,7 @@ from pathlib import Path
 from hexdata.convert.inputs import find_sources
 from hexdata.convert.options import ConvertOptions, ConvertResult
 from hexdata.convert.run import Run
+from hexdata.engine import LOCAL, Engine
 from hexdata.progress import SILENT, Progress
 from hexdata.sql.database import write_database
 from hexdata.store import Store
@@ -25,6 +26,8 @@ def convert_sources(
     store: str | Path,
     options: ConvertOptions | None = None,
     progress: Progress = SILENT,
+    *,
+    engine: Engine = LOCAL,
 ) -> ConvertResult:
     """Convert legacy files into a store, new or existing; what is there already keeps its ids.
 
@@ -33,19 +36,22 @@ def convert_sources(
         store: the store's folder.
         options: how; None for the defaults.
         progress: who watches.
+        engine: where the sources are read and written.
 
     Raises:
         InputError: an input is missing or has changed, or its value sense is not clear.
         RejectRateError: too much was rejected; nothing was published.
         StoreError: the store cannot be used, or another process writes to it.
+        EngineError: the engine's machines cannot do it.
     """
     options = options or ConvertOptions()
-    listed = [inputs] if isinstance(inputs, str | Path) else inputs
+    listed = [Path(p) for p in ([inputs] if isinstance(inputs, str | Path) else inputs)]
     target = Store.open_or_create(store)
-    files = find_sources([Path(p) for p in listed], Path(store))
+    files = find_sources(listed, Path(store))
     with target.writing("convert"), journaled(target.path, "convert") as watched:
+        engine.require(listed, target.path)
         before = target.manifest.total_bytes
-        result = Run(target, options, progress).convert(files)
+        result = Run(target, options, progress, engine).convert(files)
         write_database(target)
         if result.sources:
             watched.finish(positions=result.positions, bytes=target.manifest.total_bytes - before)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,12 +30,13 @@ from hexdata.convert.spool import (
     settle_games,
 )
 from hexdata.convert.tables import Source, failed_files, notes_of, reasons_of, rejected_table, source_table
+from hexdata.engine import Engine
 from hexdata.errors import ConfigError, InputError, RejectRateError, StoreError
 from hexdata.formats import SALVAGEABLE
 from hexdata.games.findings import count_flags, flags_of
 from hexdata.games.labels import winners_of
 from hexdata.games.sense import decide
-from hexdata.pool import run_in_threads, run_tasks
+from hexdata.pool import default_workers
 from hexdata.progress import Progress
 from hexdata.schema import rejected_schema, sources_schema
 from hexdata.store import Store
@@ -45,14 +47,18 @@ from hexdata.store.parquet import open_parquet, read_parquet, write_parquet
 
 __all__ = ["Run"]
 
+Result = TypeVar("Result")
+
 
 class Run:
     """One run under the store's lock: each method is one step of ``convert``, in the order below."""
 
-    def __init__(self, store: Store, options: ConvertOptions, progress: Progress) -> None:
+    def __init__(self, store: Store, options: ConvertOptions, progress: Progress, engine: Engine) -> None:
         self.store = store
         self.options = self._as_begun(store, options)
         self.progress = progress
+        self.engine = engine
+        self.workers = self.options.processes(engine.machines.cores)
         self.work = store.work / "convert"
 
     @staticmethod
@@ -86,11 +92,17 @@ class Run:
         shutil.rmtree(self.work, ignore_errors=True)  # the manifest now says all that it said
         return result
 
+    def _run(
+        self, function: Callable[..., Result], tasks: list[tuple[Any, ...]]
+    ) -> Iterator[tuple[int, Result]]:
+        """Run tasks, a source each."""
+        return self.engine.run(function, tasks, workers=self.workers, memory=self.options.WORKER_MEMORY)
+
     def _digest(self, files: list[SourceFile]) -> tuple[list[SourceFile], list[tuple[SourceFile, str]]]:
         self.progress.begin("digest", len(files), "files")
         digested = list(files)
         tasks = [(file.path,) for file in files]
-        for index, found in run_in_threads(digest_source, tasks, workers=self.options.processes()):
+        for index, found in self.engine.run_light(digest_source, tasks, workers=self.workers):
             size, sha256, problem = found
             digested[index] = replace(files[index], bytes=size, sha256=sha256, problem=problem)
             self.progress.advance(1)
@@ -120,7 +132,7 @@ class Run:
         readable = [file for file in files if not file.problem]
         reading = Reading(self.options.salvage, self.options.truncate_repeats)
         tasks = [(file.path, self.work / file.sha256, reading) for file in readable]
-        for index, found in run_tasks(read_source, tasks, workers=self.options.processes()):
+        for index, found in self._run(read_source, tasks):
             facts[readable[index].name] = found
             self.progress.advance(readable[index].bytes)
         return [
@@ -211,7 +223,7 @@ class Run:
             self.board_size,
             games,
             memory=self.options.memory,
-            threads=self.options.processes(),
+            threads=self.options.processes(default_workers()),
             progress=self.progress,
         )
 
@@ -294,7 +306,7 @@ class Run:
             else:
                 todo.append((source, judgement))
         tasks = [(self.store.path, s.spool, self._assignment(s), own, s.owns_games) for s, own in todo]
-        for index, written in run_tasks(_publish_source, tasks, workers=self.options.processes()):
+        for index, written in self._run(_publish_source, tasks):
             source = todo[index][0]
             _check_whole(source, written)
             ledger.finish(source.file.sha256, {name: facts.to_json() for name, facts in written.items()})

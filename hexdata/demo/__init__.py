@@ -14,11 +14,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hexdata.demo.games import make_games
+from hexdata.engine import LOCAL
 from hexdata.errors import ConfigError, StoreError
 from hexdata.formats.legacy.writer import write_legacy
 from hexdata.formats.trmph import TrmphReader, write_trmph
 from hexdata.order import derive_key, sort_key
-from hexdata.pool import default_workers, run_tasks
+from hexdata.pool import default_workers
 from hexdata.progress import SILENT, Progress
 from hexdata.store.files import atomic_file, remove_temporaries, write_bytes
 from hexdata.store.ledger import Ledger
@@ -35,6 +36,8 @@ TIER_SIZES: Final = (5, 5, 10)
 """Positions a game of value sample tiers 0, 1 and 2; the rest is of tier 3."""
 PROCESSED_AT: Final = "2025-09-08T12:00:00.000000"
 """Legacy files say when they were made; these always say the same."""
+WORKER_MEMORY: Final = 200 << 20
+"""Bytes that it takes to make one file, about."""
 _BEGUN: Final = "begun"
 """What the mark of a demo's folder holds from the start."""
 
@@ -107,7 +110,8 @@ def make_legacy(
     progress.begin("make games", options.games, "games")
     progress.advance(sum(file.games for file in files if file.name in ledger))
     todo = [file for file in files if file.name not in ledger]
-    for index, positions in run_tasks(_write, [(file, target) for file in todo], workers=default_workers()):
+    tasks = [(file, target) for file in todo]
+    for index, positions in LOCAL.run(_write, tasks, workers=default_workers(), memory=WORKER_MEMORY):
         ledger.finish(todo[index].name, positions)
         progress.advance(todo[index].games)
     return DemoResult(options.games, sum(ledger[file.name] for file in files), len(files))

@@ -17,9 +17,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from hexdata.engine import LOCAL, Engine
 from hexdata.errors import ConfigError, InputError, StoreError
 from hexdata.formats.legacy import DIALECTS, write_legacy
-from hexdata.pool import WorkerOptions, run_tasks
+from hexdata.pool import WorkerOptions
 from hexdata.progress import SILENT, Progress
 from hexdata.schema import SPLITS, positions_schema, raw_schema
 from hexdata.store import Store
@@ -85,7 +86,11 @@ class PicklesResult:
 
 
 def export_pickles(
-    store: str | Path, options: PicklesOptions | None = None, progress: Progress = SILENT
+    store: str | Path,
+    options: PicklesOptions | None = None,
+    progress: Progress = SILENT,
+    *,
+    engine: Engine = LOCAL,
 ) -> PicklesResult:
     """Write a store's positions as legacy pickles below ``pickles/original`` or ``pickles/shuffled``.
 
@@ -96,6 +101,7 @@ def export_pickles(
     Raises:
         StoreError: there is no store, it is not shuffled (for that order), or another process writes to it.
         InputError: a source holds something that cannot be written back; the message names it.
+        EngineError: the engine's machines cannot do it.
     """
     options = options or PicklesOptions()
     target = Store.open(store)
@@ -103,7 +109,8 @@ def export_pickles(
     with target.writing(stage), journaled(target.path, stage) as watched:
         if options.order == "shuffled":
             target.require_stage("shuffle")
-        result = _Run(target, options, progress).export()
+        engine.require([], target.path)
+        result = _Run(target, options, progress, engine).export()
         if not result.already_done:
             watched.finish(positions=result.positions, bytes=result.bytes, resumed=result.resumed > 0)
         return result
@@ -270,10 +277,11 @@ _File = _OriginalFile | _ShuffledFile
 class _Run:
     """One run under the store's lock."""
 
-    def __init__(self, store: Store, options: PicklesOptions, progress: Progress) -> None:
+    def __init__(self, store: Store, options: PicklesOptions, progress: Progress, engine: Engine) -> None:
         self.store = store
         self.options = options
         self.progress = progress
+        self.engine = engine
         self.stage = f"pickles-{options.order}"
         self.place = f"pickles/{options.order}"
         self.work = store.work / self.stage
@@ -330,9 +338,14 @@ class _Run:
         todo = [name for name in files if not self._is_written(name, ledger)]
         self.progress.advance(sum(file.positions for name, file in files.items() if name not in todo))
         tasks = [(files[name], self.store.path / name, self.options.level) for name in todo]
-        for index, facts in run_tasks(_write_file, tasks, workers=self.options.processes()):
+        for index, facts in self._run(tasks):
             ledger.finish(todo[index], facts.to_json())
             self.progress.advance(facts.rows)
+
+    def _run(self, tasks: list[tuple[Any, ...]]) -> Iterator[tuple[int, FileFacts]]:
+        """Run tasks, a file each."""
+        workers = self.options.processes(self.engine.machines.cores)
+        return self.engine.run(_write_file, tasks, workers=workers, memory=self.options.WORKER_MEMORY)
 
     def _is_written(self, name: str, ledger: Ledger) -> bool:
         return name in ledger and has_size(self.store.path / name, ledger[name]["bytes"])

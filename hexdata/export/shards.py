@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from hexdata.engine import LOCAL, Engine
 from hexdata.errors import ConfigError
 from hexdata.formats.shard_manifest import LAYOUTS, MANIFEST_NAME, FieldSpec, ShardEntry, ShardManifest
 from hexdata.formats.shards import ShardWriter, block_fields, block_samples, columns_to_block
-from hexdata.pool import WorkerOptions, run_tasks
+from hexdata.pool import WorkerOptions
 from hexdata.progress import SILENT, Progress
 from hexdata.schema import SPLITS, positions_schema
 from hexdata.sql.database import write_database
@@ -101,7 +103,11 @@ def _write_shard(shard: _Shard, folder: Path) -> ShardEntry:
 
 
 def export_shards(
-    store: str | Path, options: ExportOptions | None = None, progress: Progress = SILENT
+    store: str | Path,
+    options: ExportOptions | None = None,
+    progress: Progress = SILENT,
+    *,
+    engine: Engine = LOCAL,
 ) -> ExportResult:
     """Write the shuffled positions of a store as tar shards, split by split.
 
@@ -109,11 +115,13 @@ def export_shards(
 
     Raises:
         StoreError: there is no shuffled store, or another process writes to it.
+        EngineError: the engine's machines cannot do it.
     """
     target = Store.open(store)
     with target.writing("export"), journaled(target.path, "export") as watched:
         target.require_stage("shuffle")
-        result = _Run(target, options or ExportOptions(), progress).export()
+        engine.require([], target.path)
+        result = _Run(target, options or ExportOptions(), progress, engine).export()
         write_database(target)
         if not result.already_done:
             watched.finish(positions=result.positions, bytes=result.bytes, resumed=result.resumed > 0)
@@ -123,11 +131,12 @@ def export_shards(
 class _Run:
     """One run under the store's lock."""
 
-    def __init__(self, store: Store, options: ExportOptions, progress: Progress) -> None:
+    def __init__(self, store: Store, options: ExportOptions, progress: Progress, engine: Engine) -> None:
         assert store.manifest.board_size is not None
         self.store = store
         self.options = options
         self.progress = progress
+        self.engine = engine
         self.board_size = store.manifest.board_size
         self.folder = store.path / "shards"
         self.work = store.work / "export"
@@ -190,9 +199,14 @@ class _Run:
         todo = [shard for shard in shards if not self._is_written(shard, ledger)]
         self.progress.advance(sum(s.rows.stop - s.rows.start for s in shards if s not in todo))
         tasks = [(shard, self.folder) for shard in todo]
-        for index, entry in run_tasks(_write_shard, tasks, workers=self.options.processes()):
+        for index, entry in self._run(tasks):
             ledger.finish(todo[index].name, asdict(entry))
             self.progress.advance(entry.positions)
+
+    def _run(self, tasks: list[tuple[Any, ...]]) -> Iterator[tuple[int, ShardEntry]]:
+        """Run tasks, a shard each."""
+        workers = self.options.processes(self.engine.machines.cores)
+        return self.engine.run(_write_shard, tasks, workers=workers, memory=self.options.WORKER_MEMORY)
 
     def _is_written(self, shard: _Shard, ledger: Ledger) -> bool:
         return shard.name in ledger and has_size(self.folder / shard.name, ledger[shard.name]["bytes"])

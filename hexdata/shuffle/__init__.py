@@ -1,6 +1,6 @@
 """The global shuffle: positions in the order (split, bucket, sort key), out of core.
 
-``plan_shuffle`` says what will be done, ``shuffle_store`` does it on this machine. The stage resumes unit
+``plan_shuffle`` says what will be done, ``shuffle_store`` does it. The stage resumes unit
 by unit and publishes its manifest last.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+from hexdata.engine import LOCAL, Engine
 from hexdata.progress import SILENT, Progress
 from hexdata.shuffle.options import ShuffleOptions
 from hexdata.shuffle.outlook import ShufflePlan, look_ahead
@@ -23,7 +24,9 @@ from hexdata.store.ledger import Ledger
 __all__ = ["Patience", "ShuffleOptions", "ShufflePlan", "ShuffleResult", "plan_shuffle", "shuffle_store"]
 
 
-def plan_shuffle(store: str | Path, options: ShuffleOptions | None = None) -> ShufflePlan:
+def plan_shuffle(
+    store: str | Path, options: ShuffleOptions | None = None, *, engine: Engine = LOCAL
+) -> ShufflePlan:
     """Say what ``shuffle_store`` would do, and try on some rows what it would cost. Writes nothing.
 
     Raises:
@@ -33,7 +36,7 @@ def plan_shuffle(store: str | Path, options: ShuffleOptions | None = None) -> Sh
     """
     target, options = Store.open(store), options or ShuffleOptions()
     with tempfile.TemporaryDirectory(prefix="hexdata-plan-") as folder:
-        prepared = prepare(target, options, Path(folder), None)
+        prepared = prepare(target, options, Path(folder), None, engine.machines)
     path = target.work / "shuffle" / LEDGER_NAME
     ledger = Ledger(path, "shuffle", prepared.lineage, only_look=True)
     return look_ahead(target, options, prepared, ledger, is_done(target, options))
@@ -45,6 +48,7 @@ def shuffle_store(
     progress: Progress = SILENT,
     *,
     patience: Patience | None = None,
+    engine: Engine = LOCAL,
 ) -> ShuffleResult:
     """Shuffle a store's positions globally: by split, bucket and sort key, out of core.
 
@@ -55,15 +59,19 @@ def shuffle_store(
         options: how to shuffle, and what.
         progress: is told what is done.
         patience: with errors of the disk that may pass.
+        engine: where slices are scattered and buckets sorted.
 
     Raises:
         StoreError: there is no store, it holds no position, or another process writes to it.
         ConfigError: a choice cannot be made on this store.
         BudgetError: the memory or the disk is too small.
+        EngineError: the engine's machines cannot do it.
     """
     target = Store.open(store)
     with target.writing("shuffle"), journaled(target.path, "shuffle") as watched:
-        result = Run(target, options or ShuffleOptions(), progress, patience or Patience()).shuffle()
+        engine.require([], target.path)
+        run = Run(target, options or ShuffleOptions(), progress, patience or Patience(), engine)
+        result = run.shuffle()
         write_database(target)
         if not result.already_done:
             watched.finish(positions=result.positions, bytes=result.bytes, resumed=result.resumed > 0)

@@ -1,4 +1,4 @@
-"""The engine of one machine: it scatters slices into runs, and sorts units of runs into buckets.
+"""What moves the rows: it scatters slices into runs, and sorts units of runs into buckets.
 
 What it writes into a bucket is a pure function of the store and the options: limits, layout and order of
 work decide nothing. DuckDB says which rows there are and where they go; Arrow moves them.
@@ -36,7 +36,7 @@ from hexdata.shuffle.runs import (
 from hexdata.store.parquet import ROW_GROUP_ROWS
 from hexdata.store.session import DuckDBPyConnection
 
-__all__ = ["CUT_PREFIX", "Engine"]
+__all__ = ["CUT_PREFIX", "Mover"]
 
 SAMPLED_KEYS: Final = 1 << 17
 """Of a unit that is cut: enough for parts that are equal within a few percent."""
@@ -53,7 +53,7 @@ UnitNumbers = npt.NDArray[np.integer[Any]]
 
 
 @dataclass(frozen=True)
-class Engine:
+class Mover:
     """What the work on every slice and every unit needs to know.
 
     Attributes:

@@ -10,7 +10,7 @@ from typing import Final
 
 from hexdata.units import format_bytes
 
-__all__ = ["LOG_NAME", "Log"]
+__all__ = ["LOG_NAME", "Log", "peak_resident_bytes"]
 
 LOG_NAME: Final = "logs/shuffle.log"
 _RSS_UNIT: Final = 1 if sys.platform == "darwin" else 1024
@@ -35,9 +35,8 @@ class Log:
         with self._path.open("a", encoding="utf-8") as file:
             file.write(f"{now}Z {text}\n")
 
-    def work(self, name: str, rows: int, seconds: float) -> None:
-        """Append what a piece of work did: its rows, its rate, and the peak of the memory so far."""
-        peak = peak_resident_bytes()
+    def work(self, name: str, rows: int, seconds: float, peak: int) -> None:
+        """Append what a piece of work did: its rows, its rate, and the peak of its memory so far."""
         rate = rows / max(seconds, 1e-9)
         self.line(
             f"{name}: {rows:,} rows in {seconds:.2f} s, {rate:,.0f} rows/s, "

@@ -40,8 +40,8 @@ class ShufflePlan:
         slices: of the input, scattered one at a time by each thread.
         units: into which the buckets' rows are sorted, one at a time by each thread.
         row_group_rows: in the files of the result.
-        threads: that work at a time.
-        memory: for everything together.
+        threads: that work at a time, on each machine.
+        memory: for everything together, on each machine.
         duckdb_memory: of that, the limit of each thread's DuckDB while it scatters.
         chunk_rows: rows that a thread scatters at a time, at most.
         sort_rows: rows that a thread sorts at a time, at most.
@@ -129,7 +129,8 @@ def look_ahead(
     limits, cost = prepared.limits, prepared.cost
     rows = sum(prepared.selection.rows.values())
     runs, buckets = int(rows * cost.run_bytes), int(rows * cost.bucket_bytes)
-    spill = int(limits.threads * min(limits.sort_rows, rows) * cost.run_bytes)
+    at_work = limits.threads * prepared.machines
+    spill = int(at_work * min(limits.sort_rows, rows) * cost.run_bytes)
     done_slices = [part for part in layout.slices if part.name in ledger]
     done_buckets = [b.name for job in layout.jobs for b in job.buckets if b.name in ledger]
     done_runs = sum(sum(ledger[part.name]["bytes"]) for part in done_slices)
@@ -162,7 +163,7 @@ def look_ahead(
         disk_freed=0 if already_done or "layout" in ledger else _bytes_to_free(store),
         disk_free=shutil.disk_usage(store.path).free,
         units_done=len(done_slices) + len(done_buckets),
-        seconds=0.0 if already_done else prepared.seconds + seconds / limits.threads,
+        seconds=0.0 if already_done else prepared.seconds + seconds / at_work,
         already_done=already_done,
         duplicates=prepared.selection.duplicates,
         balance=prepared.selection.balance,

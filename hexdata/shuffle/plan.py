@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from hexdata.engine.protocol import Machines
 from hexdata.order import bucket_bounds
 from hexdata.pool import default_workers
 from hexdata.schema import SPLITS, board_bytes
@@ -249,28 +250,34 @@ def row_bytes(board_size: int, varying_bytes: float) -> int:
     return board_bytes(board_size) + ROW_OVERHEAD + ceil(varying_bytes)
 
 
-def make_limits(options: ShuffleOptions, positions: int, row: int, widest: int) -> Limits:
-    """Share out the memory: as many threads as are asked for and find room for some rows.
+def make_limits(
+    options: ShuffleOptions, positions: int, row: int, widest: int, machines: Machines | None = None
+) -> Limits:
+    """Share out the memory of a machine: as many threads as are asked for and find room for some rows.
 
     Args:
         options: with the memory and the threads.
         positions: of the store.
         row: bytes of a row that takes part, in the mean.
         widest: bytes of a row in the row group of the store that has the widest, in the mean.
+        machines: that work; None for this one alone. Where each thread is a process of its own, it holds the
+            interpreter and the libraries too.
 
     Raises:
         BudgetError: there is no room for even one thread.
     """
+    machines = machines or Machines(1, default_workers(), separate=False)
+    base, own = (0, BASE_MEMORY) if machines.separate else (BASE_MEMORY, 0)
     group, fewest = min(ROW_GROUP_ROWS, positions), min(FEWEST_ROWS, positions)
     writer = WRITER_COPIES * group * row
     least = scatter_cost(fewest, fewest * row)
     least_duckdb = DUCKDB_LEAST + int(DUCKDB_ROW_GROUPS * group * widest)
-    needed = writer + least + least_duckdb
-    room = options.memory - BASE_MEMORY
+    needed = own + writer + least + least_duckdb
+    room = options.memory - base
     if room < needed:
-        raise too_little_memory(options.memory, BASE_MEMORY + needed)
-    threads = min(options.threads or default_workers(), room // needed)
-    share = room // threads - writer
+        raise too_little_memory(options.memory, base + needed)
+    threads = min(options.threads or machines.cores, room // needed)
+    share = room // threads - own - writer
     duckdb_memory = min(max(int(share * DUCKDB_SHARE), least_duckdb), max(DUCKDB_MOST, least_duckdb))
     chunk_bytes = share + writer - duckdb_memory
     return Limits(
@@ -294,7 +301,13 @@ def bucket_counts(options: ShuffleOptions, rows: dict[str, int]) -> dict[str, in
 
 
 def make_layout(
-    positions: int, rows: dict[str, int], buckets: dict[str, int], limits: Limits, *, by_key: bool = True
+    positions: int,
+    rows: dict[str, int],
+    buckets: dict[str, int],
+    limits: Limits,
+    *,
+    by_key: bool = True,
+    machines: int = 1,
 ) -> Layout:
     """Cut a store into slices, and its buckets into units that one thread can sort.
 
@@ -304,15 +317,17 @@ def make_layout(
         buckets: by split.
         limits: what a thread may hold.
         by_key: whether buckets are ranges of keys.
+        machines: that work, each with so many threads.
     """
-    fair = -(-positions // (limits.threads * SLICES_PER_THREAD))
+    shares = machines * limits.threads * SLICES_PER_THREAD
+    fair = -(-positions // shares)
     expected = _expected_rows(limits.sort_rows)
     groups = {}
     for split, count in rows.items():
         bucket_rows = -(-count // buckets[split])
         parts = -(-bucket_rows // expected)
         most = max(expected // bucket_rows, 1)
-        group = min(most, max(buckets[split] // (limits.threads * SLICES_PER_THREAD), 1)) if parts == 1 else 1
+        group = min(most, max(buckets[split] // shares, 1)) if parts == 1 else 1
         groups[split] = Grouping(buckets[split], group, parts)
     slice_rows = min(limits.chunk_rows, max(fair, ROW_GROUP_ROWS))
     return Layout(positions, slice_rows, by_key, groups)

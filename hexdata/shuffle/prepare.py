@@ -11,6 +11,8 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
+from hexdata.engine import LOCAL
+from hexdata.engine.protocol import Machines
 from hexdata.errors import StoreError
 from hexdata.order import ORDER_VERSION, sort_key
 from hexdata.schema import positions_schema
@@ -70,6 +72,7 @@ class Prepared:
         cost: of a row.
         lineage: as the manifest will have it.
         seconds: that it took to count the rows.
+        machines: that will work, each within the limits.
     """
 
     selection: Selection
@@ -80,6 +83,7 @@ class Prepared:
     cost: Cost
     lineage: dict[str, Any]
     seconds: float
+    machines: int
 
 
 def is_done(store: Store, options: ShuffleOptions) -> bool:
@@ -100,7 +104,13 @@ def _asked(store: Store, options: ShuffleOptions) -> dict[str, Any]:
     }
 
 
-def prepare(store: Store, options: ShuffleOptions, folder: Path, spill: Path | None) -> Prepared:
+def prepare(
+    store: Store,
+    options: ShuffleOptions,
+    folder: Path,
+    spill: Path | None,
+    machines: Machines | None = None,
+) -> Prepared:
     """Carry out the choices, plan the shuffle and try what it costs.
 
     Args:
@@ -108,6 +118,7 @@ def prepare(store: Store, options: ShuffleOptions, folder: Path, spill: Path | N
         options: what is asked for.
         folder: where small tables may be left that the placement reads.
         spill: where DuckDB may spill; None for the system's temporary folder.
+        machines: that will do the work.
 
     Raises:
         StoreError: the store holds no position.
@@ -118,22 +129,23 @@ def prepare(store: Store, options: ShuffleOptions, folder: Path, spill: Path | N
         raise StoreError(
             "this store holds no positions", path=store.path, cure="Convert some sources into it first."
         )
+    machines = machines or LOCAL.machines
     start = time.perf_counter()
     total = store.manifest.counts["positions"]
     memory = int((options.memory - BASE_MEMORY) * SELECT_SHARE)
     with duckdb_session(memory=memory, threads=1, spill=spill) as con:
         varying = _varying_bytes(con, positions)
     widest = row_bytes(n, varying.widest)
-    limits = make_limits(options, total, row_bytes(n, varying.mean(total)), widest)
+    limits = make_limits(options, total, row_bytes(n, varying.mean(total)), widest, machines)
     with duckdb_session(memory=memory, threads=limits.threads, spill=spill) as con:
         selection = select(store, options, options.seed, con, folder)
         chosen = row_bytes(n, varying.mean(sum(selection.rows.values())))
-        limits = make_limits(options, total, chosen, widest)
+        limits = make_limits(options, total, chosen, widest, machines)
         buckets = bucket_counts(options, selection.rows)
         placement = selection.place(buckets, con, folder)
     seconds = time.perf_counter() - start
     by_key = options.assign == "position" and options.stratify_by is None
-    layout = make_layout(total, selection.rows, buckets, limits, by_key=by_key)
+    layout = make_layout(total, selection.rows, buckets, limits, by_key=by_key, machines=machines.count)
     with duckdb_session(memory=limits.duckdb_memory, threads=1, spill=spill) as con:
         ids = min(total, SAMPLE_IDS, max(limits.chunk_rows // 2, 1))
         cost = _try_out(
@@ -147,7 +159,7 @@ def prepare(store: Store, options: ShuffleOptions, folder: Path, spill: Path | N
         "splits": selection.rows,
         "buckets": buckets,
     }
-    return Prepared(selection, placement, buckets, limits, layout, cost, lineage, seconds)
+    return Prepared(selection, placement, buckets, limits, layout, cost, lineage, seconds, machines.count)
 
 
 @dataclass(frozen=True)

@@ -118,6 +118,15 @@ class Runs:
         table = np.concatenate(tables)
         self._table = table[np.argsort(table[:, 0], kind="stable")]
 
+    def only(self, units: range) -> Runs:
+        """Return what is known of some consecutive units: as little as another process needs."""
+        start, stop = np.searchsorted(self._table[:, 0], (units.start, units.stop))
+        table = self._table[start:stop].copy()
+        used, table[:, 1] = np.unique(table[:, 1], return_inverse=True)
+        part = Runs([])
+        part._paths, part._table = [self._paths[run] for run in used.tolist()], table
+        return part
+
     def pieces(self, unit: int) -> list[Piece]:
         """Return the pieces of a unit, run by run."""
         start, stop = np.searchsorted(self._table[:, 0], (unit, unit + 1))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -18,12 +17,12 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from hexdata.engine import Engine
 from hexdata.errors import BudgetError, StoreError
 from hexdata.progress import Progress
-from hexdata.schema import positions_schema
 from hexdata.selection import BalanceRow, Duplicates
 from hexdata.shuffle.crew import Crew
-from hexdata.shuffle.local import CUT_PREFIX, Engine
+from hexdata.shuffle.local import CUT_PREFIX
 from hexdata.shuffle.log import Log
 from hexdata.shuffle.options import ShuffleOptions
 from hexdata.shuffle.outlook import FOLDERS, ShufflePlan, disk_full, look_ahead
@@ -31,11 +30,10 @@ from hexdata.shuffle.patience import Patience, is_disk_full
 from hexdata.shuffle.plan import Bucket, Job, Layout, Slice
 from hexdata.shuffle.prepare import Prepared, is_done, prepare
 from hexdata.shuffle.runs import Runs
+from hexdata.shuffle.work import Report, Work, Written, scatter_alone, scatter_slice, sort_alone, sort_job
 from hexdata.store import Store
 from hexdata.store.files import FileFacts, has_size
 from hexdata.store.ledger import Ledger
-from hexdata.store.parquet import write_parquet
-from hexdata.store.session import duckdb_session
 from hexdata.units import format_bytes
 
 __all__ = ["LEDGER_NAME", "Run", "ShuffleResult"]
@@ -72,11 +70,15 @@ class ShuffleResult:
 class Run:
     """One run under the store's lock."""
 
-    def __init__(self, store: Store, options: ShuffleOptions, progress: Progress, patience: Patience) -> None:
+    def __init__(
+        self, store: Store, options: ShuffleOptions, progress: Progress, patience: Patience, engine: Engine
+    ) -> None:
         self.store = store
         self.options = options
         self.progress = progress
         self.patience = patience
+        self.engine = engine
+        self.machines = engine.machines
         self.work = store.work / "shuffle"
         self.tables = self.work / "selection"
         self.spill = self.work / "spill"
@@ -91,7 +93,7 @@ class Run:
         plan: ShufflePlan | None = None
         self.progress.begin("choose", None, "positions")
         try:
-            prepared = prepare(self.store, self.options, self.tables, self.spill)
+            prepared = prepare(self.store, self.options, self.tables, self.spill, self.machines)
             ledger = partial(Ledger, self.work / LEDGER_NAME, "shuffle", prepared.lineage)
             plan = look_ahead(self.store, self.options, prepared, ledger(only_look=True), already_done=False)
             plan.require_disk()
@@ -100,7 +102,7 @@ class Run:
             done = self._begin(prepared, ledger())
             resumed = len(done) - 1
             with _system_memory():
-                facts = _Work(self, prepared, done, log).facts()
+                facts = _Phases(self, prepared, done, log).facts()
             self._publish(facts, prepared.lineage)
             log.line(f"done: {resumed:,} of the units were there already")
         except MemoryError as error:
@@ -195,20 +197,75 @@ def _system_memory() -> Iterator[None]:
         pa.set_memory_pool(before)
 
 
-class _Work:
-    """Both phases: units that the ledger does not have go to a crew of threads."""
+class _CrewWatch:
+    """Hands what a thread has to tell to the thread that keeps the books."""
+
+    def __init__(self, crew: Crew, books: _Books) -> None:
+        self._crew = crew
+        self._books = books
+        self.interrupts = crew.interrupts
+        self.check = crew.check
+        self.sleep = crew.sleep
+
+    def say(self, line: str) -> None:
+        self._crew.tell(self._books.log.line, line)
+
+    def advance(self, bucket: Bucket, rows: int) -> None:
+        self._crew.tell(self._books.advance, bucket.name, rows)
+
+    def finish(self, written: Written) -> None:
+        self._crew.tell(self._books.finish, written)
+
+
+class _Books:
+    """Ledger, progress and log; only the thread that called the stage writes into them."""
+
+    def __init__(self, ledger: Ledger, progress: Progress, log: Log) -> None:
+        self.ledger = ledger
+        self.progress = progress
+        self.log = log
+        self._reported: dict[str, int] = {}
+        """Rows of each bucket that the progress knows of."""
+
+    def advance(self, bucket: str, rows: int) -> None:
+        """Report the rows of a bucket; where it is written anew, only those not reported yet."""
+        before = self._reported.get(bucket, 0)
+        self._reported[bucket] = max(rows, before)
+        self.progress.advance(max(rows - before, 0))
+
+    def scattered(self, part: Slice, sizes: list[int]) -> None:
+        """A slice is done."""
+        self.ledger.finish(part.name, {"bytes": sizes})
+        self.progress.advance(part.stop - part.start)
+
+    def finish(self, written: Written) -> None:
+        """A bucket is done."""
+        self.ledger.finish_soon(written.name, written.facts.to_json())
+        self.advance(written.name, written.facts.rows)
+        self.log.work(written.name, written.facts.rows, written.seconds, written.peak)
+
+
+class _Phases:
+    """Both phases: units that the ledger does not have go to a crew of threads, or to other machines."""
 
     def __init__(self, run: Run, prepared: Prepared, ledger: Ledger, log: Log) -> None:
+        assert run.store.manifest.board_size is not None
         self.run = run
         self.prepared = prepared
-        self.limits = prepared.limits
         self.ledger = ledger
-        self.log = log
+        self.books = _Books(ledger, run.progress, log)
         self.layout = Layout.from_json(ledger[_LAYOUT])
-        self.reported: dict[str, int] = {}
-        """Rows of each bucket that the progress knows of."""
-        assert run.store.manifest.board_size is not None
-        self.board_size = run.store.manifest.board_size
+        self.work = Work(
+            store=run.store.path,
+            folder=run.work,
+            spill=run.spill,
+            key=prepared.selection.key,
+            board_size=run.store.manifest.board_size,
+            layout=self.layout,
+            limits=prepared.limits,
+            placement=prepared.placement,
+            patience=run.patience,
+        )
 
     def facts(self) -> dict[str, FileFacts]:
         """Write what is missing; return the facts of all buckets."""
@@ -217,50 +274,34 @@ class _Work:
         names = [bucket.name for job in self.layout.jobs for bucket in job.buckets]
         return {name: FileFacts(**self.ledger[name]) for name in names}
 
-    def _engine(self, crew: Crew) -> Engine:
-        return Engine(
-            key=self.prepared.selection.key,
-            board_size=self.board_size,
-            folder=self.run.work,
-            layout=self.layout,
-            limits=self.limits,
-            say=lambda text: crew.tell(self.log.line, text),
-            check=crew.check,
-        )
-
-    def _patiently(self, crew: Crew, name: str, work: Callable[[], None]) -> None:
-        """In a worker: do a unit, again if a disk failed it in passing; give memory back that it used."""
-        self.run.patience.go_on(
-            work, sleep=crew.sleep, say=lambda text: crew.tell(self.log.line, f"{name}: {text}")
-        )
-        pa.default_memory_pool().release_unused()
+    def _far(self, function: Callable[..., Report], tasks: Iterator[tuple[Any, ...]]) -> Iterator[Report]:
+        """Run tasks in processes of their own; yield each report once its lines are in the log."""
+        threads = self.prepared.limits.threads
+        memory = self.run.options.memory // threads
+        for _, report in self.run.engine.run(function, tasks, workers=threads, memory=memory):
+            for line in report.lines:
+                self.books.log.line(line)
+            yield report
 
     # --- phase 1 --------------------------------------------------------------------------------------
 
     def _scatter(self) -> None:
         """Write the runs that are not there yet."""
-        crew = Crew(self.limits.threads)
-        engine = self._engine(crew)
-        slices = self.layout.slices
-        todo = [part for part in slices if not self._is_scattered(part)]
+        todo = [part for part in self.layout.slices if not self._is_scattered(part)]
         self.run.progress.begin("scatter", self.layout.positions, "positions")
         self.run.progress.advance(self.layout.positions - sum(part.stop - part.start for part in todo))
+        if self.run.machines.separate:
+            for report in self._far(scatter_alone, ((self.work, part) for part in todo)):
+                assert report.part is not None
+                self.books.scattered(report.part, report.sizes)
+            return
+        crew = Crew(self.prepared.limits.threads)
+        watch = _CrewWatch(crew, self.books)
 
         def scatter(part: Slice) -> None:
-            with duckdb_session(
-                memory=self.limits.duckdb_memory,
-                threads=1,
-                spill=self.run.spill,
-                interrupts=crew.interrupts,
-            ) as con:
-                sizes = []
-                for size in engine.scatter(con, self.prepared.placement, part):
-                    sizes.append(size)
-                    crew.check()
-            crew.tell(self.ledger.finish, part.name, {"bytes": sizes})
-            crew.tell(self.run.progress.advance, part.stop - part.start)
+            crew.tell(self.books.scattered, part, scatter_slice(self.work, part, watch))
 
-        crew.work_off(todo, lambda part: self._patiently(crew, part.name, partial(scatter, part)))
+        crew.work_off(todo, scatter)
 
     def _runs(self, part: Slice) -> Iterator[tuple[Path, int]]:
         """Give the runs of a slice that is done, with their sizes."""
@@ -274,44 +315,30 @@ class _Work:
 
     def _sort(self) -> None:
         """Write the buckets that are not there yet."""
-        crew = Crew(self.limits.threads)
-        engine = self._engine(crew)
         runs = Runs([path for part in self.layout.slices for path, _ in self._runs(part)])
         jobs = self.layout.jobs
         done = {b.name for job in jobs for b in job.buckets if self._is_written(b)}
         todo = [job for job in jobs if not all(bucket.name in done for bucket in job.buckets)]
         self.run.progress.begin("sort", sum(self.prepared.selection.rows.values()), "positions")
         self.run.progress.advance(sum(self.ledger[name]["rows"] for name in done))
-
-        def sort(job: Job) -> None:
-            begin = time.perf_counter()
-            for bucket, rows in engine.sort(runs, job):
-                if bucket.name not in done:
-                    written = self._write(crew, bucket, rows)
-                    done.add(bucket.name)
-                    crew.tell(self.log.work, bucket.name, written, time.perf_counter() - begin)
-                    begin = time.perf_counter()
-
         try:
-            crew.work_off(todo, lambda job: self._patiently(crew, job.buckets[0].name, partial(sort, job)))
+            if self.run.machines.separate:
+                self._sort_far(runs, todo, done)
+            else:
+                crew = Crew(self.prepared.limits.threads)
+                watch = _CrewWatch(crew, self.books)
+                crew.work_off(todo, lambda job: sort_job(self.work, runs, job, done, watch))
         finally:
             self.ledger.save()
 
-    def _write(self, crew: Crew, bucket: Bucket, rows: Iterator[pa.Table]) -> int:
-        """In a worker: write a bucket; return its rows."""
-        path, schema = self.run.store.path / bucket.name, positions_schema(self.board_size)
-        written = write_parquet(path, schema, self._watched(crew, bucket, rows))
-        crew.tell(self.ledger.finish_soon, bucket.name, written.to_json())
-        return written.rows
-
-    def _watched(self, crew: Crew, bucket: Bucket, rows: Iterator[pa.Table]) -> Iterator[pa.Table]:
-        """Pass rows on and report them; where a bucket is written anew, only those not reported yet."""
-        seen = 0
-        for table in rows:
-            yield table
-            seen += table.num_rows
-            crew.tell(self.run.progress.advance, max(seen - self.reported.get(bucket.name, 0), 0))
-            self.reported[bucket.name] = max(seen, self.reported.get(bucket.name, 0))
+    def _sort_far(self, runs: Runs, todo: list[Job], done: set[str]) -> None:
+        tasks = (
+            (self.work, runs.only(job.units), job, done.intersection(b.name for b in job.buckets))
+            for job in todo
+        )
+        for report in self._far(sort_alone, tasks):
+            for written in report.written:
+                self.books.finish(written)
 
     def _is_written(self, bucket: Bucket) -> bool:
         return bucket.name in self.ledger and has_size(

@@ -136,13 +136,19 @@ class Store:
             file.truncate(0)
             file.write(json.dumps({"pid": os.getpid(), "stage": stage}))
             file.flush()
-            for folder in _FOLDERS:
-                remove_temporaries(self.path / folder)
-            remove_temporaries(self.path, below=False)
+            self._remove_temporaries()
             if (self.path / MANIFEST_NAME).exists():
                 self.manifest = Manifest.load(self.path)
-            yield
+            try:
+                yield
+            finally:
+                self._remove_temporaries()  # of workers that were killed, here or elsewhere
             file.truncate(0)
+
+    def _remove_temporaries(self) -> None:
+        for folder in _FOLDERS:
+            remove_temporaries(self.path / folder)
+        remove_temporaries(self.path, below=False)
 
 
 def _encodable(path: str | Path) -> Path:

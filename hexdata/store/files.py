@@ -30,7 +30,7 @@ __all__ = [
 
 _TEMPORARY_SUFFIX: Final = ".tmp"
 _TEMPORARY_NAME: Final = re.compile(r"\..+\.\d+\.tmp", re.DOTALL)
-"""What :func:`atomic_file` makes of a name: a dot, the name, the process id and the suffix."""
+"""What :func:`atomic_file` makes of a name: a dot, the name, a number and the suffix."""
 
 
 @dataclass(frozen=True)
@@ -82,12 +82,12 @@ class HashingFile(io.RawIOBase):
 def atomic_file(path: Path) -> Iterator[HashingFile]:
     """Open ``path`` for writing such that it appears whole, or not at all.
 
-    The temporary name stands in the same folder and holds the process id, so that two processes that
-    write the same file do not meet; the last to finish wins, with the same bytes where the content is a
-    function of its inputs. On any exception the temporary file is removed.
+    The temporary name stands in the same folder and is drawn by the system, so that two processes that
+    write the same file do not meet, on whatever machines they run; the last to finish wins, with the same
+    bytes where the content is a function of its inputs. On any exception the temporary file is removed.
     """
     _make_folder(path.parent)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}{_TEMPORARY_SUFFIX}")
+    temporary = path.with_name(f".{path.name}.{int.from_bytes(os.urandom(6))}{_TEMPORARY_SUFFIX}")
     try:
         with temporary.open("wb") as file:
             yield HashingFile(file)

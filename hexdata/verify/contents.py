@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from hexdata.errors import BudgetError, HexdataError, VerifyError
+from hexdata.engine import LOCAL, Engine
+from hexdata.engine.protocol import DIGEST_MEMORY
+from hexdata.errors import BudgetError, EngineError, HexdataError, VerifyError
 from hexdata.progress import SILENT, Progress
 from hexdata.quality import Quality, measure_quality
 from hexdata.store import Store
@@ -67,27 +69,39 @@ class VerifyResult:
 
 
 def verify_store(
-    store: str | Path, options: VerifyOptions | None = None, progress: Progress = SILENT
+    store: str | Path,
+    options: VerifyOptions | None = None,
+    progress: Progress = SILENT,
+    *,
+    engine: Engine = LOCAL,
 ) -> VerifyResult:
     """Check a store through all of its stages; read :attr:`VerifyResult.ok`.
+
+    Files are read through where the engine has it, everything else is done by this process.
 
     Raises:
         StoreError: there is no store, or its manifest cannot be read.
         BudgetError: the memory is too small.
+        EngineError: the engine's machines cannot do it.
     """
-    return _Run(Store.open(store), options or VerifyOptions(), progress).verify()
+    target = Store.open(store)
+    engine.require([target.path / name for name in sorted(target.manifest.files)[:1]])
+    return _Run(target, options or VerifyOptions(), progress, engine).verify()
 
 
 class _Run:
-    def __init__(self, store: Store, options: VerifyOptions, progress: Progress) -> None:
+    def __init__(self, store: Store, options: VerifyOptions, progress: Progress, engine: Engine) -> None:
         self.store = store
         self.options = options
         self.progress = progress
+        self.engine = engine
         self.result = VerifyResult()
 
     def verify(self) -> VerifyResult:
         store = self.store
-        files = self._check("files", partial(check_files, store, self.progress))
+        room = self.options.memory // DIGEST_MEMORY
+        workers = max(1, min(self.options.threads or self.engine.machines.cores, room))
+        files = self._check("files", partial(check_files, store, self.progress, self.engine, workers))
         if not (files and self._check("tables", partial(check_tables, store))):
             return self.result  # what follows would only stumble over the same files
         self._check("in = out + rejected", partial(check_counts, store))
@@ -125,7 +139,7 @@ class _Run:
     def _check(self, name: str, check: Callable[[], str]) -> bool:
         try:
             made = Check(name, True, check())
-        except BudgetError:
+        except (BudgetError, EngineError):
             raise  # that says nothing about the store
         except (HexdataError, OSError, pa.ArrowException) as error:
             made = Check(name, False, str(error))

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from hexdata.engine import Engine
 from hexdata.errors import VerifyError
 from hexdata.progress import Progress
 from hexdata.schema import games_schema, positions_schema, rejected_schema, sources_schema
@@ -22,18 +23,20 @@ _OF_A_SHUFFLE: Final = {"seed", "choices", "left_out", "splits", "buckets", "pos
 """What the lineage of a shuffle says, beside what it was made of."""
 
 
-def check_files(store: Store, progress: Progress) -> str:
+def check_files(store: Store, progress: Progress, engine: Engine, workers: int) -> str:
     """Every file of the manifest is there with its size and digest, and no other beside them."""
     progress.begin("rehash", sum(f.bytes for f in store.manifest.files.values()), "bytes")
-    for name, facts in sorted(store.manifest.files.items()):
-        path = store.path / name
-        if not path.exists():
-            raise VerifyError("the file is missing", path=path)
-        size, sha256 = digest_file(path)
+    listed = sorted(store.manifest.files.items())
+    for name, _ in listed:
+        if not (store.path / name).exists():
+            raise VerifyError("the file is missing", path=store.path / name)
+    tasks = ((store.path / name,) for name, _ in listed)
+    for index, (size, sha256) in engine.run_light(digest_file, tasks, workers=workers):
+        name, facts = listed[index]
         if (size, sha256) != (facts.bytes, facts.sha256):
             raise VerifyError(
                 "the file was altered",
-                path=path,
+                path=store.path / name,
                 found=f"{size:,} bytes, sha256 {sha256[:16]}…",
                 expected=f"{facts.bytes:,} bytes, sha256 {facts.sha256[:16]}…",
             )

@@ -206,7 +206,7 @@ def test_wrong_usage_is_2(case):
 
 
 def test_an_interrupt_is_130_and_says_how_to_go_on(legacy, tmp_path, monkeypatch):
-    def interrupted(*args):
+    def interrupted(*args, **kwargs):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("hexdata.convert.convert_sources", interrupted)
@@ -215,7 +215,7 @@ def test_an_interrupt_is_130_and_says_how_to_go_on(legacy, tmp_path, monkeypatch
 
 
 def test_a_message_has_place_reason_finding_and_cure(legacy, tmp_path, monkeypatch):
-    def failing(*args):
+    def failing(*args, **kwargs):
         raise StoreError("broken", path=tmp_path, record=3, found="a", expected="b", cure="Mend it.")
 
     monkeypatch.setattr("hexdata.convert.convert_sources", failing)

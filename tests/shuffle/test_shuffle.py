@@ -20,7 +20,7 @@ from hexdata.export import ExportOptions, export_shards
 from hexdata.order import bucket_bounds, derive_key, sort_key
 from hexdata.progress import Silent
 from hexdata.schema import SPLITS, positions_schema
-from hexdata.shuffle import ShuffleOptions, plan, shuffle_store, stage
+from hexdata.shuffle import ShuffleOptions, plan, shuffle_store, work
 from hexdata.store import Store
 from hexdata.store.files import FileFacts
 from hexdata.store.manifest import Manifest
@@ -331,14 +331,14 @@ def test_a_system_without_memory_is_named_and_what_is_done_counts(
 ) -> None:
     store = copy_store(odd_store)
     options = ShuffleOptions(buckets=3, threads=1)
-    original = stage.write_parquet
+    original = work.write_parquet
 
     def short(path: Path, schema: pa.Schema, tables: Iterator[pa.Table]) -> FileFacts:
         if path.name == "bucket-000002.parquet":
             raise MemoryError("malloc of size 7 failed")
         return original(path, schema, tables)
 
-    monkeypatch.setattr(stage, "write_parquet", short)
+    monkeypatch.setattr(work, "write_parquet", short)
     with pytest.raises(BudgetError, match=r"no more memory; found malloc .*1 GB.*Lower --memory"):
         shuffle_store(store, options)
     monkeypatch.undo()
@@ -350,12 +350,12 @@ def test_a_lost_position_is_never_published(
     odd_store: Path, copy_store: CopyStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = copy_store(odd_store)
-    original = stage.write_parquet
+    original = work.write_parquet
 
     def lossy(path: Path, schema: pa.Schema, tables: Iterator[pa.Table]) -> FileFacts:
         return original(path, schema, (table[1:] for table in tables))
 
-    monkeypatch.setattr(stage, "write_parquet", lossy)
+    monkeypatch.setattr(work, "write_parquet", lossy)
     with pytest.raises(StoreError, match="do not hold every position; found 897; expected 900"):
         shuffle_store(store)
     assert "shuffle" not in Store.open(store).manifest.stages

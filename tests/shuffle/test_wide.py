@@ -12,7 +12,7 @@ import pytest
 
 from hexdata.schema import positions_schema
 from hexdata.shuffle import ShuffleOptions, local, plan, shuffle_store
-from hexdata.shuffle.local import Engine
+from hexdata.shuffle.local import Mover
 from hexdata.shuffle.plan import Slice, make_limits, row_bytes, scatter_cost
 from hexdata.shuffle.prepare import Prepared, prepare
 from hexdata.store import Store
@@ -79,11 +79,11 @@ def test_a_run_holds_fewer_rows_where_they_are_wide(
     monkeypatch.setattr(local, "BATCH_ROWS", 10)
     made = prepared(wide_store, tmp_path)
     limits = replace(made.limits, chunk_bytes=scatter_cost(50, 50 * len(TEXT.encode())))
-    engine = Engine(
+    mover = Mover(
         made.selection.key, 5, tmp_path, made.layout, limits, say=lambda _: None, check=lambda: None
     )
     with duckdb_session(memory=limits.duckdb_memory, threads=1) as con:
-        sizes = list(engine.scatter(con, made.placement, Slice(0, 0, 900)))
+        sizes = list(mover.scatter(con, made.placement, Slice(0, 0, 900)))
     runs = [pa.ipc.open_file(path).read_all() for path in sorted(tmp_path.glob("run-*"))]
     assert len(runs) == len(sizes)
     assert sorted(i for run in runs for i in run["position_id"].to_pylist()) == list(range(900))

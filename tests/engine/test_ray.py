@@ -1,0 +1,262 @@
+"""The engine of a Ray cluster: what it repeats, how much it holds, and what it says where it cannot.
+
+The tasks are expressions for ``eval``, as workers cannot import this module.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+import hexdata
+from hexdata.engine import Engine, open_engine
+from hexdata.errors import BudgetError, ConfigError, EngineError, StoreError
+from hexdata.shuffle import ShuffleOptions, shuffle_store
+from hexdata.store.manifest import Manifest
+
+if TYPE_CHECKING:
+    from tests.conftest import CopyStore, StoreBytes
+
+MEMORY = 200 << 20
+PID = "__import__('os').getpid()"
+NODE_ID = "__import__('ray').get_runtime_context().get_node_id()"
+WAIT = "__import__('signal').pause()"
+
+
+def test_each_result_comes_with_its_task(ray_engine: Engine) -> None:
+    tasks = [(7, 2), (9, 4), (1, 3), (8, 5)]
+    results = dict(ray_engine.run(divmod, iter(tasks), workers=1, memory=MEMORY))
+    assert results == {index: divmod(*task) for index, task in enumerate(tasks)}
+    assert dict(ray_engine.run_light(divmod, tasks, workers=2)) == results
+    assert list(ray_engine.run(divmod, [], workers=1, memory=MEMORY)) == []
+
+
+def test_the_work_is_done_by_every_node(ray_engine: Engine) -> None:
+    nodes = Counter(dict(ray_engine.run(eval, [(NODE_ID,)] * 8, workers=1, memory=MEMORY)).values())
+    assert len(nodes) == ray_engine.machines.count == 2
+
+
+def test_tasks_are_taken_as_there_is_room(ray_engine: Engine) -> None:
+    """Neither tasks nor results pile up, however many there are."""
+    taken = []
+
+    def tasks() -> Iterator[tuple[str]]:
+        for number in range(60):
+            taken.append(number)
+            yield ("1",)
+
+    for done, _ in enumerate(ray_engine.run(eval, tasks(), workers=1, memory=MEMORY)):
+        assert len(taken) <= done + 1 + 2
+    assert len(taken) == 60
+
+
+def test_an_exception_comes_out_as_it_was(ray_engine: Engine, tmp_path: Path) -> None:
+    with pytest.raises(StoreError) as caught:
+        list(ray_engine.run(Manifest.load, [(tmp_path,)], workers=1, memory=MEMORY))
+    assert type(caught.value) is StoreError
+    assert caught.value.path == str(tmp_path)
+
+
+def logged(log: Path, number: int, then: str) -> str:
+    """Return an expression that writes its number into a file, and goes on."""
+    return f"(open({str(log)!r}, 'a').write('{number}\\n'), {then})[-1]"
+
+
+def test_only_the_task_of_a_dead_worker_is_repeated(ray_engine: Engine, tmp_path: Path) -> None:
+    log, mark = tmp_path / "log", tmp_path / "mark"
+    die_once = f"7 if __import__('os').path.exists({str(mark)!r}) else "
+    die_once += f"(open({str(mark)!r}, 'w').close(), __import__('os')._exit(9))"
+    tasks = [(logged(log, number, die_once if number == 3 else "7"),) for number in range(8)]
+    assert set(dict(ray_engine.run(eval, tasks, workers=1, memory=MEMORY)).values()) == {7}
+    runs = Counter(int(line) for line in log.read_text().split())
+    assert runs == {number: 1 + (number == 3) for number in range(8)}
+
+
+def test_a_task_that_dies_every_time_is_given_up(ray_engine: Engine) -> None:
+    with pytest.raises(EngineError, match=r"a task died 5 times; found .*If memory ran out"):
+        list(ray_engine.run(eval, [("__import__('os')._exit(9)",)], workers=1, memory=MEMORY))
+
+
+def test_only_the_tasks_of_a_removed_node_are_repeated(
+    cluster: Any, ray_engine: Engine, third_node: Callable[..., Any], tmp_path: Path
+) -> None:
+    """On the third node tasks wait for ever; it is removed once one has begun there."""
+    log, begun = tmp_path / "log", tmp_path / "begun"
+    os.mkfifo(begun)
+    with third_node() as node:
+        wait_there = f"{NODE_ID} if {NODE_ID} != {node.node_id!r} else "
+        wait_there += f"(open({str(begun)!r}, 'w').close(), {WAIT})"
+        tasks = [(logged(log, number, wait_there),) for number in range(8)]
+
+        def remove() -> None:
+            begun.read_bytes()  # until a task there opens it
+            cluster.remove_node(node, allow_graceful=False)
+
+        remover = threading.Thread(target=remove)
+        remover.start()
+        nodes = dict(ray_engine.run(eval, tasks, workers=1, memory=MEMORY))
+        remover.join()
+    assert node.node_id not in nodes.values()
+    runs = Counter(int(line) for line in log.read_text().split())
+    assert set(runs) == set(range(8))
+    assert sorted(runs.values()) == [1] * 7 + [2]
+
+
+def test_an_exception_between_results_ends_the_tasks(ray_engine: Engine, tmp_path: Path) -> None:
+    """When it comes out, no worker is left that could still publish something."""
+    begun = tmp_path / "pid"
+    os.mkfifo(begun)
+    waiting = f"(open({str(begun)!r}, 'w').write(str({PID})), {WAIT})"
+    results = ray_engine.run(eval, [("1",), (waiting,)], workers=1, memory=MEMORY)
+    assert next(results) == (0, 1)
+    pid = int(begun.read_text())
+    results.close()  # type: ignore[attr-defined]
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_memory_that_no_node_has_is_refused(ray_engine: Engine) -> None:
+    with pytest.raises(BudgetError, match="no machine of the cluster gives a task so much memory"):
+        list(ray_engine.run(eval, [("1",)], workers=1, memory=1 << 45))
+
+
+# --- what is asked before the work begins -------------------------------------------------------------
+
+
+@pytest.fixture
+def own_place(tmp_path: Path) -> Iterator[Path]:
+    """A path that leads somewhere in this process only."""
+    (tmp_path / "folder").mkdir()
+    descriptor = os.open(tmp_path / "folder", os.O_RDONLY)
+    os.dup2(descriptor, 900)
+    yield Path("/proc/self/fd/900")
+    os.close(900)
+    os.close(descriptor)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
+def test_a_path_that_workers_do_not_see(ray_engine: Engine, own_place: Path, tmp_path: Path) -> None:
+    ray_engine.require([tmp_path], tmp_path)
+    for asked in (([own_place], tmp_path), ([], own_place)):
+        with pytest.raises(EngineError, match="does not see this path as this process does") as caught:
+            ray_engine.require(*asked)
+        assert caught.value.path == str(own_place)
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+OTHERS = """
+import sys
+from hexdata.engine import open_engine
+from hexdata.errors import EngineError
+with open_engine("ray", sys.argv[1]) as engine:
+    tasks = [("1",)] * 30
+    for ask in (engine.require, lambda _: list(engine.run(eval, tasks, workers=1, memory=1 << 20))):
+        try:
+            ask([])
+        except EngineError as error:
+            print(error)
+"""
+
+
+def test_other_versions_are_refused(
+    cluster: Any, ray_engine: Engine, third_node: Callable[..., Any], tmp_path: Path
+) -> None:
+    """On a node whose hexdata differs by one line: before the work, and when it joins in the middle of it.
+
+    In a process of its own, since workers look for modules first where their driver stands.
+    """
+    package = Path(hexdata.__file__).parent
+    shutil.copytree(package, tmp_path / "other" / "hexdata", ignore=shutil.ignore_patterns("__pycache__"))
+    with (tmp_path / "other" / "hexdata" / "order.py").open("a") as file:
+        file.write("# changed\n")
+    ray_engine.require([])
+    with third_node(env_vars={"PYTHONPATH": str(tmp_path / "other")}) as node:
+        command = [sys.executable, "-c", OTHERS, cluster.address]
+        run = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+    before, meanwhile = run.stdout.splitlines()
+    assert f"({node.node_id[:8]}) has other versions" in before
+    for said in (before, meanwhile):
+        assert "has other versions than the process that asks; found hexdata" in said
+        assert "Install the same on every machine" in said
+
+
+# --- connecting -----------------------------------------------------------------------------------------
+
+
+def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with (
+        pytest.raises(EngineError, match=r"Ray is not installed.*pip install 'hexdata\[ray\]'"),
+        open_engine("ray"),
+    ):
+        pass
+
+
+def test_a_cluster_that_does_not_answer() -> None:
+    pytest.importorskip("ray")
+    with socket.socket() as bound:  # bound, but nobody listens
+        bound.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{bound.getsockname()[1]}"
+        code = (
+            "import sys; from hexdata.engine import open_engine\nwith open_engine('ray', sys.argv[1]): pass"
+        )
+        run = subprocess.run(
+            [sys.executable, "-c", code, address], capture_output=True, text=True, check=False
+        )
+    assert "EngineError: the Ray cluster does not answer" in run.stderr
+    assert address in run.stderr
+    assert "within 10 s" in run.stderr
+
+
+@pytest.mark.parametrize("address", ["ray://127.0.0.1:10001", "here", "host:port", ":1", "host:99999"])
+def test_what_is_no_address(address: str) -> None:
+    pytest.importorskip("ray")
+    code = "import sys; from hexdata.engine import open_engine\nwith open_engine('ray', sys.argv[1]): pass"
+    run = subprocess.run([sys.executable, "-c", code, address], capture_output=True, text=True, check=False)
+    assert "ConfigError" in run.stderr
+
+
+def test_an_address_is_for_ray_alone() -> None:
+    with pytest.raises(ConfigError, match="no meaning with the local engine"), open_engine("local", "auto"):
+        pass
+    with pytest.raises(ConfigError, match="unknown engine; found spark"), open_engine("spark"):
+        pass
+
+
+def test_interrupted_on_the_command_line(
+    odd_store: Path, copy_store: CopyStore, store_bytes: StoreBytes
+) -> None:
+    """With a cluster of its own, that is gone at the end; Ctrl-C goes to the whole group, as in a shell."""
+    pytest.importorskip("ray")
+    store, undisturbed = copy_store(odd_store), copy_store(odd_store, "undisturbed")
+    shuffle_store(undisturbed, ShuffleOptions(seed=7, buckets=40, threads=1))
+    command = [sys.executable, "-m", "hexdata", "shuffle", str(store), "--engine", "ray", "--seed", "7"]
+    command += ["--buckets", "40", "--threads", "1"]
+    environment = {name: text for name, text in os.environ.items() if name != "RAY_ADDRESS"}
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, start_new_session=True, env=environment
+    )
+    log = store / "logs" / "shuffle.log"
+    while process.poll() is None and not (log.exists() and "plan: " in log.read_text()):
+        os.sched_yield()
+    started = psutil.Process(process.pid).children(recursive=True)
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert said.strip().endswith("run the same command again and it goes on from there")
+    assert started
+    _, alive = psutil.wait_procs(started, timeout=30)
+    assert not alive
+    shuffle_store(store, ShuffleOptions(seed=7, buckets=40, threads=1))
+    assert store_bytes(store) == store_bytes(undisturbed)
