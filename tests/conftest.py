@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +23,14 @@ from hexdata.board import pack_boards
 from hexdata.convert import ConvertOptions, convert_sources
 from hexdata.demo.games import make_games
 from hexdata.formats.trmph import write_trmph
+from hexdata.remote import as_path
 from hexdata.schema import games_schema, positions_schema, rejected_schema, sources_schema
 from hexdata.store.manifest import Manifest
 from hexdata.store.parquet import write_parquet
+from tests.object_store import ObjectStore, environment, serving
+
+if TYPE_CHECKING:
+    from upath import UPath
 
 settings.register_profile("busy machine", deadline=None)
 settings.load_profile("busy machine")
@@ -42,6 +48,36 @@ StoreBytes = Callable[[Path], dict[str, str]]
 WriteOddStore = Callable[[Path, int, int], Path]
 CopyStore = Callable[..., Path]
 DieAtEveryMoment = Callable[..., list[Path]]
+
+
+@pytest.fixture(scope="session")
+def object_store() -> Iterator[ObjectStore]:
+    """Serve S3 on loopback, with the variables set by which its libraries find it; nothing of the user's."""
+    for library in ("moto.moto_server.werkzeug_app", "s3fs"):
+        pytest.importorskip(library, exc_type=ImportError)
+    from s3fs import S3FileSystem
+
+    with serving() as store, pytest.MonkeyPatch.context() as patch:
+        patch.delenv("AWS_PROFILE", raising=False)
+        for name, value in environment(store).items():
+            patch.setenv(name, value)
+        yield store
+        for system in list(S3FileSystem._cache.values()):
+            if system._s3 is not None:
+                S3FileSystem.close_session(system.loop, system._s3)
+        S3FileSystem.clear_instance_cache()
+
+
+@pytest.fixture
+def bucket(object_store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> UPath:
+    """Give an empty bucket of the test's own; what is kept on this machine goes below ``tmp_path``."""
+    object_store.fail()
+    monkeypatch.setenv("HEXDATA_CACHE", str(tmp_path / "hexdata-cache"))
+    path = as_path(f"s3://test-{os.urandom(6).hex()}")
+    assert not isinstance(path, Path)
+    path.fs.mkdir(path.path.strip("/"))
+    object_store.requests()
+    return path
 
 
 @pytest.fixture(scope="session")

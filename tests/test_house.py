@@ -30,6 +30,7 @@ FLOORS = {
     "config": 1,
     "order": 1,
     "pool": 1,
+    "remote": 1,
     "units": 1,
     "draw": 2,
     "engine": 2,
@@ -70,7 +71,9 @@ LIBRARIES = {
     "loky": ("engine/local.py",),
     "psutil": ("pool",),
     "zlib_ng": ("formats",),
-    "tenacity": ("shuffle",),
+    "fsspec": ("remote",),
+    "upath": ("remote",),
+    "tenacity": ("remote", "shuffle"),
     "webdataset": ("loader", "formats"),
     "torch": ("torch",),
     "ray": ("engine/ray.py",),
@@ -100,6 +103,7 @@ IMPURE = {"datetime", "io", "os", "shutil", "socket", "subprocess", "tempfile", 
 
 LAZY = {
     "duckdb",
+    "fsspec",
     "jinja2",
     "loky",
     "matplotlib",
@@ -109,6 +113,7 @@ LAZY = {
     "ray",
     "tenacity",
     "torch",
+    "upath",
     "webdataset",
 }
 """What neither ``import hexdata`` nor ``hexdata --help`` loads."""

@@ -1,0 +1,24 @@
+"""Paths that may lead into an object store: ``s3://…``, ``gs://…``, ``az://…``, through fsspec.
+
+Everything here works on addresses and bytes; what a store, a shard or a game is, it does not know. A local
+path stays a ``pathlib.Path`` and never comes here.
+"""
+
+from __future__ import annotations
+
+from hexdata.remote.address import AnyPath, as_path
+from hexdata.remote.objects import Changed, Tagged, abort_uploads, file_system, put_if, read_tagged, upload
+from hexdata.remote.scratch import scratch_folder
+
+__all__ = [
+    "AnyPath",
+    "Changed",
+    "Tagged",
+    "abort_uploads",
+    "as_path",
+    "file_system",
+    "put_if",
+    "read_tagged",
+    "scratch_folder",
+    "upload",
+]

@@ -1,0 +1,95 @@
+"""What people write for a path, as a path: of this machine, or of an object store. Touches neither."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+from hexdata.errors import ConfigError
+
+if TYPE_CHECKING:
+    from upath import UPath
+
+__all__ = ["PROTOCOLS", "AnyPath", "as_path"]
+
+AnyPath: TypeAlias = "Path | UPath"
+"""A path of this machine, or one in an object store, which has the same methods: a ``Path`` or not."""
+
+PROTOCOLS: Final = {
+    "s3": "s3",
+    "s3a": "s3",
+    "gs": "gcs",
+    "gcs": "gcs",
+    "az": "azure",
+    "abfs": "azure",
+    "abfss": "azure",
+    "memory": "",
+}
+"""What an address may begin with, and the extra of hexdata that it needs. ``memory`` is fsspec's own, for
+trying things out: it ends with the process."""
+
+_URL: Final = re.compile(r"(?P<protocol>[a-z][a-z0-9+.-]*):/{1,2}(?P<rest>.*)", re.IGNORECASE | re.DOTALL)
+_UNCACHED: Final[dict[str, Any]] = {"use_listings_cache": False}
+_OPTIONS: Final[dict[str, dict[str, Any]]] = {
+    "s3": {
+        **_UNCACHED,
+        "config_kwargs": {
+            "retries": {"mode": "standard", "max_attempts": 8},
+            "connect_timeout": 20,
+            "read_timeout": 60,
+        },
+    },
+    "gcs": _UNCACHED,
+    "azure": _UNCACHED,
+    "": {},
+}
+"""Of fsspec's file systems. Listings are not kept, since other machines write too. Credentials are never
+among them: the libraries find them in the environment and in the user's profiles."""
+
+
+def as_path(text: str | AnyPath) -> AnyPath:
+    """Return the path that a text means; ``file://`` is a path of this machine.
+
+    Raises:
+        ConfigError: it is an address of a kind that is not known, has no bucket, or holds credentials; or
+            the library for it is not installed.
+    """
+    if not isinstance(text, str):
+        return text
+    match = _URL.fullmatch(text)
+    if match is None or (len(match["protocol"]) == 1 and not text.startswith("//", 2)):
+        return Path(text)
+    protocol = match["protocol"].lower()
+    if protocol == "file":
+        return Path(url2pathname(urlsplit(text).path))
+    if protocol not in PROTOCOLS:
+        raise ConfigError(
+            "an address of this kind cannot be read and written here",
+            found=f"{protocol}://",
+            expected=", ".join(f"{name}://" for name in PROTOCOLS if name != "memory"),
+        )
+    bucket, _, below = match["rest"].strip("/").partition("/")
+    if not bucket:
+        raise ConfigError("an address needs a bucket", found=text, expected=f"{protocol}://BUCKET/PATH")
+    if "@" in bucket and protocol not in ("abfs", "abfss"):
+        raise ConfigError(  # and what it was is not said
+            "credentials do not belong into an address",
+            cure="Set them in the environment or in a profile, as for any other tool.",
+        )
+    extra = PROTOCOLS[protocol]
+    clean = f"{protocol}://{bucket}/{below}".rstrip("/")
+    try:
+        from upath import UPath
+
+        path: UPath = UPath(clean, **_OPTIONS[extra])
+        path.fs  # noqa: B018 - imports the library
+    except ImportError as error:
+        raise ConfigError(
+            f"{protocol}:// needs a library that is not installed",
+            found=str(error),
+            cure=f"Install it with: pip install 'hexdata[{extra}]'.",
+        ) from error
+    return path

@@ -1,0 +1,315 @@
+"""Objects: put whole and checked, put only if nobody else did, read with the tag that names their version.
+
+An object appears when its upload ends, or not at all: that is the store's promise.
+Nothing is renamed here.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential, wait_random
+
+from hexdata.errors import StoreError
+
+if TYPE_CHECKING:
+    from upath import UPath
+
+__all__ = [
+    "Changed",
+    "Tagged",
+    "abort_uploads",
+    "file_system",
+    "is_passing",
+    "patiently",
+    "put_if",
+    "read_tagged",
+    "upload",
+]
+
+ATTEMPTS: Final = 5
+"""Of an operation, on top of those that the store's own client makes."""
+FIRST_WAIT: Final = 0.2
+"""Seconds before the second attempt, doubled before each further one."""
+LONGEST_WAIT: Final = 20.0
+_PERMANENT: Final = (
+    FileExistsError,
+    FileNotFoundError,
+    IsADirectoryError,
+    NotADirectoryError,
+    NotImplementedError,
+    PermissionError,
+)
+_PASSING: Final = (
+    *("500", "502", "503", "504", "InternalError", "RequestTimeout", "ServiceUnavailable", "SlowDown"),
+    *("RequestTimeTooSkewed", "Throttling", "ThrottlingException", "BadDigest", "OperationAborted"),
+)
+"""Codes of answers of S3 that are worth another attempt."""
+_PRECONDITION: Final = ("PreconditionFailed", "ConditionalRequestConflict", "412", "409")
+_NO_CONDITIONS: Final = ("NotImplemented", "501")
+_MD5: Final = re.compile(r"[0-9a-f]{32}")
+_CHUNK: Final = 8 << 20
+
+
+class Changed(Exception):  # noqa: N818 - no fault: what was read has been replaced since
+    """An object is not the one that was expected: somebody else has put another."""
+
+
+class Tagged(NamedTuple):
+    """The bytes of an object, and the tag that names this version of it."""
+
+    data: bytes
+    tag: str | None
+
+
+def file_system(path: UPath) -> Any:
+    """Return the file system of a path: fsspec's, the one object that Python and DuckDB read through."""
+    return path.fs
+
+
+# --- errors that pass ---------------------------------------------------------------------------------
+
+
+def code_of(error: BaseException) -> str:
+    """Return the code by which S3 names an error, or nothing."""
+    for one in (error, error.__cause__):
+        response = getattr(one, "response", None)
+        if isinstance(response, dict):
+            return str(response.get("Error", {}).get("Code", ""))
+    return ""
+
+
+def is_passing(error: BaseException) -> bool:
+    """Say whether an error of an object store may be gone at the next attempt."""
+    if isinstance(error, _PERMANENT) or not isinstance(error, Exception):
+        return False
+    if code := code_of(error):
+        return code in _PASSING
+    kind = type(error)
+    return isinstance(error, (OSError, TimeoutError, ConnectionError)) or kind.__module__.partition(".")[
+        0
+    ] in ("aiohttp", "botocore", "aiobotocore", "urllib3", "requests")
+
+
+def patiently(what: Any, *arguments: Any, **named: Any) -> Any:
+    """Call something until it succeeds or fails for good; the last error comes out as an ``OSError``.
+
+    Raises:
+        OSError: as the store gave it; what is no OSError yet is made one.
+    """
+
+    def is_worth_it(error: BaseException) -> bool:
+        return is_passing(error)
+
+    retrying = Retrying(
+        stop=stop_after_attempt(ATTEMPTS),
+        wait=wait_exponential(multiplier=FIRST_WAIT, max=LONGEST_WAIT) + wait_random(0, FIRST_WAIT),
+        retry=retry_if_exception(is_worth_it),
+        reraise=True,
+    )
+    with as_os_error():
+        return retrying(what, *arguments, **named)
+
+
+@contextmanager
+def as_os_error() -> Iterator[None]:
+    """Turn what the libraries of an object store raise into an OSError that says the same."""
+    try:
+        yield
+    except Exception as error:
+        room = type(error).__module__.partition(".")[0]
+        if isinstance(error, OSError) or room not in ("aiohttp", "botocore", "aiobotocore"):
+            raise
+        raise OSError(f"the object store: {' '.join(str(error).split())}") from error
+
+
+# --- writing ------------------------------------------------------------------------------------------
+
+
+def upload(local: Path, target: UPath, *, md5: str | None = None) -> None:
+    """Put a file as an object, and see that the store has its bytes; repeated while errors may pass.
+
+    Args:
+        local: the file.
+        target: where it goes; what is there is replaced.
+        md5: of the file as hexadecimal text, if known.
+
+    Raises:
+        OSError: the store does not take it.
+        StoreError: what the store has is not what was sent.
+    """
+    size = local.stat().st_size
+
+    def attempt() -> None:
+        file_system(target).put_file(str(local), target.path)
+        _require_same(local, target, size, md5)
+
+    patiently(attempt)
+
+
+def _require_same(local: Path, target: UPath, size: int, md5: str | None) -> None:
+    """Hold the object against the file: by size and by the MD5 that the store names, else by reading it back.
+
+    S3 names the MD5 of an object that was put at once, but not of one in several parts or under some keys.
+    """
+    info = file_system(target).info(target.path)
+    if info["size"] != size:
+        raise _altered(target, f"{info['size']} bytes", f"{size} bytes")
+    if md5 is None or _md5_of(info) != md5:
+        sent, there = _digest(local.open("rb")), _digest(file_system(target).open(target.path, "rb"))
+        if sent != there:
+            raise _altered(target, f"sha256 {there}", f"sha256 {sent}")
+
+
+def _altered(target: UPath, found: str, expected: str) -> StoreError:
+    return StoreError(
+        "the object store does not hold what was sent",
+        path=str(target),
+        found=found,
+        expected=expected,
+        cure="Run the command again; if this repeats, something between here and the store alters files.",
+    )
+
+
+def _md5_of(info: dict[str, Any]) -> str | None:
+    """Return the MD5 that a store names for an object, as hexadecimal text, if it names one."""
+    tag = str(info.get("ETag", "")).strip('"')
+    if _MD5.fullmatch(tag):
+        return tag
+    encoded = info.get("md5Hash") or (info.get("content_settings") or {}).get("content_md5")
+    if isinstance(encoded, (bytes, bytearray)):
+        return bytes(encoded).hex()
+    try:
+        return base64.b64decode(encoded).hex() if encoded else None
+    except binascii.Error:
+        return None
+
+
+def _digest(opened: Any) -> str:
+    digest = hashlib.sha256()
+    with opened as file:
+        while data := file.read(_CHUNK):
+            digest.update(data)
+    return digest.hexdigest()
+
+
+def read_tagged(path: UPath) -> Tagged:
+    """Read a small object whole, with the tag of the version that was read; None if the store has no tags.
+
+    Raises:
+        FileNotFoundError: there is none.
+        OSError: the store does not give it.
+    """
+    system = file_system(path)
+
+    def attempt() -> Tagged:
+        tag = _tag(system.info(path.path))
+        data: bytes = system.cat_file(path.path)
+        if _tag(system.info(path.path)) != tag:
+            raise TimeoutError(f"{path}: replaced while it was being read")
+        return Tagged(data, tag)
+
+    return patiently(attempt)  # type: ignore[no-any-return]
+
+
+def _tag(info: dict[str, Any]) -> str | None:
+    tag = info.get("ETag") or info.get("etag") or info.get("generation")
+    return None if tag is None else str(tag)
+
+
+def put_if(path: UPath, data: bytes, tag: str | None) -> str | None:
+    """Put a small object if the store still has the version of this tag, or none if the tag is None.
+
+    S3 decides that itself, and so do stores that speak as it does. Where a store has no conditional put,
+    the tag is compared before, which leaves a moment between the two.
+
+    Returns:
+        The new tag.
+
+    Raises:
+        Changed: the store has another version.
+        OSError: the store does not take it.
+    """
+    system = file_system(path)
+
+    def attempt() -> None:
+        try:
+            if not (hasattr(system, "call_s3") and _put_s3(path, data, tag)):
+                if _tag_now(path) != tag:
+                    raise Changed(str(path))
+                system.pipe_file(path.path, data)
+        except Changed:
+            if not _is_there(path, data):  # else it is ours: the answer to an earlier attempt was lost
+                raise
+
+    patiently(attempt)
+    return _tag_now(path)
+
+
+def _put_s3(path: UPath, data: bytes, tag: str | None) -> bool:
+    """Put with a condition; return whether the store knows conditions."""
+    bucket, key, _ = file_system(path).split_path(path.path)
+    condition = {"IfNoneMatch": "*"} if tag is None else {"IfMatch": tag}
+    try:
+        file_system(path).call_s3("put_object", Bucket=bucket, Key=key, Body=data, **condition)
+    except (OSError, RuntimeError) as error:
+        code = code_of(error)
+        if isinstance(error, (FileExistsError, FileNotFoundError)) or code in _PRECONDITION:
+            raise Changed(str(path)) from error
+        if code in _NO_CONDITIONS:
+            return False
+        raise
+    return True
+
+
+def _tag_now(path: UPath) -> str | None:
+    try:
+        return _tag(file_system(path).info(path.path))
+    except FileNotFoundError:
+        return None
+
+
+def _is_there(path: UPath, data: bytes) -> bool:
+    try:
+        return bool(file_system(path).cat_file(path.path) == data)
+    except FileNotFoundError:
+        return False
+
+
+def abort_uploads(folder: UPath) -> int:
+    """End the uploads in parts below a folder that nobody will finish; return how many there were.
+
+    Call it only while no other process writes there. Other stores than S3 forget such parts by themselves.
+
+    Raises:
+        OSError: the store does not answer.
+    """
+    system = file_system(folder)
+    if not hasattr(system, "call_s3"):
+        return 0
+    bucket, key, _ = system.split_path(folder.path)
+    place: dict[str, str] = {}
+    ended = 0
+    while True:
+        listed = patiently(
+            system.call_s3, "list_multipart_uploads", Bucket=bucket, Prefix=f"{key}/" if key else "", **place
+        )
+        for one in listed.get("Uploads", []):
+            patiently(
+                system.call_s3,
+                "abort_multipart_upload",
+                Bucket=bucket,
+                Key=one["Key"],
+                UploadId=one["UploadId"],
+            )
+            ended += 1
+        if not listed.get("IsTruncated"):
+            return ended
+        place = {"KeyMarker": listed["NextKeyMarker"], "UploadIdMarker": listed["NextUploadIdMarker"]}

@@ -1,0 +1,179 @@
+"""A real S3 server for tests, on loopback in a process of its own: moto, and before it what can fail.
+
+``python tests/object_store.py`` prints its port and serves until its standard input ends, so that it never
+outlives the tests. ``Faults`` is how a test asks it to fail.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+CONTROL = "/-/faults"
+ACCESS_KEY, SECRET_KEY = "AKIAHEXDATATESTS", "not-a-secret-but-must-not-be-told"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What happens to the next ``count`` requests of this kind.
+
+    Attributes:
+        method: such as GET; empty for any.
+        path: a regular expression that the path matches somewhere.
+        status: answered in place of the real answer; 0 for the real one.
+        delay: seconds before the answer.
+        cut: bytes of the body after which the connection is cut; -1 for none.
+        lose: do what was asked, and answer with ``status`` all the same.
+        count: how often.
+    """
+
+    method: str = ""
+    path: str = ""
+    status: int = 0
+    delay: float = 0.0
+    cut: int = -1
+    lose: bool = False
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class ObjectStore:
+    """The server: where it listens, and what it has been asked."""
+
+    endpoint: str
+
+    def fail(self, *faults: Fault) -> None:
+        """Let these requests fail; earlier orders that were not met are forgotten."""
+        self._ask([asdict(fault) for fault in faults])
+
+    def requests(self) -> list[tuple[str, str]]:
+        """Return method and path of the requests since the last call."""
+        return [(method, path) for method, path in self._ask(None)["requests"]]
+
+    def _ask(self, orders: object) -> dict[str, Any]:
+        request = urllib.request.Request(self.endpoint + CONTROL, json.dumps(orders).encode(), method="POST")
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            found: dict[str, Any] = json.loads(answer.read())
+            return found
+
+
+@contextmanager
+def serving() -> Iterator[ObjectStore]:
+    """Start the server, and end it."""
+    with subprocess.Popen(
+        [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        try:
+            port = int(process.stdout.readline())
+            yield ObjectStore(f"http://127.0.0.1:{port}")
+        finally:
+            process.stdin.close()
+            try:
+                process.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def environment(store: ObjectStore) -> dict[str, str]:
+    """Return the variables by which S3's libraries find the server, and nothing of the user's."""
+    return {
+        "AWS_ENDPOINT_URL": store.endpoint,
+        "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+        "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_CONFIG_FILE": os.devnull,
+        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "NO_PROXY": "127.0.0.1",
+    }
+
+
+# --- the server's own process -------------------------------------------------------------------------
+
+
+class _Failing:
+    """Hands requests to moto, but for those that are to fail."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self._lock = threading.Lock()
+        self._faults: list[dict[str, Any]] = []
+        self._seen: list[tuple[str, str]] = []
+
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
+        if path == CONTROL:
+            return self._control(environ, start_response)
+        with self._lock:
+            self._seen.append((method, path))
+            fault = next((f for f in self._faults if self._meets(f, method, path)), None)
+            if fault is not None:
+                fault["count"] -= 1
+        if fault is None:
+            return self._app(environ, start_response)  # type: ignore[no-any-return]
+        time.sleep(fault["delay"])
+        if fault["status"]:
+            if fault["lose"]:
+                list(self._app(environ, lambda *_: None))
+            else:
+                environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+            body = b"<Error><Code>InternalError</Code><Message>as asked</Message></Error>"
+            start_response(f"{fault['status']} As Asked", [("Content-Length", str(len(body)))])
+            return [body]
+        answer = self._app(environ, start_response)
+        return answer if fault["cut"] < 0 else self._cut(answer, fault["cut"])
+
+    @staticmethod
+    def _meets(fault: dict[str, Any], method: str, path: str) -> bool:
+        return (
+            fault["count"] > 0
+            and fault["method"] in ("", method)
+            and re.search(fault["path"], path) is not None
+        )
+
+    @staticmethod
+    def _cut(answer: Iterable[bytes], after: int) -> Iterator[bytes]:
+        yield b"".join(answer)[:after]
+        raise ConnectionError("cut, as asked")
+
+    def _control(self, environ: dict[str, Any], start_response: Any) -> list[bytes]:
+        orders = json.loads(environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"])))
+        with self._lock:
+            if orders is not None:
+                self._faults = orders
+            told = json.dumps({"requests": self._seen if orders is None else []}).encode()
+            if orders is None:
+                self._seen = []
+        start_response("200 OK", [("Content-Length", str(len(told)))])
+        return [told]
+
+
+def _serve() -> None:
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+    from werkzeug.serving import make_server
+
+    server = make_server(
+        "127.0.0.1",
+        0,
+        _Failing(DomainDispatcherApplication(create_backend_app)),
+        threaded=True,  # type: ignore[arg-type]
+    )
+    print(server.server_port, flush=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    _serve()
