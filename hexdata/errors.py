@@ -6,8 +6,6 @@ logs or prints; whoever catches an error decides what becomes of it.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 __all__ = [
     "BudgetError",
     "ConfigError",
@@ -29,7 +27,7 @@ class HexdataError(Exception):
 
     Args:
         reason: what went wrong, in one clause.
-        path: the file or folder it is about.
+        path: the file or folder it is about, or its address.
         record: which record of the file: an index, a line ("line 12"), a byte position.
         found: what stood there.
         expected: what should have stood there.
@@ -40,7 +38,7 @@ class HexdataError(Exception):
         self,
         reason: str,
         *,
-        path: str | Path | None = None,
+        path: object = None,
         record: int | str | None = None,
         found: object = None,
         expected: object = None,
@@ -72,7 +70,7 @@ class HexdataError(Exception):
         """Travel between processes whole: the default would lose the keyword arguments."""
         return (_rebuild, (type(self), self.reason, self.__dict__.copy()))
 
-    def at(self, path: str | Path) -> HexdataError:
+    def at(self, path: object) -> HexdataError:
         """Return this error, now naming ``path`` if it named none."""
         self.path = self.path or str(path)
         return self
@@ -99,7 +97,7 @@ class FormatError(InputError):
         reason: str,
         *,
         code: str = "unknown-layout",
-        path: str | Path | None = None,
+        path: object = None,
         record: int | str | None = None,
         found: object = None,
         expected: object = None,

@@ -6,17 +6,30 @@ path stays a ``pathlib.Path`` and never comes here.
 
 from __future__ import annotations
 
-from hexdata.remote.address import AnyPath, as_path
-from hexdata.remote.objects import Changed, Tagged, abort_uploads, file_system, put_if, read_tagged, upload
+from hexdata.remote.address import AnyPath, RemotePath, as_path
+from hexdata.remote.objects import (
+    Changed,
+    Tagged,
+    abort_uploads,
+    file_system,
+    open_binary,
+    patiently,
+    put_if,
+    read_tagged,
+    upload,
+)
 from hexdata.remote.scratch import scratch_folder
 
 __all__ = [
     "AnyPath",
     "Changed",
+    "RemotePath",
     "Tagged",
     "abort_uploads",
     "as_path",
     "file_system",
+    "open_binary",
+    "patiently",
     "put_if",
     "read_tagged",
     "scratch_folder",

@@ -13,7 +13,10 @@ from hexdata.errors import ConfigError
 if TYPE_CHECKING:
     from upath import UPath
 
-__all__ = ["PROTOCOLS", "AnyPath", "as_path"]
+__all__ = ["PROTOCOLS", "AnyPath", "RemotePath", "as_path"]
+
+RemotePath: TypeAlias = "UPath"
+"""A path in an object store."""
 
 AnyPath: TypeAlias = "Path | UPath"
 """A path of this machine, or one in an object store, which has the same methods: a ``Path`` or not."""

@@ -12,12 +12,14 @@ import hashlib
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential, wait_random
 
 from hexdata.errors import StoreError
+from hexdata.remote.address import AnyPath
 
 if TYPE_CHECKING:
     from upath import UPath
@@ -28,6 +30,7 @@ __all__ = [
     "abort_uploads",
     "file_system",
     "is_passing",
+    "open_binary",
     "patiently",
     "put_if",
     "read_tagged",
@@ -54,8 +57,9 @@ _PASSING: Final = (
 """Codes of answers of S3 that are worth another attempt."""
 _PRECONDITION: Final = ("PreconditionFailed", "ConditionalRequestConflict", "412", "409")
 _NO_CONDITIONS: Final = ("NotImplemented", "501")
-_MD5: Final = re.compile(r"[0-9a-f]{32}")
-_CHUNK: Final = 8 << 20
+_MD5: Final = re.compile(r"[0-9a-f]{32}(-\d+)?")
+_PART: Final = 8 << 20
+"""Bytes that are sent or asked for at a time."""
 
 
 class Changed(Exception):  # noqa: N818 - no fault: what was read has been replaced since
@@ -72,6 +76,10 @@ class Tagged(NamedTuple):
 def file_system(path: UPath) -> Any:
     """Return the file system of a path: fsspec's, the one object that Python and DuckDB read through."""
     return path.fs
+
+
+def _speaks_s3(system: Any) -> bool:
+    return hasattr(system, "call_s3")
 
 
 # --- errors that pass ---------------------------------------------------------------------------------
@@ -104,14 +112,10 @@ def patiently(what: Any, *arguments: Any, **named: Any) -> Any:
     Raises:
         OSError: as the store gave it; what is no OSError yet is made one.
     """
-
-    def is_worth_it(error: BaseException) -> bool:
-        return is_passing(error)
-
     retrying = Retrying(
         stop=stop_after_attempt(ATTEMPTS),
         wait=wait_exponential(multiplier=FIRST_WAIT, max=LONGEST_WAIT) + wait_random(0, FIRST_WAIT),
-        retry=retry_if_exception(is_worth_it),
+        retry=retry_if_exception(is_passing),
         reraise=True,
     )
     with as_os_error():
@@ -133,37 +137,37 @@ def as_os_error() -> Iterator[None]:
 # --- writing ------------------------------------------------------------------------------------------
 
 
-def upload(local: Path, target: UPath, *, md5: str | None = None) -> None:
+def upload(local: Path, target: UPath) -> None:
     """Put a file as an object, and see that the store has its bytes; repeated while errors may pass.
 
     Args:
         local: the file.
         target: where it goes; what is there is replaced.
-        md5: of the file as hexadecimal text, if known.
 
     Raises:
         OSError: the store does not take it.
         StoreError: what the store has is not what was sent.
     """
-    size = local.stat().st_size
+    system = file_system(target)
+    # In parts, of which two are under way: in memory are they alone.
+    parts = {"chunksize": _PART, "max_concurrency": 2} if _speaks_s3(system) else {}
 
     def attempt() -> None:
-        file_system(target).put_file(str(local), target.path)
-        _require_same(local, target, size, md5)
+        system.put_file(str(local), target.path, **parts)
+        _require_same(local, target)
 
     patiently(attempt)
 
 
-def _require_same(local: Path, target: UPath, size: int, md5: str | None) -> None:
-    """Hold the object against the file: by size and by the MD5 that the store names, else by reading it back.
-
-    S3 names the MD5 of an object that was put at once, but not of one in several parts or under some keys.
-    """
-    info = file_system(target).info(target.path)
+def _require_same(local: Path, target: UPath) -> None:
+    """Hold the object against the file: by size and the digest that the store names, else by reading it."""
+    info, size = file_system(target).info(target.path), local.stat().st_size
     if info["size"] != size:
         raise _altered(target, f"{info['size']} bytes", f"{size} bytes")
-    if md5 is None or _md5_of(info) != md5:
-        sent, there = _digest(local.open("rb")), _digest(file_system(target).open(target.path, "rb"))
+    named = _digest_of(info)
+    if named is None or named not in (_digest(local.open("rb"), "md5"), _digest_of_parts(local)):
+        sent = _digest(local.open("rb"), "sha256")
+        there = _digest(open_binary(target), "sha256")
         if sent != there:
             raise _altered(target, f"sha256 {there}", f"sha256 {sent}")
 
@@ -178,8 +182,12 @@ def _altered(target: UPath, found: str, expected: str) -> StoreError:
     )
 
 
-def _md5_of(info: dict[str, Any]) -> str | None:
-    """Return the MD5 that a store names for an object, as hexadecimal text, if it names one."""
+def _digest_of(info: dict[str, Any]) -> str | None:
+    """Return the MD5 by which a store names an object, as hexadecimal text, if it does.
+
+    Of one that came in parts, S3 names the MD5 of their MD5s, with a dash and their number. Under some keys
+    of encryption it names neither.
+    """
     tag = str(info.get("ETag", "")).strip('"')
     if _MD5.fullmatch(tag):
         return tag
@@ -192,12 +200,40 @@ def _md5_of(info: dict[str, Any]) -> str | None:
         return None
 
 
-def _digest(opened: Any) -> str:
-    digest = hashlib.sha256()
+def _digest(opened: Any, name: str) -> str:
+    digest = hashlib.new(name, usedforsecurity=False)
     with opened as file:
-        while data := file.read(_CHUNK):
+        while data := file.read(_PART):
             digest.update(data)
     return digest.hexdigest()
+
+
+def _digest_of_parts(local: Path) -> str:
+    """Return the name that S3 gives a file sent in parts of ``_PART`` bytes."""
+    with local.open("rb") as file:
+        digests = [
+            hashlib.md5(data, usedforsecurity=False).digest() for data in iter(lambda: file.read(_PART), b"")
+        ]
+    return f"{hashlib.md5(b''.join(digests), usedforsecurity=False).hexdigest()}-{len(digests)}"
+
+
+# --- reading ------------------------------------------------------------------------------------------
+
+
+def open_binary(path: AnyPath, *, block: int = _PART) -> BufferedReader:
+    """Open a file or an object to be read, from the front or by seeking.
+
+    Of an object, so many bytes are asked for at a time, and kept until others are.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    if isinstance(path, Path):
+        return path.open("rb")
+    with as_os_error():
+        system = file_system(path)
+        opened: BufferedReader = system.open(path.path, "rb", block_size=block, cache_type="readahead")
+    return opened
 
 
 def read_tagged(path: UPath) -> Tagged:
@@ -241,7 +277,7 @@ def put_if(path: UPath, data: bytes, tag: str | None) -> str | None:
 
     def attempt() -> None:
         try:
-            if not (hasattr(system, "call_s3") and _put_s3(path, data, tag)):
+            if not (_speaks_s3(system) and _put_s3(path, data, tag)):
                 if _tag_now(path) != tag:
                     raise Changed(str(path))
                 system.pipe_file(path.path, data)
@@ -292,7 +328,7 @@ def abort_uploads(folder: UPath) -> int:
         OSError: the store does not answer.
     """
     system = file_system(folder)
-    if not hasattr(system, "call_s3"):
+    if not _speaks_s3(system):
         return 0
     bucket, key, _ = system.split_path(folder.path)
     place: dict[str, str] = {}

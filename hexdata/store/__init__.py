@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import fcntl
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from hexdata.errors import StoreError, StoreLockedError
-from hexdata.store.files import has_size, remove_temporaries
+from hexdata.errors import StoreError
+from hexdata.remote import AnyPath, as_path, scratch_folder
+from hexdata.store.files import exists, has_size, remove_temporaries
+from hexdata.store.lock import locked
 from hexdata.store.manifest import MANIFEST_NAME, Manifest
 
 __all__ = ["Store"]
 
-_LOCK_NAME: Final = ".lock"
 _WORK_NAME: Final = ".work"
 _FIRST_FOLDERS: Final = {"positions", "games", "sources", "rejected"}
 """What a first run makes before there is a manifest."""
@@ -39,12 +38,14 @@ _COMMANDS: Final = {
 class Store:
     """One dataset's directory. Cheap to make; the manifest is read when opened."""
 
-    def __init__(self, path: str | Path, manifest: Manifest) -> None:
-        self.path = Path(path)
+    def __init__(self, path: str | AnyPath, manifest: Manifest) -> None:
+        self.path = as_path(path)
         self.manifest = manifest
+        self.shares_work = isinstance(self.path, Path)
+        """Whether unfinished work lies in the store, where other machines see it too."""
 
     @classmethod
-    def open(cls, path: str | Path) -> Store:
+    def open(cls, path: str | AnyPath) -> Store:
         """Open a store that exists.
 
         Raises:
@@ -53,32 +54,38 @@ class Store:
         return cls(path, Manifest.load(_encodable(path)))
 
     @classmethod
-    def open_or_create(cls, path: str | Path) -> Store:
+    def open_or_create(cls, path: str | AnyPath) -> Store:
         """Open the store at ``path``, or begin one in a folder that is empty or does not exist.
 
         Raises:
             StoreError: the folder holds something that is not a store.
         """
         folder = _encodable(path)
-        if (folder / MANIFEST_NAME).exists():
+        new = cls(folder, Manifest())
+        if exists(folder / MANIFEST_NAME):
             return cls.open(folder)
         if folder.is_file():
             raise StoreError("a store is a folder, and this is a file", path=folder)
-        if folder.is_dir() and not _is_begun(folder):
+        if folder.is_dir() and not _is_begun(new):
             raise StoreError(
                 "this folder holds files and is no store",
                 path=folder,
                 expected="a new or an empty folder, or a store",
                 cure="Give another folder for the store.",
             )
-        return cls(folder, Manifest())
+        return new
 
     @property
-    def work(self) -> Path:
-        """Folder of unfinished work; nothing below it is part of the dataset."""
-        return self.path / _WORK_NAME
+    def work(self) -> AnyPath:
+        """Folder of unfinished work; nothing below it is part of the dataset.
 
-    def files(self, folder: str) -> list[Path]:
+        That of a store in an object store lies on this machine, unless other machines share in the work.
+        """
+        if self.shares_work or isinstance(self.path, Path):
+            return self.path / _WORK_NAME
+        return scratch_folder("work", self.path)
+
+    def files(self, folder: str) -> list[AnyPath]:
         """Return the absolute paths of the manifest's files below ``folder``, sorted."""
         return [(self.path / name).resolve() for name in self.manifest.files_in(folder)]
 
@@ -117,64 +124,45 @@ class Store:
 
         What a killed process was in the middle of writing is removed first.
 
-        The kernel releases the lock when the process ends, however it ends.
-
         Raises:
             StoreLockedError: another process holds it; the message names it.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / _LOCK_NAME).open("a+") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise StoreLockedError(
-                    "another process is writing to this store",
-                    path=self.path,
-                    found=_holder(self.path / _LOCK_NAME),
-                    cure="Wait for it, or stop it, and run the command again.",
-                ) from error
-            file.truncate(0)
-            file.write(json.dumps({"pid": os.getpid(), "stage": stage}))
-            file.flush()
+        with locked(self.path, stage) as still_locked:
             self._remove_temporaries()
-            if (self.path / MANIFEST_NAME).exists():
+            if exists(self.path / MANIFEST_NAME):
                 self.manifest = Manifest.load(self.path)
+            self.manifest.before_saving = still_locked
             try:
                 yield
             finally:
                 self._remove_temporaries()  # of workers that were killed, here or elsewhere
-            file.truncate(0)
 
     def _remove_temporaries(self) -> None:
+        if not isinstance(self.path, Path):
+            remove_temporaries(self.path)
+            return
         for folder in _FOLDERS:
             remove_temporaries(self.path / folder)
         remove_temporaries(self.path, below=False)
 
 
-def _encodable(path: str | Path) -> Path:
+def _encodable(path: str | AnyPath) -> AnyPath:
     """Return the path of a store, if the libraries below can be given it.
 
     Raises:
         StoreError: its bytes are not UTF-8.
+        ConfigError: it is an address that cannot be used.
     """
     try:
-        os.fsencode(path).decode("utf-8")
+        os.fsencode(str(path)).decode("utf-8")
     except UnicodeDecodeError:
         raise StoreError(
             "the path of a store must be UTF-8", found=ascii(str(path)), cure="Give another folder."
         ) from None
-    return Path(path)
+    return as_path(path)
 
 
-def _is_begun(folder: Path) -> bool:
+def _is_begun(store: Store) -> bool:
     """Say whether a folder without a manifest is empty, or a store whose first run was interrupted."""
-    names = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
-    return not names or (names <= _FIRST_FOLDERS and (folder / _WORK_NAME).is_dir())
-
-
-def _holder(path: Path) -> str:
-    try:
-        holder = json.loads(path.read_text())
-        return f"process {holder['pid']} ({holder['stage']})"
-    except (OSError, ValueError, KeyError, TypeError):
-        return "a process that did not say its name"
+    names = {path.name for path in store.path.iterdir() if not path.name.startswith(".")}
+    return not names or (names <= _FIRST_FOLDERS and exists(store.work))

@@ -1,29 +1,47 @@
 """Files that are complete or absent: written under a temporary name, synced, then renamed.
 
-Promise: a file under its final name is whole, at whatever moment the process or the machine dies.
+Promise: a file under its final name is whole, at whatever moment the process or the machine dies. In an
+object store nothing is renamed: what is written lies here until it is whole; then it is uploaded and checked.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import io
 import json
 import os
 import re
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import IO, Any, Final
+
+from hexdata.remote import (
+    AnyPath,
+    RemotePath,
+    abort_uploads,
+    file_system,
+    open_binary,
+    patiently,
+    scratch_folder,
+    upload,
+)
 
 __all__ = [
     "FileFacts",
     "HashingFile",
+    "append_line",
     "atomic_file",
     "canonical_json",
     "digest_file",
+    "exists",
     "has_size",
     "remove_temporaries",
+    "remove_tree",
     "walk_once",
     "write_bytes",
 ]
@@ -49,7 +67,7 @@ class FileFacts:
 class HashingFile(io.RawIOBase):
     """A binary file that hashes and counts what is written through it, front to back."""
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: IO[bytes]) -> None:
         self._file = file
         self._hash = hashlib.sha256()
         self._size = 0
@@ -79,25 +97,52 @@ class HashingFile(io.RawIOBase):
 
 
 @contextmanager
-def atomic_file(path: Path) -> Iterator[HashingFile]:
+def atomic_file(path: AnyPath) -> Iterator[HashingFile]:
     """Open ``path`` for writing such that it appears whole, or not at all.
 
     The temporary name stands in the same folder and is drawn by the system, so that two processes that
     write the same file do not meet, on whatever machines they run; the last to finish wins, with the same
     bytes where the content is a function of its inputs. On any exception the temporary file is removed.
     """
+    if not isinstance(path, Path):
+        with _uploaded(path) as file:
+            yield file
+        return
     _make_folder(path.parent)
     temporary = path.with_name(f".{path.name}.{int.from_bytes(os.urandom(6))}{_TEMPORARY_SUFFIX}")
     try:
-        with temporary.open("wb") as file:
-            yield HashingFile(file)
-            file.flush()
-            os.fsync(file.fileno())
+        with temporary.open("wb") as opened:
+            yield HashingFile(opened)
+            opened.flush()
+            os.fsync(opened.fileno())
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
     _sync_folder(path.parent)
+
+
+@contextmanager
+def _uploaded(path: RemotePath) -> Iterator[HashingFile]:
+    """Open a file of this machine that becomes an object once it is whole."""
+    folder = scratch_folder("uploads")
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=f"{path.name}.") as opened:
+        fcntl.flock(opened, fcntl.LOCK_EX)  # which says that its process lives
+        yield HashingFile(opened.file)
+        opened.flush()
+        upload(Path(opened.name), path)
+
+
+def _remove_unsent() -> None:
+    """Remove what killed processes of this machine had not uploaded yet."""
+    for path in scratch_folder("uploads").glob("*"):
+        try:
+            with path.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink(missing_ok=True)
+        except OSError:  # its process lives, or it has just gone
+            continue
 
 
 def _make_folder(folder: Path) -> None:
@@ -117,26 +162,68 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def write_bytes(path: Path, data: bytes, *, rows: int = 0) -> FileFacts:
+def write_bytes(path: AnyPath, data: bytes, *, rows: int = 0) -> FileFacts:
     """Write a whole small file atomically."""
     with atomic_file(path) as file:
         file.write(data)
         return file.facts(rows)
 
 
-def remove_temporaries(folder: Path, *, below: bool = True) -> None:
+def append_line(path: AnyPath, line: bytes, *, most: int) -> None:
+    """Append a line to a small file that people read; of an object, no more than ``most`` bytes are kept."""
+    if isinstance(path, Path):
+        path.parent.mkdir(exist_ok=True)
+        with path.open("ab", buffering=0) as file:  # one write, so that lines stay whole
+            file.write(line)
+        return
+    before = file_system(path).tail(path.path, most) if exists(path) else b""
+    write_bytes(path, before + line)
+
+
+def remove_temporaries(folder: AnyPath, *, below: bool = True) -> None:
     """Remove what killed processes left under temporary names, in ``folder`` and, if so asked, below.
+
+    In an object store these are uploads that nobody will finish.
 
     Call it only on folders of our own, while no other process writes to them.
     """
+    if not isinstance(folder, Path):
+        _remove_unsent()
+        abort_uploads(folder)
+        return
     for path in (folder.rglob if below else folder.glob)(f".*{_TEMPORARY_SUFFIX}"):
         if _TEMPORARY_NAME.fullmatch(path.name):
             path.unlink(missing_ok=True)
 
 
-def has_size(path: Path, size: int) -> bool:
+def remove_tree(folder: AnyPath) -> None:
+    """Remove a folder and all below it, if it is there."""
+    if isinstance(folder, Path):
+        shutil.rmtree(folder, ignore_errors=True)
+        return
+    try:
+        patiently(file_system(folder).rm, folder.path, recursive=True)
+    except FileNotFoundError:
+        return
+
+
+def exists(path: AnyPath) -> bool:
+    """Say whether there is a file or a folder.
+
+    Raises:
+        OSError: an object store does not answer.
+    """
+    return path.exists() if isinstance(path, Path) else bool(patiently(file_system(path).exists, path.path))
+
+
+def has_size(path: AnyPath, size: int) -> bool:
     """Say whether there is a file of so many bytes."""
-    return path.is_file() and path.stat().st_size == size
+    if isinstance(path, Path):
+        return path.is_file() and path.stat().st_size == size
+    try:
+        return bool(patiently(file_system(path).info, path.path)["size"] == size)
+    except FileNotFoundError:
+        return False
 
 
 def walk_once(
@@ -157,9 +244,9 @@ def walk_once(
         yield Path(folder), subfolders, names
 
 
-def digest_file(path: Path) -> tuple[int, str]:
+def digest_file(path: AnyPath) -> tuple[int, str]:
     """Return (bytes, SHA-256 as hexadecimal text) of a file, read in bounded memory."""
-    with path.open("rb") as file:
+    with open_binary(path) as file:
         digest = hashlib.file_digest(file, "sha256")
         return file.tell(), digest.hexdigest()
 

@@ -14,12 +14,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
 from hexdata import __version__
 from hexdata.pool import resident_bytes
+from hexdata.remote import AnyPath, open_binary
+from hexdata.store.files import append_line
 
 __all__ = ["JOURNAL_NAME", "Entry", "StageRun", "journaled", "read_journal"]
 
@@ -63,7 +64,7 @@ class Entry:
 class StageRun:
     """One run of a stage that is watched; it is recorded if ``finish`` was called."""
 
-    def __init__(self, store: Path, stage: str) -> None:
+    def __init__(self, store: AnyPath, stage: str) -> None:
         self._path = store / JOURNAL_NAME
         self._stage = stage
         self._begin = time.perf_counter()
@@ -87,15 +88,13 @@ class StageRun:
         )
         line = json.dumps(asdict(entry)).encode() + b"\n"
         try:
-            self._path.parent.mkdir(exist_ok=True)
-            with self._path.open("ab", buffering=0) as file:  # one write, so that lines stay whole
-                file.write(line)
+            append_line(self._path, line, most=_READ)
         except OSError:
             return  # the stage is done all the same, and its files are in the manifest
 
 
 @contextmanager
-def journaled(store: Path, stage: str) -> Iterator[StageRun]:
+def journaled(store: AnyPath, stage: str) -> Iterator[StageRun]:
     """Watch a run of a stage, and append a line once it has finished.
 
     Args:
@@ -108,14 +107,14 @@ def journaled(store: Path, stage: str) -> Iterator[StageRun]:
     run.record(memory.peak)
 
 
-def read_journal(store: Path) -> list[Entry]:
+def read_journal(store: AnyPath) -> list[Entry]:
     """Return the runs that the journal tells of, the oldest first; none if there is no journal.
 
     A line that is damaged, or of another release with other entries, is left out. Of a journal beyond all
     measure, only the end is read.
     """
     try:
-        with (store / JOURNAL_NAME).open("rb") as file:
+        with open_binary(store / JOURNAL_NAME) as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(size - _READ, 0))
             content = file.read(_READ)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from pathlib import Path
 from typing import Any, Final
 
 from hexdata.errors import StoreError
-from hexdata.store.files import canonical_json, write_bytes
+from hexdata.remote import AnyPath
+from hexdata.store.files import canonical_json, exists, write_bytes
 
 __all__ = ["Ledger"]
 
@@ -25,7 +25,7 @@ class Ledger:
     it is emptied at once, since the files it speaks of will now be replaced.
     """
 
-    def __init__(self, path: Path, stage: str, plan: object, *, only_look: bool = False) -> None:
+    def __init__(self, path: AnyPath, stage: str, plan: object, *, only_look: bool = False) -> None:
         """Open the ledger at ``path``, keeping its units if they were made under the same plan.
 
         With ``only_look`` the file of a foreign one stays as it is.
@@ -38,7 +38,7 @@ class Ledger:
         self._plan = hashlib.sha256(canonical_json(plan)).hexdigest()
         self._done: dict[str, Any] = {}
         self._unsaved = 0
-        if path.exists():
+        if exists(path):
             content = self._load()
             if content["plan"] == self._plan:
                 self._done = content["done"]

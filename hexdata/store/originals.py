@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any, Final
 
 import numpy as np
@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hexdata.errors import StoreError
+from hexdata.remote import AnyPath
 from hexdata.schema import games_schema, positions_schema, raw_schema, sources_schema
 from hexdata.store import Store
 from hexdata.store.parquet import Rows, open_parquet, read_parquet, read_rows
@@ -83,9 +84,9 @@ class Original:
     header: dict[str, Any]
     board_size: int | None
     """Of the store; None if it has no position."""
-    part: Path
+    part: AnyPath
     """Its positions; there is no such file if it has none."""
-    game_parts: tuple[tuple[Path, int], ...]
+    game_parts: tuple[tuple[AnyPath, int], ...]
     """The games of the whole store."""
 
     @property

@@ -14,12 +14,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from hexdata.errors import StoreError
+from hexdata.remote import AnyPath, open_binary
 from hexdata.store.files import FileFacts, HashingFile, atomic_file
 
 __all__ = [
     "Rows",
     "encode_parquet",
     "open_parquet",
+    "parquet_input",
     "read_parquet",
     "read_rows",
     "regroup",
@@ -30,7 +32,9 @@ ROW_GROUP_ROWS: Final = 65_536
 """Rows a row group: small, since row-group buffers come on top of every memory limit."""
 
 
-def write_parquet(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch | pa.Table]) -> FileFacts:
+def write_parquet(
+    path: AnyPath, schema: pa.Schema, batches: Iterable[pa.RecordBatch | pa.Table]
+) -> FileFacts:
     """Write batches as one Parquet file, atomically, in row groups of ``ROW_GROUP_ROWS``.
 
     The bytes depend on the rows alone: however they are cut into batches, row groups are the same.
@@ -94,7 +98,7 @@ def regroup(batches: Iterable[pa.RecordBatch | pa.Table], schema: pa.Schema, row
 class Rows:
     """A range of the rows of some Parquet files, read one after the other."""
 
-    files: tuple[tuple[Path, int], ...]
+    files: tuple[tuple[AnyPath, int], ...]
     """Each file with the number of its rows."""
     start: int
     stop: int
@@ -109,15 +113,20 @@ def read_rows(rows: Rows, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         first += count
 
 
+def parquet_input(path: AnyPath) -> Path | BinaryIO:
+    """Return what pyarrow reads a Parquet file from: its path, or an object that was opened."""
+    return path if isinstance(path, Path) else open_binary(path)
+
+
 @contextmanager
-def open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
+def open_parquet(path: AnyPath) -> Iterator[pq.ParquetFile]:
     """Open a Parquet file of a store.
 
     Raises:
         StoreError: it is missing or damaged; also while it is being read.
     """
     try:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(parquet_input(path)) as file:
             yield file
     except (pa.ArrowException, OSError) as error:
         if not _is_damage(error):
@@ -140,7 +149,7 @@ def _is_damage(error: Exception) -> bool:
     return not isinstance(error, OSError) or error.errno in (None, errno.ENOENT)
 
 
-def read_parquet(path: Path, columns: Sequence[str], filters: pc.Expression | None = None) -> pa.Table:
+def read_parquet(path: AnyPath, columns: Sequence[str], filters: pc.Expression | None = None) -> pa.Table:
     """Read some columns of a small Parquet file of a store.
 
     Raises:
@@ -152,7 +161,7 @@ def read_parquet(path: Path, columns: Sequence[str], filters: pc.Expression | No
         return file.read().filter(filters).select(list(columns))
 
 
-def _read_file(path: Path, start: int, stop: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def _read_file(path: AnyPath, start: int, stop: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     with open_parquet(path) as file:
         first = 0
         for group in range(file.num_row_groups):

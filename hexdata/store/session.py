@@ -7,7 +7,7 @@ import os
 import signal
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -17,6 +17,7 @@ import duckdb
 from duckdb import DuckDBPyConnection
 
 from hexdata.errors import BudgetError, StoreError
+from hexdata.remote import AnyPath, file_system
 
 __all__ = [
     "QUERY_ERRORS",
@@ -78,7 +79,12 @@ class Interrupts:
 
 @contextmanager
 def duckdb_session(
-    *, memory: int, threads: int, spill: Path | None = None, interrupts: Interrupts | None = None
+    *,
+    memory: int,
+    threads: int,
+    spill: Path | None = None,
+    interrupts: Interrupts | None = None,
+    place: AnyPath | None = None,
 ) -> Iterator[DuckDBPyConnection]:
     """Open an in-memory DuckDB for one piece of work.
 
@@ -88,6 +94,7 @@ def duckdb_session(
         spill: folder below which the session makes its own absolute temporary folder, removed at the
             end; None takes the system's.
         interrupts: by which other threads can end its queries. Ctrl-C ends those of the main thread.
+        place: a path of the store that is queried; one in an object store is read through its file system.
 
     DuckDB keeps insertion order off: every query here that needs an order says so.
 
@@ -115,6 +122,8 @@ def duckdb_session(
             # It would go to standard output. Where it is off, as in Jupyter, DuckDB may refuse to set it.
             if connection.sql("SELECT current_setting('enable_progress_bar')").fetchall() == [(True,)]:
                 connection.execute("SET enable_progress_bar = false")
+            if place is not None and not isinstance(place, Path):
+                connection.register_filesystem(file_system(place))
             with _interrupting(connection), (interrupts or Interrupts()).watching(connection):
                 yield connection
         except duckdb.OutOfMemoryException as error:
@@ -210,7 +219,7 @@ def quote(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def read_parquet_sql(paths: list[Path], *, places: bool = False) -> str:
+def read_parquet_sql(paths: Sequence[AnyPath], *, places: bool = False) -> str:
     """Return the SQL table function that reads these Parquet files as one table, in their order.
 
     A folder named ``seed=7`` adds no column. With ``places``, the columns ``filename`` and
@@ -222,7 +231,7 @@ def read_parquet_sql(paths: list[Path], *, places: bool = False) -> str:
     )
 
 
-def path_list_sql(paths: list[Path]) -> str:
+def path_list_sql(paths: Sequence[AnyPath]) -> str:
     """Return these paths as an SQL list.
 
     A path that holds a glob character would be read as a pattern, so such characters are bracketed.
@@ -230,5 +239,5 @@ def path_list_sql(paths: list[Path]) -> str:
     return f"[{', '.join(quote(_literal_glob(path)) for path in paths)}]"
 
 
-def _literal_glob(path: Path) -> str:
+def _literal_glob(path: AnyPath) -> str:
     return "".join(f"[{c}]" if c in "*?[" else c for c in str(path))

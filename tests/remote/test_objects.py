@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from hexdata.errors import StoreError
 from hexdata.remote import Changed, abort_uploads, put_if, read_tagged, upload
 from tests.object_store import Fault
 
@@ -24,21 +25,37 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def md5(path: Path) -> str:
-    return hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
-
-
 def test_what_was_uploaded_is_there(bucket: UPath, file: Path) -> None:
-    upload(file, bucket / "a" / "b", md5=md5(file))
+    upload(file, bucket / "a" / "b")
     assert (bucket / "a" / "b").read_bytes() == file.read_bytes()
 
 
-def test_an_upload_is_held_against_its_bytes(bucket: UPath, file: Path, object_store: ObjectStore) -> None:
-    """With the MD5 at hand nothing is read back; without it the object is."""
-    upload(file, bucket / "a", md5=md5(file))
-    assert [method for method, _ in object_store.requests()].count("GET") == 0
-    upload(file, bucket / "b")
-    assert "GET" in [method for method, _ in object_store.requests()]
+@pytest.mark.parametrize("size", [0, 1, 9 << 20, 17 << 20])
+def test_an_upload_is_held_against_the_digest_that_the_store_names(
+    bucket: UPath, tmp_path: Path, object_store: ObjectStore, size: int
+) -> None:
+    """In one part or in several, so that nothing is read back."""
+    file = tmp_path / "file"
+    file.write_bytes(os.urandom(size))
+    upload(file, bucket / "a")
+    assert "GET" not in [method for method, _ in object_store.requests()]
+    assert (bucket / "a").read_bytes() == file.read_bytes()
+
+
+def test_what_a_store_holds_otherwise_is_told(
+    bucket: UPath, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def put_altered(local: str, target: str, **named: object) -> None:
+        bucket.fs.pipe_file(target, bytes(file.stat().st_size))
+
+    monkeypatch.setattr(bucket.fs, "put_file", put_altered)
+    with pytest.raises(StoreError, match=r"does not hold what was sent.*sha256"):
+        upload(file, bucket / "a")
+    monkeypatch.setattr(
+        bucket.fs, "put_file", lambda local, target, **named: bucket.fs.pipe_file(target, b"")
+    )
+    with pytest.raises(StoreError, match="found 0 bytes; expected 1048576 bytes"):
+        upload(file, bucket / "a")
 
 
 @pytest.mark.parametrize(
@@ -50,7 +67,7 @@ def test_an_upload_outlasts_a_failing_server(
     bucket: UPath, file: Path, object_store: ObjectStore, fault: Fault
 ) -> None:
     object_store.fail(fault)
-    upload(file, bucket / "a", md5=md5(file))
+    upload(file, bucket / "a")
     assert (bucket / "a").read_bytes() == file.read_bytes()
 
 
