@@ -20,6 +20,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 CONTROL = "/-/faults"
+CODES = {403: "AccessDenied", 404: "NoSuchKey", 503: "SlowDown"}
+"""How S3 calls a status; others are an InternalError."""
 ACCESS_KEY, SECRET_KEY = "AKIAHEXDATATESTS", "not-a-secret-but-must-not-be-told"
 
 
@@ -35,6 +37,7 @@ class Fault:
         cut: bytes of the body after which the connection is cut; -1 for none.
         lose: do what was asked, and answer with ``status`` all the same.
         count: how often.
+        skip: so many requests of this kind come first.
     """
 
     method: str = ""
@@ -44,6 +47,7 @@ class Fault:
     cut: int = -1
     lose: bool = False
     count: int = 1
+    skip: int = 0
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,19 @@ class ObjectStore:
     def requests(self) -> list[tuple[str, str]]:
         """Return method and path of the requests since the last call."""
         return [(method, path) for method, path in self._ask(None)["requests"]]
+
+    def all_met(self) -> bool:
+        """Say whether each of the faults has been met."""
+        return bool(self._ask(None)["met"])
+
+    def wait_until_met(self, process: subprocess.Popen[bytes], seconds: float = 60) -> bool:
+        """Wait until all faults have been met at least once, or the process ends; say which."""
+        end = time.monotonic() + seconds
+        while process.poll() is None and time.monotonic() < end:
+            if self.all_met():
+                return True
+            time.sleep(0.01)
+        return False
 
     def _ask(self, orders: object) -> dict[str, Any]:
         request = urllib.request.Request(self.endpoint + CONTROL, json.dumps(orders).encode(), method="POST")
@@ -119,8 +136,12 @@ class _Failing:
         with self._lock:
             self._seen.append((method, path))
             fault = next((f for f in self._faults if self._meets(f, method, path)), None)
+            if fault is not None and fault["skip"]:
+                fault["skip"] -= 1
+                fault = None
             if fault is not None:
                 fault["count"] -= 1
+                fault["met"] = True
         if fault is None:
             return self._app(environ, start_response)  # type: ignore[no-any-return]
         time.sleep(fault["delay"])
@@ -129,7 +150,8 @@ class _Failing:
                 list(self._app(environ, lambda *_: None))
             else:
                 environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
-            body = b"<Error><Code>InternalError</Code><Message>as asked</Message></Error>"
+            code = CODES.get(fault["status"], "InternalError")
+            body = f"<Error><Code>{code}</Code><Message>as asked</Message></Error>".encode()
             start_response(f"{fault['status']} As Asked", [("Content-Length", str(len(body)))])
             return [body]
         answer = self._app(environ, start_response)
@@ -153,7 +175,8 @@ class _Failing:
         with self._lock:
             if orders is not None:
                 self._faults = orders
-            told = json.dumps({"requests": self._seen if orders is None else []}).encode()
+            met = bool(self._faults) and all(fault.get("met") for fault in self._faults)
+            told = json.dumps({"requests": self._seen if orders is None else [], "met": met}).encode()
             if orders is None:
                 self._seen = []
         start_response("200 OK", [("Content-Length", str(len(told)))])

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 from hexdata.engine import LOCAL, Engine
@@ -14,10 +12,11 @@ from hexdata.formats.shard_manifest import LAYOUTS, MANIFEST_NAME, FieldSpec, Sh
 from hexdata.formats.shards import ShardWriter, block_fields, block_samples, columns_to_block
 from hexdata.pool import WorkerOptions
 from hexdata.progress import SILENT, Progress
+from hexdata.remote import AnyPath
 from hexdata.schema import SPLITS, positions_schema
 from hexdata.sql.database import write_database
 from hexdata.store import Store
-from hexdata.store.files import FileFacts, atomic_file, has_size, write_bytes
+from hexdata.store.files import FileFacts, atomic_file, has_size, remove_tree, write_bytes
 from hexdata.store.journal import journaled
 from hexdata.store.ledger import Ledger
 from hexdata.store.parquet import Rows, read_rows, regroup
@@ -85,7 +84,7 @@ class _Shard:
     layout: str
 
 
-def _write_shard(shard: _Shard, folder: Path) -> ShardEntry:
+def _write_shard(shard: _Shard, folder: AnyPath) -> ShardEntry:
     """Worker: write one shard; a pure function of its arguments and the buckets."""
     schema = positions_schema(shard.board_size)
     with atomic_file(folder / shard.name) as file:
@@ -103,7 +102,7 @@ def _write_shard(shard: _Shard, folder: Path) -> ShardEntry:
 
 
 def export_shards(
-    store: str | Path,
+    store: str | AnyPath,
     options: ExportOptions | None = None,
     progress: Progress = SILENT,
     *,
@@ -118,6 +117,7 @@ def export_shards(
         EngineError: the engine's machines cannot do it.
     """
     target = Store.open(store)
+    target.shares_work |= engine.machines.separate
     with target.writing("export"), journaled(target.path, "export") as watched:
         target.require_stage("shuffle")
         engine.require([], target.path)
@@ -156,7 +156,7 @@ class _Run:
         done = self.store.manifest.stages.get("export", {})
         if asked.items() <= done.items() and self.store.intact("shards"):
             # A run may have been killed right after its manifest.
-            shutil.rmtree(self.work, ignore_errors=True)
+            remove_tree(self.work)
             return self._result(resumed=0, already_done=True)
         ledger = Ledger(self.work / "progress.json", "export", asked)
         if not len(ledger):
@@ -191,7 +191,7 @@ class _Run:
     def _has_policies(self, split: str) -> bool:
         """Say whether any position of a split has a policy that is not one-hot."""
         query = f"SELECT count(policy) > 0 FROM {read_parquet_sql(list(self.buckets[split]))}"
-        with duckdb_session(memory=self.options.memory // 4, threads=1) as con:
+        with duckdb_session(memory=self.options.memory // 4, threads=1, place=self.store.path) as con:
             return bool(con.sql(query).fetchall()[0][0])
 
     def _write(self, shards: list[_Shard], ledger: Ledger) -> None:
@@ -218,7 +218,7 @@ class _Run:
             self.progress.note("replaces the shards of an earlier export")
         manifest.files = {n: f for n, f in manifest.files.items() if not n.startswith("shards/")}
         manifest.save(self.store.path)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        remove_tree(self.folder)
 
     def _publish(
         self, entries: dict[str, list[ShardEntry]], fields: dict[str, FieldSpec], asked: dict[str, Any]
@@ -249,7 +249,7 @@ class _Run:
             "digest": shard_manifest.digest,
         }
         manifest.save(self.store.path)
-        shutil.rmtree(self.work)
+        remove_tree(self.work)
 
     def _result(self, resumed: int, already_done: bool = False) -> ExportResult:
         lineage = self.store.manifest.stages["export"]

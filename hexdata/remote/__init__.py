@@ -12,11 +12,13 @@ from hexdata.remote.objects import (
     Tagged,
     abort_uploads,
     file_system,
+    is_passing,
     open_binary,
     patiently,
     put_if,
     read_tagged,
     upload,
+    version_of,
 )
 from hexdata.remote.scratch import scratch_folder
 
@@ -28,10 +30,12 @@ __all__ = [
     "abort_uploads",
     "as_path",
     "file_system",
+    "is_passing",
     "open_binary",
     "patiently",
     "put_if",
     "read_tagged",
     "scratch_folder",
     "upload",
+    "version_of",
 ]

@@ -40,7 +40,7 @@ _OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "s3": {
         **_UNCACHED,
         "config_kwargs": {
-            "retries": {"mode": "standard", "max_attempts": 8},
+            "retries": {"mode": "standard", "max_attempts": 4},
             "connect_timeout": 20,
             "read_timeout": 60,
         },

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import base64
 import binascii
+import errno
 import hashlib
+import io
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,10 +37,11 @@ __all__ = [
     "put_if",
     "read_tagged",
     "upload",
+    "version_of",
 ]
 
-ATTEMPTS: Final = 5
-"""Of an operation, on top of those that the store's own client makes."""
+ATTEMPTS: Final = 3
+"""Of an operation, each of which is several of the store's own client."""
 FIRST_WAIT: Final = 0.2
 """Seconds before the second attempt, doubled before each further one."""
 LONGEST_WAIT: Final = 20.0
@@ -60,6 +63,15 @@ _NO_CONDITIONS: Final = ("NotImplemented", "501")
 _MD5: Final = re.compile(r"[0-9a-f]{32}(-\d+)?")
 _PART: Final = 8 << 20
 """Bytes that are sent or asked for at a time."""
+_BUFFER: Final = 1 << 17
+"""Bytes that are taken at a time from those that were asked for."""
+_NUMBERS: Final = {
+    FileNotFoundError: errno.ENOENT,
+    PermissionError: errno.EACCES,
+    FileExistsError: errno.EEXIST,
+    TimeoutError: errno.ETIMEDOUT,
+}
+"""Of errors that the libraries raise without a number. One without is the data's fault to Arrow and gzip."""
 
 
 class Changed(Exception):  # noqa: N818 - no fault: what was read has been replaced since
@@ -87,10 +99,12 @@ def _speaks_s3(system: Any) -> bool:
 
 def code_of(error: BaseException) -> str:
     """Return the code by which S3 names an error, or nothing."""
-    for one in (error, error.__cause__):
+    one: BaseException | None = error
+    while one is not None:
         response = getattr(one, "response", None)
         if isinstance(response, dict):
             return str(response.get("Error", {}).get("Code", ""))
+        one = one.__cause__
     return ""
 
 
@@ -124,14 +138,22 @@ def patiently(what: Any, *arguments: Any, **named: Any) -> Any:
 
 @contextmanager
 def as_os_error() -> Iterator[None]:
-    """Turn what the libraries of an object store raise into an OSError that says the same."""
+    """Turn what the libraries of an object store raise into an OSError that says the same, with a number."""
     try:
         yield
-    except Exception as error:
-        room = type(error).__module__.partition(".")[0]
-        if isinstance(error, OSError) or room not in ("aiohttp", "botocore", "aiobotocore"):
+    except OSError as error:
+        if error.errno is not None:
             raise
-        raise OSError(f"the object store: {' '.join(str(error).split())}") from error
+        number = next((code for kind, code in _NUMBERS.items() if isinstance(error, kind)), errno.EIO)
+        raise OSError(number, _said(error)) from error
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] not in ("aiohttp", "botocore", "aiobotocore"):
+            raise
+        raise OSError(errno.EIO, f"the object store: {_said(error)}") from error
+
+
+def _said(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 # --- writing ------------------------------------------------------------------------------------------
@@ -226,14 +248,65 @@ def open_binary(path: AnyPath, *, block: int = _PART) -> BufferedReader:
     Of an object, so many bytes are asked for at a time, and kept until others are.
 
     Raises:
-        OSError: it cannot be opened.
+        OSError: it cannot be opened, or, later, read.
     """
     if isinstance(path, Path):
         return path.open("rb")
-    with as_os_error():
-        system = file_system(path)
-        opened: BufferedReader = system.open(path.path, "rb", block_size=block, cache_type="readahead")
-    return opened
+    opened = patiently(file_system(path).open, path.path, "rb", block_size=block, cache_type="readahead")
+    return BufferedReader(_Reading(opened), _BUFFER)
+
+
+class _Reading(io.RawIOBase):
+    """An object that fsspec has opened; what it cannot give now, it is asked for again."""
+
+    def __init__(self, opened: Any) -> None:
+        self._opened = opened
+
+    def readable(self) -> bool:
+        """Say yes."""
+        return True
+
+    def seekable(self) -> bool:
+        """Say yes."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read into a writable buffer; return how many bytes, 0 at the end."""
+        view = memoryview(buffer).cast("B")
+        piece: bytes = patiently(self._opened.read, len(view))
+        view[: len(piece)] = piece
+        return len(piece)
+
+    def seek(self, place: int, whence: int = io.SEEK_SET) -> int:
+        """Go to a place."""
+        return int(self._opened.seek(place, whence))
+
+    def tell(self) -> int:
+        """Return the place."""
+        return int(self._opened.tell())
+
+    def close(self) -> None:
+        """Let go of the object; again does nothing."""
+        super().close()
+        self._opened.close()
+
+
+def version_of(path: AnyPath) -> str:
+    """Return what changes when the content of a file or an object does; nothing if it is not there.
+
+    Of a file its size and time, of an object the tag, or the number of the version, that the store names.
+
+    Raises:
+        OSError: it cannot be asked for.
+    """
+    try:
+        if isinstance(path, Path):
+            status = path.stat()
+            return f"{status.st_size} {status.st_mtime_ns}"
+        info = patiently(file_system(path).info, path.path)
+    except FileNotFoundError:
+        return ""
+    return _tag(info) or f"{info['size']} {info.get('LastModified') or info.get('created')}"
 
 
 def read_tagged(path: UPath) -> Tagged:

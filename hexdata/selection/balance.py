@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -15,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from hexdata.order import derive_key, sort_key_sql, sort_subkeys
+from hexdata.remote import AnyPath
 from hexdata.schema import SPLITS
 from hexdata.selection.expression import Expression
 from hexdata.selection.groups import Group, count_groups, group_table, grouped_sql, same_group_sql
@@ -76,7 +76,7 @@ class Balanced:
 
 
 def balance(
-    con: DuckDBPyConnection, tables: Tables, rows: str, expression: Expression, seed: int, folder: Path
+    con: DuckDBPyConnection, tables: Tables, rows: str, expression: Expression, seed: int, folder: AnyPath
 ) -> Balanced:
     """Cut, within each split, every group of one value of an expression to the size of the smallest.
 
@@ -125,7 +125,7 @@ def _limits(
     cut: Sequence[Group],
     kept: Sequence[int],
     seed: int,
-    folder: Path,
+    folder: AnyPath,
 ) -> pa.Table:
     """Return, for the groups that are cut, their subkeys and the last key and position id that are kept.
 
@@ -166,7 +166,7 @@ def _firsts(found: Sequence[npt.NDArray[np.uint64]]) -> npt.NDArray[np.uint64]:
 
 
 def _compare(
-    con: DuckDBPyConnection, tables: Tables, joined: str, kept: str, folder: Path
+    con: DuckDBPyConnection, tables: Tables, joined: str, kept: str, folder: AnyPath
 ) -> tuple[BalanceRow, ...]:
     """Measure each group, and each split, whole and as either cut leaves it.
 

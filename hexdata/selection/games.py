@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
 
 from hexdata.order import derive_key, sort_key_sql
+from hexdata.remote import AnyPath
 from hexdata.selection.tables import Tables
 from hexdata.store.parquet import write_parquet
 from hexdata.store.session import DuckDBPyConnection, read_parquet_sql
@@ -50,7 +50,7 @@ def count_duplicates(con: DuckDBPyConnection, tables: Tables) -> Duplicates:
 
 
 def without_copies(
-    con: DuckDBPyConnection, tables: Tables, rows: str, kind: str, path: Path, all_rows: bool
+    con: DuckDBPyConnection, tables: Tables, rows: str, kind: str, path: AnyPath, all_rows: bool
 ) -> str:
     """Return a query for ``rows`` without those of games that are copies: ``exact`` or ``symmetric``.
 
@@ -93,7 +93,7 @@ def _copies_sql(tables: Tables, present: str = "") -> str:
 
 
 def limit_games(
-    con: DuckDBPyConnection, tables: Tables, rows: str, most: int, by: str, seed: int, path: Path
+    con: DuckDBPyConnection, tables: Tables, rows: str, most: int, by: str, seed: int, path: AnyPath
 ) -> str:
     """Return a query for at most ``most`` of each game's ``rows``; those of no known game all stay.
 

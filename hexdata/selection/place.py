@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -13,6 +12,7 @@ import pyarrow as pa
 
 from hexdata.errors import ConfigError
 from hexdata.order import derive_key, sort_key_sql
+from hexdata.remote import AnyPath
 from hexdata.schema import SPLITS
 from hexdata.selection.expression import Expression
 from hexdata.selection.groups import Group, count_groups, group_table, grouped_sql, same_group_sql
@@ -79,7 +79,7 @@ def place_strata(
     seed: int,
     key: int,
     buckets: dict[int, int],
-    folder: Path,
+    folder: AnyPath,
 ) -> Placement:
     """Give every bucket its fair share of each value of an expression, to within one position.
 
@@ -146,7 +146,7 @@ def _lowest_keys(
     grouped: str,
     strata: Sequence[Group],
     ranks: Sequence[npt.NDArray[np.int64]],
-    folder: Path,
+    folder: AnyPath,
 ) -> Iterator[npt.NDArray[np.uint64]]:
     """Give, for each stratum, the lowest key of each part; the first part begins at key 0."""
     sizes = np.array([stratum.rows for stratum in strata], dtype=np.int64)

@@ -6,11 +6,11 @@ Reads what it must to count and to cut; moves no row.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
 from hexdata.errors import ConfigError
 from hexdata.order import derive_key
+from hexdata.remote import AnyPath
 from hexdata.schema import SPLITS
 from hexdata.selection.balance import BalanceRow, balance
 from hexdata.selection.choices import Choices
@@ -56,7 +56,7 @@ class Selection:
     _assign: str = field(repr=False)
     _strata: Expression | None = field(repr=False)
 
-    def place(self, buckets: dict[str, int], con: DuckDBPyConnection, folder: Path) -> Placement:
+    def place(self, buckets: dict[str, int], con: DuckDBPyConnection, folder: AnyPath) -> Placement:
         """Say which bucket of its split each position goes to.
 
         Args:
@@ -79,7 +79,7 @@ class Selection:
         return place_positions(rows, self.key, numbers)
 
 
-def select(store: Store, choices: Choices, seed: int, con: DuckDBPyConnection, folder: Path) -> Selection:
+def select(store: Store, choices: Choices, seed: int, con: DuckDBPyConnection, folder: AnyPath) -> Selection:
     """Carry out the choices on a store.
 
     Args:
@@ -138,7 +138,7 @@ class _Choosing:
         choices: Choices,
         expressions: dict[str, Expression],
         seed: int,
-        folder: Path,
+        folder: AnyPath,
     ) -> None:
         self.con = con
         self.tables = tables

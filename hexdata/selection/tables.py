@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
+from hexdata.remote import AnyPath
 from hexdata.schema import SPLITS, games_schema, positions_schema, sources_schema, sql_columns
 from hexdata.selection.expression import Expression
 from hexdata.selection.ranks import segments
@@ -102,7 +102,9 @@ class Tables:
             ON p.game_id >> {_BLOCK_BITS} = r.block AND p.game_id BETWEEN r.low AND r.high
         """
 
-    def ready_for(self, con: DuckDBPyConnection, expressions: Iterable[Expression], folder: Path) -> Tables:
+    def ready_for(
+        self, con: DuckDBPyConnection, expressions: Iterable[Expression], folder: AnyPath
+    ) -> Tables:
         """Return these tables with what the expressions need beside them, written to ``folder``."""
         if any(expression.columns & _OF_SOURCE for expression in expressions):
             return replace(self, source_runs=write_table(folder / "source-runs.parquet", self._runs(con)))
@@ -135,13 +137,13 @@ class Tables:
         )
 
 
-def write_table(path: Path, table: pa.Table) -> str:
+def write_table(path: AnyPath, table: pa.Table) -> str:
     """Write a small table for queries to read, atomically; return the SQL that reads it."""
     write_parquet(path, table.schema, [table])
     return read_parquet_sql([path.resolve()])
 
 
-def _table_sql(paths: list[Path], schema: pa.Schema) -> str:
+def _table_sql(paths: list[AnyPath], schema: pa.Schema) -> str:
     """Return the SQL of a table, one without rows where there is no file."""
     if paths:
         return read_parquet_sql(paths)

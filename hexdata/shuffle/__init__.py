@@ -11,6 +11,7 @@ from pathlib import Path
 
 from hexdata.engine import LOCAL, Engine
 from hexdata.progress import SILENT, Progress
+from hexdata.remote import AnyPath
 from hexdata.shuffle.options import ShuffleOptions
 from hexdata.shuffle.outlook import ShufflePlan, look_ahead
 from hexdata.shuffle.patience import Patience
@@ -25,7 +26,7 @@ __all__ = ["Patience", "ShuffleOptions", "ShufflePlan", "ShuffleResult", "plan_s
 
 
 def plan_shuffle(
-    store: str | Path, options: ShuffleOptions | None = None, *, engine: Engine = LOCAL
+    store: str | AnyPath, options: ShuffleOptions | None = None, *, engine: Engine = LOCAL
 ) -> ShufflePlan:
     """Say what ``shuffle_store`` would do, and try on some rows what it would cost. Writes nothing.
 
@@ -37,13 +38,14 @@ def plan_shuffle(
     target, options = Store.open(store), options or ShuffleOptions()
     with tempfile.TemporaryDirectory(prefix="hexdata-plan-") as folder:
         prepared = prepare(target, options, Path(folder), None, engine.machines)
+    target.shares_work |= engine.machines.separate
     path = target.work / "shuffle" / LEDGER_NAME
     ledger = Ledger(path, "shuffle", prepared.lineage, only_look=True)
     return look_ahead(target, options, prepared, ledger, is_done(target, options))
 
 
 def shuffle_store(
-    store: str | Path,
+    store: str | AnyPath,
     options: ShuffleOptions | None = None,
     progress: Progress = SILENT,
     *,
@@ -68,6 +70,7 @@ def shuffle_store(
         EngineError: the engine's machines cannot do it.
     """
     target = Store.open(store)
+    target.shares_work |= engine.machines.separate
     with target.writing("shuffle"), journaled(target.path, "shuffle") as watched:
         engine.require([], target.path)
         run = Run(target, options or ShuffleOptions(), progress, patience or Patience(), engine)

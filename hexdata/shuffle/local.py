@@ -20,6 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from hexdata.order import sort_key
+from hexdata.remote import AnyPath
 from hexdata.schema import positions_schema
 from hexdata.selection import Placement
 from hexdata.shuffle.plan import Bucket, Job, Layout, Limits, Slice, sort_cost
@@ -68,7 +69,7 @@ class Mover:
 
     key: int
     board_size: int
-    folder: Path
+    folder: AnyPath
     layout: Layout
     limits: Limits
     say: Callable[[str], None]
@@ -81,7 +82,7 @@ class Mover:
         for number, batches in enumerate(self._chunks(reader)):
             yield self._scatter_rows(batches, self.folder / part.run_name(number))
 
-    def _scatter_rows(self, batches: list[pa.RecordBatch], run: Path) -> int:
+    def _scatter_rows(self, batches: list[pa.RecordBatch], run: AnyPath) -> int:
         """Write rows as a run; the list is emptied."""
         table = pa.Table.from_batches(batches)
         batches.clear()
@@ -156,7 +157,8 @@ class Mover:
     @contextmanager
     def _cut(self, pieces: list[Piece], unit_of: Callable[[pa.Table], UnitNumbers]) -> Iterator[Runs]:
         """Scatter the rows of a unit once more, into runs that are gone at the end."""
-        with tempfile.TemporaryDirectory(prefix=CUT_PREFIX, dir=self.folder) as folder:
+        here = self.folder if isinstance(self.folder, Path) else None
+        with tempfile.TemporaryDirectory(prefix=CUT_PREFIX, dir=here) as folder:
             paths: list[Path] = []
             for batches in self._chunks(self._read(pieces)):
                 rows = join_columns(batches, run_schema(self.board_size))

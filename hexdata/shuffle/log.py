@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
+from hexdata.remote import AnyPath, scratch_folder
+from hexdata.store.files import append_line
 from hexdata.units import format_bytes
 
 __all__ = ["LOG_NAME", "Log", "peak_resident_bytes"]
@@ -15,6 +17,15 @@ __all__ = ["LOG_NAME", "Log", "peak_resident_bytes"]
 LOG_NAME: Final = "logs/shuffle.log"
 _RSS_UNIT: Final = 1 if sys.platform == "darwin" else 1024
 """Bytes in which the system counts the peak of resident memory."""
+
+
+_MOST: Final = 1 << 20
+"""Bytes of earlier lines that stay in an object store."""
+
+
+def _kept_here(store: AnyPath) -> Path:
+    assert not isinstance(store, Path)
+    return scratch_folder("work", store).with_suffix(".log")
 
 
 def peak_resident_bytes() -> int:
@@ -25,15 +36,23 @@ def peak_resident_bytes() -> int:
 class Log:
     """Appends lines, each with the time; every run adds to what is there."""
 
-    def __init__(self, store: Path) -> None:
-        self._path = store / LOG_NAME
-        self._path.parent.mkdir(exist_ok=True)
+    def __init__(self, store: AnyPath) -> None:
+        """Begin to write into a store's log; that of an object store is kept here until ``publish``."""
+        self._published = store / LOG_NAME
+        self._path = self._published if isinstance(self._published, Path) else _kept_here(store)
+        self._path.parent.mkdir(parents=not isinstance(store, Path), exist_ok=True)
 
     def line(self, text: str) -> None:
         """Append a line."""
         now = datetime.now(UTC).isoformat(timespec="milliseconds").removesuffix("+00:00")
         with self._path.open("a", encoding="utf-8") as file:
             file.write(f"{now}Z {text}\n")
+
+    def publish(self) -> None:
+        """Put the lines of this machine into the store, if they are not there."""
+        if self._path is not self._published:
+            append_line(self._published, self._path.read_bytes(), most=_MOST)
+            self._path.unlink()
 
     def work(self, name: str, rows: int, seconds: float, peak: int) -> None:
         """Append what a piece of work did: its rows, its rate, and the peak of its memory so far."""

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from hexdata.errors import BudgetError
+from hexdata.remote import AnyPath
 from hexdata.selection import BalanceRow, Duplicates
 from hexdata.shuffle.options import ShuffleOptions
 from hexdata.shuffle.plan import Layout
 from hexdata.shuffle.prepare import Prepared
 from hexdata.store import Store
+from hexdata.store.files import size_of_tree
 from hexdata.store.ledger import Ledger
 from hexdata.store.parquet import ROW_GROUP_ROWS
 from hexdata.units import format_bytes
@@ -100,7 +103,7 @@ class ShufflePlan:
                 "too little disk for a shuffle", self.store, self.disk_free + self.disk_freed
             )
 
-    def disk_full(self, reason: str, path: Path | str, free: int) -> BudgetError:
+    def disk_full(self, reason: str, path: AnyPath | str, free: int) -> BudgetError:
         """Return the error for a disk without room, with what the whole plan needs."""
         needed = (
             f"{format_bytes(self.disk_needed)}: {format_bytes(self.run_bytes)} of runs, which go again, "
@@ -110,7 +113,7 @@ class ShufflePlan:
         return disk_full(reason, path, free, needed)
 
 
-def disk_full(reason: str, path: Path | str, free: int, needed: str | None = None) -> BudgetError:
+def disk_full(reason: str, path: AnyPath | str, free: int, needed: str | None = None) -> BudgetError:
     """Return the error for a disk without room."""
     return BudgetError(
         reason,
@@ -161,7 +164,7 @@ def look_ahead(
         disk_done=done,
         disk_needed=0 if already_done else int(DISK_MARGIN * left) + spill,
         disk_freed=0 if already_done or "layout" in ledger else _bytes_to_free(store),
-        disk_free=shutil.disk_usage(store.path).free,
+        disk_free=free_disk(store),
         units_done=len(done_slices) + len(done_buckets),
         seconds=0.0 if already_done else prepared.seconds + seconds / at_work,
         already_done=already_done,
@@ -171,7 +174,17 @@ def look_ahead(
     )
 
 
+def free_disk(store: Store) -> int:
+    """Return the bytes that are free where a shuffle writes: of an object store, where its work lies."""
+    place = store.path if isinstance(store.path, Path) else store.work
+    if not isinstance(place, Path):
+        return sys.maxsize  # object stores have room
+    while not place.exists():
+        place = place.parent
+    return shutil.disk_usage(place).free
+
+
 def _bytes_to_free(store: Store) -> int:
     """Return the size of what a new shuffle removes before it begins."""
     folders = [*(store.path / folder for folder in FOLDERS), store.work / "shuffle"]
-    return sum(path.stat().st_size for folder in folders for path in folder.rglob("*") if path.is_file())
+    return sum(size_of_tree(folder) for folder in folders)

@@ -339,6 +339,7 @@ def make_layout(
         most = max(expected // bucket_rows, 1)
         group = min(most, max(sum(buckets.values()) // shares, 1)) if parts == 1 else 1
         groups[split] = Grouping(buckets[split], group, parts)
+    units = sum(grouping.units for grouping in groups.values())
     slices = max(min(at_work * SLICES_PER_THREAD, positions // (PIECE_ROWS * units)), at_work)
     slice_rows = min(limits.chunk_rows, max(-(-positions // slices), ROW_GROUP_ROWS))
     return Layout(positions, slice_rows, by_key, groups)

@@ -15,6 +15,7 @@ from hexdata.engine import LOCAL
 from hexdata.engine.protocol import Machines
 from hexdata.errors import StoreError
 from hexdata.order import ORDER_VERSION, sort_key
+from hexdata.remote import AnyPath
 from hexdata.schema import positions_schema
 from hexdata.selection import Placement, Selection, select
 from hexdata.shuffle.options import ShuffleOptions
@@ -107,7 +108,7 @@ def _asked(store: Store, options: ShuffleOptions) -> dict[str, Any]:
 def prepare(
     store: Store,
     options: ShuffleOptions,
-    folder: Path,
+    folder: AnyPath,
     spill: Path | None,
     machines: Machines | None = None,
 ) -> Prepared:
@@ -133,11 +134,11 @@ def prepare(
     start = time.perf_counter()
     total = store.manifest.counts["positions"]
     memory = int((options.memory - BASE_MEMORY) * SELECT_SHARE)
-    with duckdb_session(memory=memory, threads=1, spill=spill) as con:
+    with duckdb_session(memory=memory, threads=1, spill=spill, place=store.path) as con:
         varying = _varying_bytes(con, positions)
     widest = row_bytes(n, varying.widest)
     limits = make_limits(options, total, row_bytes(n, varying.mean(total)), widest, machines)
-    with duckdb_session(memory=memory, threads=limits.threads, spill=spill) as con:
+    with duckdb_session(memory=memory, threads=limits.threads, spill=spill, place=store.path) as con:
         selection = select(store, options, options.seed, con, folder)
         chosen = row_bytes(n, varying.mean(sum(selection.rows.values())))
         limits = make_limits(options, total, chosen, widest, machines)
@@ -146,7 +147,7 @@ def prepare(
     seconds = time.perf_counter() - start
     by_key = options.assign == "position" and options.stratify_by is None
     layout = make_layout(total, selection.rows, buckets, limits, by_key=by_key, machines=machines.count)
-    with duckdb_session(memory=limits.duckdb_memory, threads=1, spill=spill) as con:
+    with duckdb_session(memory=limits.duckdb_memory, threads=1, spill=spill, place=store.path) as con:
         ids = min(total, SAMPLE_IDS, max(limits.chunk_rows // 2, 1))
         cost = _try_out(
             con, placement, layout, range((total - ids) // 2, (total + ids) // 2), selection.key, n
@@ -179,7 +180,7 @@ class _Varying:
         return min(self.all / rows, self.widest)
 
 
-def _varying_bytes(con: DuckDBPyConnection, positions: list[Path]) -> _Varying:
+def _varying_bytes(con: DuckDBPyConnection, positions: list[AnyPath]) -> _Varying:
     """Measure policies by the files' footers, and texts by reading them: a file keeps the same text once."""
     footers = f"""
         SELECT file_name, row_group_id, any_value(row_group_num_rows) AS rows,

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.ipc as ipc
 
 from hexdata.errors import StoreError
+from hexdata.remote import AnyPath, open_binary
 from hexdata.schema import positions_schema
 from hexdata.store.files import atomic_file
 
@@ -38,6 +39,8 @@ __all__ = [
 
 PIECE_ROWS: Final = 65_536
 """Of a piece, at most: compressed, it stands in memory once more."""
+BLOCK: Final = 1 << 20
+"""Bytes that are asked for at a time where runs lie in an object store: most pieces are smaller."""
 _INDEX: Final = b"hexdata pieces"
 """Entry of a run's schema: for each piece its unit, its rows and its bytes in memory, as int64."""
 
@@ -54,7 +57,7 @@ def run_schema(board_size: int) -> pa.Schema:
 class Piece:
     """Rows of one unit in one run."""
 
-    path: Path
+    path: AnyPath
     number: int
     rows: int
     bytes: int
@@ -67,7 +70,7 @@ def as_run(rows: pa.Table, board_size: int) -> pa.Table:
     return rows.select(schema.names).cast(schema)
 
 
-def write_run(path: Path, rows: pa.Table, unit: npt.NDArray[np.integer[Any]]) -> int:
+def write_run(path: AnyPath, rows: pa.Table, unit: npt.NDArray[np.integer[Any]]) -> int:
     """Write rows as a run, a unit piece after piece; return its bytes.
 
     Args:
@@ -103,7 +106,7 @@ def encode_run(file: Any, rows: pa.Table, unit: npt.NDArray[np.integer[Any]]) ->
 class Runs:
     """Which pieces the units of some runs are made of."""
 
-    def __init__(self, paths: Sequence[Path]) -> None:
+    def __init__(self, paths: Sequence[AnyPath]) -> None:
         """Read the indexes of the runs.
 
         Raises:
@@ -181,7 +184,7 @@ def join_columns(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
     return pa.Table.from_arrays(joined, schema=schema)
 
 
-def _read_index(path: Path) -> npt.NDArray[np.int64]:
+def _read_index(path: AnyPath) -> npt.NDArray[np.int64]:
     """Return the unit, the rows and the bytes of each piece of a run, int64 (n, 3)."""
     with _opened(path, ipc.IpcReadOptions(use_threads=False)) as reader:
         index = np.frombuffer(reader.schema.metadata[_INDEX], dtype="<i8")
@@ -189,10 +192,10 @@ def _read_index(path: Path) -> npt.NDArray[np.int64]:
 
 
 @contextmanager
-def _opened(path: Path, options: Any) -> Iterator[Any]:
+def _opened(path: AnyPath, options: Any) -> Iterator[Any]:
     """Open a run; it is read, not mapped, since mapped pages would count as memory."""
     try:
-        with pa.OSFile(str(path)) as file:
+        with pa.OSFile(str(path)) if isinstance(path, Path) else open_binary(path, block=BLOCK) as file:
             yield ipc.open_file(file, options=options)
     except (pa.ArrowException, OSError) as error:
         disk_failed = isinstance(error, OSError) and error.errno not in (None, errno.ENOENT)

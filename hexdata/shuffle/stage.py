@@ -7,7 +7,6 @@ moves them.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -20,19 +19,20 @@ import pyarrow as pa
 from hexdata.engine import Engine
 from hexdata.errors import BudgetError, StoreError
 from hexdata.progress import Progress
+from hexdata.remote import AnyPath
 from hexdata.selection import BalanceRow, Duplicates
 from hexdata.shuffle.crew import Crew
 from hexdata.shuffle.local import CUT_PREFIX
 from hexdata.shuffle.log import Log
 from hexdata.shuffle.options import ShuffleOptions
-from hexdata.shuffle.outlook import FOLDERS, ShufflePlan, disk_full, look_ahead
+from hexdata.shuffle.outlook import FOLDERS, ShufflePlan, disk_full, free_disk, look_ahead
 from hexdata.shuffle.patience import Patience, is_disk_full
 from hexdata.shuffle.plan import Bucket, Job, Layout, Slice
 from hexdata.shuffle.prepare import Prepared, is_done, prepare
 from hexdata.shuffle.runs import Runs
 from hexdata.shuffle.work import Report, Work, Written, scatter_alone, scatter_slice, sort_alone, sort_job
 from hexdata.store import Store
-from hexdata.store.files import FileFacts, has_size
+from hexdata.store.files import FileFacts, has_size, remove_tree
 from hexdata.store.ledger import Ledger
 from hexdata.units import format_bytes
 
@@ -81,14 +81,14 @@ class Run:
         self.machines = engine.machines
         self.work = store.work / "shuffle"
         self.tables = self.work / "selection"
-        self.spill = self.work / "spill"
-        for folder in (self.tables, self.spill, *self.work.glob(f"{CUT_PREFIX}*")):
-            shutil.rmtree(folder, ignore_errors=True)
+        self.spill = self.work / "spill" if isinstance(self.work, Path) else None
+        for folder in (self.tables, self.work / "spill", *self.work.glob(f"{CUT_PREFIX}*")):
+            remove_tree(folder)
 
     def shuffle(self) -> ShuffleResult:
         """Do what is not done yet."""
         if is_done(self.store, self.options):
-            shutil.rmtree(self.work, ignore_errors=True)  # one may have been killed right after its manifest
+            remove_tree(self.work)  # one may have been killed right after its manifest
             return replace(self._result(resumed=0), already_done=True)
         plan: ShufflePlan | None = None
         self.progress.begin("choose", None, "positions")
@@ -105,6 +105,7 @@ class Run:
                 facts = _Phases(self, prepared, done, log).facts()
             self._publish(facts, prepared.lineage)
             log.line(f"done: {resumed:,} of the units were there already")
+            log.publish()
         except MemoryError as error:
             raise BudgetError(
                 "the system gives no more memory",
@@ -116,7 +117,7 @@ class Run:
         except OSError as error:
             if not is_disk_full(error):
                 raise
-            path, free = error.filename or self.store.path, shutil.disk_usage(self.store.path).free
+            path, free = error.filename or self.store.path, free_disk(self.store)
             say = plan.disk_full if plan else disk_full
             raise say("the disk is full", path, free) from error
         made = prepared.selection
@@ -147,14 +148,14 @@ class Run:
         }
         manifest.save(self.store.path)
         for folder in FOLDERS:
-            shutil.rmtree(self.store.path / folder, ignore_errors=True)
+            remove_tree(self.store.path / folder)
         for path in self.work.glob("run-*"):
             path.unlink()
 
     def _publish(self, facts: dict[str, FileFacts], lineage: dict[str, Any]) -> None:
         found = sum(f.rows for f in facts.values())
         if found != lineage["positions"]:
-            shutil.rmtree(self.work)  # what it is made of is not to be trusted, and would be taken again
+            remove_tree(self.work)  # what it is made of is not to be trusted, and would be taken again
             raise StoreError(
                 "the buckets do not hold every position",
                 path=self.store.path,
@@ -167,7 +168,7 @@ class Run:
         manifest.files |= facts
         manifest.stages["shuffle"] = lineage
         manifest.save(self.store.path)
-        shutil.rmtree(self.work)
+        remove_tree(self.work)
 
     def _result(self, resumed: int) -> ShuffleResult:
         files = self.store.manifest.files_in("shuffled")
@@ -235,7 +236,7 @@ class _Books:
 
     def scattered(self, part: Slice, sizes: list[int]) -> None:
         """A slice is done."""
-        self.ledger.finish(part.name, {"bytes": sizes})
+        self.ledger.finish_soon(part.name, {"bytes": sizes})
         self.progress.advance(part.stop - part.start)
 
     def finish(self, written: Written) -> None:
@@ -290,11 +291,17 @@ class _Phases:
         todo = [part for part in self.layout.slices if not self._is_scattered(part)]
         self.run.progress.begin("scatter", self.layout.positions, "positions")
         self.run.progress.advance(self.layout.positions - sum(part.stop - part.start for part in todo))
-        if self.run.machines.separate:
-            for report in self._far(scatter_alone, ((self.work, part) for part in todo)):
-                assert report.part is not None
-                self.books.scattered(report.part, report.sizes)
-            return
+        try:
+            if self.run.machines.separate:
+                for report in self._far(scatter_alone, ((self.work, part) for part in todo)):
+                    assert report.part is not None
+                    self.books.scattered(report.part, report.sizes)
+            else:
+                self._scatter_here(todo)
+        finally:
+            self.ledger.save()
+
+    def _scatter_here(self, todo: list[Slice]) -> None:
         crew = Crew(self.prepared.limits.threads)
         watch = _CrewWatch(crew, self.books)
 
@@ -303,7 +310,7 @@ class _Phases:
 
         crew.work_off(todo, scatter)
 
-    def _runs(self, part: Slice) -> Iterator[tuple[Path, int]]:
+    def _runs(self, part: Slice) -> Iterator[tuple[AnyPath, int]]:
         """Give the runs of a slice that is done, with their sizes."""
         for number, size in enumerate(self.ledger[part.name]["bytes"]):
             yield self.run.work / part.run_name(number), size

@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
+from hexdata.remote import AnyPath
 from hexdata.schema import positions_schema
 from hexdata.selection import Placement
 from hexdata.shuffle.local import Mover
@@ -34,7 +35,7 @@ class Work:
     Attributes:
         store: its path.
         folder: where runs are written.
-        spill: where DuckDB may spill.
+        spill: where DuckDB may spill; None for the system's temporary folder.
         key: of ``sort_key``.
         board_size: n.
         layout: slices and units.
@@ -43,9 +44,9 @@ class Work:
         patience: with errors of the disk that may pass.
     """
 
-    store: Path
-    folder: Path
-    spill: Path
+    store: AnyPath
+    folder: AnyPath
+    spill: Path | None
     key: int
     board_size: int
     layout: Layout
@@ -94,7 +95,11 @@ def scatter_slice(work: Work, part: Slice, watch: Watch) -> list[int]:
         sizes.clear()
         mover = _mover(work, watch)
         with duckdb_session(
-            memory=work.limits.duckdb_memory, threads=1, spill=work.spill, interrupts=watch.interrupts
+            memory=work.limits.duckdb_memory,
+            threads=1,
+            spill=work.spill,
+            interrupts=watch.interrupts,
+            place=work.store,
         ) as con:
             for size in mover.scatter(con, work.placement, part):
                 sizes.append(size)

@@ -39,7 +39,11 @@ def write_database(store: Store) -> None:
 
     It can be made again at any time from the rest, so no manifest names it. Call it last in a stage, while
     the store is locked. The same manifest and release of DuckDB give the same bytes.
+
+    Not in an object store, where DuckDB could not open it.
     """
+    if not isinstance(store.path, Path):
+        return
     with (
         tempfile.TemporaryDirectory(prefix="hexdata-") as folder,
         duckdb_session(memory=_MEMORY, threads=1) as con,

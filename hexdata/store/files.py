@@ -42,6 +42,7 @@ __all__ = [
     "has_size",
     "remove_temporaries",
     "remove_tree",
+    "size_of_tree",
     "walk_once",
     "write_bytes",
 ]
@@ -205,6 +206,15 @@ def remove_tree(folder: AnyPath) -> None:
         patiently(file_system(folder).rm, folder.path, recursive=True)
     except FileNotFoundError:
         return
+
+
+def size_of_tree(folder: AnyPath) -> int:
+    """Return the bytes of all files below a folder; 0 if there is none."""
+    if isinstance(folder, Path):
+        return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    return sum(
+        found["size"] for found in patiently(file_system(folder).find, folder.path, detail=True).values()
+    )
 
 
 def exists(path: AnyPath) -> bool:

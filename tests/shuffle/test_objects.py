@@ -1,0 +1,172 @@
+"""A shuffle in an object store: the bytes of a local one, whatever fails and whoever dies."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hexdata.errors import StoreError, StoreLockedError
+from hexdata.export import ExportOptions, export_shards
+from hexdata.shuffle import ShuffleOptions, plan_shuffle, shuffle_store
+from hexdata.store import Store
+from tests.object_store import Fault
+
+if TYPE_CHECKING:
+    from upath import UPath
+
+    from tests.conftest import CopyStore, StoreBytes
+    from tests.object_store import ObjectStore
+
+SHUFFLE = ShuffleOptions(seed=5, buckets=6, threads=2)
+EXPORT = ExportOptions(shard_size=256, block_size=64)
+HERE_ALONE = {"hexdata.duckdb"}
+"""What a store has on a disk only."""
+
+
+def put_store(local: Path, remote: UPath) -> None:
+    for path in local.rglob("*"):
+        if path.is_file() and path.name != "hexdata.duckdb":
+            (remote / path.relative_to(local).as_posix()).write_bytes(path.read_bytes())
+
+
+def bytes_of(store: UPath) -> dict[str, str]:
+    """Return the SHA-256 of each object of a dataset, by its path below the store."""
+    found = {path[len(store.path) + 1 :]: path for path in store.fs.find(store.path)}
+    return {
+        name: hashlib.sha256(store.fs.cat_file(path)).hexdigest()
+        for name, path in found.items()
+        if not name.startswith((".", "logs/"))
+    }
+
+
+@pytest.fixture
+def remote(bucket: UPath, trmph_store: Path) -> UPath:
+    """Return a store that is converted, in a bucket."""
+    put_store(trmph_store, bucket / "store")
+    return bucket / "store"
+
+
+@pytest.fixture
+def expected(trmph_store: Path, copy_store: CopyStore, store_bytes: StoreBytes) -> dict[str, str]:
+    """Return the bytes of the store, shuffled and exported on a disk."""
+    store = copy_store(trmph_store)
+    shuffle_store(store, SHUFFLE)
+    export_shards(store, EXPORT)
+    return {name: digest for name, digest in store_bytes(store).items() if name not in HERE_ALONE}
+
+
+def test_the_bytes_are_those_of_a_disk(remote: UPath, expected: dict[str, str], tmp_path: Path) -> None:
+    plan = plan_shuffle(remote, SHUFFLE)
+    result = shuffle_store(remote, SHUFFLE)
+    assert plan.store == str(remote)
+    assert result.positions == plan.positions
+    export_shards(remote, EXPORT)
+    assert bytes_of(remote) == expected
+    assert shuffle_store(remote, SHUFFLE).already_done
+    assert export_shards(remote, EXPORT).already_done
+    log = (remote / "logs" / "shuffle.log").read_text()
+    assert log.count("rows in") == result.buckets["train"] + result.buckets["val"] + result.buckets["test"]
+    left = [path for path in (tmp_path / "hexdata-cache").rglob("*") if path.is_file()]
+    assert {path.parent.name for path in left} == {"locks"}
+
+
+def test_another_shuffle_replaces_it(remote: UPath, expected: dict[str, str]) -> None:
+    shuffle_store(remote, ShuffleOptions(seed=6, buckets=9))
+    export_shards(remote, EXPORT)
+    shuffle_store(remote, SHUFFLE)
+    assert "export" not in Store.open(remote).manifest.stages
+    assert not (remote / "shards").exists()
+    export_shards(remote, EXPORT)
+    assert bytes_of(remote) == expected
+
+
+def test_a_server_that_fails_in_passing(
+    remote: UPath, expected: dict[str, str], object_store: ObjectStore
+) -> None:
+    object_store.fail(
+        Fault("GET", r"/positions/", status=500, count=3),
+        Fault("GET", r"/positions/", cut=1000, count=2),
+        Fault("PUT", r"/shuffled/", status=503, count=2),
+        Fault("PUT", r"/shuffled/", status=500, lose=True),
+        Fault("GET", r"/shuffled/", cut=100, skip=3),
+        Fault("PUT", r"/shards/", delay=1),
+        Fault("PUT", r"/manifest.json", status=500, lose=True, count=2),
+    )
+    shuffle_store(remote, SHUFFLE)
+    export_shards(remote, EXPORT)
+    assert object_store.all_met()
+    assert bytes_of(remote) == expected
+
+
+def test_a_server_that_fails_for_good_publishes_nothing(
+    remote: UPath, expected: dict[str, str], object_store: ObjectStore
+) -> None:
+    before = (remote / "manifest.json").read_bytes()
+    object_store.fail(Fault("PUT", r"/shuffled/train/", status=403, count=1000))
+    with pytest.raises(OSError, match="as asked"):
+        shuffle_store(remote, SHUFFLE)
+    assert (remote / "manifest.json").read_bytes() == before
+    object_store.fail()
+    assert shuffle_store(remote, SHUFFLE).resumed > 0
+    export_shards(remote, EXPORT)
+    assert bytes_of(remote) == expected
+
+
+def test_one_process_writes_at_a_time(remote: UPath) -> None:
+    store = Store.open(remote)
+    with store.writing("shuffle"), pytest.raises(StoreLockedError, match=f"process {os.getpid()}"):
+        shuffle_store(remote, SHUFFLE)
+
+
+def test_another_machine_that_writes_is_named(
+    remote: UPath, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Another folder for what is kept here stands for another machine: no lock of the kernel is shared."""
+    store = Store.open(remote)
+    with store.writing("shuffle"):
+        monkeypatch.setenv("HEXDATA_CACHE", str(tmp_path / "another"))
+        with pytest.raises(StoreLockedError, match=rf"process {os.getpid()} on .* \(shuffle\)"):
+            export_shards(remote, EXPORT)
+    shuffle_store(remote, SHUFFLE)
+
+
+def test_a_manifest_that_another_has_published_is_not_lost(remote: UPath) -> None:
+    store = Store.open(remote)
+    with store.writing("shuffle"):
+        content = (remote / "manifest.json").read_bytes()
+        (remote / "manifest.json").write_bytes(content + b"\n")
+        with pytest.raises(StoreError, match="another process has changed this store"):
+            store.manifest.save(store.path)
+        assert (remote / "manifest.json").read_bytes() == content + b"\n"
+
+
+RUN = """
+import sys
+from hexdata.export import ExportOptions, export_shards
+from hexdata.shuffle import ShuffleOptions, shuffle_store
+shuffle_store(sys.argv[1], ShuffleOptions(seed=5, buckets=6, threads=2))
+export_shards(sys.argv[1], ExportOptions(shard_size=256, block_size=64))
+"""
+
+
+def test_killed_at_any_request(remote: UPath, expected: dict[str, str], object_store: ObjectStore) -> None:
+    """The same command again goes on, at once, and to the same bytes; a reader never sees half of it."""
+    for request in (1, 3, 6, 9, 14):
+        object_store.fail(Fault("PUT", r"/store/", delay=600, count=1, skip=request))
+        with subprocess.Popen([sys.executable, "-c", RUN, str(remote)], stderr=subprocess.PIPE) as process:
+            assert object_store.wait_until_met(process), process.stderr and process.stderr.read()
+            process.send_signal(signal.SIGKILL)
+        object_store.fail()
+        manifest = Store.open(remote).manifest
+        for name, facts in manifest.files.items():
+            assert (remote / name).stat().st_size == facts.bytes
+    shuffle_store(remote, SHUFFLE)
+    export_shards(remote, EXPORT)
+    assert bytes_of(remote) == expected
