@@ -32,31 +32,35 @@ class Placement:
     """The positions that take part, each with its place in the order (split, bucket, sort_key)."""
 
     sql: str
+    tables: Tables
 
     def rows_sql(self, start: int | None = None, stop: int | None = None) -> str:
         """Return a query for the positions, in no order; only for start <= position_id < stop, if given.
 
         Their columns, ``split`` (index of ``SPLITS``), ``bucket`` (UINTEGER) and ``sort_key`` (UBIGINT).
         """
-        if start is None:
+        if start is None or stop is None:
             return self.sql
-        return f"SELECT * FROM ({self.sql}) WHERE position_id >= {start} AND position_id < {stop}"
+        # Each position takes part by what it is, so that the other files need not even be opened.
+        near = self.sql.replace(self.tables.positions, self.tables.positions_between(start, stop))
+        return f"SELECT * FROM ({near}) WHERE position_id >= {start} AND position_id < {stop}"
 
 
-def place_positions(chosen: str, key: int, buckets: dict[int, int]) -> Placement:
+def place_positions(tables: Tables, chosen: str, key: int, buckets: dict[int, int]) -> Placement:
     """Give each position the bucket in whose range its sort key lies: no cut changes the order."""
-    return _by_range(chosen, key, "sort_key", buckets)
+    return _by_range(tables, chosen, key, "sort_key", buckets)
 
 
-def place_games(chosen: str, key: int, game_key: int, buckets: dict[int, int]) -> Placement:
+def place_games(tables: Tables, chosen: str, key: int, game_key: int, buckets: dict[int, int]) -> Placement:
     """Give each game the bucket in whose range its own key lies; a position of no known game goes alone."""
-    return _by_range(chosen, key, f"coalesce({sort_key_sql('game_id', game_key)}, sort_key)", buckets)
+    return _by_range(tables, chosen, key, f"coalesce({sort_key_sql('game_id', game_key)}, sort_key)", buckets)
 
 
-def _by_range(chosen: str, key: int, bucket_key: str, buckets: dict[int, int]) -> Placement:
+def _by_range(tables: Tables, chosen: str, key: int, bucket_key: str, buckets: dict[int, int]) -> Placement:
     """Give each position the bucket in whose range ``bucket_key`` lies.
 
     Args:
+        tables: of the store.
         chosen: positions with ``split_index``.
         key: of ``sort_key``.
         bucket_key: an expression, UBIGINT.
@@ -65,10 +69,11 @@ def _by_range(chosen: str, key: int, bucket_key: str, buckets: dict[int, int]) -
     count = " ".join(f"WHEN {split} THEN {number}" for split, number in buckets.items())
     # Bucket i begins at key floor(i · 2^64 / B), so it is the largest i with i · 2^64 < (key + 1) · B.
     bucket = f"(({bucket_key})::UHUGEINT + 1) * (CASE split_index {count} END)::UHUGEINT - 1"
-    return Placement(f"""
+    sql = f"""
         SELECT * RENAME (split_index AS split), (({bucket}) >> 64)::UINTEGER AS bucket
         FROM (SELECT *, {sort_key_sql("position_id", key)} AS sort_key FROM ({chosen}))
-    """)
+    """
+    return Placement(sql, tables)
 
 
 def place_strata(
@@ -124,13 +129,14 @@ def place_strata(
         for stratum, (bucket, _), low in zip(strata, shares, lows, strict=True)
     )
     table = write_table(folder / "strata.parquet", parts)
-    return Placement(f"""
+    sql = f"""
         SELECT p.* EXCLUDE (group_value, cut_key, cell) RENAME (split_index AS split), t.bucket,
                {sort_key_sql("p.position_id", key)} AS sort_key
         FROM (SELECT *, cut_key >> {64 - bits} AS cell FROM ({grouped})) p
         LEFT JOIN {table} t
         ON {same_group_sql("p", "t")} AND p.cell = t.cell AND p.cut_key BETWEEN t.low AND t.high
-    """)
+    """
+    return Placement(sql, tables)
 
 
 def _shares(stratum: Group, buckets: int, seed: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -75,8 +75,8 @@ class Selection:
                     con, self._tables, rows, self._strata, self._seed, self.key, numbers, folder
                 )
         if self._assign == "game":
-            return place_games(rows, self.key, derive_key(self._seed, "shuffle-games"), numbers)
-        return place_positions(rows, self.key, numbers)
+            return place_games(self._tables, rows, self.key, derive_key(self._seed, "shuffle-games"), numbers)
+        return place_positions(self._tables, rows, self.key, numbers)
 
 
 def select(store: Store, choices: Choices, seed: int, con: DuckDBPyConnection, folder: AnyPath) -> Selection:

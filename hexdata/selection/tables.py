@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Final
 
 import numpy as np
@@ -17,7 +18,7 @@ from hexdata.schema import SPLITS, games_schema, positions_schema, sources_schem
 from hexdata.selection.expression import Expression
 from hexdata.selection.ranks import segments
 from hexdata.store import Store
-from hexdata.store.parquet import write_parquet
+from hexdata.store.parquet import ROW_GROUP_ROWS, write_parquet
 from hexdata.store.session import DuckDBPyConnection, read_parquet_sql
 
 __all__ = ["Tables", "write_table"]
@@ -40,6 +41,10 @@ class Tables:
     sources: str
     position_columns: dict[str, str]
     """DuckDB's types by name."""
+    parts: tuple[tuple[AnyPath, int], ...]
+    """The files of the positions, each with its rows: together they have the ids 0…N-1 in order."""
+    held_out: str | None = None
+    """The games that do not train, with their ``split_index``, once :meth:`ready_for` queries of rows."""
     source_runs: str | None = None
     """Ranges of game ids with their source, once :meth:`ready_for` expressions of sources."""
 
@@ -47,12 +52,25 @@ class Tables:
     def of(cls, store: Store) -> Tables:
         """Return the tables of a store that holds positions."""
         assert store.manifest.board_size is not None
+        positions = store.files("positions")
+        rows = (facts.rows for facts in store.manifest.files_in("positions").values())
         return cls(
-            read_parquet_sql(store.files("positions")),
+            read_parquet_sql(positions),
             _table_sql(store.files("games"), games_schema()),
             _table_sql(store.files("sources"), sources_schema()),
             sql_columns(positions_schema(store.manifest.board_size)),
+            tuple(zip(positions, rows, strict=True)),
         )
+
+    def positions_between(self, start: int, stop: int) -> str:
+        """Return the positions of the files that have some of start <= position_id < stop."""
+        firsts = accumulate((rows for _, rows in self.parts), initial=0)
+        touched = [
+            path
+            for first, (path, rows) in zip(firsts, self.parts, strict=False)
+            if first < stop and first + rows > start
+        ]
+        return read_parquet_sql(touched or [path for path, _ in self.parts[:1]])
 
     @property
     def expression_columns(self) -> dict[str, str]:
@@ -67,12 +85,10 @@ class Tables:
 
     def rows_sql(self) -> str:
         """Return a query for every position. Only the games held out are joined."""
-        number = " ".join(f"WHEN '{name}' THEN {i}" for i, name in enumerate(SPLITS) if i)
+        assert self.held_out is not None, "ready_for comes before queries of rows"
         return f"""
-            SELECT p.*, (CASE g.split {number} ELSE 0 END)::UTINYINT AS split_index
-            FROM {self.positions} p LEFT JOIN (
-                SELECT game_id, split FROM {self.games} WHERE split <> '{SPLITS[0]}'
-            ) g USING (game_id)
+            SELECT p.*, coalesce(g.split_index, 0)::UTINYINT AS split_index
+            FROM {self.positions} p LEFT JOIN {self.held_out} g USING (game_id)
         """
 
     def evaluated_sql(self, rows: str, expression: Expression, name: str, kind: str) -> str:
@@ -105,10 +121,24 @@ class Tables:
     def ready_for(
         self, con: DuckDBPyConnection, expressions: Iterable[Expression], folder: AnyPath
     ) -> Tables:
-        """Return these tables with what the expressions need beside them, written to ``folder``."""
+        """Return these tables with what queries need beside them, written to ``folder``.
+
+        Every slice of a shuffle is a query of its own, and reads the games anew: so they read few.
+        """
+        ready = replace(self, held_out=self._held_out(con, folder / "held-out.parquet"))
         if any(expression.columns & _OF_SOURCE for expression in expressions):
-            return replace(self, source_runs=write_table(folder / "source-runs.parquet", self._runs(con)))
-        return self
+            return replace(ready, source_runs=write_table(folder / "source-runs.parquet", self._runs(con)))
+        return ready
+
+    def _held_out(self, con: DuckDBPyConnection, path: AnyPath) -> str:
+        number = " ".join(f"WHEN '{name}' THEN {i}" for i, name in enumerate(SPLITS) if i)
+        query = f"""
+            SELECT game_id, (CASE split {number} ELSE 0 END)::UTINYINT AS split_index
+            FROM {self.games} WHERE split <> '{SPLITS[0]}'
+        """
+        rows = con.sql(query).to_arrow_reader(ROW_GROUP_ROWS)
+        write_parquet(path, rows.schema, rows)
+        return read_parquet_sql([path.resolve()])
 
     def _runs(self, con: DuckDBPyConnection) -> pa.Table:
         """Return ranges of game ids with their source, cut at blocks of ids.

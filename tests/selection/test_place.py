@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter, defaultdict
 from itertools import pairwise
 
@@ -16,6 +17,8 @@ from hexdata.schema import SPLITS
 from hexdata.selection import place as place_module
 from hexdata.selection import ranks
 from hexdata.selection.place import place_positions
+from hexdata.selection.tables import Tables
+from hexdata.store import Store
 
 SEED = 11
 STRATA = {
@@ -76,7 +79,8 @@ def test_the_cuts_are_those_of_bucket_bounds_to_the_last_bit(con, buckets):
     keys = [0, (1 << 64) - 1, *(k + d for k in bounds for d in (-1, 0, 1))]
     ids = ", ".join(f"({unsort(key, 5)}::UBIGINT)" for key in keys)
     chosen = f"SELECT id AS position_id, 0 AS split_index FROM (VALUES {ids}) AS ids(id)"
-    placed = con.sql(place_positions(chosen, 5, {0: buckets}).rows_sql()).fetchall()
+    no_store = Tables("positions", "games", "sources", {}, ())
+    placed = con.sql(place_positions(no_store, chosen, 5, {0: buckets}).rows_sql()).fetchall()
     assert sorted((key, bucket) for _, _, key, bucket in placed) == sorted(
         (k, in_range(k, buckets)) for k in keys
     )
@@ -191,6 +195,21 @@ def test_a_slice_is_a_part_of_the_whole(asked, con, choose, tmp_path, choice_sto
         for a, b in pairwise(cuts)
     ]
     assert [row for part in parts for row in part] == rows
+
+
+def test_a_slice_opens_the_files_that_have_its_positions(con, choose, tmp_path, choice_store):
+    store = tmp_path / "store"
+    shutil.copytree(choice_store, store)
+    files = Store.open(store).manifest.files_in("positions")
+    (_, rows), *others = ((name, facts.rows) for name, facts in files.items())
+    assert others
+    placement = choose(store).place({"train": 3, "val": 2, "test": 1}, con, tmp_path)
+    expected = con.sql(f"FROM ({placement.rows_sql(0, rows)}) ORDER BY position_id").fetchall()
+    for name, _ in others:
+        (store / name).write_bytes(b"no Parquet file")
+    assert con.sql(f"FROM ({placement.rows_sql(0, rows)}) ORDER BY position_id").fetchall() == expected
+    with pytest.raises(Exception, match="(?i)parquet"):
+        con.sql(f"FROM ({placement.rows_sql(0, rows + 1)})").fetchall()
 
 
 def test_too_many_cuts_are_refused(choose, place, choice_store, monkeypatch):

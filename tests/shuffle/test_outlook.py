@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 from hexdata.cli import app
 from hexdata.errors import StoreError
 from hexdata.progress import Silent
-from hexdata.shuffle import ShuffleOptions, log, plan, plan_shuffle, shuffle_store
+from hexdata.shuffle import ShuffleOptions, plan, plan_shuffle, shuffle_store
+from hexdata.shuffle.log import Log
 from hexdata.store import Store
 from hexdata.verify import verify_store
 
@@ -131,13 +132,9 @@ def test_the_log_has_a_line_a_bucket(trmph_store: Path, copy_store: CopyStore) -
 @pytest.mark.parametrize(
     ("peak", "told"), [(87_000_000, "87 MB"), (999_400_000, "999 MB"), (1_016_000_000, "1.02 GB")]
 )
-def test_a_line_of_work_at_any_size_of_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, peak: int, told: str
-) -> None:
+def test_a_line_of_work_at_any_size_of_process(tmp_path: Path, peak: int, told: str) -> None:
     """The peak is that of the whole process, whatever ran in it before."""
-    monkeypatch.setattr(log, "peak_resident_bytes", lambda: peak)
-    (tmp_path / "logs").mkdir()
-    log.Log(tmp_path).work("shuffled/train/bucket-000000.parquet", 1_234, 0.5)
+    Log(tmp_path).work("shuffled/train/bucket-000000.parquet", 1_234, 0.5, peak)
     match = LINE.fullmatch((tmp_path / "logs" / "shuffle.log").read_text().rstrip("\n"))
     assert match is not None
     assert (match["rows"], match["memory"]) == ("1,234", told)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hexdata.engine.protocol import Machines
 from hexdata.errors import BudgetError, ConfigError
 from hexdata.order import sort_key
 from hexdata.pool import default_workers
@@ -167,6 +168,54 @@ def test_a_small_store_has_work_for_every_thread() -> None:
     for threads in (1, 2, 8):
         _, layout = planned(ShuffleOptions(threads=threads, memory=10**10), rows)
         assert len(layout.slices) >= 2 * threads
+
+
+def laid_out(positions: int, machines: Machines, memory: int) -> tuple[Limits, Layout]:
+    """Plan for a store with nine tenths in train, as ``convert`` splits one."""
+    held_out = positions // 20
+    rows = {"train": positions - 2 * held_out, "val": held_out, "test": held_out}
+    options = ShuffleOptions(memory=memory)
+    limits = make_limits(options, positions, NARROW, NARROW, machines)
+    counts = bucket_counts(options, rows)
+    return limits, make_layout(positions, rows, counts, limits, machines=machines.count)
+
+
+def piece_rows(layout: Layout) -> float:
+    """Rows of a piece, in the mean: each slice has one of each unit."""
+    return layout.positions / len(layout.slices) / layout.units
+
+
+@pytest.mark.parametrize("positions", [10**9, 10**10, 10**11])
+def test_pieces_stay_large_however_large_the_store(positions: int) -> None:
+    """With 4 GB a thread: a piece costs as much as hundreds of rows, and there are slices x units of them."""
+    _, layout = laid_out(positions, Machines(16, 16, separate=True), 64 * 10**9)
+    assert piece_rows(layout) > 800
+
+
+def test_a_thousand_machines_have_work_for_every_core() -> None:
+    """Where cores are many, their number decides, and pieces are as large as it leaves them."""
+    machines = Machines(1_000, 16, separate=True)
+    limits, layout = laid_out(10**11, machines, 64 * 10**9)
+    at_work = machines.count * limits.threads
+    assert at_work <= len(layout.slices) < 1.2 * at_work
+    assert at_work <= len(layout.jobs) < 1.3 * at_work
+    assert piece_rows(layout) > 300
+    assert sum(part.stop - part.start for part in layout.slices) == 10**11
+    assert [unit for job in layout.jobs for unit in job.units] == list(range(layout.units))
+
+
+def test_a_unit_of_several_buckets_takes_the_small_splits_too() -> None:
+    _, layout = laid_out(10**11, Machines(100, 16, separate=True), 64 * 10**9)
+    assert {grouping.group for grouping in layout.groups.values()} == {layout.groups["train"].group}
+    assert layout.groups["train"].group > 1
+
+
+def test_what_is_joined_in_memory_stays_below_two_gibibytes() -> None:
+    """Arrow refuses to join texts of more, however much memory there is."""
+    limits = make_limits(ShuffleOptions(memory=10**12, threads=1), 10**12, NARROW, NARROW)
+    for may in (limits.may_scatter, limits.may_sort):
+        assert may(1, (1 << 31) - 100)
+        assert not may(1, 1 << 31)
 
 
 def test_wide_rows_are_taken_in_smaller_parts() -> None:
