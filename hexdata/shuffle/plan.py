@@ -40,6 +40,8 @@ BASE_MEMORY: Final = 312 << 20
 """Bytes held besides DuckDB's buffers and the rows at hand: interpreter and libraries, as measured."""
 MOST_ROWS: Final = 1 << 21
 """Rows that a thread takes into memory at a time; more is no faster, as long as pieces are large enough."""
+MANY_POSITIONS: Final = 1 << 32
+"""Of a store from which on more rows are taken at a time: pieces would have fewer than ``PIECE_ROWS``."""
 PIECE_ROWS: Final = 1 << 10
 """Rows of a piece, in the mean, that a plan aims at. A piece costs some 0.2 ms and 2 kB to write and to read,
 whatever it holds: at 1,000 rows about as much time as the rows do, and a tenth of the bytes."""
@@ -286,7 +288,7 @@ def make_limits(
     duckdb_memory = min(max(int(share * DUCKDB_SHARE), least_duckdb), max(DUCKDB_MOST, least_duckdb))
     chunk_bytes = min(share + writer - duckdb_memory, scatter_cost(0, MOST_BYTES))
     sort_bytes = min(share, sort_cost(0, MOST_BYTES))
-    most = max(MOST_ROWS, isqrt(positions * PIECE_ROWS))
+    most = MOST_ROWS * max(isqrt((positions << 16) // MANY_POSITIONS), 1 << 8) >> 8
     return Limits(
         threads=threads,
         duckdb_memory=duckdb_memory,

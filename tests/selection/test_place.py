@@ -208,7 +208,7 @@ def test_a_slice_opens_the_files_that_have_its_positions(con, choose, tmp_path, 
     for name, _ in others:
         (store / name).write_bytes(b"no Parquet file")
     assert con.sql(f"FROM ({placement.rows_sql(0, rows)}) ORDER BY position_id").fetchall() == expected
-    with pytest.raises(Exception, match="(?i)parquet"):
+    with pytest.raises(Exception, match=r"(?i)parquet"):
         con.sql(f"FROM ({placement.rows_sql(0, rows + 1)})").fetchall()
 
 
