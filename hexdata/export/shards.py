@@ -178,7 +178,7 @@ class _Run:
         return [
             _Shard(
                 name=f"{split}-{index:06d}.tar",
-                rows=Rows(files, start, min(start + size, total)),
+                rows=Rows.of(files, start, min(start + size, total)),
                 first_block=start // self.options.block_size,
                 block_size=self.options.block_size,
                 board_size=self.board_size,
@@ -197,11 +197,15 @@ class _Run:
     def _write(self, shards: list[_Shard], ledger: Ledger) -> None:
         self.progress.begin("export", sum(s.rows.stop - s.rows.start for s in shards), "positions")
         todo = [shard for shard in shards if not self._is_written(shard, ledger)]
-        self.progress.advance(sum(s.rows.stop - s.rows.start for s in shards if s not in todo))
+        missing = {shard.name for shard in todo}
+        self.progress.advance(sum(s.rows.stop - s.rows.start for s in shards if s.name not in missing))
         tasks = [(shard, self.folder) for shard in todo]
-        for index, entry in self._run(tasks):
-            ledger.finish(todo[index].name, asdict(entry))
-            self.progress.advance(entry.positions)
+        try:
+            for index, entry in self._run(tasks):
+                ledger.finish_soon(todo[index].name, asdict(entry))
+                self.progress.advance(entry.positions)
+        finally:
+            ledger.save()
 
     def _run(self, tasks: list[tuple[Any, ...]]) -> Iterator[tuple[int, ShardEntry]]:
         """Run tasks, a shard each."""

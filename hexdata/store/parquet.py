@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -102,6 +104,13 @@ class Rows:
     """Each file with the number of its rows."""
     start: int
     stop: int
+
+    @classmethod
+    def of(cls, files: Sequence[tuple[AnyPath, int]], start: int, stop: int) -> Rows:
+        """Return a range that knows no other files than those that it has rows of."""
+        firsts = list(accumulate((count for _, count in files), initial=0))
+        begin, end = bisect_right(firsts, start) - 1, bisect_left(firsts, stop)
+        return cls(tuple(files[begin:end]), start - firsts[begin], stop - firsts[begin])
 
 
 def read_rows(rows: Rows, schema: pa.Schema) -> Iterator[pa.RecordBatch]:

@@ -110,6 +110,19 @@ def test_any_range_is_read_back(parts: tuple[tuple[Path, int], ...], start: int,
     assert pa.Table.from_batches(batches, SCHEMA).to_pylist() == rows(start, max(start, stop)).to_pylist()
 
 
+@given(st.integers(0, 70), st.integers(0, 70))
+def test_a_range_knows_no_other_files(parts: tuple[tuple[Path, int], ...], start: int, stop: int) -> None:
+    ranged = Rows.of(parts, start, stop)
+    batches = list(read_rows(ranged, SCHEMA))
+    expected = rows(min(start, 60), max(min(start, 60), min(stop, 60)))
+    assert pa.Table.from_batches(batches, SCHEMA).to_pylist() == expected.to_pylist()
+    touched = {parts.index(file) for file in ranged.files if file[1]}
+    bounds = ((0, 0, 20), (2, 20, 53), (3, 53, 60))
+    assert touched <= {
+        number for number, first, end in bounds if first <= start < end or start < end and first < stop
+    }
+
+
 def test_row_groups_outside_the_range_are_not_read(
     parts: tuple[tuple[Path, int], ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
