@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Collection, Iterable, Mapping
 from numbers import Real
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any
 
 from hexdata.errors import ConfigError, HexdataError, StoreError
@@ -92,14 +92,14 @@ def check_shares(val: Any, test: Any) -> None:
 
 
 def check_suffix(
-    path: Path, what: str, suffixes: Collection[str], error: type[HexdataError] = ConfigError
+    path: object, what: str, suffixes: Collection[str], error: type[HexdataError] = ConfigError
 ) -> None:
     """See that a file to be written is called ``what`` it is: a slip must not cost another file.
 
     Raises:
         HexdataError: of the type ``error``, if its name ends in none of ``suffixes``.
     """
-    if path.suffix.lower() not in suffixes:
+    if PurePath(str(path)).suffix.lower() not in suffixes:
         raise error(f"this is no name of {what}", path=path, expected=" or ".join(suffixes))
 
 

@@ -7,18 +7,20 @@ import typing
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from hexdata.config import did_you_mean, read_toml
 from hexdata.convert import ConvertOptions, convert_sources
 from hexdata.demo import DemoOptions, make_legacy
+from hexdata.engine import Engine, EngineOptions, open_engine
 from hexdata.errors import ConfigError, HexdataError, VerifyError
 from hexdata.export import ExportOptions, PicklesOptions, export_pickles, export_shards
 from hexdata.loader.drive import LoadOptions, drive_loader
 from hexdata.progress import SILENT, Progress
 from hexdata.quality import Quality, measure_quality
+from hexdata.remote import as_path, objects_below, telling
 from hexdata.report import Verdict, write_report
 from hexdata.shuffle import ShuffleOptions, ShuffleResult, shuffle_store
 from hexdata.sql import Limits
@@ -31,9 +33,14 @@ __all__ = ["Config", "RunResult", "StageFacts", "demo_config", "load_config", "r
 
 @dataclass(frozen=True, kw_only=True)
 class DemoSection(DemoOptions):
-    """``[demo]``: legal games, written as legacy files into ``folder``."""
+    """``[demo]``: legal games, written as legacy files into ``folder``, which is on this machine."""
 
     folder: str
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(as_path(self.folder), Path):
+            raise ConfigError("[demo] writes to a folder of this machine", found=self.folder)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,11 +65,17 @@ class ReportSection(Limits):
 
 
 class Config(BaseModel):
-    """A whole config. A section that is absent is a stage that is not run; paths are as the shell's."""
+    """A whole config. A section that is absent is a stage that is not run; paths are as the shell's, or
+    addresses.
+
+    ``engine`` is no stage: it says where ``convert``, ``shuffle``, ``export``, ``pickles`` and ``verify`` do
+    their work.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     store: str
+    engine: EngineOptions | None = None
     demo: DemoSection | None = None
     convert: ConvertSection | None = None
     shuffle: ShuffleOptions | None = None
@@ -82,6 +95,20 @@ class Config(BaseModel):
             else section
             for name, section in content.items()
         }
+
+    @model_validator(mode="after")
+    def _check_addresses(self) -> Self:
+        """See that every address can be used, before a stage begins."""
+        for place in self.places:
+            as_path(place)
+        return self
+
+    @property
+    def places(self) -> list[str]:
+        """All paths and addresses, the store's first."""
+        places = [self.store, *(self.convert.inputs if self.convert else [])]
+        places += self.verify.round_trip if self.verify else []
+        return places + ([self.report.output] if self.report and self.report.output else [])
 
 
 def load_config(path: str | Path) -> Config:
@@ -183,24 +210,37 @@ def run_config(config: Config, progress: Progress = SILENT) -> RunResult:
     where it was.
 
     Raises:
+        EngineError: Ray is not installed, the cluster does not answer, or its machines cannot do the work.
         HexdataError: a stage failed; those before it are complete.
     """
     stages, shuffled, quality, verdict = [], None, None, None
-    for name, runner in _RUNNERS.items():
-        if getattr(config, name) is None:
-            continue
-        start = time.perf_counter()
-        ran = runner(config, progress)
-        seconds = time.perf_counter() - start
-        size = None if ran.path is None else _bytes_at(Path(ran.path))
-        rate = ran.positions / max(seconds, 1e-9)
-        stages.append(StageFacts(name, ran.positions, ran.games, size, seconds, rate, ran.path))
-        shuffled = ran.shuffle or shuffled
-        quality = ran.quality or quality
-        verdict = ran.verdict or verdict
-    if quality is None and "shuffle" in Store.open(config.store).manifest.stages:
-        quality = measure_quality(config.store)
+    asked = config.engine or EngineOptions()
+    with telling(*config.places), open_engine(asked.name, asked.address, progress.note) as engine:
+        given = _Given(config, progress, engine)
+        for name, runner in _RUNNERS.items():
+            if getattr(config, name) is None:
+                continue
+            start = time.perf_counter()
+            ran = runner(given)
+            seconds = time.perf_counter() - start
+            size = None if ran.path is None else _bytes_at(ran.path)
+            rate = ran.positions / max(seconds, 1e-9)
+            stages.append(StageFacts(name, ran.positions, ran.games, size, seconds, rate, ran.path))
+            shuffled = ran.shuffle or shuffled
+            quality = ran.quality or quality
+            verdict = ran.verdict or verdict
+        if quality is None and "shuffle" in Store.open(config.store).manifest.stages:
+            quality = measure_quality(config.store)
     return RunResult(config.store, stages, shuffled, quality, verdict)
+
+
+@dataclass(frozen=True)
+class _Given:
+    """What a stage is run with."""
+
+    config: Config
+    progress: Progress
+    engine: Engine
 
 
 @dataclass(frozen=True)
@@ -215,63 +255,70 @@ class _Ran:
     verdict: Verdict | None = None
 
 
-def _demo(config: Config, progress: Progress) -> _Ran:
-    assert config.demo is not None
-    made = make_legacy(config.demo.folder, config.demo, progress)
-    return _Ran(made.positions, made.games, config.demo.folder)
+def _demo(given: _Given) -> _Ran:
+    section = given.config.demo
+    assert section is not None
+    made = make_legacy(section.folder, section, given.progress)
+    return _Ran(made.positions, made.games, section.folder)
 
 
-def _convert(config: Config, progress: Progress) -> _Ran:
-    assert config.convert is not None
-    result = convert_sources(config.convert.inputs, config.store, config.convert, progress)
-    return _Ran(result.positions, result.games, f"{config.store}/positions")
+def _convert(given: _Given) -> _Ran:
+    store, section = given.config.store, given.config.convert
+    assert section is not None
+    result = convert_sources(section.inputs, store, section, given.progress, engine=given.engine)
+    return _Ran(result.positions, result.games, f"{store}/positions")
 
 
-def _shuffle(config: Config, progress: Progress) -> _Ran:
-    result = shuffle_store(config.store, config.shuffle, progress)
-    return _Ran(result.positions, path=f"{config.store}/shuffled", shuffle=result)
+def _shuffle(given: _Given) -> _Ran:
+    store = given.config.store
+    result = shuffle_store(store, given.config.shuffle, given.progress, engine=given.engine)
+    return _Ran(result.positions, path=f"{store}/shuffled", shuffle=result)
 
 
-def _export(config: Config, progress: Progress) -> _Ran:
-    result = export_shards(config.store, config.export, progress)
-    return _Ran(result.positions, path=f"{config.store}/shards")
+def _export(given: _Given) -> _Ran:
+    store = given.config.store
+    result = export_shards(store, given.config.export, given.progress, engine=given.engine)
+    return _Ran(result.positions, path=f"{store}/shards")
 
 
-def _pickles(config: Config, progress: Progress) -> _Ran:
-    assert config.pickles is not None
-    result = export_pickles(config.store, config.pickles, progress)
-    return _Ran(result.positions, path=f"{config.store}/pickles/{result.order}")
+def _pickles(given: _Given) -> _Ran:
+    store, section = given.config.store, given.config.pickles
+    assert section is not None
+    result = export_pickles(store, section, given.progress, engine=given.engine)
+    return _Ran(result.positions, path=f"{store}/pickles/{result.order}")
 
 
-def _verify(config: Config, progress: Progress) -> _Ran:
-    assert config.verify is not None
-    result = verify_store(config.store, config.verify, progress)
+def _verify(given: _Given) -> _Ran:
+    store, section = given.config.store, given.config.verify
+    assert section is not None
+    result = verify_store(store, section, given.progress, engine=given.engine)
     result.require()
-    if config.verify.round_trip:
-        sources = check_round_trip(config.store, config.verify.round_trip, progress)
+    if section.round_trip:
+        sources = check_round_trip(store, section.round_trip, given.progress)
         failed = [f"{source.name}: {source.detail}" for source in sources if not source.ok]
         if failed:
             raise VerifyError(
                 f"{len(failed)} of {len(sources)} sources do not come back",
-                path=config.store,
+                path=store,
                 found="; ".join(failed),
             )
-    return _Ran(Store.open(config.store).manifest.counts["positions"], quality=result.quality)
+    return _Ran(Store.open(store).manifest.counts["positions"], quality=result.quality)
 
 
-def _load(config: Config, progress: Progress) -> _Ran:
-    result = drive_loader(config.store, config.load, progress)
+def _load(given: _Given) -> _Ran:
+    result = drive_loader(given.config.store, given.config.load, given.progress)
     return _Ran(sum(epoch.positions for epoch in result.epochs))
 
 
-def _report(config: Config, progress: Progress) -> _Ran:
-    assert config.report is not None
-    made = write_report(config.store, config.report.output, config.report, progress)
+def _report(given: _Given) -> _Ran:
+    section = given.config.report
+    assert section is not None
+    made = write_report(given.config.store, section.output, section, given.progress)
     facts = made.facts
     return _Ran(facts.counts["positions"], path=made.path, quality=facts.quality, verdict=made.verdict)
 
 
-_RUNNERS: Final[dict[str, Callable[[Config, Progress], _Ran]]] = {
+_RUNNERS: Final[dict[str, Callable[[_Given], _Ran]]] = {
     "demo": _demo,
     "convert": _convert,
     "shuffle": _shuffle,
@@ -283,6 +330,9 @@ _RUNNERS: Final[dict[str, Callable[[Config, Progress], _Ran]]] = {
 }
 
 
-def _bytes_at(path: Path) -> int:
+def _bytes_at(place: str) -> int:
     """Return the size of a file, or of all files below a folder."""
+    path = as_path(place)
+    if not isinstance(path, Path):
+        return sum(objects_below(path).values())
     return sum(file.stat().st_size for file in (path, *path.rglob("*")) if file.is_file())

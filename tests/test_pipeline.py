@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
+import sys
 from dataclasses import fields
 from pathlib import Path
 
@@ -11,6 +14,7 @@ from hexdata import pipeline
 from hexdata.convert import ConvertOptions
 from hexdata.demo import DemoOptions
 from hexdata.demo.games import make_games
+from hexdata.engine import EngineOptions
 from hexdata.errors import BudgetError, ConfigError, StoreError, VerifyError
 from hexdata.export import ExportOptions
 from hexdata.formats.trmph import write_trmph
@@ -67,6 +71,9 @@ def test_a_config_holds_the_options_of_its_stages(config):
             round_trip = ["a"]
             [load]
             epochs = 2
+            [engine]
+            name = "ray"
+            address = "10.0.0.1:6379"
             [report]
             output = "page.html"
             memory = "2GB"
@@ -81,6 +88,7 @@ def test_a_config_holds_the_options_of_its_stages(config):
     assert (loaded.verify.memory, loaded.verify.threads) == (2_000_000_000, 3)
     assert loaded.verify.round_trip == ["a"]
     assert loaded.load == LoadOptions(epochs=2)
+    assert loaded.engine == EngineOptions("ray", "10.0.0.1:6379")
     assert loaded.report == pipeline.ReportSection(output="page.html", memory=2_000_000_000)
 
 
@@ -114,6 +122,21 @@ WRONG = {
         STORE + '[report]\noutptu = "a"\n',
         "unknown key 'outptu' in [report]",
         "'output'?",
+    ),
+    "a misspelt engine": (
+        STORE + '[engine]\nname = "rey"\n',
+        "unknown engine; found rey; expected local or ray",
+        "Did you mean 'ray'?",
+    ),
+    "an address of no engine": (
+        STORE + '[engine]\naddress = "auto"\n',
+        "an address has no meaning with the local engine; found auto",
+        "Ask for the engine ray too.",
+    ),
+    "an unknown key of the engine": (
+        STORE + "[engine]\nadress = 'a'\n",
+        "'adress' in [engine]",
+        "'address'?",
     ),
     "no store": ("[verify]\n", "store: Field required", ""),
     "no inputs": (STORE + "[convert]\n", "convert.inputs: Field required", ""),
@@ -201,6 +224,20 @@ def test_a_run_is_every_stage_in_its_order(tmp_path, legacy):
     assert result.verdict.headline in page.read_text(encoding="utf-8")
     assert result.quality is not None
     assert begun
+
+
+def test_a_run_needs_the_engine_that_it_names(tmp_path, config):
+    """In a process of its own, since this one may be connected to a cluster; nothing listens there."""
+    pytest.importorskip("ray", reason="the extra ray is not installed")
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{bound.getsockname()[1]}"
+        path = config(f'store = "{tmp_path}"\n[engine]\nname = "ray"\naddress = "{address}"\n[verify]\n')
+        command = [sys.executable, "-m", "hexdata", "run", str(path)]
+        run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 1
+    assert "the Ray cluster does not answer" in run.stderr
+    assert address in run.stderr.replace("\n", "")
 
 
 def test_a_report_goes_where_its_section_says(tmp_path, legacy, config):

@@ -11,15 +11,21 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 import hexdata
+from hexdata.errors import ConfigError
 
 if TYPE_CHECKING:
     from hexdata.cli.bar import Bar
     from hexdata.cli.render import Output
     from hexdata.engine import Engine
+    from hexdata.remote import AnyPath
+else:
+    AnyPath = str
+    """What typer takes a path for: what the text means is for the parser to say."""
 
 __all__ = [
     "INTERRUPTED",
     "Address",
+    "AnyPath",
     "EngineName",
     "Json",
     "Memory",
@@ -29,6 +35,9 @@ __all__ = [
     "Workers",
     "app",
     "command",
+    "facts_alone",
+    "read_local",
+    "read_path",
     "running_on",
 ]
 
@@ -44,7 +53,39 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-Store = Annotated[Path, typer.Argument(metavar="STORE", help="The store's folder.", show_default=False)]
+
+def read_path(text: str) -> AnyPath:
+    """Return the path that an argument means: one of this machine, or an address.
+
+    Raises:
+        ConfigError: the address cannot be used.
+    """
+    from hexdata.remote import as_path
+
+    return as_path(text)
+
+
+def read_local(text: str) -> Path:
+    """Return the path that an argument means, of this machine.
+
+    Raises:
+        ConfigError: it is an address.
+    """
+    path = read_path(text)
+    if not isinstance(path, Path):
+        raise ConfigError("this can only be on this machine, not in an object store", path=path)
+    return path
+
+
+Store = Annotated[
+    AnyPath,
+    typer.Argument(
+        metavar="STORE",
+        help="The store's folder, or its address, such as s3://BUCKET/STORE.",
+        show_default=False,
+        parser=read_path,
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the facts as one line of JSON.")]
 Memory = Annotated[
     str, typer.Option("--memory", metavar="SIZE", help="Budget for all processes together, such as 1GB.")
@@ -72,14 +113,20 @@ Seed = Annotated[int, typer.Option("--seed", help="Names the order: the same see
 
 
 @contextmanager
-def command(as_json: bool) -> Iterator[tuple[Output, Bar]]:
-    """Give a command its output and, while it works, a progress bar."""
+def command(as_json: bool, *places: object) -> Iterator[tuple[Output, Bar]]:
+    """Give a command its output and, while it works, a progress bar.
+
+    Args:
+        as_json: whether facts are printed as JSON.
+        places: paths that it works on; if an object store fails, its error names the first address.
+    """
     from hexdata.cli.bar import Bar
     from hexdata.cli.render import Output
+    from hexdata.remote import telling
 
     output = Output(as_json)
     try:
-        with Bar(output) as bar:
+        with telling(*places), Bar(output) as bar:
             yield output, bar
     except KeyboardInterrupt:
         output.error(INTERRUPTED)
@@ -91,8 +138,18 @@ def running_on(name: str, address: str | None) -> Iterator[Engine]:
     """Give a command its engine. What Ray prints meanwhile goes to standard error: the other is for facts."""
     from hexdata.engine import open_engine
 
-    with redirect_stdout(sys.stderr), open_engine(name, address) as engine:
+    def note(message: str) -> None:
+        print(f"note: {message}", file=sys.stderr)  # above the bar, which has taken its place meanwhile
+
+    with facts_alone(), open_engine(name, address, note) as engine:
         yield engine
+
+
+@contextmanager
+def facts_alone() -> Iterator[None]:
+    """Keep standard output for facts: what libraries print meanwhile, Ray above all, goes to the other."""
+    with redirect_stdout(sys.stderr):
+        yield
 
 
 def _version(asked: bool) -> None:

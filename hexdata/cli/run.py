@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hexdata.cli.app import Json, command
+from hexdata.cli.app import Json, command, facts_alone, read_local
 from hexdata.cli.shuffle import show_choices
 from hexdata.units import format_bytes
 
@@ -21,13 +21,15 @@ __all__ = ["run", "show_run"]
 
 
 def run(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A TOML file.", show_default=False)],
+    config: Annotated[
+        Path, typer.Argument(metavar="CONFIG", help="A TOML file.", show_default=False, parser=read_local)
+    ],
     as_json: Json = False,
 ) -> None:
     """Run the stages of a config, one after the other."""
     from hexdata.pipeline import load_config, run_config
 
-    with command(as_json) as (output, bar):
+    with command(as_json) as (output, bar), facts_alone():
         result = run_config(load_config(config), bar)
     show_run(output, result)
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from hexdata import __version__
-from hexdata.errors import EngineError
+from hexdata.errors import EngineError, HexdataError
+from hexdata.remote import AnyPath, telling
 
 __all__ = ["Examined", "describe", "differences", "examine"]
 
@@ -66,27 +67,39 @@ class Examined:
         sizes: of the paths that are files, in bytes.
     """
 
-    paths: tuple[Path, ...]
-    folder: Path | None
+    paths: tuple[AnyPath, ...]
+    folder: AnyPath | None
     token: str
     sizes: dict[str, int]
 
     def look(self, name: str) -> dict[str, str]:
         """Elsewhere: return what is wrong with each path, and leave a file for the one who asks."""
-        wrong = {str(path): "not there" for path in self.paths if not path.exists()}
-        wrong |= {
-            str(path): "another file"
-            for path in self.paths
-            if path.is_file() and path.stat().st_size != self.sizes.get(str(path))
-        }
-        if self.folder is not None:
+        wrong = {}
+        for path in (*self.paths, *([] if self.folder is None else [self.folder])):
             try:
-                if _name(self.folder, self.token).read_text() != self.token:
-                    wrong[str(self.folder)] = "another folder"
-                _name(self.folder, f"{self.token}-{name}").write_text(name)
+                with telling(path):
+                    why = self._exchange(path, name) if path is self.folder else self._missing(path)
+            except HexdataError as error:
+                why = error.detail()
             except OSError as error:
-                wrong[str(self.folder)] = error.strerror or str(error)
+                why = error.strerror or str(error)
+            if why:
+                wrong[str(path)] = why
         return wrong
+
+    def _missing(self, path: AnyPath) -> str | None:
+        """Say what is wrong with a path that will be read."""
+        if not path.exists():
+            return "not there"
+        size = path.stat().st_size if path.is_file() else None
+        return None if size == self.sizes.get(str(path)) else "another file"
+
+    def _exchange(self, folder: AnyPath, name: str) -> str | None:
+        """Read the file of the one who asks, and leave one; say what is wrong with the folder."""
+        if _name(folder, self.token).read_text() != self.token:
+            return "another folder"
+        _name(folder, f"{self.token}-{name}").write_text(name)
+        return None
 
     def require(self, machine: str, wrong: dict[str, str], name: str) -> None:
         """Check what another machine saw, and that this one sees what it left.
@@ -101,18 +114,24 @@ class Examined:
                 f"node {machine} does not see this path as this process does",
                 path=path,
                 found=why,
-                cure="Put it on a file system that every machine has mounted at the same place.",
+                cure="Put it on a file system that every machine has mounted at the same place, or into an "
+                "object store that every machine may use.",
             )
 
 
-def _name(folder: Path, text: str) -> Path:
+def _name(folder: AnyPath, text: str) -> AnyPath:
     return folder / f".engine-{text}"
 
 
 @contextmanager
-def examine(paths: Sequence[Path], folder: Path | None) -> Iterator[Examined]:
-    """Make ready to ask other machines, and clear up after them."""
+def examine(paths: Sequence[AnyPath], folder: AnyPath | None) -> Iterator[Examined]:
+    """Make ready to ask other machines, and clear up after them.
+
+    Only one process at a time may ask in a folder: the one that has locked it.
+    """
     token = os.urandom(8).hex()
+    if folder is not None:
+        _remove_signs(folder, "")  # of a process that was killed
     sizes = {str(path): path.stat().st_size for path in paths if path.is_file()}
     try:
         if folder is not None:
@@ -120,5 +139,10 @@ def examine(paths: Sequence[Path], folder: Path | None) -> Iterator[Examined]:
         yield Examined(tuple(paths), folder, token, sizes)
     finally:
         if folder is not None:
-            for path in folder.glob(f".engine-{token}*"):
-                path.unlink(missing_ok=True)
+            _remove_signs(folder, token)
+
+
+def _remove_signs(folder: AnyPath, token: str) -> None:
+    for path in list(folder.iterdir()):
+        if path.name.startswith(_name(folder, token).name):
+            path.unlink(missing_ok=True)

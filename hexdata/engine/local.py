@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from itertools import chain, islice
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from hexdata.engine.protocol import Machines
 from hexdata.errors import HexdataError
 from hexdata.pool import default_workers
+from hexdata.remote import AnyPath
 
 __all__ = ["LOCAL", "Local"]
 
@@ -38,7 +38,7 @@ class Local:
         """This one."""
         return Machines(1, default_workers(), separate=False)
 
-    def require(self, paths: Sequence[Path], folder: Path | None = None) -> None:
+    def require(self, paths: Sequence[AnyPath], folder: AnyPath | None = None) -> None:
         """Check nothing: workers are this machine's."""
 
     def run(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
+
+from hexdata.remote import AnyPath
 
 __all__ = ["DIGEST_MEMORY", "ENGINES", "Engine", "Machines"]
 
@@ -39,7 +40,7 @@ class Engine(Protocol):
     def machines(self) -> Machines:
         """What there is to run on now."""
 
-    def require(self, paths: Sequence[Path], folder: Path | None = None) -> None:
+    def require(self, paths: Sequence[AnyPath], folder: AnyPath | None = None) -> None:
         """Check that every machine runs this very code and sees these paths.
 
         Args:

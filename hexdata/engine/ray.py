@@ -8,25 +8,32 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import pyarrow as pa
 
 from hexdata.engine.examine import describe, differences, examine
 from hexdata.engine.protocol import DIGEST_MEMORY, Machines
 from hexdata.errors import BudgetError, ConfigError, EngineError
+from hexdata.progress import SILENT
+from hexdata.remote import AnyPath
 
 __all__ = ["Ray", "connected"]
 
 Result = TypeVar("Result")
 Task = tuple[Any, ...]
+Note = Callable[[str], None]
 _Attempt = tuple[int, Task, int]
 """A task: its index, its arguments, and which attempt this is."""
+
+_UNDONE: Final = object()
+"""In place of the result of a task that is to be handed over once more."""
 
 CONNECT_SECONDS: Final = 10.0
 """That a cluster has to answer; Ray itself would wait for minutes."""
@@ -38,15 +45,21 @@ LOOK_SECONDS: Final = 5.0
 """Between two looks at whether there is still a node that could do what waits."""
 ATTEMPTS: Final = 5
 """Of a task whose worker or node dies each time."""
+WORKER_EXTRA: Final = 128 << 20
+"""Bytes that a worker of Ray holds above one of the local engine, for which stages state their memory.
+
+Measured: 62 MB of libraries and threads, and some 65 MB more at the peak of a conversion.
+"""
 OBJECT_STORE: Final = 80 << 20
 """Bytes of shared memory of a cluster that is started here: nothing large goes through it."""
 
 
 @contextmanager
-def connected(address: str | None = None) -> Iterator[Ray]:
+def connected(address: str | None = None, note: Note = SILENT.note) -> Iterator[Ray]:
     """Connect to a cluster, or start one of this machine; end the connection, or the cluster, at the end.
 
-    Where this process is connected already, that connection is used and left.
+    Where this process is connected already, that connection is used and left. ``note`` is told which tasks
+    are done again.
 
     Raises:
         ConfigError: the address is one that this engine cannot use.
@@ -60,7 +73,7 @@ def connected(address: str | None = None) -> Iterator[Ray]:
         ) from error
     address = address or os.environ.get("RAY_ADDRESS") or "local"
     if ray.is_initialized():
-        yield Ray()
+        yield Ray(note)
         return
     _require_answer(address)
     own: dict[str, Any] = {"object_store_memory": OBJECT_STORE, "include_dashboard": False}
@@ -70,14 +83,17 @@ def connected(address: str | None = None) -> Iterator[Ray]:
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+        other = "Version mismatch" in str(error)
         raise EngineError(
             "cannot use the Ray cluster",
             found=" ".join(str(error).split()),
             expected=f"one of Ray {ray.__version__} at {address}",
-            cure="Start one (`ray start --head`), or give its --address.",
+            cure="Install the Ray and the Python of the cluster here."
+            if other
+            else "Start one (`ray start --head`), or give its --address.",
         ) from error
     try:
-        yield Ray()
+        yield Ray(note)
     finally:
         ray.shutdown()
 
@@ -111,8 +127,21 @@ def _require_answer(address: str) -> None:
         ) from error
 
 
+class _Stranger(NamedTuple):
+    """What comes back, in place of a result, from a node that has not been examined yet."""
+
+    node_id: str
+
+
 class Ray:
     """Runs tasks on the cluster that this process is connected to."""
+
+    def __init__(self, note: Note) -> None:
+        self._note = note
+        self._paths: tuple[AnyPath, ...] = ()
+        self._folder: AnyPath | None = None
+        self._examined: set[str] = set()
+        """Ids of the nodes that have shown their versions, and that they see these paths."""
 
     @property
     def machines(self) -> Machines:
@@ -120,20 +149,32 @@ class Ray:
         cores = [int(node["Resources"]["CPU"]) for node in _working_nodes()]
         return Machines(len(cores), max(cores), separate=True)
 
-    def require(self, paths: Sequence[Path], folder: Path | None = None) -> None:
-        """Have every node look at paths and versions, as :class:`hexdata.engine.protocol.Engine` has it."""
+    def require(self, paths: Sequence[AnyPath], folder: AnyPath | None = None) -> None:
+        """Have every node look at paths and versions, as :class:`hexdata.engine.protocol.Engine` has it.
+
+        Those that join later are asked the same, before they do their first task.
+        """
+        self._paths, self._folder, self._examined = tuple(paths), folder, set()
+        self._examine(_working_nodes())
+        if not self._examined:
+            raise _no_machine()
+
+    def _examine(self, nodes: list[dict[str, Any]]) -> None:
+        """Have these nodes look, all at once; those that die meanwhile are left out."""
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        look, asked, seen = ray.remote(_look), [], 0
-        with examine(paths, folder) as examined:
-            for node in _working_nodes():
+        if not nodes:
+            return
+        look, asked = ray.remote(_look), []
+        with examine(self._paths, self._folder) as examined:
+            for node in nodes:
                 here = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
                 placed = look.options(num_cpus=0, max_retries=0, scheduling_strategy=here)
                 ref = placed.remote(str(Path.cwd()), examined, node["NodeID"])
                 asked.append((f"{node['NodeManagerHostname']} ({node['NodeID'][:8]})", node, ref))
+            refs = [ref for *_, ref in asked]
             try:
-                refs = [ref for *_, ref in asked]
                 ready, _ = ray.wait(refs, num_returns=len(refs), timeout=EXAMINE_SECONDS)
                 for name, node, ref in asked:
                     if ref not in ready:
@@ -150,11 +191,14 @@ class Ray:
                         ) from error
                     _require_same(name, describe(), found)
                     examined.require(name, saw, node["NodeID"])
-                    seen += 1
+                    self._examined.add(node["NodeID"])
             finally:
-                _end([ref for *_, ref in asked])
-        if not seen:
-            raise _no_machine()
+                _end(refs)
+
+    def _admit(self, node_id: str) -> None:
+        """Have a node look that has joined since the others did, and has been given a task already."""
+        if node_id not in self._examined:
+            self._examine([node for node in _working_nodes(or_none=True) if node["NodeID"] == node_id])
 
     def run(
         self, function: Callable[..., Result], tasks: Iterable[Task], *, workers: int, memory: int
@@ -165,17 +209,29 @@ class Ray:
 
         Raises:
             BudgetError: no node gives a task so much memory.
-            EngineError: a task died again and again, or there is no node left.
+            EngineError: a task died again and again, or there is no node left, or a new one cannot do it.
         """
+        return self._run(function, tasks, workers, memory + WORKER_EXTRA)
+
+    def run_light(
+        self, function: Callable[..., Result], tasks: Iterable[Task], *, workers: int
+    ) -> Iterator[tuple[int, Result]]:
+        """Run tasks that only read files through."""
+        return self._run(function, tasks, workers, DIGEST_MEMORY)
+
+    def _run(
+        self, function: Callable[..., Result], tasks: Iterable[Task], workers: int, memory: int
+    ) -> Iterator[tuple[int, Result]]:
         import ray
 
         _require_room(memory)
+        name = function.__name__.lstrip("_")
         remote = ray.remote(_call).options(
             num_cpus=1,
             memory=memory,
             max_retries=0,  # repeated below, where attempts of every kind are counted
             scheduling_strategy="SPREAD",
-            name=f"hexdata {function.__name__.lstrip('_')}",
+            name=f"hexdata {name}",
         )
         here, versions = str(Path.cwd()), describe()
         todo = ((index, task, 1) for index, task in enumerate(tasks))
@@ -185,7 +241,8 @@ class Ray:
             while True:
                 most = workers * max(len(_working_nodes(or_none=True)), 1)
                 for attempt in islice(chain(_drained(again), todo), max(most - len(under_way), 0)):
-                    under_way[remote.remote(here, versions, function, attempt[1])] = attempt
+                    ref = remote.remote(here, versions, frozenset(self._examined), function, attempt[1])
+                    under_way[ref] = attempt
                 if not under_way:
                     return
                 ready, _ = ray.wait(list(under_way), num_returns=1, timeout=LOOK_SECONDS)
@@ -197,18 +254,19 @@ class Ray:
                         result = _result(ref)
                     except ray.exceptions.RayError as error:
                         _require_another(number, error)
-                        again.append((index, task, number + 1))
-                        del under_way[ref]
-                        continue
-                    yield under_way.pop(ref)[0], result
+                        number += 1
+                        self._note(f"{name} is done again, attempt {number} of {ATTEMPTS}: {_why(error)}")
+                        result = _UNDONE
+                    del under_way[ref]
+                    if isinstance(result, _Stranger):
+                        self._admit(result.node_id)
+                        result = _UNDONE
+                    if result is _UNDONE:
+                        again.append((index, task, number))
+                    else:
+                        yield index, result
         finally:
             _end(list(under_way))
-
-    def run_light(
-        self, function: Callable[..., Result], tasks: Iterable[Task], *, workers: int
-    ) -> Iterator[tuple[int, Result]]:
-        """Run tasks that only read files through."""
-        return self.run(function, tasks, workers=workers, memory=DIGEST_MEMORY)
 
 
 def _working_nodes(*, or_none: bool = False) -> list[dict[str, Any]]:
@@ -250,7 +308,8 @@ def _require_room(memory: int) -> None:
             "no machine of the cluster gives a task so much memory",
             found=f"{most / 1e6:,.0f} MB",
             expected=f"{memory / 1e6:,.0f} MB",
-            cure="Lower --memory, raise --workers or --threads, or start nodes with more --memory.",
+            cure="Start nodes with more (`ray start --memory`), or, for a shuffle, lower --memory or raise "
+            "--threads.",
         )
 
 
@@ -304,7 +363,13 @@ def _end(refs: list[Any]) -> None:
 
 def _last_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
+    return lines[-1].rstrip(".") if lines else type(error).__name__
+
+
+def _why(error: Exception) -> str:
+    """Return the kind of an error of Ray, in words: "worker crashed", "out of memory"."""
+    words = re.findall("[A-Z][a-z]+", type(error).__name__.removesuffix("Error"))
+    return " ".join(words).lower()
 
 
 def _require_same(name: str, ours: dict[str, str], found: dict[str, str]) -> None:
@@ -322,10 +387,20 @@ def _require_same(name: str, ours: dict[str, str], found: dict[str, str]) -> Non
         )
 
 
-def _call(here: str, versions: dict[str, str], function: Callable[..., Any], task: Task) -> Any:
-    """In a worker: run one task where the driver stands, so that relative paths mean the same."""
+def _call(
+    here: str, versions: dict[str, str], examined: frozenset[str], function: Callable[..., Any], task: Task
+) -> Any:
+    """In a worker: run one task where the driver stands, so that relative paths mean the same.
+
+    On a node that has joined since the others were examined, do nothing, and say so.
+    """
+    import ray
+
+    node_id = ray.get_runtime_context().get_node_id()
+    if node_id not in examined:
+        return _Stranger(node_id)
     _begin(here)
-    _require_same(socket.gethostname(), versions, describe())  # it may have joined after the others were seen
+    _require_same(socket.gethostname(), versions, describe())  # it may have changed since
     return function(*task)
 
 

@@ -7,12 +7,14 @@ path stays a ``pathlib.Path`` and never comes here.
 from __future__ import annotations
 
 from hexdata.remote.address import AnyPath, RemotePath, as_path
+from hexdata.remote.faults import is_fault, telling
 from hexdata.remote.objects import (
     Changed,
     Tagged,
     abort_uploads,
     file_system,
     is_passing,
+    objects_below,
     open_binary,
     patiently,
     put_if,
@@ -30,12 +32,15 @@ __all__ = [
     "abort_uploads",
     "as_path",
     "file_system",
+    "is_fault",
     "is_passing",
+    "objects_below",
     "open_binary",
     "patiently",
     "put_if",
     "read_tagged",
     "scratch_folder",
+    "telling",
     "upload",
     "version_of",
 ]

@@ -41,7 +41,7 @@ _OPTIONS: Final[dict[str, dict[str, Any]]] = {
         **_UNCACHED,
         "config_kwargs": {
             "retries": {"mode": "standard", "max_attempts": 4},
-            "connect_timeout": 20,
+            "connect_timeout": 10,
             "read_timeout": 60,
         },
     },

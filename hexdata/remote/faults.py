@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from hexdata.errors import HexdataError, StoreError
 from hexdata.remote.objects import code_of
 
-__all__ = ["telling"]
+__all__ = ["is_fault", "telling"]
 
 
 class _Fault(NamedTuple):
@@ -43,23 +43,32 @@ _UNREACHABLE: Final = _Fault(
 _FAILED: Final = _Fault("the object store failed", "Run the command again.")
 
 _CODES: Final = {
-    **dict.fromkeys(
-        ("ExpiredToken", "InvalidAccessKeyId", "InvalidClientTokenId", "InvalidToken")
-        + ("SignatureDoesNotMatch", "TokenRefreshRequired"),
-        _REFUSED,
-    ),
-    **dict.fromkeys(("AccessDenied", "AllAccessDisabled", "Forbidden", "403"), _DENIED),
+    "AccessDenied": _DENIED,
+    "AllAccessDisabled": _DENIED,
+    "Forbidden": _DENIED,
+    "403": _DENIED,
+    "ExpiredToken": _REFUSED,
+    "InvalidAccessKeyId": _REFUSED,
+    "InvalidClientTokenId": _REFUSED,
+    "InvalidToken": _REFUSED,
+    "SignatureDoesNotMatch": _REFUSED,
+    "TokenRefreshRequired": _REFUSED,
     "NoSuchBucket": _NO_BUCKET,
 }
-"""By the code that S3 gives. One that says no more than that something is not there is no fault."""
+"""By the code that S3 gives."""
 _ABSENT: Final = ("NoSuchKey", "NotFound", "404")
+"""Codes that say no more than that something is not there, which is no fault."""
 _KINDS: Final = {
-    **dict.fromkeys(
-        ("CredentialRetrievalError", "DefaultCredentialsError", "NoCredentialsError")
-        + ("PartialCredentialsError", "ProfileNotFound", "SSOError", "TokenRetrievalError"),
-        _NO_CREDENTIALS,
-    ),
-    **dict.fromkeys(("ClientAuthenticationError", "RefreshError", "UnauthorizedSSOTokenError"), _REFUSED),
+    "CredentialRetrievalError": _NO_CREDENTIALS,
+    "DefaultCredentialsError": _NO_CREDENTIALS,
+    "NoCredentialsError": _NO_CREDENTIALS,
+    "PartialCredentialsError": _NO_CREDENTIALS,
+    "ProfileNotFound": _NO_CREDENTIALS,
+    "SSOError": _NO_CREDENTIALS,
+    "TokenRetrievalError": _NO_CREDENTIALS,
+    "ClientAuthenticationError": _REFUSED,
+    "RefreshError": _REFUSED,
+    "UnauthorizedSSOTokenError": _REFUSED,
 }
 """By the name of the exception."""
 _STATUSES: Final = {401: _REFUSED, 403: _DENIED}
@@ -87,17 +96,24 @@ def telling(*places: object) -> Iterator[None]:
         yield
     except Exception as error:
         fault = None if address is None else _fault_of(error)
+        named = getattr(error, "filename", None)
         if fault is None:
             raise
         if isinstance(error, HexdataError):
             error.found = fault.reason if error.found is None else _shown(error.found)
             error.cure = fault.cure
             raise
-        raise StoreError(fault.reason, path=address, found=_shown(error), cure=fault.cure) from error
+        path = named if _is_address(named) else address
+        raise StoreError(fault.reason, path=path, found=_shown(error), cure=fault.cure) from error
 
 
 def _is_address(place: object) -> bool:
     return place is not None and not isinstance(place, Path) and "://" in str(place)
+
+
+def is_fault(error: BaseException) -> bool:
+    """Say whether an object store is at the root of an error, and not that something is not there."""
+    return _fault_of(error) is not None
 
 
 def _fault_of(error: BaseException) -> _Fault | None:
@@ -119,7 +135,10 @@ def _named(error: BaseException) -> _Fault | None:
         return None
     if kind.__name__ in _KINDS:
         return _KINDS[kind.__name__]
-    status = getattr(error, "status_code", None) or getattr(error, "code", None)
+    # Of Azure, of aiohttp (whose ``code`` warns), of Google.
+    status = next(
+        (found for name in ("status_code", "status", "code") if (found := getattr(error, name, None))), None
+    )
     if isinstance(status, int):
         return None if status == 404 else _STATUSES.get(status, _FAILED)
     return _UNREACHABLE if room in _CLIENTS else _FAILED

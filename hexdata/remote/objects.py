@@ -11,6 +11,7 @@ import binascii
 import errno
 import hashlib
 import io
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ __all__ = [
     "abort_uploads",
     "file_system",
     "is_passing",
+    "objects_below",
     "open_binary",
     "patiently",
     "put_if",
@@ -58,6 +60,8 @@ _PASSING: Final = (
     *("RequestTimeTooSkewed", "Throttling", "ThrottlingException", "BadDigest", "OperationAborted"),
 )
 """Codes of answers of S3 that are worth another attempt."""
+_NEVER: Final = ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound")
+"""What the libraries raise of which another attempt changes nothing, by name."""
 _PRECONDITION: Final = ("PreconditionFailed", "ConditionalRequestConflict", "412", "409")
 _NO_CONDITIONS: Final = ("NotImplemented", "501")
 _MD5: Final = re.compile(r"[0-9a-f]{32}(-\d+)?")
@@ -115,6 +119,8 @@ def is_passing(error: BaseException) -> bool:
     if code := code_of(error):
         return code in _PASSING
     kind = type(error)
+    if kind.__name__ in _NEVER or type(error.__cause__).__name__ in _NEVER:
+        return False
     return isinstance(error, (OSError, TimeoutError, ConnectionError)) or kind.__module__.partition(".")[
         0
     ] in ("aiohttp", "botocore", "aiobotocore", "urllib3", "requests")
@@ -152,6 +158,18 @@ def as_os_error() -> Iterator[None]:
         raise OSError(errno.EIO, f"the object store: {_said(error)}") from error
 
 
+@contextmanager
+def _naming(path: UPath) -> Iterator[None]:
+    """Let an OSError say of which object it is, as one of a file does."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            error.filename = str(path)
+            error.strerror = os.strerror(error.errno) if error.errno == errno.ENOENT else error.strerror
+        raise
+
+
 def _said(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
@@ -178,7 +196,8 @@ def upload(local: Path, target: UPath) -> None:
         system.put_file(str(local), target.path, **parts)
         _require_same(local, target)
 
-    patiently(attempt)
+    with _naming(target):
+        patiently(attempt)
 
 
 def _require_same(local: Path, target: UPath) -> None:
@@ -252,7 +271,29 @@ def open_binary(path: AnyPath, *, block: int = _PART) -> BufferedReader:
     """
     if isinstance(path, Path):
         return path.open("rb")
-    opened = patiently(file_system(path).open, path.path, "rb", block_size=block, cache_type="readahead")
+    with _naming(path):
+        return open_object(file_system(path), path.path, block=block)
+
+
+def open_object(
+    system: Any, path: str, *, block: int = _PART, info: dict[str, Any] | None = None
+) -> BufferedReader:
+    """Open an object of a file system, as :func:`open_binary` does.
+
+    Args:
+        system: fsspec's.
+        path: in it.
+        block: bytes that are asked for at a time.
+        info: what the store has said of the object, if it has: it is then not asked again, and another
+            version of the object is not read.
+
+    Raises:
+        OSError: it cannot be opened, or, later, read.
+    """
+    known = {"size": info["size"]} if info is not None and _speaks_s3(system) else {}
+    opened = patiently(system.open, path, "rb", block_size=block, cache_type="readahead", **known)
+    if known:
+        opened.details = info
     return BufferedReader(_Reading(opened), _BUFFER)
 
 
@@ -307,6 +348,25 @@ def version_of(path: AnyPath) -> str:
     except FileNotFoundError:
         return ""
     return _tag(info) or f"{info['size']} {info.get('LastModified') or info.get('created')}"
+
+
+def objects_below(folder: UPath) -> dict[str, int]:
+    """Return the sizes of the objects below an address, by their names from there on, sorted.
+
+    An object at the very address is named by no text; one that only marks a folder is left out.
+
+    Raises:
+        OSError: they cannot be listed.
+    """
+    system = file_system(folder)
+    root = folder.path.rstrip("/")
+    found = patiently(system.find, root, detail=True)
+    sizes = {
+        key.removeprefix(root).lstrip("/"): info["size"]
+        for key, info in found.items()
+        if info["type"] == "file" and not key.endswith("/")
+    }
+    return dict(sorted(sizes.items()))
 
 
 def read_tagged(path: UPath) -> Tagged:
@@ -370,6 +430,8 @@ def _put_s3(path: UPath, data: bytes, tag: str | None) -> bool:
         file_system(path).call_s3("put_object", Bucket=bucket, Key=key, Body=data, **condition)
     except (OSError, RuntimeError) as error:
         code = code_of(error)
+        if code == "NoSuchBucket":
+            raise
         if isinstance(error, (FileExistsError, FileNotFoundError)) or code in _PRECONDITION:
             raise Changed(str(path)) from error
         if code in _NO_CONDITIONS:

@@ -1,11 +1,15 @@
-"""A cluster of several nodes, all real processes of this machine, and a bound on how long a test may take."""
+"""A cluster of several nodes, all real processes of this machine, and a bound on how long a test may take.
+
+Ray changes the process that starts a cluster: it handles SIGTERM, runs threads, and ends what it started only
+when Python ends. So a cluster lives for one module, and each module leaves this process as it found it.
+"""
 
 from __future__ import annotations
 
-import os
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import psutil
@@ -16,52 +20,115 @@ from hexdata.engine import LOCAL, Engine, open_engine
 MOST_SECONDS = 180
 NODE = {"num_cpus": 1, "memory": 2 << 30, "object_store_memory": 80 << 20}
 
-AddNode = Callable[..., Any]
+END_SECONDS = 30
+
+Outlive = Callable[[Collection[psutil.Process]], list[psutil.Process]]
+
+
+@contextmanager
+def within(seconds: int) -> Iterator[None]:
+    """Fail rather than hang, should a cluster not do what it is asked."""
+
+    def ring(number: int, frame: object) -> None:
+        raise TimeoutError(f"it took more than {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture(autouse=True)
 def bounded() -> Iterator[None]:
-    """Fail rather than hang, should a cluster not do what it is asked."""
-
-    def ring(number: int, frame: object) -> None:
-        raise TimeoutError(f"the test took more than {MOST_SECONDS} s")
-
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.alarm(MOST_SECONDS)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
+    """Bound each test; fixtures of a wider scope are set up before, and bound themselves."""
+    with within(MOST_SECONDS):
+        yield
 
 
-@pytest.fixture(scope="session")
+@contextmanager
+def as_it_was() -> Iterator[None]:
+    """Take back what Ray does to the signals of this process."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    """Say whether it still does something: nobody may clear up one whose parent has died."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _outlive(processes: Collection[psutil.Process]) -> list[psutil.Process]:
+    deadline = time.monotonic() + END_SECONDS
+    while (alive := [p for p in processes if _is_alive(p)]) and time.monotonic() < deadline:
+        psutil.wait_procs(alive, timeout=0.2)
+    return alive
+
+
+def _processes(node: Any) -> list[psutil.Process]:
+    """Return what a node consists of: what was started for it, and what that has started."""
+    found = []
+    for _, started in node.live_processes():
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(started.pid)
+            found += [process, *process.children(recursive=True)]
+    return found
+
+
+@pytest.fixture
+def outlive() -> Outlive:
+    """Return ``outlive(processes)``: gives them time to end, and returns those that do not."""
+    return _outlive
+
+
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     """A head that does no work, and two nodes with a processor each. Nothing of it is left at the end."""
     pytest.importorskip("ray", reason="the extra ray is not installed")
     from ray.cluster_utils import Cluster
 
-    before = set(psutil.Process().children(recursive=True))
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    started = Cluster(
-        initialize_head=True, head_node_args={**NODE, "num_cpus": 0, "include_dashboard": False}
-    )
-    try:
-        for _ in range(2):
-            started.add_node(**NODE)
-        yield started
-    finally:
-        own = set(psutil.Process().children(recursive=True)) - before
-        started.shutdown()
-        _, alive = psutil.wait_procs(own, timeout=30)
-        for process in alive:
-            process.kill()
+    with pytest.MonkeyPatch.context() as patch, as_it_was():
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_memory_monitor_refresh_ms", "0")  # it kills workers where others fill the machine
+        with within(MOST_SECONDS):
+            started = Cluster(
+                initialize_head=True, head_node_args={**NODE, "num_cpus": 0, "include_dashboard": False}
+            )
+        try:
+            with within(MOST_SECONDS):
+                for _ in range(2):
+                    started.add_node(**NODE)
+                started.wait_for_nodes()
+            yield started
+        finally:
+            own = [process for node in started.list_all_nodes() for process in _processes(node)]
+            started.shutdown()
+            alive = _outlive(own)
+            for process in alive:
+                process.kill()
     assert not alive
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def shared_ray(cluster: Any) -> Iterator[Engine]:
     """This process, connected to the cluster."""
-    with open_engine("ray", cluster.address) as engine:
+    with within(MOST_SECONDS):
+        connection = open_engine("ray", cluster.address)
+        engine = connection.__enter__()
+    try:
         yield engine
+    finally:
+        connection.__exit__(None, None, None)
 
 
 @pytest.fixture

@@ -27,9 +27,16 @@ DIE = "__import__('os')._exit(9)"
 
 
 def worker_processes(parent: int | None = None) -> list[psutil.Process]:
-    """The living children of a process, this one by default, but for the trackers that loky keeps."""
-    children = psutil.Process(parent).children(recursive=True)
-    return [child for child in children if not any("resource_tracker" in part for part in child.cmdline())]
+    """The living workers that a process has started, this one by default; loky keeps trackers besides."""
+    workers = []
+    for child in psutil.Process(parent).children(recursive=True):
+        try:
+            command = " ".join(child.cmdline())
+        except psutil.NoSuchProcess:  # it ended between the two calls
+            continue
+        if "loky" in command and "resource_tracker" not in command:
+            workers.append(child)
+    return workers
 
 
 @pytest.mark.parametrize("workers", [1, 2, 9])
@@ -51,7 +58,10 @@ def test_one_worker_is_this_process() -> None:
 
 
 def test_many_workers_are_others() -> None:
-    pids = dict(LOCAL.run(eval, [(PID,)] * 4, workers=2, memory=MEMORY)).values()
+    results = LOCAL.run(eval, [(PID,)] * 4, workers=2, memory=MEMORY)
+    pids = [next(results)[1]]
+    assert pids[0] in [worker.pid for worker in worker_processes()]
+    pids += [pid for _, pid in results]
     assert os.getpid() not in pids
     assert len(set(pids)) <= 2
     assert worker_processes() == []

@@ -1,9 +1,16 @@
-"""Every stage over every engine: the same bytes, whoever did the work, and whatever died meanwhile."""
+"""Every stage over every engine: the same bytes, whoever did the work, and whatever died meanwhile.
+
+And what is promised of their tasks: how much memory each may take, how many are at hand, and on which nodes.
+"""
 
 from __future__ import annotations
 
+import gc
 import signal
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,15 +18,22 @@ import psutil
 import pytest
 
 from hexdata.convert import ConvertOptions, convert_sources
-from hexdata.engine import LOCAL, Engine
-from hexdata.errors import StoreError
+from hexdata.engine import LOCAL, Engine, EngineOptions, open_engine
+from hexdata.engine.examine import examine
+from hexdata.engine.local import Local
+from hexdata.engine.protocol import Machines
+from hexdata.errors import EngineError, StoreError
 from hexdata.export import ExportOptions, PicklesOptions, export_pickles, export_shards
+from hexdata.pipeline import Config, run_config
 from hexdata.progress import Silent
+from hexdata.remote import as_path
 from hexdata.shuffle import ShuffleOptions, plan, plan_shuffle, shuffle_store
 from hexdata.store import Store
 from hexdata.verify import verify_store
 
 if TYPE_CHECKING:
+    from upath import UPath
+
     from tests.conftest import CopyStore, StoreBytes
 
 MOST_ROWS = 120
@@ -30,6 +44,7 @@ SHUFFLE = ShuffleOptions(seed=7, buckets=5, threads=1)
 @pytest.fixture(autouse=True)
 def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "MOST_ROWS", MOST_ROWS)
+    monkeypatch.setattr(plan, "PIECE_ROWS", 1)
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +96,26 @@ def test_shuffle_and_export(
     assert not hidden_files(store)
     log = (store / "logs" / "shuffle.log").read_text()
     assert all(f"bucket-{number:06d}.parquet: " in log for number in range(5))
+
+
+def test_a_config_names_the_engine(
+    cluster: Any,
+    ray_engine: Engine,
+    odd_store: Path,
+    copy_store: CopyStore,
+    whole: dict[str, str],
+    store_bytes: StoreBytes,
+) -> None:
+    store = copy_store(odd_store)
+    config = Config(
+        store=str(store),
+        engine=EngineOptions("ray", cluster.address),
+        shuffle=SHUFFLE,
+        export=ExportOptions(workers=1, shard_size=128, block_size=64),
+        pickles=PicklesOptions(workers=1),
+    )
+    assert [stage.stage for stage in run_config(config).stages] == ["shuffle", "export", "pickles"]
+    assert store_bytes(store) == whole
 
 
 def test_verify(engine: Engine, odd_store: Path, copy_store: CopyStore) -> None:
@@ -148,10 +183,10 @@ def test_interrupted_and_gone_on_with_by_the_other_engine(
 
 
 def kill_a_worker() -> bool:
-    """Kill one process that is at a task of ours."""
+    """Kill one process that is at a task, or was a moment ago."""
     for process in psutil.Process().children(recursive=True):
         try:
-            if any(part.startswith("ray::hexdata") for part in process.cmdline()):
+            if process.cmdline()[:1] and process.cmdline()[0].startswith(("ray::hexdata", "ray::IDLE")):
                 process.send_signal(signal.SIGKILL)
                 return True
         except psutil.NoSuchProcess:  # it ended between the two calls
@@ -199,3 +234,134 @@ def test_a_removed_node_changes_nothing(
     assert watcher.done
     assert store_bytes(store) == whole
     assert not hidden_files(store)
+
+
+# --- what a task may take, and what the driver holds ------------------------------------------------------
+
+
+class Recorder(Local):
+    """The local engine as if it were remote; keeps what is said of each kind of task."""
+
+    def __init__(self) -> None:
+        self.said: dict[str, tuple[int, int]] = {}
+
+    @property
+    def machines(self) -> Machines:
+        return Machines(2, 2, separate=True)
+
+    def run(
+        self, function: Callable[..., Any], tasks: Iterable[tuple[Any, ...]], *, workers: int, memory: int
+    ) -> Iterator[tuple[int, Any]]:
+        self.said[function.__name__] = (workers, memory)
+        return super().run(function, tasks, workers=1, memory=memory)
+
+
+def test_the_tasks_of_a_machine_fit_into_its_budget(trmph_store: Path, tmp_path: Path) -> None:
+    recorder, budget, store = Recorder(), 900_000_000, tmp_path / "store"
+    options = ConvertOptions(memory=budget, val=0.15, test=0.1)
+    convert_sources(trmph_store.parent / "games", store, options, engine=recorder)
+    shuffle_store(store, ShuffleOptions(seed=7, buckets=5, memory=budget), engine=recorder)
+    export_shards(store, ExportOptions(memory=budget), engine=recorder)
+    export_pickles(store, PicklesOptions(memory=budget), engine=recorder)
+    assert {name.lstrip("_") for name in recorder.said} == {
+        "read_source",
+        "publish_source",
+        "scatter_alone",
+        "sort_alone",
+        "write_shard",
+        "write_file",
+    }
+    for workers, memory in recorder.said.values():
+        assert workers == 2
+        assert 100_000_000 < memory <= budget // workers
+
+
+AT_HAND = 15
+"""Tasks that four workers are at, as many that wait for them, and what a pool of processes has on the way."""
+
+
+def test_the_driver_lets_go_of_tasks_and_results(engine: Engine) -> None:
+    """Of those that are done, as of those that have not begun, it holds none, however many there are."""
+    asked: weakref.WeakSet[frozenset[int]] = weakref.WeakSet()
+    answers: weakref.WeakSet[frozenset[int]] = weakref.WeakSet()
+
+    def tasks() -> Iterator[tuple[frozenset[int]]]:
+        for number in range(60):
+            task = frozenset({number})
+            asked.add(task)
+            yield (task,)
+
+    most = 0
+    done = 0
+    for _, answer in engine.run(frozenset, tasks(), workers=2, memory=200 << 20):
+        done += 1
+        answers.add(answer)
+        if max(len(asked), len(answers)) > AT_HAND:
+            gc.collect()  # what only a cycle holds is let go of as well
+        most = max(most, len(asked), len(answers))
+    assert done == 60
+    assert most <= AT_HAND
+
+
+RESOURCES = "__import__('ray').get_runtime_context().get_assigned_resources()"
+
+
+def test_what_a_task_takes_is_declared_to_ray(ray_engine: Engine) -> None:
+    memory = 300 << 20
+    ((_, taken),) = ray_engine.run(eval, [(RESOURCES,)], workers=1, memory=memory)
+    assert taken["CPU"] == 1
+    assert taken["memory"] > memory  # Ray's own part comes on top
+    ((_, taken),) = ray_engine.run_light(eval, [(RESOURCES,)], workers=1)
+    assert taken["CPU"] == 1
+    assert taken["memory"] > 150 << 20
+
+
+def test_a_task_that_is_done_again_is_told(cluster: Any, ray_engine: Engine, tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    die_once = f"7 if __import__('os').path.exists({str(mark)!r}) else "
+    die_once += f"(open({str(mark)!r}, 'w').close(), __import__('os')._exit(9))"
+    notes: list[str] = []
+    with open_engine("ray", cluster.address, notes.append) as engine:
+        assert list(engine.run(eval, [(die_once,)], workers=1, memory=200 << 20)) == [(0, 7)]
+    assert notes == ["eval is done again, attempt 2 of 5: worker crashed"]
+
+
+def test_what_another_machine_is_asked_of_an_object_store(bucket: UPath) -> None:
+    """That it may read and write there; nothing is left."""
+    (bucket / "input").write_bytes(b"games")
+    with examine([bucket / "input"], bucket) as asked:
+        assert asked.look("there") == {}
+        asked.require("there", {}, "there")
+        with pytest.raises(EngineError, match="does not see this path") as caught:
+            asked.require("elsewhere", {}, "elsewhere")  # what it has left is not here
+        assert caught.value.path == str(bucket)
+        (bucket / "input").write_bytes(b"more games")
+        assert asked.look("there") == {str(bucket / "input"): "another file"}
+        (bucket / "input").unlink()
+        assert asked.look("there") == {str(bucket / "input"): "not there"}
+    assert list(bucket.iterdir()) == []
+    gone = as_path("s3://hexdata-no-such-bucket")
+    with examine([], bucket) as asked:
+        elsewhere = replace(asked, folder=gone)
+        assert list(elsewhere.look("there")) == [str(gone)]
+
+
+def test_a_node_that_joins_later_is_asked_for_paths_too(
+    ray_engine: Engine, third_node: Callable[..., Any], tmp_path: Path
+) -> None:
+    """The file is gone when the third node joins, which so is the only one that does not see it."""
+    file = tmp_path / "input"
+    file.write_text("games")
+    ray_engine.require([file], tmp_path)
+    file.unlink()
+    assert len(list(ray_engine.run(eval, [("1",)] * 4, workers=1, memory=200 << 20))) == 4
+    with third_node() as node:
+        try:
+            with pytest.raises(EngineError, match="does not see this path as this process does") as caught:
+                for _ in ray_engine.run(eval, repeat(("1",)), workers=1, memory=200 << 20):
+                    pass  # until one goes there, which may take a second
+        finally:
+            ray_engine.require([])
+    assert node.node_id[:8] in caught.value.reason
+    assert caught.value.path == str(file)
+    assert not hidden_files(tmp_path)
