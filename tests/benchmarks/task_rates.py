@@ -1,0 +1,307 @@
+"""Measures what one core does for every kind of task, and what every kind of file takes. Asserts nothing.
+
+An engine runs each task here, one after the other: so what is timed are the very tasks that the stages hand
+out. All seconds are the processor's, since waiting for a disk is the simulation's part, and since a busy
+machine changes them less. What grows with the store is told from what does not by two sizes.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from task_graph import Rates
+
+from hexdata.convert import ConvertOptions, convert_sources
+from hexdata.convert.duplicates import COLUMNS, Identities, find_duplicates
+from hexdata.demo import BOARD_SIZE, DemoOptions, make_legacy
+from hexdata.engine.protocol import Machines
+from hexdata.export import ExportOptions, export_shards
+from hexdata.order import sort_key
+from hexdata.selection.tables import Tables
+from hexdata.shuffle import ShuffleOptions, shuffle_store
+from hexdata.shuffle.prepare import prepare
+from hexdata.shuffle.runs import Runs, as_run, read_pieces, write_run
+from hexdata.store import Store
+from hexdata.store.ledger import Ledger
+from hexdata.store.parquet import open_parquet
+from hexdata.store.session import duckdb_session, read_parquet_sql
+
+MEMORY: Final = 2_000_000_000
+GAMES: Final = 3_000
+"""Of the legacy files that are converted; a third of them before."""
+COPIES: Final = 25
+"""Of a store's files, as links, to see what it takes where there are more."""
+FEW: Final = 64
+MANY: Final = 2_048
+"""Pieces into which rows are cut, to tell what a piece takes from what its rows do."""
+PIECED: Final = 1 << 18
+"""Rows of these."""
+SLICES: Final = 40_000
+"""Of a ledger that is saved."""
+SHARDS: Final = 2_000
+"""The same of shards, of which it knows more."""
+ROUNDS: Final = 3
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A task that has run: what it was called with, what came back, and how long it took."""
+
+    name: str
+    task: tuple[Any, ...]
+    result: Any
+    seconds: float
+    packing: float
+    """Seconds to pack and unpack its arguments, as an engine of processes does."""
+
+
+class Inline:
+    """The engine that runs every task in this process and writes down how long it took."""
+
+    machines = Machines(1, 1, separate=True)
+
+    def __init__(self) -> None:
+        self.timed: list[Timed] = []
+
+    def require(self, paths: Sequence[Path], folder: Path | None = None) -> None:
+        """Check nothing."""
+
+    def run(
+        self, function: Callable[..., Any], tasks: Iterable[tuple[Any, ...]], *, workers: int, memory: int
+    ) -> Iterator[tuple[int, Any]]:
+        for index, task in enumerate(tasks):
+            begin = time.process_time()
+            task = pickle.loads(pickle.dumps(task))
+            packed = time.process_time()
+            result = function(*task)
+            done = time.process_time()
+            self.timed.append(Timed(function.__name__, task, result, done - packed, packed - begin))
+            yield index, result
+
+    def run_light(
+        self, function: Callable[..., Any], tasks: Iterable[tuple[Any, ...]], *, workers: int
+    ) -> Iterator[tuple[int, Any]]:
+        return self.run(function, tasks, workers=workers, memory=0)
+
+    def seconds(self, name: str) -> float:
+        """Of all tasks of a function."""
+        return sum(timed.seconds for timed in self.timed if timed.name == name)
+
+    @property
+    def busy(self) -> float:
+        """Seconds of all tasks, with their packing."""
+        return sum(timed.seconds + timed.packing for timed in self.timed)
+
+
+def measure(source: Path, folder: Path) -> Rates:
+    """Measure everything on a store, which is copied, and on legacy files made for it; some 60 s.
+
+    Args:
+        source: a converted store.
+        folder: empty, for the copies.
+    """
+    figures = _convert(folder)
+    figures["held_out"] = _asking(source, folder)
+    figures["decide"] = _decide(source, folder)
+    store = Path(shutil.copytree(source, folder / "store"))
+    figures |= _piece(store, folder)
+    figures |= _shuffle(store)
+    exported, entry = _export(store)
+    figures |= exported
+    figures["ledger"] = _ledger(folder / "slices.json", {"bytes": [25_000_000]}, SLICES)
+    figures["shard_ledger"] = _ledger(folder / "shards.json", entry, SHARDS)
+    figures["path"] = _path()
+    return Rates(**figures)
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+class _Weighing(Inline):
+    """Weighs each spool when it is there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spools = 0
+
+    def run(self, function: Any, tasks: Any, *, workers: int, memory: int) -> Iterator[tuple[int, Any]]:
+        for index, result in super().run(function, tasks, workers=workers, memory=memory):
+            if function.__name__ == "read_source":
+                self.spools += _size(self.timed[-1].task[1])
+            yield index, result
+
+
+def _convert(folder: Path) -> dict[str, float]:
+    """Convert legacy pickles, of fewer games and of more."""
+    totals = []
+    for games in (GAMES // 3, GAMES):
+        source, store, engine = folder / f"legacy-{games}", folder / f"converted-{games}", _Weighing()
+        make_legacy(source, DemoOptions(games=games))
+        shutil.rmtree(source / "trmph")
+        result = convert_sources(source, store, ConvertOptions(memory=MEMORY), engine=engine)
+        spent = {
+            "read": engine.seconds("read_source"),
+            "publish": engine.seconds("_publish_source"),
+            "source_bytes": _size(source),
+            "spool_bytes": engine.spools,
+            "position_bytes": _size(store / "positions") + _size(store / "games"),
+        }
+        totals.append((result.positions, spent))
+    (few, less), (many, more) = totals
+    figures = {name: max(more[name] - less[name], 0.0) / (many - few) for name in more}
+    return figures | {
+        "digest": engine.seconds("digest_source") / more["source_bytes"],
+        "dispatch": median(timed.packing for timed in engine.timed),
+    }
+
+
+def _asking(source: Path, folder: Path) -> float:
+    """Return the seconds that a slice's query takes for each held-out game, though none is its own."""
+    store, own = Store.open(source), folder / "tables"
+    own.mkdir()
+    with duckdb_session(memory=MEMORY // 2, threads=1) as con:
+        tables = Tables.of(store).ready_for(con, [], own)
+        held_out = con.sql(f"SELECT count(*) FROM {tables.held_out}").fetchall()[0][0]
+
+    def asked(copies: int) -> float:
+        links = _links(sorted(own.iterdir()), folder / f"held-out-{copies}", copies)
+        query = replace(tables, held_out=read_parquet_sql(list(links))).rows_sql()
+
+        def ask() -> None:
+            with duckdb_session(memory=MEMORY // 2, threads=1) as con:
+                con.sql(f"SELECT * FROM ({query}) WHERE position_id < 0").fetchall()
+
+        return _timed(ask)
+
+    return max(asked(COPIES) - asked(1), 0.0) / (held_out * (COPIES - 1))
+
+
+def _decide(source: Path, folder: Path) -> float:
+    """Return the seconds a position that it takes to tell which games are copies."""
+    games = _links(Store.open(source).files("games"), folder / "games", COPIES)
+    positions = 0
+
+    def batches() -> Iterator[tuple[pa.RecordBatch, Any]]:
+        nonlocal positions
+        for path in games:
+            with open_parquet(path) as file:
+                for batch in file.iter_batches(columns=[*COLUMNS, "total_positions"]):
+                    positions += sum(batch.column("total_positions").to_pylist())
+                    yield batch, np.zeros(len(batch), np.int64)
+
+    begin = time.process_time()
+    find_duplicates(Identities.of(batches(), BOARD_SIZE))
+    return (time.process_time() - begin) / positions
+
+
+def _links(files: Sequence[Any], folder: Path, copies: int) -> list[Path]:
+    """Return links to files, so many to each."""
+    folder.mkdir(exist_ok=True)
+    links = [folder / f"{copy}-{path.name}" for copy in range(copies) for path in files]
+    for link, path in zip(links, list(files) * copies, strict=True):
+        if not link.exists():
+            os.link(path, link)
+    return links
+
+
+def _shuffle(store: Path) -> dict[str, float]:
+    engine = Inline()
+    result = shuffle_store(store, ShuffleOptions(memory=MEMORY), engine=engine)
+    return {
+        "scatter": engine.seconds("scatter_alone") / result.positions,
+        "sort": engine.seconds("sort_alone") / result.positions,
+        "bucket_bytes": result.bytes / result.positions,
+    }
+
+
+def _export(store: Path) -> tuple[dict[str, float], dict[str, Any]]:
+    """Export; the entry that the ledger has of a shard comes with the figures."""
+    engine = Inline()
+    result = export_shards(store, ExportOptions(memory=MEMORY), engine=engine)
+    return {
+        "export": engine.busy / result.positions,
+        "shard_bytes": result.bytes / result.positions,
+    }, asdict(engine.timed[0].result)
+
+
+def _timed(call: Callable[[], Any]) -> float:
+    """Return the seconds of a call, the median of some."""
+    seconds = []
+    for _ in range(ROUNDS):
+        begin = time.process_time()
+        call()
+        seconds.append(time.process_time() - begin)
+    return median(seconds)
+
+
+def _piece(store: Path, folder: Path) -> dict[str, float]:
+    """Cut the same rows into few pieces and into many; count the rows that take part."""
+    opened = Store.open(store)
+    prepared = prepare(opened, ShuffleOptions(memory=MEMORY), folder / "selection", None)
+    n = opened.manifest.board_size
+    assert n is not None
+    with duckdb_session(memory=MEMORY // 2, threads=1) as con:
+        rows = con.sql(prepared.placement.rows_sql(0, PIECED)).to_arrow_reader(1 << 14).read_all()
+        counted = f"SELECT split, count(*) FROM ({prepared.selection.chosen_sql}) GROUP BY split"
+        choose = _timed(lambda: con.sql(counted).fetchall())
+    table, key = as_run(rows, n), sort_key(rows.column("position_id").to_numpy(), prepared.selection.key)
+    few, many = (_cut(folder / f"run-{pieces}.arrow", table, key, pieces) for pieces in (FEW, MANY))
+    more = many["pieces"] - few["pieces"]
+    piece = (many["bytes"] - few["bytes"]) / more
+    return {
+        "piece_write": max(many["write"] - few["write"], 0.0) / more,
+        "piece_read": max(many["read"] - few["read"], 0.0) / more,
+        "piece_bytes": piece,
+        "run_bytes": (few["bytes"] - few["pieces"] * piece) / PIECED,
+        "footer_bytes": (many["footer"] - few["footer"]) / more,
+        "open_run": few["open"],
+        "recut": (few["write"] + few["read"]) / PIECED,
+        "choose": choose / prepared.layout.positions,
+    }
+
+
+def _cut(path: Path, rows: pa.Table, key: Any, pieces: int) -> dict[str, float]:
+    """Write rows as a run of so many units and read it back, unit by unit."""
+    unit = (key >> np.uint64(64 - pieces.bit_length() + 1)).astype(np.uint16)
+    write = _timed(lambda: write_run(path, rows, unit))
+    runs = Runs([path])
+    listed = [piece for number in range(pieces) for piece in runs.pieces(number)]
+    with path.open("rb") as file:
+        file.seek(-10, 2)  # an Arrow file ends with the size of its footer and a mark
+        footer = int.from_bytes(file.read(4), "little")
+    return {
+        "pieces": len(listed),
+        "write": write,
+        "read": _timed(lambda: sum(len(batch) for batch in read_pieces(listed))),
+        "bytes": path.stat().st_size,
+        "footer": footer,
+        "open": _timed(lambda: Runs([path])),
+    }
+
+
+def _ledger(path: Path, facts: dict[str, Any], most: int) -> float:
+    """Return the seconds that saving a ledger takes for each of its entries, once there are many."""
+    seconds = []
+    for entries in (most // 10, most):
+        ledger = Ledger(path, "stage", entries)
+        for entry in range(entries):
+            ledger.finish_soon(f"entry {entry:06d}", facts)
+        seconds.append(_timed(lambda ledger=ledger: ledger.finish("entry 000000", facts)))
+    return max(seconds[1] - seconds[0], 0.0) / (most - most // 10)
+
+
+def _path() -> float:
+    """Return the seconds to pack and unpack the name of a file, with its rows, as a task is told of it."""
+    files = tuple((Path(f"/data/store/shuffled/train/bucket-{i:06d}.parquet"), i) for i in range(SLICES))
+    return _timed(lambda: pickle.loads(pickle.dumps(files))) / SLICES

@@ -1,0 +1,74 @@
+"""The shuffle of a store in an object store, S3 on loopback, against the same store on the disk."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from hexdata.remote import RemotePath, as_path
+
+LEAST_RATIO = 0.5
+"""Of the rate on the disk. The server is on the same two cores, which is what it costs most."""
+READY = os.environ.get("HEXDATA_BENCH_STORE")
+"""A store that is there already, instead of one made for the benchmarks; it is copied."""
+SHUFFLE = """
+import sys
+from hexdata.shuffle import ShuffleOptions, shuffle_store
+shuffle_store(sys.argv[1], ShuffleOptions(memory=int(sys.argv[2]), threads=2))
+"""
+
+
+@pytest.fixture
+def source(request: pytest.FixtureRequest) -> Path:
+    """The store to shuffle."""
+    found: Path = Path(READY) if READY else request.getfixturevalue("store")
+    return found
+
+
+def put_store(local: Path, remote: RemotePath) -> None:
+    """Put what a manifest names, and the manifest."""
+    for path in (local / "manifest.json", *local.glob("*/part-*.parquet")):
+        remote.fs.put_file(str(path), (remote / path.relative_to(local).as_posix()).path)
+
+
+def digests(buckets: dict[str, bytes]) -> dict[str, str]:
+    return {name: hashlib.sha256(data).hexdigest() for name, data in buckets.items()}
+
+
+def test_shuffle_on_s3(
+    benchmark: Any,
+    bucket: RemotePath,
+    source: Path,
+    tmp_path: Path,
+    watch: Any,
+    memory: int,
+    report: Callable[[str], None],
+) -> None:
+    positions = sum(pq.read_metadata(part).num_rows for part in (source / "positions").iterdir())
+    remote = as_path(f"{bucket}/store")
+    assert not isinstance(remote, Path)
+    put_store(source, remote)
+    local = Path(shutil.copytree(source, tmp_path / "store", ignore=shutil.ignore_patterns("shuffled")))
+    here = watch("-c", SHUFFLE, local, memory)
+    there = benchmark.pedantic(watch, args=("-c", SHUFFLE, remote, memory), rounds=1)
+    folder = (remote / "shuffled").path
+    assert digests(
+        {name[len(folder) :]: remote.fs.cat_file(name) for name in remote.fs.find(folder)}
+    ) == digests(
+        {
+            path.as_posix()[len(str(local / "shuffled")) :]: path.read_bytes()
+            for path in local.rglob("bucket-*")
+        }
+    )
+    ratio = here.seconds / there.seconds
+    report(f"disk {here.seconds:.1f} s at {here.peak / 1e6:,.0f} MB, S3 {there.seconds:.1f} s at "
+           f"{there.peak / 1e6:,.0f} MB: {ratio:.2f} x the rate, of {positions:,} positions, same bytes")  # fmt: skip
+    benchmark.extra_info.update(ratio=ratio, peak=there.peak, units=positions)
+    assert ratio >= LEAST_RATIO
