@@ -51,17 +51,30 @@ class WorkerOptions:
     memory: int = 1_000_000_000
 
     def __post_init__(self) -> None:
+        if self.workers is not None and self.workers < 1:
+            raise ConfigError("workers must be at least 1", found=self.workers)
+        self._require_room(self.WORKER_MEMORY)
+
+    def _require_room(self, each: int) -> None:
         asked = 1 if self.workers is None else self.workers
-        if asked < 1:
-            raise ConfigError("workers must be at least 1", found=asked)
-        if asked * self.WORKER_MEMORY > self.memory:
+        if asked * each > self.memory:
             raise BudgetError(
                 f"too little memory for {asked} worker{'s' if asked > 1 else ''}",
                 found=f"{self.memory / 1e6:,.0f} MB",
-                expected=f"at least {asked * self.WORKER_MEMORY / 1e6:,.0f} MB",
+                expected=f"at least {asked * each / 1e6:,.0f} MB",
                 cure="Raise --memory, or lower --workers.",
             )
 
-    def processes(self, cores: int) -> int:
-        """Return how many worker processes to run on a machine with so many cores."""
-        return self.workers or max(1, min(cores, self.memory // self.WORKER_MEMORY - 1))
+    def processes(self, cores: int, more: int = 0) -> int:
+        """Return how many worker processes to run on a machine with so many cores.
+
+        Args:
+            cores: of the machine.
+            more: bytes that each of them holds above ``WORKER_MEMORY``.
+
+        Raises:
+            BudgetError: those asked for do not fit into the memory.
+        """
+        each = self.WORKER_MEMORY + more
+        self._require_room(each)
+        return self.workers or max(1, min(cores, self.memory // each - 1))

@@ -152,6 +152,7 @@ class _Failing:
                 environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             code = CODES.get(fault["status"], "InternalError")
             body = f"<Error><Code>{code}</Code><Message>as asked</Message></Error>".encode()
+            body = b"" if method == "HEAD" else body
             start_response(f"{fault['status']} As Asked", [("Content-Length", str(len(body)))])
             return [body]
         answer = self._app(environ, start_response)

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from hexdata.cli.app import Address, EngineName, Json, Memory, Store, Workers, command, running_on
+from hexdata.cli.app import (
+    Address,
+    AnyPath,
+    EngineName,
+    Json,
+    Memory,
+    Store,
+    Workers,
+    command,
+    read_path,
+    running_on,
+)
 from hexdata.units import parse_bytes
 
 __all__ = ["convert"]
@@ -15,8 +25,13 @@ __all__ = ["convert"]
 
 def convert(
     inputs: Annotated[
-        list[Path],
-        typer.Argument(metavar="INPUT...", help="Legacy files, or folders of them.", show_default=False),
+        list[AnyPath],
+        typer.Argument(
+            metavar="INPUT...",
+            help="Legacy files, or folders of them, or their addresses.",
+            show_default=False,
+            parser=read_path,
+        ),
     ],
     store: Store,
     workers: Workers = None,
@@ -55,7 +70,7 @@ def convert(
         salvage=salvage,
         truncate_repeats=truncate_repeats,
     )
-    with command(as_json) as (output, bar), running_on(engine, address) as runner:
+    with command(as_json, store, *inputs) as (output, bar), running_on(engine, address) as runner:
         result = convert_sources(inputs, store, options, bar, engine=runner)
     if output.facts(result):
         return

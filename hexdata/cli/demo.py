@@ -7,16 +7,16 @@ from typing import Annotated
 
 import typer
 
-from hexdata.cli.app import Json, Seed, command
+from hexdata.cli.app import Json, Seed, command, read_local
 from hexdata.cli.run import show_run
 
 __all__ = ["demo"]
 
 
 def demo(
-    folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Where to put it all.")] = Path(
-        "hexdata-demo"
-    ),
+    folder: Annotated[
+        Path, typer.Argument(metavar="[FOLDER]", help="Where to put it all.", parser=read_local)
+    ] = Path("hexdata-demo"),
     games: Annotated[int, typer.Option("--games", min=1, help="How many games to make.")] = 1_500,
     seed: Seed = 7,
     as_json: Json = False,

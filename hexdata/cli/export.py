@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hexdata.cli.app import Address, EngineName, Json, Memory, Store, Workers, command, running_on
+from hexdata.cli.app import Address, AnyPath, EngineName, Json, Memory, Store, Workers, command, running_on
 from hexdata.errors import ConfigError
 from hexdata.units import format_bytes, parse_bytes
 
@@ -57,7 +56,7 @@ def export(
     from hexdata.export import ExportOptions, export_shards
 
     options = ExportOptions(**of_shards, workers=workers, memory=parse_bytes(memory))
-    with command(as_json) as (output, bar), running_on(engine, address) as runner:
+    with command(as_json, store) as (output, bar), running_on(engine, address) as runner:
         result = export_shards(store, options, bar, engine=runner)
     if output.facts(result):
         return
@@ -83,7 +82,7 @@ def _refuse(options: dict[str, Any], chosen: str) -> None:
 
 
 def _export_pickles(
-    store: Path,
+    store: AnyPath,
     given: dict[str, Any],
     workers: int | None,
     memory: str,
@@ -93,7 +92,7 @@ def _export_pickles(
     from hexdata.export import PicklesOptions, export_pickles
 
     options = PicklesOptions(**given, workers=workers, memory=parse_bytes(memory))
-    with command(as_json) as (output, bar), running_on(*engine) as runner:
+    with command(as_json, store) as (output, bar), running_on(*engine) as runner:
         result = export_pickles(store, options, bar, engine=runner)
     _show_pickles(output, result)
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hexdata.cli.app import read_local
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -21,10 +23,16 @@ __all__ = ["live"]
 
 def live(
     directory: Annotated[
-        Path, typer.Argument(metavar="DIRECTORY", help="Where games are written.", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="DIRECTORY", help="Where games are written.", show_default=False, parser=read_local
+        ),
     ],
     config: Annotated[
-        Path | None, typer.Option("--config", metavar="FILE", help="A TOML file such as configs/live.toml.")
+        Path | None,
+        typer.Option(
+            "--config", metavar="FILE", help="A TOML file such as configs/live.toml.", parser=read_local
+        ),
     ] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Of every draw.")] = None,
     split: Annotated[str | None, typer.Option("--split", help="train, val or test.")] = None,

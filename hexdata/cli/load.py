@@ -15,7 +15,7 @@ def load(
     store: Annotated[
         str,
         typer.Argument(
-            metavar="STORE", help="The store's folder, one of shards, or its URL.", show_default=False
+            metavar="STORE", help="The store's folder, one of shards, or its address.", show_default=False
         ),
     ],
     epochs: Annotated[int, typer.Option("--epochs", min=1, help="How many epochs to run.")] = 1,
@@ -32,11 +32,35 @@ def load(
     check: Annotated[
         str, typer.Option("--check", help="What of the shards is checked first: sizes or digests.")
     ] = "sizes",
+    cache: Annotated[
+        str | None,
+        typer.Option(
+            "--cache",
+            metavar="DIR",
+            help="Keep copies here of shards that lie elsewhere. Default, of object stores: HEXDATA_CACHE.",
+            show_default=False,
+        ),
+    ] = None,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Keep none.")] = False,
+    cache_size: Annotated[
+        str, typer.Option("--cache-size", metavar="SIZE", help="What the copies may take.")
+    ] = "50GB",
+    prefetch: Annotated[
+        int | None,
+        typer.Option(
+            "--prefetch",
+            min=0,
+            help="Shards that stream mode fetches ahead. Default: one a stream.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Drive the training loader; print its rate and what it delivers."""
     from hexdata.loader.drive import LoadOptions, drive_loader
 
+    if no_cache and cache is not None:
+        raise typer.BadParameter("--cache and --no-cache exclude each other")
     options = LoadOptions(
         split=split,
         epochs=epochs,
@@ -44,6 +68,9 @@ def load(
         seed=seed,
         mode=mode,  # type: ignore[arg-type]  # LoadOptions refuses others
         check=check,  # type: ignore[arg-type]
+        cache=cache if cache is not None else not no_cache,
+        cache_size=cache_size,
+        prefetch=prefetch,
     )
     with command(as_json) as (output, bar):
         result = drive_loader(store, options, bar)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from hexdata.cli.app import Json, Memory, Store, Threads, command
+from hexdata.cli.app import AnyPath, Json, Memory, Store, Threads, command, read_path
 from hexdata.units import format_bytes, parse_bytes
 
 __all__ = ["report"]
@@ -16,9 +15,12 @@ __all__ = ["report"]
 def report(
     store: Store,
     output: Annotated[
-        Path | None,
+        AnyPath | None,
         typer.Option(
-            "--output", metavar="FILE", help="The page. Default: report.html in the store's folder."
+            "--output",
+            metavar="FILE",
+            help="The page, or its address. Default: report.html in the store's folder.",
+            parser=read_path,
         ),
     ] = None,
     memory: Memory = "1GB",
@@ -30,7 +32,7 @@ def report(
     from hexdata.sql import Limits
 
     limits = Limits(memory=parse_bytes(memory), threads=threads)
-    with command(as_json) as (out, bar):
+    with command(as_json, store, output) as (out, bar):
         made = write_report(store, output, limits, bar)
     if out.facts(made):
         return

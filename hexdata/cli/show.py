@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hexdata.cli.app import Json, command
+from hexdata.cli.app import AnyPath, Json, command, read_path
 
 if TYPE_CHECKING:
     from hexdata.cli.render import Output
@@ -21,7 +20,8 @@ def show(
         str,
         typer.Argument(
             metavar="PLACE",
-            help="A store's folder; SHARD.tar:17, counted from 0; or a game as TRMPH text, '#13,a1b2c3…'.",
+            help="A store's folder; SHARD.tar:17, counted from 0; the address of either; or a game as TRMPH "
+            "text, '#13,a1b2c3…'.",
             show_default=False,
         ),
     ],
@@ -37,8 +37,13 @@ def show(
         int | None, typer.Option("--ply", min=0, help="Of a game: the position after so many moves.")
     ] = None,
     svg: Annotated[
-        Path | None,
-        typer.Option("--svg", metavar="FILE", help="Draw into an SVG file; a whole game as a filmstrip."),
+        AnyPath | None,
+        typer.Option(
+            "--svg",
+            metavar="FILE",
+            help="Draw into an SVG file; a whole game as a filmstrip.",
+            parser=read_path,
+        ),
     ] = None,
     every: Annotated[
         int | None,
@@ -57,7 +62,7 @@ def show(
     from hexdata.show import ShowOptions, draw_svg, find, write_svg
 
     options = ShowOptions(position=position, game=game, ply=ply, every=every, numbers=numbers)
-    with command(as_json) as (output, _):
+    with command(as_json, place, svg) as (output, _):
         found = find(place, options)
         if svg is not None:
             write_svg(svg, draw_svg(found, options))

@@ -104,7 +104,7 @@ def shuffle(
         memory=parse_bytes(memory),
         threads=threads,
     )
-    with command(as_json) as (output, bar):
+    with command(as_json, store) as (output, bar):
         if dry_run:
             with running_on(engine, address) as runner:
                 plan = plan_shuffle(store, options, engine=runner)

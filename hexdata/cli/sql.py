@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from hexdata.cli.app import Memory, Store, Threads
+from hexdata.cli.app import AnyPath, Memory, Store, Threads, read_path
 from hexdata.errors import ConfigError
 from hexdata.text import printable
 from hexdata.units import format_bytes, parse_bytes
@@ -50,13 +49,17 @@ def sql(
     ] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV with a header.")] = False,
     parquet: Annotated[
-        Path | None, typer.Option("--parquet", metavar="FILE", help="Write the rows into a Parquet file.")
+        AnyPath | None,
+        typer.Option(
+            "--parquet", metavar="FILE", help="Write the rows into a Parquet file.", parser=read_path
+        ),
     ] = None,
     memory: Memory = "1GB",
     threads: Threads = None,
 ) -> None:
     """Ask the store in SQL: positions, games, sources, rejected, shuffled, shards."""
     from hexdata.cli.render import Output
+    from hexdata.remote import telling
     from hexdata.sql import json_rows, named_queries, run_query, save_parquet, write_csv
 
     if as_json + as_csv + (parquet is not None) > 1:
@@ -66,7 +69,10 @@ def sql(
         _list(output, named_queries())
         return
     try:
-        with run_query(store, query, memory=parse_bytes(memory), threads=threads) as result:
+        with (
+            telling(store, parquet),
+            run_query(store, query, memory=parse_bytes(memory), threads=threads) as result,
+        ):
             if as_json:
                 for text in json_rows(result):
                     typer.echo(text, nl=False)

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hexdata.cli.app import Address, EngineName, Json, Memory, Store, Threads, command, running_on
+from hexdata.cli.app import (
+    Address,
+    AnyPath,
+    EngineName,
+    Json,
+    Memory,
+    Store,
+    Threads,
+    command,
+    read_path,
+    running_on,
+)
 from hexdata.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -22,12 +32,13 @@ __all__ = ["verify"]
 def verify(
     store: Store,
     round_trip: Annotated[
-        list[Path] | None,
+        list[AnyPath] | None,
         typer.Option(
             "--round-trip",
             metavar="INPUT",
             help="Also write each source back and compare it with its file, found here or below. "
             "May be given several times.",
+            parser=read_path,
         ),
     ] = None,
     memory: Memory = "1GB",
@@ -40,7 +51,7 @@ def verify(
     from hexdata.verify import VerifyOptions, check_round_trip, verify_store
 
     options = VerifyOptions(memory=parse_bytes(memory), threads=threads)
-    with command(as_json) as (output, bar), running_on(engine, address) as runner:
+    with command(as_json, store, *(round_trip or [])) as (output, bar), running_on(engine, address) as runner:
         result = verify_store(store, options, bar, engine=runner)
         returned = check_round_trip(store, round_trip, bar) if round_trip and result.ok else []
     _show_checks(output, result, returned)

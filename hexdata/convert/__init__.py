@@ -7,13 +7,13 @@ duplicates over all of them (``run``), and every spool is published (``publish``
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from hexdata.convert.inputs import find_sources
 from hexdata.convert.options import ConvertOptions, ConvertResult
 from hexdata.convert.run import Run
 from hexdata.engine import LOCAL, Engine
 from hexdata.progress import SILENT, Progress
+from hexdata.remote import AnyPath, as_path
 from hexdata.sql.database import write_database
 from hexdata.store import Store
 from hexdata.store.journal import journaled
@@ -22,8 +22,8 @@ __all__ = ["ConvertOptions", "ConvertResult", "convert_sources"]
 
 
 def convert_sources(
-    inputs: str | Path | Sequence[str | Path],
-    store: str | Path,
+    inputs: str | AnyPath | Sequence[str | AnyPath],
+    store: str | AnyPath,
     options: ConvertOptions | None = None,
     progress: Progress = SILENT,
     *,
@@ -32,8 +32,9 @@ def convert_sources(
     """Convert legacy files into a store, new or existing; what is there already keeps its ids.
 
     Args:
-        inputs: one or several files, or folders taken with all that lies below them.
-        store: the store's folder.
+        inputs: one or several files, or folders taken with all that lies below them; addresses in an object
+            store too.
+        store: the store's folder, or its address.
         options: how; None for the defaults.
         progress: who watches.
         engine: where the sources are read and written.
@@ -41,17 +42,19 @@ def convert_sources(
     Raises:
         InputError: an input is missing or has changed, or its value sense is not clear.
         RejectRateError: too much was rejected; nothing was published.
-        StoreError: the store cannot be used, or another process writes to it.
+        StoreError: the store cannot be used, or another process writes to it; an object store fails.
         EngineError: the engine's machines cannot do it.
     """
     options = options or ConvertOptions()
-    listed = [Path(p) for p in ([inputs] if isinstance(inputs, str | Path) else inputs)]
+    given = [inputs] if isinstance(inputs, str) or not isinstance(inputs, Sequence) else inputs
+    listed = [as_path(path) for path in given]
     target = Store.open_or_create(store)
-    files = find_sources(listed, Path(store))
+    target.shares_work |= engine.machines.separate
+    files = find_sources(listed, target.path)
     with target.writing("convert"), journaled(target.path, "convert") as watched:
         engine.require(listed, target.path)
         before = target.manifest.total_bytes
-        result = Run(target, options, progress, engine).convert(files)
+        result = Run(target, options, progress, engine, files).convert()
         write_database(target)
         if result.sources:
             watched.finish(positions=result.positions, bytes=target.manifest.total_bytes - before)

@@ -6,9 +6,9 @@ no other way to join them. Never guesses: a position that may belong to two game
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -20,7 +20,9 @@ from hexdata.convert.nodes import EVIDENCE, FINAL, NODES, NOWHERE, NodeMaker
 from hexdata.convert.spool import Spool, write_arrow
 from hexdata.games.find import GAMES, ROWS, binary_matrix, column
 from hexdata.progress import SILENT, Progress
+from hexdata.remote import scratch_folder
 from hexdata.schema import board_bytes
+from hexdata.store.files import remove_tree
 from hexdata.store.session import DuckDBPyConnection, duckdb_session
 
 __all__ = ["resolve_chains"]
@@ -113,8 +115,9 @@ def resolve_chains(
         BudgetError: DuckDB needs more memory.
     """
     proof_memory = memory // MOVES_SHARE
-    scratch = spools[0].folder / "chains"
-    shutil.rmtree(scratch, ignore_errors=True)  # left by a killed run
+    first = spools[0].folder
+    scratch = first / "chains" if isinstance(first, Path) else scratch_folder("chains", first)
+    remove_tree(scratch)  # left by a killed run
     try:
         with duckdb_session(
             memory=memory - RESERVED_MEMORY - proof_memory, threads=threads, spill=scratch
@@ -125,7 +128,7 @@ def resolve_chains(
             games = search.publish_games(first_game, proof_memory // MOVE_BYTES)
             search.publish_rows(first_game)
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        remove_tree(scratch)
     return games
 
 

@@ -6,8 +6,10 @@ They are hearsay: never a reason to fail, and never taken where they contradict 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
@@ -17,6 +19,7 @@ import pyarrow.compute as pc
 
 from hexdata.convert.spool import Spool, SpoolFacts
 from hexdata.games.find import column
+from hexdata.remote import AnyPath, RemotePath, is_passing, open_binary, patiently, telling
 from hexdata.text import encodable
 
 __all__ = ["Companions", "read_companions", "unnamed_files", "with_origins"]
@@ -148,26 +151,43 @@ _LAYOUTS: Final[dict[str, Callable[[Companions, str, Any], None]]] = {
 }
 
 
-def read_companions(folder: Path) -> Companions:
-    """Read the companions that lie in a folder; one that cannot be read becomes a note."""
+def read_companions(folder: AnyPath) -> Companions:
+    """Read the companions that lie in a folder; one that cannot be read becomes a note.
+
+    Raises:
+        StoreError: an object store did not answer, which says nothing of what is there.
+    """
     found = Companions()
     for path, take in _companions_in(folder):
         name = encodable(path.name)
         try:
-            if path.stat().st_size > LARGEST:
-                raise ValueError(f"more than {LARGEST:,} bytes")
-            take(found, name, json.loads(path.read_bytes()))
+            with open_binary(path) as file:
+                if file.seek(0, os.SEEK_END) > LARGEST:
+                    raise ValueError(f"more than {LARGEST:,} bytes")
+                file.seek(0)
+                take(found, name, json.loads(file.read()))
         except (OSError, ValueError, RecursionError) as error:
+            if isinstance(error, OSError) and not isinstance(path, Path) and is_passing(error):
+                with telling(path):
+                    raise
             found.notes.append(
                 f"{name} beside it cannot be used: {getattr(error, 'strerror', None) or error}"
             )
     return found
 
 
-def _companions_in(folder: Path) -> Iterator[tuple[Path, Callable[[Companions, str, Any], None]]]:
+def _companions_in(folder: AnyPath) -> Iterator[tuple[AnyPath, Callable[[Companions, str, Any], None]]]:
+    there: list[RemotePath] = []
+    if not isinstance(folder, Path):
+        with telling(folder):
+            there = patiently(lambda: sorted(folder.iterdir(), key=lambda path: path.name))
     for pattern, take in _LAYOUTS.items():
-        for path in sorted(folder.glob(pattern)):
-            yield path, take
+        if isinstance(folder, Path):
+            for path in sorted(folder.glob(pattern)):
+                yield path, take
+        for found in there:
+            if fnmatchcase(found.name, pattern):
+                yield found, take
 
 
 # Games

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from hexdata.errors import InputError, SourceChangedError
+from hexdata.remote import AnyPath, RemotePath, file_system, is_passing, patiently, telling, version_of
 from hexdata.store.files import digest_file, walk_once
 from hexdata.text import encodable
 
-__all__ = ["SourceFile", "digest_source", "find_sources", "new_sources"]
+__all__ = ["Digested", "SourceFile", "digest_source", "find_sources", "new_sources"]
 
 COMPANIONS: Final = ("processing_stats.json", "processing_state.json", "file_lookup_")
 """Beginnings of the names of files that the legacy tools leave beside their data: not sources."""
@@ -23,12 +24,15 @@ class SourceFile:
 
     name: str
     """The same on every machine: the input folder's name and the path below it."""
-    path: Path
+    path: AnyPath
     bytes: int = 0
+    """Of an object, also before it is digested."""
     sha256: str = ""
     """Empty if the file cannot be read."""
     problem: str = ""
     """Why it cannot be read."""
+    version: str = ""
+    """``remote.version_of`` the file, before it was digested."""
 
     @property
     def identity(self) -> str:
@@ -36,45 +40,60 @@ class SourceFile:
         return self.sha256 or self.name
 
 
-def find_sources(inputs: Sequence[Path], store: Path) -> list[SourceFile]:
+def find_sources(inputs: Sequence[AnyPath], store: AnyPath) -> list[SourceFile]:
     """Return the files below ``inputs``, sorted by name; digests are not filled in yet.
 
     A folder gives every file below it but hidden ones, the legacy tools' own notes (``COMPANIONS``) and
-    whatever lies in the store itself. A file given by its own path is taken as it is.
+    whatever lies in the store itself. A file given by its own path is taken as it is. An object store has
+    no folders: whatever comes before a slash in a key counts as one, and a bucket too.
 
     Raises:
-        InputError: an input does not exist, holds nothing, or two inputs give the same name.
+        InputError: an input does not exist, holds nothing, has a key that is no path of a file, or two
+            inputs give the same name.
         OSError: a folder cannot be listed.
+        StoreError: an object store does not let an input be seen.
     """
     if not inputs:
         raise InputError("no inputs", expected="files or folders to convert")
     found: dict[str, SourceFile] = {}
     for given in inputs:
-        root = given.resolve()
-        if not root.exists():
+        listed = _files_of(given, store) if isinstance(given, Path) else _objects_of(given, store)
+        if listed is None:
             raise InputError("no such file or folder", path=given, cure="Check the path.")
-        paths = [root] if root.is_file() else list(_files_below(root, store.resolve()))
-        if not paths:
+        if not listed:
             raise InputError(
                 "no files to convert", path=given, expected="*.pkl.gz or *.trmph files in it or below"
             )
-        top = root.parent if root.is_file() else root
-        for path in paths:
-            name = encodable((Path(top.name) / path.relative_to(top)).as_posix())
-            if name in found and found[name].path != path:
+        for source in listed:
+            other = found.setdefault(source.name, source)
+            if other.path != source.path:
                 raise InputError(
                     "two inputs have the same name",
-                    path=path,
-                    found=name,
-                    expected=f"another name than that of {found[name].path}",
+                    path=source.path,
+                    found=source.name,
+                    expected=f"another name than that of {other.path}",
                     cure="Convert them in two runs, or rename a folder.",
                 )
-            found[name] = SourceFile(name, path)
     return [found[name] for name in sorted(found)]
 
 
-def _files_below(root: Path, store: Path) -> Iterator[Path]:
+def _files_of(given: Path, store: AnyPath) -> list[SourceFile] | None:
+    """Return the files of an input of this machine; None if there is no such input."""
+    root = given.resolve()
+    if not root.exists():
+        return None
+    if root.is_file():
+        top, paths = root.parent, [root]
+    else:
+        top, paths = root, list(_files_below(root, store))
+    return [
+        SourceFile(encodable((Path(top.name) / path.relative_to(top)).as_posix()), path) for path in paths
+    ]
+
+
+def _files_below(root: Path, store: AnyPath) -> Iterator[Path]:
     """Find the files below a folder that may be sources; the store is not entered."""
+    store = store.resolve()
     for folder, subfolders, names in walk_once(root, onerror=_raise):
         if folder.resolve() == store:
             subfolders.clear()
@@ -83,8 +102,7 @@ def _files_below(root: Path, store: Path) -> Iterator[Path]:
         for name in names:
             path = folder / name
             # A link that leads nowhere is taken too: it is a file that cannot be read.
-            is_source = not name.startswith((".", *COMPANIONS)) and (path.is_file() or not path.exists())
-            if is_source:
+            if _may_be_source(name) and (path.is_file() or not path.exists()):
                 yield path
 
 
@@ -92,15 +110,84 @@ def _raise(error: OSError) -> None:
     raise error
 
 
-def digest_source(path: Path) -> tuple[int, str, str]:
-    """Return (bytes, SHA-256, problem) of a file; one that cannot be read has a problem and no digest."""
+def _may_be_source(name: str) -> bool:
+    return not name.startswith((".", *COMPANIONS))
+
+
+def _objects_of(given: RemotePath, store: AnyPath) -> list[SourceFile] | None:
+    """Return the objects of an input in an object store; None if there is no such input."""
+    system, root = file_system(given), given.path.rstrip("/")
+    with telling(given):
+        try:
+            info = patiently(system.info, root)
+        except FileNotFoundError:
+            return None
+        is_object = info["type"] == "file"
+        keys = {root: info} if is_object else patiently(system.find, root, detail=True)
+    top = root.rpartition("/")[0] if is_object else root
+    own = ""
+    if not isinstance(store, Path) and isinstance(system, type(file_system(store))):
+        own = store.path.rstrip("/") + "/"
+    sources: list[SourceFile] = []
+    for key, info in keys.items():
+        below = key[len(top) + 1 :]
+        if (own and key.startswith(own)) or not _is_wanted(given, below, info["size"], alone=is_object):
+            continue
+        name = encodable(f"{top.rpartition('/')[2]}/{below}")
+        sources.append(SourceFile(name, given if is_object else given / below, info["size"]))
+    return sources
+
+
+def _is_wanted(given: RemotePath, below: str, size: int, *, alone: bool) -> bool:
+    """Say whether an object may be a source, by its key below an input.
+
+    Raises:
+        InputError: it could not lie in a folder.
+    """
+    *folders, name = below.split("/")
+    if not name and not size:
+        return False  # some tools put such an object to show an empty folder
+    if not {"", ".", ".."}.isdisjoint([*folders, name]):
+        raise InputError(
+            "this key is no path of a file",
+            path=f"{given}/{below}" if below else given,
+            expected="names between its slashes, other than . and ..",
+            cure="Rename the object, or give folders that it is not below.",
+        )
+    return alone or (_may_be_source(name) and not any(folder.startswith(".") for folder in folders))
+
+
+class Digested(NamedTuple):
+    """What a file is made of."""
+
+    bytes: int
+    """0 if that is not known."""
+    sha256: str
+    """Empty if it cannot be read."""
+    problem: str
+    """Why it cannot be read."""
+    version: str
+    """``remote.version_of`` it."""
+
+
+def digest_source(path: AnyPath) -> Digested:
+    """Return the digest of a file; one that cannot be read has a problem and no digest.
+
+    Raises:
+        StoreError: an object store did not answer, which says nothing of the object.
+    """
+    version = ""
     try:
-        return *digest_file(path), ""
+        version = version_of(path)
+        return Digested(*digest_file(path), "", version)
     except OSError as error:
-        return _size_of(path), "", error.strerror or str(error)
+        if not isinstance(path, Path) and is_passing(error):
+            with telling(path):
+                raise
+        return Digested(_size_of(path), "", error.strerror or str(error), version)
 
 
-def _size_of(path: Path) -> int:
+def _size_of(path: AnyPath) -> int:
     try:
         return path.stat().st_size
     except OSError:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -21,6 +20,7 @@ from hexdata.games.find import ROWS, column
 from hexdata.games.findings import flag_lists
 from hexdata.games.labels import players_of, split_of, winners_of
 from hexdata.games.sense import Sense
+from hexdata.remote import AnyPath
 from hexdata.schema import games_schema, positions_schema
 from hexdata.store.files import FileFacts
 from hexdata.store.originals import KEPT_PREFIX, WINNERS, in_sense
@@ -55,7 +55,7 @@ class Judged:
     """(G,): bits of ``findings.Flag``."""
 
 
-def publish_positions(spool: Spool, path: Path, assigned: Assignment) -> FileFacts:
+def publish_positions(spool: Spool, path: AnyPath, assigned: Assignment) -> FileFacts:
     """Write the positions part of one source: ``positions_schema``, in record order."""
     schema = positions_schema(assigned.board_size)
     return write_parquet(path, schema, _positions(spool, assigned, schema))
@@ -154,7 +154,7 @@ def _with_kept(extra: pa.Array, kept: list[_Kept]) -> pa.Array:
     return pa.array(texts, pa.string())
 
 
-def publish_games(spool: Spool, path: Path, assigned: Assignment, judged: Judged) -> FileFacts:
+def publish_games(spool: Spool, path: AnyPath, assigned: Assignment, judged: Judged) -> FileFacts:
     """Write the games part of one source: ``games_schema``."""
     schema = games_schema()
     return write_parquet(path, schema, _games(spool, assigned, judged, schema))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -38,9 +37,10 @@ from hexdata.games.labels import winners_of
 from hexdata.games.sense import decide
 from hexdata.pool import default_workers
 from hexdata.progress import Progress
+from hexdata.remote import CLIENT_MEMORY, AnyPath, objects_below
 from hexdata.schema import rejected_schema, sources_schema
 from hexdata.store import Store
-from hexdata.store.files import FileFacts
+from hexdata.store.files import FileFacts, remove_file, remove_tree
 from hexdata.store.ledger import Ledger
 from hexdata.store.originals import WINNERS
 from hexdata.store.parquet import open_parquet, read_parquet, write_parquet
@@ -53,12 +53,23 @@ Result = TypeVar("Result")
 class Run:
     """One run under the store's lock: each method is one step of ``convert``, in the order below."""
 
-    def __init__(self, store: Store, options: ConvertOptions, progress: Progress, engine: Engine) -> None:
+    def __init__(
+        self,
+        store: Store,
+        options: ConvertOptions,
+        progress: Progress,
+        engine: Engine,
+        files: Sequence[SourceFile],
+    ) -> None:
+        self.files = files
+        """Sorted by name."""
         self.store = store
         self.options = self._as_begun(store, options)
         self.progress = progress
         self.engine = engine
-        self.workers = self.options.processes(engine.machines.cores)
+        remote = not all(isinstance(path, Path) for path in (store.path, *(file.path for file in files)))
+        self.more = CLIENT_MEMORY if remote else 0
+        self.workers = self.options.processes(engine.machines.cores, self.more)
         self.work = store.work / "convert"
 
     @staticmethod
@@ -75,9 +86,9 @@ class Run:
             cure="Use the same shares, or convert into a new store.",
         )
 
-    def convert(self, files: list[SourceFile]) -> ConvertResult:
-        """Convert those of the files, sorted by name, that the store does not have."""
-        new, same = self._digest(files)
+    def convert(self) -> ConvertResult:
+        """Convert those of the files that the store does not have."""
+        new, same = self._digest()
         for file, name in same:
             self.progress.note(f"{file.name}: same bytes as {name}, which the store has; skipped")
         sources = self._one_board_size(self._read(new))
@@ -89,22 +100,24 @@ class Run:
         if sources:
             facts = self._publish(sources, judged)
             self._publish_tables(sources, facts, judged)
-        shutil.rmtree(self.work, ignore_errors=True)  # the manifest now says all that it said
+        remove_tree(self.work)  # the manifest now says all that it said
         return result
 
     def _run(
         self, function: Callable[..., Result], tasks: list[tuple[Any, ...]]
     ) -> Iterator[tuple[int, Result]]:
         """Run tasks, a source each."""
-        return self.engine.run(function, tasks, workers=self.workers, memory=self.options.WORKER_MEMORY)
+        memory = self.options.WORKER_MEMORY + self.more
+        return self.engine.run(function, tasks, workers=self.workers, memory=memory)
 
-    def _digest(self, files: list[SourceFile]) -> tuple[list[SourceFile], list[tuple[SourceFile, str]]]:
+    def _digest(self) -> tuple[list[SourceFile], list[tuple[SourceFile, str]]]:
+        files = self.files
         self.progress.begin("digest", len(files), "files")
         digested = list(files)
         tasks = [(file.path,) for file in files]
         for index, found in self.engine.run_light(digest_source, tasks, workers=self.workers):
-            size, sha256, problem = found
-            digested[index] = replace(files[index], bytes=size, sha256=sha256, problem=problem)
+            file = replace(files[index], **found._asdict())
+            digested[index] = replace(file, bytes=file.bytes or files[index].bytes)
             self.progress.advance(1)
         return new_sources(digested, self._known())
 
@@ -131,7 +144,7 @@ class Run:
         facts = {f.name: SpoolFacts.failed(UNREADABLE, f.problem) for f in files if f.problem}
         readable = [file for file in files if not file.problem]
         reading = Reading(self.options.salvage, self.options.truncate_repeats)
-        tasks = [(file.path, self.work / file.sha256, reading) for file in readable]
+        tasks = [(file.path, self.work / file.sha256, reading, file.version) for file in readable]
         for index, found in self._run(read_source, tasks):
             facts[readable[index].name] = found
             self.progress.advance(readable[index].bytes)
@@ -229,7 +242,7 @@ class Run:
 
     def _with_companions(self, sources: list[Source]) -> list[Source]:
         """Take in what the legacy tools' own notes say of the sources beside them."""
-        folders: dict[Path, Companions] = {}
+        folders: dict[AnyPath, Companions] = {}
         result = []
         for source in sources:
             folder = source.file.path.parent
@@ -306,11 +319,15 @@ class Run:
             else:
                 todo.append((source, judgement))
         tasks = [(self.store.path, s.spool, self._assignment(s), own, s.owns_games) for s, own in todo]
-        for index, written in self._run(_publish_source, tasks):
-            source = todo[index][0]
-            _check_whole(source, written)
-            ledger.finish(source.file.sha256, {name: facts.to_json() for name, facts in written.items()})
-            self.progress.advance(source.facts.positions)
+        try:
+            for index, written in self._run(_publish_source, tasks):
+                source = todo[index][0]
+                _check_whole(source, written)
+                parts = {name: facts.to_json() for name, facts in written.items()}
+                ledger.finish_soon(source.file.sha256, parts)
+                self.progress.advance(source.facts.positions)
+        finally:
+            ledger.save()
         return {
             name: FileFacts(**facts)
             for source in sources
@@ -320,10 +337,11 @@ class Run:
 
     def _remove_strays(self, done: set[str]) -> None:
         """Remove parts that an interrupted run of other sources left: nothing names them."""
+        named = done | self.store.manifest.files.keys()
         for folder in ("positions", "games", "sources", "rejected"):
-            for path in (self.store.path / folder).glob("*.parquet"):
-                if f"{folder}/{path.name}" not in done | self.store.manifest.files.keys():
-                    path.unlink()
+            for path in _parts_in(self.store.path / folder):
+                if f"{folder}/{path.name}" not in named:
+                    remove_file(path)
 
     def _assignment(self, source: Source) -> Assignment:
         assert self.board_size is not None
@@ -381,7 +399,14 @@ class Run:
         )
 
 
-def _spool(folder: Path, facts: SpoolFacts) -> Spool:
+def _parts_in(folder: AnyPath) -> list[AnyPath]:
+    """Return the parts that lie in a folder; none if there is no folder."""
+    if isinstance(folder, Path):
+        return list(folder.glob("*.parquet"))
+    return [folder / name for name in objects_below(folder) if name.endswith(".parquet")]
+
+
+def _spool(folder: AnyPath, facts: SpoolFacts) -> Spool:
     """Return the spool of a source that was just read."""
     return Spool(folder).cut if facts.cut else Spool(folder)
 
@@ -425,7 +450,7 @@ def _check_whole(source: Source, written: dict[str, FileFacts]) -> None:
 
 
 def _publish_source(
-    store: Path, spool: Spool, assigned: Assignment, judged: Judged, owns_games: bool
+    store: AnyPath, spool: Spool, assigned: Assignment, judged: Judged, owns_games: bool
 ) -> dict[str, FileFacts]:
     """Worker: write one source's parts; the facts by path relative to the store."""
     name = f"part-{assigned.source_id:06d}.parquet"

@@ -7,7 +7,6 @@ which ids the source gets. A spool is complete when its ``facts.json`` is there.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
@@ -19,13 +18,14 @@ import pyarrow as pa
 
 from hexdata import __version__
 from hexdata.convert.truncate import NO_CUT, Cuts, cut_games, cut_rows, find_cuts
-from hexdata.errors import FormatError
+from hexdata.errors import FormatError, SourceChangedError
 from hexdata.formats import RawBatch, Rejection, SourceReader, open_source
 from hexdata.games.evidence import Tally, found_schema, is_mixed, with_findings
 from hexdata.games.find import EVIDENCE, GAMES, ROWS, find_games
 from hexdata.games.findings import game_findings, loose_findings
 from hexdata.games.sense import Votes
-from hexdata.store.files import atomic_file, write_bytes
+from hexdata.remote import AnyPath, is_passing, open_binary, telling, version_of
+from hexdata.store.files import atomic_file, remove_tree, write_bytes
 from hexdata.text import encodable
 
 __all__ = [
@@ -102,13 +102,14 @@ class SpoolFacts:
 class Spool:
     """The folder of one source's first pass."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: AnyPath) -> None:
         self.folder = folder
 
     def facts(self) -> SpoolFacts | None:
         """Return the facts, or None if the spool is not complete or is of another release."""
         try:
-            content = json.loads((self.folder / "facts.json").read_bytes())
+            with open_binary(self.folder / "facts.json") as file:
+                content = json.load(file)
         except FileNotFoundError:
             return None
         if content.get("version") != __version__:
@@ -133,9 +134,11 @@ class Spool:
         With ``columns``, only these are read and decompressed.
         """
         path = self.folder / f"{table}.arrow"
-        if not path.exists():
+        try:
+            opened = pa.OSFile(str(path)) if isinstance(path, Path) else pa.PythonFile(open_binary(path), "r")
+        except FileNotFoundError:
             return
-        with pa.OSFile(str(path)) as source:
+        with opened as source:
             names = pa.ipc.open_file(source).schema.names
             fields = [names.index(name) for name in columns or names]
             with pa.ipc.open_file(
@@ -151,22 +154,32 @@ class Spool:
 
     def remove(self) -> None:
         """Remove the folder."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        remove_tree(self.folder)
 
 
 @contextmanager
-def write_arrow(path: Path, schema: pa.Schema) -> Iterator[pa.ipc.RecordBatchFileWriter]:
+def write_arrow(path: AnyPath, schema: pa.Schema) -> Iterator[pa.ipc.RecordBatchFileWriter]:
     """Write an Arrow IPC file, atomically; compressed, since boards and texts are mostly alike."""
     options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
     with atomic_file(path) as file, pa.ipc.new_file(file, schema, options=options) as writer:
         yield writer
 
 
-def read_source(path: Path, folder: Path, reading: Reading) -> SpoolFacts:
+def read_source(path: AnyPath, folder: AnyPath, reading: Reading, version: str) -> SpoolFacts:
     """Read one source file into a spool at ``folder``, unless a complete one is there.
 
     A file that cannot be read as a whole is a fact about it, and no error; a disk that will not take the
-    spool is an error.
+    spool is an error, and so is an object store that does not answer.
+
+    Args:
+        path: the file.
+        folder: of the spool.
+        reading: how.
+        version: ``remote.version_of`` the file that was digested.
+
+    Raises:
+        SourceChangedError: the file is another one by now.
+        StoreError: an object store did not answer.
     """
     spool = Spool(folder)
     facts = spool.facts()
@@ -174,8 +187,10 @@ def read_source(path: Path, folder: Path, reading: Reading) -> SpoolFacts:
         spool.remove()
         try:
             facts = _read(path, spool, reading)
+            _require_version(path, version)
         except FormatError as error:
             spool.remove()
+            _require_version(path, version)
             facts = SpoolFacts.failed(error.code, error.detail())
             facts.reading = reading
         except Exception as error:
@@ -184,6 +199,22 @@ def read_source(path: Path, folder: Path, reading: Reading) -> SpoolFacts:
         if facts.failure is None or facts.failure[0] != UNREADABLE:
             spool.save_facts(facts)
     return facts
+
+
+def _require_version(path: AnyPath, version: str) -> None:
+    """See that a file that was read is the one that was digested; if it is gone, reading has told.
+
+    Raises:
+        SourceChangedError: it is not.
+    """
+    with telling(path):
+        found = version_of(path)
+    if found not in ("", version):
+        raise SourceChangedError(
+            "this source changed while it was being converted",
+            path=path,
+            cure="Run the command again once nobody writes to it.",
+        )
 
 
 def _reusable(facts: SpoolFacts, reading: Reading) -> bool:
@@ -195,28 +226,36 @@ def _reusable(facts: SpoolFacts, reading: Reading) -> bool:
 
 
 @contextmanager
-def _on_disk() -> Iterator[None]:
-    """Turn an error of the source's disk into one of the source. No spool is written in here."""
+def _on_disk(path: AnyPath) -> Iterator[None]:
+    """Turn an error of the source's disk into one of the source. No spool is written in here.
+
+    Raises:
+        FormatError: "unreadable".
+        StoreError: an object store does not answer, which says nothing of the source.
+    """
     try:
         yield
     except OSError as error:
+        if not isinstance(path, Path) and is_passing(error):
+            with telling(path):
+                raise
         raise FormatError("cannot be read", code=UNREADABLE, found=error.strerror or str(error)) from error
 
 
-def _batches(reader: SourceReader) -> Iterator[RawBatch]:
-    with _on_disk():
+def _batches(path: AnyPath, reader: SourceReader) -> Iterator[RawBatch]:
+    with _on_disk(path):
         yield from reader.batches()
 
 
-def _read(path: Path, spool: Spool, reading: Reading) -> SpoolFacts:
+def _read(path: AnyPath, spool: Spool, reading: Reading) -> SpoolFacts:
     facts = SpoolFacts(reading=reading)
     tally = Tally()
-    with _on_disk():
+    with _on_disk(path):
         opened = open_source(path, salvage=reading.salvage)
     with opened as reader, write_arrow(spool.folder / "rejected.arrow", REJECTED) as rejected:
         with ExitStack() as stack:
             raw = None
-            for batch in _batches(reader):
+            for batch in _batches(path, reader):
                 _write_rejected(rejected, batch.rejected)
                 facts.rejected += len(batch.rejected)
                 if not batch.positions.num_rows:

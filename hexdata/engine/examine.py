@@ -15,7 +15,7 @@ from typing import Final
 
 from hexdata import __version__
 from hexdata.errors import EngineError, HexdataError
-from hexdata.remote import AnyPath, telling
+from hexdata.remote import AnyPath, remove_object, telling
 
 __all__ = ["Examined", "describe", "differences", "examine"]
 
@@ -143,6 +143,11 @@ def examine(paths: Sequence[AnyPath], folder: AnyPath | None) -> Iterator[Examin
 
 
 def _remove_signs(folder: AnyPath, token: str) -> None:
-    for path in list(folder.iterdir()):
-        if path.name.startswith(_name(folder, token).name):
+    found: list[AnyPath] = list(folder.iterdir())
+    for path in found:
+        if not path.name.startswith(_name(folder, token).name):
+            continue
+        if isinstance(path, Path):
             path.unlink(missing_ok=True)
+        else:
+            remove_object(path)

@@ -320,14 +320,20 @@ def _drained(attempts: list[_Attempt]) -> Iterator[_Attempt]:
 
 
 def _result(ref: Any) -> Any:
-    """Return what a task returned, or raise what it raised; a ``RayError`` where its worker or node died."""
+    """Return what a task returned, or raise what it raised; a ``RayError`` where its worker or node died.
+
+    Raises:
+        EngineError: what it raised is of a kind that does not travel; here are its words.
+    """
     import ray
 
+    errors = ray.exceptions
     try:
         return ray.get(ref)
-    except ray.exceptions.RayTaskError as error:
-        if isinstance(error.cause, BaseException):
-            raise error.cause from None
+    except (errors.RayTaskError, errors.UnserializableException) as error:
+        cause = getattr(error, "cause", None)
+        if isinstance(cause, BaseException) and not isinstance(cause, errors.RayError):
+            raise cause from None
         raise EngineError("a task failed", found=_last_line(error)) from error
 
 

@@ -6,7 +6,6 @@ Never changes the store's tables. One file is one pure task, so the bytes do not
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,13 +21,14 @@ from hexdata.errors import ConfigError, InputError, StoreError
 from hexdata.formats.legacy import DIALECTS, write_legacy
 from hexdata.pool import WorkerOptions
 from hexdata.progress import SILENT, Progress
+from hexdata.remote import CLIENT_MEMORY, AnyPath
 from hexdata.schema import SPLITS, positions_schema, raw_schema
 from hexdata.store import Store
-from hexdata.store.files import FileFacts, atomic_file, has_size
+from hexdata.store.files import FileFacts, atomic_file, has_size, remove_tree
 from hexdata.store.journal import journaled
 from hexdata.store.ledger import Ledger
 from hexdata.store.originals import PICKLE_SUFFIX, WINNERS, Original, list_originals, pickle_names
-from hexdata.store.parquet import Rows, read_rows
+from hexdata.store.parquet import Rows, parquet_input, read_rows
 from hexdata.text import encodable
 
 __all__ = ["ORDERS", "PicklesOptions", "PicklesResult", "export_pickles"]
@@ -86,7 +86,7 @@ class PicklesResult:
 
 
 def export_pickles(
-    store: str | Path,
+    store: str | AnyPath,
     options: PicklesOptions | None = None,
     progress: Progress = SILENT,
     *,
@@ -105,6 +105,7 @@ def export_pickles(
     """
     options = options or PicklesOptions()
     target = Store.open(store)
+    target.shares_work |= engine.machines.separate
     stage = f"pickles-{options.order}"
     with target.writing(stage), journaled(target.path, stage) as watched:
         if options.order == "shuffled":
@@ -126,7 +127,7 @@ class _OriginalFile:
     def positions(self) -> int:
         return self.source.positions
 
-    def write(self, path: Path, level: int) -> FileFacts:
+    def write(self, path: AnyPath, level: int) -> FileFacts:
         source = self.source
         with atomic_file(path) as file:
             count = write_legacy(
@@ -160,18 +161,18 @@ def _processed_header(source: Original) -> dict[str, object]:
 class _ShuffledFile:
     """The file of one bucket of one split."""
 
-    bucket: Path
+    bucket: AnyPath
     positions: int
     number: int
     buckets: int
     """Of the split."""
     board_size: int
-    games: tuple[Path, ...]
+    games: tuple[AnyPath, ...]
     """The parts of the table."""
     sources: pa.Table
     """Of those with positions: ``name``, ``origin``, and ``end``, the first position_id after its own."""
 
-    def write(self, path: Path, level: int) -> FileFacts:
+    def write(self, path: AnyPath, level: int) -> FileFacts:
         header = {
             "shuffling_stats": {
                 "num_buckets": self.buckets,
@@ -202,7 +203,7 @@ class _ShuffledFile:
     def _games(self) -> pa.Table:
         """Return ``_GAMES``, row i of the game with id i: 12 bytes each."""
         parts = [
-            pq.read_table(path, columns=_GAMES.names, read_dictionary=["winner", "origin"])
+            pq.read_table(parquet_input(path), columns=_GAMES.names, read_dictionary=["winner", "origin"])
             for path in self.games
         ]
         listed = [part.cast(_GAMES) for part in parts]
@@ -295,7 +296,7 @@ class _Run:
         done = self.store.manifest.stages.get(self.stage, {})
         if asked.items() <= done.items() and self.store.intact(self.place):
             # A run may have been killed right after its manifest.
-            shutil.rmtree(self.work, ignore_errors=True)
+            remove_tree(self.work)
             return self._result(resumed=0, already_done=True)
         ledger = Ledger(self.work / "progress.json", self.stage, asked)
         if not len(ledger):
@@ -336,16 +337,22 @@ class _Run:
     def _write(self, files: dict[str, _File], ledger: Ledger) -> None:
         self.progress.begin(self.stage, sum(file.positions for file in files.values()), "positions")
         todo = [name for name in files if not self._is_written(name, ledger)]
-        self.progress.advance(sum(file.positions for name, file in files.items() if name not in todo))
+        missing = set(todo)
+        self.progress.advance(sum(file.positions for name, file in files.items() if name not in missing))
         tasks = [(files[name], self.store.path / name, self.options.level) for name in todo]
-        for index, facts in self._run(tasks):
-            ledger.finish(todo[index], facts.to_json())
-            self.progress.advance(facts.rows)
+        try:
+            for index, facts in self._run(tasks):
+                ledger.finish_soon(todo[index], facts.to_json())
+                self.progress.advance(facts.rows)
+        finally:
+            ledger.save()
 
     def _run(self, tasks: list[tuple[Any, ...]]) -> Iterator[tuple[int, FileFacts]]:
         """Run tasks, a file each."""
-        workers = self.options.processes(self.engine.machines.cores)
-        return self.engine.run(_write_file, tasks, workers=workers, memory=self.options.WORKER_MEMORY)
+        more = 0 if isinstance(self.store.path, Path) else CLIENT_MEMORY
+        workers = self.options.processes(self.engine.machines.cores, more)
+        memory = self.options.WORKER_MEMORY + more
+        return self.engine.run(_write_file, tasks, workers=workers, memory=memory)
 
     def _is_written(self, name: str, ledger: Ledger) -> bool:
         return name in ledger and has_size(self.store.path / name, ledger[name]["bytes"])
@@ -357,7 +364,7 @@ class _Run:
             self.progress.note(f"replaces the {self.options.order} pickles of an earlier export")
         manifest.files = {n: f for n, f in manifest.files.items() if not n.startswith(f"{self.place}/")}
         manifest.save(self.store.path)
-        shutil.rmtree(self.store.path / self.place, ignore_errors=True)
+        remove_tree(self.store.path / self.place)
 
     def _publish(self, written: dict[str, FileFacts], asked: dict[str, Any]) -> None:
         manifest = self.store.manifest
@@ -373,7 +380,7 @@ class _Run:
         manifest.files |= written
         manifest.stages[self.stage] = {**asked, "positions": positions, "rejected": 0, "files": len(written)}
         manifest.save(self.store.path)
-        shutil.rmtree(self.work)
+        remove_tree(self.work)
 
     def _result(self, resumed: int, already_done: bool = False) -> PicklesResult:
         files = self.store.manifest.files_in(self.place).values()
@@ -387,7 +394,7 @@ class _Run:
         )
 
 
-def _write_file(file: _File, path: Path, level: int) -> FileFacts:
+def _write_file(file: _File, path: AnyPath, level: int) -> FileFacts:
     """Worker: write one file; a pure function of its arguments and the store."""
     try:
         return file.write(path, level)

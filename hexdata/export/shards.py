@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 from hexdata.engine import LOCAL, Engine
@@ -12,7 +13,7 @@ from hexdata.formats.shard_manifest import LAYOUTS, MANIFEST_NAME, FieldSpec, Sh
 from hexdata.formats.shards import ShardWriter, block_fields, block_samples, columns_to_block
 from hexdata.pool import WorkerOptions
 from hexdata.progress import SILENT, Progress
-from hexdata.remote import AnyPath
+from hexdata.remote import CLIENT_MEMORY, AnyPath
 from hexdata.schema import SPLITS, positions_schema
 from hexdata.sql.database import write_database
 from hexdata.store import Store
@@ -209,8 +210,10 @@ class _Run:
 
     def _run(self, tasks: list[tuple[Any, ...]]) -> Iterator[tuple[int, ShardEntry]]:
         """Run tasks, a shard each."""
-        workers = self.options.processes(self.engine.machines.cores)
-        return self.engine.run(_write_shard, tasks, workers=workers, memory=self.options.WORKER_MEMORY)
+        more = 0 if isinstance(self.store.path, Path) else CLIENT_MEMORY
+        workers = self.options.processes(self.engine.machines.cores, more)
+        memory = self.options.WORKER_MEMORY + more
+        return self.engine.run(_write_shard, tasks, workers=workers, memory=memory)
 
     def _is_written(self, shard: _Shard, ledger: Ledger) -> bool:
         return shard.name in ledger and has_size(self.folder / shard.name, ledger[shard.name]["bytes"])

@@ -6,12 +6,12 @@ says what each record is, or why it cannot be one, and leaves the rest to ``conv
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Final
 
 from hexdata.errors import FormatError
 from hexdata.formats.gunzip import GunzipFile, GunzipLimits
 from hexdata.formats.source import BATCH_ROWS, SALVAGEABLE, RawBatch, Rejection, SourceReader
+from hexdata.remote import AnyPath, open_binary
 
 __all__ = ["BATCH_ROWS", "SALVAGEABLE", "RawBatch", "Rejection", "SourceReader", "open_source"]
 
@@ -19,11 +19,11 @@ _HEAD_BYTES: Final = 65_536
 _HEAD_LIMITS: Final = GunzipLimits(decompressed_bytes=_HEAD_BYTES, ratio=1, ratio_floor=_HEAD_BYTES)
 
 
-def open_source(path: Path, *, salvage: bool = False) -> SourceReader:
+def open_source(path: AnyPath, *, salvage: bool = False) -> SourceReader:
     """Open a source file with the reader that its content asks for; its name decides nothing.
 
     Args:
-        path: the file.
+        path: the file, or the object, which is read piece by piece.
         salvage: of a damaged file, give the whole examples before the damage.
 
     Raises:
@@ -48,10 +48,10 @@ def open_source(path: Path, *, salvage: bool = False) -> SourceReader:
     )
 
 
-def _head(path: Path) -> bytes:
+def _head(path: AnyPath) -> bytes:
     """Return the first bytes of a file, gunzipped if it is gzipped; of a damaged one, those before that."""
     head = b""
-    with GunzipFile(path.open("rb"), _HEAD_LIMITS, salvage=True) as file:
+    with GunzipFile(open_binary(path, block=_HEAD_BYTES), _HEAD_LIMITS, salvage=True) as file:
         try:
             while piece := file.read(_HEAD_BYTES - len(head)):
                 head += piece

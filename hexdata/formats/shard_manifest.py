@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from hexdata.errors import StoreError
 from hexdata.order import ORDER_VERSION
+from hexdata.remote import AnyPath, as_path, open_binary
 from hexdata.schema import SCHEMA_VERSION
 
 __all__ = ["LAYOUTS", "MANIFEST_NAME", "MANIFEST_VERSION", "FieldSpec", "ShardEntry", "ShardManifest"]
@@ -126,15 +127,16 @@ class ShardManifest:
         }
 
     @classmethod
-    def load(cls, folder: str | Path) -> ShardManifest:
+    def load(cls, folder: str | AnyPath) -> ShardManifest:
         """Read and check ``folder``/manifest.json.
 
         Raises:
             StoreError: if it is missing, another kind of file, of another version, or altered.
         """
-        path = Path(folder) / MANIFEST_NAME
+        path = as_path(folder) / MANIFEST_NAME
         try:
-            data = path.read_bytes()
+            with open_binary(path) as file:
+                data = file.read()
         except FileNotFoundError:
             raise StoreError("no shard manifest", path=path, cure="Run `hexdata export` first.") from None
         except OSError as error:
@@ -142,7 +144,7 @@ class ShardManifest:
         return cls.loads(data, path)
 
     @classmethod
-    def loads(cls, data: bytes, where: str | Path) -> ShardManifest:
+    def loads(cls, data: bytes, where: str | AnyPath) -> ShardManifest:
         """Read and check the bytes of a manifest.json; errors name ``where`` they came from.
 
         Raises:
@@ -186,7 +188,7 @@ def _digest(facts: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
-def _check_identity(facts: object, path: str | Path) -> None:
+def _check_identity(facts: object, path: str | AnyPath) -> None:
     """Refuse what is no shard manifest, one of another version, and one that was altered."""
     if not isinstance(facts, dict) or not {"version", "digest", "block_size"} <= facts.keys():
         raise StoreError("not a shard manifest", path=path, cure="Run `hexdata export` first.")

@@ -13,7 +13,6 @@ import re
 import tarfile
 import tokenize
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import numpy as np
@@ -23,6 +22,7 @@ import pyarrow as pa
 from hexdata.board import unpack_boards
 from hexdata.errors import FormatError, StoreError
 from hexdata.formats.shard_manifest import FieldSpec, ShardEntry, ShardManifest
+from hexdata.remote import AnyPath, as_path, open_binary
 from hexdata.schema import NO_GAME, NO_MOVE, NO_PLY, NO_TIER, board_bytes, board_size_of
 
 __all__ = [
@@ -271,7 +271,7 @@ def npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
 # --- reading ------------------------------------------------------------------------------------------
 
 
-def read_blocks(path: str | Path) -> Iterator[tuple[str, Block]]:
+def read_blocks(path: str | AnyPath) -> Iterator[tuple[str, Block]]:
     """Read a shard front to back, one (key, arrays) at a time; the arrays are read-only.
 
     Stricter than ``tarfile``, which takes a broken header for the end of the archive: every byte must
@@ -281,7 +281,7 @@ def read_blocks(path: str | Path) -> Iterator[tuple[str, Block]]:
         FormatError: naming the shard and the member or the byte, if the shard is cut or altered. What
             was yielded before is then void.
     """
-    with Path(path).open("rb") as file:
+    with open_binary(as_path(path)) as file:
         for key, members in itertools.groupby(_read_members(file, path), key=lambda member: member[0]):
             block: Block = {}
             for _, field, data in members:
@@ -292,7 +292,7 @@ def read_blocks(path: str | Path) -> Iterator[tuple[str, Block]]:
             yield key, block
 
 
-def _read_members(file: BinaryIO, path: str | Path) -> Iterator[tuple[str, str, bytes]]:
+def _read_members(file: BinaryIO, path: str | AnyPath) -> Iterator[tuple[str, str, bytes]]:
     """Yield (key, field, npy bytes) of each member up to the end of the archive."""
     while (header := file.read(tarfile.BLOCKSIZE)) != bytes(tarfile.BLOCKSIZE):
         place = f"byte {file.tell() - len(header)}"
@@ -313,7 +313,7 @@ def _read_members(file: BinaryIO, path: str | Path) -> Iterator[tuple[str, str, 
         raise _broken(path, "end of archive", f"{len(rest)} bytes", "zeros up to a whole record")
 
 
-def _broken(path: str | Path, record: str, found: str, expected: str) -> FormatError:
+def _broken(path: str | AnyPath, record: str, found: str, expected: str) -> FormatError:
     return FormatError(
         "the shard is cut or altered",
         code="broken-shard",
@@ -325,7 +325,7 @@ def _broken(path: str | Path, record: str, found: str, expected: str) -> FormatE
     )
 
 
-def decode_npy(data: bytes, path: str | Path, member: str) -> npt.NDArray[Any]:
+def decode_npy(data: bytes, path: str | AnyPath, member: str) -> npt.NDArray[Any]:
     """Return the array of one ``.npy`` member, a read-only view of ``data``.
 
     Raises:

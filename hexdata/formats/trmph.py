@@ -35,6 +35,7 @@ from hexdata.board import (
 from hexdata.errors import FormatError
 from hexdata.formats.gunzip import GunzipFile, GunzipLimits
 from hexdata.formats.source import BATCH_ROWS, SALVAGEABLE, RawBatch, Rejection
+from hexdata.remote import AnyPath, as_path, open_binary
 from hexdata.schema import raw_schema
 
 __all__ = ["DEFAULT_LIMITS", "TrmphReader", "looks_like_trmph", "write_trmph"]
@@ -107,16 +108,16 @@ class TrmphReader:
     format: str = "trmph"
 
     def __init__(
-        self, path: str | Path, *, limits: GunzipLimits = DEFAULT_LIMITS, salvage: bool = False
+        self, path: str | AnyPath, *, limits: GunzipLimits = DEFAULT_LIMITS, salvage: bool = False
     ) -> None:
-        self.path = Path(path)
+        self.path = as_path(path)
         self.board_size: int | None = None
         self.damage: FormatError | None = None
         self._salvage = salvage
         self._spelling: Counter[str] = Counter()
         self._counts = Counter(comments=0, winners_from_chain=0)
         self.header: dict[str, object] = {"spelling": self._spelling, "counts": self._counts}
-        file = GunzipFile(self.path.open("rb"), limits, salvage=salvage)
+        file = GunzipFile(open_binary(self.path), limits, salvage=salvage)
         self._file = io.BufferedReader(file, _BUFFER)
 
     def __enter__(self) -> Self:

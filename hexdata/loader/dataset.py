@@ -1,12 +1,11 @@
 """The map-style form: positions by index, for people with a loader of their own.
 
-Maps the shards of a folder as exact mode does. Never decides which index comes: that is the sampler's.
+Maps the shards as exact mode does. Never decides which index comes: that is the sampler's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -21,10 +20,12 @@ from hexdata.batch import (
     members_of,
 )
 from hexdata.checks import as_tuple, check_count
-from hexdata.formats.shard_manifest import ShardManifest
 from hexdata.loader.exact import ExactShards
-from hexdata.loader.options import Check, LoaderOptions
-from hexdata.loader.shard_files import check_split, shard_folder
+from hexdata.loader.options import CACHE_SIZE, CacheFolder, CacheOptions, Check, LoaderOptions
+from hexdata.loader.place import behind_cache, find_source, place_to_map
+from hexdata.loader.shard_files import check_split
+from hexdata.loader.sources import load_manifest
+from hexdata.remote import AnyPath
 
 __all__ = ["PositionDataset"]
 
@@ -39,22 +40,25 @@ class PositionDataset:
     that place of an epoch. It can be pickled; it opens its shards again where it arrives.
 
     Args:
-        store: a store's directory, or a folder of shards with their manifest.json.
+        store: a store's directory, or a folder of shards with their manifest.json; either may be in an
+            object store, ``"s3://bucket/store"``.
         split: which split.
         seed: of the draws of ``symmetry`` and ``tier_probability``; ``set_epoch`` names their epoch.
         check: ``"sizes"`` of the shards, or ``"digests"``, for which every byte is read.
         where, newest: which positions there are, as in ``Loader``.
+        cache, cache_size: where copies of shards that lie elsewhere are kept, as in ``Loader``.
         fields, planes, board, final_policy, tier_probability, symmetry: what a position holds; see
             ``BatchOptions``.
 
     Raises:
         ConfigError: an option has no meaning, or the split is not in the shards.
         StoreError: the shards are missing, incomplete or of another version.
+        BudgetError: the split does not fit into the cache.
     """
 
     def __init__(
         self,
-        store: str | Path,
+        store: str | AnyPath,
         split: str = "train",
         *,
         seed: int = 0,
@@ -67,6 +71,8 @@ class PositionDataset:
         final_policy: FinalPolicy = "zeros",
         tier_probability: tuple[float, float, float, float] | None = None,
         symmetry: bool = False,
+        cache: CacheFolder = True,
+        cache_size: int | str = CACHE_SIZE,
     ) -> None:
         self.options = LoaderOptions(
             split=split,
@@ -83,12 +89,14 @@ class PositionDataset:
                 tier_probability=as_tuple(tier_probability),
                 symmetry=symmetry,
             ),
+            copies=CacheOptions(cache, cache_size),
         )
-        folder = shard_folder(Path(store))
-        manifest = ShardManifest.load(folder)
+        source = find_source(store)
+        manifest = load_manifest(source)
         members = members_of(self.options.batch, check_split(manifest, split, str(store)))
         self.board_size = manifest.board_size
-        self._shards = ExactShards(folder, manifest, members, self.options)
+        place = place_to_map(behind_cache(source, manifest, self.options))
+        self._shards = ExactShards(place, manifest, members, self.options)
         self._epoch = 0
 
     def set_epoch(self, epoch: int) -> None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from hexdata.errors import ConfigError, VerifyError
 from hexdata.loader.loader import Loader
-from hexdata.loader.options import Check, LoaderOptions, Mode
+from hexdata.loader.options import CACHE_SIZE, CacheOptions, Check, LoaderOptions, Mode
 from hexdata.progress import SILENT, Progress
+from hexdata.remote import AnyPath
 from hexdata.schema import SPLITS
 
 __all__ = ["EpochFacts", "LoadOptions", "LoadResult", "drive_loader"]
@@ -35,12 +35,17 @@ class LoadOptions:
     mode: Mode | None = None
     """None: as the place asks for, exact for a folder and stream for a URL."""
     check: Check = "sizes"
+    cache: str | bool = True
+    """The folder of copies; True for the usual one, for shards in an object store; False for none."""
+    cache_size: int | str = CACHE_SIZE
+    prefetch: int | None = None
 
     def __post_init__(self) -> None:
         if self.epochs < 1:
             raise ConfigError("epochs must be at least 1", found=self.epochs)
         mode: Mode = "exact" if self.mode is None else self.mode
         LoaderOptions(batch_size=self.batch_size, seed=self.seed, mode=mode, check=self.check)
+        CacheOptions(self.cache, self.cache_size, self.prefetch)
         if self.split not in SPLITS:
             raise ConfigError("unknown split", found=self.split, expected=" or ".join(SPLITS))
 
@@ -78,13 +83,13 @@ class LoadResult:
 
 
 def drive_loader(
-    store: str | Path, options: LoadOptions | None = None, progress: Progress = SILENT
+    store: str | AnyPath, options: LoadOptions | None = None, progress: Progress = SILENT
 ) -> LoadResult:
     """Run some epochs of a split; see that each delivers every position exactly once.
 
     Raises:
         VerifyError: an epoch did not.
-        StoreError, FormatError, ConfigError: as ``Loader`` does.
+        StoreError, FormatError, ConfigError, BudgetError: as ``Loader`` does.
     """
     options = options or LoadOptions()
     start = time.perf_counter()
@@ -95,6 +100,10 @@ def drive_loader(
         seed=options.seed,
         mode=options.mode,
         check=options.check,
+        cache=options.cache,
+        cache_size=options.cache_size,
+        prefetch=options.prefetch,
+        progress=progress,
         fields=("board", "policy", "value", "position_id"),
     )
     opened = time.perf_counter() - start

@@ -23,8 +23,10 @@ from hexdata.loader.headers import CURE
 from hexdata.loader.mapped import Gathered, MappedShards
 from hexdata.loader.options import LoaderOptions
 from hexdata.loader.plan import EpochPlan, Share
+from hexdata.loader.shard_files import ShardPlace
 from hexdata.loader.subset import Subset, choose_rows
 from hexdata.order import Permutation, derive_key
+from hexdata.progress import SILENT, Progress
 
 __all__ = ["ExactEpoch", "ExactShards"]
 
@@ -47,7 +49,12 @@ class ExactShards:
     """
 
     def __init__(
-        self, folder: Path, manifest: ShardManifest, members: Sequence[str], options: LoaderOptions
+        self,
+        place: ShardPlace,
+        manifest: ShardManifest,
+        members: Sequence[str],
+        options: LoaderOptions,
+        progress: Progress = SILENT,
     ) -> None:
         """Open the shards, to read these members.
 
@@ -58,12 +65,17 @@ class ExactShards:
         self._members = members
         self._options = options
         self._shards = MappedShards(
-            folder, manifest, options.split, on_error=options.on_error, check=options.check
+            place,
+            manifest,
+            options.split,
+            on_error=options.on_error,
+            check=options.check,
+            progress=progress,
         )
         if self._shards.faults and not self._shards.positions:
             raise StoreError(
                 f"no shard of {options.split} can be used",
-                path=folder,
+                path=place if isinstance(place, Path) else place.address(""),
                 found=self._shards.faults[0][1].detail(),
                 cure=CURE,
             )

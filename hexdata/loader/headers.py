@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import tarfile
-from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
 import numpy as np
@@ -26,7 +25,7 @@ _NAME: Final = slice(0, 100)
 _SIZE: Final = slice(124, 136)
 
 
-def altered(path: str | Path, record: str, found: object, expected: object) -> FormatError:
+def altered(path: str, record: str, found: object, expected: object) -> FormatError:
     """Return the error for a place in a shard where something else stands."""
     return FormatError(
         "the shard is not what the manifest says",
@@ -48,9 +47,9 @@ class Bytes(Protocol):
 
 
 class Member(NamedTuple):
-    """One field of one block: the file it is in, what it must be called, and where its numbers begin."""
+    """One field of one block: the shard it is in, what it must be called, and where its numbers begin."""
 
-    path: Path
+    shard: str
     key: int
     field: str
     offset: int
@@ -66,7 +65,7 @@ class Member(NamedTuple):
 
     def altered(self, found: object, expected: object) -> FormatError:
         """Return the error that names this member."""
-        return altered(self.path, self.name, found, expected)
+        return altered(self.shard, self.name, found, expected)
 
 
 def check_member(data: Bytes, member: Member, spec: FieldSpec, rows: int) -> None:

@@ -9,7 +9,6 @@ import copy
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,11 +29,24 @@ from hexdata.formats.shards import Block
 from hexdata.loader.digest import EpochDigest
 from hexdata.loader.epoch import Epoch
 from hexdata.loader.exact import ExactEpoch, ExactShards
-from hexdata.loader.options import Check, LoaderOptions, Mode, OnError, Remainder
-from hexdata.loader.shard_files import check_split, shard_folder
-from hexdata.loader.sources import FolderSource, Source, load_manifest, make_source
+from hexdata.loader.options import (
+    CACHE_SIZE,
+    CacheFolder,
+    CacheOptions,
+    Check,
+    LoaderOptions,
+    Mode,
+    OnError,
+    Remainder,
+)
+from hexdata.loader.place import behind_cache, find_source, place_to_map
+from hexdata.loader.shard_files import check_split
+from hexdata.loader.source import Source
+from hexdata.loader.sources import FolderSource, load_manifest
 from hexdata.loader.state import Place, check_state, make_state
 from hexdata.loader.stream import StreamEpoch
+from hexdata.progress import SILENT, Progress
+from hexdata.remote import AnyPath
 
 __all__ = ["Delivery", "Loader"]
 
@@ -55,14 +67,16 @@ class Loader:
     pickled; it opens its shards again where it arrives.
 
     Args:
-        store: a store's directory, or a folder of shards with their manifest.json; for stream mode also
-            the URL of such a folder, or a command, ``"pipe:cat /data/{name}"``.
+        store: a store's directory, or a folder of shards with their manifest.json; either may be in an
+            object store, ``"s3://bucket/store"``. Also the URL of a folder of shards on a web server, or a
+            command, ``"pipe:cat /data/{name}"``.
         split: which split.
         batch_size: positions a batch on this rank.
         seed: any integer.
         shuffle: False gives stored order; None means True for ``train`` and False for the others.
-        mode: ``"exact"`` maps local shards and permutes the split as a whole; ``"stream"`` reads shards
-            from front to back and permutes windows. None means exact for a folder, stream for a URL.
+        mode: ``"exact"`` maps shards, local ones or copies, and permutes the split as a whole;
+            ``"stream"`` reads shards from front to back and permutes windows. None means exact for a local
+            folder, stream for whatever else.
         rank, world_size: this process among those that train together.
         remainder: of the last global batch, if positions do not fill it. ``"short"`` shares them out as
             evenly as can be; all ranks get the same number of batches, so where fewer positions than
@@ -76,6 +90,12 @@ class Loader:
             null is no. In exact mode only, as is ``newest``.
         newest: so many games, those of the highest ids, take part.
         streams, window: of stream mode; see ``StreamPlan``.
+        cache: the folder on this machine where copies are kept of shards that lie elsewhere. True: the
+            usual one for those in an object store, none for others. None: no copies, so stream mode alone.
+        cache_size: what they may take, bytes or text such as "50GB"; those used longest ago go first.
+        prefetch: in stream mode with a cache, how many shards are fetched ahead; 0 for none, None for one a
+            stream that this process reads.
+        progress: hears of the shards that exact mode fetches before it returns.
         fields, planes, board, final_policy, tier_probability, symmetry: what batches hold; see
             ``BatchOptions``.
 
@@ -83,11 +103,12 @@ class Loader:
         ConfigError: an option has no meaning, options do not fit one another, or the split is not in the
             shards.
         StoreError: the shards are missing, incomplete or of another version.
+        BudgetError: the cache is smaller than a shard, or in exact mode than the split.
     """
 
     def __init__(
         self,
-        store: str | Path,
+        store: str | AnyPath,
         *,
         split: str = "train",
         batch_size: int = 1024,
@@ -109,10 +130,12 @@ class Loader:
         final_policy: FinalPolicy = "zeros",
         tier_probability: tuple[float, float, float, float] | None = None,
         symmetry: bool = False,
+        cache: CacheFolder = True,
+        cache_size: int | str = CACHE_SIZE,
+        prefetch: int | None = None,
+        progress: Progress = SILENT,
     ) -> None:
-        source = make_source(store)
-        if isinstance(source, FolderSource):
-            source = FolderSource(shard_folder(source.folder))
+        source = find_source(store)
         self.options = LoaderOptions(
             split=split,
             batch_size=batch_size,
@@ -136,15 +159,16 @@ class Loader:
                 tier_probability=as_tuple(tier_probability),
                 symmetry=symmetry,
             ),
+            copies=CacheOptions(cache, cache_size, prefetch),
         )
         self.manifest = load_manifest(source)
         stored = check_split(self.manifest, split, str(store))
         # The digest of an epoch needs the ids, asked for or not.
         self._members = sorted({*members_of(self.options.batch, stored), "position_id"})
-        self._source = source
+        self._source = behind_cache(source, self.manifest, self.options)
         self._skipped: dict[str, set[range]] = {}
         self._skipped_in = 0
-        self._exact = self._open_exact() if self.options.mode == "exact" else None
+        self._exact = self._open_exact(progress) if self.options.mode == "exact" else None
         self._opened: tuple[int, Epoch] | None = None
         self._ended: str | None = None
         self._go_to(Place())
@@ -384,15 +408,9 @@ class Loader:
         on_skip = self._skip if self.options.on_error == "skip" else None
         return StreamEpoch(self._source, self.manifest, self.options, epoch, self._members, on_skip)
 
-    def _open_exact(self) -> ExactShards:
-        if not isinstance(self._source, FolderSource):
-            raise ConfigError(
-                "exact mode maps shards into memory",
-                found=self._source.address(""),
-                expected="a local folder",
-                cure="Copy the shards here, or use mode='stream'.",
-            )
-        exact = ExactShards(self._source.folder, self.manifest, self._members, self.options)
+    def _open_exact(self, progress: Progress) -> ExactShards:
+        place = place_to_map(self._source)
+        exact = ExactShards(place, self.manifest, self._members, self.options, progress)
         for name, positions, fault in exact.faults:
             self._skip(name, range(positions), fault)
         return exact

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -20,7 +19,8 @@ import numpy.typing as npt
 from hexdata.formats.shard_manifest import FieldSpec, ShardManifest
 from hexdata.formats.shards import POLICY_FIELDS, Block
 from hexdata.loader.options import Check, OnError
-from hexdata.loader.shard_files import LocalShard, open_shards
+from hexdata.loader.shard_files import LocalShard, ShardPlace, open_shards
+from hexdata.progress import SILENT, Progress
 
 __all__ = ["Gathered", "MappedShards"]
 
@@ -108,20 +108,23 @@ class MappedShards:
 
     Raises:
         StoreError: a shard is missing or has another size; with ``check="digests"``, other bytes.
-        BudgetError: there are more shards than the process may map.
+        BudgetError: there are more shards than the process may map, or than there is room for copies.
     """
 
     def __init__(
         self,
-        folder: Path,
+        place: ShardPlace,
         manifest: ShardManifest,
         split: str,
         *,
         on_error: OnError = "raise",
         check: Check = "sizes",
+        progress: Progress = SILENT,
     ) -> None:
         """Map the shards of ``split``; see ``open_shards``."""
-        self._shards, self.faults = open_shards(folder, manifest, split, on_error=on_error, check=check)
+        self._shards, self.faults = open_shards(
+            place, manifest, split, on_error=on_error, check=check, progress=progress
+        )
         self._fields = manifest.fields
         self._block_size = manifest.block_size
         positions = [shard.entry.positions for shard in self._shards]

@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from pathlib import Path
+from typing import Final, Literal, get_args
 
 from hexdata.batch import BatchOptions
 from hexdata.checks import check_choice, check_count, check_seed
 from hexdata.errors import ConfigError
+from hexdata.units import parse_bytes
 
-__all__ = ["Check", "LoaderOptions", "Mode", "OnError", "RankedOptions", "Remainder"]
+__all__ = [
+    "CACHE_SIZE",
+    "CacheFolder",
+    "CacheOptions",
+    "Check",
+    "LoaderOptions",
+    "Mode",
+    "OnError",
+    "RankedOptions",
+    "Remainder",
+]
 
 Mode = Literal["exact", "stream"]
 Remainder = Literal["short", "drop", "pad"]
 OnError = Literal["raise", "skip"]
 Check = Literal["sizes", "digests"]
+CacheFolder = str | Path | bool | None
+"""A folder; True for the usual one, where shards lie in an object store; False or None for none."""
+CACHE_SIZE: Final = 50_000_000_000
+"""Bytes that the copies of shards take at most, if nobody says how many."""
 
 
 class RankedOptions:
@@ -48,10 +64,39 @@ class RankedOptions:
 
 
 @dataclass(frozen=True)
+class CacheOptions:
+    """Where copies of shards that lie elsewhere are kept, and how many are fetched ahead.
+
+    ``cache_size`` may be given as text, such as "50GB"; it is kept as bytes.
+
+    Raises:
+        ConfigError: if one has no meaning.
+    """
+
+    cache: CacheFolder = True
+    cache_size: int | str = CACHE_SIZE
+    prefetch: int | None = None
+
+    def __post_init__(self) -> None:
+        if not (self.cache is None or isinstance(self.cache, (bool, str, Path))) or self.cache == "":
+            raise ConfigError("cache cannot be used", found=repr(self.cache), expected="a folder or None")
+        size = parse_bytes(self.cache_size) if isinstance(self.cache_size, str) else self.cache_size
+        object.__setattr__(self, "cache_size", check_count("cache_size", size, 1))
+        if self.prefetch is not None:
+            object.__setattr__(self, "prefetch", check_count("prefetch", self.prefetch, 0))
+
+    @property
+    def cache_bytes(self) -> int:
+        """The size as a number."""
+        return parse_bytes(self.cache_size)
+
+
+@dataclass(frozen=True)
 class LoaderOptions(RankedOptions):
     """Which positions come, in which order and to which rank: ``Loader`` documents its options.
 
-    ``batch`` says what batches hold. ``streams`` (P, Q) and ``window`` are for ``mode="stream"`` alone.
+    ``batch`` says what batches hold, ``copies`` where shards that lie elsewhere are kept. ``streams`` (P, Q)
+    and ``window`` are for ``mode="stream"`` alone.
     Integers may be NumPy's; they are kept as Python's, as a state is to be JSON.
 
     Raises:
@@ -73,6 +118,7 @@ class LoaderOptions(RankedOptions):
     streams: tuple[int, int] = (4, 4)
     window: int = 262_144
     batch: BatchOptions = field(default_factory=BatchOptions)
+    copies: CacheOptions = field(default_factory=CacheOptions)
 
     def __post_init__(self) -> None:
         self._check_ranks()

@@ -18,7 +18,8 @@ from webdataset.tariterators import group_by_keys, tar_file_expander
 from hexdata.errors import StoreError
 from hexdata.formats.shards import POLICY_FIELDS, Block, ShardEntry, ShardManifest, decode_npy
 from hexdata.loader.headers import HEADER_BYTES, altered
-from hexdata.loader.sources import ByteStream, FolderSource, Part, Source
+from hexdata.loader.source import ByteStream, Part, Source
+from hexdata.loader.sources import FolderSource
 
 __all__ = ["BlockReader"]
 

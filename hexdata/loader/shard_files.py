@@ -1,11 +1,14 @@
-"""Local shards found and opened: mapped into memory and held against the manifest, each fault named.
+"""Shards found and opened: mapped into memory and held against the manifest, each fault named.
 
-Knows files, not rows. Never reads the numbers of a block, but to hash a whole file on request.
+They lie in a folder, or elsewhere and are copied. Knows files, not rows. Never reads the numbers of a block,
+but to hash a whole file on request.
 """
 
 from __future__ import annotations
 
 import errno
+import functools
+import hashlib
 import mmap
 import warnings
 from collections.abc import Mapping
@@ -16,23 +19,31 @@ from pathlib import Path
 from typing import Any, Final
 
 from hexdata.errors import BudgetError, ConfigError, FormatError, StoreError
-from hexdata.formats.shard_manifest import FieldSpec, ShardEntry, ShardManifest
+from hexdata.formats.shard_manifest import MANIFEST_NAME, FieldSpec, ShardEntry, ShardManifest
 from hexdata.formats.shards import POLICY_FIELDS
+from hexdata.loader.cached import CachedSource
 from hexdata.loader.headers import CURE, Member, check_member, policy_count
 from hexdata.loader.options import Check, OnError
+from hexdata.loader.shard_cache import CopyFile
+from hexdata.progress import SILENT, Progress
+from hexdata.remote import AnyPath
 from hexdata.store import Store
-from hexdata.store.files import digest_file
+from hexdata.store.files import exists
 
-__all__ = ["LocalShard", "check_split", "open_shards", "shard_folder"]
+__all__ = ["LocalShard", "ShardPlace", "check_split", "open_shards", "shard_folder"]
 
-_HASHING_THREADS: Final = 8
+_THREADS: Final = 8
+"""That hash or fetch shards."""
 _TOO_MANY: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+
+ShardPlace = Path | CachedSource
+"""Where shards to be mapped are: a folder, or a place that they are copied from."""
 
 Fault = tuple[ShardEntry, StoreError | FormatError]
 """A shard that cannot be used, and why."""
 
 
-def shard_folder(store: Path) -> Path:
+def shard_folder(store: AnyPath) -> AnyPath:
     """Return the folder of the shards' manifest: ``store`` itself, or the one in a store.
 
     A store to which more was added since its shards were written is warned of: they lack it.
@@ -43,15 +54,24 @@ def shard_folder(store: Path) -> Path:
     try:
         whole = Store.open(store)
     except StoreError:  # no store, but perhaps a folder of shards, as may be copied anywhere
-        return store if not (store / "shards").is_dir() else store / "shards"
+        return store / "shards" if _has_shards(store) else store
     if "export" not in whole.manifest.stages:
         whole.require_stage("export")
     for stage in ("shuffle", "export"):
         try:
             whole.require_stage(stage)
         except StoreError as error:
-            warnings.warn(str(error), stacklevel=3)
+            warnings.warn(str(error), stacklevel=4)
     return store / "shards"
+
+
+def _has_shards(folder: AnyPath) -> bool:
+    if isinstance(folder, Path):
+        return (folder / "shards").is_dir()
+    try:
+        return exists(folder / "shards" / MANIFEST_NAME)
+    except OSError:  # a place that does not answer is named when it is read
+        return False
 
 
 def check_split(manifest: ShardManifest, split: str, place: str) -> list[str]:
@@ -76,9 +96,9 @@ def check_split(manifest: ShardManifest, split: str, place: str) -> list[str]:
 
 @dataclass
 class LocalShard:
-    """One shard: its file, what the manifest says of it, the key of its first block, its map once open."""
+    """One shard: where it is, what the manifest says of it, the key of its first block, its map once open."""
 
-    path: Path
+    place: ShardPlace
     entry: ShardEntry
     first_key: int
     block_size: int
@@ -89,52 +109,58 @@ class LocalShard:
         """Leave the map behind, as it cannot travel to another process."""
         return {**self.__dict__, "data": None}
 
-    def open(self) -> mmap.mmap:
-        """Return the map of the file, opened at the first call.
+    @functools.cached_property
+    def address(self) -> str:
+        """Where it lies, as messages say it."""
+        if isinstance(self.place, Path):
+            return str(self.place / self.entry.name)
+        return self.place.address(self.entry.name)
+
+    def open(self, *, digest: bool = False) -> mmap.mmap:
+        """Return the map of the file, opened at the first call; if asked, held against its digest then.
 
         Raises:
-            StoreError: the file is missing, cannot be read, or is not as long as the manifest says.
-            BudgetError: the process may not map so many.
+            StoreError: the file is missing, cannot be read, or is not what the manifest says.
+            BudgetError: the process may not map so many, or there is no room for a copy.
         """
         if self.data is None:
             try:
-                self.data = self._map()
+                self.data = self._map(digest)
             except FileNotFoundError:
-                raise StoreError("a shard is missing", path=self.path, cure=CURE) from None
+                raise StoreError("a shard is missing", path=self.address, cure=CURE) from None
             except OSError as error:
                 if error.errno not in _TOO_MANY:
-                    raise self._unreadable(error) from error
+                    raise StoreError(
+                        "a shard cannot be read", path=self.address, found=error.strerror
+                    ) from error
                 raise BudgetError(
                     "too many shards to map at once",
-                    path=self.path,
+                    path=self.address,
                     found=error.strerror,
                     cure="Raise the limit (`ulimit -n`), or export with a larger --shard-size.",
                 ) from error
         return self.data
 
-    def _map(self) -> mmap.mmap:
-        with self.path.open("rb") as file:
+    def _map(self, digest: bool) -> mmap.mmap:
+        with self._file(digest) as file:
             size = file.seek(0, 2)
             if size != self.entry.bytes:
                 raise self._altered(f"{size} bytes", self.entry.bytes)
+            if digest and isinstance(self.place, Path):  # a copy was looked at as it was opened
+                file.seek(0)
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+                if found != self.entry.sha256:
+                    raise self._altered(f"SHA-256 {found}", self.entry.sha256)
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
-    def check_digest(self) -> None:
-        """See that the file's bytes are those that were exported.
-
-        Raises:
-            StoreError: they are not, or cannot be read.
-        """
-        try:
-            _, digest = digest_file(self.path)
-        except OSError as error:
-            raise self._unreadable(error) from error
-        if digest != self.entry.sha256:
-            raise self._altered(f"SHA-256 {digest}", self.entry.sha256)
+    def _file(self, digest: bool) -> CopyFile:
+        if isinstance(self.place, Path):
+            return (self.place / self.entry.name).open("rb")
+        return self.place.open_to_map(self.entry, digest=digest)
 
     def member(self, name: str, block: int) -> Member:
         """Return one field of the block of that number in the shard."""
-        return Member(self.path, self.first_key + block, name, self.entry.offsets[name][block])
+        return Member(self.address, self.first_key + block, name, self.entry.offsets[name][block])
 
     def stored_rows(self, name: str, block: int) -> int:
         """Return how many rows of a field the block of that number in the shard has.
@@ -166,50 +192,52 @@ class LocalShard:
             BudgetError: the process may not map so many.
         """
         try:
-            self.open()
-            if digest:
-                self.check_digest()
+            self.open(digest=digest)
             for name, block in product(self.entry.offsets, range(self.entry.blocks if blocks else 0)):
                 self.check_member(name, block)
         except (StoreError, FormatError) as error:
             return error
         return None
 
-    def _unreadable(self, error: OSError) -> StoreError:
-        return StoreError("a shard cannot be read", path=self.path, found=error.strerror)
-
     def _altered(self, found: object, expected: object) -> StoreError:
         return StoreError(
-            "a shard is cut or altered", path=self.path, found=found, expected=expected, cure=CURE
+            "a shard is cut or altered", path=self.address, found=found, expected=expected, cure=CURE
         )
 
 
 def open_shards(
-    folder: Path,
+    place: ShardPlace,
     manifest: ShardManifest,
     split: str,
     *,
     on_error: OnError,
     check: Check,
+    progress: Progress = SILENT,
 ) -> tuple[list[LocalShard], list[Fault]]:
     """Open the shards of a split; return those that can be used, and the faults of the others.
 
     With ``on_error="skip"`` every header is read now, since what is left decides the order; otherwise a
-    block's are read when it is first used.
+    block's are read when it is first used. Shards that lie elsewhere are fetched, some at a time, which
+    ``progress`` hears of.
 
     Raises:
         StoreError: the first fault, with ``on_error="raise"``.
-        BudgetError: the process may not map so many.
+        BudgetError: the process may not map so many, or the copies do not fit into the cache.
     """
     shards = []
     key = 0
     for entry in manifest.splits[split]:
-        shards.append(LocalShard(folder / entry.name, entry, key, manifest.block_size, manifest.fields))
+        shards.append(LocalShard(place, entry, key, manifest.block_size, manifest.fields))
         key += entry.blocks
+    elsewhere = isinstance(place, CachedSource)
+    if isinstance(place, CachedSource):
+        place.cache.require_size(manifest.splits[split], together=True)
+        progress.begin("fetch", sum(shard.entry.bytes for shard in shards), "bytes")
     skip, digests = on_error == "skip", check == "digests"
     used: list[LocalShard] = []
     faults: list[Fault] = []
-    with ThreadPoolExecutor(_HASHING_THREADS if digests else 1) as threads:
+    threads = ThreadPoolExecutor(_THREADS if digests or elsewhere else 1)
+    try:
         found = threads.map(lambda shard: shard.find_fault(digest=digests, blocks=skip), shards)
         for shard, fault in zip(shards, found, strict=True):
             if fault is None:
@@ -217,6 +245,9 @@ def open_shards(
             elif skip:
                 faults.append((shard.entry, fault))
             else:
-                threads.shutdown(cancel_futures=True)
                 raise fault
+            if elsewhere:
+                progress.advance(shard.entry.bytes)
+    finally:
+        threads.shutdown(cancel_futures=True)  # whatever ended it, no more are begun
     return used, faults

@@ -1,4 +1,4 @@
-"""Where shards are read from front to back: a folder, a web server, or the output of a command.
+"""Where shards are read from: a folder, a web server, the output of a command; object stores are next door.
 
 Opens bytes and says what is wrong with the place they come from. Never looks into them, never writes.
 """
@@ -13,13 +13,13 @@ import signal
 import string
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.client import HTTPException, HTTPResponse, InvalidURL
 from pathlib import Path
 from subprocess import Popen
-from typing import IO, Final, NamedTuple, Protocol, TypeVar
+from typing import IO, Final, TypeVar
 from urllib.error import HTTPError
 from urllib.parse import quote, urlsplit
 from urllib.request import Request, url2pathname, urlopen
@@ -29,18 +29,21 @@ from webdataset.gopen import Pipe, gopen
 from hexdata.errors import ConfigError, StoreError
 from hexdata.formats.shard_manifest import MANIFEST_NAME, ShardManifest
 from hexdata.loader.headers import CURE
+from hexdata.loader.object_source import ObjectSource
+from hexdata.loader.source import (
+    WHOLE,
+    FileStream,
+    Part,
+    Source,
+    check_size,
+    expect_end,
+    missing,
+    unreachable,
+)
+from hexdata.remote import AnyPath
+from hexdata.remote.address import PROTOCOLS
 
-__all__ = [
-    "WHOLE",
-    "ByteStream",
-    "CommandSource",
-    "FolderSource",
-    "HttpSource",
-    "Part",
-    "Source",
-    "load_manifest",
-    "make_source",
-]
+__all__ = ["CommandSource", "FolderSource", "HttpSource", "load_manifest", "make_source"]
 
 _CHUNK: Final = 1 << 20
 _URL: Final = re.compile(r"(pipe|file):|[a-z][a-z0-9+.-]*://", re.IGNORECASE)
@@ -51,66 +54,23 @@ _BUSY: Final = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
 T = TypeVar("T")
 
 
-class Part(NamedTuple):
-    """Which bytes of a file are wanted.
-
-    Attributes:
-        start: the first one. What comes before it is not read where the source can do that.
-        stop: where reading will stop, None for the end of the file. The stream may go on after it.
-        size: bytes that the whole file must have, None for any; a source that can tell refuses others.
-    """
-
-    start: int = 0
-    stop: int | None = None
-    size: int | None = None
-
-
-WHOLE: Final = Part()
-
-
-class ByteStream(Protocol):
-    """The bytes of one file from some place on."""
-
-    def read(self, size: int, /) -> bytes:
-        """Return up to ``size`` bytes, one or more asked for; none at the end.
-
-        Raises:
-            StoreError: the place they come from failed.
-        """
-
-    def finish(self) -> None:
-        """Say that the end was met, and hear whether all went well.
-
-        Raises:
-            StoreError: there are more bytes, or the command that gave them failed.
-        """
-
-
-class Source(Protocol):
-    """A folder of shards, wherever it lies: a value that can be pickled and holds nothing open."""
-
-    def address(self, name: str) -> str:
-        """Return where the file of this name is, as messages say it."""
-
-    def open(self, name: str, part: Part = WHOLE) -> AbstractContextManager[ByteStream]:
-        """Open the file of a plain name at the part's first byte; on leaving, all that was opened is closed.
-
-        Raises:
-            StoreError: the file is missing, of another size, or cannot be reached.
-        """
-
-
-def make_source(place: str | Path) -> Source:
+def make_source(place: str | AnyPath) -> Source:
     """Return the source that a path or a URL names.
 
-    ``https://host/shards`` and other URLs name a folder, ``pipe:cat /data/{name}`` a command that
-    writes the shard ``name`` to its standard output. A URL too may hold ``{name}``, say before a query.
+    ``s3://bucket/shards`` names a folder in an object store, ``https://host/shards`` and other URLs one
+    elsewhere; ``pipe:cat /data/{name}`` is a command that writes the shard ``name`` to its standard output.
+    A URL too, but for an object store's, may hold ``{name}``, say before a query.
 
     Raises:
-        ConfigError: a pipe without ``{name}``.
+        ConfigError: a pipe without ``{name}``, or an address that cannot be used.
     """
-    if isinstance(place, Path) or not _URL.match(place):
+    if isinstance(place, Path):
+        return FolderSource(place)
+    place = str(place)
+    if not _URL.match(place):
         return FolderSource(Path(place))
+    if place.partition(":")[0].lower() in PROTOCOLS:
+        return ObjectSource.at(place)
     if place.startswith("file:"):
         return FolderSource(Path(url2pathname(urlsplit(place).path)))
     if place.startswith("pipe:"):
@@ -137,19 +97,6 @@ def load_manifest(source: Source) -> ShardManifest:
     return ShardManifest.loads(data, source.address(MANIFEST_NAME))
 
 
-def _missing(name: str, address: str) -> StoreError:
-    if name == MANIFEST_NAME:
-        return StoreError("no shard manifest", path=address, cure="Run `hexdata export` first.")
-    return StoreError("a shard is missing", path=address, cure=CURE)
-
-
-def _check_size(address: str, found: int | None, expected: int | None) -> None:
-    if None not in (found, expected) and found != expected:
-        raise StoreError(
-            "a shard is cut or altered", path=address, found=f"{found} bytes", expected=expected, cure=CURE
-        )
-
-
 # --- a folder -----------------------------------------------------------------------------------------
 
 
@@ -164,48 +111,31 @@ class FolderSource:
         return str(self.folder / name)
 
     @contextmanager
-    def open(self, name: str, part: Part = WHOLE) -> Iterator[_FileStream]:
+    def open(self, name: str, part: Part = WHOLE) -> Iterator[FileStream]:
         """Open the file at byte ``start``; see ``Source``."""
         address = self.address(name)
         try:
             file = (self.folder / name).open("rb")
         except FileNotFoundError:
-            raise _missing(name, address) from None
+            raise missing(name, address) from None
         except OSError as error:
-            raise _unreachable(address, error) from error
+            raise unreachable(address, error) from error
         with file:
-            _check_size(address, file.seek(0, 2), part.size)
+            check_size(address, file.seek(0, 2), part.size)
             file.seek(part.start)
-            yield _FileStream(file, address)
+            yield FileStream(file, address)
 
     def find_fault(self, name: str, size: int) -> StoreError | None:
         """Return what is wrong with a file that is missing or has another size, without reading it."""
         try:
-            _check_size(self.address(name), (self.folder / name).stat().st_size, size)
+            check_size(self.address(name), (self.folder / name).stat().st_size, size)
         except FileNotFoundError:
-            return _missing(name, self.address(name))
+            return missing(name, self.address(name))
         except OSError as error:
-            return _unreachable(self.address(name), error)
+            return unreachable(self.address(name), error)
         except StoreError as error:
             return error
         return None
-
-
-class _FileStream:
-    """A file that was opened by its caller."""
-
-    def __init__(self, file: IO[bytes], address: str) -> None:
-        self._file = file
-        self._address = address
-
-    def read(self, size: int, /) -> bytes:
-        try:
-            return self._file.read(size)
-        except OSError as error:
-            raise _unreachable(self._address, error) from error
-
-    def finish(self) -> None:
-        _expect_end(self, self._address)
 
 
 # --- a web server -------------------------------------------------------------------------------------
@@ -262,7 +192,7 @@ class _HttpStream:
         return self._attempt(functools.partial(self._read, size))
 
     def finish(self) -> None:
-        _expect_end(self, self._address)
+        expect_end(self, self._address)
 
     def close(self) -> None:
         if self._response is not None:
@@ -279,9 +209,9 @@ class _HttpStream:
                 self.close()
                 failures += 1
                 if isinstance(error, HTTPError) and error.code in _GONE:
-                    raise _missing(self._name, self._address) from None
+                    raise missing(self._name, self._address) from None
                 if failures >= self._source.attempts or not _may_pass(error):
-                    raise _unreachable(self._address, error) from error
+                    raise unreachable(self._address, error) from error
             time.sleep(self._source.pause * 2 ** (failures - 1))
 
     def _read(self, size: int) -> bytes:
@@ -303,7 +233,7 @@ class _HttpStream:
         response: HTTPResponse = urlopen(request, timeout=self._source.timeout)  # noqa: S310
         self._response = response
         first, self._end, whole = _extent(response)
-        _check_size(self._address, whole, size)
+        check_size(self._address, whole, size)
         left = self._place - first
         if left < 0:
             raise HTTPException(f"asked for byte {self._place}, the server began at {first}")
@@ -372,7 +302,7 @@ def _start(address: str) -> Pipe:
             return Pipe(command, mode="rb", shell=True, start_new_session=True)  # noqa: S604 - as documented
         opened = gopen(address, "rb")
     except (OSError, ValueError) as error:
-        raise _unreachable(address, error) from error
+        raise unreachable(address, error) from error
     if not isinstance(opened, Pipe):
         raise ConfigError("webdataset opens this without a command", found=address, expected="pipe:COMMAND")
     return opened
@@ -407,7 +337,7 @@ class _CommandStream:
             left -= len(data)
 
     def finish(self) -> None:
-        _expect_end(self, self._address)
+        expect_end(self, self._address)
         status = self._process.wait()
         if status:
             raise StoreError(
@@ -425,12 +355,3 @@ class _CommandStream:
             self._process.kill()
         self._output.close()
         self._process.wait()
-
-
-def _expect_end(stream: ByteStream, address: str) -> None:
-    if stream.read(1):
-        raise StoreError("a shard is cut or altered", path=address, found="more bytes", cure=CURE)
-
-
-def _unreachable(address: str, error: Exception) -> StoreError:
-    return StoreError("a file cannot be read", path=address, found=str(error) or type(error).__name__)

@@ -6,19 +6,21 @@ Never maps a file, and holds nothing open between two batches.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from hexdata.errors import ConfigError, FormatError, HexdataError, StoreError
 from hexdata.formats.shards import POLICY_FIELDS, Block, ShardManifest
+from hexdata.loader.cached import CachedSource
 from hexdata.loader.epoch import PackedStep
 from hexdata.loader.options import LoaderOptions
+from hexdata.loader.prefetch import Prefetcher
 from hexdata.loader.reader import BlockReader
-from hexdata.loader.sources import Source
+from hexdata.loader.source import Source
 from hexdata.loader.stream_plan import Piece, StreamPlan, StreamShare, Window
 
 __all__ = ["OnSkip", "StreamEpoch"]
@@ -28,11 +30,15 @@ OnSkip = Callable[[str, range, HexdataError], None]
 
 It hears so at each reading, so of the same rows again where an epoch is gone through again."""
 
+_LEAST_AHEAD: Final = 2
+"""Shards to fetch ahead if nobody says how many, where fewer streams are read: else one a stream."""
+
 
 class StreamEpoch:
     """One epoch of one rank, in the order of ``StreamPlan``.
 
-    In memory are one window for each stream that this rank and worker take part in.
+    In memory are one window for each stream that this rank and worker take part in. Of a source behind a
+    cache, the next shards are fetched while batches are taken.
 
     Args:
         source: where the shards lie.
@@ -58,10 +64,12 @@ class StreamEpoch:
         on_skip: OnSkip | None = None,
     ) -> None:
         _check_options(options)
-        digests = options.check == "digests"
+        self._cached = source if isinstance(source, CachedSource) else None
+        digests = options.check == "digests" and not self._cached  # which looks at its copies itself
         self._reader = BlockReader(source, manifest, options.split, members, digests=digests)
         sizes = [shard.positions for shard in self._reader.shards]
         self._plan = StreamPlan(sizes, manifest.block_size, options, epoch)
+        self._prefetch = options.copies.prefetch
         self._on_skip = on_skip
         if on_skip is None:
             for _, fault in self._reader.find_faults():
@@ -84,32 +92,50 @@ class StreamEpoch:
         """
         self._plan.check_workers(steps.step)
         windows: dict[int, _Loaded] = {}
-        for step in steps:
-            parts: list[Block] = []
-            flags: list[tuple[int, bool]] = []
-            for share in self._plan.shares(step):
-                taken = list(self._take(share, windows))
-                repeated = self._repeat(share.padding)
-                parts += [*taken, *repeated]
-                flags += [(_length(part), False) for part in taken]
-                flags += [(_length(part), True) for part in repeated]
-            yield self._join(parts), _mask(flags)
+        with ExitStack() as threads:
+            ahead = self._look_ahead(steps)
+            on_read = threads.enter_context(ahead).advance if ahead else _go_on
+            for step in steps:
+                parts: list[Block] = []
+                flags: list[tuple[int, bool]] = []
+                for share in self._plan.shares(step):
+                    taken = list(self._take(share, windows, on_read))
+                    repeated = self._repeat(share.padding)
+                    parts += [*taken, *repeated]
+                    flags += [(_length(part), False) for part in taken]
+                    flags += [(_length(part), True) for part in repeated]
+                yield self._join(parts), _mask(flags)
 
-    def _take(self, share: StreamShare, windows: dict[int, _Loaded]) -> Iterator[Block]:
+    def _look_ahead(self, steps: range) -> Prefetcher | None:
+        """Return what fetches the shards of these steps ahead, if anything does."""
+        streams = self._plan.streams_of(steps)
+        shards = max(_LEAST_AHEAD, streams) if self._prefetch is None else self._prefetch
+        if self._cached is None or not shards:
+            return None
+        readings = (
+            self._reader.shards[piece.shard]
+            for window in self._plan.windows_of(steps)
+            for piece in self._plan.pieces(window.start, window.stop)
+        )
+        return Prefetcher(self._cached, readings, shards)
+
+    def _take(
+        self, share: StreamShare, windows: dict[int, _Loaded], on_read: Callable[[], None]
+    ) -> Iterator[Block]:
         """Yield the rows of a share, reading the next window of its stream when it comes to it."""
         row = share.start
         while row < share.stop:
             if share.stream in windows and row >= windows[share.stream].window.stop:
                 del windows[share.stream]  # before the next one fills the memory
             if share.stream not in windows:
-                windows[share.stream] = self._load(self._plan.window_at(share.stream, row))
+                windows[share.stream] = self._load(self._plan.window_at(share.stream, row), on_read)
             stop = min(share.stop, windows[share.stream].window.stop)
             yield windows[share.stream].slice(row, stop)
             row = stop
 
-    def _load(self, window: Window) -> _Loaded:
+    def _load(self, window: Window, on_read: Callable[[], None]) -> _Loaded:
         """Read a window into memory and put its rows into their order."""
-        block, present = self._read(window.start, window.stop, self._on_skip)
+        block, present = self._read(window.start, window.stop, self._on_skip, on_read)
         permutation = self._plan.window_order(window)
         order = None if permutation is None else permutation.slice(0, len(permutation))
         if present.all():
@@ -121,16 +147,19 @@ class StreamEpoch:
         kept = np.concatenate([[0], np.cumsum(delivered)])
         return _Loaded(window, _permute(block, places[order[delivered]]), kept)
 
-    def _read(self, start: int, stop: int, on_skip: OnSkip | None) -> tuple[Block, npt.NDArray[np.bool_]]:
+    def _read(
+        self, start: int, stop: int, on_skip: OnSkip | None, on_read: Callable[[], None]
+    ) -> tuple[Block, npt.NDArray[np.bool_]]:
         """Return rows [start, stop) of the epoch in stored order, and which of them could be read.
 
-        The block holds those alone.
+        The block holds those alone. ``on_read`` is called before each piece is read.
         """
         filling = _Filling(self._reader, stop - start)
         present = np.ones(stop - start, np.bool_)
         row = 0
         for piece in self._plan.pieces(start, stop):
             count = piece.stop - piece.first
+            on_read()
             try:
                 filling.add(piece)
             except (StoreError, FormatError) as error:
@@ -148,7 +177,7 @@ class StreamEpoch:
         rows = np.arange(padding.start, padding.stop) % self._plan.positions
         first, last = int(rows.min()), int(rows.max())
         on_skip = None if self._on_skip is None else _forget
-        block, present = self._read(first, last + 1, on_skip)
+        block, present = self._read(first, last + 1, on_skip, _go_on)
         rows -= first
         return [_permute(block, (np.cumsum(present) - 1)[rows[present[rows]]])]
 
@@ -184,6 +213,10 @@ def _check_options(options: LoaderOptions) -> None:
 
 def _forget(name: str, rows: range, error: HexdataError) -> None:
     """Hear of padding that is left out: it is nobody's position, and its shard is named where it is."""
+
+
+def _go_on() -> None:
+    """Hear that a piece is about to be read, where nothing is fetched ahead."""
 
 
 class _Filling:

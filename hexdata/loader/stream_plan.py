@@ -6,6 +6,7 @@ Arithmetic on sizes and seeds alone. Never reads a shard.
 from __future__ import annotations
 
 import bisect
+import heapq
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -154,6 +155,57 @@ class StreamPlan:
         shard = self._shard_starts[bisect.bisect_right(self._shard_starts, reach) - 1]
         block = shard + (reach - shard) // self._block_size * self._block_size
         return next(border for border in (shard, block, reach) if border > start)
+
+    def streams_of(self, steps: range) -> int:
+        """Return how many streams this rank reads at these steps."""
+        if not self._options.shuffle:
+            return 1
+        return self._parts // self._options.world_size * self._phases // math.gcd(self._phases, steps.step)
+
+    def windows_of(self, steps: range) -> Iterator[Window]:
+        """Yield the windows that are read for this rank's batches of these steps, in the order they are."""
+        if not steps:
+            return
+        if not self._options.shuffle:
+            yield from self._passed_windows(steps)
+            return
+        streams = (
+            self._dated_windows(part, phase, steps)
+            for part in range(self._options.rank, self._parts, self._options.world_size)
+            for phase in range(self._phases)
+            if phase % math.gcd(self._phases, steps.step) == steps[0] % math.gcd(self._phases, steps.step)
+        )
+        for _, _, window in heapq.merge(*streams):
+            yield window
+
+    def _dated_windows(self, part: int, phase: int, steps: range) -> Iterator[tuple[int, int, Window]]:
+        """Yield the windows of a stream from the first of these steps on: (step, part, window)."""
+        stream = part * self._phases + phase
+        start = self._stream_starts[stream]
+        first = -(-(steps[0] - phase) // self._phases)
+        for window in self._windows_from(stream, start + first * self._part_size):
+            turn = max(first, (window.start - start) // self._part_size)
+            yield turn * self._phases + phase, part, window
+
+    def _passed_windows(self, steps: range) -> Iterator[Window]:
+        """Yield the windows of the one stream there is that this rank's shares lie in."""
+        last = None
+        for step in steps:
+            for share in self.shares(step):
+                row = share.start
+                while row < share.stop:
+                    window = self.window_at(share.stream, row)
+                    if window != last:
+                        yield window
+                    last, row = window, window.stop
+
+    def _windows_from(self, stream: int, row: int) -> Iterator[Window]:
+        """Yield the windows of a stream from the one that holds a row of the epoch on."""
+        end = self._stream_starts[stream + 1]
+        while row < end:
+            window = self.window_at(stream, row)
+            yield window
+            row = window.stop
 
     def window_order(self, window: Window) -> Permutation | None:
         """Return the permutation of the window's rows; None for stored order."""

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Final
 
 from hexdata.pool import default_workers
@@ -13,6 +12,7 @@ from hexdata.quality.assess import WANTED_SHARE, assess_split
 from hexdata.quality.figures import BucketFigures, Figure, Quality
 from hexdata.quality.measure import SPLIT, measure_split
 from hexdata.quality.theory import DEVIATIONS
+from hexdata.remote import AnyPath
 from hexdata.store import Store
 from hexdata.store.session import duckdb_session
 
@@ -22,7 +22,7 @@ DUCKDB_MEMORY: Final = 500 << 20
 
 
 def measure_quality(
-    store: str | Path, *, memory: int = DUCKDB_MEMORY, threads: int | None = None
+    store: str | AnyPath, *, memory: int = DUCKDB_MEMORY, threads: int | None = None
 ) -> Quality | None:
     """Measure how well the training split of a shuffled store is mixed, before and after the shuffle.
 
@@ -32,7 +32,7 @@ def measure_quality(
     Only reads: what DuckDB spills goes to the system's temporary folder.
 
     Args:
-        store: the store's folder.
+        store: the store's folder, or its address.
         memory: bytes for DuckDB.
         threads: of DuckDB; None for one a core.
 
@@ -50,6 +50,6 @@ def measure_quality(
         return None
     choices: dict[str, Any] = lineage["choices"]
     by_bucket = choices.get("assign") == "game" or "stratify_by" in choices
-    with duckdb_session(memory=memory, threads=threads or default_workers()) as con:
+    with duckdb_session(memory=memory, threads=threads or default_workers(), place=target.path) as con:
         measured = measure_split(target, con, by_bucket=by_bucket)
     return assess_split(measured, choices)

@@ -6,25 +6,25 @@ path stays a ``pathlib.Path`` and never comes here.
 
 from __future__ import annotations
 
-from hexdata.remote.address import AnyPath, RemotePath, as_path
+from hexdata.remote.address import CLIENT_MEMORY, AnyPath, RemotePath, as_path
 from hexdata.remote.faults import is_fault, telling
 from hexdata.remote.objects import (
     Changed,
     Tagged,
     abort_uploads,
-    file_system,
-    is_passing,
     objects_below,
-    open_binary,
-    patiently,
     put_if,
     read_tagged,
+    remove_object,
     upload,
     version_of,
 )
+from hexdata.remote.patience import is_passing, patiently
+from hexdata.remote.reading import file_system, open_binary, read_range, read_tail
 from hexdata.remote.scratch import scratch_folder
 
 __all__ = [
+    "CLIENT_MEMORY",
     "AnyPath",
     "Changed",
     "RemotePath",
@@ -38,7 +38,10 @@ __all__ = [
     "open_binary",
     "patiently",
     "put_if",
+    "read_range",
     "read_tagged",
+    "read_tail",
+    "remove_object",
     "scratch_folder",
     "telling",
     "upload",

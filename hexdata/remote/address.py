@@ -13,7 +13,7 @@ from hexdata.errors import ConfigError
 if TYPE_CHECKING:
     from upath import UPath
 
-__all__ = ["PROTOCOLS", "AnyPath", "RemotePath", "as_path"]
+__all__ = ["CLIENT_MEMORY", "PROTOCOLS", "AnyPath", "RemotePath", "as_path"]
 
 RemotePath: TypeAlias = "UPath"
 """A path in an object store."""
@@ -33,6 +33,9 @@ PROTOCOLS: Final = {
 }
 """What an address may begin with, and the extra of hexdata that it needs. ``memory`` is fsspec's own, for
 trying things out: it ends with the process."""
+
+CLIENT_MEMORY: Final = 48 << 20
+"""Bytes that a process holds besides once it reads or writes objects: client and buffers, as measured."""
 
 _URL: Final = re.compile(r"(?P<protocol>[a-z][a-z0-9+.-]*):/{1,2}(?P<rest>.*)", re.IGNORECASE | re.DOTALL)
 _UNCACHED: Final[dict[str, Any]] = {"use_listings_cache": False}

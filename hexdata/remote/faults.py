@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from hexdata.errors import HexdataError, StoreError
-from hexdata.remote.objects import code_of
+from hexdata.remote.patience import code_of
 
 __all__ = ["is_fault", "telling"]
 

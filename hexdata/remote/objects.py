@@ -8,21 +8,15 @@ from __future__ import annotations
 
 import base64
 import binascii
-import errno
 import hashlib
-import io
-import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
-from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential, wait_random
-
 from hexdata.errors import StoreError
 from hexdata.remote.address import AnyPath
+from hexdata.remote.patience import code_of, naming, patiently
+from hexdata.remote.reading import PART, file_system, open_binary, speaks_s3
 
 if TYPE_CHECKING:
     from upath import UPath
@@ -31,51 +25,17 @@ __all__ = [
     "Changed",
     "Tagged",
     "abort_uploads",
-    "file_system",
-    "is_passing",
     "objects_below",
-    "open_binary",
-    "patiently",
     "put_if",
     "read_tagged",
+    "remove_object",
     "upload",
     "version_of",
 ]
 
-ATTEMPTS: Final = 3
-"""Of an operation, each of which is several of the store's own client."""
-FIRST_WAIT: Final = 0.2
-"""Seconds before the second attempt, doubled before each further one."""
-LONGEST_WAIT: Final = 20.0
-_PERMANENT: Final = (
-    FileExistsError,
-    FileNotFoundError,
-    IsADirectoryError,
-    NotADirectoryError,
-    NotImplementedError,
-    PermissionError,
-)
-_PASSING: Final = (
-    *("500", "502", "503", "504", "InternalError", "RequestTimeout", "ServiceUnavailable", "SlowDown"),
-    *("RequestTimeTooSkewed", "Throttling", "ThrottlingException", "BadDigest", "OperationAborted"),
-)
-"""Codes of answers of S3 that are worth another attempt."""
-_NEVER: Final = ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound")
-"""What the libraries raise of which another attempt changes nothing, by name."""
 _PRECONDITION: Final = ("PreconditionFailed", "ConditionalRequestConflict", "412", "409")
 _NO_CONDITIONS: Final = ("NotImplemented", "501")
 _MD5: Final = re.compile(r"[0-9a-f]{32}(-\d+)?")
-_PART: Final = 8 << 20
-"""Bytes that are sent or asked for at a time."""
-_BUFFER: Final = 1 << 17
-"""Bytes that are taken at a time from those that were asked for."""
-_NUMBERS: Final = {
-    FileNotFoundError: errno.ENOENT,
-    PermissionError: errno.EACCES,
-    FileExistsError: errno.EEXIST,
-    TimeoutError: errno.ETIMEDOUT,
-}
-"""Of errors that the libraries raise without a number. One without is the data's fault to Arrow and gzip."""
 
 
 class Changed(Exception):  # noqa: N818 - no fault: what was read has been replaced since
@@ -87,91 +47,6 @@ class Tagged(NamedTuple):
 
     data: bytes
     tag: str | None
-
-
-def file_system(path: UPath) -> Any:
-    """Return the file system of a path: fsspec's, the one object that Python and DuckDB read through."""
-    return path.fs
-
-
-def _speaks_s3(system: Any) -> bool:
-    return hasattr(system, "call_s3")
-
-
-# --- errors that pass ---------------------------------------------------------------------------------
-
-
-def code_of(error: BaseException) -> str:
-    """Return the code by which S3 names an error, or nothing."""
-    one: BaseException | None = error
-    while one is not None:
-        response = getattr(one, "response", None)
-        if isinstance(response, dict):
-            return str(response.get("Error", {}).get("Code", ""))
-        one = one.__cause__
-    return ""
-
-
-def is_passing(error: BaseException) -> bool:
-    """Say whether an error of an object store may be gone at the next attempt."""
-    if isinstance(error, _PERMANENT) or not isinstance(error, Exception):
-        return False
-    if code := code_of(error):
-        return code in _PASSING
-    kind = type(error)
-    if kind.__name__ in _NEVER or type(error.__cause__).__name__ in _NEVER:
-        return False
-    return isinstance(error, (OSError, TimeoutError, ConnectionError)) or kind.__module__.partition(".")[
-        0
-    ] in ("aiohttp", "botocore", "aiobotocore", "urllib3", "requests")
-
-
-def patiently(what: Any, *arguments: Any, **named: Any) -> Any:
-    """Call something until it succeeds or fails for good; the last error comes out as an ``OSError``.
-
-    Raises:
-        OSError: as the store gave it; what is no OSError yet is made one.
-    """
-    retrying = Retrying(
-        stop=stop_after_attempt(ATTEMPTS),
-        wait=wait_exponential(multiplier=FIRST_WAIT, max=LONGEST_WAIT) + wait_random(0, FIRST_WAIT),
-        retry=retry_if_exception(is_passing),
-        reraise=True,
-    )
-    with as_os_error():
-        return retrying(what, *arguments, **named)
-
-
-@contextmanager
-def as_os_error() -> Iterator[None]:
-    """Turn what the libraries of an object store raise into an OSError that says the same, with a number."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno is not None:
-            raise
-        number = next((code for kind, code in _NUMBERS.items() if isinstance(error, kind)), errno.EIO)
-        raise OSError(number, _said(error)) from error
-    except Exception as error:
-        if type(error).__module__.partition(".")[0] not in ("aiohttp", "botocore", "aiobotocore"):
-            raise
-        raise OSError(errno.EIO, f"the object store: {_said(error)}") from error
-
-
-@contextmanager
-def _naming(path: UPath) -> Iterator[None]:
-    """Let an OSError say of which object it is, as one of a file does."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is None and error.errno is not None:
-            error.filename = str(path)
-            error.strerror = os.strerror(error.errno) if error.errno == errno.ENOENT else error.strerror
-        raise
-
-
-def _said(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 # --- writing ------------------------------------------------------------------------------------------
@@ -190,13 +65,13 @@ def upload(local: Path, target: UPath) -> None:
     """
     system = file_system(target)
     # In parts, of which two are under way: in memory are they alone.
-    parts = {"chunksize": _PART, "max_concurrency": 2} if _speaks_s3(system) else {}
+    parts = {"chunksize": PART, "max_concurrency": 2} if speaks_s3(system) else {}
 
     def attempt() -> None:
         system.put_file(str(local), target.path, **parts)
         _require_same(local, target)
 
-    with _naming(target):
+    with naming(target):
         patiently(attempt)
 
 
@@ -244,92 +119,18 @@ def _digest_of(info: dict[str, Any]) -> str | None:
 def _digest(opened: Any, name: str) -> str:
     digest = hashlib.new(name, usedforsecurity=False)
     with opened as file:
-        while data := file.read(_PART):
+        while data := file.read(PART):
             digest.update(data)
     return digest.hexdigest()
 
 
 def _digest_of_parts(local: Path) -> str:
-    """Return the name that S3 gives a file sent in parts of ``_PART`` bytes."""
+    """Return the name that S3 gives a file sent in parts of ``PART`` bytes."""
     with local.open("rb") as file:
         digests = [
-            hashlib.md5(data, usedforsecurity=False).digest() for data in iter(lambda: file.read(_PART), b"")
+            hashlib.md5(data, usedforsecurity=False).digest() for data in iter(lambda: file.read(PART), b"")
         ]
     return f"{hashlib.md5(b''.join(digests), usedforsecurity=False).hexdigest()}-{len(digests)}"
-
-
-# --- reading ------------------------------------------------------------------------------------------
-
-
-def open_binary(path: AnyPath, *, block: int = _PART) -> BufferedReader:
-    """Open a file or an object to be read, from the front or by seeking.
-
-    Of an object, so many bytes are asked for at a time, and kept until others are.
-
-    Raises:
-        OSError: it cannot be opened, or, later, read.
-    """
-    if isinstance(path, Path):
-        return path.open("rb")
-    with _naming(path):
-        return open_object(file_system(path), path.path, block=block)
-
-
-def open_object(
-    system: Any, path: str, *, block: int = _PART, info: dict[str, Any] | None = None
-) -> BufferedReader:
-    """Open an object of a file system, as :func:`open_binary` does.
-
-    Args:
-        system: fsspec's.
-        path: in it.
-        block: bytes that are asked for at a time.
-        info: what the store has said of the object, if it has: it is then not asked again, and another
-            version of the object is not read.
-
-    Raises:
-        OSError: it cannot be opened, or, later, read.
-    """
-    known = {"size": info["size"]} if info is not None and _speaks_s3(system) else {}
-    opened = patiently(system.open, path, "rb", block_size=block, cache_type="readahead", **known)
-    if known:
-        opened.details = info
-    return BufferedReader(_Reading(opened), _BUFFER)
-
-
-class _Reading(io.RawIOBase):
-    """An object that fsspec has opened; what it cannot give now, it is asked for again."""
-
-    def __init__(self, opened: Any) -> None:
-        self._opened = opened
-
-    def readable(self) -> bool:
-        """Say yes."""
-        return True
-
-    def seekable(self) -> bool:
-        """Say yes."""
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        """Read into a writable buffer; return how many bytes, 0 at the end."""
-        view = memoryview(buffer).cast("B")
-        piece: bytes = patiently(self._opened.read, len(view))
-        view[: len(piece)] = piece
-        return len(piece)
-
-    def seek(self, place: int, whence: int = io.SEEK_SET) -> int:
-        """Go to a place."""
-        return int(self._opened.seek(place, whence))
-
-    def tell(self) -> int:
-        """Return the place."""
-        return int(self._opened.tell())
-
-    def close(self) -> None:
-        """Let go of the object; again does nothing."""
-        super().close()
-        self._opened.close()
 
 
 def version_of(path: AnyPath) -> str:
@@ -410,7 +211,7 @@ def put_if(path: UPath, data: bytes, tag: str | None) -> str | None:
 
     def attempt() -> None:
         try:
-            if not (_speaks_s3(system) and _put_s3(path, data, tag)):
+            if not (speaks_s3(system) and _put_s3(path, data, tag)):
                 if _tag_now(path) != tag:
                     raise Changed(str(path))
                 system.pipe_file(path.path, data)
@@ -454,6 +255,18 @@ def _is_there(path: UPath, data: bytes) -> bool:
         return False
 
 
+def remove_object(path: UPath) -> None:
+    """Remove an object, if it is there. A path's own ``unlink`` takes its name for a pattern.
+
+    Raises:
+        OSError: the store does not do it.
+    """
+    try:
+        patiently(file_system(path).rm_file, path.path)
+    except FileNotFoundError:
+        return
+
+
 def abort_uploads(folder: UPath) -> int:
     """End the uploads in parts below a folder that nobody will finish; return how many there were.
 
@@ -463,7 +276,7 @@ def abort_uploads(folder: UPath) -> int:
         OSError: the store does not answer.
     """
     system = file_system(folder)
-    if not _speaks_s3(system):
+    if not speaks_s3(system):
         return 0
     bucket, key, _ = system.split_path(folder.path)
     place: dict[str, str] = {}

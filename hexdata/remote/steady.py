@@ -13,7 +13,8 @@ from typing import Any, Final
 
 from fsspec import AbstractFileSystem  # type: ignore[import-untyped]
 
-from hexdata.remote.objects import open_object, patiently
+from hexdata.remote.patience import patiently
+from hexdata.remote.reading import open_object
 
 __all__ = ["SteadyFileSystem"]
 
@@ -27,8 +28,8 @@ _KEPT: Final = ("name", "size", "type", "ETag", "LastModified")
 class SteadyFileSystem(AbstractFileSystem):  # type: ignore[misc]  # of which no types are known
     """Reads through another file system, and remembers what that says of objects.
 
-    Of what lies in a hidden folder nothing is remembered. DuckDB turns an exception into its text, so the first
-    one is kept as ``failure``.
+    Of what lies in a hidden folder nothing is remembered. DuckDB turns an exception into its text, so the
+    first one is kept as ``failure``.
 
     Args:
         system: of an object store.
@@ -117,7 +118,7 @@ class SteadyFileSystem(AbstractFileSystem):  # type: ignore[misc]  # of which no
         if mode != "rb":
             raise NotImplementedError(f"{path}: objects are only read here")
         info = self.info(path)
-        return _Shared(self, lambda: open_object(self._system, path, info=info))
+        return _Shared(self, lambda: open_object(self._system, path, path, info=info))
 
 
 class _Shared:

@@ -13,6 +13,7 @@ from typing import Final
 from hexdata.checks import check_suffix
 from hexdata.errors import ConfigError
 from hexdata.progress import SILENT, Progress
+from hexdata.remote import AnyPath, as_path
 from hexdata.report.facts import Facts, gather_facts
 from hexdata.report.verdict import Verdict, judge
 from hexdata.sql import Limits
@@ -43,8 +44,8 @@ class Report:
 
 
 def write_report(
-    store: str | Path,
-    output: str | Path | None = None,
+    store: str | AnyPath,
+    output: str | AnyPath | None = None,
     limits: Limits | None = None,
     progress: Progress = SILENT,
 ) -> Report:
@@ -53,8 +54,8 @@ def write_report(
     The same store and release give the same bytes, but for what the journal says of times and memory.
 
     Args:
-        store: the store's folder.
-        output: the page's file; None for ``STORE/report.html``.
+        store: the store's folder, or its address.
+        output: the page's file, or its address; None for ``STORE/report.html``.
         limits: memory and threads; None for the defaults.
         progress: who watches.
 
@@ -64,8 +65,8 @@ def write_report(
         BudgetError: the memory is too small.
         OSError: the page cannot be written.
     """
-    path = Path(output) if output is not None else Path(store) / REPORT_NAME
-    if path.is_dir():
+    path = as_path(output) if output is not None else as_path(store) / REPORT_NAME
+    if isinstance(path, Path) and path.is_dir():
         raise ConfigError("the page is a file, and this is a folder", path=path)
     check_suffix(path, "a page", _SUFFIXES)
     facts = gather_facts(store, limits or Limits(), progress)

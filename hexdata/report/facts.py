@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from hexdata import __version__
 from hexdata.progress import Progress
 from hexdata.quality import Quality, measure_quality
+from hexdata.remote import AnyPath
 from hexdata.report.spread import Spread, spread_of
 from hexdata.sql import Limits, named_query, open_catalog
 from hexdata.store import Store
-from hexdata.store.files import FileFacts, digest_file, has_size
+from hexdata.store.files import FileFacts, digest_file
 from hexdata.store.journal import Entry, read_journal
 from hexdata.store.manifest import MANIFEST_NAME
 from hexdata.store.session import DuckDBPyConnection
@@ -71,7 +71,7 @@ class Facts:
     """All that a report says, as numbers.
 
     Attributes:
-        name: of the store's folder.
+        name: of the store's folder, or of its address the last part.
         version: of hexdata.
         board_size: n; None while there is no position.
         counts: rows by table.
@@ -99,7 +99,7 @@ class Facts:
         return next((stage for stage in self.stages if stage.stage == name), None)
 
 
-def gather_facts(store: str | Path, limits: Limits, progress: Progress) -> Facts:
+def gather_facts(store: str | AnyPath, limits: Limits, progress: Progress) -> Facts:
     """Read every number of the report. Only reads.
 
     Raises:
@@ -123,7 +123,7 @@ def gather_facts(store: str | Path, limits: Limits, progress: Progress) -> Facts
         progress.begin("measure", None, "positions")
         quality = measure_quality(store, memory=limits.duckdb_memory, threads=limits.duckdb_threads)
     return Facts(
-        name=opened.path.resolve().name,
+        name=opened.path.resolve().name or str(opened.path),
         version=__version__,
         board_size=opened.manifest.board_size,
         counts={name: opened.manifest.counts.get(name, 0) for name in STAGES["convert"]},
@@ -162,7 +162,7 @@ def _stage(store: Store, name: str, journal: Iterable[Entry]) -> StageFacts:
         positions=lineage["positions"],
         files=len(files),
         bytes=sum(facts.bytes for facts in files.values()),
-        missing=[name for name, facts in files.items() if not has_size(store.path / name, facts.bytes)],
+        missing=[missing for folder in STAGES[name] for missing in store.missing(folder)],
         lineage=lineage,
         digest=manifest.digest(*STAGES[name]),
         last=runs[-1] if runs else None,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from hexdata.checks import check_suffix
 from hexdata.errors import ConfigError
+from hexdata.remote import AnyPath, as_path
 from hexdata.show.game import Game
 from hexdata.show.position import Position
 from hexdata.show.shards import read_shard_position
@@ -58,8 +58,8 @@ def find(place: str, options: ShowOptions | None = None) -> Position | Game:
     """Return the position meant, or the game where no ply is given.
 
     Args:
-        place: a store's folder; ``SHARD.tar:17``, the position 17 of a shard, counted from 0; or a game as
-            TRMPH text or its URL.
+        place: a store's folder, or its address; ``SHARD.tar:17``, the position 17 of a shard, counted from 0;
+            or a game as TRMPH text or its URL.
         options: which position or game of it.
 
     Raises:
@@ -72,7 +72,7 @@ def find(place: str, options: ShowOptions | None = None) -> Position | Game:
         _refuse(place, "a game's text", position=options.position, game=options.game)
         return _at(read_trmph(place), options.ply)
     shard = _SHARD.fullmatch(place)
-    if shard is not None and not Path(place).is_dir():
+    if shard is not None and not as_path(place).is_dir():
         names = {
             "position": options.position,
             "game": options.game,
@@ -120,7 +120,7 @@ def draw_svg(found: Position | Game, options: ShowOptions) -> str:
     return found.svg(numbers=options.numbers)
 
 
-def write_svg(path: Path, svg: str) -> None:
+def write_svg(path: AnyPath, svg: str) -> None:
     """Write a drawing to a file, whole or not at all.
 
     Raises:

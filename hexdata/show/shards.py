@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Final
 
 from hexdata.errors import FormatError, HexdataError, StoreError
 from hexdata.formats.shards import Block, read_blocks
+from hexdata.remote import AnyPath
 from hexdata.show.position import Position
 
 __all__ = ["read_shard_position"]
@@ -25,7 +25,7 @@ _ONE_BOARD: Final = 3
 """Dimensions of the board of a sample, (2, n, n); a block of packed boards has two."""
 
 
-def read_shard_position(path: str | Path, number: int) -> Position:
+def read_shard_position(path: str | AnyPath, number: int) -> Position:
     """Read one position of a shard, of blocks or of samples, counted from 0 in the shard's order.
 
     The shard is read from its beginning up to that position, and not checked beyond it.

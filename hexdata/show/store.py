@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -14,6 +13,7 @@ import pyarrow.parquet as pq
 
 from hexdata.board import unpack_boards
 from hexdata.errors import StoreError
+from hexdata.remote import AnyPath
 from hexdata.schema import games_schema, positions_schema
 from hexdata.show.game import Game
 from hexdata.show.position import Position, played_moves
@@ -27,7 +27,7 @@ Row = dict[str, Any]
 _WINNERS: Final = {name: player for player, name in enumerate(WINNERS)}
 
 
-def read_position(store: str | Path, position_id: int) -> Position:
+def read_position(store: str | AnyPath, position_id: int) -> Position:
     """Read one position of a store: one row group of the positions, and one of the games.
 
     Raises:
@@ -43,7 +43,7 @@ def read_position(store: str | Path, position_id: int) -> Position:
     return _with_moves(position, game)
 
 
-def read_game(store: str | Path, game_id: int) -> Game:
+def read_game(store: str | AnyPath, game_id: int) -> Game:
     """Read one game of a store with all its positions there, by ply.
 
     Only row groups whose statistics allow the game are read, and of those first that one column.

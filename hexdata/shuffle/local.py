@@ -37,7 +37,7 @@ from hexdata.shuffle.runs import (
 from hexdata.store.parquet import ROW_GROUP_ROWS
 from hexdata.store.session import DuckDBPyConnection
 
-__all__ = ["CUT_PREFIX", "Mover"]
+__all__ = ["Mover"]
 
 SAMPLED_KEYS: Final = 1 << 17
 """Of a unit that is cut: enough for parts that are equal within a few percent."""
@@ -45,8 +45,6 @@ MORE_PARTS: Final = 1.25
 """So many more parts than would do if they were equal."""
 BATCH_ROWS: Final = 1 << 14
 """Of what DuckDB gives at a time: so few that even wide ones are no large part of the memory."""
-CUT_PREFIX: Final = "cut-"
-"""Of the folders that hold a unit while it is cut; a killed process leaves them."""
 
 Rows = Iterator[pa.Table]
 UInt64Array = npt.NDArray[np.uint64]
@@ -61,6 +59,7 @@ class Mover:
         key: of ``sort_key``.
         board_size: n.
         folder: where runs are written.
+        spill: where a unit lies while it is cut; None for the system's temporary folder.
         layout: slices and units.
         limits: of one thread.
         say: called with a line for the log.
@@ -70,6 +69,7 @@ class Mover:
     key: int
     board_size: int
     folder: AnyPath
+    spill: Path | None
     layout: Layout
     limits: Limits
     say: Callable[[str], None]
@@ -138,7 +138,7 @@ class Mover:
             yield bucket, _take(table, order[start:stop], schema)
 
     def _read(self, pieces: list[Piece]) -> Iterator[pa.RecordBatch]:
-        for batch in read_pieces(pieces):
+        for batch in read_pieces(pieces, run_schema(self.board_size)):
             self.check()
             yield batch
 
@@ -148,7 +148,8 @@ class Mover:
     def _bounds(self, pieces: list[Piece], rows: int, size: int) -> UInt64Array:
         """Return the keys at which a unit is cut, from a sample of its keys."""
         step = -(-rows // SAMPLED_KEYS)
-        ids = np.concatenate([ids.to_numpy()[::step] for ids in read_column(pieces, "position_id")])
+        columns = read_column(pieces, run_schema(self.board_size), "position_id")
+        ids = np.concatenate([ids.to_numpy()[::step] for ids in columns])
         keys = np.sort(sort_key(ids, self.key))
         excess = max(rows / self.limits.sort_rows, sort_cost(rows, size) / self.limits.sort_bytes)
         parts = math.ceil(MORE_PARTS * excess)
@@ -157,8 +158,9 @@ class Mover:
     @contextmanager
     def _cut(self, pieces: list[Piece], unit_of: Callable[[pa.Table], UnitNumbers]) -> Iterator[Runs]:
         """Scatter the rows of a unit once more, into runs that are gone at the end."""
-        here = self.folder if isinstance(self.folder, Path) else None
-        with tempfile.TemporaryDirectory(prefix=CUT_PREFIX, dir=here) as folder:
+        if self.spill is not None:
+            self.spill.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="cut-", dir=self.spill) as folder:
             paths: list[Path] = []
             for batches in self._chunks(self._read(pieces)):
                 rows = join_columns(batches, run_schema(self.board_size))

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from hexdata.engine.protocol import Machines
 from hexdata.order import bucket_bounds
 from hexdata.pool import default_workers
+from hexdata.remote import CLIENT_MEMORY
 from hexdata.schema import SPLITS, board_bytes
 from hexdata.shuffle.options import ShuffleOptions, too_little_memory
 from hexdata.store.parquet import ROW_GROUP_ROWS
@@ -38,6 +39,8 @@ BUCKET_ROWS: Final = 1 << 20
 """Rows of a bucket of the largest split, where their number is not given."""
 BASE_MEMORY: Final = 312 << 20
 """Bytes held besides DuckDB's buffers and the rows at hand: interpreter and libraries, as measured."""
+TRANSFER_MEMORY: Final = 24 << 20
+"""Bytes that a thread holds of objects that it reads or sends: two parts and what is read ahead."""
 MOST_ROWS: Final = 1 << 21
 """Rows that a thread takes into memory at a time; more is no faster, as long as pieces are large enough."""
 MANY_POSITIONS: Final = 1 << 32
@@ -258,7 +261,13 @@ def row_bytes(board_size: int, varying_bytes: float) -> int:
 
 
 def make_limits(
-    options: ShuffleOptions, positions: int, row: int, widest: int, machines: Machines | None = None
+    options: ShuffleOptions,
+    positions: int,
+    row: int,
+    widest: int,
+    machines: Machines | None = None,
+    *,
+    remote: bool = False,
 ) -> Limits:
     """Share out the memory of a machine: as many threads as are asked for and find room for some rows.
 
@@ -269,12 +278,15 @@ def make_limits(
         widest: bytes of a row in the row group of the store that has the widest, in the mean.
         machines: that work; None for this one alone. Where each thread is a process of its own, it holds the
             interpreter and the libraries too.
+        remote: whether the store lies in an object store, whose client holds memory too.
 
     Raises:
         BudgetError: there is no room for even one thread.
     """
     machines = machines or Machines(1, default_workers(), separate=False)
-    base, own = (0, BASE_MEMORY) if machines.separate else (BASE_MEMORY, 0)
+    held = BASE_MEMORY + (CLIENT_MEMORY if remote else 0)
+    base, own = (0, held) if machines.separate else (held, 0)
+    own += TRANSFER_MEMORY if remote else 0
     group, fewest = min(ROW_GROUP_ROWS, positions), min(FEWEST_ROWS, positions)
     writer = WRITER_COPIES * group * row
     least = scatter_cost(fewest, fewest * row)

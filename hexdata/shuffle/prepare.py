@@ -137,11 +137,12 @@ def prepare(
     with duckdb_session(memory=memory, threads=1, spill=spill, place=store.path) as con:
         varying = _varying_bytes(con, positions)
     widest = row_bytes(n, varying.widest)
-    limits = make_limits(options, total, row_bytes(n, varying.mean(total)), widest, machines)
+    remote = not isinstance(store.path, Path)
+    limits = make_limits(options, total, row_bytes(n, varying.mean(total)), widest, machines, remote=remote)
     with duckdb_session(memory=memory, threads=limits.threads, spill=spill, place=store.path) as con:
         selection = select(store, options, options.seed, con, folder)
         chosen = row_bytes(n, varying.mean(sum(selection.rows.values())))
-        limits = make_limits(options, total, chosen, widest, machines)
+        limits = make_limits(options, total, chosen, widest, machines, remote=remote)
         buckets = bucket_counts(options, selection.rows)
         placement = selection.place(buckets, con, folder)
     seconds = time.perf_counter() - start

@@ -1,18 +1,17 @@
-"""Runs: rows cut into pieces, one a unit, in Arrow files that live only while a shuffle is unfinished.
+"""Runs: rows cut into pieces, one a unit, in files that live only while a shuffle is unfinished.
 
-A run lies whole under its name or not at all. It says itself which piece belongs to which unit; nothing
-here decides that, and nothing is sorted.
+A run lies whole under its name or not at all. It ends with an index of its pieces, so that each is one range
+of bytes, on a disk and in an object store. Nothing here decides which piece belongs to which unit, or sorts.
 """
 
 from __future__ import annotations
 
 import errno
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import groupby, pairwise
-from operator import attrgetter
-from pathlib import Path
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -21,7 +20,7 @@ import pyarrow as pa
 import pyarrow.ipc as ipc
 
 from hexdata.errors import StoreError
-from hexdata.remote import AnyPath, open_binary
+from hexdata.remote import AnyPath, read_range, read_tail
 from hexdata.schema import positions_schema
 from hexdata.store.files import atomic_file
 
@@ -39,10 +38,20 @@ __all__ = [
 
 PIECE_ROWS: Final = 65_536
 """Of a piece, at most: compressed, it stands in memory once more."""
-BLOCK: Final = 1 << 20
-"""Bytes that are asked for at a time where runs lie in an object store: most pieces are smaller."""
-_INDEX: Final = b"hexdata pieces"
-"""Entry of a run's schema: for each piece its unit, its rows and its bytes in memory, as int64."""
+RANGE_BYTES: Final = 1 << 22
+"""Of pieces that stand one after the other and are read at a time, but for one that is larger."""
+INDEXES_AT_A_TIME: Final = 8
+"""Indexes that are read side by side: what one waits for is an answer."""
+_INDEX: Final = np.dtype(
+    [("unit", "<u4"), ("rows", "<u4"), ("bytes", "<u8"), ("offset", "<u8"), ("length", "<u4")]
+)
+"""What a run's index says of each piece: its unit, its rows and their bytes in memory, and its place."""
+_TABLE: Final = np.dtype([("run", "<u4"), *_INDEX.descr])
+_END: Final = np.dtype([("pieces", "<u8"), ("magic", "S8")])
+"""The last bytes of a run."""
+_MAGIC: Final = b"hexdata1"
+_TAIL: Final = 1 << 16
+"""Bytes that are read at first, in the hope that the whole index is among them."""
 
 
 def run_schema(board_size: int) -> pa.Schema:
@@ -58,10 +67,17 @@ class Piece:
     """Rows of one unit in one run."""
 
     path: AnyPath
-    number: int
     rows: int
     bytes: int
     """In memory."""
+    offset: int
+    length: int
+    """Of its bytes in the run."""
+
+    @property
+    def stop(self) -> int:
+        """Where its bytes end."""
+        return self.offset + self.length
 
 
 def as_run(rows: pa.Table, board_size: int) -> pa.Table:
@@ -90,17 +106,20 @@ def encode_run(file: Any, rows: pa.Table, unit: npt.NDArray[np.integer[Any]]) ->
     begins = np.flatnonzero(np.diff(sorted_unit.astype(np.int64), prepend=-1))
     bounds = np.union1d(begins, np.arange(0, len(unit) + PIECE_ROWS, PIECE_ROWS).clip(max=len(unit)))
     rows = rows.take(pa.array(order)).combine_chunks()
-    pieces = [rows.slice(start, stop - start) for start, stop in pairwise(bounds.tolist())]
-    index = [
-        (number, piece.num_rows, piece.nbytes)
-        for number, piece in zip(sorted_unit[bounds[:-1]].tolist(), pieces, strict=True)
-    ]
-    schema = rows.schema.with_metadata({_INDEX: np.array(index, dtype="<i8").tobytes()})
     options = ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1), use_threads=False)
-    with ipc.new_file(file, schema, options=options) as writer:
-        for piece in pieces:
-            (batch,) = piece.to_batches()
+    index = np.empty(len(bounds) - 1, _INDEX)
+    index["unit"], index["rows"] = sorted_unit[bounds[:-1]], np.diff(bounds)
+    with ipc.new_stream(file, rows.schema, options=options) as writer:
+        writer.write_batch(
+            pa.RecordBatch.from_pylist([], rows.schema)
+        )  # the schema comes with the first batch
+        for number, (start, stop) in enumerate(pairwise(bounds.tolist())):
+            offset = file.tell()
+            (batch,) = rows.slice(start, stop - start).to_batches()
             writer.write_batch(batch)
+            index[number] = (*index[number].tolist()[:2], batch.nbytes, offset, file.tell() - offset)
+    file.write(index.tobytes())
+    file.write(np.array([(len(index), _MAGIC)], _END).tobytes())
 
 
 class Runs:
@@ -113,61 +132,78 @@ class Runs:
             StoreError: one is missing or damaged.
         """
         self._paths = paths
-        tables = [np.empty((0, 5), np.int64)]
-        for number, path in enumerate(paths):
-            index = _read_index(path)
-            places = np.arange(len(index))
-            tables.append(np.column_stack((index[:, 0], np.full_like(places, number), places, index[:, 1:])))
-        table = np.concatenate(tables)
-        self._table = table[np.argsort(table[:, 0], kind="stable")]
+        with ThreadPoolExecutor(INDEXES_AT_A_TIME) as threads:
+            indexes = list(threads.map(_read_index, paths))
+        table = np.empty(sum(map(len, indexes)), _TABLE)
+        for name in _INDEX.names or ():
+            np.concatenate([index[name] for index in indexes] or [table[name]], out=table[name])
+        table["run"] = np.repeat(np.arange(len(paths)), [len(index) for index in indexes])
+        self._table = table[np.argsort(table["unit"], kind="stable")]
 
     def only(self, units: range) -> Runs:
         """Return what is known of some consecutive units: as little as another process needs."""
-        start, stop = np.searchsorted(self._table[:, 0], (units.start, units.stop))
+        start, stop = np.searchsorted(self._table["unit"], (units.start, units.stop))
         table = self._table[start:stop].copy()
-        used, table[:, 1] = np.unique(table[:, 1], return_inverse=True)
+        used, table["run"] = np.unique(table["run"], return_inverse=True)
         part = Runs([])
         part._paths, part._table = [self._paths[run] for run in used.tolist()], table
         return part
 
     def pieces(self, unit: int) -> list[Piece]:
         """Return the pieces of a unit, run by run."""
-        start, stop = np.searchsorted(self._table[:, 0], (unit, unit + 1))
+        start, stop = np.searchsorted(self._table["unit"], (unit, unit + 1))
         return [
-            Piece(self._paths[run], number, rows, size)
-            for run, number, rows, size in self._table[start:stop, 1:].tolist()
+            Piece(self._paths[run], rows, size, offset, length)
+            for run, _, rows, size, offset, length in self._table[start:stop].tolist()
         ]
 
 
-def read_pieces(pieces: Sequence[Piece]) -> Iterator[pa.RecordBatch]:
-    """Read pieces, one at a time.
+def read_pieces(pieces: Sequence[Piece], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Read pieces, of ``run_schema``, a few at a time where they stand one after the other.
 
     Raises:
         StoreError: a run is missing or damaged.
     """
-    return _read(pieces, ipc.IpcReadOptions(use_threads=False))
+    return _read(pieces, schema, ipc.IpcReadOptions(use_threads=False))
 
 
-def read_column(pieces: Sequence[Piece], name: str) -> Iterator[pa.Array]:
-    """Read one column of pieces, without the others.
+def read_column(pieces: Sequence[Piece], schema: pa.Schema, name: str) -> Iterator[pa.Array]:
+    """Read one column of pieces; no other is decompressed.
 
     Raises:
         StoreError: a run is missing or damaged.
     """
-    for path, own in groupby(pieces, attrgetter("path")):
-        with _opened(path, ipc.IpcReadOptions(use_threads=False)) as reader:
-            options = ipc.IpcReadOptions(
-                use_threads=False, included_fields=[reader.schema.get_field_index(name)]
-            )
-        for batch in _read(list(own), options):
-            yield batch.column(name)
+    options = ipc.IpcReadOptions(use_threads=False, included_fields=[schema.get_field_index(name)])
+    for batch in _read(pieces, schema, options):
+        yield batch.column(name)
 
 
-def _read(pieces: Sequence[Piece], options: Any) -> Iterator[pa.RecordBatch]:
-    for path, own in groupby(pieces, attrgetter("path")):
-        with _opened(path, options) as reader:
-            for piece in own:
-                yield reader.get_batch(piece.number)
+def _read(pieces: Sequence[Piece], schema: pa.Schema, options: Any) -> Iterator[pa.RecordBatch]:
+    begin = schema.serialize().to_pybytes()
+    for near in _neighbours(pieces):
+        path = near[0].path
+        with _damage_told(path):
+            content = read_range(path, near[0].offset, near[-1].stop)
+            batches = list(ipc.open_stream(pa.py_buffer(begin + content), options=options))
+            if [batch.num_rows for batch in batches] != [piece.rows for piece in near]:
+                raise pa.ArrowInvalid("a piece has not the rows that it should have")
+        del content
+        batches.reverse()
+        while batches:
+            yield batches.pop()
+
+
+def _neighbours(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
+    """Give the pieces, those together that stand one after the other and are not large."""
+    near: list[Piece] = []
+    for piece in pieces:
+        follows = near and (near[-1].path, near[-1].stop) == (piece.path, piece.offset)
+        if near and not (follows and piece.stop - near[0].offset <= RANGE_BYTES):
+            yield near
+            near = []
+        near.append(piece)
+    if near:
+        yield near
 
 
 def join_columns(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
@@ -184,20 +220,25 @@ def join_columns(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
     return pa.Table.from_arrays(joined, schema=schema)
 
 
-def _read_index(path: AnyPath) -> npt.NDArray[np.int64]:
-    """Return the unit, the rows and the bytes of each piece of a run, int64 (n, 3)."""
-    with _opened(path, ipc.IpcReadOptions(use_threads=False)) as reader:
-        index = np.frombuffer(reader.schema.metadata[_INDEX], dtype="<i8")
-    return index.reshape(-1, 3).astype(np.int64)
+def _read_index(path: AnyPath) -> npt.NDArray[np.void]:
+    """Return the index of a run."""
+    with _damage_told(path):
+        tail = read_tail(path, _TAIL)
+        ((pieces, magic),) = np.frombuffer(tail[-_END.itemsize :], _END).tolist() or [(0, b"")]
+        if magic != _MAGIC:
+            raise pa.ArrowInvalid("it does not end as a run does")
+        size = pieces * _INDEX.itemsize + _END.itemsize
+        if size > len(tail):
+            tail = read_tail(path, size)
+        return np.frombuffer(tail[-size : -_END.itemsize], _INDEX, pieces)
 
 
 @contextmanager
-def _opened(path: AnyPath, options: Any) -> Iterator[Any]:
-    """Open a run; it is read, not mapped, since mapped pages would count as memory."""
+def _damage_told(path: AnyPath) -> Iterator[None]:
+    """Say of a run that is missing or damaged what to do; other errors of a disk pass."""
     try:
-        with pa.OSFile(str(path)) if isinstance(path, Path) else open_binary(path, block=BLOCK) as file:
-            yield ipc.open_file(file, options=options)
-    except (pa.ArrowException, OSError) as error:
+        yield
+    except (pa.ArrowException, OSError, ValueError) as error:
         disk_failed = isinstance(error, OSError) and error.errno not in (None, errno.ENOENT)
         if disk_failed or isinstance(error, MemoryError):
             raise  # nothing is wrong with the file

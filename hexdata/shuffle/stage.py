@@ -22,7 +22,6 @@ from hexdata.progress import Progress
 from hexdata.remote import AnyPath
 from hexdata.selection import BalanceRow, Duplicates
 from hexdata.shuffle.crew import Crew
-from hexdata.shuffle.local import CUT_PREFIX
 from hexdata.shuffle.log import Log
 from hexdata.shuffle.options import ShuffleOptions
 from hexdata.shuffle.outlook import FOLDERS, ShufflePlan, disk_full, free_disk, look_ahead
@@ -81,8 +80,9 @@ class Run:
         self.machines = engine.machines
         self.work = store.work / "shuffle"
         self.tables = self.work / "selection"
+        self.runs = self.work / "runs"
         self.spill = self.work / "spill" if isinstance(self.work, Path) else None
-        for folder in (self.tables, self.work / "spill", *self.work.glob(f"{CUT_PREFIX}*")):
+        for folder in (self.tables, self.work / "spill"):
             remove_tree(folder)
 
     def shuffle(self) -> ShuffleResult:
@@ -147,10 +147,8 @@ class Run:
             if not name.startswith(tuple(f"{folder}/" for folder in FOLDERS))
         }
         manifest.save(self.store.path)
-        for folder in FOLDERS:
-            remove_tree(self.store.path / folder)
-        for path in self.work.glob("run-*"):
-            path.unlink()
+        for folder in (*(self.store.path / folder for folder in FOLDERS), self.runs):
+            remove_tree(folder)
 
     def _publish(self, facts: dict[str, FileFacts], lineage: dict[str, Any]) -> None:
         found = sum(f.rows for f in facts.values())
@@ -258,7 +256,7 @@ class _Phases:
         self.layout = Layout.from_json(ledger[_LAYOUT])
         self.work = Work(
             store=run.store.path,
-            folder=run.work,
+            folder=run.runs,
             spill=run.spill,
             key=prepared.selection.key,
             board_size=run.store.manifest.board_size,
@@ -313,7 +311,7 @@ class _Phases:
     def _runs(self, part: Slice) -> Iterator[tuple[AnyPath, int]]:
         """Give the runs of a slice that is done, with their sizes."""
         for number, size in enumerate(self.ledger[part.name]["bytes"]):
-            yield self.run.work / part.run_name(number), size
+            yield self.run.runs / part.run_name(number), size
 
     def _is_scattered(self, part: Slice) -> bool:
         return part.name in self.ledger and all(has_size(path, size) for path, size in self._runs(part))

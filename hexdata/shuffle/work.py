@@ -35,7 +35,7 @@ class Work:
     Attributes:
         store: its path.
         folder: where runs are written.
-        spill: where DuckDB may spill; None for the system's temporary folder.
+        spill: where what is too large for the memory may lie; None for the system's temporary folder.
         key: of ``sort_key``.
         board_size: n.
         layout: slices and units.
@@ -131,6 +131,7 @@ def _mover(work: Work, watch: Watch) -> Mover:
         key=work.key,
         board_size=work.board_size,
         folder=work.folder,
+        spill=work.spill,
         layout=work.layout,
         limits=work.limits,
         say=watch.say,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
+from hexdata.remote import AnyPath
 from hexdata.sql.views import catalog_sql
 from hexdata.store import Store
 from hexdata.store.limits import QueryLimits
@@ -29,14 +29,14 @@ class Limits(QueryLimits):
 
 @contextmanager
 def open_catalog(
-    store: str | Path | Store, *, memory: int, threads: int | None = None
+    store: str | AnyPath | Store, *, memory: int, threads: int | None = None
 ) -> Iterator[DuckDBPyConnection]:
     """Open a session with the views ``VIEWS`` and the macros ``MACROS`` over a store.
 
     Views of a stage that has not run are there, and empty.
 
     Args:
-        store: the store, or its folder.
+        store: the store, its folder, or its address.
         memory: bytes for everything together, as ``Limits`` has it.
         threads: of DuckDB; None for one a core, as far as ``memory`` allows.
 
@@ -46,7 +46,7 @@ def open_catalog(
     """
     limits = Limits(memory, threads)
     opened = store if isinstance(store, Store) else Store.open(store)
-    with duckdb_session(memory=limits.duckdb_memory, threads=limits.duckdb_threads) as con:
+    with duckdb_session(memory=limits.duckdb_memory, threads=limits.duckdb_threads, place=opened.path) as con:
         root = quote(f"{opened.path.resolve()}/")
         for statement in catalog_sql(opened, root):
             con.execute(statement)

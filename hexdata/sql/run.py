@@ -9,11 +9,11 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
 
+from hexdata.remote import AnyPath
 from hexdata.sql.catalog import open_catalog
 from hexdata.sql.check import check_query, refused
 from hexdata.sql.named import named_query
@@ -36,12 +36,12 @@ class QueryResult:
     """The rows of a query, to be read once, while it is open.
 
     Attributes:
-        store: the folder of the store that they are of.
+        store: the folder, or the address, of the store that they are of.
         schema: of the rows. Names may repeat, as SQL allows.
         batches: the rows, in the query's order.
     """
 
-    store: Path
+    store: AnyPath
     schema: pa.Schema
     batches: Iterator[pa.RecordBatch]
 
@@ -54,15 +54,15 @@ class QueryResult:
 
 @contextmanager
 def run_query(
-    store: str | Path, text: str, *, memory: int = 1_000_000_000, threads: int | None = None
+    store: str | AnyPath, text: str, *, memory: int = 1_000_000_000, threads: int | None = None
 ) -> Iterator[QueryResult]:
     """Run one query over a store's views and macros and give its rows while the context is open.
 
     Rows of a query without ORDER BY come in the order of the tables. Nothing but the store can be read: no
-    other file, no network, no variable of the program; and nothing can be written.
+    other file, no other address, no variable of the program; and nothing can be written.
 
     Args:
-        store: the store's folder.
+        store: the store's folder, or its address.
         text: one SQL statement that reads; or ``@NAME``, a named query.
         memory: bytes for everything together. What does not fit is spilled to the system's temporary
             folder (``TMPDIR``).
@@ -85,7 +85,7 @@ def run_query(
             reader = con.sql(query).to_arrow_reader(_BATCH_ROWS)
         except QUERY_ERRORS as error:
             raise refused(_with_place(con, query) or str(error), root) from error
-        yield QueryResult(Path(store), reader.schema, _rows(reader, root))
+        yield QueryResult(opened.path, reader.schema, _rows(reader, root))
 
 
 def _close_in(con: DuckDBPyConnection, store: Store) -> None:

@@ -22,7 +22,6 @@ from hexdata.schema import (
     sql_columns,
 )
 from hexdata.store import Store
-from hexdata.store.files import has_size
 from hexdata.store.session import quote
 
 __all__ = ["DAMAGED", "MACROS", "VIEWS", "catalog_sql"]
@@ -77,8 +76,8 @@ def _table(store: Store, name: str, schema: pa.Schema, root: str) -> str:
     files = list(store.manifest.files_in(name))
     if not files:
         return _empty(columns)
-    if not store.intact(name):
-        return _damaged(store, name, columns)
+    if missing := next(store.missing(name), None):
+        return _damaged(missing, columns)
     return f"SELECT {_listed(columns)} FROM {_read(files, root)}"
 
 
@@ -93,8 +92,8 @@ def _shuffled(store: Store, schema: pa.Schema, root: str) -> str:
     files = [name for listed in by_split.values() for name in listed]
     if not files:
         return _empty(added | columns)
-    if not store.intact("shuffled"):
-        return _damaged(store, "shuffled", added | columns)
+    if missing := next(store.missing("shuffled"), None):
+        return _damaged(missing, added | columns)
     starts = " ".join(
         f"WHEN {quote(split)} THEN {[0, *accumulate(facts.rows for facts in listed.values())]}::BIGINT[]"
         for split, listed in by_split.items()
@@ -147,14 +146,12 @@ def _empty(columns: dict[str, str]) -> str:
     return f"SELECT {nulls} WHERE false"
 
 
-def _damaged(store: Store, folder: str, columns: dict[str, str]) -> str:
+def _damaged(missing: str, columns: dict[str, str]) -> str:
     """Return a query with these columns that fails when it is run, whatever it is asked, and not before.
 
-    What it says names the first of the files below ``folder`` that is missing or has another size.
+    What it says names the file that is missing or has another size.
     """
-    files = store.manifest.files_in(folder)
-    first = next(name for name, facts in files.items() if not has_size(store.path / name, facts.bytes))
-    fails = f"error({quote(f'{DAMAGED}: {first}')})"
+    fails = f"error({quote(f'{DAMAGED}: {missing}')})"
     columns_sql = ", ".join(f'{fails}::{kind} AS "{column}"' for column, kind in columns.items())
     return f"SELECT {columns_sql} WHERE {fails} IS NULL"
 

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from hexdata.checks import check_suffix
 from hexdata.errors import ConfigError, InputError
+from hexdata.remote import AnyPath
 from hexdata.sql.run import QueryResult
 from hexdata.store.files import FileFacts
 from hexdata.store.parquet import write_parquet
@@ -131,7 +132,7 @@ def _as_text(column: pa.Array) -> pa.Array:
     return pa.array([None if v is None else _text(v) for v in column.to_pylist()], pa.string())
 
 
-def save_parquet(path: Path, result: QueryResult) -> FileFacts:
+def save_parquet(path: AnyPath, result: QueryResult) -> FileFacts:
     """Write rows as one Parquet file, which appears whole or not at all; return its facts.
 
     Raises:
@@ -140,9 +141,9 @@ def save_parquet(path: Path, result: QueryResult) -> FileFacts:
         ConfigError: two columns have the same name.
         InputError: a column has a type that Parquet does not have.
     """
-    if path.resolve().is_relative_to(result.store.resolve()):
+    if f"{path.resolve()}/".startswith(f"{result.store.resolve()}/"):
         raise InputError("a query writes nothing into the store", path=path, cure="Give a file elsewhere.")
-    if path.is_dir():
+    if isinstance(path, Path) and path.is_dir():
         raise InputError("this is a folder", path=path, expected="the name of a file")
     check_suffix(path, "a Parquet file", [".parquet"], InputError)
     _check_names(result.schema)
@@ -151,7 +152,7 @@ def save_parquet(path: Path, result: QueryResult) -> FileFacts:
     return write_parquet(path, result.schema, result.batches)
 
 
-def _check_parquet(field: pa.Field, path: Path) -> None:
+def _check_parquet(field: pa.Field, path: AnyPath) -> None:
     try:
         pq.ParquetWriter(pa.BufferOutputStream(), pa.schema([field])).close()
     except pa.ArrowException as error:

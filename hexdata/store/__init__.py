@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Final
 
 from hexdata.errors import StoreError
-from hexdata.remote import AnyPath, as_path, scratch_folder
+from hexdata.remote import AnyPath, as_path, objects_below, scratch_folder
 from hexdata.store.files import exists, has_size, remove_temporaries
-from hexdata.store.lock import locked
+from hexdata.store.lock import LOCK_NAME, locked
 from hexdata.store.manifest import MANIFEST_NAME, Manifest
 
 __all__ = ["Store"]
@@ -91,8 +91,21 @@ class Store:
 
     def intact(self, folder: str) -> bool:
         """Say whether the manifest's files below ``folder`` are all there with their sizes."""
+        return next(self.missing(folder), None) is None
+
+    def missing(self, folder: str) -> Iterator[str]:
+        """Give the names of the manifest's files below ``folder`` that are not there with their sizes.
+
+        Those in an object store are listed, rather than asked for one by one.
+        """
         files = self.manifest.files_in(folder)
-        return all(has_size(self.path / name, facts.bytes) for name, facts in files.items())
+        if files and not isinstance(self.path, Path):
+            sizes = objects_below(self.path / folder)
+            yield from (n for n, f in files.items() if sizes.get(n.removeprefix(f"{folder}/")) != f.bytes)
+            return
+        for name, facts in files.items():
+            if not has_size(self.path / name, facts.bytes):
+                yield name
 
     def made_of(self, stage: str) -> str:
         """Return the digest of what the store holds now of the things that ``stage`` is made of."""
@@ -165,4 +178,5 @@ def _encodable(path: str | AnyPath) -> AnyPath:
 def _is_begun(store: Store) -> bool:
     """Say whether a folder without a manifest is empty, or a store whose first run was interrupted."""
     names = {path.name for path in store.path.iterdir() if not path.name.startswith(".")}
-    return not names or (names <= _FIRST_FOLDERS and exists(store.work))
+    begun = store.work if isinstance(store.path, Path) else store.path / LOCK_NAME
+    return not names or (names <= _FIRST_FOLDERS and exists(begun))

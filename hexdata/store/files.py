@@ -25,8 +25,10 @@ from hexdata.remote import (
     RemotePath,
     abort_uploads,
     file_system,
+    objects_below,
     open_binary,
     patiently,
+    remove_object,
     scratch_folder,
     upload,
 )
@@ -40,6 +42,8 @@ __all__ = [
     "digest_file",
     "exists",
     "has_size",
+    "names_below",
+    "remove_file",
     "remove_temporaries",
     "remove_tree",
     "size_of_tree",
@@ -197,10 +201,22 @@ def remove_temporaries(folder: AnyPath, *, below: bool = True) -> None:
             path.unlink(missing_ok=True)
 
 
+def remove_file(path: AnyPath) -> None:
+    """Remove a file, if it is there."""
+    if isinstance(path, Path):
+        path.unlink(missing_ok=True)
+    else:
+        remove_object(path)
+
+
 def remove_tree(folder: AnyPath) -> None:
     """Remove a folder and all below it, if it is there."""
     if isinstance(folder, Path):
         shutil.rmtree(folder, ignore_errors=True)
+        return
+    if set("*?[") & set(folder.path):  # fsspec would take it for a pattern
+        for name in objects_below(folder):
+            remove_file(folder / name)
         return
     try:
         patiently(file_system(folder).rm, folder.path, recursive=True)
@@ -212,9 +228,16 @@ def size_of_tree(folder: AnyPath) -> int:
     """Return the bytes of all files below a folder; 0 if there is none."""
     if isinstance(folder, Path):
         return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    return sum(
-        found["size"] for found in patiently(file_system(folder).find, folder.path, detail=True).values()
-    )
+    return sum(objects_below(folder).values())
+
+
+def names_below(folder: AnyPath) -> set[str]:
+    """Return the files below a folder by their names from there on, but for hidden ones."""
+    if isinstance(folder, Path):
+        found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    else:
+        found = set(objects_below(folder))
+    return {name for name in found if not name.rpartition("/")[2].startswith(".")}
 
 
 def exists(path: AnyPath) -> bool:

@@ -20,7 +20,7 @@ from typing import Final, NoReturn
 from hexdata.errors import StoreLockedError
 from hexdata.remote import AnyPath, Changed, RemotePath, file_system, put_if, read_tagged, scratch_folder
 
-__all__ = ["locked"]
+__all__ = ["LOCK_NAME", "locked"]
 
 LOCK_NAME: Final = ".lock"
 LEASE_SECONDS: Final = 90.0

@@ -122,9 +122,11 @@ def duckdb_session(
             # It would go to standard output. Where it is off, as in Jupyter, DuckDB may refuse to set it.
             if connection.sql("SELECT current_setting('enable_progress_bar')").fetchall() == [(True,)]:
                 connection.execute("SET enable_progress_bar = false")
-            if place is not None and not isinstance(place, Path):
-                connection.register_filesystem(file_system(place))
-            with _interrupting(connection), (interrupts or Interrupts()).watching(connection):
+            with (
+                _interrupting(connection),
+                (interrupts or Interrupts()).watching(connection),
+                _reading(connection, place),
+            ):
                 yield connection
         except duckdb.OutOfMemoryException as error:
             if _SPILL_SETTING in str(error):
@@ -152,6 +154,31 @@ def duckdb_session(
             raise
         finally:
             connection.close()
+
+
+@contextmanager
+def _reading(connection: DuckDBPyConnection, place: AnyPath | None) -> Iterator[None]:
+    """Let a session read an object store. What fails there comes out as it was; DuckDB has only its text."""
+    if place is None or isinstance(place, Path):
+        yield
+        return
+    from hexdata.remote.steady import SteadyFileSystem  # loads fsspec
+
+    system = SteadyFileSystem(file_system(place))
+    connection.register_filesystem(system)
+    try:
+        yield
+    except (duckdb.Error, OSError, ValueError):
+        failure = system.failure
+        if failure is None:
+            raise
+        if isinstance(failure, FileNotFoundError):
+            raise StoreError(
+                "a file of the store is missing",
+                path=failure.filename,
+                cure="Run `hexdata verify` to see what else is.",
+            ) from failure
+        raise failure from failure.__cause__
 
 
 @contextmanager

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
 import pyarrow as pa
 
@@ -17,6 +16,7 @@ from hexdata.engine.protocol import DIGEST_MEMORY
 from hexdata.errors import BudgetError, EngineError, HexdataError, VerifyError
 from hexdata.progress import SILENT, Progress
 from hexdata.quality import Quality, measure_quality
+from hexdata.remote import AnyPath, is_fault
 from hexdata.store import Store
 from hexdata.verify.options import VerifyOptions
 from hexdata.verify.shards import check_shards
@@ -69,7 +69,7 @@ class VerifyResult:
 
 
 def verify_store(
-    store: str | Path,
+    store: str | AnyPath,
     options: VerifyOptions | None = None,
     progress: Progress = SILENT,
     *,
@@ -142,6 +142,8 @@ class _Run:
         except (BudgetError, EngineError):
             raise  # that says nothing about the store
         except (HexdataError, OSError, pa.ArrowException) as error:
+            if is_fault(error):
+                raise
             made = Check(name, False, str(error))
         self.result.checks.append(made)
         return made.ok

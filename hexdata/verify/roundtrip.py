@@ -21,8 +21,9 @@ from hexdata.errors import HexdataError, InputError, VerifyError
 from hexdata.formats import BATCH_ROWS, SourceReader, open_source
 from hexdata.formats.legacy import write_legacy
 from hexdata.progress import SILENT, Progress
+from hexdata.remote import AnyPath, as_path, objects_below
 from hexdata.store import Store
-from hexdata.store.files import digest_file, walk_once
+from hexdata.store.files import digest_file, exists, walk_once
 from hexdata.store.originals import Original, list_originals, pickle_names, with_file_idx
 from hexdata.store.parquet import read_parquet, regroup
 
@@ -49,7 +50,7 @@ class RoundTrip:
 
 
 def check_round_trip(
-    store: str | Path, inputs: str | Path | Sequence[str | Path], progress: Progress = SILENT
+    store: str | AnyPath, inputs: str | AnyPath | Sequence[str | AnyPath], progress: Progress = SILENT
 ) -> list[RoundTrip]:
     """Compare each source of a store, written back, with its original file among the inputs.
 
@@ -58,9 +59,9 @@ def check_round_trip(
     positions they give.
 
     Args:
-        store: the store's folder.
-        inputs: files, or folders taken with all that lies below them. Files are known by their digest,
-            whatever their names.
+        store: the store's folder, or its address.
+        inputs: files, or folders taken with all that lies below them; or their addresses. Files are known by
+            their digest, whatever their names.
         progress: who watches.
 
     Raises:
@@ -69,8 +70,9 @@ def check_round_trip(
     """
     target = Store.open(store)
     originals = list_originals(target)
-    listed = [inputs] if isinstance(inputs, str | Path) else inputs
-    paths = _find(originals, [Path(path) for path in listed])
+    given = inputs if isinstance(inputs, Sequence) and not isinstance(inputs, str) else [inputs]
+    listed = [as_path(path) for path in given]
+    paths = _find(originals, listed)
     if originals and not paths:
         raise InputError(
             "none of the store's sources is among the inputs",
@@ -87,7 +89,7 @@ def check_round_trip(
     ]
 
 
-def _exported(store: Store, originals: Sequence[Original]) -> dict[int, Path]:
+def _exported(store: Store, originals: Sequence[Original]) -> dict[int, AnyPath]:
     """Return the pickle that an export has written of each source, if it is of what the store holds now."""
     if store.manifest.stages.get(_EXPORT, {}).get("of") != store.made_of(_EXPORT):
         return {}
@@ -95,34 +97,42 @@ def _exported(store: Store, originals: Sequence[Original]) -> dict[int, Path]:
     return {
         source.source_id: path
         for source, name in zip(sources, pickle_names(sources), strict=True)
-        if (path := store.path / "pickles" / "original" / name).is_file()
+        if exists(path := store.path / "pickles" / "original" / name)
     }
 
 
-def _find(originals: Sequence[Original], inputs: Sequence[Path]) -> dict[str, Path]:
+def _find(originals: Sequence[Original], inputs: Sequence[AnyPath]) -> dict[str, AnyPath]:
     """Return the file of each source that is among the inputs, by digest; only likely files are read."""
     sizes = {source.bytes for source in originals}
     digests = {source.sha256 for source in originals}
-    found: dict[str, Path] = {}
+    found: dict[str, AnyPath] = {}
     for given in inputs:
-        if not given.exists():
+        if not exists(given):
             raise InputError("no such file or folder", path=given, cure="Check the path.")
-        for path in [given] if given.is_file() else _files_below(given):
-            if path.is_file() and path.stat().st_size in sizes:
+        for path, size in _files_at(given):
+            if size in sizes:
                 digest = digest_file(path)[1]
                 if digest in digests:
                     found.setdefault(digest, path)
     return found
 
 
-def _files_below(root: Path) -> Iterator[Path]:
-    """Find the files below a folder."""
-    for folder, _, names in walk_once(root):
-        yield from (folder / name for name in sorted(names))
+def _files_at(root: AnyPath) -> Iterator[tuple[AnyPath, int]]:
+    """Find a file, or the files below a folder, with their sizes."""
+    if not isinstance(root, Path):
+        for name, size in objects_below(root).items():
+            yield (root / name if name else root), size
+        return
+    listed = (
+        [root] if root.is_file() else (f / name for f, _, names in walk_once(root) for name in sorted(names))
+    )
+    for path in listed:
+        if path.is_file():
+            yield path, path.stat().st_size
 
 
 def _check(
-    store: Store, source: Original, path: Path | None, exported: Path | None, progress: Progress
+    store: Store, source: Original, path: AnyPath | None, exported: AnyPath | None, progress: Progress
 ) -> RoundTrip:
     if path is None:
         return RoundTrip(source.name, False, "its file is not among the inputs", checked=False)
@@ -152,7 +162,7 @@ def _check(
     return RoundTrip(source.name, True, f"{source.positions:,} examples, each as it was{too}")
 
 
-def _compare_exported(store: Store, source: Original, path: Path, exported: Path) -> None:
+def _compare_exported(store: Store, source: Original, path: AnyPath, exported: AnyPath) -> None:
     """Hold the pickle that was exported of a source against its file.
 
     Raises:
@@ -162,7 +172,7 @@ def _compare_exported(store: Store, source: Original, path: Path, exported: Path
         with open_source(path, salvage=True) as original, open_source(exported) as returned:
             _compare(store, source, original, returned, SILENT)
     except HexdataError as error:
-        name = exported.relative_to(store.path).as_posix()
+        name = str(exported).removeprefix(f"{store.path}/")
         raise VerifyError(f"{name}: {error.detail()}") from error
 
 

@@ -17,6 +17,7 @@ from hexdata.quality import Figure, Quality
 from hexdata.schema import SPLITS, positions_schema
 from hexdata.selection import Choices, select
 from hexdata.store import Store
+from hexdata.store.parquet import parquet_input
 from hexdata.store.session import DuckDBPyConnection, duckdb_session, read_parquet_sql
 from hexdata.verify.options import VerifyOptions
 
@@ -39,7 +40,7 @@ def check_rows(store: Store, options: VerifyOptions) -> str:
     _check_names(store)
     with (
         tempfile.TemporaryDirectory(prefix="hexdata-") as folder,
-        duckdb_session(memory=options.duckdb_memory, threads=options.duckdb_threads) as con,
+        duckdb_session(memory=options.duckdb_memory, threads=options.duckdb_threads, place=store.path) as con,
     ):
         selection = select(store, _choices(store), lineage["seed"], con, Path(folder))
         for name, counted in (("splits", selection.rows), ("left_out", selection.left_out)):
@@ -122,7 +123,7 @@ def check_order(store: Store) -> str:
     for split in lineage["buckets"]:
         for path in store.files(f"shuffled/{split}"):
             last = -1
-            with pq.ParquetFile(path) as file:
+            with pq.ParquetFile(parquet_input(path)) as file:
                 for batch in file.iter_batches(columns=["position_id"]):
                     keys = sort_key(batch.column(0).to_numpy(), key)
                     if int(keys[0]) <= last or (keys[1:] <= keys[:-1]).any():

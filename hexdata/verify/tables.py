@@ -13,7 +13,8 @@ from hexdata.errors import VerifyError
 from hexdata.progress import Progress
 from hexdata.schema import games_schema, positions_schema, rejected_schema, sources_schema
 from hexdata.store import Store
-from hexdata.store.files import digest_file
+from hexdata.store.files import digest_file, exists, names_below
+from hexdata.store.parquet import parquet_input
 from hexdata.store.session import duckdb_session, read_parquet_sql
 from hexdata.verify.options import VerifyOptions
 
@@ -27,8 +28,10 @@ def check_files(store: Store, progress: Progress, engine: Engine, workers: int) 
     """Every file of the manifest is there with its size and digest, and no other beside them."""
     progress.begin("rehash", sum(f.bytes for f in store.manifest.files.values()), "bytes")
     listed = sorted(store.manifest.files.items())
+    folders = sorted({name.split("/")[0] for name in store.manifest.files})
+    there = {f"{folder}/{name}" for folder in folders for name in names_below(store.path / folder)}
     for name, _ in listed:
-        if not (store.path / name).exists():
+        if name not in there and not exists(store.path / name):
             raise VerifyError("the file is missing", path=store.path / name)
     tasks = ((store.path / name,) for name, _ in listed)
     for index, (size, sha256) in engine.run_light(digest_file, tasks, workers=workers):
@@ -41,13 +44,6 @@ def check_files(store: Store, progress: Progress, engine: Engine, workers: int) 
                 expected=f"{facts.bytes:,} bytes, sha256 {facts.sha256[:16]}…",
             )
         progress.advance(size)
-    folders = {name.split("/")[0] for name in store.manifest.files}
-    there = {
-        path.relative_to(store.path).as_posix()
-        for folder in folders
-        for path in (store.path / folder).rglob("*")
-        if path.is_file() and not path.name.startswith(".")
-    }
     if foreign := sorted(there - set(store.manifest.files)):
         raise VerifyError(
             "files that no manifest names",
@@ -69,7 +65,7 @@ def check_tables(store: Store) -> str:
         if table in ("shards", "pickles"):
             continue
         path = store.path / name
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(parquet_input(path)) as file:
             if table not in schemas or not file.schema_arrow.equals(schemas[table]):
                 raise VerifyError("not the columns of its table", path=path)
             if file.metadata.num_rows != facts.rows:
@@ -114,7 +110,7 @@ def check_dense_ids(store: Store, table: str, column: str) -> str:
     """Ids count up from 0 through the parts in order."""
     expected = 0
     for path in store.files(table):
-        for batch in pq.ParquetFile(path).iter_batches(columns=[column]):
+        for batch in pq.ParquetFile(parquet_input(path)).iter_batches(columns=[column]):
             ids = batch.column(0).to_numpy()
             if not (ids == np.arange(expected, expected + len(ids))).all():
                 raise VerifyError(f"{column}s do not count up", path=path, expected=f"from {expected}")
@@ -128,7 +124,9 @@ def check_games(store: Store, options: VerifyOptions) -> str:
     if not files:
         return "none"
     games = read_parquet_sql(files)
-    with duckdb_session(memory=options.duckdb_memory, threads=options.duckdb_threads) as con:
+    with duckdb_session(
+        memory=options.duckdb_memory, threads=options.duckdb_threads, place=store.path
+    ) as con:
         wrong = con.sql(f"""
             SELECT coalesce(g.game_id, p.game_id), g.positions, p.n
             FROM {games} g
@@ -170,4 +168,4 @@ def _read(store: Store, folder: str, columns: list[str]) -> pa.Table:
     files = store.files(folder)
     if not files:
         return pa.table({name: pa.array([], pa.int32()) for name in columns})
-    return pa.concat_tables([pq.read_table(path, columns=columns) for path in files])
+    return pa.concat_tables([pq.read_table(parquet_input(path), columns=columns) for path in files])

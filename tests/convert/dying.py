@@ -2,6 +2,7 @@
 
 ``names``: before every other change of a name on disk, from the first or the second on, with one worker.
 Nothing else that is seen after a death changes in between, so these are all the moments there are.
+``requests``: before every so many requests to an object store, each time into a new store.
 ``stage``: in the middle of a stage, with worker processes at work, whose ids are printed first.
 """
 
@@ -64,6 +65,32 @@ def names(store: str, inputs: str, folder: str, first: str) -> None:
             return
 
 
+def requests(inputs: str, store: str, step: str) -> None:
+    """Leave a store for each moment, ``store`` and a number. The parent speaks to no object store."""
+    from aiobotocore.client import AioBaseClient
+
+    for moment in itertools.count(int(step) - 1, step=int(step)):
+        child = os.fork()
+        if not child:
+            asked = itertools.count()
+            ask = AioBaseClient._make_api_call
+
+            async def dying(
+                self: Any, *args: Any, asked: Any = asked, ask: Any = ask, last: int = moment
+            ) -> Any:
+                if next(asked) == last:
+                    die()
+                return await ask(self, *args)
+
+            AioBaseClient._make_api_call = dying
+            convert_sources([inputs], f"{store}{moment:03d}", ConvertOptions(workers=1, max_reject_rate=1.0))
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        if os.WIFEXITED(status):
+            assert os.WEXITSTATUS(status) == 0, "the run failed"
+            return
+
+
 class Watcher(Silent):
     """Dies when something of a stage is done."""
 
@@ -84,4 +111,4 @@ def stage(store: str, inputs: str, name: str) -> None:
 
 
 if __name__ == "__main__":
-    {"names": names, "stage": stage}[sys.argv[1]](*sys.argv[2:])
+    {"names": names, "requests": requests, "stage": stage}[sys.argv[1]](*sys.argv[2:])

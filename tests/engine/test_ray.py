@@ -75,6 +75,23 @@ def test_an_exception_comes_out_as_it_was(ray_engine: Engine, tmp_path: Path) ->
     assert caught.value.path == str(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [
+        "ValueError('odd', __import__('threading').Lock())",  # cannot be packed
+        "type('Odd', (Exception,), {'__init__': lambda self, a, b: None})('odd', 1)",  # nor this unpacked
+    ],
+)
+def test_an_exception_that_cannot_travel_is_told_at_once(
+    ray_engine: Engine, tmp_path: Path, odd: str
+) -> None:
+    log = tmp_path / "log"
+    task = logged(log, 0, f"(_ for _ in ()).throw({odd})")
+    with pytest.raises(EngineError, match="a task failed; found .*odd"):
+        list(ray_engine.run(eval, [(task,)], workers=1, memory=MEMORY))
+    assert log.read_text().split() == ["0"]
+
+
 def logged(log: Path, number: int, then: str) -> str:
     """Return an expression that writes its number into a file, and goes on."""
     return f"(open({str(log)!r}, 'a').write('{number}\\n'), {then})[-1]"

@@ -52,6 +52,8 @@ def test_the_mode_is_that_of_the_place(shards: ShardFolder) -> None:
         ({"mode": "exakt"}, "unknown mode"),
         ({"check": "all"}, "unknown check"),
         ({"split": "training"}, "unknown split; found training"),
+        ({"cache_size": "much"}, "not a size"),
+        ({"prefetch": -1}, "prefetch cannot be used"),
     ],
 )
 def test_options_without_meaning_are_refused(options: dict[str, Any], message: str) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hexdata.errors import ConfigError
-from hexdata.loader.options import LoaderOptions
+from hexdata.loader.options import CacheOptions, LoaderOptions
 
 
 def test_the_defaults_stand():
@@ -64,3 +64,26 @@ def test_integers_of_numpy_are_kept_as_pythons(kind):
 def test_options_without_meaning_are_refused(options, message):
     with pytest.raises(ConfigError, match=message):
         LoaderOptions(**options)
+
+
+def test_a_cache_size_may_be_written_as_people_do():
+    assert CacheOptions(cache_size="1.5GB").cache_size == CacheOptions(cache_size=1_500_000_000).cache_size
+    assert CacheOptions(np.str_("copies"), prefetch=np.int64(3)) == CacheOptions("copies", prefetch=3)
+    assert LoaderOptions().copies == CacheOptions(True, 50_000_000_000, None)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cache": 7}, "cache cannot be used; found 7; expected a folder or None"),
+        ({"cache": ""}, "cache cannot be used"),
+        ({"cache_size": 0}, "cache_size cannot be used; found 0; expected an integer, at least 1"),
+        ({"cache_size": "much"}, "not a size; found 'much'"),
+        ({"cache_size": 1e9}, "cache_size cannot be used"),
+        ({"prefetch": -1}, "prefetch cannot be used; found -1"),
+        ({"prefetch": True}, "prefetch cannot be used"),
+    ],
+)
+def test_options_of_a_cache_without_meaning_are_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        CacheOptions(**options)

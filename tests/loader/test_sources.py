@@ -21,16 +21,8 @@ import pytest
 from hexdata.errors import ConfigError, StoreError
 from hexdata.formats.shard_manifest import ShardManifest
 from hexdata.loader.options import LoaderOptions
-from hexdata.loader.sources import (
-    WHOLE,
-    CommandSource,
-    FolderSource,
-    HttpSource,
-    Part,
-    Source,
-    load_manifest,
-    make_source,
-)
+from hexdata.loader.source import WHOLE, Part, Source
+from hexdata.loader.sources import CommandSource, FolderSource, HttpSource, load_manifest, make_source
 from hexdata.loader.stream import StreamEpoch
 
 NAME = "some file.tar"
@@ -158,7 +150,7 @@ def read(source: Source, part: Part = WHOLE, chunk: int = 10_240) -> bytes:
         ("https://host/shards/", HttpSource("https://host/shards/{name}")),
         ("http://host/{name}?key=1", HttpSource("http://host/{name}?key=1")),
         ("pipe:cat /a/{name}", CommandSource("pipe:cat /a/{name}")),
-        ("gs://bucket/shards", CommandSource("gs://bucket/shards/{name}")),
+        ("ais://bucket/shards", CommandSource("ais://bucket/shards/{name}")),
     ],
 )
 def test_a_place_names_its_source(place: str | Path, source: Source) -> None:

@@ -20,7 +20,8 @@ from hexdata.errors import ConfigError, FormatError, HexdataError, StoreError
 from hexdata.formats.shards import Block, ShardManifest, block_to_policy
 from hexdata.loader import Loader
 from hexdata.loader.options import LoaderOptions
-from hexdata.loader.sources import WHOLE, ByteStream, FolderSource, Part, Source, make_source
+from hexdata.loader.source import WHOLE, ByteStream, Part, Source
+from hexdata.loader.sources import FolderSource, make_source
 from hexdata.loader.stream import StreamEpoch
 
 if TYPE_CHECKING:

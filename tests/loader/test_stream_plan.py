@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hexdata.errors import ConfigError
 from hexdata.loader.options import LoaderOptions
-from hexdata.loader.stream_plan import StreamPlan
+from hexdata.loader.stream_plan import StreamPlan, Window
 from hexdata.order import Permutation, derive_key
 
 BLOCK = 4
@@ -229,6 +229,45 @@ def test_the_plan_is_pinned() -> None:
         [[1, 7], [15, 13]],
         [[4, 5], [3]],
     ]
+
+
+def opened_windows(plan: StreamPlan, steps: range) -> list[Window]:
+    """Plain definition: walk through every share, row by row, and open the window that a row lies in."""
+    opened: list[Window] = []
+    current: dict[int, Window] = {}
+    for share in itertools.chain.from_iterable(plan.shares(step) for step in steps):
+        for row in range(share.start, share.stop):
+            window = plan.window_at(share.stream, row)
+            if current.get(share.stream) != window:
+                opened.append(window)
+            current[share.stream] = window
+    return opened
+
+
+@settings(max_examples=200)
+@given(
+    sizes=st.lists(st.integers(1, 30), min_size=1, max_size=9),
+    window=st.integers(1, 40),
+    ranks=st.sampled_from([(1, 0), (2, 0), (2, 1)]),
+    worker=st.sampled_from([(1, 0), (3, 0), (3, 2)]),
+    start=st.integers(0, 12),
+    shuffle=st.booleans(),
+)
+def test_windows_are_told_beforehand_in_the_order_they_are_opened(
+    sizes: list[int],
+    window: int,
+    ranks: tuple[int, int],
+    worker: tuple[int, int],
+    start: int,
+    shuffle: bool,
+) -> None:
+    """For any rank and worker, from any step on."""
+    options = options_of(window=window, world_size=ranks[0], rank=ranks[1], shuffle=shuffle)
+    plan = StreamPlan(sizes, BLOCK, options, 3)
+    workers, number = worker
+    steps = range(min(start, plan.steps) + (number - min(start, plan.steps)) % workers, plan.steps, workers)
+    assert list(plan.windows_of(steps)) == opened_windows(plan, steps)
+    assert plan.streams_of(steps) >= len({one.stream for one in plan.windows_of(steps)})
 
 
 def test_another_epoch_reads_other_shards_in_another_order() -> None:

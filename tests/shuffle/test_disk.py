@@ -94,7 +94,7 @@ def test_what_is_written_already_counts(
     after = plan_shuffle(store, OPTIONS)
     assert before.disk_done == before.units_done == after.disk_freed == 0
     assert after.disk_needed < before.disk_needed
-    files = [*(store / ".work" / "shuffle").glob("run-*"), *(store / "shuffled").rglob("bucket-*")]
+    files = [*(store / ".work" / "shuffle" / "runs").glob("run-*"), *(store / "shuffled").rglob("bucket-*")]
     assert 0 < after.disk_done <= sum(path.stat().st_size for path in files)
     assert shuffle_store(store, OPTIONS).resumed == after.units_done > 0
     assert store_bytes(store) == expected

@@ -58,8 +58,8 @@ def test_pieces_hold_the_rows_of_their_unit_in_order(
         ]
         pieces = runs.pieces(number)
         assert sum(piece.rows for piece in pieces) == len(plain)
-        assert [row for batch in read_pieces(pieces) for row in batch.to_pylist()] == plain
-        ids = [i for column in read_column(pieces, "position_id") for i in column.to_pylist()]
+        assert [row for batch in read_pieces(pieces, SCHEMA) for row in batch.to_pylist()] == plain
+        ids = [i for column in read_column(pieces, SCHEMA, "position_id") for i in column.to_pylist()]
         assert ids == [row["position_id"] for row in plain]
         assert all(piece.bytes >= 40 * piece.rows for piece in pieces)
 
@@ -81,7 +81,7 @@ def test_a_damaged_run_is_named(tmp_path: Path, damage: bytes) -> None:
         Runs([path])
     path.unlink()
     with pytest.raises(StoreError, match="lost a file"):
-        list(read_pieces([Piece(path, 0, 1, 1)]))
+        list(read_pieces([Piece(path, 1, 1, 0, 100)], SCHEMA))
 
 
 def test_a_run_damaged_after_its_index_was_read(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_a_run_damaged_after_its_index_was_read(tmp_path: Path) -> None:
     content[1_000:-2_000] = bytes(len(content) - 3_000)
     path.write_bytes(content)
     with pytest.raises(StoreError, match="lost a file"):
-        list(read_pieces(runs.pieces(1)))
+        list(read_pieces(runs.pieces(1), SCHEMA))
 
 
 def test_a_run_is_not_called_damaged_where_memory_is_short(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_a_run_is_not_called_damaged_where_memory_is_short(tmp_path: Path) -> No
         size = resource.getpagesize() * int(Path("/proc/self/statm").read_text().split()[0]) + (32 << 20)
         resource.setrlimit(resource.RLIMIT_AS, (size, size))
         try:
-            list(read_pieces(runs.pieces(0)))
+            list(read_pieces(runs.pieces(0), SCHEMA))
         except MemoryError:
             os._exit(0)
         except StoreError:

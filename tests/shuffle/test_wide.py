@@ -15,6 +15,7 @@ from hexdata.shuffle import ShuffleOptions, local, plan, shuffle_store
 from hexdata.shuffle.local import Mover
 from hexdata.shuffle.plan import Slice, make_limits, row_bytes, scatter_cost
 from hexdata.shuffle.prepare import Prepared, prepare
+from hexdata.shuffle.runs import Runs, read_pieces, run_schema
 from hexdata.store import Store
 from hexdata.store.parquet import write_parquet
 from hexdata.store.session import duckdb_session
@@ -80,11 +81,18 @@ def test_a_run_holds_fewer_rows_where_they_are_wide(
     made = prepared(wide_store, tmp_path)
     limits = replace(made.limits, chunk_bytes=scatter_cost(50, 50 * len(TEXT.encode())))
     mover = Mover(
-        made.selection.key, 5, tmp_path, made.layout, limits, say=lambda _: None, check=lambda: None
+        made.selection.key, 5, tmp_path, None, made.layout, limits, say=lambda _: None, check=lambda: None
     )
     with duckdb_session(memory=limits.duckdb_memory, threads=1) as con:
         sizes = list(mover.scatter(con, made.placement, Slice(0, 0, 900)))
-    runs = [pa.ipc.open_file(path).read_all() for path in sorted(tmp_path.glob("run-*"))]
+    runs = [
+        pa.Table.from_batches(
+            batch
+            for unit in range(made.layout.units)
+            for batch in read_pieces(Runs([path]).pieces(unit), run_schema(5))
+        )
+        for path in sorted(tmp_path.glob("run-*"))
+    ]
     assert len(runs) == len(sizes)
     assert sorted(i for run in runs for i in run["position_id"].to_pylist()) == list(range(900))
     assert all(limits.may_scatter(run.num_rows, run.nbytes) for run in runs)

@@ -119,7 +119,7 @@ def test_a_range_knows_no_other_files(parts: tuple[tuple[Path, int], ...], start
     touched = {parts.index(file) for file in ranged.files if file[1]}
     bounds = ((0, 0, 20), (2, 20, 53), (3, 53, 60))
     assert touched <= {
-        number for number, first, end in bounds if first <= start < end or start < end and first < stop
+        number for number, first, end in bounds if start < end and (first < stop or first <= start)
     }
 
 

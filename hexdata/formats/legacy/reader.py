@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from operator import itemgetter
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -25,6 +24,7 @@ from hexdata.formats.legacy.sheet import Sheet
 from hexdata.formats.legacy.skeleton import Skeleton
 from hexdata.formats.legacy.standins import kind_of
 from hexdata.formats.source import BATCH_ROWS, SALVAGEABLE, RawBatch
+from hexdata.remote import AnyPath, as_path, open_binary
 
 __all__ = ["LegacyReader"]
 
@@ -51,16 +51,21 @@ class LegacyReader:
     """
 
     def __init__(
-        self, path: str | Path, *, fast: bool = True, limits: Limits = DEFAULT_LIMITS, salvage: bool = False
+        self,
+        path: str | AnyPath,
+        *,
+        fast: bool = True,
+        limits: Limits = DEFAULT_LIMITS,
+        salvage: bool = False,
     ) -> None:
-        self.path = Path(path)
+        self.path = as_path(path)
         self.damage: FormatError | None = None
         self._salvage = salvage
         self.format = "legacy-dicts"
         self.board_size: int | None = None
         self.header: dict[str, object] = {}
         self._limits = limits
-        self._file = GunzipFile(self.path.open("rb"), limits, salvage=salvage)
+        self._file = GunzipFile(open_binary(self.path), limits, salvage=salvage)
         self._machine = Machine(self._file, limits)
         self._fast = FastPath(self._machine) if fast else None
         self._dialect = Dialect()

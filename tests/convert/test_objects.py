@@ -1,0 +1,459 @@
+"""Inputs and stores in object stores: the names, the bytes and the errors of files on a disk."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hexdata.convert import ConvertOptions, convert_sources
+from hexdata.convert.inputs import find_sources
+from hexdata.convert.spool import Reading, read_source
+from hexdata.engine.examine import examine
+from hexdata.errors import (
+    EngineError,
+    HexdataError,
+    InputError,
+    RejectRateError,
+    SourceChangedError,
+    StoreError,
+)
+from hexdata.formats.trmph import write_trmph
+from hexdata.progress import Silent
+from hexdata.remote import address, as_path
+from hexdata.store import Store
+from hexdata.store.files import remove_tree
+from tests.object_store import ACCESS_KEY, SECRET_KEY, Fault
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from upath import UPath
+
+    from hexdata.remote import AnyPath
+    from tests.conftest import StoreBytes
+    from tests.convert.conftest import Make
+    from tests.object_store import ObjectStore
+
+DYING = Path(__file__).parent / "dying.py"
+ROOT = Path(__file__).parents[2]
+OPTIONS = ConvertOptions(workers=1, max_reject_rate=1.0)
+HERE_ALONE = {"hexdata.duckdb"}
+"""What a store has on a disk only."""
+
+
+@pytest.fixture
+def legacy(make: Make) -> Path:
+    """Files of every kind, and beside them what is none of them."""
+    games = make.games(12)
+    examples = make.tuples(chain.from_iterable(make.dicts(games[:3])))
+    make.write("a b.pkl.gz", [*examples, (examples[0][0] + 2, None, 0.0)])
+    mixed = list(chain.from_iterable(make.dicts(games[3:6])))
+    make.write("sub/shuffled_[0]*?.pkl.gz", mixed[::-1], shuffling_stats={"source_files": ["x"]})
+    without_ids = [dict(e, metadata={**e["metadata"], "game_id": None}) for e in mixed[::-1]]
+    make.write("sub/ü#%41.pkl.gz", without_ids, shuffling_stats={"source_files": ["y"]})
+    write_trmph(make.folder / "sub" / "games.trmph", games[6:], make.n)
+    make.write_bytes("broken.pkl.gz", b"not a pickle")
+    make.write_bytes(".hidden/c.pkl.gz", b"not looked at")
+    make.write_bytes("sub/processing_stats.json", b"hearsay that is no JSON")
+    return make.folder
+
+
+@pytest.fixture
+def few(make: Make) -> Path:
+    """Three files that are quickly read."""
+    make.v2("a.pkl.gz", make.games(2))
+    make.write_bytes("broken.pkl.gz", b"not a pickle")
+    write_trmph(make.folder / "games.trmph", make.games(2, start=2), make.n)
+    return make.folder
+
+
+def put(folder: Path, target: UPath) -> UPath:
+    """Copy a folder into an object store."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            target.fs.pipe_file(f"{target.path}/{path.relative_to(folder).as_posix()}", path.read_bytes())
+    return target
+
+
+def bytes_of(store: UPath) -> dict[str, str]:
+    """Return the SHA-256 of each object of a dataset, by its path below the store."""
+    names = {path[len(store.path) + 1 :]: path for path in store.fs.find(store.path)}
+    return {
+        name: hashlib.sha256(store.fs.cat_file(path)).hexdigest()
+        for name, path in names.items()
+        if not name.startswith((".", "logs/"))
+    }
+
+
+def bytes_here(store: Path, store_bytes: StoreBytes) -> dict[str, str]:
+    return {name: digest for name, digest in store_bytes(store).items() if name not in HERE_ALONE}
+
+
+@pytest.fixture
+def expected(legacy: Path, tmp_path: Path, store_bytes: StoreBytes) -> dict[str, str]:
+    """The bytes of the files converted from one folder into another."""
+    convert_sources(legacy, tmp_path / "expected", OPTIONS)
+    return bytes_here(tmp_path / "expected", store_bytes)
+
+
+@pytest.fixture
+def expected_of_few(few: Path, tmp_path: Path, store_bytes: StoreBytes) -> dict[str, str]:
+    """The same for the few."""
+    convert_sources(few, tmp_path / "expected", OPTIONS)
+    return bytes_here(tmp_path / "expected", store_bytes)
+
+
+def files_left(tmp_path: Path) -> set[str]:
+    """Return the folders of this machine in which something of an object store is left."""
+    cache = tmp_path / "hexdata-cache"
+    return {path.relative_to(cache).parts[0] for path in cache.rglob("*") if path.is_file()} - {"locks"}
+
+
+# --- the same bytes -----------------------------------------------------------------------------------
+
+
+def test_the_bytes_are_those_of_a_disk(
+    bucket: UPath, legacy: Path, expected: dict[str, str], tmp_path: Path, store_bytes: StoreBytes
+) -> None:
+    remote = put(legacy, bucket / "legacy")
+    convert_sources(str(remote), tmp_path / "store", OPTIONS)
+    assert bytes_here(tmp_path / "store", store_bytes) == expected
+    for inputs, name in ((legacy, "from a disk"), (remote, "st[o]re")):
+        result = convert_sources(inputs, bucket / name, OPTIONS)
+        assert bytes_of(bucket / name) == expected
+        assert result.failed_files.keys() == {"legacy/broken.pkl.gz"}
+        again = convert_sources(inputs, bucket / name, OPTIONS)
+        assert (again.sources, again.skipped) == (0, result.sources)
+    assert files_left(tmp_path) == set()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="the extra ray is not installed")
+def test_the_bytes_are_those_of_a_disk_with_ray(
+    bucket: UPath, legacy: Path, expected: dict[str, str], tmp_path: Path
+) -> None:
+    """In a process of its own, whose cluster inherits the variables by which the object store is found."""
+    put(legacy, bucket / "legacy")
+    command = [sys.executable, "-m", "hexdata", "convert", f"{bucket}legacy", f"{bucket}store"]
+    options = ["--engine", "ray", "--workers", "1", "--max-reject-rate", "1", "--json"]
+    done = subprocess.run(
+        [*command, *options], cwd=ROOT, capture_output=True, text=True, check=False, timeout=180
+    )
+    assert done.returncode == 0, done.stderr
+    assert bytes_of(bucket / "store") == expected
+    left = {path.rpartition("/")[2] for path in bucket.fs.find((bucket / "store").path)}
+    assert {name for name in left if name.startswith(".")} == {".lock"}
+    assert not [path for path in bucket.fs.find((bucket / "store").path) if "/.work/" in path]
+    assert files_left(tmp_path) == set()
+
+
+def test_a_store_grows_from_here_and_from_there(
+    bucket: UPath, make: Make, tmp_path: Path, store_bytes: StoreBytes
+) -> None:
+    first, second = make.v2("one/a.pkl.gz", make.games(2)), make.v2("two/b.pkl.gz", make.games(2, start=2))
+    convert_sources(first, tmp_path / "store", OPTIONS)
+    convert_sources(second, tmp_path / "store", OPTIONS)
+    put(make.folder, bucket / "legacy")
+    convert_sources(first, bucket / "store", OPTIONS)
+    result = convert_sources(
+        [first, f"{bucket}legacy/two", as_path(f"{bucket}legacy/two/b.pkl.gz")], bucket / "store", OPTIONS
+    )
+    assert (result.sources, result.skipped) == (1, 1)
+    assert bytes_of(bucket / "store") == bytes_here(tmp_path / "store", store_bytes)
+
+
+# --- what is found ------------------------------------------------------------------------------------
+
+NAMES = st.text("a.[*?] ü#%", min_size=1, max_size=3).filter(lambda name: name not in (".", ".."))
+PLACES = st.lists(NAMES, min_size=1, max_size=3).map("/".join)
+
+
+def names(inputs: Iterable[AnyPath], store: AnyPath) -> list[str]:
+    return [source.name for source in find_sources(list(inputs), store)]
+
+
+@settings(max_examples=40)
+@given(places=st.sets(PLACES, min_size=1, max_size=6))
+def test_names_and_order_are_those_of_a_disk(
+    places: set[str], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """In the object store of fsspec that lies in this process's memory."""
+    pytest.importorskip("upath", exc_type=ImportError)
+    folder = tmp_path_factory.mktemp("tree") / "self play"
+    remote = as_path(f"memory://{folder.parent.name}-{os.urandom(4).hex()}/self play")
+    assert not isinstance(remote, Path)
+    for place in sorted(places):
+        if any(other != place and f"{other}/".startswith(f"{place}/") for other in places):
+            continue  # on a disk, a name is a file or a folder
+        (folder / place).parent.mkdir(parents=True, exist_ok=True)
+        (folder / place).write_bytes(b"x")
+        remote.fs.pipe_file(f"{remote.path}/{place}", b"x")
+    try:
+        found = names([folder], folder / "none")
+    except InputError:
+        with pytest.raises(InputError, match="no files to convert"):
+            find_sources([remote], folder / "none")
+        return
+    assert names([remote], remote / "none") == found
+
+
+def test_what_is_no_source_is_passed_over(bucket: UPath, tmp_path: Path) -> None:
+    """Hidden objects, notes of the legacy tools, objects that mark folders, and the store."""
+    for key in ("in/b", "in/sub/a", "in/.c", "in/.d/e", "in/file_lookup_1.json", "in/store/f", "inside/g"):
+        bucket.fs.pipe_file(bucket.path + key, b"x")
+    for key in ("in/", "in/empty/"):
+        bucket.fs.call_s3("put_object", Bucket=bucket.path.strip("/"), Key=key, Body=b"")
+    assert names([bucket / "in"], bucket / "in" / "store") == ["in/b", "in/sub/a"]
+    assert names([bucket / "in"], tmp_path) == ["in/b", "in/store/f", "in/sub/a"]
+    assert names([bucket / "in" / ".c", bucket / "in" / "sub"], tmp_path) == ["in/.c", "sub/a"]
+    here = bucket.path.strip("/")
+    assert names([bucket], bucket / "in") == [f"{here}/inside/g"]
+    assert names([bucket / "in" / "b", bucket / "in"], bucket / "in" / "store") == ["in/b", "in/sub/a"]
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "b").touch()
+    with pytest.raises(InputError, match="two inputs have the same name"):
+        find_sources([bucket / "in", tmp_path / "in"], tmp_path)
+
+
+@pytest.mark.parametrize("key", ["in//a", "in/../a", "in/./a", "in/a/"])
+def test_a_key_that_is_no_path_is_told(bucket: UPath, tmp_path: Path, key: str) -> None:
+    bucket.fs.call_s3("put_object", Bucket=bucket.path.strip("/"), Key=key, Body=b"x")
+    with pytest.raises(InputError, match=r"s3://.*in/.*: this key is no path of a file"):
+        find_sources([bucket / "in"], tmp_path)
+
+
+def test_an_input_that_is_not_there_is_told(bucket: UPath, tmp_path: Path) -> None:
+    bucket.fs.call_s3("put_object", Bucket=bucket.path.strip("/"), Key="empty/", Body=b"")
+    for place, told in (
+        (bucket / "none", "no such file or folder"),
+        (as_path("s3://no-bucket-of-this-name/in"), "no such"),
+        (bucket / "empty", "no files to convert"),
+    ):
+        with pytest.raises(HexdataError, match=f"{place}: .*{told}"):
+            find_sources([place], tmp_path)
+
+
+# --- what fails ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make each request once or twice only, so that a test does not wait; through connections of its own."""
+    own = {"retries": {"mode": "standard", "max_attempts": 1}, "user_agent_extra": os.urandom(6).hex()}
+    monkeypatch.setitem(address._OPTIONS["s3"], "config_kwargs", own)
+    monkeypatch.setattr("hexdata.remote.patience.ATTEMPTS", 2)
+    monkeypatch.setattr("s3fs.S3FileSystem.retries", 1)
+
+
+def test_failures_that_pass_change_nothing(
+    bucket: UPath, few: Path, expected_of_few: dict[str, str], object_store: ObjectStore
+) -> None:
+    put(few, bucket / "legacy")
+    object_store.fail(
+        Fault("GET", "legacy/a.pkl", cut=100),
+        Fault("GET", "games.trmph", status=500),
+        Fault("HEAD", "broken", status=503),
+        Fault("GET", "broken", delay=0.5),
+        Fault("PUT", "positions/", status=503, lose=True),
+        Fault("PUT", "games/", status=500),
+        Fault("PUT", "manifest.json", status=500, lose=True),
+    )
+    convert_sources(f"{bucket}legacy", f"{bucket}store", OPTIONS)
+    assert object_store.all_met()
+    object_store.fail()
+    assert bytes_of(bucket / "store") == expected_of_few
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("after", [0, 1], ids=["while it is digested", "while it is read"])
+def test_an_outage_is_no_fault_of_a_source(
+    bucket: UPath, few: Path, expected_of_few: dict[str, str], object_store: ObjectStore, after: int
+) -> None:
+    """A file that a disk does not give is rejected; one that a network does not give now is not."""
+    put(few, bucket / "legacy")
+    object_store.fail(Fault("GET", "games.trmph", status=500, count=1000, skip=after))
+    with pytest.raises(StoreError, match="the object store failed") as caught:
+        convert_sources(f"{bucket}legacy", f"{bucket}store", OPTIONS)
+    assert "s3://" in str(caught.value)
+    assert object_store.all_met()
+    object_store.fail()
+    assert not (bucket / "store" / "manifest.json").exists()
+    convert_sources(f"{bucket}legacy", f"{bucket}store", OPTIONS)
+    assert bytes_of(bucket / "store") == expected_of_few
+
+
+@pytest.mark.usefixtures("impatient")
+def test_an_object_that_is_denied_is_rejected_as_a_file_is(
+    bucket: UPath, few: Path, object_store: ObjectStore, tmp_path: Path
+) -> None:
+    put(few, bucket / "legacy")
+    object_store.fail(Fault("", "games.trmph", status=403, count=1000))
+    with pytest.raises(RejectRateError, match=r"legacy/games.trmph \(unreadable: "):
+        convert_sources(f"{bucket}legacy", f"{bucket}store", ConvertOptions(workers=1))
+    object_store.fail(Fault("GET", "", status=403, count=1000))
+    with pytest.raises(HexdataError, match=rf"{bucket}.*the object store denies access") as caught:
+        convert_sources(f"{bucket}legacy", tmp_path / "store", OPTIONS)
+    assert not {ACCESS_KEY, SECRET_KEY} & set(str(caught.value).split())
+
+
+class Altering(Silent):
+    """Puts other bytes into the place of a source between its digest and its reading."""
+
+    def __init__(self, source: AnyPath, data: bytes) -> None:
+        self.source, self.data = source, data
+
+    def begin(self, stage: str, total: int | None, unit: str) -> None:
+        if stage == "read":
+            self.source.write_bytes(self.data)
+
+
+@pytest.mark.parametrize("where", ["disk", "bucket"])
+def test_a_source_that_changes_meanwhile_is_noticed(
+    bucket: UPath, make: Make, tmp_path: Path, where: str
+) -> None:
+    local = make.v2("a.pkl.gz", make.games(2))
+    other = make.v2("other/a.pkl.gz", make.games(3)).read_bytes()
+    source: AnyPath = local
+    if where == "bucket":
+        put(make.folder, bucket / "legacy")
+        source = bucket / "legacy" / "a.pkl.gz"
+    with pytest.raises(SourceChangedError, match=r"a.pkl.gz: this source changed while it was being"):
+        convert_sources(source, tmp_path / "store", OPTIONS, Altering(source, other))
+    assert convert_sources(source, tmp_path / "store", OPTIONS).games == 3
+
+
+def test_a_changed_source_leaves_no_spool(make: Make, tmp_path: Path) -> None:
+    source = make.write_bytes("broken.pkl.gz", b"not a pickle")
+    with pytest.raises(SourceChangedError):
+        read_source(source, tmp_path / "spool", Reading(), "another version")
+    assert not (tmp_path / "spool" / "facts.json").exists()
+
+
+# --- who dies -----------------------------------------------------------------------------------------
+
+
+def test_killed_before_any_request_and_started_again(
+    bucket: UPath, few: Path, expected_of_few: dict[str, str], tmp_path: Path
+) -> None:
+    """What a process that dies in the middle of an upload leaves is made by hand."""
+    put(few, bucket / "legacy")
+    command = [sys.executable, str(DYING), "requests", f"{bucket}legacy", f"{bucket}killed/", "11"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=180, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    *killed, undisturbed = sorted({path.split("/")[2] for path in bucket.fs.find(bucket.path + "killed")})
+    assert len(killed) > 2
+    assert bytes_of(bucket / "killed" / undisturbed) == expected_of_few
+    for name in killed:
+        store = bucket / "killed" / name
+        if (store / "manifest.json").exists():
+            seen = Store.open(store)
+            assert all(seen.intact(folder) for folder in ("positions", "games", "sources", "rejected"))
+        upload = {"Bucket": bucket.path.strip("/"), "Key": f"killed/{name}/positions/part-000000.parquet"}
+        bucket.fs.call_s3("create_multipart_upload", **upload)
+        convert_sources(f"{bucket}legacy", store, OPTIONS)
+        assert bytes_of(store) == expected_of_few, f"killed before request {name}"
+        assert not bucket.fs.call_s3("list_multipart_uploads", Bucket=upload["Bucket"]).get("Uploads")
+    assert files_left(tmp_path) == set()
+
+
+def test_killed_with_workers_and_started_again(
+    bucket: UPath, few: Path, expected_of_few: dict[str, str], tmp_path: Path
+) -> None:
+    put(few, bucket / "legacy")
+    command = [sys.executable, str(DYING), "stage", f"{bucket}store", f"{bucket}legacy", "write"]
+    killed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, cwd=ROOT)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    workers = [psutil.Process(int(pid)) for pid in killed.stdout.split() if psutil.pid_exists(int(pid))]
+    assert psutil.wait_procs(workers, timeout=30)[1] == []
+    assert not (bucket / "store" / "manifest.json").exists()
+    convert_sources(f"{bucket}legacy", f"{bucket}store", OPTIONS)
+    assert bytes_of(bucket / "store") == expected_of_few
+    assert files_left(tmp_path) == set()
+
+
+def test_another_machine_goes_on(
+    bucket: UPath, few: Path, expected_of_few: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What the first one had unfinished stays with it; what it had put is in the way of nobody."""
+
+    class Stopping(Silent):
+        def begin(self, stage: str, total: int | None, unit: str) -> None:
+            self.stage = stage
+
+        def advance(self, amount: int) -> None:
+            if amount and self.stage == "write":
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert_sources(few, bucket / "store", OPTIONS, Stopping())
+    assert (bucket / "store" / "positions" / "part-000000.parquet").exists()
+    monkeypatch.setenv("HEXDATA_CACHE", str(tmp_path / "elsewhere"))
+    convert_sources(few, bucket / "store", OPTIONS)
+    assert bytes_of(bucket / "store") == expected_of_few
+
+
+# --- other machines -----------------------------------------------------------------------------------
+
+
+def test_other_machines_look_at_objects_as_at_files(bucket: UPath, tmp_path: Path) -> None:
+    """What the engine asks them, asked here."""
+    source, store = bucket / "in" / "a", bucket / "st[o]re"
+    for path in (source, store / ".lock", store / ".engine-0123-killed", bucket / "store" / ".engine-0123"):
+        path.write_bytes(b"x")
+    with examine([source, source.parent], store) as asked:
+        assert asked.look("one") == {}
+        asked.require("one", {}, "one")
+        with pytest.raises(EngineError, match=r"two does not see this path .*found another folder"):
+            asked.require("two", {}, "two")
+        source.write_bytes(b"other")
+        assert asked.look("one") == {str(source): "another file"}
+        source.unlink()
+        assert asked.look("one").keys() == {str(source), str(source.parent)}
+    left = {path.rpartition("/")[2] for path in bucket.fs.find(store.path)}
+    assert left == {".lock"}
+    assert (bucket / "store" / ".engine-0123").exists()
+
+
+def test_a_folder_is_removed_by_its_name(bucket: UPath) -> None:
+    """That fsspec would take for a pattern."""
+    for name in ("a[12]", "a1", "a2"):
+        (bucket / name / "b").write_bytes(b"x")
+    remove_tree(bucket / "a[12]")
+    assert [path.rpartition("/")[0][-2:] for path in bucket.fs.find(bucket.path)] == ["a1", "a2"]
+
+
+# --- secrets ------------------------------------------------------------------------------------------
+
+
+def test_credentials_are_told_nowhere(
+    bucket: UPath, few: Path, object_store: ObjectStore, tmp_path: Path
+) -> None:
+    put(few, bucket / "legacy")
+    convert_sources(f"{bucket}legacy", f"{bucket}store", OPTIONS)
+    written = b"".join(bucket.fs.cat_file(path) for path in bucket.fs.find((bucket / "store").path))
+    kept = b"".join(p.read_bytes() for p in (tmp_path / "hexdata-cache").rglob("*") if p.is_file())
+    for secret in (ACCESS_KEY, SECRET_KEY):
+        assert secret.encode() not in written + kept
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_store_that_nobody_serves_is_told(
+    bucket: UPath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    with pytest.raises(HexdataError, match=r"s3://somewhere/in: .*does not answer") as caught:
+        convert_sources("s3://somewhere/in", tmp_path / "store", OPTIONS)
+    assert ACCESS_KEY not in str(caught.value)
+    assert SECRET_KEY not in str(caught.value)
+    assert not list(tmp_path.rglob("manifest.json"))
