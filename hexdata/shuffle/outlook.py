@@ -186,5 +186,5 @@ def free_disk(store: Store) -> int:
 
 def _bytes_to_free(store: Store) -> int:
     """Return the size of what a new shuffle removes before it begins."""
-    folders = [*(store.path / folder for folder in FOLDERS), store.work / "shuffle"]
+    folders = [*(store.path / folder for folder in FOLDERS), store.work / "shuffle" / "runs"]
     return sum(size_of_tree(folder) for folder in folders)

@@ -30,7 +30,7 @@ from hexdata.order import sort_key
 from hexdata.selection.tables import Tables
 from hexdata.shuffle import ShuffleOptions, shuffle_store
 from hexdata.shuffle.prepare import prepare
-from hexdata.shuffle.runs import Runs, as_run, read_pieces, run_schema, write_run
+from hexdata.shuffle.runs import Runs, as_run, read_pieces, write_run
 from hexdata.store import Store
 from hexdata.store.ledger import Ledger
 from hexdata.store.parquet import open_parquet
@@ -283,7 +283,7 @@ def _cut(path: Path, rows: pa.Table, key: Any, pieces: int) -> dict[str, float]:
     return {
         "pieces": len(listed),
         "write": write,
-        "read": _timed(lambda: sum(len(batch) for batch in read_pieces(listed, run_schema(N)))),
+        "read": _timed(lambda: sum(len(batch) for batch in read_pieces(listed, rows.schema))),
         "bytes": path.stat().st_size,
         "footer": footer,
         "open": _timed(lambda: Runs([path])),

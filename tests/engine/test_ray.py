@@ -79,7 +79,7 @@ def test_an_exception_comes_out_as_it_was(ray_engine: Engine, tmp_path: Path) ->
     "odd",
     [
         "ValueError('odd', __import__('threading').Lock())",  # cannot be packed
-        "type('Odd', (Exception,), {'__init__': lambda self, a, b: None})('odd', 1)",  # nor this unpacked
+        "type('Odd', (Exception,), {'__init__': lambda self, a, *, b: None})('odd', b=1)",  # nor this unpacked
     ],
 )
 def test_an_exception_that_cannot_travel_is_told_at_once(
@@ -87,7 +87,7 @@ def test_an_exception_that_cannot_travel_is_told_at_once(
 ) -> None:
     log = tmp_path / "log"
     task = logged(log, 0, f"(_ for _ in ()).throw({odd})")
-    with pytest.raises(EngineError, match="a task failed; found .*odd"):
+    with pytest.raises(EngineError, match=r"a task failed; found .*odd"):
         list(ray_engine.run(eval, [(task,)], workers=1, memory=MEMORY))
     assert log.read_text().split() == ["0"]
 
