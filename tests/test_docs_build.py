@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 DOCUMENTS = sorted([ROOT / "README.md", *DOCS.rglob("*.md")])
 
-INTERNAL = {"checks", "config", "formats", "games", "pool", "schema", "store", "text"}
+INTERNAL = {"checks", "config", "formats", "games", "pool", "remote", "schema", "store", "text"}
 """Rooms that are of no use to anybody outside."""
 
 LINK = re.compile(r"\]\((?P<target>[^()\s]+)\)")
