@@ -72,7 +72,7 @@ def load(
         cache_size=cache_size,
         prefetch=prefetch,
     )
-    with command(as_json) as (output, bar):
+    with command(as_json, store) as (output, bar):
         result = drive_loader(store, options, bar)
     if output.facts(result):
         return
