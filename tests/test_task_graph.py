@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hexdata.shuffle.plan import BUCKET_ROWS, Grouping, Layout
+from hexdata.store.ledger import Ledger
 
 BENCHMARKS = Path(__file__).parent / "benchmarks"
 RATES = {
@@ -35,14 +36,17 @@ RATES = {
     "piece_write": 4e-4,
     "piece_read": 2e-4,
     "piece_bytes": 2_240.0,
-    "footer_bytes": 48.0,
     "open_run": 3e-4,
+    "index": 2e-7,
+    "look": 5e-9,
     "held_out": 2e-6,
     "recut": 8e-7,
     "dispatch": 1e-4,
     "ledger": 1e-6,
     "shard_ledger": 4e-5,
-    "path": 4e-6,
+    "path": 2e-6,
+    "pick": 1e-7,
+    "policies": 1e-8,
 }
 """As measured once."""
 CLUSTER = {
@@ -107,7 +111,8 @@ def test_equal_tasks_take_as_many_turns_as_there_are_cores_too_few(simulation, g
         ({"gets": 10.0}, {"gets": 5}, {}, 50),
         ({"puts": 10.0}, {"puts": 20}, {}, 200),
         ({"latency": 0.5}, {"gets": 7, "puts": 0}, {}, 4 * 3.5),
-        ({"latency": 0.5, "parallel": 4}, {"gets": 7, "puts": 0}, {}, 4 * 1.0),
+        ({"latency": 0.5}, {"gets": 7, "puts": 0}, {"parallel": 4}, 4 * 1.0),
+        ({"latency": 0.5}, {"gets": 0, "puts": 7}, {}, 4 * 2.0),
         ({}, {}, {"dispatch": 0.5}, 50),
         ({}, {}, {"before": 30.0}, 30),
         ({}, {}, {"ledger": 0.1}, 0.1 * 100 * 101 / 2),
@@ -118,7 +123,7 @@ def test_what_is_scarce_decides_the_time_and_is_named(simulation, graphs, limit,
     work = {"positions": 1, "work": 1e-9}
     outcome = run(simulation, graphs, [graphs.Task(**work | task)] * 100, FAST | limit, **phase)
     assert outcome.seconds == pytest.approx(seconds, rel=0.1)
-    names = {"dispatch": "driver", "before": "driver", "ledger": "driver", "parallel": "latency"}
+    names = dict.fromkeys(("dispatch", "before", "ledger"), "driver") | {"parallel": "latency"}
     scarce = next(reversed((*phase, *limit))) if phase or limit else ""
     assert outcome.bottleneck == names.get(scarce, scarce)
 
@@ -130,7 +135,7 @@ def test_a_thousand_slices_and_ten_thousand_units(simulation, graphs):
     cluster, rates = graphs.Cluster(**CLUSTER), graphs.Rates(**RATES)
     found = {}
     for exchange in graphs.EXCHANGES:
-        design = graphs.Design(exchange, all_files=False, footers=False)
+        design = graphs.Design(exchange)
         phases = list(graphs.shuffle(layout, rates, cluster, design))
         *cut, sort = phases
         made = sum(task.objects for phase in cut for task in phase.tasks)
@@ -140,6 +145,20 @@ def test_a_thousand_slices_and_ten_thousand_units(simulation, graphs):
     assert found["runs"] == (1_000, 10_000_000)
     assert found["push"] == (0, 0)
     assert found["two-level"] == (2_000, 1_000 * 100 + 10_000 * 10)
+
+
+def test_a_ledger_is_saved_as_often_as_the_real_one(simulation, graphs, tmp_path):
+    path, saves, size = tmp_path / "ledger.json", [], 0
+    ledger = Ledger(path, "stage", "plan")
+    for entry in range(520):
+        ledger.finish_soon(f"{entry}", {})
+        if path.stat().st_size != size:
+            saves.append(len(ledger))
+        size = path.stat().st_size
+    for before in (0, saves[280]):
+        tasks = [graphs.Task(1, 1e-9)] * (520 - before)
+        outcome = run(simulation, graphs, tasks, FAST, ledger=2.0, saved=before)
+        assert outcome.seconds == pytest.approx(2.0 * sum(count for count in saves if count > before))
 
 
 def test_every_attempt_but_the_last_may_fail(simulation, graphs):
@@ -166,7 +185,6 @@ CLUSTERS = st.builds(
     store=st.floats(1e7, 1e11),
     gets=st.floats(100, 1e6),
     latency=st.floats(0, 0.1),
-    parallel=st.integers(1, 64),
     slow=st.floats(0, 0.2),
     failed=st.floats(0, 0.2),
 )
@@ -177,7 +195,7 @@ CLUSTERS = st.builds(
     changes=CLUSTERS,
     positions=st.integers(1, 30_000_000),
     exchange=st.sampled_from(["runs", "objects", "two-level", "push"]),
-    flags=st.tuples(st.booleans(), st.booleans(), st.booleans()),
+    flags=st.tuples(*[st.booleans()] * 4, st.integers(1, 64)),
     seed=st.integers(0, 9),
 )
 def test_nothing_is_lost_and_no_limit_is_broken(
@@ -201,7 +219,9 @@ def test_nothing_is_lost_and_no_limit_is_broken(
         ]
         assert outcome.seconds >= 0.999 * max(least)
         assert all(0 <= share <= 1.001 for share in outcome.used.values()), outcome.used
-        one_by_one = outcome.work + outcome.tasks * (phase.dispatch + phase.ledger * outcome.tasks)
+        one_by_one = outcome.work + outcome.tasks * (
+            phase.dispatch + phase.ledger * (phase.saved + outcome.tasks)
+        )
         one_by_one += (outcome.gets + outcome.puts) * (cluster.latency + 1 / cluster.gets + 1 / cluster.puts)
         moved = outcome.read + outcome.written + outcome.sent + sum(t.loaded + t.kept for t in phase.tasks)
         one_by_one += moved * (1 / cluster.store + 2 / cluster.network + 1 / cluster.disk)

@@ -24,7 +24,7 @@ from hexdata.errors import BudgetError, ConfigError, EngineError
 from hexdata.progress import SILENT
 from hexdata.remote import AnyPath
 
-__all__ = ["Ray", "connected"]
+__all__ = ["Ray", "connected", "require_another"]
 
 Result = TypeVar("Result")
 Task = tuple[Any, ...]
@@ -253,7 +253,7 @@ class Ray:
                     try:
                         result = _result(ref)
                     except ray.exceptions.RayError as error:
-                        _require_another(number, error)
+                        require_another(number, error)
                         number += 1
                         self._note(f"{name} is done again, attempt {number} of {ATTEMPTS}: {_why(error)}")
                         result = _UNDONE
@@ -337,16 +337,23 @@ def _result(ref: Any) -> Any:
         raise EngineError("a task failed", found=_last_line(error)) from error
 
 
-def _require_another(number: int, error: Exception) -> None:
-    """See that a task has not died too often.
+def require_another(number: int, error: Exception) -> None:
+    """See that a task may be done again: it has not died too often, and there is somebody to hand it to.
 
     Raises:
-        EngineError: it has.
+        EngineError: it may not.
     """
+    import ray
+
+    if isinstance(error, ray.exceptions.LocalRayletDiedError):
+        raise EngineError(
+            "the Ray node of this machine has died",
+            cure="Start it (`ray start`), and run the command again: it goes on from there.",
+        ) from error
     if number >= ATTEMPTS:
         raise EngineError(
             f"a task died {number} times",
-            found=_last_line(error),
+            found=_why(error),  # Ray's own words advise what is not for the user to do
             cure="If memory ran out, use fewer workers; then run the command again: it goes on from there.",
         ) from error
 

@@ -142,8 +142,7 @@ class Runs:
 
     def only(self, units: range) -> Runs:
         """Return what is known of some consecutive units: as little as another process needs."""
-        start, stop = np.searchsorted(self._table["unit"], (units.start, units.stop))
-        table = self._table[start:stop].copy()
+        table = self._table[self._rows_of(units.start, units.stop)].copy()
         used, table["run"] = np.unique(table["run"], return_inverse=True)
         part = Runs([])
         part._paths, part._table = [self._paths[run] for run in used.tolist()], table
@@ -151,11 +150,15 @@ class Runs:
 
     def pieces(self, unit: int) -> list[Piece]:
         """Return the pieces of a unit, run by run."""
-        start, stop = np.searchsorted(self._table["unit"], (unit, unit + 1))
         return [
             Piece(self._paths[run], rows, size, offset, length)
-            for run, _, rows, size, offset, length in self._table[start:stop].tolist()
+            for run, _, rows, size, offset, length in self._table[self._rows_of(unit, unit + 1)].tolist()
         ]
+
+    def _rows_of(self, first: int, stop: int) -> slice:
+        """Return where the pieces of some units stand in the table."""
+        bounds = np.array((first, stop), np.uint32)  # of another type, the whole column would be converted
+        return slice(*np.searchsorted(self._table["unit"], bounds).tolist())
 
 
 def read_pieces(pieces: Sequence[Piece], schema: pa.Schema) -> Iterator[pa.RecordBatch]:

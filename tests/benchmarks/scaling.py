@@ -21,7 +21,6 @@ from simulation import Outcome, simulate
 from task_graph import Cluster, Design, Rates, graph, plan_shuffle, shuffle
 from task_rates import GAMES, measure
 
-from hexdata.shuffle.runs import BLOCK
 from hexdata.store import Store
 
 DESK: Final = Cluster(
@@ -54,14 +53,15 @@ SERVERS: Final = Cluster(
 )
 """Machines with 16 cores and 25 Gbit/s over a parallel file system. A task costs the command 3 ms, as Ray was
 measured."""
-BUCKET: Final = replace(SERVERS, store=1e12, latency=0.1, parallel=64, gets=5_500, puts=3_500, block=BLOCK)
-"""The same over an object store: the requests/s that S3 promises for one prefix, the latency that its guide
-names, and as many requests at a time as a task may well have."""
+BUCKET: Final = replace(SERVERS, store=1e12, latency=0.1, gets=5_500, puts=3_500)
+"""The same over an object store: the requests/s that S3 promises for one prefix, and the latency that its
+guide names."""
 PREFIXES: Final = 32
 SIZES: Final = ((97_000_000, 1), (1_000_000_000, 8), (100_000_000_000, 100))
 """Positions, and machines."""
-MENDED: Final = Design(all_files=False, footers=False, rewritten=False)
-"""What is left when no task asks or saves what grows with the store."""
+MENDED: Final = Design(names=False, searched=False, joined=False, rewritten=False, parallel=64)
+"""What is left when no task takes the driver more where the store is larger, and pieces are asked for many
+at a time."""
 BIG: Final = 10**11
 
 
@@ -121,6 +121,25 @@ def stages(rates: Rates) -> Iterator[str]:
             yield f"sum {hours(sum(outcome.seconds for outcome in done))}\n"
 
 
+def alone(rates: Rates) -> Iterator[str]:
+    """Yield what each cost takes that grows with the store, where it is the only one left."""
+    names = ("names", "searched", "joined", "rewritten", "parallel")
+    costs = {"none": MENDED} | {name: replace(MENDED, **{name: getattr(Design(), name)}) for name in names}
+    for positions, machines in SIZES:
+        cluster = replace(SERVERS, machines=machines)
+        yield f"\n{positions:,} positions, {machines} x {cluster.cores} cores, one cost as it is\n"
+        rows = []
+        for name, design in costs.items():
+            done = simulate(graph(positions, rates, cluster, design), cluster)
+            rows.append((name, *(f"{hours(o.seconds)} ({hours(_driven(o))})" for o in done)))
+        yield from table(("cost", *(f"{o.name} (driver)" for o in done)), iter(rows))
+
+
+def _driven(outcome: Outcome) -> float:
+    """Return the seconds for which the driver was busy."""
+    return outcome.seconds * outcome.used["driver"]
+
+
 def exchanges(rates: Rates) -> Iterator[str]:
     """Yield how the largest shuffle goes with every exchange, on files and on objects."""
     many = replace(BUCKET, gets=BUCKET.gets * PREFIXES, puts=BUCKET.puts * PREFIXES)
@@ -146,7 +165,7 @@ def crossing(rates: Rates) -> Iterator[str]:
     rows = []
     for positions in (10**9, 10**10, 3 * 10**10, 10**11, 3 * 10**11):
         machines = max(8, positions // 10**9)
-        cluster = replace(BUCKET, machines=machines, parallel=64)
+        cluster = replace(BUCKET, machines=machines)
         layout = plan_shuffle(positions, cluster)
         times = []
         for kind in ("runs", "two-level", "push"):
@@ -203,6 +222,7 @@ def main(arguments: list[str]) -> None:
             print(f"{name}: {rate:.3g}")
         print(*validate(rates, folder / f"converted-{GAMES // 3}", source, folder), sep="\n")
     print(*stages(rates), sep="\n")
+    print(*alone(rates), sep="\n")
     print(*exchanges(rates), sep="\n")
     print(*crossing(rates), sep="\n")
 

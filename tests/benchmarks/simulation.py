@@ -13,12 +13,14 @@ from math import ceil
 from typing import Final
 
 import numpy as np
-from task_graph import Cluster, Phase
+from task_graph import SAVES, Cluster, Phase
 
 from hexdata.order import derive_key, uniform_draw
 
 ATTEMPTS: Final = 5
 """Of a task, as the Ray engine has it; the last one does not fail here."""
+UPLOADS: Final = 2
+"""Requests of a task that writes, at a time."""
 RESOURCES: Final = ("cores", "latency", "driver", "network", "disk", "store", "gets", "puts")
 
 
@@ -84,6 +86,7 @@ class _Run:
         self.driver = _Pipe(1.0)
         self.store, self.gets, self.puts = _Pipe(cluster.store), _Pipe(cluster.gets), _Pipe(cluster.puts)
         self.waited = 0.0
+        self.unsaved = 0
         count = len(phase.tasks)
         self.slow = uniform_draw(np.arange(count), derive_key(seed, phase.name, "slow")) < cluster.slow
         draws = uniform_draw(np.arange(count * ATTEMPTS), derive_key(seed, phase.name, "failed"))
@@ -114,7 +117,7 @@ class _Run:
                     todo.append((index, attempt + 1))
                 else:
                     done += 1
-                    self.driver.take(now, self.phase.ledger * done)
+                    self._save(now, done)
                     self._book(index)
                 continue
             count += 1
@@ -126,9 +129,17 @@ class _Run:
     def _fails(self, index: int, attempt: int) -> bool:
         return attempt + 1 < ATTEMPTS and bool(self.draws[attempt, index] < self.cluster.failed)
 
-    def _wait(self, now: float, requests: int, ends: Sequence[float]) -> float:
-        """Return when requests are answered: each waits its latency, and for what it asks."""
-        waiting = ceil(requests / self.cluster.parallel) * self.cluster.latency
+    def _save(self, now: float, done: int) -> None:
+        """Save the ledger as it stands, if it has grown enough since it was saved."""
+        entries = self.phase.saved + done
+        self.unsaved += 1
+        if self.unsaved > entries // SAVES:
+            self.driver.take(now, self.phase.ledger * entries)
+            self.unsaved = 0
+
+    def _wait(self, now: float, requests: int, parallel: int, ends: Sequence[float]) -> float:
+        """Return when requests are answered, so many at a time: each waits its latency, and its turn."""
+        waiting = ceil(requests / parallel) * self.cluster.latency
         self.waited += waiting
         return max(now + waiting, *ends)
 
@@ -148,7 +159,7 @@ class _Run:
         if self._fails(index, attempt):
             work *= float(self.draws[attempt, index]) / cluster.failed
         self.outcome.work += work
-        return self._wait(now, task.gets, ends) + work
+        return self._wait(now, task.gets, self.phase.parallel, ends) + work
 
     def _write(self, now: float, machine: int, index: int) -> float:
         """Give out what the task wrote. What other machines send here is taken to be as much as it sends."""
@@ -163,7 +174,7 @@ class _Run:
             self.store.take(now, task.written),
             self.puts.take(now, task.puts),
         ]
-        return self._wait(now, task.puts, ends)
+        return self._wait(now, task.puts, max(self.phase.parallel, UPLOADS), ends)
 
     def _book(self, index: int) -> None:
         task = self.phase.tasks[index]

@@ -15,6 +15,7 @@ from hexdata.engine.protocol import Machines
 from hexdata.export import ExportOptions
 from hexdata.shuffle import ShuffleOptions
 from hexdata.shuffle.plan import Layout, bucket_counts, make_layout, make_limits, row_bytes
+from hexdata.shuffle.runs import INDEXES_AT_A_TIME
 
 N = 13
 HELD_OUT: Final = 0.05
@@ -23,13 +24,15 @@ GAME: Final = 69
 """Positions a game, of the demo's and of the legacy files."""
 SOURCE: Final = 1_000_000
 """Positions a source file."""
-INDEX_BYTES: Final = 40
-"""Of the driver's index of the runs, a piece: five int64."""
-OPENING: Final = 2
-"""Requests that it takes to open a run, besides that for a piece: its size, and its index at the end."""
+INDEX_BYTES: Final = 32
+"""Of a piece, in the index of all runs that the driver holds."""
+STORED_BYTES: Final = 28
+"""The same in the index at the end of a run."""
+TAIL_BYTES: Final = 1 << 16
+"""Of a run's end, which are read first; a larger index takes another request."""
 SAVES: Final = 256
-"""Entries of the shuffle's ledger that are written, in the mean, for each that is new."""
-PART_BYTES: Final = 64 << 20
+"""A ledger is saved when it has grown by this part of itself."""
+PART_BYTES: Final = 8 << 20
 """Of an object that is uploaded in several requests."""
 EXCHANGES: Final = ("runs", "objects", "two-level", "push")
 
@@ -45,14 +48,17 @@ class Rates:
         source_bytes, spool_bytes, position_bytes, run_bytes, bucket_bytes, shard_bytes: a position.
         piece_write, piece_read: seconds a piece, besides those of its rows.
         piece_bytes: that a piece takes besides its rows.
-        footer_bytes: that every reader of a run reads for each piece in it, whichever it wants.
-        open_run: seconds.
+        open_run: seconds of the driver to read a run's index, but for what it says of pieces.
+        index, look: seconds of the driver for each piece in all runs: once to sort it in, and for each job
+            that its pieces are looked up for.
         held_out: seconds for each held-out game, in each slice.
         recut: seconds a position, to read it from a run and write it into another.
         dispatch: seconds of the driver, a task.
-        ledger, shard_ledger: seconds of the driver for each slice or source, and each shard, that is saved
-            again when one more is done.
+        ledger, shard_ledger: seconds of the driver for each slice or source, and each shard, in a ledger
+            that is saved.
         path: seconds of the driver for each file that a task is told of.
+        pick: seconds of the driver for each bucket, for each shard that its buckets are looked up for.
+        policies: seconds a position, in the driver alone, to see before an export whether any has a policy.
     """
 
     digest: float
@@ -72,14 +78,17 @@ class Rates:
     piece_write: float
     piece_read: float
     piece_bytes: float
-    footer_bytes: float
     open_run: float
+    index: float
+    look: float
     held_out: float
     recut: float
     dispatch: float
     ledger: float
     shard_ledger: float
     path: float
+    pick: float
+    policies: float
 
 
 @dataclass(frozen=True)
@@ -94,8 +103,6 @@ class Cluster:
         store: bytes/s of the shared store, for all.
         gets, puts: requests/s that the store answers, for all.
         latency: seconds a request waits.
-        parallel: requests that a task has under way at a time.
-        block: bytes that a task asks for at a time, whatever it wants.
         dispatch: seconds of the driver that the engine takes for a task.
         start: seconds before a task begins to work.
         slow: share of the tasks that are stragglers.
@@ -113,8 +120,6 @@ class Cluster:
     gets: float
     puts: float
     latency: float
-    parallel: int = 1
-    block: int = 0
     dispatch: float = 0.0
     start: float = 0.0
     slow: float = 0.0
@@ -131,18 +136,20 @@ class Design:
         exchange: ``runs``: one file a slice, of which a unit reads its pieces; ``objects``: a file a piece;
             ``two-level``: runs of groups of units, cut once more; ``push``: pieces are sent to the machine
             that will sort them, which keeps them on its own disk.
-        all_files: whether a slice takes in all held-out games, a job is told the name of every run, and a
-            shard's task that of every bucket.
-        footers: whether a unit reads the index of each run, or is told where its pieces lie; and whether the
-            command reads them one by one.
-        rewritten: whether the ledger is saved as a whole, with each source and each shard, and now and then
-            with slices and buckets; or only what is new in it.
+        names: whether slices and jobs are told the names of all files of positions, and jobs those of all
+            runs; or only of those that they read.
+        searched: whether the driver goes through all pieces for each job, and all buckets for each shard.
+        joined: whether a slice takes in all held-out games.
+        rewritten: whether a ledger is saved as a whole, now and then; or what is new in it, each time.
+        parallel: pieces that a task asks for at a time.
     """
 
     exchange: str = "runs"
-    all_files: bool = True
-    footers: bool = True
+    names: bool = True
+    searched: bool = True
+    joined: bool = True
     rewritten: bool = True
+    parallel: int = 1
 
     def __post_init__(self) -> None:
         assert self.exchange in EXCHANGES
@@ -183,7 +190,9 @@ class Phase:
         tasks: in the order in which they are handed over.
         before: seconds of the driver, before the first.
         dispatch: seconds of the driver, a task.
-        ledger: seconds of the driver, a task and for each that is done already.
+        ledger: seconds of the driver for each task that is done, when the ledger is saved.
+        saved: tasks that the ledger holds before the first.
+        parallel: requests for what it reads that a task has under way at a time.
         memory: bytes that the driver holds for it.
     """
 
@@ -192,6 +201,8 @@ class Phase:
     before: float = 0.0
     dispatch: float = 0.0
     ledger: float = 0.0
+    saved: int = 0
+    parallel: int = 1
     memory: float = 0.0
 
 
@@ -247,18 +258,20 @@ def convert(positions: int, rates: Rates, cluster: Cluster, design: Design) -> I
     dispatch = rates.dispatch + cluster.dispatch
     yield Phase("digest", digests, dispatch=dispatch)
     yield Phase("read", reads, dispatch=dispatch)
-    yield Phase(
-        "publish",
-        publishes,
-        before=positions * rates.decide,
-        dispatch=dispatch,
-        ledger=rates.ledger if design.rewritten else 0.0,
-    )
+    phase = Phase("publish", publishes, before=positions * rates.decide, dispatch=dispatch)
+    yield _booked(phase, rates.ledger, design)
 
 
-def _saving(rates: Rates, design: Design) -> float:
-    """Return the driver's seconds for saving the ledger now and then, a task of a shuffle."""
-    return rates.ledger * (SAVES if design.rewritten else 1)
+def _booked(phase: Phase, ledger: float, design: Design, saved: int = 0) -> Phase:
+    """Return a phase with what its ledger costs, of which an entry takes so many seconds to save."""
+    if design.rewritten:
+        return replace(phase, ledger=ledger, saved=saved)
+    return replace(phase, dispatch=phase.dispatch + ledger)
+
+
+def _naming(layout: Layout, rates: Rates, design: Design) -> float:
+    """Return the driver's seconds for telling a task of a shuffle of all files of positions."""
+    return -(-layout.positions // SOURCE) * rates.path if design.names else 0.0
 
 
 def shuffle(layout: Layout, rates: Rates, cluster: Cluster, design: Design) -> Iterator[Phase]:
@@ -271,13 +284,13 @@ def shuffle(layout: Layout, rates: Rates, cluster: Cluster, design: Design) -> I
     cuts = groups if design.exchange == "two-level" else layout.units
     yield _scatter(layout, cuts, rates, cluster, design)
     if design.exchange == "two-level":
-        yield _recut(layout, groups, rates, cluster)
+        yield _recut(layout, groups, rates, cluster, design)
     yield _sort(layout, groups, rates, cluster, design)
 
 
 def _scatter(layout: Layout, cuts: int, rates: Rates, cluster: Cluster, design: Design) -> Phase:
     """A task a slice, each cut into ``cuts`` pieces."""
-    held_out = int(2 * HELD_OUT * layout.positions / GAME) if design.all_files else 0
+    held_out = int(2 * HELD_OUT * layout.positions / GAME) if design.joined else 0
     asking = held_out * rates.held_out
     tasks = []
     for part in layout.slices:
@@ -292,15 +305,17 @@ def _scatter(layout: Layout, cuts: int, rates: Rates, cluster: Cluster, design: 
             away = size * (cluster.machines - 1) / cluster.machines
             task = replace(task, written=0.0, kept=size, sent=away, puts=0, objects=0)
         tasks.append(task)
-    return Phase(
+    phase = Phase(
         "scatter",
         tasks,
         before=layout.positions * rates.choose / cluster.cores,
-        dispatch=rates.dispatch + cluster.dispatch + _saving(rates, design),
+        dispatch=rates.dispatch + cluster.dispatch + _naming(layout, rates, design),
+        parallel=design.parallel,
     )
+    return _booked(phase, rates.ledger, design)
 
 
-def _recut(layout: Layout, groups: int, rates: Rates, cluster: Cluster) -> Phase:
+def _recut(layout: Layout, groups: int, rates: Rates, cluster: Cluster, design: Design) -> Phase:
     """As many tasks as slices: each takes its group's pieces of as many runs as make a slice."""
     cuts = -(-layout.units // groups)
     tasks = []
@@ -310,15 +325,13 @@ def _recut(layout: Layout, groups: int, rates: Rates, cluster: Cluster) -> Phase
         read = rows * rates.run_bytes + groups * rates.piece_bytes
         size = rows * rates.run_bytes + cuts * rates.piece_bytes
         tasks.append(Task(rows, work, read, size, gets=groups, puts=uploads(size)))
-    dispatch = rates.dispatch + cluster.dispatch + rates.ledger
-    return Phase("recut", tasks, dispatch=dispatch)
+    phase = Phase("recut", tasks, dispatch=rates.dispatch + cluster.dispatch, parallel=design.parallel)
+    return _booked(phase, rates.ledger, design, len(layout.slices))
 
 
 def _sort(layout: Layout, groups: int, rates: Rates, cluster: Cluster, design: Design) -> Phase:
     """A task a job: of each of its units it takes the piece in every run that has any of its rows."""
     runs = -(-len(layout.slices) // groups)
-    cuts = -(-layout.units // groups)
-    opens = design.footers and design.exchange in ("runs", "two-level")
     splits = split_rows(layout.positions)
     rows_of = {split: even(splits[split], group.buckets) for split, group in layout.groups.items()}
     tasks = []
@@ -326,28 +339,42 @@ def _sort(layout: Layout, groups: int, rates: Rates, cluster: Cluster, design: D
         rows = sum(rows_of[bucket.split][bucket.index] for bucket in job.buckets)
         count = len(job.buckets)
         pieces = runs * len(job.units)
-        piece = rows * rates.run_bytes / pieces + rates.piece_bytes
-        size = pieces * (max(piece, cluster.block) if opens else piece)
+        size = rows * rates.run_bytes + pieces * rates.piece_bytes
         work = rows * rates.sort + pieces * rates.piece_read
         result = rows * rates.bucket_bytes
         task = Task(
             rows, work, size, result, gets=pieces, puts=count * uploads(result / count), objects=count
         )
-        if opens:
-            footers = pieces * max(cuts * rates.footer_bytes, cluster.block)
-            gets = pieces * (1 + OPENING)
-            task = replace(task, work=work + pieces * rates.open_run, read=size + footers, gets=gets)
-        elif design.exchange == "push":
+        if design.exchange == "push":
             task = replace(task, read=0.0, loaded=size, gets=0)
         tasks.append(task)
-    dispatch = rates.dispatch + cluster.dispatch + _saving(rates, design)
-    if design.exchange not in ("runs", "two-level"):
-        return Phase("sort", tasks, dispatch=dispatch)
-    at_a_time = 1 if opens else cluster.parallel
-    asking = len(layout.slices) * (rates.open_run + OPENING * cluster.latency / at_a_time)
-    known = len(layout.slices) * (cuts if groups == 1 else groups + cuts)
-    told = dispatch + (runs * rates.path if design.all_files else 0.0)
-    return Phase("sort", tasks, before=asking, dispatch=told, memory=known * INDEX_BYTES)
+    dispatch = rates.dispatch + cluster.dispatch + _naming(layout, rates, design)
+    phase = Phase("sort", tasks, dispatch=dispatch, parallel=design.parallel)
+    if design.exchange in ("runs", "two-level"):
+        phase = _indexed(phase, layout, groups, rates, cluster, design)
+    return _booked(phase, rates.ledger, design, len(layout.slices))
+
+
+def _indexed(
+    phase: Phase, layout: Layout, groups: int, rates: Rates, cluster: Cluster, design: Design
+) -> Phase:
+    """Return the phase of sorting with what it takes the driver to know where all pieces lie.
+
+    Of two levels, it knows those of the second.
+    """
+    runs, cuts = len(layout.slices), -(-layout.units // groups)
+    requests = 1 if cuts * STORED_BYTES <= TAIL_BYTES else 2
+    asking = requests * cluster.latency / INDEXES_AT_A_TIME
+    pieces = runs * cuts
+    told = (runs // groups * rates.path if design.names else 0.0) + (
+        pieces * rates.look if design.searched else 0.0
+    )
+    return replace(
+        phase,
+        before=runs * (rates.open_run + asking) + pieces * rates.index,
+        dispatch=phase.dispatch + told,
+        memory=pieces * INDEX_BYTES,
+    )
 
 
 def export(positions: int, layout: Layout, rates: Rates, cluster: Cluster, design: Design) -> Phase:
@@ -360,10 +387,9 @@ def export(positions: int, layout: Layout, rates: Rates, cluster: Cluster, desig
             shard = rows * rates.shard_bytes
             work, read = rows * rates.export, rows * rates.bucket_bytes
             tasks.append(Task(rows, work, read, shard, gets=4, puts=uploads(shard)))
-    buckets = max(group.buckets for group in layout.groups.values())
-    return Phase(
-        "export",
-        tasks,
-        dispatch=rates.dispatch + cluster.dispatch + (buckets * rates.path if design.all_files else 0.0),
-        ledger=rates.shard_ledger if design.rewritten else 0.0,
-    )
+    before = positions * rates.policies
+    if design.searched:
+        shards = {split: ceil(count / size) for split, count in split_rows(positions).items()}
+        before += sum(shards[split] * group.buckets for split, group in layout.groups.items()) * rates.pick
+    phase = Phase("export", tasks, before=before, dispatch=rates.dispatch + cluster.dispatch)
+    return _booked(phase, rates.shard_ledger, design)

@@ -33,7 +33,7 @@ from hexdata.shuffle.prepare import prepare
 from hexdata.shuffle.runs import Runs, as_run, read_pieces, write_run
 from hexdata.store import Store
 from hexdata.store.ledger import Ledger
-from hexdata.store.parquet import open_parquet
+from hexdata.store.parquet import Rows, open_parquet
 from hexdata.store.session import duckdb_session, read_parquet_sql
 
 MEMORY: Final = 2_000_000_000
@@ -46,9 +46,13 @@ MANY: Final = 2_048
 """Pieces into which rows are cut, to tell what a piece takes from what its rows do."""
 PIECED: Final = 1 << 18
 """Rows of these."""
-SLICES: Final = 40_000
+RUNS: Final = 2_000
+"""Whose indexes are read and joined."""
+FILES: Final = 40_000
+"""That a task is told of, or that one is looked up among."""
+SLICES: Final = 20_000
 """Of a ledger that is saved."""
-SHARDS: Final = 2_000
+SHARDS: Final = 1_000
 """The same of shards, of which it knows more."""
 ROUNDS: Final = 3
 
@@ -120,7 +124,7 @@ def measure(source: Path, folder: Path) -> Rates:
     figures |= exported
     figures["ledger"] = _ledger(folder / "slices.json", {"bytes": [25_000_000]}, SLICES)
     figures["shard_ledger"] = _ledger(folder / "shards.json", entry, SHARDS)
-    figures["path"] = _path()
+    figures |= _names()
     return Rates(**figures)
 
 
@@ -208,8 +212,9 @@ def _decide(source: Path, folder: Path) -> float:
 def _links(files: Sequence[Any], folder: Path, copies: int) -> list[Path]:
     """Return links to files, so many to each."""
     folder.mkdir(exist_ok=True)
-    links = [folder / f"{copy}-{path.name}" for copy in range(copies) for path in files]
-    for link, path in zip(links, list(files) * copies, strict=True):
+    targets = list(files) * copies
+    links = [folder / f"{number}-{path.name}" for number, path in enumerate(targets)]
+    for link, path in zip(links, targets, strict=True):
         if not link.exists():
             os.link(path, link)
     return links
@@ -225,11 +230,26 @@ def _shuffle(store: Path) -> dict[str, float]:
     }
 
 
+def _look_over(store: Path, positions: int) -> float:
+    """Return the seconds a position that it takes to see whether any in the buckets has a policy."""
+    buckets = Store.open(store).files("shuffled")
+
+    def look(copies: int) -> float:
+        links = _links(buckets, store / f"buckets-{copies}", copies)
+        with duckdb_session(memory=MEMORY // 4, threads=1) as con:
+            return _timed(
+                lambda: con.sql(f"SELECT count(policy) > 0 FROM {read_parquet_sql(links)}").fetchall()
+            )
+
+    return (look(COPIES) - look(1)) / (positions * (COPIES - 1))
+
+
 def _export(store: Path) -> tuple[dict[str, float], dict[str, Any]]:
     """Export; the entry that the ledger has of a shard comes with the figures."""
     engine = Inline()
     result = export_shards(store, ExportOptions(memory=MEMORY), engine=engine)
     return {
+        "policies": _look_over(store, result.positions),
         "export": engine.busy / result.positions,
         "shard_bytes": result.bytes / result.positions,
     }, asdict(engine.timed[0].result)
@@ -264,8 +284,9 @@ def _piece(store: Path, folder: Path) -> dict[str, float]:
         "piece_read": max(many["read"] - few["read"], 0.0) / more,
         "piece_bytes": piece,
         "run_bytes": (few["bytes"] - few["pieces"] * piece) / PIECED,
-        "footer_bytes": (many["footer"] - few["footer"]) / more,
-        "open_run": few["open"],
+        "open_run": few["open"] / RUNS,
+        "index": max(many["open"] - few["open"], 0.0) / (RUNS * more),
+        "look": many["look"] / (RUNS * many["pieces"]),
         "recut": (few["write"] + few["read"]) / PIECED,
         "choose": choose / prepared.layout.positions,
     }
@@ -275,18 +296,15 @@ def _cut(path: Path, rows: pa.Table, key: Any, pieces: int) -> dict[str, float]:
     """Write rows as a run of so many units and read it back, unit by unit."""
     unit = (key >> np.uint64(64 - pieces.bit_length() + 1)).astype(np.uint16)
     write = _timed(lambda: write_run(path, rows, unit))
-    runs = Runs([path])
-    listed = [piece for number in range(pieces) for piece in runs.pieces(number)]
-    with path.open("rb") as file:
-        file.seek(-10, 2)  # an Arrow file ends with the size of its footer and a mark
-        footer = int.from_bytes(file.read(4), "little")
+    listed = [piece for number in range(pieces) for piece in Runs([path]).pieces(number)]
+    known = Runs([path] * RUNS)
     return {
         "pieces": len(listed),
         "write": write,
         "read": _timed(lambda: sum(len(batch) for batch in read_pieces(listed, rows.schema))),
         "bytes": path.stat().st_size,
-        "footer": footer,
-        "open": _timed(lambda: Runs([path])),
+        "open": _timed(lambda: Runs([path] * RUNS)),
+        "look": _timed(lambda: known.only(range(1))),
     }
 
 
@@ -301,7 +319,10 @@ def _ledger(path: Path, facts: dict[str, Any], most: int) -> float:
     return max(seconds[1] - seconds[0], 0.0) / (most - most // 10)
 
 
-def _path() -> float:
-    """Return the seconds to pack and unpack the name of a file, with its rows, as a task is told of it."""
-    files = tuple((Path(f"/data/store/shuffled/train/bucket-{i:06d}.parquet"), i) for i in range(SLICES))
-    return _timed(lambda: pickle.loads(pickle.dumps(files))) / SLICES
+def _names() -> dict[str, float]:
+    """Return the seconds a file to pack the names of many for a task, and to look some up among them."""
+    files = tuple((Path(f"/data/store/shuffled/train/bucket-{i:06d}.parquet"), 1_000) for i in range(FILES))
+    return {
+        "path": _timed(lambda: pickle.dumps(files)) / FILES,
+        "pick": _timed(lambda: Rows.of(files, 5_000, 6_000)) / FILES,
+    }

@@ -24,6 +24,7 @@ import pytest
 
 import hexdata
 from hexdata.engine import Engine, open_engine
+from hexdata.engine.ray import require_another
 from hexdata.errors import BudgetError, ConfigError, EngineError, StoreError
 from hexdata.shuffle import ShuffleOptions, shuffle_store
 from hexdata.store.manifest import Manifest
@@ -79,7 +80,7 @@ def test_an_exception_comes_out_as_it_was(ray_engine: Engine, tmp_path: Path) ->
     "odd",
     [
         "ValueError('odd', __import__('threading').Lock())",  # cannot be packed
-        "type('Odd', (Exception,), {'__init__': lambda self, a, *, b: None})('odd', b=1)",  # nor this unpacked
+        "type('Odd', (Exception,), {'__init__': lambda self, a, *, b: None})('odd', b=1)",  # nor unpacked
     ],
 )
 def test_an_exception_that_cannot_travel_is_told_at_once(
@@ -108,7 +109,7 @@ def test_only_the_task_of_a_dead_worker_is_repeated(ray_engine: Engine, tmp_path
 
 
 def test_a_task_that_dies_every_time_is_given_up(ray_engine: Engine) -> None:
-    with pytest.raises(EngineError, match=r"a task died 5 times; found .*If memory ran out"):
+    with pytest.raises(EngineError, match=r"a task died 5 times; found worker crashed\. If memory ran out"):
         list(ray_engine.run(eval, [("__import__('os')._exit(9)",)], workers=1, memory=MEMORY))
 
 
@@ -155,6 +156,14 @@ def test_an_exception_between_results_ends_the_tasks(
     worker = psutil.Process(int(begun.read_text()))
     results.close()  # type: ignore[attr-defined]
     assert not outlive([worker])
+
+
+def test_without_the_node_of_this_machine_nothing_is_repeated() -> None:
+    """No cluster here: what Ray starts on a machine takes a minute to end after such a death."""
+    exceptions = pytest.importorskip("ray.exceptions", reason="the extra ray is not installed")
+    with pytest.raises(EngineError, match=r"the Ray node of this machine has died\. .*run the command again"):
+        require_another(1, exceptions.LocalRayletDiedError())
+    require_another(1, exceptions.NodeDiedError("it is gone"))
 
 
 def test_memory_that_no_node_has_is_refused(ray_engine: Engine) -> None:
