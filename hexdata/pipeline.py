@@ -266,26 +266,26 @@ def _convert(given: _Given) -> _Ran:
     store, section = given.config.store, given.config.convert
     assert section is not None
     result = convert_sources(section.inputs, store, section, given.progress, engine=given.engine)
-    return _Ran(result.positions, result.games, f"{store}/positions")
+    return _Ran(result.positions, result.games, _below(store, "positions"))
 
 
 def _shuffle(given: _Given) -> _Ran:
     store = given.config.store
     result = shuffle_store(store, given.config.shuffle, given.progress, engine=given.engine)
-    return _Ran(result.positions, path=f"{store}/shuffled", shuffle=result)
+    return _Ran(result.positions, path=_below(store, "shuffled"), shuffle=result)
 
 
 def _export(given: _Given) -> _Ran:
     store = given.config.store
     result = export_shards(store, given.config.export, given.progress, engine=given.engine)
-    return _Ran(result.positions, path=f"{store}/shards")
+    return _Ran(result.positions, path=_below(store, "shards"))
 
 
 def _pickles(given: _Given) -> _Ran:
     store, section = given.config.store, given.config.pickles
     assert section is not None
     result = export_pickles(store, section, given.progress, engine=given.engine)
-    return _Ran(result.positions, path=f"{store}/pickles/{result.order}")
+    return _Ran(result.positions, path=_below(store, f"pickles/{result.order}"))
 
 
 def _verify(given: _Given) -> _Ran:
@@ -328,6 +328,10 @@ _RUNNERS: Final[dict[str, Callable[[_Given], _Ran]]] = {
     "load": _load,
     "report": _report,
 }
+
+
+def _below(store: str, name: str) -> str:
+    return str(as_path(store) / name)
 
 
 def _bytes_at(place: str) -> int:

@@ -16,10 +16,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from hexdata.cli import main
+from hexdata.errors import StoreError
 from hexdata.export import ExportOptions, PicklesOptions, export_pickles, export_shards
+from hexdata.loader import Loader
 from hexdata.pipeline import load_config, run_config
 from hexdata.remote import as_path
 from hexdata.shuffle import ShuffleOptions, shuffle_store
+from hexdata.store import Store
 from tests.conftest import CopyStore, DemoTrmph, StoreBytes
 from tests.object_store import ACCESS_KEY, SECRET_KEY, Fault
 
@@ -157,6 +160,20 @@ def test_a_drawing_and_a_table_may_go_to_an_address(both: Both, bucket: UPath, t
     assert "a query writes nothing into the store" in refused.err
 
 
+def test_a_store_may_be_a_whole_bucket(bucket: UPath, trmph_store: Path, tmp_path: Path) -> None:
+    """Whose path alone ends with a slash."""
+    put(trmph_store, bucket)
+    query = "SELECT count(*), sum(value) FROM positions"
+    found = [command("sql", store, query) for store in (trmph_store, bucket, str(bucket).rstrip("/"))]
+    assert found[0] == found[1] == found[2]
+    assert found[0].status == 0
+    assert json.loads(command("verify", bucket, "--json").out)["ok"]
+    wrong = [command("sql", store, "FROM read_csv('a')") for store in (trmph_store, bucket)]
+    assert wrong[0] == wrong[1]
+    refused = command("sql", bucket, query, "--parquet", bucket / "a.parquet")
+    assert "a query writes nothing into the store" in refused.err
+
+
 # --- damage -------------------------------------------------------------------------------------------
 
 
@@ -256,13 +273,21 @@ def test_a_config_with_such_an_address_is_refused_before_a_stage_runs(
         assert SECRET_KEY not in ran.err
 
 
-@pytest.mark.parametrize("line", ["verify {}", "sql {} @sources", "show {} 17", "report {}", "shuffle {}"])
+@pytest.mark.parametrize(
+    "line", ["verify {}", "sql {} @sources", "show {} 17", "report {}", "shuffle {}", "load {}"]
+)
 def test_a_missing_bucket_is_one_clear_message(object_store: ObjectStore, line: str) -> None:
     ran = command(*line.format("s3://test-no-such-bucket/store").split())
     assert ran.status == 1
     assert ran.err.startswith("hexdata: s3://test-no-such-bucket/store")
     assert "there is no such bucket" in ran.err
     assert len(ran.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("opening", [Store.open, Loader])
+def test_a_missing_bucket_is_told_in_python_too(object_store: ObjectStore, opening: Any) -> None:
+    with pytest.raises(StoreError, match=r"there is no such bucket\. See that the address is right"):
+        opening("s3://test-no-such-bucket/store")
 
 
 @pytest.mark.parametrize(
@@ -337,7 +362,7 @@ def test_a_config_runs_from_address_to_address(
         root = str(place).rstrip("/")
         config = tmp_path / "config.toml"
         config.write_text(f"""
-            store = "{root}/store"
+            store = "{root}/store/"
             [convert]
             inputs = ["{root}/games"]
             workers = 1
@@ -354,6 +379,7 @@ def test_a_config_runs_from_address_to_address(
         """)
         result = run_config(load_config(config))
         assert [stage.stage for stage in result.stages] == ["convert", "shuffle", "export", "verify"]
+        assert {s.path for s in result.stages[:2]} == {f"{root}/store/positions", f"{root}/store/shuffled"}
         sizes = {s.stage: s.bytes for s in result.stages}
         manifests.append(((place / "store" / "manifest.json").read_bytes(), sizes))
     assert manifests[0] == manifests[1]

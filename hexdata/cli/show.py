@@ -41,7 +41,7 @@ def show(
         typer.Option(
             "--svg",
             metavar="FILE",
-            help="Draw into an SVG file; a whole game as a filmstrip.",
+            help="Draw into an SVG file, or its address; a whole game as a filmstrip.",
             parser=read_path,
         ),
     ] = None,

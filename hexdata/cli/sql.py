@@ -51,7 +51,10 @@ def sql(
     parquet: Annotated[
         AnyPath | None,
         typer.Option(
-            "--parquet", metavar="FILE", help="Write the rows into a Parquet file.", parser=read_path
+            "--parquet",
+            metavar="FILE",
+            help="Write the rows into a Parquet file, or its address.",
+            parser=read_path,
         ),
     ] = None,
     memory: Memory = "1GB",

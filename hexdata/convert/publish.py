@@ -58,7 +58,7 @@ class Judged:
 def publish_positions(spool: Spool, path: AnyPath, assigned: Assignment) -> FileFacts:
     """Write the positions part of one source: ``positions_schema``, in record order."""
     schema = positions_schema(assigned.board_size)
-    return write_parquet(path, schema, _positions(spool, assigned, schema))
+    return write_parquet(path, schema, _positions(spool, assigned, schema), replace=False)
 
 
 def _positions(spool: Spool, assigned: Assignment, schema: pa.Schema) -> Iterator[pa.Table]:
@@ -157,7 +157,7 @@ def _with_kept(extra: pa.Array, kept: list[_Kept]) -> pa.Array:
 def publish_games(spool: Spool, path: AnyPath, assigned: Assignment, judged: Judged) -> FileFacts:
     """Write the games part of one source: ``games_schema``."""
     schema = games_schema()
-    return write_parquet(path, schema, _games(spool, assigned, judged, schema))
+    return write_parquet(path, schema, _games(spool, assigned, judged, schema), replace=False)
 
 
 def _games(spool: Spool, assigned: Assignment, judged: Judged, schema: pa.Schema) -> Iterator[pa.Table]:

@@ -341,6 +341,7 @@ class Run:
         for folder in ("positions", "games", "sources", "rejected"):
             for path in _parts_in(self.store.path / folder):
                 if f"{folder}/{path.name}" not in named:
+                    self.store.require_lock()
                     remove_file(path)
 
     def _assignment(self, source: Source) -> Assignment:
@@ -368,7 +369,7 @@ class Run:
             tables["rejected"] = (rejected_schema(), [rejected_table(s) for s in sources])
         for name, (schema, batches) in tables.items():
             part = f"{name}/part-{len(manifest.files_in(name)):06d}.parquet"
-            facts[part] = write_parquet(self.store.path / part, schema, batches)
+            facts[part] = write_parquet(self.store.path / part, schema, batches, replace=False)
         manifest.board_size = self.board_size
         manifest.counts = {**self.totals, "rejected": manifest.counts.get("rejected", 0) + rejected}
         manifest.files |= facts

@@ -129,7 +129,7 @@ class _OriginalFile:
 
     def write(self, path: AnyPath, level: int) -> FileFacts:
         source = self.source
-        with atomic_file(path) as file:
+        with atomic_file(path, replace=False) as file:
             count = write_legacy(
                 file,  # type: ignore[arg-type]
                 source.batches(),
@@ -182,7 +182,7 @@ class _ShuffledFile:
                 "source_files": self.sources["name"].to_pylist(),
             }
         }
-        with atomic_file(path) as file:
+        with atomic_file(path, replace=False) as file:
             count = write_legacy(
                 file,  # type: ignore[arg-type]
                 self._batches(),
@@ -338,6 +338,7 @@ class _Run:
         self.progress.begin(self.stage, sum(file.positions for file in files.values()), "positions")
         todo = [name for name in files if not self._is_written(name, ledger)]
         missing = set(todo)
+        self.store.keep_only(self.place, files.keys() - missing)
         self.progress.advance(sum(file.positions for name, file in files.items() if name not in missing))
         tasks = [(files[name], self.store.path / name, self.options.level) for name in todo]
         try:
@@ -364,7 +365,7 @@ class _Run:
             self.progress.note(f"replaces the {self.options.order} pickles of an earlier export")
         manifest.files = {n: f for n, f in manifest.files.items() if not n.startswith(f"{self.place}/")}
         manifest.save(self.store.path)
-        remove_tree(self.store.path / self.place)
+        self.store.remove(self.place)
 
     def _publish(self, written: dict[str, FileFacts], asked: dict[str, Any]) -> None:
         manifest = self.store.manifest

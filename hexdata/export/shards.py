@@ -88,7 +88,7 @@ class _Shard:
 def _write_shard(shard: _Shard, folder: AnyPath) -> ShardEntry:
     """Worker: write one shard; a pure function of its arguments and the buckets."""
     schema = positions_schema(shard.board_size)
-    with atomic_file(folder / shard.name) as file:
+    with atomic_file(folder / shard.name, replace=False) as file:
         writer = ShardWriter(file)  # type: ignore[arg-type]
         blocks = regroup(read_rows(shard.rows, schema), schema, shard.block_size)
         for key, table in enumerate(blocks, start=shard.first_block):
@@ -199,6 +199,7 @@ class _Run:
         self.progress.begin("export", sum(s.rows.stop - s.rows.start for s in shards), "positions")
         todo = [shard for shard in shards if not self._is_written(shard, ledger)]
         missing = {shard.name for shard in todo}
+        self.store.keep_only("shards", {f"shards/{s.name}" for s in shards if s.name not in missing})
         self.progress.advance(sum(s.rows.stop - s.rows.start for s in shards if s.name not in missing))
         tasks = [(shard, self.folder) for shard in todo]
         try:
@@ -225,7 +226,7 @@ class _Run:
             self.progress.note("replaces the shards of an earlier export")
         manifest.files = {n: f for n, f in manifest.files.items() if not n.startswith("shards/")}
         manifest.save(self.store.path)
-        remove_tree(self.folder)
+        self.store.remove("shards")
 
     def _publish(
         self, entries: dict[str, list[ShardEntry]], fields: dict[str, FieldSpec], asked: dict[str, Any]
@@ -244,7 +245,7 @@ class _Run:
         for shard in (shard for listed in entries.values() for shard in listed):
             manifest.files[f"shards/{shard.name}"] = FileFacts(shard.positions, shard.bytes, shard.sha256)
         manifest.files[f"shards/{MANIFEST_NAME}"] = write_bytes(
-            self.folder / MANIFEST_NAME, shard_manifest.dumps()
+            self.folder / MANIFEST_NAME, shard_manifest.dumps(), replace=False
         )
         splits = {split: shard_manifest.positions(split) for split in entries}
         manifest.stages["export"] = {

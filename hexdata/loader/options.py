@@ -9,6 +9,7 @@ from typing import Final, Literal, get_args
 from hexdata.batch import BatchOptions
 from hexdata.checks import check_choice, check_count, check_seed
 from hexdata.errors import ConfigError
+from hexdata.remote import as_path
 from hexdata.units import parse_bytes
 
 __all__ = [
@@ -80,6 +81,11 @@ class CacheOptions:
     def __post_init__(self) -> None:
         if not (self.cache is None or isinstance(self.cache, (bool, str, Path))) or self.cache == "":
             raise ConfigError("cache cannot be used", found=repr(self.cache), expected="a folder or None")
+        if isinstance(self.cache, str):
+            folder = as_path(self.cache)
+            if not isinstance(folder, Path):
+                raise ConfigError("copies of shards are kept on this machine", found=f"cache={self.cache!r}")
+            object.__setattr__(self, "cache", str(folder))
         size = parse_bytes(self.cache_size) if isinstance(self.cache_size, str) else self.cache_size
         object.__setattr__(self, "cache_size", check_count("cache_size", size, 1))
         if self.prefetch is not None:

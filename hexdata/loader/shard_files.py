@@ -26,7 +26,7 @@ from hexdata.loader.headers import CURE, Member, check_member, policy_count
 from hexdata.loader.options import Check, OnError
 from hexdata.loader.shard_cache import CopyFile
 from hexdata.progress import SILENT, Progress
-from hexdata.remote import AnyPath
+from hexdata.remote import AnyPath, is_fault
 from hexdata.store import Store
 from hexdata.store.files import exists
 
@@ -53,7 +53,9 @@ def shard_folder(store: AnyPath) -> AnyPath:
     """
     try:
         whole = Store.open(store)
-    except StoreError:  # no store, but perhaps a folder of shards, as may be copied anywhere
+    except StoreError as error:  # no store, but perhaps a folder of shards, as may be copied anywhere
+        if is_fault(error):  # which any further question would only wait for again
+            raise
         return store / "shards" if _has_shards(store) else store
     if "export" not in whole.manifest.stages:
         whole.require_stage("export")

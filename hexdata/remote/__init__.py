@@ -6,7 +6,7 @@ path stays a ``pathlib.Path`` and never comes here.
 
 from __future__ import annotations
 
-from hexdata.remote.address import CLIENT_MEMORY, AnyPath, RemotePath, as_path
+from hexdata.remote.address import CLIENT_MEMORY, AnyPath, RemotePath, as_path, prefix_of
 from hexdata.remote.faults import is_fault, telling
 from hexdata.remote.objects import (
     Changed,
@@ -37,6 +37,7 @@ __all__ = [
     "objects_below",
     "open_binary",
     "patiently",
+    "prefix_of",
     "put_if",
     "read_range",
     "read_tagged",

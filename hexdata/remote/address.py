@@ -13,7 +13,7 @@ from hexdata.errors import ConfigError
 if TYPE_CHECKING:
     from upath import UPath
 
-__all__ = ["CLIENT_MEMORY", "PROTOCOLS", "AnyPath", "RemotePath", "as_path"]
+__all__ = ["CLIENT_MEMORY", "PROTOCOLS", "AnyPath", "RemotePath", "as_path", "prefix_of"]
 
 RemotePath: TypeAlias = "UPath"
 """A path in an object store."""
@@ -33,6 +33,9 @@ PROTOCOLS: Final = {
 }
 """What an address may begin with, and the extra of hexdata that it needs. ``memory`` is fsspec's own, for
 trying things out: it ends with the process."""
+
+_ONE_NAME: Final = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az"}
+"""Of protocols with several: a store has one address, so that all who write to it meet."""
 
 CLIENT_MEMORY: Final = 48 << 20
 """Bytes that a process holds besides once it reads or writes objects: client and buffers, as measured."""
@@ -59,9 +62,11 @@ among them: the libraries find them in the environment and in the user's profile
 def as_path(text: str | AnyPath) -> AnyPath:
     """Return the path that a text means; ``file://`` is a path of this machine.
 
+    An address that can be written in several ways, as ``s3a://`` for ``s3://``, comes out in one.
+
     Raises:
-        ConfigError: it is an address of a kind that is not known, has no bucket, or holds credentials; or
-            the library for it is not installed.
+        ConfigError: it is an address of a kind that is not known, has no bucket, holds credentials or an
+            account, or is of a file of another machine; or the library for it is not installed.
     """
     if not isinstance(text, str):
         return text
@@ -70,7 +75,7 @@ def as_path(text: str | AnyPath) -> AnyPath:
         return Path(text)
     protocol = match["protocol"].lower()
     if protocol == "file":
-        return Path(url2pathname(urlsplit(text).path))
+        return _local_path(text)
     if protocol not in PROTOCOLS:
         raise ConfigError(
             "an address of this kind cannot be read and written here",
@@ -80,12 +85,14 @@ def as_path(text: str | AnyPath) -> AnyPath:
     bucket, _, below = match["rest"].strip("/").partition("/")
     if not bucket:
         raise ConfigError("an address needs a bucket", found=text, expected=f"{protocol}://BUCKET/PATH")
-    if "@" in bucket and protocol not in ("abfs", "abfss"):
+    extra = PROTOCOLS[protocol]
+    if "@" in bucket:
+        what = "an account does" if extra == "azure" else "credentials do"
         raise ConfigError(  # and what it was is not said
-            "credentials do not belong into an address",
+            f"{what} not belong into an address",
             cure="Set them in the environment or in a profile, as for any other tool.",
         )
-    extra = PROTOCOLS[protocol]
+    protocol = _ONE_NAME.get(protocol, protocol)
     clean = f"{protocol}://{bucket}/{below}".rstrip("/")
     try:
         from upath import UPath
@@ -99,3 +106,23 @@ def as_path(text: str | AnyPath) -> AnyPath:
             cure=f"Install it with: pip install 'hexdata[{extra}]'.",
         ) from error
     return path
+
+
+def _local_path(url: str) -> Path:
+    parts = urlsplit(url)
+    if parts.netloc not in ("", "localhost"):
+        raise ConfigError(
+            "file:// with two slashes names another machine",
+            found=url,
+            expected="file:///PATH",
+            cure="A path of this machine needs no file:// at all.",
+        )
+    return Path(url2pathname(parts.path))
+
+
+def prefix_of(folder: AnyPath) -> str:
+    """Return what stands before the names of what lies in a folder: its path, and one slash.
+
+    The path of a whole bucket ends with a slash, as that of a whole disk does; others do not.
+    """
+    return str(folder).rstrip("/") + "/"

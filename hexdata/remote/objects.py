@@ -52,12 +52,14 @@ class Tagged(NamedTuple):
 # --- writing ------------------------------------------------------------------------------------------
 
 
-def upload(local: Path, target: UPath) -> None:
+def upload(local: Path, target: UPath, *, replace: bool = True) -> None:
     """Put a file as an object, and see that the store has its bytes; repeated while errors may pass.
 
     Args:
         local: the file.
-        target: where it goes; what is there is replaced.
+        target: where it goes.
+        replace: what is there; else S3, and stores that speak as it does, put it only where nothing is,
+            and the object that is there must be the same.
 
     Raises:
         OSError: the store does not take it.
@@ -65,36 +67,47 @@ def upload(local: Path, target: UPath) -> None:
     """
     system = file_system(target)
     # In parts, of which two are under way: in memory are they alone.
-    parts = {"chunksize": PART, "max_concurrency": 2} if speaks_s3(system) else {}
+    how: dict[str, Any] = {"chunksize": PART, "max_concurrency": 2} if speaks_s3(system) else {}
+    if speaks_s3(system) and not replace:
+        how["mode"] = "create"
 
     def attempt() -> None:
-        system.put_file(str(local), target.path, **parts)
-        _require_same(local, target)
+        cure = "If this repeats, something between here and the store alters files."
+        try:
+            system.put_file(str(local), target.path, **how)
+        except OSError as error:
+            code = code_of(error)
+            if code == "ConditionalRequestConflict" or (code in _NO_CONDITIONS and how.pop("mode", None)):
+                raise TimeoutError("to be put again, without a condition if there are none") from error
+            if not isinstance(error, FileExistsError) and code not in _PRECONDITION:
+                raise
+            cure = "Something else is there: see that only one process writes to a store."
+        _require_same(local, target, cure)
 
     with naming(target):
         patiently(attempt)
 
 
-def _require_same(local: Path, target: UPath) -> None:
+def _require_same(local: Path, target: UPath, cure: str) -> None:
     """Hold the object against the file: by size and the digest that the store names, else by reading it."""
     info, size = file_system(target).info(target.path), local.stat().st_size
     if info["size"] != size:
-        raise _altered(target, f"{info['size']} bytes", f"{size} bytes")
+        raise _altered(target, f"{info['size']} bytes", f"{size} bytes", cure)
     named = _digest_of(info)
     if named is None or named not in (_digest(local.open("rb"), "md5"), _digest_of_parts(local)):
         sent = _digest(local.open("rb"), "sha256")
         there = _digest(open_binary(target), "sha256")
         if sent != there:
-            raise _altered(target, f"sha256 {there}", f"sha256 {sent}")
+            raise _altered(target, f"sha256 {there}", f"sha256 {sent}", cure)
 
 
-def _altered(target: UPath, found: str, expected: str) -> StoreError:
+def _altered(target: UPath, found: str, expected: str, cure: str) -> StoreError:
     return StoreError(
         "the object store does not hold what was sent",
         path=str(target),
         found=found,
         expected=expected,
-        cure="Run the command again; if this repeats, something between here and the store alters files.",
+        cure=f"Run the command again. {cure}",
     )
 
 

@@ -33,13 +33,15 @@ class SteadyFileSystem(AbstractFileSystem):  # type: ignore[misc]  # of which no
 
     Args:
         system: of an object store.
+        protocol: by which queries name its objects, as ``s3``: a library may know it by several, of which
+            DuckDB would take the first.
     """
 
     cachable = False
 
-    def __init__(self, system: Any) -> None:
+    def __init__(self, system: Any, protocol: str) -> None:
         super().__init__()
-        self.protocol = system.protocol
+        self.protocol = protocol
         self._strip_protocol = system._strip_protocol
         self._system = system
         self.failure: BaseException | None = None

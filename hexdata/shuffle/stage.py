@@ -147,8 +147,9 @@ class Run:
             if not name.startswith(tuple(f"{folder}/" for folder in FOLDERS))
         }
         manifest.save(self.store.path)
-        for folder in (*(self.store.path / folder for folder in FOLDERS), self.runs):
-            remove_tree(folder)
+        for folder in FOLDERS:
+            self.store.remove(folder)
+        remove_tree(self.runs)
 
     def _publish(self, facts: dict[str, FileFacts], lineage: dict[str, Any]) -> None:
         found = sum(f.rows for f in facts.values())
@@ -324,6 +325,7 @@ class _Phases:
         jobs = self.layout.jobs
         done = {b.name for job in jobs for b in job.buckets if self._is_written(b)}
         todo = [job for job in jobs if not all(bucket.name in done for bucket in job.buckets)]
+        self.run.store.keep_only("shuffled", frozenset(done))  # ``done`` grows meanwhile
         self.run.progress.begin("sort", sum(self.prepared.selection.rows.values()), "positions")
         self.run.progress.advance(sum(self.ledger[name]["rows"] for name in done))
         try:

@@ -118,7 +118,8 @@ def sort_job(work: Work, runs: Runs, job: Job, done: set[str], watch: Watch) -> 
             if bucket.name in done:
                 continue
             path = work.store / bucket.name
-            facts = write_parquet(path, positions_schema(work.board_size), _watched(bucket, rows, watch))
+            watched = _watched(bucket, rows, watch)
+            facts = write_parquet(path, positions_schema(work.board_size), watched, replace=False)
             watch.finish(Written(bucket.name, facts, time.perf_counter() - begin, peak_resident_bytes()))
             done.add(bucket.name)
             begin = time.perf_counter()

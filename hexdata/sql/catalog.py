@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hexdata.remote import AnyPath
+from hexdata.remote import AnyPath, prefix_of
 from hexdata.sql.views import catalog_sql
 from hexdata.store import Store
 from hexdata.store.limits import QueryLimits
@@ -47,7 +47,7 @@ def open_catalog(
     limits = Limits(memory, threads)
     opened = store if isinstance(store, Store) else Store.open(store)
     with duckdb_session(memory=limits.duckdb_memory, threads=limits.duckdb_threads, place=opened.path) as con:
-        root = quote(f"{opened.path.resolve()}/")
+        root = quote(prefix_of(opened.path.resolve()))
         for statement in catalog_sql(opened, root):
             con.execute(statement)
         yield con

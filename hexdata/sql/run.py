@@ -13,7 +13,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from hexdata.remote import AnyPath
+from hexdata.remote import AnyPath, prefix_of
 from hexdata.sql.catalog import open_catalog
 from hexdata.sql.check import check_query, refused
 from hexdata.sql.named import named_query
@@ -77,7 +77,7 @@ def run_query(
     """
     query = named_query(text[len(_NAMED) :]) if text.startswith(_NAMED) else text
     opened = Store.open(store)
-    root = f"{opened.path.resolve()}/"
+    root = prefix_of(opened.path.resolve())
     with open_catalog(opened, memory=memory, threads=threads) as con:
         check_query(con, query)
         _close_in(con, opened)

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from hexdata.checks import check_suffix
 from hexdata.errors import ConfigError, InputError
-from hexdata.remote import AnyPath
+from hexdata.remote import AnyPath, prefix_of
 from hexdata.sql.run import QueryResult
 from hexdata.store.files import FileFacts
 from hexdata.store.parquet import write_parquet
@@ -141,7 +141,7 @@ def save_parquet(path: AnyPath, result: QueryResult) -> FileFacts:
         ConfigError: two columns have the same name.
         InputError: a column has a type that Parquet does not have.
     """
-    if f"{path.resolve()}/".startswith(f"{result.store.resolve()}/"):
+    if prefix_of(path.resolve()).startswith(prefix_of(result.store.resolve())):
         raise InputError("a query writes nothing into the store", path=path, cure="Give a file elsewhere.")
     if isinstance(path, Path) and path.is_dir():
         raise InputError("this is a folder", path=path, expected="the name of a file")

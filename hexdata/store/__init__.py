@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from hexdata.errors import StoreError
-from hexdata.remote import AnyPath, as_path, objects_below, scratch_folder
-from hexdata.store.files import exists, has_size, remove_temporaries
+from hexdata.errors import StoreError, StoreLockedError
+from hexdata.remote import AnyPath, as_path, objects_below, scratch_folder, telling
+from hexdata.store.files import exists, has_size, remove_file, remove_temporaries, remove_tree
 from hexdata.store.lock import LOCK_NAME, locked
 from hexdata.store.manifest import MANIFEST_NAME, Manifest
 
@@ -43,6 +43,8 @@ class Store:
         self.manifest = manifest
         self.shares_work = isinstance(self.path, Path)
         """Whether unfinished work lies in the store, where other machines see it too."""
+        self.require_lock: Callable[[], None] = lambda: None
+        """Raises ``StoreLockedError`` where the lock, held to write, has been lost."""
 
     @classmethod
     def open(cls, path: str | AnyPath) -> Store:
@@ -51,7 +53,9 @@ class Store:
         Raises:
             StoreError: there is no store at ``path``, or one that this release cannot read.
         """
-        return cls(path, Manifest.load(_encodable(path)))
+        folder = _encodable(path)
+        with telling(folder):  # no bucket, no access: then it is not a store that is missing
+            return cls(folder, Manifest.load(folder))
 
     @classmethod
     def open_or_create(cls, path: str | AnyPath) -> Store:
@@ -140,15 +144,47 @@ class Store:
         Raises:
             StoreLockedError: another process holds it; the message names it.
         """
-        with locked(self.path, stage) as still_locked:
+        with locked(self.path, stage, shares_work=self.shares_work) as turn:
+            if not turn.goes_on:
+                remove_tree(self.work)  # others have written since, and what it speaks of may be theirs
             self._remove_temporaries()
             if exists(self.path / MANIFEST_NAME):
                 self.manifest = Manifest.load(self.path)
-            self.manifest.before_saving = still_locked
+            self.manifest.before_saving = self.require_lock = turn.require
             try:
                 yield
             finally:
-                self._remove_temporaries()  # of workers that were killed, here or elsewhere
+                with suppress(StoreLockedError):  # they are another's by now
+                    turn.require()
+                    self._remove_temporaries()  # of workers that were killed, here or elsewhere
+
+    def remove(self, folder: str) -> None:
+        """Remove a folder of the store, while its lock is held.
+
+        Raises:
+            StoreLockedError: the lock has been lost, and another may have written there.
+        """
+        self.require_lock()
+        remove_tree(self.path / folder)
+
+    def keep_only(self, folder: str, names: Container[str]) -> None:
+        """Remove all objects below a folder but for these: a run that died, or was overtaken, left them.
+
+        They would be in the way of those that are yet to be put; a file on a disk is simply replaced.
+
+        Args:
+            folder: relative to the store.
+            names: relative to the store.
+
+        Raises:
+            StoreLockedError: the lock has been lost.
+        """
+        if isinstance(self.path, Path):
+            return
+        strays = [name for name in objects_below(self.path / folder) if f"{folder}/{name}" not in names]
+        for name in strays:
+            self.require_lock()
+            remove_file(self.path / folder / name)
 
     def _remove_temporaries(self) -> None:
         if not isinstance(self.path, Path):

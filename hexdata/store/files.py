@@ -102,15 +102,19 @@ class HashingFile(io.RawIOBase):
 
 
 @contextmanager
-def atomic_file(path: AnyPath) -> Iterator[HashingFile]:
+def atomic_file(path: AnyPath, *, replace: bool = True) -> Iterator[HashingFile]:
     """Open ``path`` for writing such that it appears whole, or not at all.
+
+    Without ``replace`` an object stays that holds something else already: a process that has lost the
+    store's lock, and does not know it yet, must not put its own over what another has published. On a disk
+    no lock is lost, and files are replaced.
 
     The temporary name stands in the same folder and is drawn by the system, so that two processes that
     write the same file do not meet, on whatever machines they run; the last to finish wins, with the same
     bytes where the content is a function of its inputs. On any exception the temporary file is removed.
     """
     if not isinstance(path, Path):
-        with _uploaded(path) as file:
+        with _uploaded(path, replace) as file:
             yield file
         return
     _make_folder(path.parent)
@@ -128,7 +132,7 @@ def atomic_file(path: AnyPath) -> Iterator[HashingFile]:
 
 
 @contextmanager
-def _uploaded(path: RemotePath) -> Iterator[HashingFile]:
+def _uploaded(path: RemotePath, replace: bool) -> Iterator[HashingFile]:
     """Open a file of this machine that becomes an object once it is whole."""
     folder = scratch_folder("uploads")
     folder.mkdir(parents=True, exist_ok=True)
@@ -136,7 +140,7 @@ def _uploaded(path: RemotePath) -> Iterator[HashingFile]:
         fcntl.flock(opened, fcntl.LOCK_EX)  # which says that its process lives
         yield HashingFile(opened.file)
         opened.flush()
-        upload(Path(opened.name), path)
+        upload(Path(opened.name), path, replace=replace)
 
 
 def _remove_unsent() -> None:
@@ -167,9 +171,9 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def write_bytes(path: AnyPath, data: bytes, *, rows: int = 0) -> FileFacts:
-    """Write a whole small file atomically."""
-    with atomic_file(path) as file:
+def write_bytes(path: AnyPath, data: bytes, *, rows: int = 0, replace: bool = True) -> FileFacts:
+    """Write a whole small file, as :func:`atomic_file` does."""
+    with atomic_file(path, replace=replace) as file:
         file.write(data)
         return file.facts(rows)
 

@@ -6,6 +6,7 @@ store has no such thing: there, an object says who writes, for as long as it is 
 
 from __future__ import annotations
 
+import email.utils
 import fcntl
 import json
 import os
@@ -15,12 +16,21 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final, NamedTuple, NoReturn
 
 from hexdata.errors import StoreLockedError
-from hexdata.remote import AnyPath, Changed, RemotePath, file_system, put_if, read_tagged, scratch_folder
+from hexdata.remote import (
+    AnyPath,
+    Changed,
+    RemotePath,
+    file_system,
+    patiently,
+    put_if,
+    read_tagged,
+    scratch_folder,
+)
 
-__all__ = ["LOCK_NAME", "locked"]
+__all__ = ["LOCK_NAME", "Turn", "locked"]
 
 LOCK_NAME: Final = ".lock"
 LEASE_SECONDS: Final = 90.0
@@ -29,30 +39,52 @@ RENEW_SECONDS: Final = 20.0
 _NOBODY: Final = "a process that did not say its name"
 
 
+_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", None) or getattr(time, "CLOCK_MONOTONIC_RAW", None)
+"""Which counts the seconds that a machine sleeps, on Linux and on macOS."""
+
+
+class Turn(NamedTuple):
+    """What is known while the lock is held.
+
+    Attributes:
+        require: raises ``StoreLockedError`` where the lock has been lost; called before anything is
+            published or removed.
+        goes_on: whether who held it before kept unfinished work in the same place, so that what lies
+            there has not been overtaken.
+    """
+
+    require: Callable[[], None]
+    goes_on: bool
+
+
 def _still_held() -> None:
     """Say that the lock is held: the kernel keeps its word."""
 
 
 @contextmanager
-def locked(store: AnyPath, stage: str) -> Iterator[Callable[[], None]]:
-    """Hold the store's lock; give what is called before anything is published.
+def locked(store: AnyPath, stage: str, *, shares_work: bool = False) -> Iterator[Turn]:
+    """Hold the store's lock.
+
+    Args:
+        store: its path.
+        stage: that writes, for people.
+        shares_work: unfinished work lies in the store; else that of an object store is on this machine.
 
     Raises:
-        StoreLockedError: another process holds it; the message names it. Also from what is given, where the
-            lock has been lost.
+        StoreLockedError: another process holds it; the message names it.
     """
     if isinstance(store, Path):
         store.mkdir(parents=True, exist_ok=True)
         with _flocked(store / LOCK_NAME, store, stage):
-            yield _still_held
+            yield Turn(_still_held, goes_on=True)
         return
     # Processes of this machine are told by the kernel, so that a dead one is known at once.
     folder = scratch_folder("locks")
     folder.mkdir(parents=True, exist_ok=True)
     with _flocked(scratch_folder("locks", store), store, stage):
-        lease = _Lease(store, stage, _machine(folder))
+        lease = _Lease(store, stage, _machine(folder), shares_work=shares_work)
         with lease.held():
-            yield lease.require
+            yield Turn(lease.require, lease.goes_on)
 
 
 @contextmanager
@@ -100,13 +132,23 @@ def _machine(folder: Path) -> str:
     return path.read_text()
 
 
-class _Lease:
-    """An object that names the process that writes, put on the condition that nobody else has put one."""
+def _seconds() -> float:
+    """Return the seconds since some moment, those of a machine's sleep among them."""
+    return time.monotonic() if _CLOCK is None else time.clock_gettime(_CLOCK)
 
-    def __init__(self, store: RemotePath, stage: str, machine: str) -> None:
+
+class _Lease:
+    """An object that names the process that writes, put on the condition that nobody else has put one.
+
+    It stays when it has been given back, and says where the last one kept its work.
+    """
+
+    def __init__(self, store: RemotePath, stage: str, machine: str, *, shares_work: bool) -> None:
+        self.goes_on = False
         self._store = store
         self._path = store / LOCK_NAME
         self._machine = machine
+        self._work = "store" if shares_work else machine
         self._holder = {"host": socket.gethostname(), "machine": machine, "pid": os.getpid(), "stage": stage}
         self._tag: str | None = None
         self._renewed = 0.0
@@ -134,37 +176,31 @@ class _Lease:
         Raises:
             StoreLockedError: it is not, or could not be renewed for so long that another may have it.
         """
-        if self._taken or time.monotonic() - self._renewed > LEASE_SECONDS:
+        if self._taken or _seconds() - self._renewed > LEASE_SECONDS:
             self._refuse()
 
     def _take(self) -> None:
-        tag = None
         try:
-            data, tag = read_tagged(self._path)
-            age = time.time() - file_system(self._path).modified(self._path.path).timestamp()
+            data, self._tag = read_tagged(self._path)
+            age = _age(self._path)
         except FileNotFoundError:
-            data = b""
-        if data and not self._is_free(data) and age < LEASE_SECONDS:
+            data, age = b"", 0.0
+        holder = _holder_in(data)
+        # Of this machine's processes, the one that holds it must be dead: we have the kernel's lock.
+        is_free = not data or holder.get("free") or holder.get("machine") == self._machine
+        if not is_free and age < LEASE_SECONDS:
             raise _locked(self._store, f"{_named(data)}, which renewed its lock {max(age, 0):.0f} s ago")
-        self._tag = tag
+        self.goes_on = holder.get("work") == self._work
         try:
             self._put()
         except Changed:
             self._refuse()
 
-    def _is_free(self, data: bytes) -> bool:
-        """Say whether a lease was given back, or is one of this machine's, whose process must be dead."""
-        try:
-            holder = json.loads(data)
-            return holder is None or holder["machine"] == self._machine
-        except (ValueError, KeyError, TypeError):
-            return False
-
     def _put(self) -> None:
-        now = time.monotonic()
+        now = _seconds()
         self._count += 1
-        data = json.dumps(self._holder | {"renewed": self._count, "token": os.urandom(8).hex()})
-        self._tag = put_if(self._path, data.encode(), self._tag)
+        told = {"work": self._work, "renewed": self._count, "token": os.urandom(8).hex()}
+        self._tag = put_if(self._path, json.dumps(self._holder | told).encode(), self._tag)
         self._renewed = now
 
     def _keep(self) -> None:
@@ -179,21 +215,41 @@ class _Lease:
 
     def _give_back(self) -> None:
         try:
-            put_if(self._path, b"null", self._tag)
+            put_if(self._path, json.dumps({"free": True, "work": self._work}).encode(), self._tag)
         except (Changed, OSError):
             return  # it is another's, or ends by itself
 
     def _refuse(self) -> NoReturn:
         try:
-            holder = _named(read_tagged(self._path).data)
+            data = read_tagged(self._path).data
+            holder = "one that has ended since" if _holder_in(data).get("free") else _named(data)
         except OSError:
             holder = _NOBODY
         raise _locked(self._store, holder)
 
 
-def _named(data: bytes) -> str:
+def _age(path: RemotePath) -> float:
+    """Return the seconds since an object was put, by the store's own clock where it tells the time."""
+    system = file_system(path)
+    if not hasattr(system, "call_s3"):
+        return float(time.time() - patiently(system.modified, path.path).timestamp())
+    bucket, key, _ = system.split_path(path.path)
+    found = patiently(system.call_s3, "head_object", Bucket=bucket, Key=key)
+    now = email.utils.parsedate_to_datetime(found["ResponseMetadata"]["HTTPHeaders"]["date"])
+    return float((now - found["LastModified"]).total_seconds())
+
+
+def _holder_in(data: bytes) -> dict[str, object]:
+    """Return what a lease says; nothing where it cannot be read."""
     try:
         holder = json.loads(data)
-        return f"process {holder['pid']} on {holder['host']} ({holder['stage']})"
-    except (ValueError, KeyError, TypeError):
+    except ValueError:
+        return {}
+    return holder if isinstance(holder, dict) else {}
+
+
+def _named(data: bytes) -> str:
+    holder = _holder_in(data)
+    if not {"pid", "host", "stage"} <= holder.keys():
         return _NOBODY
+    return f"process {holder['pid']} on {holder['host']} ({holder['stage']})"

@@ -35,13 +35,13 @@ ROW_GROUP_ROWS: Final = 65_536
 
 
 def write_parquet(
-    path: AnyPath, schema: pa.Schema, batches: Iterable[pa.RecordBatch | pa.Table]
+    path: AnyPath, schema: pa.Schema, batches: Iterable[pa.RecordBatch | pa.Table], *, replace: bool = True
 ) -> FileFacts:
-    """Write batches as one Parquet file, atomically, in row groups of ``ROW_GROUP_ROWS``.
+    """Write batches as one Parquet file, in row groups of ``ROW_GROUP_ROWS``, as ``atomic_file`` does.
 
     The bytes depend on the rows alone: however they are cut into batches, row groups are the same.
     """
-    with atomic_file(path) as file:
+    with atomic_file(path, replace=replace) as file:
         return file.facts(encode_parquet(file, schema, batches))
 
 

@@ -164,7 +164,7 @@ def _reading(connection: DuckDBPyConnection, place: AnyPath | None) -> Iterator[
         return
     from hexdata.remote.steady import SteadyFileSystem  # loads fsspec
 
-    system = SteadyFileSystem(file_system(place))
+    system = SteadyFileSystem(file_system(place), place.protocol)
     connection.register_filesystem(system)
     try:
         yield

@@ -21,7 +21,7 @@ from hexdata.errors import HexdataError, InputError, VerifyError
 from hexdata.formats import BATCH_ROWS, SourceReader, open_source
 from hexdata.formats.legacy import write_legacy
 from hexdata.progress import SILENT, Progress
-from hexdata.remote import AnyPath, as_path, objects_below
+from hexdata.remote import AnyPath, as_path, objects_below, prefix_of
 from hexdata.store import Store
 from hexdata.store.files import digest_file, exists, walk_once
 from hexdata.store.originals import Original, list_originals, pickle_names, with_file_idx
@@ -172,7 +172,7 @@ def _compare_exported(store: Store, source: Original, path: AnyPath, exported: A
         with open_source(path, salvage=True) as original, open_source(exported) as returned:
             _compare(store, source, original, returned, SILENT)
     except HexdataError as error:
-        name = str(exported).removeprefix(f"{store.path}/")
+        name = str(exported).removeprefix(prefix_of(store.path))
         raise VerifyError(f"{name}: {error.detail()}") from error
 
 

@@ -375,7 +375,7 @@ def test_killed_with_workers_and_started_again(
     killed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, cwd=ROOT)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     workers = [psutil.Process(int(pid)) for pid in killed.stdout.split() if psutil.pid_exists(int(pid))]
-    assert psutil.wait_procs(workers, timeout=30)[1] == []
+    assert psutil.wait_procs(workers, timeout=120)[1] == []
     assert not (bucket / "store" / "manifest.json").exists()
     convert_sources(f"{bucket}legacy", f"{bucket}store", OPTIONS)
     assert bytes_of(bucket / "store") == expected_of_few
@@ -399,6 +399,25 @@ def test_another_machine_goes_on(
         convert_sources(few, bucket / "store", OPTIONS, Stopping())
     assert (bucket / "store" / "positions" / "part-000000.parquet").exists()
     monkeypatch.setenv("HEXDATA_CACHE", str(tmp_path / "elsewhere"))
+    convert_sources(few, bucket / "store", OPTIONS)
+    assert bytes_of(bucket / "store") == expected_of_few
+
+
+def test_what_another_has_put_stays(bucket: UPath, few: Path, expected_of_few: dict[str, str]) -> None:
+    """A process that is no longer the one that writes may not know it yet. The next run removes it."""
+    path = bucket / "store" / "positions" / "part-000002.parquet"
+
+    class Intruding(Silent):
+        def begin(self, stage: str, total: int | None, unit: str) -> None:
+            self.stage = stage
+
+        def advance(self, amount: int) -> None:
+            if amount and self.stage == "write" and not path.exists():
+                path.write_bytes(b"another's")
+
+    with pytest.raises(StoreError, match=r"000002\.parquet: the object store does not hold what was sent"):
+        convert_sources(few, bucket / "store", OPTIONS, Intruding())
+    assert path.read_bytes() == b"another's"
     convert_sources(few, bucket / "store", OPTIONS)
     assert bytes_of(bucket / "store") == expected_of_few
 

@@ -72,11 +72,17 @@ def test_a_cache_size_may_be_written_as_people_do():
     assert LoaderOptions().copies == CacheOptions(True, 50_000_000_000, None)
 
 
+def test_a_cache_may_be_named_by_a_url_of_this_machine():
+    assert CacheOptions("file:///ssd/copies") == CacheOptions("/ssd/copies")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"cache": 7}, "cache cannot be used; found 7; expected a folder or None"),
         ({"cache": ""}, "cache cannot be used"),
+        ({"cache": "memory://copies"}, "copies of shards are kept on this machine; found cache='memory:"),
+        ({"cache": "ftp://host/copies"}, "cannot be read and written here; found ftp://"),
         ({"cache_size": 0}, "cache_size cannot be used; found 0; expected an integer, at least 1"),
         ({"cache_size": "much"}, "not a size; found 'much'"),
         ({"cache_size": 1e9}, "cache_size cannot be used"),

@@ -71,6 +71,24 @@ def test_an_upload_outlasts_a_failing_server(
     assert (bucket / "a").read_bytes() == file.read_bytes()
 
 
+@pytest.mark.parametrize("size", [1, 17 << 20])
+def test_an_upload_that_replaces_nothing(
+    bucket: UPath, tmp_path: Path, object_store: ObjectStore, size: int
+) -> None:
+    """Nor does it mistake for another's what it has put itself, though the answer was lost."""
+    file = tmp_path / "file"
+    file.write_bytes(bytes(size))
+    object_store.fail(Fault("POST" if size > 1 else "PUT", "/a", status=500, lose=True, skip=int(size > 1)))
+    upload(file, bucket / "a", replace=False)
+    assert object_store.all_met()
+    upload(file, bucket / "a", replace=False)
+    file.write_bytes(b"x" * size)
+    with pytest.raises(StoreError, match=r"does not hold what was sent.*Something else is there"):
+        upload(file, bucket / "a", replace=False)
+    assert (bucket / "a").read_bytes() == bytes(size)
+    assert not bucket.fs.call_s3("list_multipart_uploads", Bucket=bucket.path.strip("/")).get("Uploads")
+
+
 def test_a_put_on_a_condition(bucket: UPath) -> None:
     first = put_if(bucket / "a", b"1", None)
     assert read_tagged(bucket / "a") == (b"1", first)

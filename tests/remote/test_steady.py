@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def test_threads_that_share_a_handle_read_where_they_are(bucket: UPath) -> None:
     data = os.urandom(1 << 20)
     (bucket / "a").write_bytes(data)
-    handle = SteadyFileSystem(bucket.fs).open(str(bucket / "a"))
+    handle = SteadyFileSystem(bucket.fs, "s3").open(str(bucket / "a"))
     together = threading.Barrier(4)
 
     def read(number: int) -> list[bytes]:
@@ -49,7 +49,7 @@ def test_objects_of_a_folder_are_asked_for_together(bucket: UPath, object_store:
     for number in range(5):
         (bucket / "folder" / str(number)).write_bytes(bytes(number))
     object_store.requests()
-    system = SteadyFileSystem(bucket.fs)
+    system = SteadyFileSystem(bucket.fs, "s3")
     for number in range(5):
         path = str(bucket / "folder" / str(number))
         assert system.exists(path)
@@ -63,7 +63,7 @@ def test_objects_of_a_folder_are_asked_for_together(bucket: UPath, object_store:
 
 def test_another_version_of_an_object_is_not_read(bucket: UPath) -> None:
     (bucket / "a").write_bytes(b"before")
-    system = SteadyFileSystem(bucket.fs)
+    system = SteadyFileSystem(bucket.fs, "s3")
     handle = system.open(str(bucket / "a"))
     (bucket / "a").write_bytes(b"after!")
     with pytest.raises(OSError, match=str(bucket / "a")):
@@ -73,7 +73,7 @@ def test_another_version_of_an_object_is_not_read(bucket: UPath) -> None:
 
 def test_of_unfinished_work_nothing_is_remembered(bucket: UPath) -> None:
     path = bucket / ".work" / "a"
-    system = SteadyFileSystem(bucket.fs)
+    system = SteadyFileSystem(bucket.fs, "s3")
     for content in (b"1", b"22"):
         path.write_bytes(content)
         assert system.size(str(path)) == len(content)
@@ -82,9 +82,21 @@ def test_of_unfinished_work_nothing_is_remembered(bucket: UPath) -> None:
         handle.close()
 
 
+def test_objects_are_found_by_the_name_that_queries_use(bucket: UPath) -> None:
+    """Of several that the library knows; DuckDB writes found paths with the protocol of the file system."""
+    write_parquet(bucket / "a.parquet", pa.schema({"a": pa.int64()}), [pa.table({"a": [1, 2]})])
+    for protocol in bucket.fs.protocol:
+        path = type(bucket)(str(bucket / "a.parquet").replace("s3://", f"{protocol}://"))
+        with duckdb_session(memory=64 << 20, threads=1, place=path) as con:
+            (found,) = con.sql(
+                f"SELECT DISTINCT filename FROM {read_parquet_sql([path], places=True)}"
+            ).fetchall()
+        assert found == (str(path),)
+
+
 def test_objects_are_only_read(bucket: UPath) -> None:
     with pytest.raises(NotImplementedError):
-        SteadyFileSystem(bucket.fs).open(str(bucket / "a"), "wb")
+        SteadyFileSystem(bucket.fs, "s3").open(str(bucket / "a"), "wb")
 
 
 def test_queries_in_threads_find_what_they_find_in_a_file(bucket: UPath, tmp_path: Path) -> None:

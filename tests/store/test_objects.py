@@ -1,0 +1,117 @@
+"""The lock of a store in an object store: what its loss forbids, and what the next holder must know."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hexdata.errors import StoreError, StoreLockedError
+from hexdata.store import Store, lock
+from hexdata.store.files import write_bytes
+from hexdata.store.manifest import Manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from upath import UPath
+
+
+@pytest.fixture
+def store(bucket: UPath) -> Store:
+    Manifest().save(bucket / "store")
+    return Store.open(bucket / "store")
+
+
+@pytest.fixture
+def on_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Return ``on_machine(name)``: from now on, this process seems to run on that machine."""
+    return lambda name: monkeypatch.setenv("HEXDATA_CACHE", str(tmp_path / name))
+
+
+def test_who_was_overtaken_removes_and_publishes_nothing(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not isinstance(store.path, Path)
+    write_bytes(store.path / "shuffled" / "a", b"1")
+    place = {"Bucket": store.path.path.partition("/")[0]}
+    with store.writing("shuffle"):
+        begun = store.path.fs.call_s3("create_multipart_upload", **place, Key="test/store/shuffled/b")
+        before = store.manifest.tag
+        monkeypatch.setattr(lock, "LEASE_SECONDS", -1.0)  # as if it had slept for long
+        for change in (
+            lambda: store.remove("shuffled"),
+            lambda: store.keep_only("shuffled", set()),
+            lambda: store.manifest.save(store.path),
+        ):
+            with pytest.raises(StoreLockedError):
+                change()
+    listed = store.path.fs.call_s3("list_multipart_uploads", **place).get("Uploads", [])
+    assert [one["UploadId"] for one in listed] == [begun["UploadId"]]
+    assert (store.path / "shuffled" / "a").read_bytes() == b"1"
+    assert Manifest.load(store.path).tag == before
+
+
+def test_only_what_is_named_is_kept(store: Store) -> None:
+    for name in ("shuffled/a", "shuffled/b/c", "shuffled/b/d", "shuffled2/e"):
+        write_bytes(store.path / name, b"1")
+    with store.writing("shuffle"):
+        store.keep_only("shuffled", {"shuffled/b/c"})
+    left = {path[len(store.path.path) + 1 :] for path in store.path.fs.find(store.path.path)}
+    assert {name for name in left if name.startswith("shuffled")} == {"shuffled/b/c", "shuffled2/e"}
+
+
+def test_unfinished_work_is_gone_on_with_unless_others_have_written(
+    store: Store, on_machine: Callable[[str], None]
+) -> None:
+    """Whether they finished or failed; and where it is kept counts, not who did it."""
+
+    def turn(machine: str, *, shares_work: bool = False) -> bool:
+        """Take a turn that leaves something; return whether it found what it left before."""
+        on_machine(machine)
+        mine = Store.open(store.path)
+        mine.shares_work = shares_work
+        with suppress(KeyError), mine.writing("shuffle"):
+            found = (mine.work / "left").exists()
+            write_bytes(mine.work / "left", b"1")
+            raise KeyError
+        return found
+
+    assert [turn("one"), turn("one"), turn("two"), turn("one"), turn("one")] == [
+        False,
+        True,
+        False,
+        False,
+        True,
+    ]
+    assert [turn("one", shares_work=True), turn("two", shares_work=True)] == [False, True]
+    assert [turn("two"), turn("two", shares_work=True)] == [False, False]
+
+
+def test_a_clock_that_is_wrong_takes_no_lock(
+    store: Store, on_machine: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with store.writing("shuffle"):
+        on_machine("another")
+        ahead = SimpleNamespace(**{**vars(time), "time": lambda: time.time() + 3600})
+        monkeypatch.setattr(lock, "time", ahead)
+        with (
+            pytest.raises(StoreLockedError, match="renewed its lock"),
+            Store.open(store.path).writing("export"),
+        ):
+            pass
+
+
+def test_an_object_of_another_is_not_replaced(store: Store) -> None:
+    path = store.path / "shuffled" / "a"
+    for data in (b"1", b"1"):
+        write_bytes(path, data, replace=False)
+    with pytest.raises(StoreError, match="only one process writes"):
+        write_bytes(path, b"2", replace=False)
+    assert path.read_bytes() == b"1"
+    write_bytes(path, b"2")
+    assert path.read_bytes() == b"2"
