@@ -222,26 +222,29 @@ def put_if(path: UPath, data: bytes, tag: str | None) -> str | None:
     """
     system = file_system(path)
 
-    def attempt() -> None:
+    def attempt() -> str | None:
         try:
-            if not (speaks_s3(system) and _put_s3(path, data, tag)):
-                if _tag_now(path) != tag:
-                    raise Changed(str(path))
-                system.pipe_file(path.path, data)
+            if speaks_s3(system) and (put := _put_s3(path, data, tag)) is not None:
+                return put
+            if _tag_now(path) != tag:
+                raise Changed(str(path))
+            system.pipe_file(path.path, data)
+            return _tag_now(path)
         except Changed:
-            if not _is_there(path, data):  # else it is ours: the answer to an earlier attempt was lost
+            there = _now(path)
+            if there is None or there.data != data:
                 raise
+            return there.tag  # it is ours: the answer to an earlier attempt was lost
 
-    patiently(attempt)
-    return _tag_now(path)
+    return patiently(attempt)  # type: ignore[no-any-return]
 
 
-def _put_s3(path: UPath, data: bytes, tag: str | None) -> bool:
-    """Put with a condition; return whether the store knows conditions."""
+def _put_s3(path: UPath, data: bytes, tag: str | None) -> str | None:
+    """Put with a condition; return the new tag, or None if the store knows no conditions."""
     bucket, key, _ = file_system(path).split_path(path.path)
     condition = {"IfNoneMatch": "*"} if tag is None else {"IfMatch": tag}
     try:
-        file_system(path).call_s3("put_object", Bucket=bucket, Key=key, Body=data, **condition)
+        answer = file_system(path).call_s3("put_object", Bucket=bucket, Key=key, Body=data, **condition)
     except (OSError, RuntimeError) as error:
         code = code_of(error)
         if code == "NoSuchBucket":
@@ -249,9 +252,9 @@ def _put_s3(path: UPath, data: bytes, tag: str | None) -> bool:
         if isinstance(error, (FileExistsError, FileNotFoundError)) or code in _PRECONDITION:
             raise Changed(str(path)) from error
         if code in _NO_CONDITIONS:
-            return False
+            return None
         raise
-    return True
+    return str(answer["ETag"])
 
 
 def _tag_now(path: UPath) -> str | None:
@@ -261,11 +264,11 @@ def _tag_now(path: UPath) -> str | None:
         return None
 
 
-def _is_there(path: UPath, data: bytes) -> bool:
+def _now(path: UPath) -> Tagged | None:
     try:
-        return bool(file_system(path).cat_file(path.path) == data)
+        return read_tagged(path)
     except FileNotFoundError:
-        return False
+        return None
 
 
 def remove_object(path: UPath) -> None:

@@ -100,6 +100,16 @@ def test_a_put_on_a_condition(bucket: UPath) -> None:
     assert (bucket / "a").read_bytes() == b"2"
 
 
+def test_the_tag_of_a_put_is_its_own(bucket: UPath, object_store: ObjectStore) -> None:
+    """Not that of what another has put right after it: it would be overwritten by our next."""
+    object_store.requests()
+    tag = put_if(bucket / "a", b"1", None)
+    assert [method for method, _ in object_store.requests()] == ["PUT"]
+    (bucket / "a").write_bytes(b"another")
+    with pytest.raises(Changed):
+        put_if(bucket / "a", b"2", tag)
+
+
 def test_a_put_whose_answer_was_lost_is_ours(bucket: UPath, object_store: ObjectStore) -> None:
     object_store.fail(Fault("PUT", status=500, lose=True))
     tag = put_if(bucket / "a", b"1", None)
