@@ -216,7 +216,7 @@ class ShardCache:
         for one in sorted(kept):
             if room >= 0:
                 break
-            if _evict(self.folder / one.name):
+            if _remove_unless_held(self.folder / one.name):
                 room += one.bytes
         if room >= 0:
             return None
@@ -247,7 +247,7 @@ class ShardCache:
             lock = self.folder / f"{named[1]}.lock"
             if named[2] == "tar":
                 kept.append(_Kept(facts.st_mtime_ns, found.name, facts.st_size))
-            elif _is_left(lock):
+            elif _remove_unless_held(lock):
                 # Nobody can have made it anew: that takes the lock that we decide under.
                 (self.folder / found.name).unlink(missing_ok=True)
             else:
@@ -347,10 +347,10 @@ def _locked(path: Path, *, wait: bool, remove: bool = True) -> Iterator[bool]:
             fcntl.flock(file, fcntl.LOCK_UN)
 
 
-def _is_left(lock: Path) -> bool:
-    """Say whether nobody holds a lock; then its file is removed."""
+def _remove_unless_held(path: Path) -> bool:
+    """Remove a lock's file, or a copy; return False if somebody holds it, and it stays."""
     try:
-        file = lock.open("rb")
+        file = path.open("rb")
     except FileNotFoundError:
         return True
     with file:
@@ -358,8 +358,8 @@ def _is_left(lock: Path) -> bool:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
-        if _is_at(file, lock):
-            lock.unlink()
+        if _is_at(file, path):
+            path.unlink()
         fcntl.flock(file, fcntl.LOCK_UN)
         return True
 
@@ -371,22 +371,6 @@ def _hold(file: IO[bytes], path: Path) -> bool:
         return True
     file.close()
     return False
-
-
-def _evict(path: Path) -> bool:
-    """Remove a copy; return False if it is mapped and stays."""
-    try:
-        file = path.open("rb")
-    except FileNotFoundError:
-        return True
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        path.unlink(missing_ok=True)
-        fcntl.flock(file, fcntl.LOCK_UN)
-        return True
 
 
 def _is_at(file: IO[bytes], path: Path) -> bool:
