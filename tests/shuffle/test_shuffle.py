@@ -333,10 +333,10 @@ def test_a_system_without_memory_is_named_and_what_is_done_counts(
     options = ShuffleOptions(buckets=3, threads=1)
     original = work.write_parquet
 
-    def short(path: Path, schema: pa.Schema, tables: Iterator[pa.Table]) -> FileFacts:
+    def short(path: Path, schema: pa.Schema, tables: Iterator[pa.Table], *, replace: bool) -> FileFacts:
         if path.name == "bucket-000002.parquet":
             raise MemoryError("malloc of size 7 failed")
-        return original(path, schema, tables)
+        return original(path, schema, tables, replace=replace)
 
     monkeypatch.setattr(work, "write_parquet", short)
     with pytest.raises(BudgetError, match=r"no more memory; found malloc .*1 GB.*Lower --memory"):
@@ -352,8 +352,8 @@ def test_a_lost_position_is_never_published(
     store = copy_store(odd_store)
     original = work.write_parquet
 
-    def lossy(path: Path, schema: pa.Schema, tables: Iterator[pa.Table]) -> FileFacts:
-        return original(path, schema, (table[1:] for table in tables))
+    def lossy(path: Path, schema: pa.Schema, tables: Iterator[pa.Table], *, replace: bool) -> FileFacts:
+        return original(path, schema, (table[1:] for table in tables), replace=replace)
 
     monkeypatch.setattr(work, "write_parquet", lossy)
     with pytest.raises(StoreError, match="do not hold every position; found 897; expected 900"):
