@@ -48,8 +48,7 @@ def convert_sources(
     options = options or ConvertOptions()
     given = [inputs] if isinstance(inputs, str) or not isinstance(inputs, Sequence) else inputs
     listed = [as_path(path) for path in given]
-    target = Store.open_or_create(store)
-    target.shares_work |= engine.machines.separate
+    target = Store.open_or_create(store, shares_work=engine.machines.separate)
     files = find_sources(listed, target.path)
     with target.writing("convert"), journaled(target.path, "convert") as watched:
         engine.require(listed, target.path)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -18,10 +17,11 @@ import pyarrow.parquet as pq
 
 from hexdata.engine import LOCAL, Engine
 from hexdata.errors import ConfigError, InputError, StoreError
+from hexdata.export.workers import run_workers
 from hexdata.formats.legacy import DIALECTS, write_legacy
 from hexdata.pool import WorkerOptions
 from hexdata.progress import SILENT, Progress
-from hexdata.remote import CLIENT_MEMORY, AnyPath
+from hexdata.remote import AnyPath
 from hexdata.schema import SPLITS, positions_schema, raw_schema
 from hexdata.store import Store
 from hexdata.store.files import FileFacts, atomic_file, has_size, remove_tree
@@ -104,8 +104,7 @@ def export_pickles(
         EngineError: the engine's machines cannot do it.
     """
     options = options or PicklesOptions()
-    target = Store.open(store)
-    target.shares_work |= engine.machines.separate
+    target = Store.open(store, shares_work=engine.machines.separate)
     stage = f"pickles-{options.order}"
     with target.writing(stage), journaled(target.path, stage) as watched:
         if options.order == "shuffled":
@@ -342,18 +341,11 @@ class _Run:
         self.progress.advance(sum(file.positions for name, file in files.items() if name not in missing))
         tasks = [(files[name], self.store.path / name, self.options.level) for name in todo]
         try:
-            for index, facts in self._run(tasks):
+            for index, facts in run_workers(self.store, self.options, self.engine, _write_file, tasks):
                 ledger.finish_soon(todo[index], facts.to_json())
                 self.progress.advance(facts.rows)
         finally:
             ledger.save()
-
-    def _run(self, tasks: list[tuple[Any, ...]]) -> Iterator[tuple[int, FileFacts]]:
-        """Run tasks, a file each."""
-        more = 0 if isinstance(self.store.path, Path) else CLIENT_MEMORY
-        workers = self.options.processes(self.engine.machines.cores, more)
-        memory = self.options.WORKER_MEMORY + more
-        return self.engine.run(_write_file, tasks, workers=workers, memory=memory)
 
     def _is_written(self, name: str, ledger: Ledger) -> bool:
         return name in ledger and has_size(self.store.path / name, ledger[name]["bytes"])

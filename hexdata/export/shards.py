@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 from hexdata.engine import LOCAL, Engine
 from hexdata.errors import ConfigError
+from hexdata.export.workers import run_workers
 from hexdata.formats.shard_manifest import LAYOUTS, MANIFEST_NAME, FieldSpec, ShardEntry, ShardManifest
 from hexdata.formats.shards import ShardWriter, block_fields, block_samples, columns_to_block
 from hexdata.pool import WorkerOptions
 from hexdata.progress import SILENT, Progress
-from hexdata.remote import CLIENT_MEMORY, AnyPath
+from hexdata.remote import AnyPath
 from hexdata.schema import SPLITS, positions_schema
 from hexdata.sql.database import write_database
 from hexdata.store import Store
@@ -117,8 +116,7 @@ def export_shards(
         StoreError: there is no shuffled store, or another process writes to it.
         EngineError: the engine's machines cannot do it.
     """
-    target = Store.open(store)
-    target.shares_work |= engine.machines.separate
+    target = Store.open(store, shares_work=engine.machines.separate)
     with target.writing("export"), journaled(target.path, "export") as watched:
         target.require_stage("shuffle")
         engine.require([], target.path)
@@ -203,18 +201,11 @@ class _Run:
         self.progress.advance(sum(s.rows.stop - s.rows.start for s in shards if s.name not in missing))
         tasks = [(shard, self.folder) for shard in todo]
         try:
-            for index, entry in self._run(tasks):
+            for index, entry in run_workers(self.store, self.options, self.engine, _write_shard, tasks):
                 ledger.finish_soon(todo[index].name, asdict(entry))
                 self.progress.advance(entry.positions)
         finally:
             ledger.save()
-
-    def _run(self, tasks: list[tuple[Any, ...]]) -> Iterator[tuple[int, ShardEntry]]:
-        """Run tasks, a shard each."""
-        more = 0 if isinstance(self.store.path, Path) else CLIENT_MEMORY
-        workers = self.options.processes(self.engine.machines.cores, more)
-        memory = self.options.WORKER_MEMORY + more
-        return self.engine.run(_write_shard, tasks, workers=workers, memory=memory)
 
     def _is_written(self, shard: _Shard, ledger: Ledger) -> bool:
         return shard.name in ledger and has_size(self.folder / shard.name, ledger[shard.name]["bytes"])

@@ -35,10 +35,10 @@ def plan_shuffle(
         ConfigError: a choice cannot be made on this store.
         BudgetError: the memory is too small.
     """
-    target, options = Store.open(store), options or ShuffleOptions()
+    target = Store.open(store, shares_work=engine.machines.separate)
+    options = options or ShuffleOptions()
     with tempfile.TemporaryDirectory(prefix="hexdata-plan-") as folder:
         prepared = prepare(target, options, Path(folder), None, engine.machines)
-    target.shares_work |= engine.machines.separate
     path = target.work / "shuffle" / LEDGER_NAME
     ledger = Ledger(path, "shuffle", prepared.lineage, only_look=True)
     return look_ahead(target, options, prepared, ledger, is_done(target, options))
@@ -69,8 +69,7 @@ def shuffle_store(
         BudgetError: the memory or the disk is too small.
         EngineError: the engine's machines cannot do it.
     """
-    target = Store.open(store)
-    target.shares_work |= engine.machines.separate
+    target = Store.open(store, shares_work=engine.machines.separate)
     with target.writing("shuffle"), journaled(target.path, "shuffle") as watched:
         engine.require([], target.path)
         run = Run(target, options or ShuffleOptions(), progress, patience or Patience(), engine)

@@ -38,36 +38,40 @@ _COMMANDS: Final = {
 class Store:
     """One dataset's directory. Cheap to make; the manifest is read when opened."""
 
-    def __init__(self, path: str | AnyPath, manifest: Manifest) -> None:
+    def __init__(self, path: str | AnyPath, manifest: Manifest, *, shares_work: bool = False) -> None:
         self.path = as_path(path)
         self.manifest = manifest
-        self.shares_work = isinstance(self.path, Path)
+        self.shares_work = shares_work or isinstance(self.path, Path)
         """Whether unfinished work lies in the store, where other machines see it too."""
         self.require_lock: Callable[[], None] = lambda: None
         """Raises ``StoreLockedError`` where the lock, held to write, has been lost."""
 
     @classmethod
-    def open(cls, path: str | AnyPath) -> Store:
+    def open(cls, path: str | AnyPath, *, shares_work: bool = False) -> Store:
         """Open a store that exists.
+
+        Args:
+            path: its folder or its address.
+            shares_work: whether other machines are to see its unfinished work.
 
         Raises:
             StoreError: there is no store at ``path``, or one that this release cannot read.
         """
         folder = _encodable(path)
         with telling(folder):  # no bucket, no access: then it is not a store that is missing
-            return cls(folder, Manifest.load(folder))
+            return cls(folder, Manifest.load(folder), shares_work=shares_work)
 
     @classmethod
-    def open_or_create(cls, path: str | AnyPath) -> Store:
-        """Open the store at ``path``, or begin one in a folder that is empty or does not exist.
+    def open_or_create(cls, path: str | AnyPath, *, shares_work: bool = False) -> Store:
+        """Do as :meth:`open`, or begin a store in a folder that is empty or does not exist.
 
         Raises:
             StoreError: the folder holds something that is not a store.
         """
         folder = _encodable(path)
-        new = cls(folder, Manifest())
+        new = cls(folder, Manifest(), shares_work=shares_work)
         if exists(folder / MANIFEST_NAME):
-            return cls.open(folder)
+            return cls.open(folder, shares_work=shares_work)
         if folder.is_file():
             raise StoreError("a store is a folder, and this is a file", path=folder)
         if folder.is_dir() and not _is_begun(new):
