@@ -134,7 +134,7 @@ class Tables:
         number = " ".join(f"WHEN '{name}' THEN {i}" for i, name in enumerate(SPLITS) if i)
         query = f"""
             SELECT game_id, (CASE split {number} ELSE 0 END)::UTINYINT AS split_index
-            FROM {self.games} WHERE split <> '{SPLITS[0]}'
+            FROM {self.games} WHERE split <> '{SPLITS[0]}' ORDER BY game_id
         """
         rows = con.sql(query).to_arrow_reader(ROW_GROUP_ROWS)
         write_parquet(path, rows.schema, rows)
