@@ -13,14 +13,14 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from hexdata.config import did_you_mean, read_toml
 from hexdata.convert import ConvertOptions, convert_sources
-from hexdata.demo import DemoOptions, make_legacy
+from hexdata.demo import FOLDER, DemoOptions, make_legacy
 from hexdata.engine import Engine, EngineOptions, open_engine
 from hexdata.errors import ConfigError, HexdataError, VerifyError
 from hexdata.export import ExportOptions, PicklesOptions, export_pickles, export_shards
 from hexdata.loader.drive import LoadOptions, drive_loader
 from hexdata.progress import SILENT, Progress
 from hexdata.quality import Quality, measure_quality
-from hexdata.remote import as_path, objects_below, telling
+from hexdata.remote import as_path, local_path, objects_below, telling
 from hexdata.report import Verdict, write_report
 from hexdata.shuffle import ShuffleOptions, ShuffleResult, shuffle_store
 from hexdata.sql import Limits
@@ -39,8 +39,7 @@ class DemoSection(DemoOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(as_path(self.folder), Path):
-            raise ConfigError("[demo] writes to a folder of this machine", found=self.folder)
+        local_path(self.folder, FOLDER)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,9 +115,9 @@ def load_config(path: str | Path) -> Config:
 
     Raises:
         ConfigError: the file is missing, unreadable or no TOML, or holds an unknown key or a wrong value; the
-            message names the nearest known key.
+            message names the nearest known key. Or it is an address.
     """
-    content = read_toml(path)
+    content = read_toml(local_path(path, "a config"))
     try:
         return Config.model_validate(content)
     except ValidationError as error:
@@ -190,9 +189,10 @@ class RunResult:
 
 def demo_config(folder: str | Path, options: DemoOptions, *, seed: int = 7) -> Config:
     """Return the config of ``hexdata demo``: every stage, with buckets and shards small enough to see."""
-    legacy = str(Path(folder) / "legacy")
+    root = local_path(folder, FOLDER)
+    legacy = str(root / "legacy")
     return Config(
-        store=str(Path(folder) / "store"),
+        store=str(root / "store"),
         demo=DemoSection(folder=legacy, games=options.games, seed=options.seed),
         convert=ConvertSection(inputs=[legacy]),
         shuffle=ShuffleOptions(seed=seed, buckets=8),

@@ -5,13 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 import hexdata
-from hexdata.errors import ConfigError
 
 if TYPE_CHECKING:
     from hexdata.cli.bar import Bar
@@ -36,7 +34,6 @@ __all__ = [
     "app",
     "command",
     "facts_alone",
-    "read_local",
     "read_path",
     "running_on",
 ]
@@ -63,18 +60,6 @@ def read_path(text: str) -> AnyPath:
     from hexdata.remote import as_path
 
     return as_path(text)
-
-
-def read_local(text: str) -> Path:
-    """Return the path that an argument means, of this machine.
-
-    Raises:
-        ConfigError: it is an address.
-    """
-    path = read_path(text)
-    if not isinstance(path, Path):
-        raise ConfigError("this can only be on this machine, not in an object store", path=path)
-    return path
 
 
 Store = Annotated[

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from hexdata.cli.app import Json, Seed, command, read_local
+from hexdata.cli.app import Json, Seed, command
 from hexdata.cli.run import show_run
 
 __all__ = ["demo"]
 
 
 def demo(
-    folder: Annotated[
-        Path, typer.Argument(metavar="[FOLDER]", help="Where to put it all.", parser=read_local)
-    ] = Path("hexdata-demo"),
+    folder: Annotated[str, typer.Argument(metavar="[FOLDER]", help="Where to put it all.")] = "hexdata-demo",
     games: Annotated[int, typer.Option("--games", min=1, help="How many games to make.")] = 1_500,
     seed: Seed = 7,
     as_json: Json = False,

@@ -5,12 +5,9 @@ from __future__ import annotations
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-
-from hexdata.cli.app import read_local
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,16 +20,11 @@ __all__ = ["live"]
 
 def live(
     directory: Annotated[
-        Path,
-        typer.Argument(
-            metavar="DIRECTORY", help="Where games are written.", show_default=False, parser=read_local
-        ),
+        str, typer.Argument(metavar="DIRECTORY", help="Where games are written.", show_default=False)
     ],
     config: Annotated[
-        Path | None,
-        typer.Option(
-            "--config", metavar="FILE", help="A TOML file such as configs/live.toml.", parser=read_local
-        ),
+        str | None,
+        typer.Option("--config", metavar="FILE", help="A TOML file such as configs/live.toml."),
     ] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Of every draw.")] = None,
     split: Annotated[str | None, typer.Option("--split", help="train, val or test.")] = None,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hexdata.cli.app import Json, command, facts_alone, read_local
+from hexdata.cli.app import Json, command, facts_alone
 from hexdata.cli.shuffle import show_choices
 from hexdata.units import format_bytes
 
@@ -21,9 +20,7 @@ __all__ = ["run", "show_run"]
 
 
 def run(
-    config: Annotated[
-        Path, typer.Argument(metavar="CONFIG", help="A TOML file.", show_default=False, parser=read_local)
-    ],
+    config: Annotated[str, typer.Argument(metavar="CONFIG", help="A TOML file.", show_default=False)],
     as_json: Json = False,
 ) -> None:
     """Run the stages of a config, one after the other."""

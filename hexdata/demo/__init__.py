@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO, Final, Literal, cast
@@ -21,12 +22,16 @@ from hexdata.formats.trmph import TrmphReader, write_trmph
 from hexdata.order import derive_key, sort_key
 from hexdata.pool import default_workers
 from hexdata.progress import SILENT, Progress
+from hexdata.remote import local_path
 from hexdata.store.files import atomic_file, remove_temporaries, write_bytes
 from hexdata.store.ledger import Ledger
+from hexdata.store.room import naming_full, telling_full
 
 __all__ = ["DemoOptions", "DemoResult", "make_legacy"]
 
 BOARD_SIZE: Final = 13
+FOLDER: Final = "the folder of a demo"
+"""What errors call it."""
 LAYOUTS: Final = ("v1-tuples", "v2-dicts", "v2-enums", "trmph")
 """Folders below the demo's; each gets ``FILES_PER_LAYOUT`` files with games of their own."""
 DIALECTS: Final = {"v1-tuples": "tuples", "v2-dicts": "dicts-player", "v2-enums": "dicts-enums"}
@@ -100,21 +105,39 @@ def make_legacy(
 
     A folder that holds the same demo already, whole or interrupted, keeps the files that it has.
 
+    Args:
+        folder: new, empty or a demo's; of this machine.
+        options: what to make; None for what is usual.
+        progress: who watches.
+
     Raises:
-        ConfigError: the folder holds another demo, or files that are none of ours.
+        ConfigError: the folder is an address, or holds another demo or files that are none of ours.
+        BudgetError: the disk is full.
     """
     options = options or DemoOptions()
-    target = Path(folder)
-    ledger = _begin(target, options)
+    target = local_path(folder, FOLDER)
     files = _files(options)
-    progress.begin("make games", options.games, "games")
-    progress.advance(sum(file.games for file in files if file.name in ledger))
-    todo = [file for file in files if file.name not in ledger]
-    tasks = [(file, target) for file in todo]
-    for index, positions in LOCAL.run(_write, tasks, workers=default_workers(), memory=WORKER_MEMORY):
-        ledger.finish(todo[index].name, positions)
-        progress.advance(todo[index].games)
+    with telling_full(target):
+        ledger = _begin(target, options)
+        progress.begin("make games", options.games, "games")
+        progress.advance(sum(file.games for file in files if file.name in ledger))
+        todo = [file for file in files if file.name not in ledger]
+        with _tidied(target), tempfile.TemporaryDirectory(prefix="hexdata-") as scratch:
+            tasks = [(file, target, Path(scratch)) for file in todo]
+            workers = default_workers()
+            for index, positions in LOCAL.run(_write, tasks, workers=workers, memory=WORKER_MEMORY):
+                ledger.finish(todo[index].name, positions)
+                progress.advance(todo[index].games)
     return DemoResult(options.games, sum(ledger[file.name] for file in files), len(files))
+
+
+@contextmanager
+def _tidied(folder: Path) -> Iterator[None]:
+    """Remove in the end what workers were writing that have been killed, as they are when one fails."""
+    try:
+        yield
+    finally:
+        remove_temporaries(folder)
 
 
 def _begin(folder: Path, options: DemoOptions) -> Ledger:
@@ -149,25 +172,25 @@ def _files(options: DemoOptions) -> list[_File]:
     ]
 
 
-def _write(file: _File, folder: Path) -> int:
+def _write(file: _File, folder: Path, scratch: Path) -> int:
     """Worker: make the games of one file and write it; the number of positions."""
     games = list(make_games(file.games, file.seed, BOARD_SIZE, file.start))
     positions = sum(len(game.moves) + 1 for game in games)
-    with tempfile.TemporaryDirectory() as scratch:
-        raw = Path(scratch) / file.raw_name
+    raw = scratch / file.raw_name
+    with naming_full(raw):
         write_trmph(raw, games, BOARD_SIZE)
-        if file.layout == "trmph":
-            write_bytes(folder / file.name, raw.read_bytes())
-            return positions
-        with atomic_file(folder / file.name) as target:
-            write_legacy(
-                cast(BinaryIO, target),
-                _processed(raw, file),
-                board_size=BOARD_SIZE,
-                dialect=DIALECTS[file.layout],
-                header=_header(file, positions),
-                level=1,
-            )
+    if file.layout == "trmph":
+        write_bytes(folder / file.name, raw.read_bytes())
+        return positions
+    with atomic_file(folder / file.name) as target:
+        write_legacy(
+            cast(BinaryIO, target),
+            _processed(raw, file),
+            board_size=BOARD_SIZE,
+            dialect=DIALECTS[file.layout],
+            header=_header(file, positions),
+            level=1,
+        )
     return positions
 
 

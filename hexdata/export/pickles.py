@@ -101,6 +101,7 @@ def export_pickles(
     Raises:
         StoreError: there is no store, it is not shuffled (for that order), or another process writes to it.
         InputError: a source holds something that cannot be written back; the message names it.
+        BudgetError: the workers asked for do not fit into the memory, or the disk is full.
         EngineError: the engine's machines cannot do it.
     """
     options = options or PicklesOptions()

@@ -114,6 +114,7 @@ def export_shards(
 
     Raises:
         StoreError: there is no shuffled store, or another process writes to it.
+        BudgetError: the workers asked for do not fit into the memory, or the disk is full.
         EngineError: the engine's machines cannot do it.
     """
     target = Store.open(store, shares_work=engine.machines.separate)

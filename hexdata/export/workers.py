@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any, TypeVar
 
 from hexdata.engine import Engine
 from hexdata.pool import WorkerOptions
-from hexdata.remote import CLIENT_MEMORY
+from hexdata.remote import client_memory
 from hexdata.store import Store
 
 __all__ = ["run_workers"]
@@ -28,6 +27,6 @@ def run_workers(
     Raises:
         BudgetError: the workers asked for do not fit into the memory.
     """
-    more = 0 if isinstance(store.path, Path) else CLIENT_MEMORY
+    more = client_memory(store.path)
     workers = options.processes(engine.machines.cores, more)
     return engine.run(function, tasks, workers=workers, memory=options.WORKER_MEMORY + more)

@@ -41,6 +41,7 @@ __all__ = [
     "decode_npy",
     "npy_header",
     "read_blocks",
+    "read_placed_blocks",
 ]
 
 Block = dict[str, npt.NDArray[Any]]
@@ -281,19 +282,27 @@ def read_blocks(path: str | AnyPath) -> Iterator[tuple[str, Block]]:
         FormatError: naming the shard and the member or the byte, if the shard is cut or altered. What
             was yielded before is then void.
     """
+    for key, block, _ in read_placed_blocks(path):
+        yield key, block
+
+
+def read_placed_blocks(path: str | AnyPath) -> Iterator[tuple[str, Block, dict[str, int]]]:
+    """Do as :func:`read_blocks`, and say of each field at which byte of the shard its numbers begin."""
     with open_binary(as_path(path)) as file:
         for key, members in itertools.groupby(_read_members(file, path), key=lambda member: member[0]):
             block: Block = {}
-            for _, field, data in members:
+            places: dict[str, int] = {}
+            for _, field, data, begin in members:
                 member = f"{key}.{field}.npy"
                 if field in block:
                     raise _broken(path, member, "the member twice", "each once")
                 block[field] = decode_npy(data, path, member)
-            yield key, block
+                places[field] = begin + len(data) - block[field].nbytes
+            yield key, block, places
 
 
-def _read_members(file: BinaryIO, path: str | AnyPath) -> Iterator[tuple[str, str, bytes]]:
-    """Yield (key, field, npy bytes) of each member up to the end of the archive."""
+def _read_members(file: BinaryIO, path: str | AnyPath) -> Iterator[tuple[str, str, bytes, int]]:
+    """Yield (key, field, npy bytes, where these begin) of each member up to the end of the archive."""
     while (header := file.read(tarfile.BLOCKSIZE)) != bytes(tarfile.BLOCKSIZE):
         place = f"byte {file.tell() - len(header)}"
         try:
@@ -303,11 +312,11 @@ def _read_members(file: BinaryIO, path: str | AnyPath) -> Iterator[tuple[str, st
         name = _MEMBER_NAME.fullmatch(info.name)
         if name is None or not info.isreg():
             raise _broken(path, place, f"member {info.name!r}", "a plain file KEY.FIELD.npy")
-        data = file.read(info.size)
+        begin, data = file.tell(), file.read(info.size)
         padding = file.read(-info.size % tarfile.BLOCKSIZE)
         if len(data) != info.size or padding != bytes(-info.size % tarfile.BLOCKSIZE):
             raise _broken(path, info.name, f"{len(data)} bytes and their padding", f"{info.size} bytes")
-        yield name[1], name[2], data
+        yield name[1], name[2], data, begin
     rest = file.read()
     if len(rest) < tarfile.BLOCKSIZE or any(rest) or file.tell() % tarfile.RECORDSIZE:
         raise _broken(path, "end of archive", f"{len(rest)} bytes", "zeros up to a whole record")

@@ -16,7 +16,7 @@ from typing import Any, Final, NoReturn, Self
 from hexdata.batch import Batch, BoardForm, FinalPolicy
 from hexdata.checks import as_tuple, check_same_options, check_versions
 from hexdata.errors import ConfigError, HexdataError, StoreError
-from hexdata.live.options import LiveOptions, load_live_config, make_pipeline
+from hexdata.live.options import LiveOptions, load_live_config, make_pipeline, watched_path
 from hexdata.live.state import decode_state, encode_state
 from hexdata.order import ORDER_VERSION
 
@@ -81,7 +81,7 @@ class LiveLoader:
         batch = {"fields": as_tuple(fields), "planes": planes, "board": board, "final_policy": final_policy}
         batch |= {"tier_probability": as_tuple(tier_probability), "symmetry": symmetry}
         self.options = replace(options, **_given(whole), batch=replace(options.batch, **_given(batch)))
-        self.directory = Path(directory)
+        self.directory = watched_path(directory)
         self.warn_after = _check_seconds("warn_after", warn_after)
         self.timeout = None if timeout is None else _check_seconds("timeout", timeout)
         self.delivered = 0

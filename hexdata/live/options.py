@@ -19,9 +19,18 @@ from hexdata.errors import ConfigError, HexdataError
 from hexdata.live.pipeline import Pipeline
 from hexdata.live.queue import OVERFLOWS, Overflow
 from hexdata.live.stage import Stage
+from hexdata.remote import local_path
 from hexdata.schema import SPLITS
 
-__all__ = ["STAGES", "LiveOptions", "StageOptions", "load_live_config", "make_pipeline", "parse_live_config"]
+__all__ = [
+    "STAGES",
+    "LiveOptions",
+    "StageOptions",
+    "load_live_config",
+    "make_pipeline",
+    "parse_live_config",
+    "watched_path",
+]
 
 
 @dataclass(frozen=True)
@@ -198,7 +207,7 @@ def load_live_config(path: str | Path) -> LiveOptions:
         ConfigError: the file is missing, unreadable or no TOML, or holds an unknown key or a wrong value; the
             message names the nearest known key.
     """
-    content = read_toml(path)
+    content = read_toml(local_path(path, "a config"))
     try:
         return parse_live_config(content)
     except ConfigError as error:
@@ -259,16 +268,26 @@ def _parse_batch(section: Mapping[str, Any]) -> BatchOptions:
         raise error.at("[batch]") from None
 
 
+def watched_path(directory: str | Path) -> Path:
+    """Return the path of a directory that games are still written to.
+
+    Raises:
+        ConfigError: it is an address.
+    """
+    cure = "A bucket cannot be watched: convert its games into a store, or let them be written here."
+    return local_path(directory, "a directory that is watched", cure)
+
+
 def make_pipeline(options: LiveOptions, directory: str | Path) -> Pipeline:
     """Make the stages of a pipeline and join them; nothing is started.
 
     Raises:
-        ConfigError: a stage cannot use one of its knobs.
+        ConfigError: a stage cannot use one of its knobs, or the directory is an address.
     """
     given = {name: getattr(options, name) for name in _SHARED}
     given |= {
         "batch": options.batch,
-        "directory": directory,
+        "directory": watched_path(directory),
         "final_positions": options.batch.final_policy != "skip",
     }
     stages = []

@@ -9,7 +9,7 @@ from typing import Final, Literal, get_args
 from hexdata.batch import BatchOptions
 from hexdata.checks import check_choice, check_count, check_seed
 from hexdata.errors import ConfigError
-from hexdata.remote import as_path
+from hexdata.remote import local_path
 from hexdata.units import parse_bytes
 
 __all__ = [
@@ -82,9 +82,7 @@ class CacheOptions:
         if not (self.cache is None or isinstance(self.cache, (bool, str, Path))) or self.cache == "":
             raise ConfigError("cache cannot be used", found=repr(self.cache), expected="a folder or None")
         if isinstance(self.cache, str):
-            folder = as_path(self.cache)
-            if not isinstance(folder, Path):
-                raise ConfigError("copies of shards are kept on this machine", found=f"cache={self.cache!r}")
+            folder = local_path(self.cache, "a cache of shards", "Give a folder as cache (--cache).")
             object.__setattr__(self, "cache", str(folder))
         size = parse_bytes(self.cache_size) if isinstance(self.cache_size, str) else self.cache_size
         object.__setattr__(self, "cache_size", check_count("cache_size", size, 1))

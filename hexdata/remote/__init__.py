@@ -6,7 +6,15 @@ path stays a ``pathlib.Path`` and never comes here.
 
 from __future__ import annotations
 
-from hexdata.remote.address import CLIENT_MEMORY, AnyPath, RemotePath, as_path, prefix_of
+from hexdata.remote.address import (
+    CLIENT_MEMORY,
+    AnyPath,
+    RemotePath,
+    as_path,
+    client_memory,
+    local_path,
+    prefix_of,
+)
 from hexdata.remote.faults import is_fault, telling
 from hexdata.remote.objects import (
     Changed,
@@ -31,9 +39,11 @@ __all__ = [
     "Tagged",
     "abort_uploads",
     "as_path",
+    "client_memory",
     "file_system",
     "is_fault",
     "is_passing",
+    "local_path",
     "objects_below",
     "open_binary",
     "patiently",

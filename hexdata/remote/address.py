@@ -13,7 +13,17 @@ from hexdata.errors import ConfigError
 if TYPE_CHECKING:
     from upath import UPath
 
-__all__ = ["CLIENT_MEMORY", "PROTOCOLS", "AnyPath", "RemotePath", "as_path", "prefix_of"]
+__all__ = [
+    "CLIENT_MEMORY",
+    "PROTOCOLS",
+    "AnyPath",
+    "RemotePath",
+    "as_path",
+    "client_memory",
+    "local_path",
+    "prefix_of",
+    "without_secrets",
+]
 
 RemotePath: TypeAlias = "UPath"
 """A path in an object store."""
@@ -41,6 +51,8 @@ CLIENT_MEMORY: Final = 48 << 20
 """Bytes that a process holds besides once it reads or writes objects: client and buffers, as measured."""
 
 _URL: Final = re.compile(r"(?P<protocol>[a-z][a-z0-9+.-]*):/{1,2}(?P<rest>.*)", re.IGNORECASE | re.DOTALL)
+_SECRET: Final = re.compile(r"(?<=://)[^/@\s]+@|(?<=[^\s?])\?[^\s\"'?]+=[^\s\"']*")
+"""What may hold a secret: a URL's user and query."""
 _UNCACHED: Final[dict[str, Any]] = {"use_listings_cache": False}
 _OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "s3": {
@@ -70,12 +82,12 @@ def as_path(text: str | AnyPath) -> AnyPath:
     """
     if not isinstance(text, str):
         return text
-    match = _URL.fullmatch(text)
-    if match is None or (len(match["protocol"]) == 1 and not text.startswith("//", 2)):
+    match = _url(text)
+    if match is None:
         return Path(text)
     protocol = match["protocol"].lower()
     if protocol == "file":
-        return _local_path(text)
+        return _path_of_url(text)
     if protocol not in PROTOCOLS:
         raise ConfigError(
             "an address of this kind cannot be read and written here",
@@ -108,7 +120,42 @@ def as_path(text: str | AnyPath) -> AnyPath:
     return path
 
 
-def _local_path(url: str) -> Path:
+def local_path(text: str | Path, what: str, cure: str = "Give a path of this machine.") -> Path:
+    """Return the path that a text means, where none but one of this machine will do.
+
+    Args:
+        text: what a person wrote; ``file://`` is a path of this machine.
+        what: it is for, as the error names it.
+        cure: what else a person can do.
+
+    Raises:
+        ConfigError: it is an address.
+    """
+    if not isinstance(text, str):
+        return text
+    match = _url(text)
+    if match is None:
+        return Path(text)
+    if match["protocol"].lower() == "file":
+        return _path_of_url(text)
+    raise ConfigError(
+        f"{what} can only be on this machine", found=without_secrets(text), expected="a path", cure=cure
+    )
+
+
+def _url(text: str) -> re.Match[str] | None:
+    """Return the parts of an address; None of a path, even one that begins with a drive."""
+    match = _URL.fullmatch(text)
+    is_drive = match is not None and len(match["protocol"]) == 1 and not text.startswith("//", 2)
+    return None if is_drive else match
+
+
+def without_secrets(text: str) -> str:
+    """Return a text of one line, without what may be secret in the addresses that it names."""
+    return _SECRET.sub("", " ".join(text.split()))
+
+
+def _path_of_url(url: str) -> Path:
     parts = urlsplit(url)
     if parts.netloc not in ("", "localhost"):
         raise ConfigError(
@@ -118,6 +165,11 @@ def _local_path(url: str) -> Path:
             cure="A path of this machine needs no file:// at all.",
         )
     return Path(url2pathname(parts.path))
+
+
+def client_memory(*places: AnyPath) -> int:
+    """Return the bytes that a process holds besides, if any of the places that it works on is an address."""
+    return 0 if all(isinstance(place, Path) for place in places) else CLIENT_MEMORY
 
 
 def prefix_of(folder: AnyPath) -> str:

@@ -5,26 +5,30 @@ For the outermost layer: below it, faults stay the OSErrors that they are. Repea
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from hexdata.errors import HexdataError, StoreError
-from hexdata.remote.patience import code_of
+from hexdata.remote.address import without_secrets
+from hexdata.remote.patience import answer_of, code_of, is_no_endpoint, is_passing
 
 __all__ = ["is_fault", "telling"]
 
 
 class _Fault(NamedTuple):
+    """A kind of fault: what is wrong, what to do, and, if anything, what the store's own words follow."""
+
     reason: str
     cure: str
+    found: str | None = ""
 
 
 _NO_CREDENTIALS: Final = _Fault(
-    "no credentials for the object store were found",
+    "the object store needs credentials",
     "Set them in the environment or in a profile, as for any other tool.",
+    "none: ",
 )
 _REFUSED: Final = _Fault(
     "the object store does not accept the credentials",
@@ -34,19 +38,38 @@ _DENIED: Final = _Fault(
     "the object store denies access",
     "See that these credentials may list, read and, to make something, write there.",
 )
-_NO_BUCKET: Final = _Fault("there is no such bucket", "See that the address is right, or make the bucket.")
-_UNREACHABLE: Final = _Fault(
-    "the object store does not answer",
-    "See that the address, the network and the endpoint (of S3: AWS_ENDPOINT_URL) are right, and run the "
-    "command again.",
+_NO_BUCKET: Final = _Fault(
+    "there is no such bucket", "See that the address is right, or make the bucket.", None
 )
-_FAILED: Final = _Fault("the object store failed", "Run the command again.")
+_REACHING: Final = (
+    "See that the address, the network and the endpoint (of S3: AWS_ENDPOINT_URL) are right, and run the "
+    "command again."
+)
+_UNREACHABLE: Final = _Fault("the object store does not answer", _REACHING)
+_SLOW: Final = _Fault("the object store does not answer in time", _REACHING)
+_NO_NAME: Final = _Fault(
+    "the object store's name leads nowhere",
+    "See that the endpoint (of S3: AWS_ENDPOINT_URL) or the region is right, and that this machine can "
+    "look up names.",
+)
+_NO_ENDPOINT: Final = _Fault(
+    "the object store's endpoint is no URL",
+    "Set it (of S3: AWS_ENDPOINT_URL) to one such as http://10.0.0.5:9000.",
+)
+_FAILED: Final = _Fault(
+    "the object store failed at every attempt", "Run the command again later; what is done stays done."
+)
+_OTHER: Final = _Fault(
+    "the object store does not do what it was asked",
+    "See what it says, and whether it does all that is asked of it.",
+)
 
 _CODES: Final = {
     "AccessDenied": _DENIED,
     "AllAccessDisabled": _DENIED,
     "Forbidden": _DENIED,
     "403": _DENIED,
+    "401": _REFUSED,
     "ExpiredToken": _REFUSED,
     "InvalidAccessKeyId": _REFUSED,
     "InvalidClientTokenId": _REFUSED,
@@ -67,7 +90,15 @@ _KINDS: Final = {
     "SSOError": _NO_CREDENTIALS,
     "TokenRetrievalError": _NO_CREDENTIALS,
     "ClientAuthenticationError": _REFUSED,
+    "ClientConnectorDNSError": _NO_NAME,
+    "ClientPayloadError": _FAILED,
+    "ConnectTimeoutError": _SLOW,
+    "ConnectionTimeoutError": _SLOW,
+    "ContentLengthError": _FAILED,
+    "IncompleteReadError": _FAILED,
+    "ReadTimeoutError": _SLOW,
     "RefreshError": _REFUSED,
+    "SocketTimeoutError": _SLOW,
     "UnauthorizedSSOTokenError": _REFUSED,
 }
 """By the name of the exception."""
@@ -76,8 +107,6 @@ _STATUSES: Final = {401: _REFUSED, 403: _DENIED}
 _CLIENTS: Final = ("aiobotocore", "aiohttp", "botocore")
 _ROOMS: Final = (*_CLIENTS, "adlfs", "azure", "gcsfs", "google", "s3fs")
 """Libraries whose exceptions are an object store's."""
-_SECRET: Final = re.compile(r"(?<=://)[^/@\s]+@|(?<=[^\s?])\?[^\s\"'?]+=[^\s\"']*")
-"""What may hold a secret: a URL's user and query."""
 _LONGEST: Final = 300
 
 
@@ -89,22 +118,25 @@ def telling(*places: object) -> Iterator[None]:
         places: paths or texts that are worked on; where none is an address, nothing is done.
 
     Raises:
-        StoreError: the object store cannot be used. Another error of hexdata's stays, and gets the cure.
+        StoreError: the object store cannot be used. Another error of hexdata's that stems from this stays
+            what it is, with these words.
     """
     address = next((str(place) for place in places if _is_address(place)), None)
     try:
         yield
     except Exception as error:
-        fault = None if address is None else _fault_of(error)
-        named = getattr(error, "filename", None)
-        if fault is None:
+        told = None if address is None else _told_by(error)
+        if told is None:
             raise
+        fault, said = told
+        found = None if fault.found is None else fault.found + _shown(said)
         if isinstance(error, HexdataError):
-            error.found = fault.reason if error.found is None else _shown(error.found)
-            error.cure = fault.cure
+            error.reason, error.found, error.expected, error.cure = fault.reason, found, None, fault.cure
+            error.path = error.path or address
             raise
+        named = getattr(error, "filename", None)
         path = named if _is_address(named) else address
-        raise StoreError(fault.reason, path=path, found=_shown(error), cure=fault.cure) from error
+        raise StoreError(fault.reason, path=path, found=found, cure=fault.cure) from error
 
 
 def _is_address(place: object) -> bool:
@@ -113,22 +145,26 @@ def _is_address(place: object) -> bool:
 
 def is_fault(error: BaseException) -> bool:
     """Say whether an object store is at the root of an error, and not that something is not there."""
-    return _fault_of(error) is not None
+    return _told_by(error) is not None
 
 
-def _fault_of(error: BaseException) -> _Fault | None:
-    """Say what an object store did, if that is at the root of an error."""
-    found = None
+def _told_by(error: BaseException) -> tuple[_Fault, BaseException] | None:
+    """Return what an object store did, if that is at the root of an error, and who has words for it."""
+    fault, said = None, error
     one: BaseException | None = error
     while one is not None:
-        found = _named(one) or found  # the deepest knows most
+        if named := _named(one):
+            said = one if fault is None else said  # the outermost says it best
+            fault = named  # the deepest knows most
         one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
-    return found
+    return None if fault is None else (fault, said)
 
 
 def _named(error: BaseException) -> _Fault | None:
     if code := code_of(error):
-        return None if code in _ABSENT else _CODES.get(code, _FAILED)
+        return None if code in _ABSENT else _CODES.get(code, _FAILED if is_passing(error) else _OTHER)
+    if is_no_endpoint(error):
+        return _NO_ENDPOINT
     kind = type(error)
     room = kind.__module__.partition(".")[0]
     if room not in _ROOMS:
@@ -140,12 +176,13 @@ def _named(error: BaseException) -> _Fault | None:
         (found for name in ("status_code", "status", "code") if (found := getattr(error, name, None))), None
     )
     if isinstance(status, int):
-        return None if status == 404 else _STATUSES.get(status, _FAILED)
+        return None if status == 404 else _STATUSES.get(status, _FAILED if status >= 500 else _OTHER)
     return _UNREACHABLE if room in _CLIENTS else _FAILED
 
 
-def _shown(found: object) -> str:
-    """Return what was found as a line without secrets."""
-    text = found.strerror if isinstance(found, OSError) and found.strerror else found
-    line = _SECRET.sub("", " ".join(str(text).split()))
+def _shown(error: BaseException) -> str:
+    """Return what was said, as a line without secrets."""
+    code, message = answer_of(error)
+    text = f"{code}{'' if code.isdigit() else ':'} {message}" if code and message else code
+    line = without_secrets(text or str(error)) or type(error).__name__
     return line if len(line) <= _LONGEST else line[:_LONGEST] + "…"

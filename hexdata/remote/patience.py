@@ -13,7 +13,16 @@ from typing import Any, Final
 
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential, wait_random
 
-__all__ = ["ATTEMPTS", "as_os_error", "code_of", "is_passing", "naming", "patiently"]
+__all__ = [
+    "ATTEMPTS",
+    "answer_of",
+    "as_os_error",
+    "code_of",
+    "is_no_endpoint",
+    "is_passing",
+    "naming",
+    "patiently",
+]
 
 ATTEMPTS: Final = 3
 """Of an operation, each of which is several of the store's own client."""
@@ -35,6 +44,8 @@ _PASSING: Final = (
 """Codes of answers of S3 that are worth another attempt."""
 _NEVER: Final = ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound")
 """What the libraries raise of which another attempt changes nothing, by name."""
+_NO_ENDPOINT: Final = "Invalid endpoint: "
+"""How botocore begins what it says of one, in a plain ValueError."""
 _NUMBERS: Final = {
     FileNotFoundError: errno.ENOENT,
     PermissionError: errno.EACCES,
@@ -44,15 +55,26 @@ _NUMBERS: Final = {
 """Of errors that the libraries raise without a number. One without is the data's fault to Arrow and gzip."""
 
 
-def code_of(error: BaseException) -> str:
-    """Return the code by which S3 names an error, or nothing."""
+def answer_of(error: BaseException) -> tuple[str, str]:
+    """Return the code by which S3 names an error, and what it says of it; or nothing of either."""
     one: BaseException | None = error
     while one is not None:
         response = getattr(one, "response", None)
         if isinstance(response, dict):
-            return str(response.get("Error", {}).get("Code", ""))
+            said = response.get("Error", {})
+            return str(said.get("Code", "")), str(said.get("Message", ""))
         one = one.__cause__
-    return ""
+    return "", ""
+
+
+def code_of(error: BaseException) -> str:
+    """Return the code by which S3 names an error, or nothing."""
+    return answer_of(error)[0]
+
+
+def is_no_endpoint(error: BaseException) -> bool:
+    """Say whether S3's library was given something for an endpoint that is no URL."""
+    return isinstance(error, ValueError) and str(error).startswith(_NO_ENDPOINT)
 
 
 def is_passing(error: BaseException) -> bool:
@@ -96,9 +118,10 @@ def as_os_error() -> Iterator[None]:
         number = next((code for kind, code in _NUMBERS.items() if isinstance(error, kind)), errno.EIO)
         raise OSError(number, _said(error)) from error
     except Exception as error:
-        if type(error).__module__.partition(".")[0] not in ("aiohttp", "botocore", "aiobotocore"):
+        theirs = type(error).__module__.partition(".")[0] in ("aiohttp", "botocore", "aiobotocore")
+        if not (theirs or is_no_endpoint(error)):
             raise
-        raise OSError(errno.EIO, f"the object store: {_said(error)}") from error
+        raise OSError(errno.EIO, _said(error)) from error
 
 
 @contextmanager

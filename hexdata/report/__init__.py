@@ -18,6 +18,7 @@ from hexdata.report.facts import Facts, gather_facts
 from hexdata.report.verdict import Verdict, judge
 from hexdata.sql import Limits
 from hexdata.store.files import write_bytes
+from hexdata.store.room import telling_full, telling_full_temporary
 
 __all__ = ["REPORT_NAME", "Facts", "Report", "Verdict", "make_page", "write_report"]
 
@@ -62,18 +63,20 @@ def write_report(
     Raises:
         StoreError: there is no store, or a file of it cannot be read.
         ConfigError: ``output`` is a folder, or its name is not that of a page.
-        BudgetError: the memory is too small.
+        BudgetError: the memory is too small, or a disk is full.
         OSError: the page cannot be written.
     """
     path = as_path(output) if output is not None else as_path(store) / REPORT_NAME
     if isinstance(path, Path) and path.is_dir():
         raise ConfigError("the page is a file, and this is a folder", path=path)
     check_suffix(path, "a page", _SUFFIXES)
-    facts = gather_facts(store, limits or Limits(), progress)
+    with telling_full_temporary():
+        facts = gather_facts(store, limits or Limits(), progress)
     progress.begin("draw", None, "charts")
     verdict = judge(facts)
     page = make_page(facts, verdict).encode("utf-8")
-    write_bytes(path, page)
+    with telling_full(path, "Make room, or let --output name a file elsewhere, and run the command again."):
+        write_bytes(path, page)
     return Report(str(path), len(page), verdict, facts)
 
 

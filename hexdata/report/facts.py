@@ -121,7 +121,7 @@ def gather_facts(store: str | AnyPath, limits: Limits, progress: Progress) -> Fa
     quality = None
     if split:
         progress.begin("measure", None, "positions")
-        quality = measure_quality(store, memory=limits.duckdb_memory, threads=limits.duckdb_threads)
+        quality = measure_quality(store, **limits.share(opened.path)._asdict())
     return Facts(
         name=opened.path.resolve().name or str(opened.path),
         version=__version__,

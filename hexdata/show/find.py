@@ -16,6 +16,7 @@ from hexdata.show.store import read_game, read_position
 from hexdata.show.trmph import looks_like_game, read_trmph
 from hexdata.store import Store
 from hexdata.store.files import write_bytes
+from hexdata.store.room import telling_full
 
 __all__ = ["ShowOptions", "draw_svg", "find", "write_svg"]
 
@@ -120,12 +121,15 @@ def draw_svg(found: Position | Game, options: ShowOptions) -> str:
     return found.svg(numbers=options.numbers)
 
 
-def write_svg(path: AnyPath, svg: str) -> None:
-    """Write a drawing to a file, whole or not at all.
+def write_svg(path: str | AnyPath, svg: str) -> None:
+    """Write a drawing to a file, or to an address, whole or not at all.
 
     Raises:
         ConfigError: its name is not that of a drawing.
+        BudgetError: the disk is full.
         OSError: it cannot be written.
     """
+    path = as_path(path)
     check_suffix(path, "a drawing", [".svg"])
-    write_bytes(path, svg.encode("utf-8"))
+    with telling_full(path, "Make room, or give a file elsewhere."):
+        write_bytes(path, svg.encode("utf-8"))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -18,9 +16,10 @@ from hexdata.store import Store
 from hexdata.store.files import size_of_tree
 from hexdata.store.ledger import Ledger
 from hexdata.store.parquet import ROW_GROUP_ROWS
+from hexdata.store.room import disk_full, free_disk
 from hexdata.units import format_bytes
 
-__all__ = ["FOLDERS", "ShufflePlan", "disk_full", "look_ahead"]
+__all__ = ["FOLDERS", "ShufflePlan", "free_room", "look_ahead"]
 
 FOLDERS: Final = ("shuffled", "shards", "pickles/shuffled")
 """Where the shuffled positions lie, in every form: a new shuffle replaces all of it."""
@@ -110,18 +109,7 @@ class ShufflePlan:
             f"{format_bytes(self.bucket_bytes)} of buckets and some to spare, less "
             f"{format_bytes(self.disk_done)} that an earlier run has written"
         )
-        return disk_full(reason, path, free, needed)
-
-
-def disk_full(reason: str, path: AnyPath | str, free: int, needed: str | None = None) -> BudgetError:
-    """Return the error for a disk without room."""
-    return BudgetError(
-        reason,
-        path=path,
-        found=f"{format_bytes(free)} free",
-        expected=needed,
-        cure="Make room and run the command again; it goes on from there.",
-    )
+        return disk_full(reason, path, f"{format_bytes(free)} free", needed=needed)
 
 
 def look_ahead(
@@ -164,7 +152,7 @@ def look_ahead(
         disk_done=done,
         disk_needed=0 if already_done else int(DISK_MARGIN * left) + spill,
         disk_freed=0 if already_done or "layout" in ledger else _bytes_to_free(store),
-        disk_free=free_disk(store),
+        disk_free=free_room(store),
         units_done=len(done_slices) + len(done_buckets),
         seconds=0.0 if already_done else prepared.seconds + seconds / at_work,
         already_done=already_done,
@@ -174,14 +162,9 @@ def look_ahead(
     )
 
 
-def free_disk(store: Store) -> int:
+def free_room(store: Store) -> int:
     """Return the bytes that are free where a shuffle writes: of an object store, where its work lies."""
-    place = store.path if isinstance(store.path, Path) else store.work
-    if not isinstance(place, Path):
-        return sys.maxsize  # object stores have room
-    while not place.exists():
-        place = place.parent
-    return shutil.disk_usage(place).free
+    return free_disk(store.path if isinstance(store.path, Path) else store.work)
 
 
 def _bytes_to_free(store: Store) -> int:

@@ -11,20 +11,14 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_at
 
 from hexdata.errors import ConfigError
 
-__all__ = ["Patience", "is_disk_full", "is_transient"]
+__all__ = ["Patience", "is_transient"]
 
-_DISK_FULL: Final = ("ENOSPC", "EDQUOT", "EFBIG")
 _TRANSIENT: Final = (
     *("EIO", "EAGAIN", "EBUSY", "EINTR", "ENOLCK", "EREMOTEIO", "ESTALE", "ETIMEDOUT"),
     *("ECONNABORTED", "ECONNREFUSED", "ECONNRESET", "ENOTCONN"),
     *("EHOSTDOWN", "EHOSTUNREACH", "ENETDOWN", "ENETRESET", "ENETUNREACH"),
 )
 """What a loose cable, a busy server or a network that comes back gives; systems lack some of the names."""
-
-
-def is_disk_full(error: OSError) -> bool:
-    """Say whether no more can be written until somebody makes room."""
-    return errno.errorcode.get(error.errno or 0) in _DISK_FULL
 
 
 def is_transient(error: BaseException) -> bool:

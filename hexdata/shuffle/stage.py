@@ -24,8 +24,8 @@ from hexdata.selection import BalanceRow, Duplicates
 from hexdata.shuffle.crew import Crew
 from hexdata.shuffle.log import Log
 from hexdata.shuffle.options import ShuffleOptions
-from hexdata.shuffle.outlook import FOLDERS, ShufflePlan, disk_full, free_disk, look_ahead
-from hexdata.shuffle.patience import Patience, is_disk_full
+from hexdata.shuffle.outlook import FOLDERS, ShufflePlan, free_room, look_ahead
+from hexdata.shuffle.patience import Patience
 from hexdata.shuffle.plan import Bucket, Job, Layout, Slice
 from hexdata.shuffle.prepare import Prepared, is_done, prepare
 from hexdata.shuffle.runs import Runs
@@ -33,6 +33,7 @@ from hexdata.shuffle.work import Report, Work, Written, scatter_alone, scatter_s
 from hexdata.store import Store
 from hexdata.store.files import FileFacts, has_size, remove_tree
 from hexdata.store.ledger import Ledger
+from hexdata.store.room import is_disk_full
 from hexdata.units import format_bytes
 
 __all__ = ["LEDGER_NAME", "Run", "ShuffleResult"]
@@ -115,11 +116,10 @@ class Run:
                 cure="Lower --memory, or free some, and run the command again; it goes on from there.",
             ) from error
         except OSError as error:
-            if not is_disk_full(error):
-                raise
-            path, free = error.filename or self.store.path, free_disk(self.store)
-            say = plan.disk_full if plan else disk_full
-            raise say("the disk is full", path, free) from error
+            if plan is None or not is_disk_full(error):
+                raise  # a full disk is told of by the store then, which knows of no plan
+            path = error.filename or self.store.path
+            raise plan.disk_full("the disk is full", path, free_room(self.store)) from error
         made = prepared.selection
         return replace(
             self._result(resumed), duplicates=made.duplicates, balance=made.balance, notes=made.notes

@@ -46,7 +46,7 @@ def open_catalog(
     """
     limits = Limits(memory, threads)
     opened = store if isinstance(store, Store) else Store.open(store)
-    with duckdb_session(memory=limits.duckdb_memory, threads=limits.duckdb_threads, place=opened.path) as con:
+    with duckdb_session(**limits.share(opened.path)._asdict(), place=opened.path) as con:
         root = quote(prefix_of(opened.path.resolve()))
         for statement in catalog_sql(opened, root):
             con.execute(statement)

@@ -18,6 +18,7 @@ from hexdata.sql.catalog import open_catalog
 from hexdata.sql.check import check_query, refused
 from hexdata.sql.named import named_query
 from hexdata.store import Store
+from hexdata.store.room import telling_full_temporary
 from hexdata.store.session import QUERY_ERRORS, DuckDBPyConnection, path_list_sql, quote
 
 __all__ = ["QueryResult", "run_query"]
@@ -71,14 +72,16 @@ def run_query(
     Raises:
         ConfigError: the text is no such query; also while rows are read, where a value cannot be computed.
         StoreError: there is no store, or a file of it is missing or damaged.
-        BudgetError: the memory is too small.
-        OSError: the disk is full.
+        BudgetError: the memory is too small, or the disk full that rows are spilled to.
         KeyboardInterrupt: the user interrupted it.
     """
     query = named_query(text[len(_NAMED) :]) if text.startswith(_NAMED) else text
     opened = Store.open(store)
     root = prefix_of(opened.path.resolve())
-    with open_catalog(opened, memory=memory, threads=threads) as con:
+    with (
+        telling_full_temporary(),
+        open_catalog(opened, memory=memory, threads=threads) as con,
+    ):
         check_query(con, query)
         _close_in(con, opened)
         try:

@@ -18,10 +18,11 @@ import pyarrow.parquet as pq
 
 from hexdata.checks import check_suffix
 from hexdata.errors import ConfigError, InputError
-from hexdata.remote import AnyPath, prefix_of
+from hexdata.remote import AnyPath, as_path, prefix_of
 from hexdata.sql.run import QueryResult
 from hexdata.store.files import FileFacts
 from hexdata.store.parquet import write_parquet
+from hexdata.store.room import telling_full
 
 __all__ = ["json_rows", "save_parquet", "text_rows", "write_csv"]
 
@@ -132,15 +133,17 @@ def _as_text(column: pa.Array) -> pa.Array:
     return pa.array([None if v is None else _text(v) for v in column.to_pylist()], pa.string())
 
 
-def save_parquet(path: AnyPath, result: QueryResult) -> FileFacts:
-    """Write rows as one Parquet file, which appears whole or not at all; return its facts.
+def save_parquet(path: str | AnyPath, result: QueryResult) -> FileFacts:
+    """Write rows as one Parquet file, or to an address, whole or not at all; return its facts.
 
     Raises:
         InputError: the file would stand in the store, which queries do not change; it is a folder, or its
             name is not that of a Parquet file.
         ConfigError: two columns have the same name.
         InputError: a column has a type that Parquet does not have.
+        BudgetError: the disk is full.
     """
+    path = as_path(path)
     if prefix_of(path.resolve()).startswith(prefix_of(result.store.resolve())):
         raise InputError("a query writes nothing into the store", path=path, cure="Give a file elsewhere.")
     if isinstance(path, Path) and path.is_dir():
@@ -149,7 +152,8 @@ def save_parquet(path: AnyPath, result: QueryResult) -> FileFacts:
     _check_names(result.schema)
     for field in result.schema:
         _check_parquet(field, path)
-    return write_parquet(path, result.schema, result.batches)
+    with telling_full(path, "Make room, or give a file elsewhere, and run the query again."):
+        return write_parquet(path, result.schema, result.batches)
 
 
 def _check_parquet(field: pa.Field, path: AnyPath) -> None:

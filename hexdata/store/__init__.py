@@ -13,6 +13,7 @@ from hexdata.remote import AnyPath, as_path, objects_below, scratch_folder, tell
 from hexdata.store.files import exists, has_size, remove_file, remove_temporaries, remove_tree
 from hexdata.store.lock import LOCK_NAME, locked
 from hexdata.store.manifest import MANIFEST_NAME, Manifest
+from hexdata.store.room import telling_full
 
 __all__ = ["Store"]
 
@@ -147,8 +148,10 @@ class Store:
 
         Raises:
             StoreLockedError: another process holds it; the message names it.
+            BudgetError: the disk takes no more.
         """
-        with locked(self.path, stage, shares_work=self.shares_work) as turn:
+        place = self.path if isinstance(self.path, Path) else self.work
+        with telling_full(place), locked(self.path, stage, shares_work=self.shares_work) as turn:
             if not turn.goes_on:
                 remove_tree(self.work)  # others have written since, and what it speaks of may be theirs
             self._remove_temporaries()

@@ -32,6 +32,7 @@ from hexdata.remote import (
     scratch_folder,
     upload,
 )
+from hexdata.store.room import naming_full
 
 __all__ = [
     "FileFacts",
@@ -120,7 +121,7 @@ def atomic_file(path: AnyPath, *, replace: bool = True) -> Iterator[HashingFile]
     _make_folder(path.parent)
     temporary = path.with_name(f".{path.name}.{int.from_bytes(os.urandom(6))}{_TEMPORARY_SUFFIX}")
     try:
-        with temporary.open("wb") as opened:
+        with naming_full(path), temporary.open("wb") as opened:
             yield HashingFile(opened)
             opened.flush()
             os.fsync(opened.fileno())
@@ -136,7 +137,7 @@ def _uploaded(path: RemotePath, replace: bool) -> Iterator[HashingFile]:
     """Open a file of this machine that becomes an object once it is whole."""
     folder = scratch_folder("uploads")
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=folder, prefix=f"{path.name}.") as opened:
+    with naming_full(folder), tempfile.NamedTemporaryFile(dir=folder, prefix=f"{path.name}.") as opened:
         fcntl.flock(opened, fcntl.LOCK_EX)  # which says that its process lives
         yield HashingFile(opened.file)
         opened.flush()

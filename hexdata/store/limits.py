@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from hexdata.errors import BudgetError, ConfigError
 from hexdata.pool import default_workers
+from hexdata.remote import AnyPath, client_memory
 
-__all__ = ["QueryLimits"]
+__all__ = ["QueryLimits", "Share"]
+
+
+class Share(NamedTuple):
+    """What one session of DuckDB is given: bytes for its buffers, and threads."""
+
+    memory: int
+    threads: int
 
 
 @dataclass(frozen=True)
@@ -40,10 +48,13 @@ class QueryLimits:
     threads: int | None = None
 
     def __post_init__(self) -> None:
-        threads = 1 if self.threads is None else self.threads
-        if threads < 1:
+        if self.threads is not None and self.threads < 1:
             raise ConfigError("threads must be at least 1", found=self.threads)
-        least = self.BASE + self.BUFFERS + threads * (self.THREAD + self.THREAD_BUFFERS)
+        self._require_room(self.BASE)
+
+    def _require_room(self, base: int) -> None:
+        threads = 1 if self.threads is None else self.threads
+        least = base + self.BUFFERS + threads * (self.THREAD + self.THREAD_BUFFERS)
         if self.memory < least:
             raise BudgetError(
                 f"too little memory {self.PURPOSE} with {threads} thread{'s' if threads > 1 else ''}",
@@ -52,13 +63,14 @@ class QueryLimits:
                 cure="Raise --memory, or lower --threads.",
             )
 
-    @property
-    def duckdb_threads(self) -> int:
-        """Threads of DuckDB."""
-        room = (self.memory - self.BASE - self.BUFFERS) // (self.THREAD + self.THREAD_BUFFERS)
-        return self.threads or min(default_workers(), room)
+    def share(self, place: AnyPath) -> Share:
+        """Return what a session may have that reads a store there; the client of an object store needs some.
 
-    @property
-    def duckdb_memory(self) -> int:
-        """Bytes for DuckDB's buffers."""
-        return self.memory - self.BASE - self.duckdb_threads * self.THREAD
+        Raises:
+            BudgetError: there is no room for that.
+        """
+        base = self.BASE + client_memory(place)
+        self._require_room(base)
+        room = (self.memory - base - self.BUFFERS) // (self.THREAD + self.THREAD_BUFFERS)
+        threads = self.threads or min(default_workers(), room)
+        return Share(self.memory - base - threads * self.THREAD, threads)

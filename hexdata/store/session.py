@@ -130,13 +130,13 @@ def duckdb_session(
                 yield connection
         except duckdb.OutOfMemoryException as error:
             if _SPILL_SETTING in str(error):
-                raise OSError(errno.ENOSPC, _first_line(error), temporary) from error
+                raise _told(errno.ENOSPC, error, temporary) from error
             raise _too_little_memory(error, memory) from error
         except duckdb.InterruptException as error:
             raise KeyboardInterrupt from error
         except duckdb.Error as error:
             if code := _device_error(error):
-                raise OSError(code, _first_line(error)) from error
+                raise _told(code, error, temporary) from error
             raise StoreError(
                 "a query failed",
                 found=_first_line(error),
@@ -146,7 +146,7 @@ def duckdb_session(
             if _OUT_OF_MEMORY in str(error):
                 raise _too_little_memory(error, memory) from error
             if code := _device_error(error):
-                raise OSError(code, _first_line(error)) from error
+                raise _told(code, error, temporary) from error
             raise
         except RuntimeError as error:
             if str(error) == _INTERRUPTED:
@@ -193,6 +193,10 @@ def _interrupting(connection: DuckDBPyConnection) -> Iterator[None]:
     signal.signal(signal.SIGINT, own)
     try:
         yield
+    except duckdb.Error as error:  # as where DuckDB was taking rows from Python
+        if own.came:
+            raise KeyboardInterrupt from error
+        raise
     finally:
         own.ended = True
         if threading.current_thread() is threading.main_thread():
@@ -204,11 +208,12 @@ class _Interrupt:
 
     def __init__(self, connection: DuckDBPyConnection, before: Callable[..., Any]) -> None:
         self.before = before
-        self.ended = False
+        self.came = self.ended = False
         self._connection = connection
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if not self.ended:
+            self.came = True
             self._connection.interrupt()
         self.before(number, frame)
 
@@ -235,6 +240,13 @@ def _device_error(error: Exception) -> int | None:
     if not (isinstance(error, duckdb.IOException) or (isinstance(error, OSError) and error.errno is None)):
         return None
     return next((code for code in _DEVICE_ERRORS if os.strerror(code) in str(error)), None)
+
+
+def _told(code: int, error: Exception, temporary: str) -> OSError:
+    """Return the system's error of which DuckDB gives a text; it names the spill if that has met it."""
+    text = _first_line(error)
+    spilled = _SPILL_SETTING in text or str(Path(temporary).resolve()) in text
+    return OSError(code, text, temporary) if spilled else OSError(code, text)
 
 
 def _first_line(error: Exception) -> str:

@@ -16,8 +16,9 @@ from hexdata.engine.protocol import DIGEST_MEMORY
 from hexdata.errors import BudgetError, EngineError, HexdataError, VerifyError
 from hexdata.progress import SILENT, Progress
 from hexdata.quality import Quality, measure_quality
-from hexdata.remote import AnyPath, is_fault
+from hexdata.remote import AnyPath, client_memory, is_fault
 from hexdata.store import Store
+from hexdata.store.room import telling_full_temporary
 from hexdata.verify.options import VerifyOptions
 from hexdata.verify.shards import check_shards
 from hexdata.verify.shuffled import check_order, check_quality, check_rows
@@ -81,12 +82,13 @@ def verify_store(
 
     Raises:
         StoreError: there is no store, or its manifest cannot be read.
-        BudgetError: the memory is too small.
+        BudgetError: the memory is too small, or the disk full that rows are spilled to.
         EngineError: the engine's machines cannot do it.
     """
-    target = Store.open(store)
+    target, limits = Store.open(store), options or VerifyOptions()
+    limits.share(target.path)  # before all files are read, if there is no room for it
     engine.require([target.path / name for name in sorted(target.manifest.files)[:1]])
-    return _Run(target, options or VerifyOptions(), progress, engine).verify()
+    return _Run(target, limits, progress, engine).verify()
 
 
 class _Run:
@@ -99,7 +101,7 @@ class _Run:
 
     def verify(self) -> VerifyResult:
         store = self.store
-        room = self.options.memory // DIGEST_MEMORY
+        room = self.options.memory // (DIGEST_MEMORY + client_memory(store.path))
         workers = max(1, min(self.options.threads or self.engine.machines.cores, room))
         files = self._check("files", partial(check_files, store, self.progress, self.engine, workers))
         if not (files and self._check("tables", partial(check_tables, store))):
@@ -130,15 +132,14 @@ class _Run:
         return self._check(f"{stage} stage", partial(check_stage, self.store, stage))
 
     def _quality(self) -> str:
-        options = self.options
-        self.result.quality = measure_quality(
-            self.store.path, memory=options.duckdb_memory, threads=options.duckdb_threads
-        )
+        path = self.store.path
+        self.result.quality = measure_quality(path, **self.options.share(path)._asdict())
         return check_quality(self.result.quality)
 
     def _check(self, name: str, check: Callable[[], str]) -> bool:
         try:
-            made = Check(name, True, check())
+            with telling_full_temporary():
+                made = Check(name, True, check())
         except (BudgetError, EngineError):
             raise  # that says nothing about the store
         except (HexdataError, OSError, pa.ArrowException) as error:

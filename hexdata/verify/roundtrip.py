@@ -17,7 +17,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from hexdata.errors import HexdataError, InputError, VerifyError
+from hexdata.errors import BudgetError, HexdataError, InputError, VerifyError
 from hexdata.formats import BATCH_ROWS, SourceReader, open_source
 from hexdata.formats.legacy import write_legacy
 from hexdata.progress import SILENT, Progress
@@ -26,6 +26,7 @@ from hexdata.store import Store
 from hexdata.store.files import digest_file, exists, walk_once
 from hexdata.store.originals import Original, list_originals, pickle_names, with_file_idx
 from hexdata.store.parquet import read_parquet, regroup
+from hexdata.store.room import naming_full, telling_full_temporary
 
 __all__ = ["RoundTrip", "check_round_trip"]
 
@@ -67,6 +68,7 @@ def check_round_trip(
     Raises:
         StoreError: there is no store.
         InputError: an input is missing, or none of the store's sources is among the inputs.
+        BudgetError: the disk of the temporary folder is full.
     """
     target = Store.open(store)
     originals = list_originals(target)
@@ -144,18 +146,21 @@ def _check(
     try:
         with tempfile.TemporaryDirectory(prefix="hexdata-") as scratch:
             written = Path(scratch) / "written.pkl.gz"
-            write_legacy(
-                written,
-                source.batches(),
-                board_size=source.board_size or 0,
-                dialect=source.dialect,
-                header={} if source.is_raw else source.header,
-                level=_FAST,
-            )
+            with telling_full_temporary(), naming_full(written):
+                write_legacy(
+                    written,
+                    source.batches(),
+                    board_size=source.board_size or 0,
+                    dialect=source.dialect,
+                    header={} if source.is_raw else source.header,
+                    level=_FAST,
+                )
             with open_source(path, salvage=True) as original, open_source(written) as returned:
                 _compare(store, source, original, returned, progress)
         if exported is not None:
             _compare_exported(store, source, path, exported)
+    except BudgetError:
+        raise  # that says nothing about the source
     except HexdataError as error:
         return RoundTrip(source.name, False, error.detail())
     too = "" if exported is None else ", in the pickle exported too"

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Iterator
 
-import numpy as np
 import pyarrow as pa
 
 from hexdata.errors import VerifyError
 from hexdata.formats.shard_manifest import ShardEntry, ShardManifest
-from hexdata.formats.shards import Block, block_samples, columns_to_block, read_blocks
+from hexdata.formats.shards import Block, block_samples, columns_to_block, read_placed_blocks
 from hexdata.progress import Progress
-from hexdata.remote import AnyPath, open_binary
 from hexdata.schema import positions_schema
 from hexdata.store import Store
 from hexdata.store.parquet import Rows, read_rows, regroup
@@ -68,41 +64,30 @@ def _compare(
         shard.sha256,
     ):
         raise VerifyError("the two manifests contradict each other", path=path)
-    blocks = read_blocks(path)
-    with _bytes_at(path) as bytes_at:
-        for number, table in enumerate(tables):
-            key, found = next(blocks, ("", {}))
-            expected = columns_to_block(table, "policy" in found or _has_policy(table))
-            name = f"{first + number:06d}"
-            if manifest.layout == "samples":
-                ((position_id, expected),) = block_samples(expected)
-                name = f"{position_id:09d}"
-            if key != name or not _equal(found, expected):
+    blocks = read_placed_blocks(path)
+    for number, table in enumerate(tables):
+        key, found, places = next(blocks, ("", {}, {}))
+        expected = columns_to_block(table, "policy" in found or _has_policy(table))
+        name = f"{first + number:06d}"
+        if manifest.layout == "samples":
+            ((position_id, expected),) = block_samples(expected)
+            name = f"{position_id:09d}"
+        if key != name or not _equal(found, expected):
+            raise VerifyError(
+                "a block differs from the shuffled positions", path=path, record=f"block {name}"
+            )
+        for column, offsets in shard.offsets.items():
+            if places.get(column) != offsets[number]:
                 raise VerifyError(
-                    "a block differs from the shuffled positions", path=path, record=f"block {name}"
+                    f"{column} begins elsewhere",
+                    path=path,
+                    record=f"block {name}",
+                    found=f"byte {places.get(column)}",
+                    expected=f"byte {offsets[number]}, as the manifest says",
                 )
-            for column, offsets in shard.offsets.items():
-                if bytes_at(offsets[number], found[column].nbytes) != found[column].tobytes():
-                    raise VerifyError(f"{column} begins elsewhere", path=path, record=f"block {name}")
-            progress.advance(table.num_rows)
+        progress.advance(table.num_rows)
     if next(blocks, None) is not None:
         raise VerifyError("the shard holds more than it should", path=path)
-
-
-@contextmanager
-def _bytes_at(path: AnyPath) -> Iterator[Callable[[int, int], bytes]]:
-    """Give what returns so many bytes of a file from a place on; a file here is mapped, not read anew."""
-    if isinstance(path, Path):
-        mapped = np.memmap(path, np.uint8, "r")
-        yield lambda begin, size: mapped[begin : begin + size].tobytes()
-        return
-    with open_binary(path) as file:
-
-        def read(begin: int, size: int) -> bytes:
-            file.seek(begin)
-            return file.read(size)
-
-        yield read
 
 
 def _has_policy(table: pa.Table) -> bool:

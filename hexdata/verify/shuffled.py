@@ -40,7 +40,7 @@ def check_rows(store: Store, options: VerifyOptions) -> str:
     _check_names(store)
     with (
         tempfile.TemporaryDirectory(prefix="hexdata-") as folder,
-        duckdb_session(memory=options.duckdb_memory, threads=options.duckdb_threads, place=store.path) as con,
+        duckdb_session(**options.share(store.path)._asdict(), place=store.path) as con,
     ):
         selection = select(store, _choices(store), lineage["seed"], con, Path(folder))
         for name, counted in (("splits", selection.rows), ("left_out", selection.left_out)):

@@ -81,8 +81,8 @@ def test_a_cache_may_be_named_by_a_url_of_this_machine():
     [
         ({"cache": 7}, "cache cannot be used; found 7; expected a folder or None"),
         ({"cache": ""}, "cache cannot be used"),
-        ({"cache": "memory://copies"}, "copies of shards are kept on this machine; found cache='memory:"),
-        ({"cache": "ftp://host/copies"}, "cannot be read and written here; found ftp://"),
+        ({"cache": "memory://copies"}, "a cache of shards can only be on this machine; found memory:"),
+        ({"cache": "ftp://host/copies"}, "a cache of shards can only be on this machine; found ftp://"),
         ({"cache_size": 0}, "cache_size cannot be used; found 0; expected an integer, at least 1"),
         ({"cache_size": "much"}, "not a size; found 'much'"),
         ({"cache_size": 1e9}, "cache_size cannot be used"),

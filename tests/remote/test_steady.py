@@ -23,6 +23,12 @@ if TYPE_CHECKING:
     from tests.object_store import ObjectStore
 
 
+def methods(object_store: ObjectStore, bucket: UPath) -> list[str]:
+    """Return how this bucket was asked since the last call; what other tests left at work asks others."""
+    asked = f"/{bucket.path.strip('/')}"
+    return [method for method, path in object_store.requests() if path.startswith(asked)]
+
+
 def test_threads_that_share_a_handle_read_where_they_are(bucket: UPath) -> None:
     data = os.urandom(1 << 20)
     (bucket / "a").write_bytes(data)
@@ -33,7 +39,7 @@ def test_threads_that_share_a_handle_read_where_they_are(bucket: UPath) -> None:
         found = []
         for step in range(20):
             handle.seek(number * 100_000 + step * 1_000)
-            together.wait(30)
+            together.wait(300)
             found.append(handle.read(1_000))
         return found
 
@@ -56,7 +62,7 @@ def test_objects_of_a_folder_are_asked_for_together(bucket: UPath, object_store:
         assert system.glob(path) == [path.removeprefix("s3://")]
         assert system.info(path)["size"] == system.size(path) == number
         assert system.modified(path) is not None
-    assert [method for method, _ in object_store.requests()] == ["GET"]
+    assert methods(object_store, bucket) == ["GET"]
     assert not system.exists(str(bucket / "folder" / "none"))
     assert system.glob(str(bucket / "folder" / "[34]")) == [f"{bucket.path}folder/{n}" for n in (3, 4)]
 

@@ -1,7 +1,8 @@
 """Shuffles a store, as a script of its own that a test may stop: ``running.py STORE OPTIONS``.
 
-``OPTIONS`` is JSON: ``options`` of the shuffle, ``most_rows`` that are taken into memory at a time, and
-``file_size``, the size in bytes that no file may exceed. It says ``at work`` when the first unit is done.
+``OPTIONS`` is JSON: ``options`` of the shuffle, ``most_rows`` that are taken into memory at a time,
+``file_size``, the size in bytes that no file may exceed, and ``units``: it says ``at work`` when so many are
+done, and does not come to its end before its standard input has.
 """
 
 from __future__ import annotations
@@ -16,25 +17,31 @@ from hexdata.errors import HexdataError
 from hexdata.progress import Silent
 from hexdata.shuffle import ShuffleOptions, plan, shuffle_store
 
+AHEAD = 3
+"""Units that are done after the word, before it waits: so that it may be stopped anywhere in them."""
+
 
 class Speaker(Silent):
-    """Says once that work is under way."""
+    """Says that work is under way, and a little later waits for what is to come; workers go on meanwhile."""
 
-    def __init__(self) -> None:
-        self.silent = False
+    def __init__(self, units: int) -> None:
+        self.units, self.done = units, 0
 
     def advance(self, amount: int) -> None:
-        if not self.silent:
+        self.done += bool(amount)
+        if amount and self.done == self.units:
             print("at work", flush=True)
-            self.silent = True
+        elif amount and self.done == self.units + AHEAD:
+            sys.stdin.read()
 
 
 def main(store: str, asked: dict[str, Any]) -> None:
     plan.MOST_ROWS = asked.get("most_rows", plan.MOST_ROWS)  # type: ignore[misc]
     if size := asked.get("file_size"):
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+    speaker = Speaker(asked["units"]) if "units" in asked else Silent()
     try:
-        resumed = shuffle_store(store, ShuffleOptions(**asked["options"]), Speaker()).resumed
+        resumed = shuffle_store(store, ShuffleOptions(**asked["options"]), speaker).resumed
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # as from now on there is nothing to interrupt
         print(resumed)
     except HexdataError as error:

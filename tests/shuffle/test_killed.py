@@ -6,14 +6,16 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from hexdata.order import uniform_draw
+from hexdata.progress import Silent
 from hexdata.shuffle import ShuffleOptions, plan, shuffle_store
+from hexdata.store import Store
+from tests.shuffle.running import AHEAD
 
 if TYPE_CHECKING:
     from tests.conftest import CopyStore, StoreBytes
@@ -22,9 +24,10 @@ SCRIPT = Path(__file__).parent / "running.py"
 MOST_ROWS = 250
 OPTIONS = {"seed": 5, "buckets": 30, "threads": 3}
 KILLS = 4
-LONGEST = 60.0
-PROMPTLY = 2.0
-"""Seconds within which Ctrl-C must have stopped it; a loaded machine gets twice as long."""
+FURTHEST = 6
+"""Units after which a killed one says that it is at work: with some ahead, all together leave work to do."""
+LONGEST = 300.0
+"""Seconds after which one that does not end counts as hanging."""
 
 Running = subprocess.Popen[str]
 
@@ -35,23 +38,24 @@ def without_nanobind(errors: str) -> list[str]:
     return [line for line in errors.splitlines() if not line.startswith(noise)]
 
 
-def start(store: Path, **asked: Any) -> Running:
-    """Start a shuffle and wait until it is at work."""
-    asked = {"options": OPTIONS, "most_rows": MOST_ROWS, **asked}
+def start(store: Path, units: int) -> Running:
+    """Start a shuffle and wait until so many units are done; it does not end by itself."""
+    asked = {"options": OPTIONS, "most_rows": MOST_ROWS, "units": units}
     command = [sys.executable, str(SCRIPT), str(store), json.dumps(asked)]
-    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    running = subprocess.Popen(command, text=True, **pipes)
     assert running.stdout is not None
     assert running.stdout.readline() == "at work\n", running.stderr and running.stderr.read()
     return running
 
 
-def ended(running: Running, seconds: float) -> bool:
-    """Give a process so long; say whether it has ended."""
-    try:
-        running.wait(seconds)
-    except subprocess.TimeoutExpired:
-        return False
-    return True
+class Count(Silent):
+    """Counts the units."""
+
+    units = 0
+
+    def advance(self, amount: int) -> None:
+        self.units += bool(amount)
 
 
 @pytest.fixture
@@ -60,13 +64,12 @@ def undisturbed(
     copy_store: CopyStore,
     store_bytes: StoreBytes,
     monkeypatch: pytest.MonkeyPatch,
-) -> tuple[dict[str, str], float]:
-    """The bytes of a shuffle that nobody stopped, and how long it took."""
+) -> tuple[dict[str, str], int]:
+    """The bytes of a shuffle that nobody stopped, and how many units it had."""
     monkeypatch.setattr(plan, "MOST_ROWS", MOST_ROWS)
-    store = copy_store(trmph_store, "undisturbed")
-    begin = time.perf_counter()
-    shuffle_store(store, ShuffleOptions(**OPTIONS))
-    return store_bytes(store), time.perf_counter() - begin
+    store, count = copy_store(trmph_store, "undisturbed"), Count()
+    shuffle_store(store, ShuffleOptions(**OPTIONS), count)
+    return store_bytes(store), count.units
 
 
 def finished_files(store: Path) -> dict[Path, int]:
@@ -80,23 +83,20 @@ def test_killed_at_random_moments(
     trmph_store: Path,
     copy_store: CopyStore,
     store_bytes: StoreBytes,
-    undisturbed: tuple[dict[str, str], float],
+    undisturbed: tuple[dict[str, str], int],
 ) -> None:
-    expected, seconds = undisturbed
+    expected, units = undisturbed
+    assert units > KILLS * (FURTHEST + AHEAD)
     store = copy_store(trmph_store)
-    kills = 0
-    for delay in uniform_draw(range(KILLS), 7) * seconds / 3:
+    for draw in uniform_draw(range(KILLS), 7).tolist():
         before = finished_files(store)
-        running = start(store)
-        was_done = ended(running, float(delay))
+        running = start(store, 1 + int(draw * FURTHEST))
         running.kill()
         running.communicate(timeout=LONGEST)
+        assert running.returncode == -signal.SIGKILL
         assert {path: path.stat().st_ino for path in before} == before
-        if was_done:
-            break
-        kills += 1
-    assert kills > 1
-    shuffle_store(store, ShuffleOptions(**OPTIONS))
+        assert "shuffle" not in Store.open(store).manifest.stages
+    assert shuffle_store(store, ShuffleOptions(**OPTIONS)).resumed > 0
     assert store_bytes(store) == expected
     assert not (store / ".work" / "shuffle").exists()
     assert [path.name for path in store.rglob(".*") if path.name not in (".lock", ".work")] == []
@@ -107,20 +107,16 @@ def test_ctrl_c_stops_it(
     trmph_store: Path,
     copy_store: CopyStore,
     store_bytes: StoreBytes,
-    undisturbed: tuple[dict[str, str], float],
+    undisturbed: tuple[dict[str, str], int],
     part: float,
 ) -> None:
-    expected, seconds = undisturbed
+    expected, units = undisturbed
     store = copy_store(trmph_store)
-    running = start(store)
-    was_done = ended(running, part * seconds)
+    running = start(store, max(1, int(part * units)))
     running.send_signal(signal.SIGINT)
-    begin = time.perf_counter()
     _, errors = running.communicate(timeout=LONGEST)
-    assert time.perf_counter() - begin < 2 * PROMPTLY
-    if not was_done and running.returncode:
-        assert (running.returncode, without_nanobind(errors)) == (130, [])
+    assert (running.returncode, without_nanobind(errors)) == (130, [])
     left = [path for path in store.rglob("*") if path.name.endswith(".tmp") or "cut-" in path.name]
     assert left == []
-    shuffle_store(store, ShuffleOptions(**OPTIONS))
+    assert shuffle_store(store, ShuffleOptions(**OPTIONS)).resumed > 0
     assert store_bytes(store) == expected

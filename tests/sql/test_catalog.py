@@ -131,13 +131,13 @@ def test_limits_say_what_does_not_fit() -> None:
     with pytest.raises(BudgetError, match="with 4 threads; found 500 MB; expected at least"):
         Limits(500_000_000, threads=4)
     least = Limits(400_000_000)
-    assert least.duckdb_threads == 1
-    assert 0 < least.duckdb_memory < 400_000_000
+    assert least.share(Path()).threads == 1
+    assert 0 < least.share(Path()).memory < 400_000_000
 
 
 def test_a_session_has_its_limits(stores: dict[str, Path]) -> None:
-    limits = Limits(MEMORY, threads=1)
+    limits = Limits(MEMORY, threads=1).share(stores["one"])
     settings = "current_setting('threads'), current_setting('memory_limit')"
     with open_catalog(stores["one"], memory=MEMORY, threads=1) as con:
         threads, memory = con.sql(f"SELECT {settings}").fetchall()[0]
-    assert (threads, memory) == (1, f"{limits.duckdb_memory / 2**20:.1f} MiB")
+    assert (threads, memory) == (1, f"{limits.memory / 2**20:.1f} MiB")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import pytest
 
 from hexdata.errors import BudgetError, StoreError
 from hexdata.store.session import duckdb_session, path_list_sql, quote, read_parquet_sql
+from tests.ctrl_c import ctrl_c_after
 
 MEMORY = 200 << 20
 
@@ -93,31 +94,29 @@ def test_a_broken_file_is_an_error_of_the_store(tmp_path: Path, content: bytes) 
         con.sql(f"SELECT * FROM {read_parquet_sql([tmp_path / 'part'])}").fetchall()
 
 
-@pytest.fixture
-def interrupts() -> Iterator[None]:
-    """Ctrl-C again and again: DuckDB loses one that comes while it prepares a query."""
-    before = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
-    signal.setitimer(signal.ITIMER_REAL, 0.2, 0.5)
-    yield
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    signal.signal(signal.SIGALRM, before)
-
-
-def run_endless_query() -> None:
-    try:
-        with duckdb_session(memory=MEMORY, threads=2) as con:
-            con.sql("SELECT count(*) FROM range(1_000_000_000_000) t(i) WHERE i % 7 = 3").fetchall()
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-
-
-@pytest.mark.usefixtures("interrupts")
 @pytest.mark.parametrize("again", range(4))  # DuckDB's threads may or may not be at work when it comes
 def test_an_interrupt_stops_a_query(again: int) -> None:
     before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt):
-        run_endless_query()
+    with (
+        pytest.raises(KeyboardInterrupt),
+        ctrl_c_after(0.3 + again / 10),
+        duckdb_session(memory=MEMORY, threads=2) as con,
+    ):
+        con.sql("SELECT count(*) FROM range(1_000_000_000_000) t(i) WHERE i % 7 = 3").fetchall()
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_an_interrupt_stops_a_query_of_rows_from_python() -> None:
+    """Whose generator the KeyboardInterrupt meets, which DuckDB tells as an error of the query."""
+    schema = pa.schema([("i", pa.int64())])
+    batch = pa.record_batch([pa.array(range(1000))], schema)
+    endless = pa.RecordBatchReader.from_batches(schema, (batch for _ in itertools.count()))
+    with (
+        pytest.raises(KeyboardInterrupt),
+        ctrl_c_after(0.3),
+        duckdb_session(memory=MEMORY, threads=1) as con,
+    ):
+        con.from_arrow(endless).filter("i % 7 = 3").count("*").fetchall()
 
 
 def test_sessions_may_end_in_any_order() -> None:

@@ -79,9 +79,9 @@ def test_the_least_memory_is_enough_for_a_small_store(store: Path, threads: int)
 
 
 def test_threads_follow_from_the_memory() -> None:
-    assert VerifyOptions(threads=5).duckdb_threads == 5
-    assert VerifyOptions(memory=395_000_000).duckdb_threads == 1
-    assert VerifyOptions(memory=395_000_000).duckdb_memory < 395_000_000 - 300_000_000
+    assert VerifyOptions(threads=5).share(Path()).threads == 5
+    assert VerifyOptions(memory=395_000_000).share(Path()).threads == 1
+    assert VerifyOptions(memory=395_000_000).share(Path()).memory < 395_000_000 - 300_000_000
     with pytest.raises(ConfigError, match="threads must be at least 1"):
         VerifyOptions(threads=0)
 

@@ -1,0 +1,115 @@
+"""A disk that takes no more: one error for every command, which says where, how much is free and what to do.
+
+Makes no room, and tries nothing again.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from hexdata.errors import BudgetError
+from hexdata.remote import AnyPath
+from hexdata.units import format_bytes
+
+__all__ = [
+    "disk_full",
+    "free_disk",
+    "is_disk_full",
+    "naming_full",
+    "telling_full",
+    "telling_full_temporary",
+]
+
+_DISK_FULL: Final = ("ENOSPC", "EDQUOT", "EFBIG")
+_RUN_AGAIN: Final = "Make room and run the command again; it goes on from there."
+"""What to do where a stage was interrupted."""
+_TEMPORARY: Final = "Make room there, or let TMPDIR name a folder that has some, and run the command again."
+"""What to do where a command writes nothing but what it removes again."""
+
+
+def is_disk_full(error: OSError) -> bool:
+    """Say whether no more can be written until somebody makes room."""
+    return errno.errorcode.get(error.errno or 0) in _DISK_FULL
+
+
+@contextmanager
+def naming_full(path: Path) -> Iterator[None]:
+    """Let the system's error for a full disk say what it did not take: where one writes, it does not."""
+    try:
+        yield
+    except OSError as error:
+        if is_disk_full(error) and error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+def free_disk(path: AnyPath) -> int:
+    """Return the bytes that are free at a path, which need not be there yet; object stores have room."""
+    if not isinstance(path, Path):
+        return sys.maxsize
+    place = path.absolute()
+    while not place.exists():
+        place = place.parent
+    return shutil.disk_usage(place).free
+
+
+def disk_full(
+    reason: str, path: AnyPath | str, found: str, *, needed: str | None = None, cure: str = _RUN_AGAIN
+) -> BudgetError:
+    """Return the error for a disk without room."""
+    return BudgetError(reason, path=path, found=found, expected=needed, cure=cure)
+
+
+@contextmanager
+def telling_full(place: AnyPath, cure: str = _RUN_AGAIN) -> Iterator[None]:
+    """Let a disk that takes no more come out as one clear error. Other errors stay as they are.
+
+    Args:
+        place: what is written, where the system does not say.
+        cure: what to do.
+
+    Raises:
+        BudgetError: the disk is full, the quota used up, or a file at the limit of its size.
+    """
+    try:
+        yield
+    except OSError as error:
+        if not is_disk_full(error):
+            raise
+        raise _told(error, _file_of(error) or place, cure) from error
+
+
+@contextmanager
+def telling_full_temporary() -> Iterator[None]:
+    """Do as :func:`telling_full` where the system's folder for temporary files is full, and nowhere else.
+
+    Raises:
+        BudgetError: it is.
+    """
+    try:
+        yield
+    except OSError as error:
+        path = _file_of(error)
+        if path is None or not path.is_relative_to(tempfile.gettempdir()) or not is_disk_full(error):
+            raise
+        raise _told(error, path, _TEMPORARY) from error
+
+
+def _file_of(error: OSError) -> Path | None:
+    """Return the file that an error names; a descriptor names none."""
+    return Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else None
+
+
+def _told(error: OSError, path: AnyPath, cure: str) -> BudgetError:
+    found = error.strerror or str(error)
+    if isinstance(path, Path):
+        found += f", {format_bytes(free_disk(path))} free"
+    return disk_full("the disk is full", path, found, cure=cure)

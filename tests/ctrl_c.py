@@ -1,0 +1,40 @@
+"""A Ctrl-C for this process while it computes: neither a slow nor a stalled machine moves it elsewhere."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+LOST = 60.0
+"""Seconds after which it comes again: DuckDB loses one that comes while it prepares a query."""
+
+
+@contextmanager
+def ctrl_c_after(seconds: float) -> Iterator[None]:
+    """Interrupt the main thread once the process has computed for so long since this was entered.
+
+    What runs within must compute until it is interrupted, and this must stand within what expects the
+    KeyboardInterrupt: none comes before it is entered, and none after it is left.
+    """
+    main, over = threading.main_thread().ident, threading.Event()
+    assert main is not None
+
+    def interrupt() -> None:
+        begin = time.process_time()  # of all threads; it stands still while the machine does
+        while time.process_time() - begin < seconds:
+            if over.wait(0.01):
+                return
+        signal.pthread_kill(main, signal.SIGINT)
+        while not over.wait(LOST):
+            signal.pthread_kill(main, signal.SIGINT)
+
+    sender = threading.Thread(target=interrupt, name="ctrl-c", daemon=True)
+    sender.start()
+    try:
+        yield
+    finally:
+        over.set()
+        sender.join()

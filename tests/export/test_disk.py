@@ -1,0 +1,146 @@
+"""Disks without room, under an export: one clear error, nothing half-written, and the next run goes on."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hexdata.errors import BudgetError
+from hexdata.export import ExportOptions, PicklesOptions, export_pickles, export_shards
+from hexdata.progress import Silent
+from hexdata.shuffle import ShuffleOptions, shuffle_store
+from hexdata.store import Store
+
+if TYPE_CHECKING:
+    from tests.conftest import CopyStore, StoreBytes
+
+LIMITED = """
+import resource, sys
+size = int(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+sys.argv = ["hexdata", *sys.argv[2:]]
+from hexdata.cli import main
+main()
+"""
+"""The command line, no file of which may grow beyond so many bytes."""
+
+SHARDS = ["--shard-size", "512", "--block-size", "256"]
+COMMANDS = {
+    "shards": SHARDS,
+    "original": ["--format", "pickle", "--order", "original"],
+    "shuffled": ["--format", "pickle", "--order", "shuffled"],
+}
+FILES = {
+    "shards": "shards/*.tar",
+    "original": "pickles/original/**/*.pkl.gz",
+    "shuffled": "pickles/shuffled/**/*.pkl.gz",
+}
+
+
+@pytest.fixture(scope="module")
+def shuffled_store(trmph_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Read only: copy it."""
+    store = shutil.copytree(trmph_store, tmp_path_factory.mktemp("shuffled") / "store")
+    shuffle_store(store, ShuffleOptions(seed=5, buckets=4, threads=1))
+    return store
+
+
+def export(kind: str, store: Path, progress: Silent | None = None) -> Any:
+    if kind == "shards":
+        options = ExportOptions(shard_size=512, block_size=256, workers=1)
+        return export_shards(store, options, progress or Silent())
+    return export_pickles(store, PicklesOptions(order=kind, workers=1), progress or Silent())
+
+
+def left_over(store: Path) -> list[Path]:
+    return [path for path in store.rglob("*") if path.name.endswith(".tmp")]
+
+
+@pytest.mark.parametrize(("kind", "workers"), [*((kind, "1") for kind in COMMANDS), ("shards", "2")])
+def test_a_file_that_may_not_grow_stops_it_cleanly(
+    shuffled_store: Path, copy_store: CopyStore, store_bytes: StoreBytes, kind: str, workers: str
+) -> None:
+    """In a process of its own, as the limit cannot be raised again; its workers have it too."""
+    store, whole = copy_store(shuffled_store), copy_store(shuffled_store, "whole")
+    export(kind, whole)
+    sizes = {path.relative_to(whole): path.stat().st_size for path in whole.glob(FILES[kind])}
+    largest = max(sizes, key=lambda name: sizes[name])
+    assert sizes[largest] > max(path.stat().st_size for path in store.glob("manifest.json"))
+    command = ["export", str(store), "--workers", workers, *COMMANDS[kind]]
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(sizes[largest] - 1), *command],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("hexdata: ")]
+    place = line.removeprefix("hexdata: ").partition(": the disk is full; found ")
+    assert sizes[Path(place[0]).relative_to(store)] == sizes[largest]
+    assert place[2].startswith(os.strerror(errno.EFBIG))
+    assert line.endswith(" free. Make room and run the command again; it goes on from there.")
+    assert left_over(store) == []
+    assert not {"export", f"pickles-{kind}"} & Store.open(store).manifest.stages.keys()
+    export(kind, store)
+    assert store_bytes(store) == store_bytes(whole)
+
+
+# --- a disk that fills up -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 8 MB, where this process may mount one."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("this process may mount nothing")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)  # an exception may still hold an open file
+
+
+class Filler(Silent):
+    """Fills the disk when the first file has been written."""
+
+    def __init__(self, disk: Path) -> None:
+        self.ballast = disk / "ballast"
+
+    def advance(self, amount: int) -> None:
+        if amount and not self.ballast.exists():
+            with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+                self._fill()
+
+    def _fill(self) -> None:
+        with self.ballast.open("wb", buffering=0) as file:
+            while file.write(bytes(1 << 12)):
+                pass
+
+
+@pytest.mark.parametrize("kind", COMMANDS)
+def test_a_disk_that_fills_up_stops_it_cleanly(
+    small_disk: Path, shuffled_store: Path, copy_store: CopyStore, store_bytes: StoreBytes, kind: str
+) -> None:
+    whole = copy_store(shuffled_store, "whole")
+    export(kind, whole)
+    store = shutil.copytree(shuffled_store, small_disk / "store")
+    filler = Filler(small_disk)
+    with pytest.raises(BudgetError) as told:
+        export(kind, store, filler)
+    assert told.value.reason == "the disk is full"
+    assert str(told.value.path).startswith(str(store))
+    assert str(told.value.found).startswith(f"{os.strerror(errno.ENOSPC)}, ")
+    assert left_over(store) == []
+    assert not {"export", f"pickles-{kind}"} & Store.open(store).manifest.stages.keys()
+    filler.ballast.unlink()
+    assert export(kind, store).resumed == 1
+    assert store_bytes(store) == store_bytes(whole)

@@ -1,0 +1,47 @@
+"""What queries are given of a budget: less for a store in an object store, whose client needs some."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hexdata.errors import BudgetError
+from hexdata.remote import as_path
+from hexdata.sql import Limits
+from hexdata.store.limits import QueryLimits
+from hexdata.verify import VerifyOptions
+
+CLIENT = 48 << 20
+MEMORY = 1_000_000_000
+FAR = "memory://bucket/store"
+
+
+@pytest.mark.parametrize("limits", [Limits, VerifyOptions])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_client_of_an_object_store_is_counted(limits: type[QueryLimits], threads: int) -> None:
+    given = limits(MEMORY, threads)
+    here, there = given.share(Path("/games/store")), given.share(as_path(FAR))
+    assert here.threads == there.threads == threads
+    assert here.memory - there.memory == CLIENT
+    assert there.memory + CLIENT + limits.BASE + threads * limits.THREAD == MEMORY
+
+
+@pytest.mark.parametrize("limits", [Limits, VerifyOptions])
+def test_what_is_enough_here_may_be_too_little_there(limits: type[QueryLimits]) -> None:
+    least = limits.BASE + limits.BUFFERS + 2 * (limits.THREAD + limits.THREAD_BUFFERS)
+    given = limits(least, threads=2)
+    assert given.share(Path()).memory == limits.BUFFERS + 2 * limits.THREAD_BUFFERS
+    expected = f"{(least + CLIENT) / 1e6:,.0f} MB"
+    with pytest.raises(BudgetError, match=f"with 2 threads; found .* MB; expected at least {expected}"):
+        given.share(as_path(FAR))
+    assert limits(least + CLIENT, threads=2).share(as_path(FAR)) == given.share(Path())
+
+
+@pytest.mark.parametrize("limits", [Limits, VerifyOptions])
+def test_threads_follow_from_what_is_left(limits: type[QueryLimits]) -> None:
+    """One thread has room in both places, two only here."""
+    each = limits.THREAD + limits.THREAD_BUFFERS
+    given = limits(limits.BASE + limits.BUFFERS + 2 * each + CLIENT - 1)
+    assert given.share(Path()).threads <= 2
+    assert given.share(as_path(FAR)).threads == 1
