@@ -42,7 +42,7 @@ class View:
         yield Text()
         yield _stages(facts.stages, wide=options.max_width >= _WIDE, ascii_only=options.ascii_only)
         yield from _counts(facts.stages)
-        yield from _bad_files(facts.notes)
+        yield from _notes(facts.notes)
 
 
 class LiveView:
@@ -129,9 +129,11 @@ def _counts(stages: list[StageFacts]) -> Iterator[Text]:
             yield Text(f"{stage.name}: {', '.join(counts)}", style="dim", overflow="fold")
 
 
-def _bad_files(notes: Mapping[str, Mapping[str, Any]]) -> Iterator[Text]:
-    """Yield a line for each of the last bad files, with its reason."""
+def _notes(notes: Mapping[str, Mapping[str, Any]]) -> Iterator[Text]:
+    """Yield a line for a directory that is gone, and for each of the last bad files, with its reason."""
     for said in notes.values():
+        if "gone" in said:
+            yield Text(f"gone, and waited for: {said['gone']}", style="yellow", overflow="fold")
         for name, reason in said.get("bad", [])[-_BAD_FILES:]:
             yield Text(f"bad file {name}: {reason}", style="yellow", overflow="fold")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,11 +12,33 @@ import numpy.typing as npt
 
 from hexdata.formats.shards import Block
 
-__all__ = ["PLIES", "SCANNED", "Chunk", "ChunkSource", "FoundFile"]
+__all__ = [
+    "NOTHING_READ",
+    "PLIES",
+    "SCANNED",
+    "Chunk",
+    "ChunkSource",
+    "FoundFile",
+    "Reading",
+    "begins_as",
+    "digest_games",
+]
 
 PLIES = 1 << 10
 """More than a game on the largest board has positions (677): what a chunk's number is multiplied with, and
 a ply added to, for the ``position_id`` of a live position."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How far a file was read that may still be written to: where it goes on once it has changed."""
+
+    games: int
+    """So many games of it, of all splits, are known; they are its first."""
+    records: int
+    """So many records of it, positions and rejected ones, are known."""
+    digest: bytes
+    """``digest_games`` of its games."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +49,8 @@ class FoundFile:
     name: str = ""
     """Relative to the directory, with forward slashes: what messages and states call it."""
     size: int = 0
+    after: Reading | None = None
+    """How far it was read before, if it came before and has changed: only what follows is new."""
 
     @property
     def is_mark(self) -> bool:
@@ -79,8 +105,25 @@ class ChunkSource:
 
     file: FoundFile
     chunks: list[Chunk] = field(default_factory=list)
+    reading: Reading | None = None
+    """How far the file was read, if it may go on; None where all of it was there."""
 
     @property
     def is_mark(self) -> bool:
         """Whether it is the end of the first scan: a mark, which no queue drops."""
         return self.file.is_mark
+
+
+def digest_games(chunks: Iterable[Chunk]) -> bytes:
+    """Return 16 bytes that say which games these are, and in which order."""
+    return hashlib.blake2b(b"".join(chunk.game_hash for chunk in chunks), digest_size=16).digest()
+
+
+def begins_as(chunks: Sequence[Chunk], reading: Reading) -> bool:
+    """Say whether the games of a file begin with those of an earlier reading of it."""
+    first = chunks[: reading.games]
+    return len(first) == reading.games and digest_games(first) == reading.digest
+
+
+NOTHING_READ = Reading(0, 0, digest_games([]))
+"""How far a file was read that could not be used."""

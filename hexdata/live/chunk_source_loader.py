@@ -1,16 +1,17 @@
 """The stage that opens files and takes the games out of them. A bad file is counted and named, and no more.
 
 What games are in a file, what they are called and what their labels mean is found out by ``games``; how
-the bytes are read is known to ``formats``. Never looks at a file twice, and repairs nothing.
+the bytes are read is known to ``formats``. Never finds out that a file has changed, and repairs nothing.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, cast, runtime_checkable
 
 import pyarrow as pa
 
@@ -21,11 +22,20 @@ from hexdata.formats import open_source
 from hexdata.games.evidence import is_mixed
 from hexdata.games.labels import split_of
 from hexdata.games.sense import SENSES, Sense
-from hexdata.live.chunk import SCANNED, Chunk, ChunkSource, FoundFile
+from hexdata.live.chunk import (
+    NOTHING_READ,
+    SCANNED,
+    Chunk,
+    ChunkSource,
+    FoundFile,
+    Reading,
+    begins_as,
+    digest_games,
+)
 from hexdata.live.hub import Stopped
 from hexdata.live.shard_source import looks_like_shard, shard_batches, shard_split
 from hexdata.live.source_games import Found, found_games, trmph_games
-from hexdata.live.stage import Transform
+from hexdata.live.stage import Stage, Transform
 from hexdata.schema import SPLITS
 from hexdata.text import printable
 
@@ -33,6 +43,33 @@ __all__ = ["ChunkSourceLoader"]
 
 NAMED: Final = 20
 """So many of the last bad files are remembered by name."""
+
+
+@dataclass(frozen=True)
+class _Content:
+    """What is in a file."""
+
+    found: Found
+    split: str | None = None
+    """Which split its name says that it is of."""
+    records: int | None = None
+    """How many it has, if more may come at its end: of a text."""
+
+    @property
+    def chunks(self) -> list[Chunk]:
+        """Its games, of all splits."""
+        return self.found.chunks
+
+
+@runtime_checkable
+class _Finder(Protocol):
+    """What finds files again that have changed, if it is told how far they were read."""
+
+    def expect_readings(self) -> None: ...
+
+    def was_read(self, file: FoundFile, reading: Reading | None) -> None: ...
+
+    def was_not_read(self, file: FoundFile) -> None: ...
 
 
 class ChunkSourceLoader(Transform):
@@ -44,12 +81,18 @@ class ChunkSourceLoader(Transform):
     part is named by them. The name of a game decides its split; but a shard, where ``export`` named it, is of
     the split that it says. Positions of no known game are counted and left out.
 
+    A stage that has ``expect_readings`` is told of each file how far it was read, so that the file may come
+    again once it has changed: a bad one, one that could not be opened, and a text, which may go on. Of a text
+    that comes again, the games that came before are left out; one that does not begin with them is bad
+    ("rewritten").
+
     With several threads the chunks are the same, but sources may overtake each other, and the end of the
     first scan the last of its files.
 
     Counted are ``files``, ``games`` and ``positions`` that were passed on, ``other_split`` (games), ``loose``
     (positions of no known game), ``rejected`` (records), ``bad_files``, and by the code of the reason
-    ``rejected.CODE`` and ``bad.CODE``. A file without a game is bad as well.
+    ``rejected.CODE`` and ``bad.CODE``. A file without a game is bad as well. One that comes again is counted
+    as bad each time, and as good once.
 
     Args:
         board_size: of all games; a file of another size is bad. None for that of the first good file.
@@ -99,37 +142,69 @@ class ChunkSourceLoader(Transform):
         self.max_file_bytes = check_count("max_file_bytes", max_file_bytes, 1)
         self.max_positions = check_count("max_positions", max_positions, 1)
         self._bad: deque[tuple[str, str]] = deque(maxlen=NAMED)
+        self._finder: _Finder | None = None
+
+    def meet(self, stages: Sequence[Stage]) -> None:
+        """Find who is to know how far files were read."""
+        self._finder = next((stage for stage in stages if isinstance(stage, _Finder)), None)
+        if self._finder is not None:
+            self._finder.expect_readings()
 
     def process(self, item: FoundFile) -> Iterable[ChunkSource]:
         """Open one file; a bad one gives nothing."""
         if item.path is None:
             return [ChunkSource(SCANNED)]
         try:
-            source = self.read(item, self.hub.stopping)
+            found = self._find(item, item.path, self.hub.stopping)
         except InputError as error:
             self._name_bad(item, error.code, error.detail())
+            self._tell(item, item.after or NOTHING_READ)
+            return []
         except OSError as error:
             gone = isinstance(error, FileNotFoundError)
             self._name_bad(item, "gone" if gone else "unreadable", error.strerror or str(error))
-        else:
-            self.count("files")
-            self.count("games", len(source.chunks))
-            self.count("positions", sum(chunk.positions for chunk in source.chunks))
+            if self._finder is not None:
+                self._finder.was_not_read(item)
+            return []
+        if item.after and not begins_as(found.chunks, item.after):
+            games = f"its {item.after.games:,} games that came before"
+            self._name_bad(item, "rewritten", f"it does not begin with {games}, so none of it is taken")
+            self._tell(item, None)
+            return []
+        source = self._source(item, found)
+        self._tell(item, source.reading)
+        return self._pass_on(source)
+
+    def _pass_on(self, source: ChunkSource) -> list[ChunkSource]:
+        """Count a file that was read; give it, unless it has come before and there is nothing new."""
+        before = source.file.after
+        self.count("files", int(before is None or not before.games))
+        self.count("games", len(source.chunks))
+        self.count("positions", sum(chunk.positions for chunk in source.chunks))
+        if before is None:
             return [source]
-        return []
+        with self._lock:
+            kept = [each for each in self._bad if each[0] != printable(source.file.name)]
+            self._bad = deque(kept, maxlen=NAMED)
+        return [source] if source.chunks else []
+
+    def _tell(self, file: FoundFile, reading: Reading | None) -> None:
+        if self._finder is not None:
+            self._finder.was_read(file, reading)
 
     def _name_bad(self, file: FoundFile, code: str, reason: str) -> None:
         self.count("bad_files")
         self.count(f"bad.{code}")
-        self._bad.append((printable(file.name), printable(f"{code}: {reason}")))
+        with self._lock:
+            self._bad.append((printable(file.name), printable(f"{code}: {reason}")))
 
     def read(self, file: FoundFile, stopping: threading.Event | None = None) -> ChunkSource:
-        """Return the games of a file that are of the split, in the file's order.
+        """Return the games of a file that are of the split, in the file's order; none that came before.
 
         The same file gives the same games. What is left out of it is counted; a bad file is not.
 
         Args:
-            file: one that was found.
+            file: one that was found; of ``after``, only the numbers count.
             stopping: when it is set, reading ends early.
 
         Raises:
@@ -138,32 +213,44 @@ class ChunkSourceLoader(Transform):
             Stopped: ``stopping`` was set.
         """
         assert file.path is not None
+        return self._source(file, self._find(file, file.path, stopping))
+
+    def _source(self, file: FoundFile, found: _Content) -> ChunkSource:
+        """Return what is new in a file and of the split."""
+        new = found.chunks[file.after.games :] if file.after else found.chunks
+        chunks = [chunk for chunk in new if self.split in (None, found.split or self._split_of(chunk))]
+        self.count("other_split", len(new) - len(chunks))
+        reading = None
+        if found.records is not None:
+            reading = Reading(len(found.chunks), found.records, digest_games(found.chunks))
+        return ChunkSource(file, chunks, reading)
+
+    def _find(self, file: FoundFile, path: Path, stopping: threading.Event | None) -> _Content:
+        """Return all that is in a file, whatever came before; errors as :meth:`read` has them."""
         if file.size > self.max_file_bytes:
-            raise _too_large(file.path, f"{file.size:,} bytes", f"{self.max_file_bytes:,}", "max_file_bytes")
-        if looks_like_shard(file.path):
-            found = self._read_shard(file, file.path, stopping)
-            named = shard_split(file.name)
+            raise _too_large(path, f"{file.size:,} bytes", f"{self.max_file_bytes:,}", "max_file_bytes")
+        if looks_like_shard(path):
+            content = _Content(self._read_shard(file, path, stopping), split=shard_split(file.name))
         else:
-            found = self._read_source(file, file.path, stopping)
-            named = None
-        self.count("loose", found.loose)
-        if not found.chunks:
-            raise FormatError("no game in it", code="no-games", found=f"{found.loose:,} positions of no game")
-        self._hold_size(found.chunks[0].board_size)
-        chunks = [chunk for chunk in found.chunks if self.split in (None, named or self._split_of(chunk))]
-        self.count("other_split", len(found.chunks) - len(chunks))
-        return ChunkSource(file, chunks)
+            content = self._read_source(file, path, stopping)
+        self.count("loose", content.found.loose)
+        if not content.chunks:
+            found = f"{content.found.loose:,} positions of no game"
+            raise FormatError("no game in it", code="no-games", found=found)
+        self._hold_size(content.chunks[0].board_size)
+        return content
 
     def _split_of(self, chunk: Chunk) -> str:
         return split_of(chunk.game_hash, self.val, self.test)
 
-    def _read_source(self, file: FoundFile, path: Path, stopping: threading.Event | None) -> Found:
+    def _read_source(self, file: FoundFile, path: Path, stopping: threading.Event | None) -> _Content:
+        known = file.after.records if file.after else 0
         raw: list[pa.RecordBatch] = []
         rejected: Counter[str] = Counter()
         records = 0
         with open_source(path) as reader:
             for batch in reader.batches():
-                rejected.update(rejection.reason for rejection in batch.rejected)
+                rejected.update(each.reason for each in batch.rejected if each.record >= known)
                 if batch.positions.num_rows:
                     raw.append(batch.positions)
                 records += batch.records
@@ -177,9 +264,9 @@ class ChunkSourceLoader(Transform):
                 "no position in it", code="no-positions", found=f"{rejected.total():,} rejected"
             )
         if kind == "trmph":
-            return trmph_games(file.name, raw, size)
+            return _Content(trmph_games(file.name, raw, size), records=records)
         otherwise = None if self.value_sense == "auto" else cast("Sense", self.value_sense)
-        return found_games(file.name, raw, size, mixed=is_mixed(kind, header), otherwise=otherwise)
+        return _Content(found_games(file.name, raw, size, mixed=is_mixed(kind, header), otherwise=otherwise))
 
     def _read_shard(self, file: FoundFile, path: Path, stopping: threading.Event | None) -> Found:
         raw: list[pa.RecordBatch] = []

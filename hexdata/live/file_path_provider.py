@@ -6,14 +6,11 @@ Looks at names, sizes and times; never opens a file.
 from __future__ import annotations
 
 import os
-import re
-import stat
 import threading
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from fnmatch import translate
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,18 +18,17 @@ from watchfiles import Change, watch
 
 from hexdata.checks import as_tuple, check_count
 from hexdata.errors import ConfigError, InputError
-from hexdata.live.chunk import SCANNED, FoundFile
+from hexdata.live.chunk import SCANNED, FoundFile, Reading
+from hexdata.live.directory import Directory, Folders, Look, Seen, names_in_temporary, split_name
 from hexdata.live.hub import Stopped
+from hexdata.live.known_files import KnownFiles
 from hexdata.live.stage import Stage, Worker
-from hexdata.store.files import walk_once
+from hexdata.text import printable
 
-__all__ = ["PATTERNS", "TEMPORARY", "FilePathProvider"]
+__all__ = ["PATTERNS", "FilePathProvider"]
 
 PATTERNS: Final = ("*.trmph", "*.trmph.gz", "*.pkl.gz", "*.pkl", "*.tar")
 """Names of the files that ``formats`` can open."""
-
-TEMPORARY: Final = (".tmp", ".part")
-"""Ends of names that a file has only while it is written; names that begin with a dot are such too."""
 
 _GROUPING_MS: Final = 100
 """Changes are told together for so long at most, in milliseconds,"""
@@ -47,42 +43,49 @@ _GONE_SECONDS: Final = 0.1
 _CANNOT_SPELL: Final = "Unable to decode path"
 """What the watch says of a name that is no UTF-8."""
 
-_Look = tuple[int, int]
-"""Size and modification time of a file, in nanoseconds."""
-
 
 @dataclass
 class _Candidate:
     """A file that is there and not yet known to be complete."""
 
-    look: _Look
+    look: Look
     since: float
     """When it was first seen to look so, on the clock of ``time.monotonic``."""
+    settle: float
+    """Seconds after which it is complete."""
 
 
 class FilePathProvider(Stage):
     """Gives a :class:`FoundFile` for each file below a directory, once, when it is complete.
 
     First come the files that are there, in order of their names (relative to the directory, as text), then
-    ``SCANNED``, then new ones as they come. Each name comes once, ever: a file that is written again under a
-    name that has come is counted as ``rewritten`` and does not come. With ``watch=False`` the files that are
-    there come as they are, without ``SCANNED``, and then the stage ends.
+    ``SCANNED``, then new ones as they come. A name comes once: a file that is written again under a name that
+    has come is counted as ``rewritten`` and does not come. With ``watch=False`` the files that are there come
+    as they are, without ``SCANNED``, and then the stage ends.
 
     A file is complete when it has the same size and time for ``settle`` seconds, however it came to be there;
     or at once, where a temporary name in which its name stands as a whole went away in the same moment, as
     when ``.NAME.tmp`` is renamed to ``NAME``. An empty file is not complete. One that is gone before it is
     complete is forgotten (``vanished``). Names that begin with a dot, of files or folders, are never looked
-    at, nor those that end in ``TEMPORARY``; what writes a file in place and pauses for longer than ``settle``
-    must use such a name. What is no regular file, a pipe or a device, never comes.
+    at, nor those that end in ``TEMPORARY``. What is no regular file, a pipe or a device, never comes.
+
+    Where a later stage tells how far it reads each file, one that it could not use, or not open, comes
+    again when it has changed (``again``); so does a text that was not renamed in, for what was added to it.
+    Each time it is complete after twice as long as before, so that a file that is written to for ever is not
+    read for ever: what it gets comes later than it was written by no more than it is old.
 
     A folder to which links lead from within the directory is entered once, by its own name; one elsewhere by
     that of a link.
 
     The system tells of changes; now and then all names are looked through besides, for those that it did not
-    tell. A directory that goes stops the pipeline when that is found out then; one that is put in its place
-    before is watched like the first. Memory grows by some 300 bytes for each file that ever came.
+    tell. A directory that goes, or cannot be read any more, is warned of (``gone``) and waited for; when
+    it is back, all names are looked through. One that is put in its place is watched like the first.
 
-    Counted are ``files``, ``rewritten`` (names) and ``vanished``.
+    Remembered are the names of the files that are there, and of the last ``pool_size`` that came, whose games
+    may be in the pool: 240 bytes each, and as much again for one that is followed. A name that was forgotten
+    may come again.
+
+    Counted are ``files``, ``again``, ``rewritten`` (names), ``vanished`` and ``gone``.
 
     Args:
         directory: where to look, and below.
@@ -94,6 +97,7 @@ class FilePathProvider(Stage):
         rescan: seconds after which all names are looked through again.
         force_polling: look through the directory instead of being told of changes, where the system cannot
             tell: on network drives, say.
+        pool_size: of the pool.
 
     Raises:
         ConfigError: an option cannot be used.
@@ -112,6 +116,7 @@ class FilePathProvider(Stage):
         newest_files: int | None = None,
         rescan: float = 30.0,
         force_polling: bool = False,
+        pool_size: int = 100_000,
     ) -> None:
         super().__init__()
         self.directory = Path(directory).resolve()
@@ -126,13 +131,22 @@ class FilePathProvider(Stage):
         for name, value in (("watch", watch), ("force_polling", force_polling)):
             if not isinstance(value, bool):
                 raise ConfigError(f"{name} cannot be used", found=repr(value), expected="True or False")
-        self._is_wanted = re.compile("|".join(map(translate, self.patterns))).match
         self.watch = watch
         self.newest_files = None if newest_files is None else check_count("newest_files", newest_files, 0)
         self.rescan = _check_seconds("rescan", rescan)
         self.force_polling = force_polling
-        self._came: dict[str, _Look | None] = {}
-        """The names that have come, with their looks then; None for those that are not compared any more."""
+        self._place = Directory(self.directory, self.patterns)
+        self._device: int | None = None
+        """That the directory was on when it was last looked through."""
+        self._gone = ""
+        """Why the directory cannot be looked through; empty while it can."""
+        self._known = KnownFiles(check_count("pool_size", pool_size, 1))
+        self._hears = False
+        """Whether a stage tells how far files were read."""
+        self._read: deque[tuple[FoundFile, Reading | None, bool]] = deque()
+        """What it told, and is not noted yet: a file, how far it was read, and whether it could be opened."""
+        self._unread: set[str] = set()
+        """Files that have changed since they came, and of which it is not told how far they were read."""
         self._candidates: dict[str, _Candidate] = {}
         self._scanned = False
         self._to_come: list[str] | None = None
@@ -141,6 +155,8 @@ class FilePathProvider(Stage):
         """What the watch told, and nobody looked at yet; under the hub's lock."""
         self._look_through = False
         """Whether the watch asks for all names to be looked through; under the hub's lock."""
+        self._watched: bool | None = None
+        """Whether the directory is watched, as far as is known; None before it was for the first time."""
 
     # --- all that is there, and no more ---------------------------------------------------------------
 
@@ -156,10 +172,11 @@ class FilePathProvider(Stage):
 
     def _give_those_there(self, worker: Worker) -> None:
         if self._to_come is None:
-            self._to_come = self._newest(self._scan(self.directory))[::-1]
+            there = self._place.look_through(self.directory, self.hub.stopping).names
+            self._to_come = self._newest(sorted(there))[::-1]
         while self._to_come:
             name = self._to_come.pop()
-            look = self._look_at(name)
+            look = self._place.look_at(name)
             if look is None:
                 self.count("vanished")
             else:
@@ -168,34 +185,28 @@ class FilePathProvider(Stage):
     def _newest(self, names: list[str]) -> list[str]:
         return names if self.newest_files is None else names[max(0, len(names) - self.newest_files) :]
 
-    def _give(self, worker: Worker, name: str, look: _Look) -> None:
-        self._came[name] = look
-        self.count("files")
-        self.put(worker, [FoundFile(self.directory / name, name, look[0])])
-
-    def _look_at(self, name: str) -> _Look | None:
-        """Return size and time of a file; None if there is no such regular file, or we may not look at it."""
-        try:
-            found = (self.directory / name).stat()
-        except OSError:
-            return None
-        return (found.st_size, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else None
+    def _give(self, worker: Worker, name: str, look: Look, *, follow: bool = False) -> None:
+        self.count("again" if name in self._known else "files")
+        after = self._known.come(name, look, follow=follow and self._hears)
+        self.put(worker, [FoundFile(self.directory / name, name, look[0], after)])
 
     # --- new ones -------------------------------------------------------------------------------------
 
     def _give_first_scan(self, worker: Worker) -> None:
         """Give what is there and complete, in order; what still changes after ``settle`` seconds is new."""
-        found = self._scan(self.directory)
+        while (seen := self._see()) is None:
+            self.wait_for(worker, _nothing, _GONE_SECONDS)
+        found = sorted(seen.names)
         kept = self._newest(found)
         for name in found[: len(found) - len(kept)]:
-            self._came.setdefault(name, None)
+            self._known.skip(name)
         self._consider(kept)
         until = time.monotonic() + self.settle
         while self._candidates and (left := until - time.monotonic()) > 0:
             self.wait_for(worker, _nothing, left)
         self._give_complete(worker)
-        while self.wait_for(worker, self._stands, self.rescan) is None:
-            self._scan(self.directory)  # which says if it is gone, so that no watch can ever stand
+        while self.wait_for(worker, self._stands, self.rescan) is None and self._see() is not None:
+            pass  # where it is gone, no watch can stand before it is back
         self._scanned = True
         self.put(worker, [SCANNED])
 
@@ -203,7 +214,9 @@ class FilePathProvider(Stage):
         next_scan = time.monotonic() + self.rescan
         while True:
             told = self.wait_for(worker, self._take_told, self._patience(next_scan))
+            self._note_readings()
             now = time.monotonic()
+            look_through = False
             if told is not None:
                 changes, look_through = told
                 next_scan = now if look_through else next_scan
@@ -212,14 +225,17 @@ class FilePathProvider(Stage):
                         next_scan, now + self.settle
                     )  # the folder may be watched only from now on
             if now >= next_scan:
-                self._consider(self._scan(self.directory))
+                if (seen := self._see()) is not None:
+                    self._consider(sorted(seen.names), compare=look_through)
                 next_scan = now + self.rescan
+            self._compare(self._unread)
             self._give_complete(worker)
 
     def _patience(self, next_scan: float) -> float:
         """Return for how many seconds nothing is to be done unless something is told."""
-        due = min([next_scan, *(each.since + self.settle for each in self._candidates.values())])
-        return max(0.0, due - time.monotonic())
+        due = min([next_scan, *(each.since + each.settle for each in self._candidates.values())])
+        left = max(0.0, due - time.monotonic())
+        return min(left, self.settle) if self._unread else left
 
     def _stands(self) -> bool | None:
         """Say whether the watch stands: what comes from then on is told of."""
@@ -234,111 +250,152 @@ class FilePathProvider(Stage):
 
     def _follow(self, worker: Worker, changes: set[tuple[Change, str]]) -> bool:
         """Look at what has changed, and give files that were renamed; say whether folders appeared."""
-        folders = _Folders(self)
+        folders = Folders(self._place)
         renamed: dict[str | None, set[str]] = defaultdict(set)
         there: set[str] = set()
         appeared = False
         for change, text in changes:
             folder, base = os.path.split(text)
             if change == Change.deleted:
-                renamed[folders.prefix(folder)].update(_names_in_temporary(base))
-            elif (path := Path(text)).is_dir():
+                renamed[folders.prefix(folder)].update(names_in_temporary(base))
+            elif os.path.isdir(text):  # noqa: PTH112 - Path.is_dir raises where a network drive fails
                 appeared = True
-                there.update(self._scan(path))
-            elif self._is_file_name(base) and (prefix := folders.prefix(folder)) is not None:
+                there.update(self._scan(Path(text)))
+            elif self._place.is_file_name(base) and (prefix := folders.prefix(folder)) is not None:
                 there.add(prefix + base)
         for name in sorted(there):
-            prefix, base = _split_name(name)
-            if name in self._came:
-                self._compare(name, self._look_at(name))
-            elif base in renamed.get(prefix, ()):
+            prefix, base = split_name(name)
+            if name not in self._known and base in renamed.get(prefix, ()):
                 self._give_renamed(worker, name)
-        self._consider(there)
+        self._consider(there, compare=True)
         return appeared
 
     def _give_renamed(self, worker: Worker, name: str) -> None:
-        look = self._look_at(name)
+        look = self._place.look_at(name)
         if look is not None and look[0]:
             self._candidates.pop(name, None)
             self._give(worker, name, look)
 
-    def _compare(self, name: str, look: _Look | None) -> None:
-        """Count a name that has come and is now another file, once."""
-        before = self._came[name]
-        if look is not None and before is not None and look != before:
-            self._came[name] = None
-            self.count("rewritten")
+    def _consider(self, names: Iterable[str], *, compare: bool = False) -> None:
+        """Wait for files to be complete that have not come and are not waited for yet.
 
-    def _consider(self, names: Iterable[str]) -> None:
-        """Wait for files to be complete that have not come and are not waited for yet."""
+        Args:
+            names: of files that are there.
+            compare: whether to look, too, at those that have come; otherwise only at those that could not be
+                opened, as the file system is asked for each.
+        """
         now = time.monotonic()
+        known = []
         for name in names:
-            if name not in self._came and name not in self._candidates:
-                look = self._look_at(name)
-                if look is not None:
-                    self._candidates[name] = _Candidate(look, now)
+            if name in self._candidates:
+                continue
+            if name in self._known:
+                known += [name] if compare or self._known.was_missed(name) else []
+            elif (look := self._place.look_at(name)) is not None:
+                self._candidates[name] = _Candidate(look, now, self.settle)
+        self._compare(known)
+
+    def _compare(self, names: Iterable[str]) -> None:
+        """Look whether files that have come have changed, and wait for those that are to come again."""
+        for name in list(names):
+            self._unread.discard(name)
+            if name not in self._known or name in self._candidates:
+                continue
+            look = self._place.look_at(name)
+            verdict = self._known.compare(name, look)
+            if verdict == "rewritten":
+                self.count("rewritten")
+            elif verdict == "unread":
+                self._unread.add(name)
+            elif verdict == "again" and look is not None:
+                patience = self.settle * 2.0 ** self._known.times(name)
+                self._candidates[name] = _Candidate(look, time.monotonic(), patience)
 
     def _give_complete(self, worker: Worker) -> None:
         """Give the candidates that have not changed for long enough, in order of their names."""
         now = time.monotonic()
-        complete: list[tuple[str, _Look]] = []
+        complete: list[tuple[str, Look]] = []
         for name, candidate in list(self._candidates.items()):
-            look = self._look_at(name)
+            look = self._place.look_at(name)
             if look is None:
                 del self._candidates[name]
-                self.count("vanished")
+                self.count("vanished", name not in self._known)
             elif look != candidate.look:
                 candidate.look, candidate.since = look, now
-            elif now >= candidate.since + self.settle:
+            elif now >= candidate.since + candidate.settle:
                 del self._candidates[name]  # an empty one will be told of when it is written to
-                if look[0]:
+                as_it_was = name in self._known and self._known.compare(name, look) != "again"
+                if look[0] and not as_it_was:
                     complete.append((name, look))
         for name, look in sorted(complete):
-            self._give(worker, name, look)
+            self._give(worker, name, look, follow=True)
 
-    # --- names ----------------------------------------------------------------------------------------
+    # --- how far files were read ----------------------------------------------------------------------
 
-    def _scan(self, folder: Path) -> list[str]:
-        """Return the names of the files below a folder that may be wanted, sorted.
+    def expect_readings(self) -> None:
+        """Be promised that :meth:`was_read` or :meth:`was_not_read` comes for each file that is read."""
+        self._hears = self.watch
+
+    def was_read(self, file: FoundFile, reading: Reading | None) -> None:
+        """Be told, by any thread, how far a file was read; None if it is not to come again."""
+        if self._hears:
+            self._read.append((file, reading, True))
+
+    def was_not_read(self, file: FoundFile) -> None:
+        """Be told, by any thread, that a file could not be opened."""
+        if self._hears:
+            self._read.append((file, file.after, False))
+
+    def _note_readings(self) -> None:
+        while self._read:
+            file, reading, opened = self._read.popleft()
+            if opened:
+                self._known.was_read(file.name, reading)
+            else:
+                self._known.was_not_read(file.name, reading)
+
+    # --- the directory --------------------------------------------------------------------------------
+
+    def _search(self, folder: Path) -> Seen | None:
+        """Look through a folder, or the directory; None, and a warning, if the directory itself is gone.
 
         Raises:
-            InputError: the directory itself cannot be read.
             Stopped: the pipeline has stopped.
         """
-        found: list[str] = []
-        for here, subfolders, files in walk_once(folder, onerror=self._cannot_enter):
-            if self.hub.stopping.is_set():
-                raise Stopped
-            subfolders[:] = [name for name in subfolders if not name.startswith(".")]
-            prefix = self.prefix_of(str(here))
-            if prefix is not None:
-                found += [prefix + file for file in files if self._is_file_name(file)]
-        return sorted(found)
+        try:
+            return self._place.look_through(folder, self.hub.stopping)
+        except InputError as error:
+            if not self._gone:
+                self.count("gone")
+                self._warn(f"the directory cannot be read any more ({error.found}); it is waited for")
+            self._gone = str(error.found)
+            return None
 
-    def _cannot_enter(self, error: OSError) -> None:
-        """Pass over a folder that is gone or closed to us, but not the directory itself."""
-        if Path(error.filename or "") == self.directory:
-            reason = error.strerror or str(error)
-            raise InputError("the directory cannot be read any more", path=self.directory, found=reason)
+    def _scan(self, folder: Path) -> list[str]:
+        """Return the names of the files below a folder that may be wanted, sorted; none if it is gone."""
+        seen = self._search(folder)
+        return sorted(seen.names) if seen else []
 
-    def prefix_of(self, folder: str) -> str | None:
-        """Return what the names of the files in a folder begin with; None if they are not looked at.
+    def _see(self) -> Seen | None:
+        """Look through all of the directory, and forget what need not be known; None if it is gone."""
+        seen = self._search(self.directory)
+        if seen is None:
+            return None
+        self._gone = ""
+        device = seen.devices.get("")
+        if self._device not in (None, device) and self._known.none_of(seen):
+            self.count("gone")
+            self._warn("another file system is there now, and none of the files that came")
+        self._device = device
+        self._known.note(seen)
+        return seen
 
-        That is the folder's own place in the directory, by whatever links it was reached, so that a file has
-        one name; or where it was reached, if it is elsewhere.
-        """
-        for path in (os.path.realpath(folder), folder):
-            try:
-                place = Path(path).relative_to(self.directory)
-            except ValueError:
-                continue
-            hidden = any(part.startswith(".") for part in place.parts)
-            return None if hidden else "".join(f"{part}/" for part in place.parts)
-        return None
+    def _warn(self, what: str) -> None:
+        self.hub.warn(f"{self.directory}: {what}; games that are in the pool are drawn on")
 
-    def _is_file_name(self, name: str) -> bool:
-        """Say whether files with this name, whatever their folder, are wanted."""
-        return not name.startswith(".") and not name.endswith(TEMPORARY) and bool(self._is_wanted(name))
+    def notes(self) -> dict[str, Any]:
+        """Return why the directory is ``gone``, while it is."""
+        return {"gone": printable(f"{self.directory}: {self._gone}")} if self._gone else {}
 
     # --- the watch ------------------------------------------------------------------------------------
 
@@ -346,10 +403,9 @@ class FilePathProvider(Stage):
         """Thread: be told of changes, and pass them on."""
         try:
             while not self.hub.stopping.is_set():
-                if self.directory.is_dir():
+                if self._place.identity() is not None:
                     self._watch_on()
-                else:
-                    self.hub.stopping.wait(_GONE_SECONDS)
+                self.hub.stopping.wait(_GONE_SECONDS)
         except Stopped:
             pass
         except BaseException as error:  # noqa: BLE001 - the trainer raises it
@@ -361,29 +417,30 @@ class FilePathProvider(Stage):
         The watch ends when a name comes that it cannot spell.
         """
         stands = False
-        watched = self._identity()
+        watched = self._place.identity()
         try:
             for changes in self._changes():
                 self._tell(changes, look_through=not stands)
-                stands = True
-                if self._identity() != watched:
+                stands, self._watched = True, True
+                # One made at once in the place of one that was removed may be the same to the system.
+                removed = (Change.deleted, str(self.directory)) in changes
+                if removed or self._place.identity() != watched:
+                    self._tell(set(), look_through=True)
                     return
         except (RuntimeError, OSError) as error:  # a RuntimeError is the watch's own kind
-            if not stands and _CANNOT_SPELL not in str(error) and self.directory.is_dir():
-                raise InputError(
-                    "the directory cannot be watched",
-                    path=self.directory,
-                    found=str(error),
-                    cure="Use force_polling = true, or raise the system's limit of watches.",
-                ) from error
-
-    def _identity(self) -> tuple[int, int] | None:
-        """Return what tells the directory from another of its name; None if it is gone."""
-        try:
-            found = self.directory.stat()
-        except OSError:
-            return None
-        return found.st_dev, found.st_ino
+            if _CANNOT_SPELL in str(error) or self._place.identity() is None:
+                return
+            if self._watched is not None:  # a drive that fails for a while stops nothing
+                if self._watched:
+                    self._warn(f"it cannot be watched ({error}), but looked through now and then")
+                self._watched = False
+                return
+            raise InputError(
+                "the directory cannot be watched",
+                path=self.directory,
+                found=str(error),
+                cure="Use force_polling = true, or raise the system's limit of watches.",
+            ) from error
 
     def _changes(self) -> Iterator[set[tuple[Change, str]]]:
         return watch(
@@ -410,57 +467,21 @@ class FilePathProvider(Stage):
     # --- states ---------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Return which names have come, joined by NUL, and, without watching, which are still to come."""
+        """Return which files have come, and, without watching, the names still to come, joined by NUL."""
+        self._note_readings()
         left = None if self._to_come is None else "\0".join(self._to_come)
-        return {"scanned": self._scanned, "came": "\0".join(self._came), "left": left}
+        return {"scanned": self._scanned, "came": self._known.state(), "left": left}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Go on from a state: names that came then do not come again."""
         self._scanned = state["scanned"]
-        self._came = dict.fromkeys(_split(state["came"]))
-        self._to_come = None if state["left"] is None else _split(state["left"])
+        self._known.load_state(state["came"])
+        left = state["left"]
+        self._to_come = None if left is None else left.split("\0") if left else []
 
 
 def _nothing() -> None:
     """Succeed at nothing: what is waited for is time."""
-
-
-def _split(joined: str) -> list[str]:
-    return joined.split("\0") if joined else []
-
-
-class _Folders:
-    """What the names of the files in some folders begin with; each folder is looked at once."""
-
-    def __init__(self, provider: FilePathProvider) -> None:
-        self._provider = provider
-        self._known: dict[str, str | None] = {}
-
-    def prefix(self, folder: str) -> str | None:
-        """Return what ``FilePathProvider.prefix_of`` does."""
-        if folder not in self._known:
-            self._known[folder] = self._provider.prefix_of(folder)
-        return self._known[folder]
-
-
-def _split_name(name: str) -> tuple[str, str]:
-    """Return the folders of a name, each with its slash, and the rest."""
-    base = name.rpartition("/")[2]
-    return name[: len(name) - len(base)], base
-
-
-def _names_in_temporary(base: str) -> Iterator[str]:
-    """Yield the names that stand as a whole in a temporary one, which may have been renamed to them.
-
-    As a whole: next to it there is neither letter nor digit, so that ``.10.trmph.tmp`` is not for
-    ``0.trmph``. All are listed, since many files may come at once, and none is to be compared with all.
-    """
-    if not (base.startswith(".") or base.endswith(TEMPORARY)):
-        return
-    places = range(len(base) + 1)
-    starts = [place for place in places if place == 0 or not base[place - 1].isalnum()]
-    stops = [place for place in places if place == len(base) or not base[place].isalnum()]
-    yield from (base[start:stop] for start in starts for stop in stops if start < stop)
 
 
 def _check_seconds(name: str, value: Any) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -34,6 +35,8 @@ class Hub:
         """Set as soon as the pipeline stops, in whatever way; for threads that wait for the outer world."""
         self.error: BaseException | None = None
         """What a stage raised first: the trainer is to see it."""
+        self.warnings: deque[str] = deque()
+        """What stages warn of, and the trainer has not been told yet."""
         # Entered itself, not through a condition, whose own code Ctrl-C can interrupt with the lock taken.
         self._lock = threading.RLock()
         self._channels: list[threading.Condition] = []
@@ -135,6 +138,10 @@ class Hub:
             finally:
                 self._working += worker
         return found[0] if found else None
+
+    def warn(self, message: str) -> None:
+        """Let the trainer be warned, in its own thread, when it takes the next item or has waited for one."""
+        self.warnings.append(message)
 
     def change(self, action: Callable[[], Found]) -> Found:
         """Do something that others may wait for, under the hub's lock; it must not wait itself."""

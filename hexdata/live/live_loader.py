@@ -22,7 +22,7 @@ from hexdata.order import ORDER_VERSION
 
 __all__ = ["LiveLoader"]
 
-_STATE_VERSION: Final = 1
+_STATE_VERSION: Final = 2
 _LONGEST_WAIT: Final = 1.0
 """Seconds: a Ctrl-C that comes in the very moment in which a wait begins is not seen before it ends."""
 
@@ -33,6 +33,8 @@ class LiveLoader:
     Iterating goes on for as long as there are games to draw; a loop that was left goes on where it was.
     The threads start with the first batch that is asked for, and end with ``close``, at the end of a
     ``with`` block, or when nobody holds the loader any more.
+
+    A directory that goes meanwhile is warned of and waited for, and the games in the pool are drawn on.
 
     The same seed, options and files give the same batches with ``watch=False`` and one thread a stage. What
     is not given here is as ``config`` has it.

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 import weakref
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from hexdata.errors import ConfigError, HexdataError
 from hexdata.live.hub import Hub, Stopped
@@ -15,6 +16,9 @@ from hexdata.live.queue import Overflow, Queue
 from hexdata.live.stage import Stage
 
 __all__ = ["Pipeline"]
+
+_TRAINER: Final = 4
+"""How many calls above ``Pipeline.take`` a warning is about: that of who iterates over a ``LiveLoader``."""
 
 
 class Pipeline:
@@ -69,12 +73,16 @@ class Pipeline:
     def take(self, timeout: float | None = None) -> Any:
         """Return the next item of the last stage; None after ``timeout`` seconds without one.
 
+        What a stage warned of since the last call is told as a Python warning.
+
         Raises:
             StopIteration: there is nothing more.
             HexdataError: this is a fork of the process that it was made in.
             Exception: what a stage raised.
         """
         self._check_process()
+        while self.hub.warnings:
+            warnings.warn(self.hub.warnings.popleft(), stacklevel=_TRAINER)
         try:
             return self.queues[-1].take(timeout)
         except Stopped:

@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 from hexdata.checks import check_count
 from hexdata.errors import ConfigError, InputError
-from hexdata.live.chunk import Chunk, ChunkSource, FoundFile
+from hexdata.live.chunk import NOTHING_READ, Chunk, ChunkSource, FoundFile, digest_games
 from hexdata.live.stage import Stage, Worker
 from hexdata.live.stream_shuffler import StreamShuffler
 from hexdata.text import printable
@@ -53,6 +53,12 @@ class _Source:
         """The number after that of its last game."""
         return self.first + len(self.chunks)
 
+    def state(self) -> list[Any]:
+        """Return what finds its games again in the file, and their numbers."""
+        before = (self.file.after or NOTHING_READ).games
+        which = digest_games(self.chunks)
+        return [self.file.name, self.file.size, before, len(self.chunks), which, self.first, self.joined]
+
 
 class ShufflingChunkPool(Stage):
     """Takes in :class:`ChunkSource`, and hands out hands of chunks that a :class:`StreamShuffler` draws.
@@ -68,7 +74,7 @@ class ShufflingChunkPool(Stage):
     A state names the files of the window and what has been drawn. When it is loaded, these files are read
     again, by the stage of the pipeline that has a method ``read`` as ``ChunkSourceLoader`` has it. Those that
     are gone or have changed are left out, with the numbers of their games; the others are drawn as they would
-    have been.
+    have been. A file that has only become longer, and may, has not changed.
 
     Told are ``chunks`` and ``sources`` (of the window), ``lower`` and ``upper`` (its numbers), ``entered``
     and ``evicted`` (games, ever), ``draws``, ``passes``, ``uses`` (draws for each game that ever entered),
@@ -209,10 +215,7 @@ class ShufflingChunkPool(Stage):
             "shuffler": self._shuffler.state(),
             "scanned": self._scanned,
             "newest": self._newest,
-            "sources": [
-                [source.file.name, source.file.size, source.first, len(source.chunks), source.joined]
-                for source in self._sources
-            ],
+            "sources": [source.state() for source in self._sources],
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -224,15 +227,23 @@ class ShufflingChunkPool(Stage):
         self._shuffler.load_state(state["shuffler"])
         self._scanned = state["scanned"]
         self._newest = state["newest"]
-        for name, size, first, count, joined in state["sources"]:
-            source = self._read_again(name, size, count)
+        for *facts, first, joined in state["sources"]:
+            source = self._read_again(*facts)
             if source is not None:
                 self._add(_Source(source.file, first, _numbered(source, first), joined))
         if not self._sources:  # of the numbers of then none can be drawn: what comes is not to wait for them
             self._shuffler.cut(self._shuffler.upper)
 
-    def _read_again(self, name: str, size: int, count: int) -> ChunkSource | None:
-        """Return a file of a state as it was then; None, and named, if it is not that any more."""
+    def _read_again(self, name: str, size: int, before: int, count: int, which: bytes) -> ChunkSource | None:
+        """Return what a state had of a file as it was then; None, and named, if it is not that any more.
+
+        Args:
+            name: of the file.
+            size: of the file then.
+            before: so many games of it came earlier.
+            count: so many came then, of the split;
+            which: and these.
+        """
         if self._reread is None or self.directory is None:
             raise ConfigError(
                 "the pool cannot read the files of its state again",
@@ -240,15 +251,20 @@ class ShufflingChunkPool(Stage):
                 expected="a directory, and a stage that has a method read",
             )
         path = self.directory / name
+        after = replace(NOTHING_READ, games=before) if before else None
         try:
             found = path.stat().st_size
-            source = self._reread(FoundFile(path, name, found))
+            source = self._reread(FoundFile(path, name, found, after))
         except (InputError, OSError) as error:
             reason = str(error)
         else:
-            if found == size and len(source.chunks) == count:
-                return source
-            reason = f"{found:,} bytes and {len(source.chunks):,} games now, not {size:,} and {count:,}"
+            longer = found > size and source.reading is not None
+            kept = source.chunks[:count] if longer else source.chunks
+            same = len(kept) == count and digest_games(kept) == which
+            if same and (longer or found == size):
+                return ChunkSource(FoundFile(path, name, size, after), kept)
+            games = f"{count:,} other games" if len(kept) == count else f"{count:,}"
+            reason = f"{found:,} bytes and {len(source.chunks):,} games now, not {size:,} and {games}"
         self.count("missing")
         self._missing.append((printable(name), printable(reason)))
         return None

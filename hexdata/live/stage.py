@@ -22,7 +22,8 @@ __all__ = ["Stage", "Transform", "Worker"]
 
 Found = TypeVar("Found")
 
-_JOIN_SECONDS: Final = 10.0
+_JOIN_SECONDS: Final = 30.0
+"""So long a disk may take to answer a thread that is to end."""
 
 
 @dataclass

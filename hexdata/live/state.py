@@ -12,14 +12,14 @@ from typing import Any, Final
 import numpy as np
 
 from hexdata.errors import ConfigError, StoreError
-from hexdata.live.chunk import Chunk, ChunkSource, FoundFile
+from hexdata.live.chunk import Chunk, ChunkSource, FoundFile, Reading
 
 __all__ = ["decode_state", "encode_state"]
 
 _NO_BYTES: Final = ("bytes",)
 """For ``b""``, which ``torch.load`` with ``weights_only=True`` refuses, as it does no other bytes."""
 
-_RECORDS: Final = {kind.__name__: kind for kind in (Chunk, ChunkSource, FoundFile)}
+_RECORDS: Final = {kind.__name__: kind for kind in (Chunk, ChunkSource, FoundFile, Reading)}
 
 
 def encode_state(value: Any) -> Any:

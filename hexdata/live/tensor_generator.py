@@ -13,13 +13,16 @@ from hexdata.batch import Batch, BatchOptions, make_batch
 from hexdata.checks import check_choice, check_count, check_seed
 from hexdata.formats.shards import Block, block_length
 from hexdata.live.rows import join_blocks, slice_rows
-from hexdata.live.stage import Transform
+from hexdata.live.stage import Transform, Worker
 from hexdata.schema import board_size_of
 
 __all__ = ["LastBatch", "TensorGenerator"]
 
 LastBatch = Literal["short", "drop"]
 """What becomes of positions that do not fill a batch when the input has ended."""
+
+_Full = tuple[int, list[Block]]
+"""The number of a batch, and the blocks that it is made of."""
 
 
 class TensorGenerator(Transform):
@@ -62,11 +65,18 @@ class TensorGenerator(Transform):
         self._batches = 0
         self._collecting = threading.Lock()
 
+    def work(self, worker: Worker) -> None:
+        """Take and collect in one step, so that threads collect blocks in their order; make, put."""
+        assert self.source is not None
+        while True:
+            full = self.wait_for(worker, self._collect_next, channel=self.source.filled)
+            self.put(worker, self._make_all(full or []))
+
     def process(self, item: Block) -> Iterable[Batch]:
-        """Return the batches that a block completes."""
+        """Return the batches that a block completes: what ``work`` does, without a pipeline."""
         with self._collecting:
             full = self._collect(item)
-        return [self._make(number, block) for number, block in full]
+        return self._make_all(full)
 
     def finish(self) -> Iterable[Batch]:
         """Return the last batch, a short one."""
@@ -87,19 +97,31 @@ class TensorGenerator(Transform):
         self._pending = [state["pending"]] if state["pending"] else []
         self._held = sum(map(block_length, self._pending))
 
-    def _collect(self, block: Block) -> list[tuple[int, Block]]:
-        """Take in a block; return what fills batches, each with its number. Under the lock."""
-        full = []
+    def _collect_next(self) -> list[_Full] | None:
+        """Take the next block, if there is one, and collect it, under the hub's lock: nothing is copied."""
+        assert self.source is not None
+        block = self.source.pop()
+        if block is None:
+            return None
+        with self._collecting:  # of which nobody else makes use meanwhile
+            return self._collect(block)
+
+    def _collect(self, block: Block) -> list[_Full]:
+        """Take in a block; return what fills batches. Under the lock."""
+        full: list[_Full] = []
         start, rows = 0, block_length(block)
         while rows - start >= self.batch_size - self._held:
             stop = start + self.batch_size - self._held
-            full.append((self._batches, join_blocks([*self._pending, slice_rows(block, start, stop)])))
+            full.append((self._batches, [*self._pending, slice_rows(block, start, stop)]))
             self._batches += 1
             self._pending, self._held, start = [], 0, stop
         if start < rows:
             self._pending.append(slice_rows(block, start, rows))
             self._held += rows - start
         return full
+
+    def _make_all(self, full: Iterable[_Full]) -> list[Batch]:
+        return [self._make(number, join_blocks(parts)) for number, parts in full]
 
     def _make(self, number: int, block: Block) -> Batch:
         self.count("batches")

@@ -9,7 +9,7 @@ from typing import Any
 from hexdata.live.pipeline import Pipeline
 from hexdata.live.stage import Stage, Transform, Worker
 
-PATIENCE = 30.0
+PATIENCE = 120.0
 """Seconds after which something that is waited for is taken to hang; never reached by a test that passes."""
 
 

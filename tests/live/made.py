@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -15,6 +15,7 @@ from hexdata.formats.shards import Block
 from hexdata.live.chunk import PLIES, Chunk
 from hexdata.live.stage import Stage, Transform, Worker
 from hexdata.schema import NO_MOVE, NO_PLY, NO_TIER
+from tests.live.counting import until
 
 N = 5
 CELLS = N * N
@@ -156,11 +157,15 @@ class Faulty(Transform):
 
 
 class Interrupting(Transform):
-    """Presses Ctrl-C, once, while the trainer waits."""
+    """Presses Ctrl-C, once, while the trainer waits: not on its way there, where Python may lose the lock."""
+
+    def meet(self, stages: Sequence[Stage]) -> None:
+        self.last = stages[-1]
 
     def process(self, item: Any) -> Iterable[Any]:
         if not self.counts:
             self.count("pressed")
+            until(lambda: self.hub.change(lambda: list(self.last.sink.filled._waiters)))
             ident = threading.main_thread().ident
             assert ident is not None
             signal.pthread_kill(ident, signal.SIGINT)

@@ -5,6 +5,7 @@ What is waited for is waited for with a patience that no test that passes ever u
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import subprocess
@@ -25,7 +26,7 @@ from hexdata.live.hub import Stopped
 from hexdata.live.pipeline import Pipeline
 from hexdata.live.queue import Overflow
 
-PATIENCE = 30.0
+PATIENCE = 120.0
 
 
 pytestmark = pytest.mark.usefixtures("no_thread_survives")
@@ -198,7 +199,7 @@ def test_a_file_that_grows_in_place_waits_until_it_is_settled(
             for count in range(1, 5):
                 file.write("12345")
                 file.flush()
-                until(lambda size=5 * count: [each.look[0] for each in candidates.values()] == [size])
+                until(lambda size=5 * count: [each.look[0] for each in list(candidates.values())] == [size])
                 clock.now += 99
                 assert len(pipeline.queues[0]) == 0
         clock.now += 2
@@ -383,11 +384,14 @@ def test_what_many_files_cost_grows_as_their_number(tmp_path: Path) -> None:
                 nonlocal counted
                 counted += 1
 
+            gc.collect()
+            gc.disable()  # what it would clean up is that of other tests
             sys.setprofile(see)
             try:
                 provider._follow(provider.workers[0], changes)
             finally:
                 sys.setprofile(None)
+                gc.enable()
             assert len(pipeline.queues[0]) == count
         return counted
 
@@ -437,15 +441,6 @@ def test_a_search_ends_when_the_pipeline_stops(filled: Path) -> None:
         pipeline.hub.stop()
         with pytest.raises(Stopped):
             provider_of(pipeline)._scan(filled)
-
-
-def test_a_directory_that_goes_stops_the_pipeline(tmp_path: Path) -> None:
-    folder = tmp_path / "in"
-    folder.mkdir()
-    with started(folder, rescan=0.05) as pipeline:
-        folder.rmdir()
-        with pytest.raises(InputError, match="cannot be read any more"):
-            pipeline.take(PATIENCE)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -89,18 +90,19 @@ def test_states_taken_all_the_time_by_two_threads_change_nothing() -> None:
     with make(400, (1, 2, 2)) as pipeline:
         pipeline.start()
         over = threading.Event()
+        states = [0, 0]
 
-        def watch() -> int:
-            states = 0
+        def watch(number: int) -> None:
             while not over.is_set():
                 pipeline.state()
-                states += 1
-            return states
+                states[number] += 1
 
-        watchers = [in_thread(watch) for _ in range(2)]
-        taken = rest(pipeline)
+        watchers = [in_thread(partial(watch, number)) for number in range(2)]
+        taken = [pipeline.take(PATIENCE) for _ in range(200)]
+        until(lambda: min(states) > 0)  # half of it is still to come, however the threads got their turns
+        taken += rest(pipeline)
         over.set()
-        assert min(watcher() for watcher in watchers) > 0
+        assert [watcher() for watcher in watchers] == [None, None]
     assert Counter(taken) == Counter(range(400))
 
 
@@ -385,7 +387,7 @@ def test_a_thread_that_does_not_end_is_named(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(HexdataError, match="Stuck-0"):
         pipeline.close()
     leave.set()
-    until(lambda: pipeline.stages[1].join() == [])
+    until(lambda: [stage.join() for stage in pipeline.stages] == [[], []])
 
 
 class Interrupted:

@@ -237,7 +237,7 @@ def test_what_a_state_says_is_pinned():
     pipeline = state.pop("pipeline")
     assert list(pipeline) == ["MadeGames", "ChunkValidator", *TAIL]
     assert state == {
-        "version": 1,
+        "version": 2,
         "order_version": ORDER_VERSION,
         "seed": 4,
         "split": "train",
@@ -309,7 +309,7 @@ def test_threads_and_queues_may_change():
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"version": 2}, StoreError, "another version"),
+        ({"version": 1}, StoreError, "another version"),
         ({"order_version": 99}, StoreError, "another order_version"),
         ({"what": 1}, ConfigError, "not the state of a live loader"),
         ({"pipeline": {}}, StoreError, "broken"),
@@ -421,11 +421,11 @@ def test_closing_ends_an_endless_one_and_more_than_once():
 
 
 def test_no_thread_runs_before_a_batch_is_asked_for():
-    before = threading.active_count()
+    before = set(threading.enumerate())
     loader = LiveLoader("nowhere", config=made())
     loader.state_dict()
     loader.metrics()
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= before  # one of an earlier test may end meanwhile
 
 
 def test_a_loader_that_nobody_holds_ends():

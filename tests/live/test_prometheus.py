@@ -19,6 +19,7 @@ from hexdata.errors import ConfigError
 from hexdata.live.pipeline import Pipeline
 from hexdata.live.prometheus import serve_metrics
 from hexdata.live.stage import Stage, Transform, Worker
+from tests.live.counting import until
 
 PATIENCE = 60.0
 
@@ -98,7 +99,7 @@ def test_it_ends_with_its_block(pipeline: Pipeline) -> None:
         assert scrape(port)
     with pytest.raises(URLError):
         scrape(port)
-    assert set(threading.enumerate()) <= before
+    until(lambda: set(threading.enumerate()) <= before)  # the thread of an answer ends when that is sent
 
 
 def test_a_closed_pipeline_can_still_be_read(pipeline: Pipeline) -> None:

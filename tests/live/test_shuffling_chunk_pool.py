@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import threading
 from collections import Counter
 from collections.abc import Callable
 from itertools import chain
@@ -18,6 +17,7 @@ from hexdata.live.chunk import SCANNED, Chunk, ChunkSource, FoundFile
 from hexdata.live.pipeline import Pipeline
 from hexdata.live.shuffling_chunk_pool import ShufflingChunkPool
 from hexdata.live.stage import Stage, Worker
+from tests.live import counting
 
 PATIENCE = 60.0
 
@@ -206,10 +206,8 @@ def test_intake_goes_on_while_nobody_takes(make: Make) -> None:
         take(pipeline)
         sources = sources_of(pipeline)
         sources.more(*[5] * 40)
-        turns = threading.Event()
-        while pool_of(pipeline).window[1] < 208:
-            turns.wait(0.001)
-        assert len(pipeline.queues[-1]) == 1
+        counting.until(lambda: pool_of(pipeline).window[1] == 208)
+        counting.until(lambda: len(pipeline.queues[-1]) == 1)
 
 
 def test_what_is_told_is_what_was_drawn(make: Make) -> None:

@@ -1,0 +1,173 @@
+"""A directory as the first stage looks at it: which names in it are files that are wanted.
+
+Looks at names, sizes and times; never opens a file, and remembers nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from fnmatch import translate
+from pathlib import Path
+from typing import Final
+
+from hexdata.errors import InputError
+from hexdata.live.hub import Stopped
+from hexdata.store.files import walk_once
+
+__all__ = ["TEMPORARY", "Directory", "Folders", "Look", "Seen", "names_in_temporary", "split_name"]
+
+TEMPORARY: Final = (".tmp", ".part")
+"""Ends of names that a file has only while it is written; names that begin with a dot are such too."""
+
+Look = tuple[int, int]
+"""Size and modification time of a file, in nanoseconds."""
+
+
+@dataclass
+class Seen:
+    """What a look through the directory, or a folder of it, found."""
+
+    names: dict[str, int] = field(default_factory=dict)
+    """The files that may be wanted, each with the device that its folder is on."""
+    devices: dict[str, int] = field(default_factory=dict)
+    """The folders that were looked into, as the names in them begin, each with its device."""
+    closed: set[str] = field(default_factory=set)
+    """Those that are there and could not be looked into."""
+
+    def lacks(self, name: str, device: int | None) -> bool:
+        """Say whether a file that was there is gone: not where its folder could not be looked at just now.
+
+        That is so where the folder is closed, or stands on another device than it did: there the place is
+        seen at which a network drive is mounted, and not the drive.
+
+        Args:
+            name: of the file.
+            device: that its folder was on; None where that is not known.
+        """
+        if name in self.names:
+            return False
+        folder = split_name(name)[0]
+        while folder not in self.devices:
+            if folder in self.closed or not folder:
+                return False
+            folder = split_name(folder[:-1])[0]
+        return device in (None, self.devices[folder])
+
+
+class Directory:
+    """A directory whose files are called by their place in it, with forward slashes.
+
+    Args:
+        path: of the directory, resolved.
+        patterns: what the name of a file matches, one of them, as ``fnmatch`` has it.
+    """
+
+    def __init__(self, path: Path, patterns: Sequence[str]) -> None:
+        self.path = path
+        self._is_wanted = re.compile("|".join(map(translate, patterns))).match
+
+    def look_at(self, name: str) -> Look | None:
+        """Return size and time of a file; None if there is no such regular file, or we may not look at it."""
+        try:
+            found = (self.path / name).stat()
+        except OSError:
+            return None
+        return (found.st_size, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else None
+
+    def look_through(self, folder: Path, stopping: threading.Event) -> Seen:
+        """Find the files below a folder of the directory, or of all of it, that may be wanted.
+
+        Raises:
+            InputError: the directory itself cannot be read.
+            Stopped: ``stopping`` was set.
+        """
+        seen = Seen()
+
+        def pass_over(error: OSError) -> None:
+            where = str(error.filename or "")
+            if Path(where) == self.path:
+                reason = error.strerror or str(error)
+                raise InputError("the directory cannot be read any more", path=self.path, found=reason)
+            seen.closed.add(self.prefix_of(where) or where)
+
+        for here, subfolders, files in walk_once(folder, onerror=pass_over):
+            if stopping.is_set():
+                raise Stopped
+            subfolders[:] = [name for name in subfolders if not name.startswith(".")]
+            prefix = self.prefix_of(str(here))
+            if prefix is None:
+                continue
+            try:
+                device = here.stat().st_dev
+            except OSError as error:
+                pass_over(error)
+                continue
+            seen.devices[prefix] = device
+            seen.names.update((prefix + file, device) for file in files if self.is_file_name(file))
+        return seen
+
+    def prefix_of(self, folder: str) -> str | None:
+        """Return what the names of the files in a folder begin with; None if they are not looked at.
+
+        That is the folder's own place in the directory, by whatever links it was reached, so that a file has
+        one name; or where it was reached, if it is elsewhere.
+        """
+        for path in (os.path.realpath(folder), folder):
+            try:
+                place = Path(path).relative_to(self.path)
+            except ValueError:
+                continue
+            hidden = any(part.startswith(".") for part in place.parts)
+            return None if hidden else "".join(f"{part}/" for part in place.parts)
+        return None
+
+    def is_file_name(self, name: str) -> bool:
+        """Say whether files with this name, whatever their folder, are wanted."""
+        return not name.startswith(".") and not name.endswith(TEMPORARY) and bool(self._is_wanted(name))
+
+    def identity(self) -> tuple[int, int] | None:
+        """Return what tells the directory from another of its name; None if it is gone."""
+        try:
+            found = self.path.stat()
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
+
+
+class Folders:
+    """What the names of the files in some folders begin with; each folder is looked at once."""
+
+    def __init__(self, directory: Directory) -> None:
+        self._directory = directory
+        self._known: dict[str, str | None] = {}
+
+    def prefix(self, folder: str) -> str | None:
+        """Return what ``Directory.prefix_of`` does."""
+        if folder not in self._known:
+            self._known[folder] = self._directory.prefix_of(folder)
+        return self._known[folder]
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """Return the folders of a name, each with its slash, and the rest."""
+    base = name.rpartition("/")[2]
+    return name[: len(name) - len(base)], base
+
+
+def names_in_temporary(base: str) -> Iterator[str]:
+    """Yield the names that stand as a whole in a temporary one, which may have been renamed to them.
+
+    As a whole: next to it there is neither letter nor digit, so that ``.10.trmph.tmp`` is not for
+    ``0.trmph``. All are listed, since many files may come at once, and none is to be compared with all.
+    """
+    if not (base.startswith(".") or base.endswith(TEMPORARY)):
+        return
+    places = range(len(base) + 1)
+    starts = [place for place in places if place == 0 or not base[place - 1].isalnum()]
+    stops = [place for place in places if place == len(base) or not base[place].isalnum()]
+    yield from (base[start:stop] for start in starts for stop in stops if start < stop)

@@ -1,0 +1,314 @@
+"""A directory that goes while it is watched, and comes back: what is served meanwhile, what comes then."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hexdata.batch import BatchOptions
+from hexdata.demo.games import make_games
+from hexdata.errors import InputError
+from hexdata.formats.trmph import write_trmph
+from hexdata.live import LiveLoader, LiveOptions
+from hexdata.live.chunk import SCANNED, FoundFile
+from hexdata.live.chunk_source_loader import ChunkSourceLoader
+from hexdata.live.file_path_provider import FilePathProvider
+from hexdata.live.pipeline import Pipeline
+from hexdata.live.shuffling_chunk_pool import ShufflingChunkPool
+
+PATIENCE = 60.0
+
+pytestmark = pytest.mark.usefixtures("no_thread_survives")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "in").mkdir()
+    return tmp_path / "in"
+
+
+def watching(folder: Path, **options: Any) -> Pipeline:
+    options = {"settle": 0.05, "rescan": 1000.0, **options}
+    return Pipeline([FilePathProvider(folder, **options)], [(2, "block")])
+
+
+def take(pipeline: Pipeline) -> FoundFile:
+    found = pipeline.take(PATIENCE)
+    assert found is not None, "the file is not found"
+    return found
+
+
+def names(pipeline: Pipeline, count: int) -> list[str]:
+    return [take(pipeline).name for _ in range(count)]
+
+
+def started(folder: Path, **options: Any) -> Pipeline:
+    """A pipeline whose watch stands and whose first scan is done."""
+    pipeline = watching(folder, **options)
+    pipeline.start()
+    while take(pipeline) is not SCANNED:
+        pass
+    until(lambda: not provider_of(pipeline)._look_through)
+    return pipeline
+
+
+def provider_of(pipeline: Pipeline) -> FilePathProvider:
+    provider = pipeline.stages[0]
+    assert isinstance(provider, FilePathProvider)
+    return provider
+
+
+def until(condition: Callable[[], Any]) -> None:
+    turns = threading.Event()
+    for _ in range(int(PATIENCE * 100)):
+        if condition():
+            return
+        turns.wait(0.01)
+    raise AssertionError("it never comes to that")
+
+
+def is_gone(pipeline: Pipeline) -> bool:
+    return "gone" in pipeline.notes().get("FilePathProvider", {})
+
+
+def warned(pipeline: Pipeline) -> list[str]:
+    """Return what the pipeline warns of with the next call of the trainer."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        pipeline.take(0)
+    return [str(each.message) for each in caught]
+
+
+def rename_in(path: Path, text: str = "x") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.with_name(f".{path.name}.tmp").write_text(text)
+    return path.with_name(f".{path.name}.tmp").rename(path)
+
+
+@pytest.mark.parametrize("polling", [False, True])
+def test_a_directory_that_is_removed_and_made_again_is_watched_on(folder: Path, polling: bool) -> None:
+    with started(folder, force_polling=polling) as pipeline:
+        rename_in(folder / "a.trmph")
+        assert names(pipeline, 1) == ["a.trmph"]
+        for number in range(3):
+            shutil.rmtree(folder)
+            until(lambda: is_gone(pipeline))
+            (message,) = warned(pipeline)
+            assert message.startswith(
+                f"{folder.resolve()}: the directory cannot be read any more (No such file"
+            )
+            rename_in(folder / f"sub/{number}.trmph")
+            rename_in(folder / "a.trmph")  # known by name
+            assert names(pipeline, 1) == [f"sub/{number}.trmph"]
+            rename_in(folder / f"{number}.trmph")
+            assert names(pipeline, 1) == [f"{number}.trmph"]
+            assert not is_gone(pipeline)
+        assert pipeline.metrics()["FilePathProvider"]["gone"] == 3
+
+
+def test_a_directory_that_is_renamed_away_and_back_gives_what_came_meanwhile(folder: Path) -> None:
+    away = folder.with_name("away")
+    with started(folder, pool_size=1) as pipeline:
+        for number in range(5):
+            rename_in(folder / f"{number}.trmph")
+        assert sorted(names(pipeline, 5)) == [f"{number}.trmph" for number in range(5)]
+        folder.rename(away)
+        until(lambda: is_gone(pipeline))
+        assert len(warned(pipeline)) == 1
+        rename_in(away / "meanwhile.trmph")
+        away.rename(folder)
+        assert names(pipeline, 1) == ["meanwhile.trmph"]
+        rename_in(folder / "new.trmph")
+        assert names(pipeline, 1) == ["new.trmph"]
+        assert len(provider_of(pipeline)._known) == 7, "none was forgotten while it was not there"
+
+
+def test_one_that_is_made_again_at_once_is_watched_even_if_the_system_calls_it_the_same(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system may give the number of what was removed to what is made next."""
+    with started(folder) as pipeline:
+        monkeypatch.setattr(provider_of(pipeline)._place, "identity", lambda: (1, 1))
+        folder.rmdir()
+        folder.mkdir()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it may have been looked for just in between
+            for number in range(3):
+                rename_in(folder / f"{number}.trmph")
+                assert names(pipeline, 1) == [f"{number}.trmph"]
+
+
+def test_it_is_told_once_however_often_it_is_looked_for(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with started(folder, rescan=0.02) as pipeline:
+        place = provider_of(pipeline)._place
+        looks = []
+        look_through = place.look_through
+
+        def count(*arguments: Any) -> Any:
+            looks.append(arguments)
+            return look_through(*arguments)
+
+        monkeypatch.setattr(place, "look_through", count)
+        folder.rmdir()
+        until(lambda: is_gone(pipeline))
+        before = len(looks)
+        until(lambda: len(looks) > before + 5)
+        assert len(warned(pipeline)) == 1
+        assert pipeline.metrics()["FilePathProvider"]["gone"] == 1
+        state = pipeline.state()  # it can be taken meanwhile
+    folder.mkdir()
+    rename_in(folder / "a.trmph")
+    with watching(folder) as resumed:
+        resumed.load_state(state)
+        resumed.start()
+        assert names(resumed, 1) == ["a.trmph"]
+
+
+def test_a_directory_that_goes_before_it_is_looked_at_is_waited_for(folder: Path) -> None:
+    with watching(folder) as pipeline:
+        folder.rmdir()
+        pipeline.start()
+        until(lambda: is_gone(pipeline))
+        rename_in(folder / "a.trmph")
+        with pytest.warns(UserWarning, match="waited for"):
+            assert take(pipeline).name == "a.trmph"
+        assert take(pipeline) is SCANNED
+
+
+def test_without_watching_it_is_an_error(folder: Path) -> None:
+    with watching(folder, watch=False) as pipeline:
+        folder.rmdir()
+        pipeline.start()
+        with pytest.raises(InputError, match="cannot be read any more"):
+            pipeline.take(PATIENCE)
+
+
+def test_one_that_was_never_there_is_refused(folder: Path) -> None:
+    with pytest.raises(InputError, match="no such directory"):
+        FilePathProvider(folder / "none")
+
+
+def test_it_can_be_closed_while_the_directory_is_gone(folder: Path) -> None:
+    with started(folder) as pipeline:
+        folder.rmdir()
+        until(lambda: is_gone(pipeline))
+
+
+def write_games(path: Path, count: int, seed: int) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    write_trmph(temporary, [(game.moves, game.winner) for game in make_games(count, seed, 5)], 5)
+    temporary.rename(path)
+
+
+def test_games_of_the_pool_are_drawn_meanwhile_and_new_ones_come_then(folder: Path) -> None:
+    stages = [
+        FilePathProvider(folder, settle=0.05),
+        ChunkSourceLoader(),
+        ShufflingChunkPool(seed=3, pool_size=40, hand=5),
+    ]
+    write_games(folder / "a.trmph", 20, 1)
+    with Pipeline(stages, [(4, "block"), (4, "block"), (2, "block")]) as pipeline:
+        pipeline.start()
+        assert pipeline.take(PATIENCE)
+        shutil.rmtree(folder)
+        until(lambda: is_gone(pipeline))
+        assert len(warned(pipeline)) == 1
+        hands = [pipeline.take(PATIENCE) for _ in range(20)]
+        assert {chunk.number for hand in hands for chunk in hand} == set(range(20))
+        folder.mkdir()
+        write_games(folder / "b.trmph", 20, 2)
+        seen: set[int] = set()
+        while not seen >= set(range(20, 40)):
+            seen |= {chunk.number for chunk in pipeline.take(PATIENCE)}
+        assert pipeline.metrics()["ShufflingChunkPool"]["entered"] == 40
+
+
+def test_the_trainer_is_warned_with_the_path(folder: Path) -> None:
+    live = LiveOptions(val=0.0, test=0.0, reservoir=50, batch_size=10, batch=BatchOptions(fields=("value",)))
+    write_games(folder / "a.trmph", 20, 1)
+    with LiveLoader(folder, config=live) as loader:
+        batches = iter(loader)
+        next(batches)
+        shutil.rmtree(folder)
+        until(lambda: "gone" in loader.notes().get("FilePathProvider", {}))
+        with pytest.warns(UserWarning, match="waited for") as caught:
+            next(batches)
+        assert caught[0].filename == __file__
+        assert str(folder) in str(caught[0].message)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for _ in range(10):
+                next(batches)
+
+
+def test_a_watch_that_cannot_stand_again_stops_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the system's limit of watches is reached by then: names are looked through."""
+
+    def stand_once(*_: object, **__: object) -> Iterator[set[Any]]:
+        if stood:
+            raise OSError("OS file watch limit reached")
+        stood.append(True)
+        yield set()
+        failed.wait(PATIENCE)
+        raise OSError("the first one fails as well")
+
+    stood: list[bool] = []
+    failed = threading.Event()
+    monkeypatch.setattr("hexdata.live.file_path_provider.watch", stand_once)
+    with started(folder, rescan=0.05) as pipeline:
+        failed.set()
+        until(lambda: pipeline.hub.warnings)
+        (message,) = warned(pipeline)
+        assert "cannot be watched" in message
+        for number in range(3):
+            (folder / f"{number}.trmph").write_text("x")
+            assert names(pipeline, 1) == [f"{number}.trmph"]
+        assert not pipeline.hub.warnings
+
+
+@pytest.fixture
+def drive(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own at ``in``, and a folder beside it that keeps what is on it."""
+    place, kept = tmp_path / "in", tmp_path / "kept"
+    place.mkdir()
+    kept.mkdir()
+    if shutil.which("mount") is None or shutil.which("umount") is None:
+        pytest.skip("no program to mount with")
+    made = subprocess.run(["mount", "-t", "tmpfs", "none", str(kept)], capture_output=True)
+    if made.returncode:
+        pytest.skip("not allowed to mount")
+    try:
+        if subprocess.run(["mount", "--bind", str(kept), str(place)], capture_output=True).returncode:
+            pytest.skip("not allowed to mount a folder")
+        yield place
+    finally:
+        for each in (place, kept):
+            subprocess.run(["umount", "-l", str(each)], capture_output=True)
+
+
+def test_a_drive_that_is_not_mounted_for_a_while_gives_no_file_twice(drive: Path) -> None:
+    """Its place is an empty folder then, in which nothing is forgotten."""
+    with started(drive, pool_size=1, rescan=0.05) as pipeline:
+        for number in range(5):
+            rename_in(drive / f"{number}.trmph")
+        assert sorted(names(pipeline, 5)) == [f"{number}.trmph" for number in range(5)]
+        until(lambda: all(known.device is not None for known in provider_of(pipeline)._known._files.values()))
+        subprocess.run(["umount", "-l", str(drive)], check=True)
+        until(lambda: pipeline.hub.warnings)
+        (message,) = warned(pipeline)
+        assert "another file system is there" in message
+        rename_in(drive.with_name("kept") / "meanwhile.trmph")
+        subprocess.run(["mount", "--bind", str(drive.with_name("kept")), str(drive)], check=True)
+        assert names(pipeline, 1) == ["meanwhile.trmph"]
+        rename_in(drive / "new.trmph")
+        assert names(pipeline, 1) == ["new.trmph"]
+        assert len(provider_of(pipeline)._known) == 7

@@ -1,0 +1,477 @@
+"""Files that are read before their writer is done: each of their games comes once, whatever the pauses.
+
+Most tests here move the clock, and take the two stages step by step, in one thread.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import pickle
+from collections.abc import Callable, Iterator
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hexdata.demo.games import make_games
+from hexdata.formats.shards import ShardWriter
+from hexdata.formats.trmph import write_trmph
+from hexdata.live.chunk import Chunk, FoundFile
+from hexdata.live.chunk_source_loader import ChunkSourceLoader
+from hexdata.live.file_path_provider import FilePathProvider
+from hexdata.live.pipeline import Pipeline
+from hexdata.live.shuffling_chunk_pool import ShufflingChunkPool
+from hexdata.live.stage import Stage
+from tests.live.layouts import Layouts
+from tests.live.made import found_chunk
+
+PATIENCE = 60.0
+
+pytestmark = pytest.mark.usefixtures("no_thread_survives")
+
+
+class Clock:
+    """Stands still until it is moved."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr("hexdata.live.file_path_provider.time", made)
+    return made
+
+
+class Steps:
+    """The first two stages without their threads, with a settle of one second."""
+
+    def __init__(self, folder: Path, clock: Clock, **options: Any) -> None:
+        self.folder = folder
+        self.clock = clock
+        self.provider = FilePathProvider(folder, settle=1.0)
+        self.loader = ChunkSourceLoader(**options)
+        stages: list[Stage] = [self.provider, self.loader]
+        self.pipeline = Pipeline(stages, [(1000, "block"), (1000, "block")])
+        self.games: list[Chunk] = []
+        """Of all that came."""
+
+    def find(self, seconds: float = 1e9) -> list[FoundFile]:
+        """Look through the directory, let time pass, and return the files that are complete then."""
+        self.provider._consider(self.provider._scan(self.folder), compare=True)
+        self.clock.now += seconds
+        self.provider._give_complete(self.provider.workers[0])
+        queue = self.pipeline.queues[0]
+        return [file for _ in range(len(queue)) if (file := queue.take(0)) is not None]
+
+    def read(self, files: list[FoundFile]) -> list[Chunk]:
+        """Read files, tell how far, and return the games that came."""
+        sources = [source for file in files for source in self.loader.process(file)]
+        self.provider._note_readings()
+        new = [chunk for source in sources for chunk in source.chunks]
+        self.games += new
+        return new
+
+    def step(self, seconds: float = 1e9) -> list[Chunk]:
+        return self.read(self.find(seconds))
+
+    def counts(self) -> dict[str, int]:
+        return {**self.provider.counts, **self.loader.counts}
+
+
+Facts = tuple[Any, ...]
+
+
+def facts(chunks: list[Chunk]) -> list[Facts]:
+    return [(chunk.source, chunk.place, chunk.game_hash, chunk.value) for chunk in chunks]
+
+
+def text_of(count: int, *, end: str = "\n", seed: int = 1) -> bytes:
+    """TRMPH lines: games on a small board, and a line that is none."""
+    games = make_games(count, seed, 5)
+    lines = []
+    for number, game in enumerate(games):
+        moves = "".join(f"{'abcde'[cell % 5]}{cell // 5 + 1}" for cell in game.moves.tolist())
+        lines += ["# said in between", "#5,a1a1 b"] if number == 1 else []
+        lines.append(f"#5,{moves}" + ("" if number % 3 == 2 else f" {'br'[game.winner]}"))
+    return ("\n".join(lines) + end).encode()
+
+
+def shard(path: Path) -> bytes:
+    with path.open("wb") as file:
+        writer = ShardWriter(file)
+        for number, positions in enumerate((9, 30)):
+            block = found_chunk(number, positions).block
+            assert block is not None
+            block["game_id"][:] = number
+            block["player_to_move"][:] = 0
+            writer.write_block(number, block)
+        writer.close()
+    return path.read_bytes()
+
+
+def content(kind: str, folder: Path) -> bytes:
+    """The bytes of a file of a kind."""
+    if kind == "a.trmph":
+        return text_of(7)
+    if kind == "b.trmph":
+        return text_of(7, end="")
+    if kind == "c.trmph.gz":
+        return gzip.compress(text_of(7))
+    if kind == "d.trmph.gz":
+        return b"".join(gzip.compress(line + b"\n") for line in text_of(4).splitlines())
+    if kind == "e.tar":
+        return shard(folder / "shard")
+    Layouts().plain(folder)
+    (path,) = folder.iterdir()
+    packed = path.read_bytes()
+    return packed if kind.endswith(".gz") else gzip.decompress(packed)
+
+
+KINDS = ("a.trmph", "b.trmph", "c.trmph.gz", "d.trmph.gz", "e.tar", "f.pkl.gz", "g.pkl")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whatever_the_pauses_each_game_comes_once_and_in_order(
+    kind: str, clock: Clock, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The file grows to each of some sizes and is taken there, before it is whole."""
+    whole = content(kind, tmp_path_factory.mktemp("made"))
+    expected: list[Facts] = []
+
+    def grow(cuts: list[int]) -> Steps:
+        folder = tmp_path_factory.mktemp("watched")
+        steps = Steps(folder, clock)
+        with steps.pipeline:
+            for start, stop in pairwise([0, *sorted(cuts), len(whole)]):
+                with (folder / kind).open("ab") as file:
+                    file.write(whole[start:stop])
+                os.utime(folder / kind, ns=(stop, stop))  # no two looks are equal by chance
+                steps.step()
+        return steps
+
+    at_once = grow([])
+    expected = facts(at_once.games)
+    assert len(expected) >= 2
+
+    @settings(max_examples=15)
+    @given(st.lists(st.integers(1, len(whole) - 1), unique=True, max_size=5))
+    def hold(cuts: list[int]) -> None:
+        steps = grow(cuts)
+        assert facts(steps.games) == expected
+        counts = steps.counts()
+        assert counts["games"] == len(expected)
+        assert counts.get("again", 0) <= len(cuts)
+        assert (counts["files"], counts.get("rewritten", 0)) == (1, 0)
+        assert not steps.loader.notes()
+
+    hold()
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=6), st.sampled_from(["train", "val", "test"]))
+@settings(max_examples=20)
+def test_of_a_text_that_grows_line_by_line_each_split_gets_its_own(
+    tmp_path_factory: pytest.TempPathFactory, amounts: list[int], split: str
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hexdata.live.file_path_provider.time", clock := Clock())
+        folder = tmp_path_factory.mktemp("watched")
+        lines = text_of(30).splitlines(keepends=True)[: sum(amounts)]
+        steps = Steps(folder, clock, split=split, val=0.3, test=0.3)
+        whole = ChunkSourceLoader(split=split, val=0.3, test=0.3)
+        with steps.pipeline:
+            for number, amount in enumerate(amounts):
+                with (folder / "a.trmph").open("ab") as file:
+                    file.writelines([lines.pop(0) for _ in range(min(amount, len(lines)))])
+                os.utime(folder / "a.trmph", ns=(number, number))
+                steps.step()
+        path = folder / "a.trmph"
+        expected = []
+        if b"#5" in path.read_bytes().replace(b"#5,a1a1", b""):
+            expected = whole.read(FoundFile(path, "a.trmph", path.stat().st_size)).chunks
+        assert facts(steps.games) == facts(expected)
+        assert steps.counts().get("other_split", 0) == whole.counts.get("other_split", 0)
+        if expected:
+            assert steps.counts().get("rejected", 0) <= whole.counts.get("rejected", 0) + 1
+
+
+def write(path: Path, data: bytes, time: int) -> Path:
+    path.write_bytes(data)
+    os.utime(path, ns=(time, time))
+    return path
+
+
+def test_what_was_rejected_is_counted_once(tmp_path: Path, clock: Clock) -> None:
+    good, bad = text_of(1), b"#5,a1a1 b\n"
+    steps = Steps(tmp_path, clock)
+    with steps.pipeline:
+        write(tmp_path / "a.trmph", good + bad + b"#5,a1", 1)
+        assert len(steps.step()) == 1
+        assert steps.counts()["rejected"] == 2
+        write(tmp_path / "a.trmph", good + bad + b"#5,a1b1a2b2a3b3a4b4a5\n" + bad, 2)
+        assert len(steps.step()) == 1
+        assert steps.counts()["rejected"] == 3
+        assert steps.counts()["files"] == 1
+
+
+def test_a_text_that_does_not_go_on_as_it_began_is_not_read_again(tmp_path: Path, clock: Clock) -> None:
+    steps = Steps(tmp_path, clock)
+    with steps.pipeline:
+        write(tmp_path / "a.trmph", text_of(3), 1)
+        assert len(steps.step()) == 3
+        write(tmp_path / "a.trmph", text_of(9, seed=2), 2)
+        assert steps.step() == []
+        assert steps.counts()["bad.rewritten"] == 1
+        (name, reason), *_ = steps.loader.notes()["bad"]
+        assert (name, reason[:10]) == ("a.trmph", "rewritten:")
+        write(tmp_path / "a.trmph", text_of(9, seed=3), 3)
+        assert steps.find() == []
+        assert steps.counts()["rewritten"] == 1
+
+
+def test_a_bad_file_that_is_written_anew_is_read(tmp_path: Path, clock: Clock) -> None:
+    steps = Steps(tmp_path, clock)
+    with steps.pipeline:
+        write(tmp_path / "a.trmph", b"what is this\n", 1)
+        assert steps.step() == []
+        assert steps.loader.notes()["bad"][0][0] == "a.trmph"
+        assert steps.find() == []  # it has not changed
+        write(tmp_path / "a.trmph", text_of(3), 2)
+        assert len(steps.step()) == 3
+        assert steps.loader.notes() == {}
+
+
+def test_a_whole_file_that_changes_later_is_counted_and_not_read(tmp_path: Path, clock: Clock) -> None:
+    steps = Steps(tmp_path, clock)
+    with steps.pipeline:
+        Layouts().plain(tmp_path)
+        (path,) = tmp_path.iterdir()
+        assert steps.step()
+        write(path, path.read_bytes(), 5)
+        assert steps.find() == []
+        assert (steps.counts()["rewritten"], steps.counts()["files"]) == (1, 1)
+
+
+def test_a_text_that_was_renamed_in_is_whole(tmp_path: Path, clock: Clock) -> None:
+    steps = Steps(tmp_path, clock)
+    with steps.pipeline:
+        write(tmp_path / "a.trmph", text_of(3), 1)
+        steps.provider._give_renamed(steps.provider.workers[0], "a.trmph")
+        assert len(steps.step()) == 3
+        write(tmp_path / "a.trmph", text_of(5), 2)
+        assert steps.find() == []
+        assert steps.counts()["rewritten"] == 1
+
+
+def test_a_file_that_is_written_to_for_ever_is_not_read_for_ever(tmp_path: Path, clock: Clock) -> None:
+    """A game every three seconds: it is read after one second, after two more, and then not before four."""
+    steps = Steps(tmp_path, clock)
+    lines = [line for line in text_of(150).splitlines(keepends=True) if line.endswith((b" b\n", b" r\n"))]
+    lines = [line for line in lines if b"a1a1" not in line]
+    came: list[int] = []
+    with steps.pipeline:
+        for number, line in enumerate(lines):
+            append(tmp_path / "a.trmph", line)
+            os.utime(tmp_path / "a.trmph", ns=(number, number))
+            came += [len(steps.step(1.0)) for _ in range(3)]
+        assert sum(came) <= 2
+        came += [len(steps.step(1.0)) for _ in range(4)]
+        assert sum(came) == len(lines) == 100
+        assert (steps.counts()["files"], steps.counts()["again"]) == (1, 2)
+    assert [chunk.place for chunk in steps.games] == list(range(100))
+
+
+def test_what_changes_before_it_was_read_does_not_come_twice(tmp_path: Path, clock: Clock) -> None:
+    """It waits in a queue, grows meanwhile, and is read as it is then."""
+    steps = Steps(tmp_path, clock)
+    with steps.pipeline:
+        write(tmp_path / "a.trmph", text_of(3), 1)
+        files = steps.find()
+        write(tmp_path / "a.trmph", text_of(5), 2)
+        assert steps.find() == []
+        assert len(steps.read(files)) == 5
+        again = steps.find()
+        assert [file.after.games for file in again if file.after] == [5]
+        assert steps.read(again) == []
+        assert steps.find() == []
+        assert len(steps.games) == 5
+
+
+def test_a_file_that_could_not_be_opened_comes_again(tmp_path: Path, clock: Clock) -> None:
+    """As where a network drive fails just then: it is the same file when it is back."""
+    steps = Steps(tmp_path, clock)
+    with steps.pipeline:
+        path = write(tmp_path / "a.trmph", text_of(3), 1)
+        files = steps.find()
+        path.rename(tmp_path / ".away")
+        assert steps.read(files) == []
+        assert steps.counts()["bad.gone"] == 1
+        assert steps.find() == []
+        (tmp_path / ".away").rename(path)
+        steps.provider._consider(["a.trmph"])  # even where nothing is told, when all is looked through
+        assert len(steps.step()) == 3
+
+
+def test_what_is_known_of_a_file_that_goes_on_is_in_the_state(tmp_path: Path, clock: Clock) -> None:
+    steps = Steps(tmp_path, clock)
+    with steps.pipeline:
+        write(tmp_path / "a.trmph", text_of(3), 1)
+        write(tmp_path / "b.tar", b"cut", 1)
+        assert len(steps.step()) == 3
+        write(tmp_path / "c.trmph", text_of(2), 1)
+        steps.find()  # announced and not read
+        state = pickle.loads(pickle.dumps(steps.provider.state()))
+    write(tmp_path / "a.trmph", text_of(7), 2)
+    write(tmp_path / "b.tar", shard(tmp_path / "b"), 2)
+    write(tmp_path / "c.trmph", text_of(5), 2)
+    resumed = Steps(tmp_path, clock)
+    with resumed.pipeline:
+        resumed.provider.load_state(state)
+        assert [chunk.place for chunk in resumed.step() if chunk.source == "a.trmph"] == [3, 4, 5, 6]
+        assert [chunk.source for chunk in resumed.games].count("b.tar") == 2
+        assert [chunk.source for chunk in resumed.games].count("c.trmph") == 0
+
+
+def test_without_watching_nothing_is_followed(tmp_path: Path) -> None:
+    write(tmp_path / "a.trmph", text_of(3), 1)
+    provider, loader = FilePathProvider(tmp_path, watch=False), ChunkSourceLoader()
+    with Pipeline([provider, loader], [(9, "block"), (9, "block")]) as pipeline:
+        pipeline.start()
+        source = pipeline.take(PATIENCE)
+        assert len(source.chunks) == 3
+        with pytest.raises(StopIteration):
+            pipeline.take(PATIENCE)
+        assert not provider._read
+        assert provider._known.times("a.trmph") == 0
+
+
+# --- with threads, a pool and states ------------------------------------------------------------------
+
+
+def start_hands(folder: Path) -> Pipeline:
+    stages = [
+        FilePathProvider(folder, settle=0.05, rescan=0.2, pool_size=1000),
+        ChunkSourceLoader(),
+        ShufflingChunkPool(seed=3, pool_size=1000, hand=5, directory=folder),
+    ]
+    return Pipeline(stages, [(4, "block"), (4, "block"), (2, "block")])
+
+
+def wait_until(pipeline: Pipeline, condition: Callable[[dict[str, dict[str, float]]], bool]) -> None:
+    def attempt() -> bool | None:
+        return condition(pipeline.metrics()) or None
+
+    for _ in range(int(PATIENCE / 0.02)):
+        if pipeline.hub.wait_for(attempt, 0.02):
+            return
+    raise AssertionError(pipeline.metrics())
+
+
+def entered(games: int) -> Callable[[dict[str, dict[str, float]]], bool]:
+    return lambda told: told["ShufflingChunkPool"]["entered"] == games
+
+
+def append(path: Path, data: bytes) -> None:
+    with path.open("ab") as file:
+        file.write(data)
+
+
+@pytest.fixture
+def grown(tmp_path: Path) -> Iterator[tuple[Pipeline, bytes]]:
+    """A pipeline that has read a text in three pieces, one of them cut in a line; and the next piece."""
+    text = text_of(20)
+    cuts = [0, 200, 400, 500, len(text)]
+    pieces = [text[start:stop] for start, stop in pairwise(cuts)]
+    whole = [text[:stop].count(b" b\n") + text[:stop].count(b" r\n") for stop in cuts]
+    with start_hands(tmp_path) as pipeline:
+        pipeline.start()
+        games = 0.0
+        for piece, lines in zip(pieces[:3], whole[1:4], strict=True):
+            append(tmp_path / "a.trmph", piece)
+            wait_until(pipeline, lambda told, least=lines: games_of(told) >= least - 1 and games_of(told) > 0)
+            wait_until(pipeline, lambda told, before=games: games_of(told) > before)
+            games = games_of(pipeline.metrics())
+        yield pipeline, pieces[3]
+
+
+def games_of(told: dict[str, dict[str, float]]) -> float:
+    return told["ShufflingChunkPool"]["entered"]
+
+
+def test_a_file_that_goes_on_comes_on_while_others_come(
+    tmp_path: Path, grown: tuple[Pipeline, bytes]
+) -> None:
+    pipeline, piece = grown
+    (tmp_path / ".b.trmph.tmp").write_bytes(text_of(4, seed=9))
+    (tmp_path / ".b.trmph.tmp").rename(tmp_path / "b.trmph")
+    append(tmp_path / "a.trmph", piece)
+    wait_until(pipeline, entered(24))
+    for _ in range(4):
+        pipeline.take(PATIENCE)
+    hands = [pipeline.take(PATIENCE) for _ in range(30)]
+    seen = {(chunk.source, chunk.place) for hand in hands for chunk in hand}
+    assert seen == {("a.trmph", place) for place in range(20)} | {("b.trmph", place) for place in range(4)}
+
+
+@pytest.mark.parametrize("longer", [False, True])
+def test_resumed_the_pieces_of_a_file_are_drawn_as_they_would_have_been(
+    tmp_path: Path, grown: tuple[Pipeline, bytes], longer: bool
+) -> None:
+    pipeline, piece = grown
+    state = pickle.loads(pickle.dumps(pipeline.state()))
+    games = int(games_of(pipeline.metrics()))
+    assert len(state["ShufflingChunkPool"]["stage"]["sources"]) >= 2
+    expected = [facts(list(pipeline.take(PATIENCE))) for _ in range(20)]
+    pipeline.close()
+    if longer:
+        append(tmp_path / "a.trmph", piece)
+    with start_hands(tmp_path) as resumed:
+        resumed.load_state(state)
+        assert "missing" not in resumed.metrics()["ShufflingChunkPool"]
+        assert games_of(resumed.metrics()) == games
+        if not longer:
+            resumed.start()
+            assert [facts(list(resumed.take(PATIENCE))) for _ in range(20)] == expected
+            return
+        resumed.start()
+        wait_until(resumed, entered(20))
+        for _ in range(4):
+            resumed.take(PATIENCE)
+        hands = [resumed.take(PATIENCE) for _ in range(20)]
+        assert {chunk.place for chunk in chain(*hands)} == set(range(20))
+
+
+def test_of_a_piece_that_is_another_one_now_nothing_is_drawn(
+    tmp_path: Path, grown: tuple[Pipeline, bytes]
+) -> None:
+    pipeline, _ = grown
+    state = pipeline.state()
+    pipeline.close()
+    (tmp_path / "a.trmph").write_bytes(text_of(40, seed=5))
+    with start_hands(tmp_path) as resumed:
+        resumed.load_state(state)
+        sources = len(state["ShufflingChunkPool"]["stage"]["sources"])
+        assert resumed.metrics()["ShufflingChunkPool"]["missing"] == sources
+
+
+def test_games_of_a_board_of_many_rows_come_once_too(tmp_path: Path, clock: Clock) -> None:
+    """A cell of two digits may be cut to one of a single digit."""
+    write_trmph(tmp_path / "whole", [(game.moves, game.winner) for game in make_games(3, 1, 13)], 13)
+    whole = (tmp_path / "whole").read_bytes()
+    for cut in range(1, len(whole), 19):
+        folder = tmp_path / str(cut)
+        folder.mkdir()
+        steps = Steps(folder, clock)
+        with steps.pipeline:
+            write(folder / "a.trmph", whole[:cut], 1)
+            steps.step()
+            write(folder / "a.trmph", whole, 2)
+            steps.step()
+        assert [chunk.place for chunk in steps.games] == [0, 1, 2]
