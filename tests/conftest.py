@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from hexdata.board import pack_boards
 from hexdata.convert import ConvertOptions, convert_sources
@@ -32,7 +32,7 @@ from tests.object_store import ObjectStore, environment, serving
 if TYPE_CHECKING:
     from upath import UPath
 
-settings.register_profile("busy machine", deadline=None)
+settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy machine")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -245,7 +245,7 @@ def die_at_every_moment(tmp_path: Path) -> DieAtEveryMoment:
         folder = tmp_path / "killed"
         asked = {"stage": stage, "options": options, "most_rows": most_rows}
         command = [sys.executable, str(DYING), str(store), str(folder), json.dumps(asked)]
-        subprocess.run(command, check=True, timeout=120)
+        subprocess.run(command, check=True, timeout=600)
         return sorted(folder.iterdir())
 
     return die

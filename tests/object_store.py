@@ -68,7 +68,7 @@ class ObjectStore:
         """Say whether each of the faults has been met."""
         return bool(self._ask(None)["met"])
 
-    def wait_until_met(self, process: subprocess.Popen[bytes], seconds: float = 60) -> bool:
+    def wait_until_met(self, process: subprocess.Popen[bytes], seconds: float = 120) -> bool:
         """Wait until all faults have been met at least once, or the process ends; say which."""
         end = time.monotonic() + seconds
         while process.poll() is None and time.monotonic() < end:
@@ -79,7 +79,7 @@ class ObjectStore:
 
     def _ask(self, orders: object) -> dict[str, Any]:
         request = urllib.request.Request(self.endpoint + CONTROL, json.dumps(orders).encode(), method="POST")
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=120) as answer:
             found: dict[str, Any] = json.loads(answer.read())
             return found
 

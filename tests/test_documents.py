@@ -98,7 +98,8 @@ def one_core() -> Iterator[None]:
 def run_command(block: Block, line: int, command: str | list[str], scratch: Path) -> str:
     """Run one command, text for bash or a list, and fail if it does; return what it printed."""
     scripts = sysconfig.get_path("scripts")  # where the tested installation has its hexdata
-    environment = os.environ | {"PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}", "NO_COLOR": "1"}
+    plain = {"NO_COLOR": "1", "FORCE_COLOR": ""}  # the second would draw progress bars too
+    environment = os.environ | {"PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}"} | plain
     with one_core():
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", command] if isinstance(command, str) else command,

@@ -330,7 +330,7 @@ def test_without_credentials(both: Both, changed: dict[str, str | None], message
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert ran.returncode == 1

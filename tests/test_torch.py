@@ -46,7 +46,7 @@ HERE = Path(__file__).parent
 BOARD_SIZE = 7
 CELLS = BOARD_SIZE * BOARD_SIZE
 FIELDS = ("board", "policy", "move", "value", "player_to_move", "policy_mask", "position_id")
-LONGEST = 120
+LONGEST = 600
 """Seconds after which a process counts as hanging."""
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -21,7 +21,7 @@ from hexdata.torch import LoaderDataset, TorchLoader
 
 WORKERS = (0, 2)
 EPOCHS = 2
-SECONDS = 60
+SECONDS = 300
 
 
 def make_loader(shards: str) -> Loader:

@@ -255,7 +255,7 @@ def test_the_version():
 
 def process(*arguments, **more):
     command = [sys.executable, "-m", "hexdata", *map(str, arguments)]
-    return subprocess.run(command, check=False, cwd=ROOT, timeout=60, **more)
+    return subprocess.run(command, check=False, cwd=ROOT, timeout=300, **more)
 
 
 def test_python_m_hexdata():
@@ -296,7 +296,7 @@ def on_a_terminal(*arguments):
         while piece := os.read(ours, 65536):
             shown += piece
     os.close(ours)
-    out, _ = child.communicate(timeout=60)
+    out, _ = child.communicate(timeout=300)
     return child.returncode, out.decode(), shown.decode()
 
 

@@ -8,6 +8,7 @@ Nothing else that is seen after a death changes in between, so these are all the
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import shutil
@@ -108,6 +109,15 @@ class Watcher(Silent):
 
 def stage(store: str, inputs: str, name: str) -> None:
     convert_sources([inputs], store, ConvertOptions(workers=2, max_reject_rate=1.0), Watcher(name))
+
+
+def still_there(printed: str) -> list[psutil.Process]:
+    """Return those of the processes whose ids ``stage`` has printed that have not ended yet."""
+    found = []
+    for pid in printed.split():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found.append(psutil.Process(int(pid)))
+    return found
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ from hexdata.progress import Silent
 from hexdata.remote import address, as_path
 from hexdata.store import Store
 from hexdata.store.files import remove_tree
+from tests.convert.dying import still_there
 from tests.object_store import ACCESS_KEY, SECRET_KEY, Fault
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ def test_the_bytes_are_those_of_a_disk_with_ray(
     command = [sys.executable, "-m", "hexdata", "convert", f"{bucket}legacy", f"{bucket}store"]
     options = ["--engine", "ray", "--workers", "1", "--max-reject-rate", "1", "--json"]
     done = subprocess.run(
-        [*command, *options], cwd=ROOT, capture_output=True, text=True, check=False, timeout=180
+        [*command, *options], cwd=ROOT, capture_output=True, text=True, check=False, timeout=300
     )
     assert done.returncode == 0, done.stderr
     assert bytes_of(bucket / "store") == expected
@@ -349,7 +350,7 @@ def test_killed_before_any_request_and_started_again(
     """What a process that dies in the middle of an upload leaves is made by hand."""
     put(few, bucket / "legacy")
     command = [sys.executable, str(DYING), "requests", f"{bucket}legacy", f"{bucket}killed/", "11"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=180, cwd=ROOT)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     *killed, undisturbed = sorted({path.split("/")[2] for path in bucket.fs.find(bucket.path + "killed")})
     assert len(killed) > 2
@@ -372,10 +373,9 @@ def test_killed_with_workers_and_started_again(
 ) -> None:
     put(few, bucket / "legacy")
     command = [sys.executable, str(DYING), "stage", f"{bucket}store", f"{bucket}legacy", "write"]
-    killed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, cwd=ROOT)
+    killed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, cwd=ROOT)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    workers = [psutil.Process(int(pid)) for pid in killed.stdout.split() if psutil.pid_exists(int(pid))]
-    assert psutil.wait_procs(workers, timeout=120)[1] == []
+    assert psutil.wait_procs(still_there(killed.stdout), timeout=300)[1] == []
     assert not (bucket / "store" / "manifest.json").exists()
     convert_sources(f"{bucket}legacy", f"{bucket}store", OPTIONS)
     assert bytes_of(bucket / "store") == expected_of_few

@@ -34,7 +34,7 @@ from hexdata.loader.sources import CommandSource, FolderSource
 FETCHER = Path(__file__).parent / "fetcher.py"
 SIZE = 5_000_000
 """Of the shards that processes fight for: several reads."""
-PATIENCE = 60.0
+PATIENCE = 120.0
 """Seconds after which something counts as hanging."""
 
 

@@ -329,13 +329,13 @@ def test_a_command_that_is_left_is_ended() -> None:
 
 
 def test_all_that_a_command_has_started_is_ended() -> None:
-    source = CommandSource("pipe:(echo y; sleep 61; echo n) | cat; echo n # {name}")
+    source = CommandSource("pipe:(sleep 61 & echo y; wait; echo n) | cat; echo n # {name}")
     before = set(psutil.Process().children(recursive=True))
     with source.open(NAME) as stream:
         assert stream.read(2) == b"y\n"
         processes = set(psutil.Process().children(recursive=True)) - before
         assert len(processes) >= 4  # two shells, sleep and cat
-    gone, alive = psutil.wait_procs(processes, timeout=5)
+    gone, alive = psutil.wait_procs(processes, timeout=60)
     assert (gone, alive) == (list(gone), [])
 
 

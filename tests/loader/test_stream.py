@@ -284,18 +284,19 @@ def test_resuming_needs_no_shard_before_its_place(make_shards: MakeShards) -> No
 @pytest.mark.parametrize("place", ["{folder}", "pipe:cat {folder}/{{name}}"])
 @pytest.mark.parametrize("taken", [1, 5])
 def test_nothing_is_open_between_batches_or_left_behind(shards: ShardFolder, place: str, taken: int) -> None:
-    def opened() -> tuple[list[str], list[psutil.Process]]:
-        descriptors = sorted(path.name for path in Path("/proc/self/fd").iterdir())
-        return descriptors, psutil.Process().children(recursive=True)
+    def opened() -> set[Any]:
+        """Return what is open and what runs; of that, what earlier tests left may end meanwhile."""
+        descriptors = {path.name for path in Path("/proc/self/fd").iterdir()}
+        return descriptors | set(psutil.Process().children(recursive=True))
 
     source = make_source(place.format(folder=shards.path))
     before = opened()
     blocks: Iterator[Any] = iter(epoch_of(shards, source=source).blocks(range(12)))
     for _ in range(taken):
         next(blocks)
-        assert opened() == before
+        assert opened() <= before
     blocks.close()
-    assert opened() == before
+    assert opened() <= before
 
 
 def test_an_epoch_can_be_pickled(shards: ShardFolder) -> None:

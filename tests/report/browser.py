@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-ANSWERING = 60.0
+ANSWERING = 300.0
 """Seconds after which a driver that does not answer is given up."""
 
 

@@ -217,7 +217,7 @@ def test_killed_at_any_request(remote: UPath, expected: dict[str, str], object_s
     for request in (1, 4, 9, 14):
         object_store.fail(Fault("PUT", r"/store/", delay=600, count=1, skip=request))
         with subprocess.Popen([sys.executable, "-c", RUN, str(remote)], stderr=subprocess.PIPE) as process:
-            assert object_store.wait_until_met(process), process.stderr and process.stderr.read()
+            assert object_store.wait_until_met(process, 300), process.stderr and process.stderr.read()
             process.send_signal(signal.SIGKILL)
         object_store.fail()
         manifest = Store.open(remote).manifest
