@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 import pyarrow as pa
 
 from hexdata.errors import VerifyError
 from hexdata.formats.shard_manifest import ShardEntry, ShardManifest
-from hexdata.formats.shards import Block, block_samples, columns_to_block, read_placed_blocks
+from hexdata.formats.shards import (
+    Block,
+    block_fields,
+    block_samples,
+    columns_to_block,
+    read_placed_blocks,
+)
 from hexdata.progress import Progress
 from hexdata.schema import positions_schema
 from hexdata.store import Store
@@ -16,22 +23,26 @@ from hexdata.store.parquet import Rows, read_rows, regroup
 
 __all__ = ["check_shards"]
 
+_STATED: Final = ("board_size", "layout", "block_size", "shard_size", "seed", "order_version")
+"""What the manifest of the shards says that the store's says too, besides sizes and the digest."""
+
 
 def check_shards(store: Store, progress: Progress) -> str:
     """The shards hold the shuffled positions: the same order, each field of each one the same."""
     folder = store.path / "shards"
     manifest = ShardManifest.load(folder)
-    schema = positions_schema(manifest.board_size)
     shuffle, export = store.manifest.stages["shuffle"], store.manifest.stages["export"]
     stated = {
-        "seed": manifest.seed,
+        **{name: getattr(manifest, name) for name in _STATED},
         "splits": {split: manifest.positions(split) for split in manifest.splits},
         "shards": {split: len(shards) for split, shards in manifest.splits.items()},
         "digest": manifest.digest,
     }
-    lineage = {**export, "seed": shuffle["seed"], "splits": shuffle["splits"]}
+    lineage = {**export, **shuffle, "board_size": store.manifest.board_size}
     if not stated.items() <= lineage.items() or export["splits"] != shuffle["splits"]:
         raise VerifyError("the shard manifest contradicts the store's", path=folder, found=stated)
+    schema = positions_schema(manifest.board_size)
+    fields: set[str] = set()
     progress.begin("compare shards", export["positions"], "positions")
     for split, shards in manifest.splits.items():
         files = store.manifest.files_in(f"shuffled/{split}")
@@ -41,8 +52,10 @@ def check_shards(store: Store, progress: Progress) -> str:
             rows = Rows(sizes, start, start + shard.positions)
             size = manifest.block_size if manifest.layout == "blocks" else 1
             tables = regroup(read_rows(rows, schema), schema, size)
-            _compare(store, progress, shard, start // manifest.block_size, tables, manifest)
+            fields |= _compare(store, progress, shard, start // manifest.block_size, tables, manifest)
             start += shard.positions
+    if manifest.fields != block_fields(manifest.board_size, "policy" in fields):
+        raise VerifyError("the shard manifest names other fields", path=folder, found=list(manifest.fields))
     count = sum(len(shards) for shards in manifest.splits.values())
     return f"{count:,} shards hold the shuffled positions in their order, field by field"
 
@@ -54,8 +67,11 @@ def _compare(
     first: int,
     tables: Iterator[pa.Table],
     manifest: ShardManifest,
-) -> None:
-    """Hold one shard against its rows: keys, fields, and where the manifest says that they begin."""
+) -> set[str]:
+    """Hold one shard against its rows: keys, fields, and where the manifest says that they begin.
+
+    Returns the fields that it has.
+    """
     path = store.path / "shards" / shard.name
     facts = store.manifest.files.get(f"shards/{shard.name}")
     if facts is None or (facts.rows, facts.bytes, facts.sha256) != (
@@ -64,7 +80,9 @@ def _compare(
         shard.sha256,
     ):
         raise VerifyError("the two manifests contradict each other", path=path)
+    fields: set[str] = set()
     blocks = read_placed_blocks(path)
+    sample = manifest.layout.removesuffix("s")
     for number, table in enumerate(tables):
         key, found, places = next(blocks, ("", {}, {}))
         expected = columns_to_block(table, "policy" in found or _has_policy(table))
@@ -72,22 +90,31 @@ def _compare(
         if manifest.layout == "samples":
             ((position_id, expected),) = block_samples(expected)
             name = f"{position_id:09d}"
+        record = f"{sample} {name}"
         if key != name or not _equal(found, expected):
+            raise VerifyError(f"a {sample} differs from the shuffled positions", path=path, record=record)
+        listed = sorted(places) if manifest.layout == "blocks" else []
+        if sorted(shard.offsets) != listed:
             raise VerifyError(
-                "a block differs from the shuffled positions", path=path, record=f"block {name}"
+                "the manifest says where other fields begin",
+                path=path,
+                found=", ".join(sorted(shard.offsets)) or "none",
+                expected=", ".join(listed) or "none",
             )
         for column, offsets in shard.offsets.items():
-            if places.get(column) != offsets[number]:
+            if places[column] != offsets[number]:
                 raise VerifyError(
                     f"{column} begins elsewhere",
                     path=path,
-                    record=f"block {name}",
-                    found=f"byte {places.get(column)}",
+                    record=record,
+                    found=f"byte {places[column]}",
                     expected=f"byte {offsets[number]}, as the manifest says",
                 )
+        fields |= found.keys()
         progress.advance(table.num_rows)
     if next(blocks, None) is not None:
         raise VerifyError("the shard holds more than it should", path=path)
+    return fields
 
 
 def _has_policy(table: pa.Table) -> bool:

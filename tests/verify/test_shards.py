@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hexdata.formats.shards import Block, ShardEntry, ShardManifest, ShardWriter, read_blocks
+from hexdata.export import ExportOptions, export_shards
+from hexdata.formats.shards import Block, FieldSpec, ShardEntry, ShardManifest, ShardWriter, read_blocks
 from hexdata.store.files import FileFacts, atomic_file, digest_file, write_bytes
 from hexdata.store.manifest import Manifest
 
@@ -118,6 +119,53 @@ def test_an_offset_that_leads_elsewhere_is_found(store: Path, failures: Failures
     entries[1].offsets["value"][2] += 4
     save_shards(store, shards)
     assert "block 000008: value begins elsewhere" in failures(store)["shards"]
+
+
+@pytest.mark.parametrize("columns", [["value"], [], ["board", "nothing"]])
+def test_offsets_of_other_fields_are_found(store: Path, columns: list[str], failures: Failures) -> None:
+    shards = ShardManifest.load(store / "shards")
+    entries = list(shards.splits["train"])
+    places = entries[1].offsets
+    entries[1] = replace(entries[1], offsets={name: places.get(name, places["board"]) for name in columns})
+    save_shards(store, replace(shards, splits={**shards.splits, "train": entries}))
+    told = failures(store)["shards"]
+    assert told.startswith(f"{store / 'shards' / SHARD}: the manifest says where other fields begin; found ")
+
+
+def test_offsets_of_samples_are_found(store: Path, failures: Failures) -> None:
+    export_shards(store, ExportOptions(shard_size=192, block_size=32, layout="samples", workers=1))
+    assert failures(store) == {}
+    shards = ShardManifest.load(store / "shards")
+    first, *others = shards.splits["train"]
+    entries = [replace(first, offsets={"board": [0] * first.blocks}), *others]
+    save_shards(store, replace(shards, splits={**shards.splits, "train": entries}))
+    assert "train-000000.tar: the manifest says where other fields begin" in failures(store)["shards"]
+
+
+@pytest.mark.parametrize("layout", ["blocks", "samples"])
+@pytest.mark.parametrize("change", ["fewer", "no policy", "another type"])
+def test_other_fields_in_the_manifest_are_found(
+    store: Path, layout: str, change: str, failures: Failures
+) -> None:
+    export_shards(store, ExportOptions(shard_size=192, block_size=32, layout=layout, workers=1))
+    shards = ShardManifest.load(store / "shards")
+    fields = dict(shards.fields)
+    if change == "another type":
+        fields["value"] = FieldSpec("<f8", ())
+    else:
+        for name in ["value"] if change == "fewer" else ["policy", "policy_row"]:
+            del fields[name]
+    save_shards(store, replace(shards, fields=fields))
+    assert "the shard manifest names other fields" in failures(store)["shards"]
+
+
+@pytest.mark.parametrize("change", [{"board_size": 6}, {"shard_size": 384}, {"order_version": 99}], ids=str)
+def test_a_number_of_the_manifest_that_says_otherwise_is_found(
+    store: Path, change: dict[str, int], failures: Failures
+) -> None:
+    shards = ShardManifest.load(store / "shards")
+    save_shards(store, replace(shards, **change))
+    assert failures(store)["shards"].startswith(f"{store / 'shards'}: the shard manifest contradicts")
 
 
 @pytest.mark.parametrize("change", ["seed", "split", "last shard"])
