@@ -51,8 +51,12 @@ CLIENT_MEMORY: Final = 48 << 20
 """Bytes that a process holds besides once it reads or writes objects: client and buffers, as measured."""
 
 _URL: Final = re.compile(r"(?P<protocol>[a-z][a-z0-9+.-]*):/{1,2}(?P<rest>.*)", re.IGNORECASE | re.DOTALL)
-_SECRET: Final = re.compile(r"(?<=://)[^/@\s]+@|(?<=[^\s?])\?[^\s\"'?]+=[^\s\"']*")
-"""What may hold a secret: a URL's user and query."""
+_SECRET: Final = re.compile(
+    r"(?<=://)(?:[^/?\s]+|(?<!http://)(?<!https://)[^/?@:\s]+:[^?@\s]+)@"
+    r"|(?<=[^\s?])\?[^\s\"'?]+=[^\s\"']*"
+)
+"""What may hold a secret: a URL's user and query. A secret key of S3 may hold a slash; of HTTP, what stands
+before one is a port."""
 _UNCACHED: Final[dict[str, Any]] = {"use_listings_cache": False}
 _OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "s3": {
@@ -98,7 +102,7 @@ def as_path(text: str | AnyPath) -> AnyPath:
     if not bucket:
         raise ConfigError("an address needs a bucket", found=text, expected=f"{protocol}://BUCKET/PATH")
     extra = PROTOCOLS[protocol]
-    if "@" in bucket:
+    if "@" in bucket or (":" in bucket and "@" in below and not bucket.startswith("arn:")):
         what = "an account does" if extra == "azure" else "credentials do"
         raise ConfigError(  # and what it was is not said
             f"{what} not belong into an address",
@@ -120,19 +124,20 @@ def as_path(text: str | AnyPath) -> AnyPath:
     return path
 
 
-def local_path(text: str | Path, what: str, cure: str = "Give a path of this machine.") -> Path:
+def local_path(text: str | AnyPath, what: str, cure: str = "Give a path of this machine.") -> Path:
     """Return the path that a text means, where none but one of this machine will do.
 
     Args:
-        text: what a person wrote; ``file://`` is a path of this machine.
+        text: what a person wrote, or a path; ``file://`` is a path of this machine.
         what: it is for, as the error names it.
         cure: what else a person can do.
 
     Raises:
         ConfigError: it is an address.
     """
-    if not isinstance(text, str):
+    if isinstance(text, Path):
         return text
+    text = str(text)
     match = _url(text)
     if match is None:
         return Path(text)
@@ -160,7 +165,7 @@ def _path_of_url(url: str) -> Path:
     if parts.netloc not in ("", "localhost"):
         raise ConfigError(
             "file:// with two slashes names another machine",
-            found=url,
+            found=without_secrets(url),
             expected="file:///PATH",
             cure="A path of this machine needs no file:// at all.",
         )

@@ -54,6 +54,8 @@ def test_an_object_has_one_address(text: str, address: str) -> None:
         ("file://host/a", "names another machine; found file://host/a; expected file:///PATH"),
         ("file://a", "names another machine"),
         ("s3://me:geheim@bucket/a", "^credentials do not belong into an address"),
+        ("s3://me:ge/heim@bucket/a", "^credentials do not belong into an address"),
+        ("file://me:geheim@host/a", "names another machine; found file://host/a; expected file:///PATH"),
         ("abfss://games@account.dfs.core.windows.net/a", "^an account does not belong into an address"),
     ],
 )

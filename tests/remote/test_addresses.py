@@ -6,7 +6,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator
 from importlib import import_module
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
 
@@ -18,7 +18,8 @@ from hexdata.live.drive import drive_live
 from hexdata.live.options import LiveOptions
 from hexdata.loader import Loader
 from hexdata.pipeline import DemoSection, demo_config, load_config
-from hexdata.remote import local_path, scratch_folder
+from hexdata.remote import as_path, local_path, scratch_folder
+from hexdata.remote.address import without_secrets
 
 ROOT = Path(__file__).parents[2]
 DEMO = ("the folder of a demo", "Give a path of this machine.")
@@ -87,10 +88,34 @@ def test_every_public_parameter_that_is_a_path_takes_addresses_or_refuses_them()
     assert len(either) > 10
 
 
-def test_no_secret_of_an_address_is_told() -> None:
-    with pytest.raises(ConfigError, match=r"found s3://bucket/games; ") as told:
-        make_legacy("s3://me:geheim@bucket/games")
-    assert "geheim" not in str(told.value)
+@pytest.mark.parametrize("secret", ["geheim", "ge@heim", "ge/he/im", "8/geheim", "ge+heim=="])
+def test_no_secret_of_an_address_is_told(secret: str) -> None:
+    with pytest.raises(ConfigError, match=r"found s3://bucket/games; "):
+        make_legacy(f"s3://me:{secret}@bucket/games")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "s3://bucket/a@b",
+        "http://10.0.0.5:9000/bucket/a@b/manifest.json",
+        'no answer of "http://host:9000/bucket", tell me@host',
+    ],
+)
+def test_what_is_no_secret_is_told(text: str) -> None:
+    assert without_secrets(text) == text
+
+
+def test_the_path_of_an_address_is_refused_as_its_text_is() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^this can only be on this machine; found memory://bucket/games; "
+    ):
+        local_path(as_path("memory://bucket/games"), "this")
+
+
+def test_another_kind_of_path_is_taken(tmp_path: Path) -> None:
+    """As of a library whose paths are no ``Path``."""
+    assert local_path(PurePosixPath("games/a b"), "this") == Path("games/a b")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,12 @@ REFUSED = "See which ones the environment and the profile give, and whether they
 DENIED = "See that these credentials may list, read and, to make something, write there."
 LATER = "Run the command again later; what is done stays done."
 NO_HOST = "nowhere.invalid"
+IN_CLOUDS = (
+    "CONTAINER_CREDENTIALS_FULL_URI",
+    "CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "WEB_IDENTITY_TOKEN_FILE",
+)
+"""Of variables by which a machine in a cloud gives credentials."""
 
 Told = Callable[..., str]
 NUMBERS = itertools.count()
@@ -60,8 +66,8 @@ def told(
 
 
 def test_no_credentials(told: Told, bucket: UPath, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.delenv(name)
+    for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", *IN_CLOUDS):
+        monkeypatch.delenv(f"AWS_{name}", raising=False)
     assert told(f"verify {bucket}store") == (
         f"hexdata: {bucket}store/manifest.json: the object store needs credentials; found none: Unable to "
         f"locate credentials. {CREDENTIALS}\n"
@@ -149,6 +155,8 @@ def test_a_name_that_leads_nowhere(told: Told, bucket: UPath, monkeypatch: pytes
         return ask(host, *rest, **named)
 
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    for name in ("NO_PROXY", "no_proxy"):  # a proxy would be asked for the name
+        monkeypatch.setenv(name, NO_HOST)
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{NO_HOST}:9000")
     url = f"http://{NO_HOST}:9000/{bucket.path.strip('/')}/store/manifest.json"
     assert told(f"verify {bucket}store") == (
