@@ -11,6 +11,7 @@ from hexdata.remote import AnyPath, prefix_of
 from hexdata.sql.views import catalog_sql
 from hexdata.store import Store
 from hexdata.store.limits import QueryLimits
+from hexdata.store.room import telling_full_temporary
 from hexdata.store.session import DuckDBPyConnection, duckdb_session, quote
 
 __all__ = ["Limits", "open_catalog"]
@@ -42,11 +43,14 @@ def open_catalog(
 
     Raises:
         StoreError: there is no store, or a query fails; a file of the store is damaged, for instance.
-        BudgetError: the memory is too small.
+        BudgetError: the memory is too small, or the disk full that rows are spilled to.
     """
     limits = Limits(memory, threads)
     opened = store if isinstance(store, Store) else Store.open(store)
-    with duckdb_session(**limits.share(opened.path)._asdict(), place=opened.path) as con:
+    with (
+        telling_full_temporary(),
+        duckdb_session(**limits.share(opened.path)._asdict(), place=opened.path) as con,
+    ):
         root = quote(prefix_of(opened.path.resolve()))
         for statement in catalog_sql(opened, root):
             con.execute(statement)

@@ -15,6 +15,7 @@ from typing import Final
 from hexdata.sql.views import catalog_sql
 from hexdata.store import Store
 from hexdata.store.files import write_bytes
+from hexdata.store.room import naming_full
 from hexdata.store.session import duckdb_session, quote
 
 __all__ = ["DATABASE_NAME", "write_database"]
@@ -46,9 +47,9 @@ def write_database(store: Store) -> None:
         return
     with (
         tempfile.TemporaryDirectory(prefix="hexdata-") as folder,
+        naming_full(path := Path(folder) / DATABASE_NAME),
         duckdb_session(memory=_MEMORY, threads=1) as con,
     ):
-        path = Path(folder) / DATABASE_NAME
         con.execute(f"ATTACH {quote(str(path))} AS hexdata (STORAGE_VERSION {quote(_STORAGE)})")
         con.execute("USE hexdata")
         con.execute(f"SET temp_directory = {quote(f'{store.path.resolve() / DATABASE_NAME}.tmp')}")

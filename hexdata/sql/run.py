@@ -18,7 +18,6 @@ from hexdata.sql.catalog import open_catalog
 from hexdata.sql.check import check_query, refused
 from hexdata.sql.named import named_query
 from hexdata.store import Store
-from hexdata.store.room import telling_full_temporary
 from hexdata.store.session import QUERY_ERRORS, DuckDBPyConnection, path_list_sql, quote
 
 __all__ = ["QueryResult", "run_query"]
@@ -78,10 +77,7 @@ def run_query(
     query = named_query(text[len(_NAMED) :]) if text.startswith(_NAMED) else text
     opened = Store.open(store)
     root = prefix_of(opened.path.resolve())
-    with (
-        telling_full_temporary(),
-        open_catalog(opened, memory=memory, threads=threads) as con,
-    ):
+    with open_catalog(opened, memory=memory, threads=threads) as con:
         check_query(con, query)
         _close_in(con, opened)
         try:

@@ -97,8 +97,8 @@ def telling_full_temporary() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        path = _file_of(error)
-        if path is None or not path.is_relative_to(tempfile.gettempdir()) or not is_disk_full(error):
+        path = _file_of(error) if is_disk_full(error) else None
+        if path is None or not path.is_relative_to(tempfile.gettempdir()):
             raise
         raise _told(error, path, _TEMPORARY) from error
 
@@ -109,7 +109,9 @@ def _file_of(error: OSError) -> Path | None:
 
 
 def _told(error: OSError, path: AnyPath, cure: str) -> BudgetError:
-    found = error.strerror or str(error)
+    found, plain = error.strerror or str(error), os.strerror(error.errno or 0)
+    if error.filename is not None and plain in found:
+        found = plain  # DuckDB's text names the file too
     if isinstance(path, Path):
         found += f", {format_bytes(free_disk(path))} free"
     return disk_full("the disk is full", path, found, cure=cure)

@@ -50,6 +50,8 @@ _DEVICE_ERRORS: Final = tuple(
     if hasattr(errno, name)
 )
 """Errors of a disk rather than of a file, which DuckDB gives as text."""
+_OF_FILES: Final = (duckdb.IOException, duckdb.TransactionException, duckdb.FatalException)
+"""In which exceptions it does: while it reads or writes, at the end of a transaction, and ever after."""
 
 
 class Interrupts:
@@ -129,9 +131,7 @@ def duckdb_session(
             ):
                 yield connection
         except duckdb.OutOfMemoryException as error:
-            if _SPILL_SETTING in str(error):
-                raise _told(errno.ENOSPC, error, temporary) from error
-            raise _too_little_memory(error, memory) from error
+            raise _out_of_memory(error, memory, temporary) from error
         except duckdb.InterruptException as error:
             raise KeyboardInterrupt from error
         except duckdb.Error as error:
@@ -144,7 +144,7 @@ def duckdb_session(
             ) from error
         except (OSError, ValueError) as error:  # as Arrow gives it, where rows are streamed
             if _OUT_OF_MEMORY in str(error):
-                raise _too_little_memory(error, memory) from error
+                raise _out_of_memory(error, memory, temporary) from error
             if code := _device_error(error):
                 raise _told(code, error, temporary) from error
             raise
@@ -226,7 +226,11 @@ def _in_force() -> Any:
     return handler
 
 
-def _too_little_memory(error: Exception, memory: int) -> BudgetError:
+def _out_of_memory(error: Exception, memory: int, temporary: str) -> BudgetError | OSError:
+    """Return the error of a query that had too little memory, or too little room for its spill."""
+    if _SPILL_SETTING in str(error):
+        text = _first_line(error).removeprefix(f"{_OUT_OF_MEMORY}: ").removesuffix(".")
+        return OSError(errno.ENOSPC, text, temporary)
     return BudgetError(
         "DuckDB ran out of the memory it was given",
         found=_first_line(error),
@@ -237,15 +241,15 @@ def _too_little_memory(error: Exception, memory: int) -> BudgetError:
 
 def _device_error(error: Exception) -> int | None:
     """Return the number of the system's error that a text of DuckDB's tells of, if it is one of a disk."""
-    if not (isinstance(error, duckdb.IOException) or (isinstance(error, OSError) and error.errno is None)):
+    if not (isinstance(error, _OF_FILES) or (isinstance(error, OSError) and error.errno is None)):
         return None
     return next((code for code in _DEVICE_ERRORS if os.strerror(code) in str(error)), None)
 
 
 def _told(code: int, error: Exception, temporary: str) -> OSError:
     """Return the system's error of which DuckDB gives a text; it names the spill if that has met it."""
-    text = _first_line(error)
-    spilled = _SPILL_SETTING in text or str(Path(temporary).resolve()) in text
+    text = next(line.strip() for line in str(error).splitlines() if os.strerror(code) in line)
+    spilled = str(Path(temporary).resolve()) in text
     return OSError(code, text, temporary) if spilled else OSError(code, text)
 
 

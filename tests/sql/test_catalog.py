@@ -141,3 +141,14 @@ def test_a_session_has_its_limits(stores: dict[str, Path]) -> None:
     with open_catalog(stores["one"], memory=MEMORY, threads=1) as con:
         threads, memory = con.sql(f"SELECT {settings}").fetchall()[0]
     assert (threads, memory) == (1, f"{limits.memory / 2**20:.1f} MiB")
+
+
+def test_a_spill_without_room_is_a_full_disk(stores: dict[str, Path]) -> None:
+    query = "SELECT max(i) FROM (SELECT i, hash(i) h FROM range(3_000_000) t(i) ORDER BY h)"
+    with (
+        pytest.raises(
+            BudgetError, match=r"/duckdb-\w+: the disk is full; found failed to .* free\. Make room"
+        ),
+        open_catalog(stores["exported"], memory=MEMORY, threads=1) as con,
+    ):
+        con.execute(f"SET memory_limit = '40MB'; SET max_temp_directory_size = '1MB'; {query}").fetchall()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import subprocess
 import sys
@@ -141,3 +143,49 @@ def test_a_store_that_lost_files_still_gets_one(tmp_path: Path, store: Path) -> 
     database = str(store / DATABASE_NAME)
     assert in_duckdb(tmp_path, "SELECT count(*) > 0 FROM shuffled", database=database) == "[(True,)]"
     assert "missing or cut: positions" in in_duckdb(tmp_path, QUERY, database=database)
+
+
+LIMITED = """
+import resource, sys
+from hexdata.errors import BudgetError
+from hexdata.sql import write_database
+from hexdata.store import Store
+
+store = Store.open(sys.argv[1])
+size = int(sys.argv[2])
+resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+try:
+    with store.writing("export"):
+        write_database(store)
+except BudgetError as error:
+    sys.stderr.write(f"{error.path}\\n{error.reason}\\n{error.found}")
+"""
+"""Writes the database, no file of which may grow beyond so many bytes.
+
+It writes no bytecode: Python would leave cut files of it, which break every later import of the module.
+"""
+
+
+@pytest.mark.parametrize("size", [1_000, 14_000, 60_000])  # met at the start, in a commit, at the end
+def test_a_disk_without_room_for_the_database_is_told_with_its_place(
+    store: Path, tmp_path: Path, size: int
+) -> None:
+    """It is made in the system's folder for temporary files, which may be another disk than the store's."""
+    (store / DATABASE_NAME).unlink()
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(store), str(size)],
+        env={**os.environ, "TMPDIR": str(folder), "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    path, reason, found = done.stderr.split("\n")
+    assert (done.returncode, reason) == (0, "the disk is full")
+    assert Path(path).name == DATABASE_NAME
+    assert Path(path).parent.parent == folder
+    assert found.startswith(f"{os.strerror(errno.EFBIG)}, ")
+    assert list(folder.iterdir()) == []
+    assert not (store / DATABASE_NAME).exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import signal
 from concurrent.futures import ThreadPoolExecutor
@@ -82,6 +83,33 @@ def test_a_query_too_large_is_over_the_budget(tmp_path: Path) -> None:
     query = "SELECT list(i) FROM range(100_000_000) t(i)"
     with pytest.raises(BudgetError, match="Raise --memory"), duckdb_session(memory=0, threads=1) as con:
         con.sql(query).fetchall()
+
+
+SPILLING = "SELECT max(i) FROM (SELECT i, hash(i) h FROM range(3_000_000) t(i) ORDER BY h)"
+
+
+def test_a_spill_without_room_is_a_full_disk(tmp_path: Path) -> None:
+    """Where DuckDB may write no more, as where it would leave too little of the disk."""
+    with (
+        pytest.raises(OSError, match="failed to offload") as told,
+        duckdb_session(memory=40 << 20, threads=1, spill=tmp_path) as con,
+    ):
+        con.execute(f"SET max_temp_directory_size = '1MB'; {SPILLING}").fetchall()
+    assert told.value.errno == errno.ENOSPC
+    assert Path(told.value.filename).parent == tmp_path
+    assert "Memory" not in str(told.value)
+
+
+def test_a_spill_without_room_is_one_too_where_rows_are_streamed(tmp_path: Path) -> None:
+    """As Arrow says it."""
+    text = "Out of Memory Error: no room (1 MB used).\nThis limit was set by 'max_temp_directory_size'."
+    with (
+        pytest.raises(OSError, match=r"no room \(1 MB used\): ") as told,
+        duckdb_session(memory=MEMORY, threads=1, spill=tmp_path),
+    ):
+        raise OSError(text)
+    assert told.value.errno == errno.ENOSPC
+    assert Path(told.value.filename).parent == tmp_path
 
 
 @pytest.mark.parametrize("content", [b"", b"no parquet", b"PAR1" + bytes(100) + b"PAR1"])
