@@ -1,6 +1,6 @@
 """A directory as the first stage looks at it: which names in it are files that are wanted.
 
-Looks at names, sizes and times; never opens a file, and remembers nothing.
+Looks at names, sizes and times; never opens a file, and remembers no file.
 """
 
 from __future__ import annotations
@@ -70,6 +70,8 @@ class Directory:
     def __init__(self, path: Path, patterns: Sequence[str]) -> None:
         self.path = path
         self._is_wanted = re.compile("|".join(map(translate, patterns))).match
+        self._elsewhere: dict[str, str] = {}
+        """Folders elsewhere to which links lead, by their own paths: what names in them begin with."""
 
     def look_at(self, name: str) -> Look | None:
         """Return size and time of a file; None if there is no such regular file, or we may not look at it."""
@@ -87,6 +89,7 @@ class Directory:
             Stopped: ``stopping`` was set.
         """
         seen = Seen()
+        self._forget_links()
 
         def pass_over(error: OSError) -> None:
             where = str(error.filename or "")
@@ -98,7 +101,7 @@ class Directory:
         for here, subfolders, files in walk_once(folder, onerror=pass_over):
             if stopping.is_set():
                 raise Stopped
-            subfolders[:] = [name for name in subfolders if not name.startswith(".")]
+            subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
             prefix = self.prefix_of(str(here))
             if prefix is None:
                 continue
@@ -115,16 +118,28 @@ class Directory:
         """Return what the names of the files in a folder begin with; None if they are not looked at.
 
         That is the folder's own place in the directory, by whatever links it was reached, so that a file has
-        one name; or where it was reached, if it is elsewhere.
+        one name; if it is elsewhere, where it was reached first, for as long as that way leads there.
         """
-        for path in (os.path.realpath(folder), folder):
-            try:
-                place = Path(path).relative_to(self.path)
-            except ValueError:
-                continue
-            hidden = any(part.startswith(".") for part in place.parts)
-            return None if hidden else "".join(f"{part}/" for part in place.parts)
-        return None
+        real = Path(os.path.realpath(folder))
+        if real.is_relative_to(self.path):
+            return _prefix(real.relative_to(self.path))
+        for above in (real, *real.parents):
+            known = self._elsewhere.get(str(above))
+            if known is not None:
+                below = _prefix(real.relative_to(above))
+                return None if below is None else known + below
+        if not Path(folder).is_relative_to(self.path):
+            return None
+        reached = _prefix(Path(folder).relative_to(self.path))
+        if reached is not None:
+            self._elsewhere[str(real)] = reached
+        return reached
+
+    def _forget_links(self) -> None:
+        """Forget by what links folders elsewhere were reached that lead there no more."""
+        for real, prefix in list(self._elsewhere.items()):
+            if os.path.realpath(self.path / prefix) != real:
+                del self._elsewhere[real]
 
     def is_file_name(self, name: str) -> bool:
         """Say whether files with this name, whatever their folder, are wanted."""
@@ -151,6 +166,12 @@ class Folders:
         if folder not in self._known:
             self._known[folder] = self._directory.prefix_of(folder)
         return self._known[folder]
+
+
+def _prefix(place: Path) -> str | None:
+    """Return what names in a folder begin with, from its place; None where a part of it is hidden."""
+    hidden = any(part.startswith(".") for part in place.parts)
+    return None if hidden else "".join(f"{part}/" for part in place.parts)
 
 
 def split_name(name: str) -> tuple[str, str]:

@@ -75,7 +75,7 @@ class FilePathProvider(Stage):
     read for ever: what it gets comes later than it was written by no more than it is old.
 
     A folder to which links lead from within the directory is entered once, by its own name; one elsewhere by
-    that of a link.
+    that of the link that was found first, for as long as that leads there.
 
     The system tells of changes; now and then all names are looked through besides, for those that it did not
     tell. A directory that goes, or cannot be read any more, is warned of (``gone``) and waited for; when
@@ -173,7 +173,7 @@ class FilePathProvider(Stage):
     def _give_those_there(self, worker: Worker) -> None:
         if self._to_come is None:
             there = self._place.look_through(self.directory, self.hub.stopping).names
-            self._to_come = self._newest(sorted(there))[::-1]
+            self._to_come = self._newest(sorted(name for name in there if name not in self._known))[::-1]
         while self._to_come:
             name = self._to_come.pop()
             look = self._place.look_at(name)
@@ -205,8 +205,8 @@ class FilePathProvider(Stage):
         while self._candidates and (left := until - time.monotonic()) > 0:
             self.wait_for(worker, _nothing, left)
         self._give_complete(worker)
-        while self.wait_for(worker, self._stands, self.rescan) is None and self._see() is not None:
-            pass  # where it is gone, no watch can stand before it is back
+        if self.wait_for(worker, self._stands, self.rescan) is None:
+            self._see()  # nobody is to wait for a watch that does not stand; where it is gone, none can
         self._scanned = True
         self.put(worker, [SCANNED])
 
@@ -226,7 +226,7 @@ class FilePathProvider(Stage):
                     )  # the folder may be watched only from now on
             if now >= next_scan:
                 if (seen := self._see()) is not None:
-                    self._consider(sorted(seen.names), compare=look_through)
+                    self._consider(sorted(seen.names), compare=look_through or not self._watched)
                 next_scan = now + self.rescan
             self._compare(self._unread)
             self._give_complete(worker)
@@ -281,8 +281,8 @@ class FilePathProvider(Stage):
 
         Args:
             names: of files that are there.
-            compare: whether to look, too, at those that have come; otherwise only at those that could not be
-                opened, as the file system is asked for each.
+            compare: whether to look, too, at all that have come, as where nobody tells of changes; otherwise
+                only at those that are due, since the file system is asked for each.
         """
         now = time.monotonic()
         known = []
@@ -290,7 +290,7 @@ class FilePathProvider(Stage):
             if name in self._candidates:
                 continue
             if name in self._known:
-                known += [name] if compare or self._known.was_missed(name) else []
+                known += [name] if compare or self._known.is_due(name) else []
             elif (look := self._place.look_at(name)) is not None:
                 self._candidates[name] = _Candidate(look, now, self.settle)
         self._compare(known)
@@ -405,7 +405,7 @@ class FilePathProvider(Stage):
             while not self.hub.stopping.is_set():
                 if self._place.identity() is not None:
                     self._watch_on()
-                self.hub.stopping.wait(_GONE_SECONDS)
+                self.hub.stopping.wait(self.rescan if self._watched is False else _GONE_SECONDS)
         except Stopped:
             pass
         except BaseException as error:  # noqa: BLE001 - the trainer raises it
@@ -428,11 +428,15 @@ class FilePathProvider(Stage):
                     self._tell(set(), look_through=True)
                     return
         except (RuntimeError, OSError) as error:  # a RuntimeError is the watch's own kind
-            if _CANNOT_SPELL in str(error) or self._place.identity() is None:
+            went = isinstance(error, FileNotFoundError) or self._place.identity() is None
+            if went or _CANNOT_SPELL in str(error):
                 return
-            if self._watched is not None:  # a drive that fails for a while stops nothing
-                if self._watched:
-                    self._warn(f"it cannot be watched ({error}), but looked through now and then")
+            # A drive that fails for a while stops nothing, nor a folder in it that a poll may not read.
+            if self._watched is not None or self.force_polling:
+                if self._watched is not False:
+                    now_and_then = f"is looked through every {self.rescan:g} seconds"
+                    self._warn(f"it cannot be watched ({error}), but {now_and_then}")
+                    self._tell(set(), look_through=True)
                 self._watched = False
                 return
             raise InputError(

@@ -22,6 +22,9 @@ Verdict = Literal["same", "rewritten", "unread", "again"]
 it has changed, but how far it was read is not told yet; it has changed, and is to come again."""
 
 _DIGEST: Final = len(NOTHING_READ.digest)
+_LOOKS: Final = 2
+"""So many looks through the directory compare a file that was read and may go on, whatever is told of it. The
+second is later than the reading by the time between two, so that no clock is too coarse for it."""
 _UNKNOWN: Final = -1
 """In a state, where there is no number; no hash is this one."""
 
@@ -34,6 +37,8 @@ class _Follow:
     """How far it was read; None as long as nobody has told."""
     times: int = 1
     """So often it came."""
+    looks: int = 0
+    """So often it was seen there since it was told how far it was read; not counted further than needed."""
 
 
 @dataclass(slots=True)
@@ -99,7 +104,7 @@ class KnownFiles:
         if reading is None:
             known.follow = None
         elif known.follow is not None:
-            known.follow.reading = reading
+            known.follow.reading, known.follow.looks = reading, 0
         elif not reading.games:
             known.follow = _Follow(reading)
 
@@ -138,10 +143,16 @@ class KnownFiles:
         known = self._files.get(name)
         return 0 if known is None or known.follow is None else known.follow.times
 
-    def was_missed(self, name: str) -> bool:
-        """Say whether a file came and could not be opened."""
+    def is_due(self, name: str) -> bool:
+        """Say whether to compare a file that came though nothing is told of it.
+
+        That is so where it could not be opened, and where it may go on and was read not long ago: not every
+        change is told, and a watch that polls sees none within the second of the one before.
+        """
         known = self._files.get(name)
-        return known is not None and known.follow is not None and known.look is None
+        if known is None or known.follow is None:
+            return False
+        return known.look is None or known.follow.looks <= _LOOKS
 
     def note(self, seen: Seen) -> None:
         """Forget, after a look through the whole directory, what need not be remembered any more."""
@@ -149,6 +160,8 @@ class KnownFiles:
             known = self._files.get(name)
             if known is not None:
                 known.device = device
+                if known.follow is not None and known.follow.looks <= _LOOKS:
+                    known.follow.looks += 1
         old = islice(self._files.items(), max(0, len(self._files) - self._remembered))
         for name in [name for name, known in old if seen.lacks(name, known.device)]:
             del self._files[name]

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,14 @@ from hexdata.batch import BatchOptions
 from hexdata.demo.games import make_games
 from hexdata.errors import InputError
 from hexdata.formats.trmph import write_trmph
-from hexdata.live import LiveLoader, LiveOptions
-from hexdata.live.chunk import SCANNED, FoundFile
+from hexdata.live import LiveLoader, LiveOptions, file_path_provider
+from hexdata.live.chunk import SCANNED
 from hexdata.live.chunk_source_loader import ChunkSourceLoader
 from hexdata.live.file_path_provider import FilePathProvider
 from hexdata.live.pipeline import Pipeline
 from hexdata.live.shuffling_chunk_pool import ShufflingChunkPool
-
-PATIENCE = 60.0
+from tests.live.counting import PATIENCE, until
+from tests.live.watched import names, take, watching
 
 pytestmark = pytest.mark.usefixtures("no_thread_survives")
 
@@ -32,21 +32,6 @@ pytestmark = pytest.mark.usefixtures("no_thread_survives")
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "in").mkdir()
     return tmp_path / "in"
-
-
-def watching(folder: Path, **options: Any) -> Pipeline:
-    options = {"settle": 0.05, "rescan": 1000.0, **options}
-    return Pipeline([FilePathProvider(folder, **options)], [(2, "block")])
-
-
-def take(pipeline: Pipeline) -> FoundFile:
-    found = pipeline.take(PATIENCE)
-    assert found is not None, "the file is not found"
-    return found
-
-
-def names(pipeline: Pipeline, count: int) -> list[str]:
-    return [take(pipeline).name for _ in range(count)]
 
 
 def started(folder: Path, **options: Any) -> Pipeline:
@@ -63,15 +48,6 @@ def provider_of(pipeline: Pipeline) -> FilePathProvider:
     provider = pipeline.stages[0]
     assert isinstance(provider, FilePathProvider)
     return provider
-
-
-def until(condition: Callable[[], Any]) -> None:
-    turns = threading.Event()
-    for _ in range(int(PATIENCE * 100)):
-        if condition():
-            return
-        turns.wait(0.01)
-    raise AssertionError("it never comes to that")
 
 
 def is_gone(pipeline: Pipeline) -> bool:
@@ -272,6 +248,68 @@ def test_a_watch_that_cannot_stand_again_stops_nothing(folder: Path, monkeypatch
         for number in range(3):
             (folder / f"{number}.trmph").write_text("x")
             assert names(pipeline, 1) == [f"{number}.trmph"]
+        assert not pipeline.hub.warnings
+
+
+def test_a_watch_that_never_stands_keeps_nothing_back(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a name that it cannot spell changes all the time: names are looked through."""
+
+    def cannot_spell(*_: object, **__: object) -> Iterator[set[Any]]:
+        raise RuntimeError("Unable to decode path")
+
+    monkeypatch.setattr("hexdata.live.file_path_provider.watch", cannot_spell)
+    (folder / "a.trmph").write_text("x")
+    with watching(folder, rescan=0.05) as pipeline:
+        pipeline.start()
+        assert [take(pipeline), take(pipeline)][1] is SCANNED
+        (folder / "b.trmph").write_text("x")
+        assert names(pipeline, 1) == ["b.trmph"]
+
+
+def test_where_polling_may_not_read_a_folder_names_are_looked_through(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the start on, and files that go on come again, which nobody tells of."""
+
+    def closed(*_: object, **__: object) -> Iterator[set[Any]]:
+        raise RuntimeError("IO error for operation on lost+found: Permission denied")
+
+    monkeypatch.setattr("hexdata.live.file_path_provider.watch", closed)
+    write_games(folder / "a.trmph", 3, 1)
+    provider = FilePathProvider(folder, settle=0.05, rescan=0.05, force_polling=True)
+    with Pipeline([provider, ChunkSourceLoader()], [(4, "block"), (4, "block")]) as pipeline:
+        pipeline.start()
+        until(lambda: pipeline.hub.warnings)
+        assert "looked through every 0.05 seconds" in pipeline.hub.warnings.pop()
+        assert len(pipeline.take(PATIENCE).chunks) == 3
+        assert pipeline.take(PATIENCE).is_mark
+        looks: list[object] = []
+        note = provider._known.note
+        monkeypatch.setattr(provider._known, "note", lambda seen: (looks.append(seen), note(seen)))
+        until(lambda: len(looks) > 5)
+        write_games(folder / "more", 3, 2)
+        with (folder / "a.trmph").open("ab") as file:
+            file.write((folder / "more").read_bytes())
+        assert [chunk.place for chunk in pipeline.take(PATIENCE).chunks] == [3, 4, 5]
+
+
+def test_a_directory_that_goes_while_the_watch_is_made_stops_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was there before, and is there again."""
+
+    def gone_once(*arguments: Any, **options: Any) -> Iterator[set[Any]]:
+        if not failed:
+            failed.append(True)
+            raise FileNotFoundError("No such file or directory")
+        return real(*arguments, **options)
+
+    failed: list[bool] = []
+    real = file_path_provider.watch
+    monkeypatch.setattr(file_path_provider, "watch", gone_once)
+    with started(folder) as pipeline:
+        rename_in(folder / "a.trmph")
+        assert names(pipeline, 1) == ["a.trmph"]
         assert not pipeline.hub.warnings
 
 

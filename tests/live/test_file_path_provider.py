@@ -11,7 +11,7 @@ import pickle
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,26 +25,10 @@ from hexdata.live.file_path_provider import FilePathProvider
 from hexdata.live.hub import Stopped
 from hexdata.live.pipeline import Pipeline
 from hexdata.live.queue import Overflow
-
-PATIENCE = 120.0
-
+from tests.live.counting import PATIENCE, until
+from tests.live.watched import names, take, watching
 
 pytestmark = pytest.mark.usefixtures("no_thread_survives")
-
-
-def watching(folder: Path, **options: Any) -> Pipeline:
-    options = {"settle": 0.05, "rescan": 1000.0, **options}
-    return Pipeline([FilePathProvider(folder, **options)], [(2, "block")])
-
-
-def take(pipeline: Pipeline) -> FoundFile:
-    found = pipeline.take(PATIENCE)
-    assert found is not None, "the file is not found"
-    return found
-
-
-def names(pipeline: Pipeline, count: int) -> list[str]:
-    return [take(pipeline).name for _ in range(count)]
 
 
 def all_names(pipeline: Pipeline) -> list[str]:
@@ -55,15 +39,6 @@ def all_names(pipeline: Pipeline) -> list[str]:
             taken.append(take(pipeline).name)
         except StopIteration:
             return taken
-
-
-def until(condition: Callable[[], Any]) -> None:
-    turns = threading.Event()
-    for _ in range(int(PATIENCE * 100)):
-        if condition():
-            return
-        turns.wait(0.01)
-    raise AssertionError("it never comes to that")
 
 
 def provider_of(pipeline: Pipeline) -> FilePathProvider:
@@ -434,6 +409,17 @@ def test_resumed_what_came_does_not_come_again_and_what_is_new_comes(filled: Pat
         assert sorted(before + after) == sorted([*IN_ORDER, "", "new.trmph"])
         assert (before + after)[-1] in ("new.trmph", "")
         assert other.take(0.1) is None
+
+
+@pytest.mark.parametrize("taken", [1, 8])
+def test_a_state_of_one_that_watched_goes_on_without_watching(filled: Path, taken: int) -> None:
+    with watching(filled) as pipeline:
+        pipeline.start()
+        before = names(pipeline, taken)
+        state = pickle.loads(pickle.dumps(pipeline.state()))
+    with watching(filled, watch=False) as other:
+        other.load_state(state)
+        assert sorted(name for name in before + all_names(other) if name) == IN_ORDER
 
 
 def test_a_search_ends_when_the_pipeline_stops(filled: Path) -> None:

@@ -26,10 +26,9 @@ from hexdata.live.file_path_provider import FilePathProvider
 from hexdata.live.pipeline import Pipeline
 from hexdata.live.shuffling_chunk_pool import ShufflingChunkPool
 from hexdata.live.stage import Stage
+from tests.live.counting import PATIENCE
 from tests.live.layouts import Layouts
 from tests.live.made import found_chunk
-
-PATIENCE = 60.0
 
 pytestmark = pytest.mark.usefixtures("no_thread_survives")
 
@@ -317,6 +316,25 @@ def test_a_file_that_could_not_be_opened_comes_again(tmp_path: Path, clock: Cloc
         (tmp_path / ".away").rename(path)
         steps.provider._consider(["a.trmph"])  # even where nothing is told, when all is looked through
         assert len(steps.step()) == 3
+
+
+def test_a_change_that_nothing_is_told_of_is_seen_when_all_is_looked_through(
+    tmp_path: Path, clock: Clock
+) -> None:
+    """As one in the same second is not, where the watch polls."""
+    steps = Steps(tmp_path, clock)
+    with steps.pipeline:
+        write(tmp_path / "a.trmph", text_of(3), 1)
+        assert len(steps.step()) == 3
+        write(tmp_path / "a.trmph", text_of(5), 2)
+        seen = steps.provider._see()
+        assert seen is not None
+        steps.provider._consider(sorted(seen.names))
+        clock.now += 1e9
+        steps.provider._give_complete(steps.provider.workers[0])
+        file = steps.pipeline.queues[0].take(0)
+        assert file is not None
+        assert len(steps.read([file])) == 2
 
 
 def test_what_is_known_of_a_file_that_goes_on_is_in_the_state(tmp_path: Path, clock: Clock) -> None:

@@ -163,7 +163,7 @@ def test_a_state_says_what_is_known() -> None:
         assert each.compare("sub/goes on", (12, 1 << 62)) == "again"
         assert each.compare("unread", (7, 1 << 62)) == "unread"
         assert each.compare("missed", (6, 1 << 62)) == "again"
-        assert each.was_missed("missed")
+        assert each.is_due("missed")
         assert each.times("sub/goes on") == 1
         assert each.come("sub/goes on", (12, 1 << 62), follow=True) == READING
         assert each.come("missed", (6, 1 << 62), follow=True) == READING
@@ -183,6 +183,22 @@ def test_an_empty_state_says_nothing() -> None:
     known = KnownFiles(10)
     known.load_state(decode_state(encode_state(KnownFiles(10).state())))
     assert len(known) == 0
+
+
+def test_what_may_go_on_is_due_for_two_looks_after_each_reading() -> None:
+    known = KnownFiles(10)
+    names = ("goes on", "bad", "whole")
+    for name in names:
+        known.come(name, (1, 1), follow=name == "goes on")
+    seen = Seen(dict.fromkeys(names, HERE), {"": HERE})
+    for _ in range(2):
+        for name, reading in (("goes on", READING), ("bad", NOTHING_READ), ("whole", None)):
+            known.was_read(name, reading)
+        due = []
+        for _ in range(4):
+            known.note(seen)
+            due.append([name for name in names if known.is_due(name)])
+        assert due == [["goes on", "bad"], ["goes on", "bad"], [], []]
 
 
 @pytest.mark.parametrize("reading", [None, READING, NOTHING_READ])

@@ -1,0 +1,83 @@
+"""Folders to which several links lead: each file in them comes once, by whatever link it is told of."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from hexdata.live.chunk import SCANNED
+from hexdata.live.directory import Directory, Folders
+from hexdata.live.file_path_provider import PATTERNS, FilePathProvider
+from hexdata.live.pipeline import Pipeline
+from tests.live.counting import until
+
+pytestmark = pytest.mark.usefixtures("no_thread_survives")
+
+
+@pytest.fixture
+def linked(tmp_path: Path) -> Path:
+    """A directory with two links to a folder elsewhere, and one to a folder below that."""
+    (tmp_path / "elsewhere" / "sub").mkdir(parents=True)
+    folder = tmp_path.resolve() / "in"
+    folder.mkdir()
+    (folder / "z").symlink_to(tmp_path / "elsewhere")
+    (folder / "b").symlink_to(tmp_path / "elsewhere")
+    (folder / "y").symlink_to(tmp_path / "elsewhere" / "sub")
+    (folder / ".hidden").symlink_to(tmp_path / "elsewhere")
+    return folder
+
+
+@pytest.mark.parametrize("polling", [False, True])
+def test_a_file_that_several_links_lead_to_comes_once(
+    linked: Path, polling: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = linked.with_name("elsewhere")
+    (elsewhere / "0.trmph").write_text("x")
+    provider = FilePathProvider(linked, settle=0.05, rescan=0.1, force_polling=polling)
+    found: list[str] = []
+
+    def take_until(count: int) -> bool:
+        file = pipeline.take(0)
+        found.extend([file.name] if file not in (None, SCANNED) else [])
+        return len(found) >= count
+
+    with Pipeline([provider], [(2, "block")]) as pipeline:
+        pipeline.start()
+        until(lambda: take_until(1))
+        (elsewhere / "1.trmph").write_text("x")
+        (elsewhere / "sub" / "2.trmph").write_text("x")
+        (elsewhere / ".3.trmph.tmp").write_text("x")
+        (elsewhere / ".3.trmph.tmp").rename(elsewhere / "3.trmph")
+        (linked / "a").symlink_to(elsewhere)
+        until(lambda: take_until(4))
+        looks: list[object] = []
+        note = provider._known.note
+        monkeypatch.setattr(provider._known, "note", lambda seen: (looks.append(seen), note(seen)))
+        until(lambda: take_until(5) or len(looks) > 5)
+    assert sorted(found) == ["b/0.trmph", "b/1.trmph", "b/3.trmph", "b/sub/2.trmph"]
+
+
+def test_a_folder_elsewhere_keeps_its_name_as_long_as_that_link_leads_there(linked: Path) -> None:
+    place = Directory(linked, PATTERNS)
+    elsewhere = linked.with_name("elsewhere")
+    (elsewhere / "sub" / "0.trmph").write_text("x")
+
+    def seen() -> list[str]:
+        return sorted(place.look_through(linked, threading.Event()).names)
+
+    def told_as(*folders: str) -> set[str | None]:
+        known = Folders(place)
+        return {known.prefix(str(linked / folder)) for folder in folders}
+
+    assert place.prefix_of(str(linked / ".hidden")) is None
+    assert told_as("z/sub") == {"z/sub/"}  # told of before it was seen
+    assert seen() == ["z/sub/0.trmph"]
+    assert told_as("z/sub", "y", "b/sub", ".hidden/sub") == {"z/sub/"}
+    assert told_as("z/sub/.hidden") == {None}
+    (linked / "z").unlink()
+    assert seen() == ["b/sub/0.trmph"]
+    assert told_as("y", "b/sub") == {"b/sub/"}
+    (linked / "b").unlink()
+    assert seen() == ["y/0.trmph"]
