@@ -249,3 +249,15 @@ def die_at_every_moment(tmp_path: Path) -> DieAtEveryMoment:
         return sorted(folder.iterdir())
 
     return die
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 24 MB, where this process may mount one."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("this process may mount nothing")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)  # an exception may still hold an open file

@@ -1,6 +1,7 @@
 """Disks without room, under everything that writes but the stages of a store: one clear error each.
 
 In a process of its own, none of whose files may grow beyond a few bytes: the limit cannot be raised again.
+It writes no bytecode: Python would leave cut files of it, which break every later import of the module.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def told(trmph_store: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
     (out / "tmp").mkdir()
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(trmph_store), str(trmph_store.parent / "games"), str(out)],
-        env={**os.environ, "TMPDIR": str(out / "tmp")},
+        env={**os.environ, "TMPDIR": str(out / "tmp"), "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,
         timeout=240,

@@ -43,6 +43,7 @@ class HaltingSource(FolderSource):
 
 def main(cache: str, size: str, folder: str, name: str, length: str, sha256: str, *how: str) -> None:
     if "full" in how:
+        sys.dont_write_bytecode = True  # or cut files of it would break every later import
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
     if "halt" not in how:
         print("begin", flush=True)

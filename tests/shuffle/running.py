@@ -38,6 +38,7 @@ class Speaker(Silent):
 def main(store: str, asked: dict[str, Any]) -> None:
     plan.MOST_ROWS = asked.get("most_rows", plan.MOST_ROWS)  # type: ignore[misc]
     if size := asked.get("file_size"):
+        sys.dont_write_bytecode = True  # or cut files of it would break every later import
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
     speaker = Speaker(asked["units"]) if "units" in asked else Silent()
     try:

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -122,18 +122,6 @@ def test_a_file_that_may_not_grow_stops_it_cleanly(
     assert store_bytes(store) == store_bytes(whole)
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 24 MB, where this process may mount one."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(folder)]
-    if shutil.which("mount") is None or subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("this process may mount nothing")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)  # an exception may still hold an open file
-
-
 class Filler(Silent):
     """Fills the disk when a phase has begun its work."""
 
@@ -185,6 +173,7 @@ import resource, sys
 from pathlib import Path
 from hexdata.store.session import duckdb_session
 
+sys.dont_write_bytecode = True  # or cut files of it would break every later import
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
 try:
     with duckdb_session(memory=64 << 20, threads=1, spill=Path(sys.argv[1])) as con:
