@@ -9,19 +9,21 @@ import os
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from watchfiles import Change, watch
+from watchfiles import Change
 
 from hexdata.checks import as_tuple, check_count
 from hexdata.errors import ConfigError, InputError
 from hexdata.live.chunk import SCANNED, FoundFile, Reading
 from hexdata.live.directory import Directory, Folders, Look, Seen, names_in_temporary, split_name
-from hexdata.live.hub import Stopped
+from hexdata.live.directory_watch import GONE_SECONDS, Changes, DirectoryWatch
+from hexdata.live.hub import Hub
 from hexdata.live.known_files import KnownFiles
+from hexdata.live.queue import Queue
 from hexdata.live.stage import Stage, Worker
 from hexdata.text import printable
 
@@ -29,19 +31,6 @@ __all__ = ["PATTERNS", "FilePathProvider"]
 
 PATTERNS: Final = ("*.trmph", "*.trmph.gz", "*.pkl.gz", "*.pkl", "*.tar")
 """Names of the files that ``formats`` can open."""
-
-_GROUPING_MS: Final = 100
-"""Changes are told together for so long at most, in milliseconds,"""
-_QUIET_MS: Final = 25
-"""and as soon as nothing has changed for so long."""
-_FIRST_MS: Final = 100
-"""How long the watch waits for a first change before it says that it stands."""
-
-_GONE_SECONDS: Final = 0.1
-"""How often it is looked whether a directory that is gone is back."""
-
-_CANNOT_SPELL: Final = "Unable to decode path"
-"""What the watch says of a name that is no UTF-8."""
 
 
 @dataclass
@@ -151,12 +140,13 @@ class FilePathProvider(Stage):
         self._scanned = False
         self._to_come: list[str] | None = None
         """Without watching: the names still to come, the first one last; None before they are known."""
-        self._told: set[tuple[Change, str]] = set()
-        """What the watch told, and nobody looked at yet; under the hub's lock."""
-        self._look_through = False
-        """Whether the watch asks for all names to be looked through; under the hub's lock."""
-        self._watched: bool | None = None
-        """Whether the directory is watched, as far as is known; None before it was for the first time."""
+
+    def connect(self, hub: Hub, source: Queue[Any] | None, sink: Queue[Any]) -> None:
+        """Give the stage its queues, and make the watch, which needs the hub."""
+        super().connect(hub, source, sink)
+        self._watch = DirectoryWatch(
+            self._place, hub, rescan=self.rescan, force_polling=self.force_polling, warn=self._warn
+        )
 
     # --- all that is there, and no more ---------------------------------------------------------------
 
@@ -165,7 +155,7 @@ class FilePathProvider(Stage):
         if not self.watch:
             self._give_those_there(worker)
             return
-        self.start_thread("watch", self._watch)
+        self.start_thread("watch", self._watch.run)
         if not self._scanned:
             self._give_first_scan(worker)
         self._give_new(worker)
@@ -195,7 +185,7 @@ class FilePathProvider(Stage):
     def _give_first_scan(self, worker: Worker) -> None:
         """Give what is there and complete, in order; what still changes after ``settle`` seconds is new."""
         while (seen := self._see()) is None:
-            self.wait_for(worker, _nothing, _GONE_SECONDS)
+            self.wait_for(worker, _nothing, GONE_SECONDS)
         found = sorted(seen.names)
         kept = self._newest(found)
         for name in found[: len(found) - len(kept)]:
@@ -205,7 +195,7 @@ class FilePathProvider(Stage):
         while self._candidates and (left := until - time.monotonic()) > 0:
             self.wait_for(worker, _nothing, left)
         self._give_complete(worker)
-        if self.wait_for(worker, self._stands, self.rescan) is None:
+        if self.wait_for(worker, self._watch.stands, self.rescan) is None:
             self._see()  # nobody is to wait for a watch that does not stand; where it is gone, none can
         self._scanned = True
         self.put(worker, [SCANNED])
@@ -213,7 +203,7 @@ class FilePathProvider(Stage):
     def _give_new(self, worker: Worker) -> None:
         next_scan = time.monotonic() + self.rescan
         while True:
-            told = self.wait_for(worker, self._take_told, self._patience(next_scan))
+            told = self.wait_for(worker, self._watch.take, self._patience(next_scan))
             self._note_readings()
             now = time.monotonic()
             look_through = False
@@ -221,12 +211,11 @@ class FilePathProvider(Stage):
                 changes, look_through = told
                 next_scan = now if look_through else next_scan
                 if self._follow(worker, changes):
-                    next_scan = min(
-                        next_scan, now + self.settle
-                    )  # the folder may be watched only from now on
+                    # The folder may be watched only from now on.
+                    next_scan = min(next_scan, now + self.settle)
             if now >= next_scan:
                 if (seen := self._see()) is not None:
-                    self._consider(sorted(seen.names), compare=look_through or not self._watched)
+                    self._consider(sorted(seen.names), compare=look_through or not self._watch.watched)
                 next_scan = now + self.rescan
             self._compare(self._unread)
             self._give_complete(worker)
@@ -237,18 +226,7 @@ class FilePathProvider(Stage):
         left = max(0.0, due - time.monotonic())
         return min(left, self.settle) if self._unread else left
 
-    def _stands(self) -> bool | None:
-        """Say whether the watch stands: what comes from then on is told of."""
-        return self._look_through or None
-
-    def _take_told(self) -> tuple[set[tuple[Change, str]], bool] | None:
-        if not self._told and not self._look_through:
-            return None
-        told = self._told, self._look_through
-        self._told, self._look_through = set(), False
-        return told
-
-    def _follow(self, worker: Worker, changes: set[tuple[Change, str]]) -> bool:
+    def _follow(self, worker: Worker, changes: Changes) -> bool:
         """Look at what has changed, and give files that were renamed; say whether folders appeared."""
         folders = Folders(self._place)
         renamed: dict[str | None, set[str]] = defaultdict(set)
@@ -396,77 +374,6 @@ class FilePathProvider(Stage):
     def notes(self) -> dict[str, Any]:
         """Return why the directory is ``gone``, while it is."""
         return {"gone": printable(f"{self.directory}: {self._gone}")} if self._gone else {}
-
-    # --- the watch ------------------------------------------------------------------------------------
-
-    def _watch(self) -> None:
-        """Thread: be told of changes, and pass them on."""
-        try:
-            while not self.hub.stopping.is_set():
-                if self._place.identity() is not None:
-                    self._watch_on()
-                self.hub.stopping.wait(self.rescan if self._watched is False else _GONE_SECONDS)
-        except Stopped:
-            pass
-        except BaseException as error:  # noqa: BLE001 - the trainer raises it
-            self.hub.stop(error)
-
-    def _watch_on(self) -> None:
-        """Watch until the pipeline stops, another folder takes the directory's name, or the watch ends.
-
-        The watch ends when a name comes that it cannot spell.
-        """
-        stands = False
-        watched = self._place.identity()
-        try:
-            for changes in self._changes():
-                self._tell(changes, look_through=not stands)
-                stands, self._watched = True, True
-                # One made at once in the place of one that was removed may be the same to the system.
-                removed = (Change.deleted, str(self.directory)) in changes
-                if removed or self._place.identity() != watched:
-                    self._tell(set(), look_through=True)
-                    return
-        except (RuntimeError, OSError) as error:  # a RuntimeError is the watch's own kind
-            went = isinstance(error, FileNotFoundError) or self._place.identity() is None
-            if went or _CANNOT_SPELL in str(error):
-                return
-            # A drive that fails for a while stops nothing, nor a folder in it that a poll may not read.
-            if self._watched is not None or self.force_polling:
-                if self._watched is not False:
-                    now_and_then = f"is looked through every {self.rescan:g} seconds"
-                    self._warn(f"it cannot be watched ({error}), but {now_and_then}")
-                    self._tell(set(), look_through=True)
-                self._watched = False
-                return
-            raise InputError(
-                "the directory cannot be watched",
-                path=self.directory,
-                found=str(error),
-                cure="Use force_polling = true, or raise the system's limit of watches.",
-            ) from error
-
-    def _changes(self) -> Iterator[set[tuple[Change, str]]]:
-        return watch(
-            self.directory,
-            watch_filter=None,
-            debounce=_GROUPING_MS,
-            step=_QUIET_MS,
-            rust_timeout=_FIRST_MS,
-            yield_on_timeout=True,
-            stop_event=self.hub.stopping,
-            raise_interrupt=False,
-            force_polling=self.force_polling or None,
-            ignore_permission_denied=True,
-        )
-
-    def _tell(self, changes: set[tuple[Change, str]], look_through: bool) -> None:
-        if changes or look_through:
-            self.hub.change(lambda: self._add_told(changes, look_through))
-
-    def _add_told(self, changes: set[tuple[Change, str]], look_through: bool) -> None:
-        self._told |= changes
-        self._look_through = self._look_through or look_through
 
     # --- states ---------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from hexdata.batch import BatchOptions
 from hexdata.demo.games import make_games
 from hexdata.errors import InputError
 from hexdata.formats.trmph import write_trmph
-from hexdata.live import LiveLoader, LiveOptions, file_path_provider
+from hexdata.live import LiveLoader, LiveOptions, directory_watch
 from hexdata.live.chunk import SCANNED
 from hexdata.live.chunk_source_loader import ChunkSourceLoader
 from hexdata.live.file_path_provider import FilePathProvider
@@ -40,7 +40,7 @@ def started(folder: Path, **options: Any) -> Pipeline:
     pipeline.start()
     while take(pipeline) is not SCANNED:
         pass
-    until(lambda: not provider_of(pipeline)._look_through)
+    until(lambda: not provider_of(pipeline)._watch._look_through)
     return pipeline
 
 
@@ -239,7 +239,7 @@ def test_a_watch_that_cannot_stand_again_stops_nothing(folder: Path, monkeypatch
 
     stood: list[bool] = []
     failed = threading.Event()
-    monkeypatch.setattr("hexdata.live.file_path_provider.watch", stand_once)
+    monkeypatch.setattr("hexdata.live.directory_watch.watch", stand_once)
     with started(folder, rescan=0.05) as pipeline:
         failed.set()
         until(lambda: pipeline.hub.warnings)
@@ -257,7 +257,7 @@ def test_a_watch_that_never_stands_keeps_nothing_back(folder: Path, monkeypatch:
     def cannot_spell(*_: object, **__: object) -> Iterator[set[Any]]:
         raise RuntimeError("Unable to decode path")
 
-    monkeypatch.setattr("hexdata.live.file_path_provider.watch", cannot_spell)
+    monkeypatch.setattr("hexdata.live.directory_watch.watch", cannot_spell)
     (folder / "a.trmph").write_text("x")
     with watching(folder, rescan=0.05) as pipeline:
         pipeline.start()
@@ -274,7 +274,7 @@ def test_where_polling_may_not_read_a_folder_names_are_looked_through(
     def closed(*_: object, **__: object) -> Iterator[set[Any]]:
         raise RuntimeError("IO error for operation on lost+found: Permission denied")
 
-    monkeypatch.setattr("hexdata.live.file_path_provider.watch", closed)
+    monkeypatch.setattr("hexdata.live.directory_watch.watch", closed)
     write_games(folder / "a.trmph", 3, 1)
     provider = FilePathProvider(folder, settle=0.05, rescan=0.05, force_polling=True)
     with Pipeline([provider, ChunkSourceLoader()], [(4, "block"), (4, "block")]) as pipeline:
@@ -305,8 +305,8 @@ def test_a_directory_that_goes_while_the_watch_is_made_stops_nothing(
         return real(*arguments, **options)
 
     failed: list[bool] = []
-    real = file_path_provider.watch
-    monkeypatch.setattr(file_path_provider, "watch", gone_once)
+    real = directory_watch.watch
+    monkeypatch.setattr(directory_watch, "watch", gone_once)
     with started(folder) as pipeline:
         rename_in(folder / "a.trmph")
         assert names(pipeline, 1) == ["a.trmph"]

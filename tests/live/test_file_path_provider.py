@@ -275,7 +275,7 @@ def test_what_the_system_does_not_tell_is_found_when_all_is_looked_through(
         yield set()
         stop_event.wait()
 
-    monkeypatch.setattr("hexdata.live.file_path_provider.watch", say_nothing)
+    monkeypatch.setattr("hexdata.live.directory_watch.watch", say_nothing)
     with started(tmp_path, rescan=0.05) as pipeline:
         write(tmp_path / "sub/a.trmph")
         assert names(pipeline, 1) == ["sub/a.trmph"]
@@ -327,7 +327,7 @@ def test_a_folder_in_the_place_of_the_directory_is_watched_like_the_first(tmp_pa
     folder = tmp_path / "in"
     folder.mkdir()
     with started(folder) as pipeline:
-        until(lambda: not provider_of(pipeline)._look_through)
+        until(lambda: not provider_of(pipeline)._watch._look_through)
         pipeline.state()  # it rests, so it does not look just while the directory is gone
         folder.rename(tmp_path / "before")
         folder.mkdir()
@@ -459,7 +459,7 @@ def test_a_directory_that_cannot_be_watched_stops_the_pipeline(
     def refuse(*_: object, **__: object) -> Iterator[Any]:
         raise OSError("OS file watch limit reached")
 
-    monkeypatch.setattr("hexdata.live.file_path_provider.watch", refuse)
+    monkeypatch.setattr("hexdata.live.directory_watch.watch", refuse)
     with watching(tmp_path) as pipeline:
         pipeline.start()
         with pytest.raises(HexdataError, match="cannot be watched"):
