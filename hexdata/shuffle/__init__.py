@@ -21,6 +21,7 @@ from hexdata.sql.database import write_database
 from hexdata.store import Store
 from hexdata.store.journal import journaled
 from hexdata.store.ledger import Ledger
+from hexdata.store.room import telling_full_temporary
 
 __all__ = ["Patience", "ShuffleOptions", "ShufflePlan", "ShuffleResult", "plan_shuffle", "shuffle_store"]
 
@@ -33,11 +34,11 @@ def plan_shuffle(
     Raises:
         StoreError: there is no store, or it holds no position.
         ConfigError: a choice cannot be made on this store.
-        BudgetError: the memory is too small.
+        BudgetError: the memory is too small, or the disk full that temporary files are on.
     """
     target = Store.open(store, shares_work=engine.machines.separate)
     options = options or ShuffleOptions()
-    with tempfile.TemporaryDirectory(prefix="hexdata-plan-") as folder:
+    with telling_full_temporary(), tempfile.TemporaryDirectory(prefix="hexdata-plan-") as folder:
         prepared = prepare(target, options, Path(folder), None, engine.machines)
     path = target.work / "shuffle" / LEDGER_NAME
     ledger = Ledger(path, "shuffle", prepared.lineage, only_look=True)

@@ -23,6 +23,7 @@ from hexdata.demo import DemoOptions, make_legacy
 from hexdata.errors import BudgetError
 from hexdata.report import write_report
 from hexdata.show import read_game, write_svg
+from hexdata.shuffle import ShuffleOptions, plan_shuffle
 from hexdata.sql import run_query, save_parquet
 from hexdata.verify import check_round_trip
 
@@ -36,6 +37,11 @@ def query(text, file=None):
         return save_parquet(file, result) if file else list(result.batches)
 
 
+def plan():
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500, 2_000))  # its tables are small
+    return plan_shuffle(store, ShuffleOptions(per_game=2))
+
+
 resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, 2_000))
 told = {}
 for name, call in {
@@ -46,6 +52,7 @@ for name, call in {
     "demo": lambda: make_legacy(out / "demo", DemoOptions(games=80)),
     "round trip": lambda: check_round_trip(store, games),
     "convert": lambda: convert_sources([games], out / "store", ConvertOptions(workers=1)),
+    "plan": plan,
 }.items():
     try:
         call()
@@ -63,6 +70,7 @@ EXPECTED = {
     "demo": ("demo/v", AGAIN),
     "round trip": ("tmp/hexdata-", ELSEWHERE),
     "convert": ("store/", AGAIN),
+    "plan": ("tmp/hexdata-plan-", ELSEWHERE),
 }
 
 
