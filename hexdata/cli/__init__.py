@@ -6,6 +6,7 @@ Heavy imports wait until a command runs.
 from __future__ import annotations
 
 import sys
+import warnings
 
 from hexdata.cli import convert, demo, export, live, load, report, run, show, shuffle, sql, verify
 from hexdata.cli.app import INTERRUPTED, app
@@ -32,7 +33,9 @@ for _verb in (
 def main() -> None:
     """Run the command line; the exit status is 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
     try:
-        app()
+        with warnings.catch_warnings():
+            warnings.showwarning = _as_note
+            app()
     except ConfigError as error:
         _fail(error, 2)
     except HexdataError as error:
@@ -44,6 +47,11 @@ def main() -> None:
         where = f"{error.filename}: " if error.filename else ""
         sys.stderr.write(f"hexdata: {where}{error.strerror or error}\n")
         sys.exit(1)
+
+
+def _as_note(message: Warning | str, *_: object, **__: object) -> None:
+    """Show a warning as commands show their notes; the line of code that it came from helps nobody here."""
+    sys.stderr.write(f"note: {message}\n")
 
 
 def _fail(error: HexdataError, status: int) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -63,3 +66,15 @@ def test_it_prints_what_was_delivered(
     for part in (f"{len(batches):,}", f"{loader.positions:,}", str(loader.epoch_digest), "board float32"):
         assert part in out
     assert re.search(r"exact mode: opened in \d+\.\d{3} s, first batch after \d+\.\d{3} s more", out)
+
+
+def test_a_warning_is_a_note(store: Path, tmp_path: Path) -> None:
+    """In a process of its own: in this one, warnings are errors."""
+    grown = shutil.copytree(store, tmp_path / "store")
+    write_trmph(tmp_path / "b.trmph", make_games(2, seed=2, board_size=5), 5)
+    convert_sources([tmp_path / "b.trmph"], grown, ConvertOptions(workers=1))
+    command = [sys.executable, "-m", "hexdata", "load", str(grown)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"note: {grown}: the shuffle stage is older than the positions")
+    assert "first ids" in done.stdout
