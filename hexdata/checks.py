@@ -120,7 +120,7 @@ def check_versions(state: Mapping[str, Any], expected: Mapping[str, Any]) -> Non
                 f"the state has another {name}",
                 found=state[name],
                 expected=expected[name],
-                cure="Resume with the hexdata release that wrote it, or start a new epoch.",
+                hint="Resume with the hexdata release that wrote it, or start a new epoch.",
             )
 
 
@@ -138,5 +138,5 @@ def check_same_options(
             f"the state was taken with another {', '.join(other)}",
             found={name: state[name] for name in other},
             expected={name: expected[name] for name in other},
-            cure=f"Make the {whole} with the options of that run.",
+            hint=f"Make the {whole} with the options of that run.",
         )

@@ -30,6 +30,6 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str | None:
-    """Return a cure that names the nearest of the known names; None if none is near."""
+    """Return a hint that names the nearest of the known names; None if none is near."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"Did you mean {near[0]!r}?" if near else None

@@ -31,7 +31,7 @@ class HexdataError(Exception):
         record: which record of the file: an index, a line ("line 12"), a byte position.
         found: what stood there.
         expected: what should have stood there.
-        cure: what the user can do about it.
+        hint: what the user can do about it.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class HexdataError(Exception):
         record: int | str | None = None,
         found: object = None,
         expected: object = None,
-        cure: str | None = None,
+        hint: str | None = None,
     ) -> None:
         super().__init__(reason)
         self.reason = reason
@@ -50,14 +50,14 @@ class HexdataError(Exception):
         self.record = record
         self.found = found
         self.expected = expected
-        self.cure = cure
+        self.hint = hint
 
     def __str__(self) -> str:
         message = f"{self.path}: {self.detail()}" if self.path else self.detail()
-        return f"{message}. {self.cure}" if self.cure else message
+        return f"{message}. {self.hint}" if self.hint else message
 
     def detail(self) -> str:
-        """Return record, reason, found and expected: the message less its path and its cure."""
+        """Return record, reason, found and expected: the message less its path and its hint."""
         record = f"record {self.record}" if isinstance(self.record, int) else self.record
         parts = [f"{record}: {self.reason}" if record else self.reason]
         if self.found is not None:
@@ -101,9 +101,9 @@ class FormatError(InputError):
         record: int | str | None = None,
         found: object = None,
         expected: object = None,
-        cure: str | None = None,
+        hint: str | None = None,
     ) -> None:
-        super().__init__(reason, path=path, record=record, found=found, expected=expected, cure=cure)
+        super().__init__(reason, path=path, record=record, found=found, expected=expected, hint=hint)
         self.code = code
 
 

@@ -143,7 +143,7 @@ def _explain(error: ValidationError, path: str | Path) -> ConfigError:
         f"unknown key {names[-1]!r} {f'in [{names[0]}]' if len(names) > 1 else 'at the top'}",
         path=path,
         expected=f"one of {', '.join(known)}" if known else "no key",
-        cure=did_you_mean(names[-1], known),
+        hint=did_you_mean(names[-1], known),
     )
 
 

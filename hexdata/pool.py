@@ -62,7 +62,7 @@ class WorkerOptions:
                 f"too little memory for {asked} worker{'s' if asked > 1 else ''}",
                 found=f"{self.memory / 1e6:,.0f} MB",
                 expected=f"at least {asked * each / 1e6:,.0f} MB",
-                cure="Raise --memory, or lower --workers.",
+                hint="Raise --memory, or lower --workers.",
             )
 
     def processes(self, cores: int, more: int = 0) -> int:

@@ -144,7 +144,7 @@ def _board_size(packed: Tensor, asked: int | None) -> int:
             "these are not packed boards",
             found=f"{packed.dtype} of shape {tuple(packed.shape)}",
             expected=expected,
-            cure="Ask the loader for board='packed'.",
+            hint="Ask the loader for board='packed'.",
         )
     return n
 
@@ -216,7 +216,7 @@ def _check_alone(loader: Loader, asked: int | None) -> None:
             "torch.distributed was initialised after the loader was made",
             found="a loader of 1 rank",
             expected=_world_size(),
-            cure="Call init_process_group first, or give rank and world_size.",
+            hint="Call init_process_group first, or give rank and world_size.",
         )
 
 
@@ -305,7 +305,7 @@ class LoaderDataset(IterableDataset[TensorBatch]):
         if get_worker_info() is None and self._turns.latest > self._ran:
             raise ConfigError(
                 "a dataset does not know which batches its workers delivered",
-                cure="Use hexdata.torch.TorchLoader, or torchdata's StatefulDataLoader.",
+                hint="Use hexdata.torch.TorchLoader, or torchdata's StatefulDataLoader.",
             )
         epoch, step = self._next
         self.loader.set_epoch(epoch, min(step, len(self)))
@@ -470,7 +470,7 @@ class TorchLoader:
             self.loader.record(parcel.step, parcel.position_ids)
             yield parcel.batch
             if self.loader.epoch != epoch:
-                raise ConfigError("the epoch was changed while iterating", cure="Start a new iteration.")
+                raise ConfigError("the epoch was changed while iterating", hint="Start a new iteration.")
         if self.loader.batch != len(self):
             raise HexdataError("the workers ended early", found=self.loader.batch, expected=len(self))
         self.loader.end_epoch()

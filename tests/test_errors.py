@@ -19,7 +19,7 @@ WHOLE = {
     "record": 12,
     "found": "3 planes",
     "expected": "2 planes",
-    "cure": "Convert it again with --board-size 13.",
+    "hint": "Convert it again with --board-size 13.",
 }
 
 
@@ -32,7 +32,7 @@ WHOLE = {
         ({"path": "a.trmph", "record": "line 12"}, "a.trmph: line 12: board has another shape"),
         ({"found": 0}, "board has another shape; found 0"),
         ({"expected": "2 planes"}, "board has another shape; expected 2 planes"),
-        ({"cure": "Convert it again."}, "board has another shape. Convert it again."),
+        ({"hint": "Convert it again."}, "board has another shape. Convert it again."),
         (
             WHOLE,
             "games/a.pkl.gz: record 12: board has another shape; found 3 planes; expected 2 planes. "
@@ -44,7 +44,7 @@ def test_message_says_where_what_and_what_to_do(keywords, message):
     assert str(HexdataError("board has another shape", **keywords)) == message
 
 
-def test_detail_leaves_out_path_and_cure():
+def test_detail_leaves_out_path_and_hint():
     """What ``rejected`` keeps of an error: the path stands in the source's own row."""
     detail = HexdataError("board has another shape", **WHOLE).detail()
     assert detail == "record 12: board has another shape; found 3 planes; expected 2 planes"
@@ -74,7 +74,7 @@ def test_an_error_is_pickled_whole(kind, protocol):
 def test_an_error_crosses_a_process_boundary():
     raising = (
         "import pickle, sys; from hexdata.errors import FormatError; "
-        "error = FormatError('cut short', code='truncated', record=7, cure='Copy it again.').at('a.pkl.gz'); "
+        "error = FormatError('cut short', code='truncated', record=7, hint='Copy it again.').at('a.pkl.gz'); "
         "sys.stdout.buffer.write(pickle.dumps(error))"
     )
     root = Path(errors.__file__).parents[1]

@@ -78,7 +78,7 @@ def _refuse(options: dict[str, Any], chosen: str) -> None:
     """Refuse options that mean nothing for the format chosen."""
     if options:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in options)
-        raise ConfigError(f"{names} has no meaning with --format {chosen}", cure="Leave it out.")
+        raise ConfigError(f"{names} has no meaning with --format {chosen}", hint="Leave it out.")
 
 
 def _export_pickles(

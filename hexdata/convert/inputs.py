@@ -59,7 +59,7 @@ def find_sources(inputs: Sequence[AnyPath], store: AnyPath) -> list[SourceFile]:
     for given in inputs:
         listed = _files_of(given, store) if isinstance(given, Path) else _objects_of(given, store)
         if listed is None:
-            raise InputError("no such file or folder", path=given, cure="Check the path.")
+            raise InputError("no such file or folder", path=given, hint="Check the path.")
         if not listed:
             raise InputError(
                 "no files to convert", path=given, expected="*.pkl.gz or *.trmph files in it or below"
@@ -72,7 +72,7 @@ def find_sources(inputs: Sequence[AnyPath], store: AnyPath) -> list[SourceFile]:
                     path=source.path,
                     found=source.name,
                     expected=f"another name than that of {other.path}",
-                    cure="Convert them in two runs, or rename a folder.",
+                    hint="Convert them in two runs, or rename a folder.",
                 )
     return [found[name] for name in sorted(found)]
 
@@ -152,7 +152,7 @@ def _is_wanted(given: RemotePath, below: str, size: int, *, alone: bool) -> bool
             "this key is no path of a file",
             path=f"{given}/{below}" if below else given,
             expected="names between its slashes, other than . and ..",
-            cure="Rename the object, or give folders that it is not below.",
+            hint="Rename the object, or give folders that it is not below.",
         )
     return alone or (_may_be_source(name) and not any(folder.startswith(".") for folder in folders))
 
@@ -224,7 +224,7 @@ def new_sources(
                 path=source.path,
                 found=source.problem or f"sha256 {source.sha256[:16]}…",
                 expected=f"sha256 {digests[source.name][:16]}… as in the store",
-                cure="Restore the file, give the new one another name, or convert into a new store.",
+                hint="Restore the file, give the new one another name, or convert into a new store.",
             )
         seen[source.identity] = source.name
         new.append(source)

@@ -83,7 +83,7 @@ class Run:
             path=store.path,
             found=f"val {options.val}, test {options.test}",
             expected=f"val {begun['val']}, test {begun['test']}",
-            cure="Use the same shares, or convert into a new store.",
+            hint="Use the same shares, or convert into a new store.",
         )
 
     def convert(self) -> ConvertResult:
@@ -276,7 +276,7 @@ class Run:
             found=f"{rejected:,} of {records:,} records and {len(failed)} of {len(sources)} files rejected: "
             + ", ".join([*(f"{count:,} {reason}" for reason, count in reasons.items()), *failed[:5]]),
             expected=f"at most {self.options.max_reject_rate:.2%} of the records and of the bytes",
-            cure="Look at the files; if the loss is acceptable, raise --max-reject-rate: what was read "
+            hint="Look at the files; if the loss is acceptable, raise --max-reject-rate: what was read "
             "is kept, and the run goes on from there.",
         )
 
@@ -446,7 +446,7 @@ def _check_whole(source: Source, written: dict[str, FileFacts]) -> None:
             path=source.spool.folder,
             found=f"{rows:,}",
             expected=f"{source.facts.positions:,}",
-            cure="Remove the folder and run the command again.",
+            hint="Remove the folder and run the command again.",
         )
 
 

@@ -213,7 +213,7 @@ def _require_version(path: AnyPath, version: str) -> None:
         raise SourceChangedError(
             "this source changed while it was being converted",
             path=path,
-            cure="Run the command again once nobody writes to it.",
+            hint="Run the command again once nobody writes to it.",
         )
 
 

@@ -144,11 +144,11 @@ def _begin(folder: Path, options: DemoOptions) -> Ledger:
     """Mark a new folder as this demo's, or see that it is: the mark lists the files that are made."""
     mark = folder / ".demo.json"
     if not mark.exists() and folder.exists() and any(folder.iterdir()):
-        raise ConfigError("this folder holds other files", path=folder, cure="Give a new folder.")
+        raise ConfigError("this folder holds other files", path=folder, hint="Give a new folder.")
     try:
         ledger = Ledger(mark, "demo", asdict(options))
     except StoreError as error:
-        raise ConfigError("this folder's demo is damaged", path=folder, cure="Remove it.") from error
+        raise ConfigError("this folder's demo is damaged", path=folder, hint="Remove it.") from error
     if not mark.exists():
         ledger.finish(_BEGUN, 0)
     if _BEGUN not in ledger:
@@ -156,7 +156,7 @@ def _begin(folder: Path, options: DemoOptions) -> Ledger:
             "this folder holds another demo",
             path=folder,
             expected=f"{options.games} games of seed {options.seed}",
-            cure="Give another folder, or remove this one.",
+            hint="Give another folder, or remove this one.",
         )
     remove_temporaries(folder)
     return ledger

@@ -40,13 +40,13 @@ class EngineOptions:
                 "unknown engine",
                 found=self.name,
                 expected=" or ".join(ENGINES),
-                cure=did_you_mean(self.name, ENGINES),
+                hint=did_you_mean(self.name, ENGINES),
             )
         if self.name == "local" and self.address is not None:
             raise ConfigError(
                 "an address has no meaning with the local engine",
                 found=self.address,
-                cure="Ask for the engine ray too.",
+                hint="Ask for the engine ray too.",
             )
 
 

@@ -114,7 +114,7 @@ class Examined:
                 f"node {machine} does not see this path as this process does",
                 path=path,
                 found=why,
-                cure="Put it on a file system that every machine has mounted at the same place, or into an "
+                hint="Put it on a file system that every machine has mounted at the same place, or into an "
                 "object store that every machine may use.",
             )
 

@@ -76,7 +76,7 @@ class Local:
             raise HexdataError(
                 "a worker process died",
                 found=f"exit codes {str(error).rpartition('workers are ')[2].splitlines()[0]}",
-                cure="If memory ran out, use fewer workers; then run the command again: it goes on from "
+                hint="If memory ran out, use fewer workers; then run the command again: it goes on from "
                 "there.",
             ) from error
         finally:

@@ -69,7 +69,7 @@ def connected(address: str | None = None, note: Note = SILENT.note) -> Iterator[
         import ray
     except ImportError as error:
         raise EngineError(
-            "Ray is not installed", found=str(error), cure="Install it with: pip install 'hexdata[ray]'."
+            "Ray is not installed", found=str(error), hint="Install it with: pip install 'hexdata[ray]'."
         ) from error
     address = address or os.environ.get("RAY_ADDRESS") or "local"
     if ray.is_initialized():
@@ -88,7 +88,7 @@ def connected(address: str | None = None, note: Note = SILENT.note) -> Iterator[
             "cannot use the Ray cluster",
             found=" ".join(str(error).split()),
             expected=f"one of Ray {ray.__version__} at {address}",
-            cure="Install the Ray and the Python of the cluster here."
+            hint="Install the Ray and the Python of the cluster here."
             if other
             else "Start one (`ray start --head`), or give its --address.",
         ) from error
@@ -112,7 +112,7 @@ def _require_answer(address: str) -> None:
             "this kind of address is not supported",
             found=address,
             expected="HOST:PORT, or auto",
-            cure="Run the command on a machine of the cluster, with --address auto.",
+            hint="Run the command on a machine of the cluster, with --address auto.",
         )
     host, _, port = address.rpartition(":")
     if not (host and port.isdecimal() and int(port) < 1 << 16):
@@ -123,7 +123,7 @@ def _require_answer(address: str) -> None:
         raise EngineError(
             "the Ray cluster does not answer",
             found=f"{error.strerror or error} at {address}, within {CONNECT_SECONDS:.0f} s",
-            cure="See that it runs (`ray status` on its head) and that this machine can reach it.",
+            hint="See that it runs (`ray status` on its head) and that this machine can reach it.",
         ) from error
 
 
@@ -187,7 +187,7 @@ class Ray:
                         raise EngineError(
                             f"node {name} cannot run hexdata",
                             found=_last_line(error),
-                            cure="Install the same hexdata on every machine, for the Python of its Ray.",
+                            hint="Install the same hexdata on every machine, for the Python of its Ray.",
                         ) from error
                     _require_same(name, describe(), found)
                     examined.require(name, saw, node["NodeID"])
@@ -296,7 +296,7 @@ def _no_machine() -> EngineError:
     return EngineError(
         "the Ray cluster has no machine that works",
         found="no living node with a CPU",
-        cure="Start one (`ray start --address`), and run the command again: it goes on from there.",
+        hint="Start one (`ray start --address`), and run the command again: it goes on from there.",
     )
 
 
@@ -308,7 +308,7 @@ def _require_room(memory: int) -> None:
             "no machine of the cluster gives a task so much memory",
             found=f"{most / 1e6:,.0f} MB",
             expected=f"{memory / 1e6:,.0f} MB",
-            cure="Start nodes with more (`ray start --memory`), or, for a shuffle, lower --memory or raise "
+            hint="Start nodes with more (`ray start --memory`), or, for a shuffle, lower --memory or raise "
             "--threads.",
         )
 
@@ -348,13 +348,13 @@ def require_another(number: int, error: Exception) -> None:
     if isinstance(error, ray.exceptions.LocalRayletDiedError):
         raise EngineError(
             "the Ray node of this machine has died",
-            cure="Start it (`ray start`), and run the command again: it goes on from there.",
+            hint="Start it (`ray start`), and run the command again: it goes on from there.",
         ) from error
     if number >= ATTEMPTS:
         raise EngineError(
             f"a task died {number} times",
             found=_why(error),  # Ray's own words advise what is not for the user to do
-            cure="If memory ran out, use fewer workers; then run the command again: it goes on from there.",
+            hint="If memory ran out, use fewer workers; then run the command again: it goes on from there.",
         ) from error
 
 
@@ -396,7 +396,7 @@ def _require_same(name: str, ours: dict[str, str], found: dict[str, str]) -> Non
             f"node {name} has other versions than the process that asks",
             found=", ".join(f"{what} {theirs}" for what, _, theirs in differing),
             expected=", ".join(f"{what} {ours}" for what, ours, _ in differing),
-            cure="Install the same on every machine: they decide the bytes that are written.",
+            hint="Install the same on every machine: they decide the bytes that are written.",
         )
 
 

@@ -369,7 +369,7 @@ class _Run:
                 path=self.store.path,
                 found=f"{positions:,}",
                 expected=f"{manifest.counts.get('positions', 0):,}",
-                cure="Run `hexdata verify` on the store.",
+                hint="Run `hexdata verify` on the store.",
             )
         manifest.files |= written
         manifest.stages[self.stage] = {**asked, "positions": positions, "rejected": 0, "files": len(written)}

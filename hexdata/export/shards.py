@@ -52,7 +52,7 @@ class ExportOptions(WorkerOptions):
             raise ConfigError(
                 "shard_size must be a multiple of block_size",
                 found=f"{self.shard_size} and {self.block_size}",
-                cure="Give both: --block-size divides --shard-size, such as 4096 and 262144.",
+                hint="Give both: --block-size divides --shard-size, such as 4096 and 262144.",
             )
         if self.layout not in LAYOUTS:
             raise ConfigError("unknown layout", found=self.layout, expected=" or ".join(LAYOUTS))

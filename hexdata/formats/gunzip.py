@@ -98,7 +98,7 @@ class GunzipFile(io.RawIOBase):
                 "the gzip stream ends before its end marker",
                 code="truncated",
                 record=f"byte {self.offset} of the decompressed data",
-                cure="Copy the file again, or leave it out.",
+                hint="Copy the file again, or leave it out.",
             ) from None
         except (zlib_ng.error, zlib.error, OSError) as error:  # type: ignore[misc]  # its stub hides that it is a class
             if isinstance(error, OSError) and error.errno is not None:
@@ -108,7 +108,7 @@ class GunzipFile(io.RawIOBase):
                 code="corrupt-gzip",
                 record=f"byte {self.offset} of the decompressed data",
                 found=str(error),
-                cure="Copy the file again, or leave it out.",
+                hint="Copy the file again, or leave it out.",
             ) from None
         self.offset += len(piece)
         self._check()

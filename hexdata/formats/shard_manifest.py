@@ -138,7 +138,7 @@ class ShardManifest:
             with open_binary(path) as file:
                 data = file.read()
         except FileNotFoundError:
-            raise StoreError("no shard manifest", path=path, cure="Run `hexdata export` first.") from None
+            raise StoreError("no shard manifest", path=path, hint="Run `hexdata export` first.") from None
         except OSError as error:
             raise StoreError("the shard manifest cannot be read", path=path, found=error.strerror) from None
         return cls.loads(data, path)
@@ -153,7 +153,7 @@ class ShardManifest:
         try:
             facts = json.loads(data)
         except ValueError:
-            raise StoreError("not JSON", path=where, cure="Run `hexdata export` again.") from None
+            raise StoreError("not JSON", path=where, hint="Run `hexdata export` again.") from None
         _check_identity(facts, where)
         try:
             return cls._from_facts(facts)
@@ -191,11 +191,11 @@ def _digest(facts: Mapping[str, Any]) -> str:
 def _check_identity(facts: object, path: str | AnyPath) -> None:
     """Refuse what is no shard manifest, one of another version, and one that was altered."""
     if not isinstance(facts, dict) or not {"version", "digest", "block_size"} <= facts.keys():
-        raise StoreError("not a shard manifest", path=path, cure="Run `hexdata export` first.")
+        raise StoreError("not a shard manifest", path=path, hint="Run `hexdata export` first.")
     for name, known in (("version", MANIFEST_VERSION), ("schema_version", SCHEMA_VERSION)):
         if facts.get(name) != known:
-            cure = "Use the hexdata that wrote the shards, or export them again with this one."
-            raise StoreError(f"another {name}", path=path, found=facts.get(name), expected=known, cure=cure)
+            hint = "Use the hexdata that wrote the shards, or export them again with this one."
+            raise StoreError(f"another {name}", path=path, found=facts.get(name), expected=known, hint=hint)
     stated = facts["digest"]
     found = _digest({name: value for name, value in facts.items() if name != "digest"})
     if found != stated:
@@ -204,5 +204,5 @@ def _check_identity(facts: object, path: str | AnyPath) -> None:
             path=path,
             found=f"digest {found}",
             expected=stated,
-            cure="Run `hexdata export` again.",
+            hint="Run `hexdata export` again.",
         )

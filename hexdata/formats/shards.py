@@ -330,7 +330,7 @@ def _broken(path: str | AnyPath, record: str, found: str, expected: str) -> Form
         record=record,
         found=found,
         expected=expected,
-        cure="Export the shards again.",
+        hint="Export the shards again.",
     )
 
 

@@ -204,7 +204,7 @@ class TrmphReader:
             path=self.path,
             record=error.record,
             found=error.found,
-            cure=error.cure,
+            hint=error.hint,
         )
         if not self._salvage:
             raise damage from error

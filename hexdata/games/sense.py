@@ -58,7 +58,7 @@ def decide(votes: Votes, source: str) -> Sense:
         found=f"final boards with a winning chain: {votes.chains[0]} for blue-is-0 and {votes.chains[1]} "
         f"for blue-is-1; positions with a named winner: {votes.winners[0]} and {votes.winners[1]}",
         expected=f"at least {MAJORITY:.0%} one way",
-        cure="If you know it, say so with --value-sense blue-is-0 or --value-sense blue-is-1.",
+        hint="If you know it, say so with --value-sense blue-is-0 or --value-sense blue-is-1.",
     )
 
 

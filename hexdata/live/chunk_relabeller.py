@@ -167,5 +167,5 @@ def _fault(chunk: Chunk, reason: str, found: str, expected: str | None) -> Hexda
         record=f"game {chunk.place}",
         found=found,
         expected=expected,
-        cure="Correct the function that ChunkRelabeller was given.",
+        hint="Correct the function that ChunkRelabeller was given.",
     )

@@ -323,5 +323,5 @@ def _too_large(path: Path, found: str, most: str, option: str) -> FormatError:
         path=path,
         found=found,
         expected=f"at most {most}",
-        cure=f"Raise {option} if there is the memory for it.",
+        hint=f"Raise {option} if there is the memory for it.",
     )

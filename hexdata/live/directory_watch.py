@@ -120,7 +120,7 @@ class DirectoryWatch:
                 "the directory cannot be watched",
                 path=self._place.path,
                 found=str(error),
-                cure="Use force_polling = true, or raise the system's limit of watches.",
+                hint="Use force_polling = true, or raise the system's limit of watches.",
             ) from error
         if self.watched is not False:
             now_and_then = f"is looked through every {self._rescan:g} seconds"

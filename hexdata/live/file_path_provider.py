@@ -110,7 +110,7 @@ class FilePathProvider(Stage):
         super().__init__()
         self.directory = Path(directory).resolve()
         if not self.directory.is_dir():
-            raise InputError("no such directory", path=directory, cure="Check the path, or make it.")
+            raise InputError("no such directory", path=directory, hint="Check the path, or make it.")
         self.patterns = as_tuple(patterns)
         texts = isinstance(self.patterns, tuple) and all(isinstance(each, str) for each in self.patterns)
         if not (texts and self.patterns):

@@ -137,7 +137,7 @@ class LiveLoader:
                 f"no batch came for {waited:.0f} seconds",
                 path=self.directory,
                 found=self._what_waits(given),
-                cure="See that games are written there; LiveLoader(timeout=None) waits for ever.",
+                hint="See that games are written there; LiveLoader(timeout=None) waits for ever.",
             )
 
     def _given(self) -> list[int]:
@@ -168,7 +168,7 @@ class LiveLoader:
 
     def _start(self) -> None:
         if self._closed:
-            raise HexdataError("the loader is closed", cure="Make a new one, and load the state.")
+            raise HexdataError("the loader is closed", hint="Make a new one, and load the state.")
         if not self._running:
             self._running = True
             self._pipeline.start()
@@ -194,7 +194,7 @@ class LiveLoader:
             HexdataError: the loader is closed, or a stage has raised.
         """
         if self._closed:
-            raise HexdataError("the loader is closed", cure="Take its state before it is closed.")
+            raise HexdataError("the loader is closed", hint="Take its state before it is closed.")
         held = encode_state(self._pipeline.state())
         return {**self._facts(), "delivered": self.delivered, "pipeline": held}
 
@@ -209,7 +209,7 @@ class LiveLoader:
             HexdataError: the loader is closed.
         """
         if self._closed:
-            raise HexdataError("the loader is closed", cure="Make a new one.")
+            raise HexdataError("the loader is closed", hint="Make a new one.")
         expected = self._facts()
         is_state = isinstance(state, Mapping) and {"version", "order_version"} <= state.keys()
         if is_state:
@@ -274,7 +274,7 @@ class LiveLoader:
 
     def __getstate__(self) -> NoReturn:
         raise HexdataError(
-            "a live loader cannot go to another process", cure="Make one there, or iterate in this process."
+            "a live loader cannot go to another process", hint="Make one there, or iterate in this process."
         )
 
 

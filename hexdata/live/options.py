@@ -116,7 +116,7 @@ class StageOptions:
         """
         if ":" not in self.kind and self.kind not in STAGES:
             raise ConfigError(
-                f"unknown stage {self.kind!r}", expected=_KINDS, cure=did_you_mean(self.kind, list(STAGES))
+                f"unknown stage {self.kind!r}", expected=_KINDS, hint=did_you_mean(self.kind, list(STAGES))
             )
         known = STAGES.get(self.kind)
         path = f"{known.place}:{self.kind}" if known else self.kind
@@ -239,7 +239,7 @@ def parse_live_config(content: Mapping[str, Any]) -> LiveOptions:
             raise ConfigError(
                 f"unknown {what} {key!r} at the top",
                 expected=f"one of {', '.join(known)}",
-                cure=did_you_mean(key, known),
+                hint=did_you_mean(key, known),
             )
     for key, value in sections.items():
         if not isinstance(value, dict):
@@ -274,8 +274,8 @@ def watched_path(directory: str | Path) -> Path:
     Raises:
         ConfigError: it is an address.
     """
-    cure = "A bucket cannot be watched: convert its games into a store, or let them be written here."
-    return local_path(directory, "a directory that is watched", cure)
+    hint = "A bucket cannot be watched: convert its games into a store, or let them be written here."
+    return local_path(directory, "a directory that is watched", hint)
 
 
 def make_pipeline(options: LiveOptions, directory: str | Path) -> Pipeline:
@@ -313,7 +313,7 @@ def _check_knobs(place: str, kind: type[Stage], knobs: Mapping[str, Any]) -> Non
     shared = [name for name in knobs if name in _GIVEN]
     if shared:
         where = "Set it in [batch]." if "batch" in shared else "Set it at the top, for all stages."
-        raise ConfigError("a stage cannot set what all share", path=place, found=shared, cure=where)
+        raise ConfigError("a stage cannot set what all share", path=place, found=shared, hint=where)
     if all(each.kind is not inspect.Parameter.VAR_KEYWORD for each in parameters):
         _check_keys(place, knobs, [*_QUEUE_KEYS, *(each.name for each in own)])
     missing = [each.name for each in own if each.default is each.empty and each.name not in knobs]
@@ -331,7 +331,7 @@ def _check_keys(place: str, section: Collection[str], known: list[str]) -> None:
                 f"unknown key {key!r}",
                 path=place,
                 expected=f"one of {', '.join(known)}",
-                cure=did_you_mean(key, known),
+                hint=did_you_mean(key, known),
             )
 
 

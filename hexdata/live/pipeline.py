@@ -168,7 +168,7 @@ class Pipeline:
             raise HexdataError(
                 "the threads of the pipeline are in another process",
                 found=f"process {os.getpid()}, a fork",
-                cure="Make one in this process, or use it where it was made.",
+                hint="Make one in this process, or use it where it was made.",
             )
 
     def __enter__(self) -> Self:

@@ -18,7 +18,7 @@ try:
     from prometheus_client.registry import Collector
 except ModuleNotFoundError as missing:
     raise ConfigError(
-        "the Prometheus endpoint needs prometheus-client", cure="Install it: pip install 'hexdata[live]'."
+        "the Prometheus endpoint needs prometheus-client", hint="Install it: pip install 'hexdata[live]'."
     ) from missing
 
 __all__ = ["LOOPBACK", "serve_metrics"]
@@ -64,7 +64,7 @@ def serve_metrics(metrics: Callable[[], Metrics], port: int, host: str = LOOPBAC
         raise ConfigError(
             "cannot listen there",
             found=f"{host}:{port}: {error}",
-            cure="Give another --prometheus port, or --prometheus-host.",
+            hint="Give another --prometheus port, or --prometheus-host.",
         ) from error
     try:
         yield server.server_port

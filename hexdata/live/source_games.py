@@ -119,7 +119,7 @@ def found_games(
                 "the positions were shuffled and have no game ids, so no game can be put together",
                 code="shuffled-without-ids",
                 path=name,
-                cure="Convert all files of this shuffle together.",
+                hint="Convert all files of this shuffle together.",
             )
         without_id = raw.num_rows - tally.with_id
         raw = _by_game(raw)
@@ -143,7 +143,7 @@ def _sense(tally: Tally, name: str, otherwise: Sense | None) -> Sense:
             path=name,
             found=error.found,
             expected=error.expected,
-            cure="If you know it, say so with value_sense.",
+            hint="If you know it, say so with value_sense.",
         ) from None
 
 

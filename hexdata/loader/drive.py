@@ -122,7 +122,7 @@ def drive_loader(
                 path=store,
                 found=f"{facts.delivered:,} positions, {facts.positions:,} of them distinct",
                 expected=f"{total:,}",
-                cure="Verify the store; if it holds, this is a fault of the loader.",
+                hint="Verify the store; if it holds, this is a fault of the loader.",
             )
         epochs.append(facts)
     return LoadResult(options.split, loader.options.mode, total, opened, first, epochs, fields)

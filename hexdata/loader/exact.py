@@ -19,7 +19,7 @@ import numpy.typing as npt
 from hexdata.errors import StoreError
 from hexdata.formats.shards import Block, ShardManifest
 from hexdata.loader.epoch import PackedStep
-from hexdata.loader.headers import CURE
+from hexdata.loader.headers import HINT
 from hexdata.loader.mapped import Gathered, MappedShards
 from hexdata.loader.options import LoaderOptions
 from hexdata.loader.plan import EpochPlan, Share
@@ -77,7 +77,7 @@ class ExactShards:
                 f"no shard of {options.split} can be used",
                 path=place if isinstance(place, Path) else place.address(""),
                 found=self._shards.faults[0][1].detail(),
-                cure=CURE,
+                hint=HINT,
             )
         self._subset = choose_rows(self._shards, options)
         self.faults = [(entry.name, entry.positions, fault) for entry, fault in self._shards.faults]

@@ -15,9 +15,9 @@ import numpy as np
 from hexdata.errors import FormatError
 from hexdata.formats.shards import FieldSpec, npy_header
 
-__all__ = ["CURE", "HEADER_BYTES", "Member", "altered", "check_member", "policy_count"]
+__all__ = ["HEADER_BYTES", "HINT", "Member", "altered", "check_member", "policy_count"]
 
-CURE: Final = "Run `hexdata verify`, then `hexdata export` again."
+HINT: Final = "Run `hexdata verify`, then `hexdata export` again."
 _NPY_HEADER_BYTES: Final = 128
 HEADER_BYTES: Final = tarfile.BLOCKSIZE + _NPY_HEADER_BYTES
 """Bytes of the tar header and the npy header, which end where a block's numbers begin."""
@@ -34,7 +34,7 @@ def altered(path: str, record: str, found: object, expected: object) -> FormatEr
         record=record,
         found=found,
         expected=expected,
-        cure=CURE,
+        hint=HINT,
     )
 
 

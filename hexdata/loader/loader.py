@@ -191,7 +191,7 @@ class Loader:
             raise ConfigError(
                 "a loader cannot change its world size within an epoch",
                 found=f"batch {self._batch}",
-                cure="Make the loader for its ranks first, then load the state.",
+                hint="Make the loader for its ranks first, then load the state.",
             )
         other = copy.copy(self)
         other.options = replace(self.options, rank=rank, world_size=world_size)
@@ -298,7 +298,7 @@ class Loader:
                     "the loader was moved while iterating",
                     found=f"batch {self._batch} of epoch {self._epoch}",
                     expected=f"batch {step + 1} of epoch {epoch}",
-                    cure="Start a new iteration after set_epoch or load_state_dict.",
+                    hint="Start a new iteration after set_epoch or load_state_dict.",
                 )
         self.end_epoch()
 
@@ -358,7 +358,7 @@ class Loader:
         """
         opened = self._open(check_count("epoch", epoch, 0))
         if not isinstance(opened, ExactEpoch):
-            raise ConfigError("only exact mode can take places of an epoch", cure="Use mode='exact'.")
+            raise ConfigError("only exact mode can take places of an epoch", hint="Use mode='exact'.")
         for start, stop in ranges:
             if not 0 <= start <= stop <= self.positions:
                 found, expected = f"[{start}, {stop})", f"within [0, {self.positions})"
@@ -372,7 +372,7 @@ class Loader:
             ConfigError: in stream mode.
         """
         if self._exact is None:
-            raise ConfigError("only exact mode can take places of an epoch", cure="Use mode='exact'.")
+            raise ConfigError("only exact mode can take places of an epoch", hint="Use mode='exact'.")
         return self._exact.chunk_sizes()
 
     def _make(self, block: Block, epoch: int) -> Batch:
@@ -399,7 +399,7 @@ class Loader:
                 "remainder='drop' leaves no batch",
                 found=f"{self.positions:,} positions",
                 expected=f"at least the {self.options.global_batch:,} of a step over all ranks",
-                cure="Lower batch_size, or use remainder='short' or 'pad'.",
+                hint="Lower batch_size, or use remainder='short' or 'pad'.",
             )
 
     def _make_epoch(self, epoch: int) -> Epoch:

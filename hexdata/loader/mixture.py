@@ -76,7 +76,7 @@ class MixtureOptions(RankedOptions):
                 f"source {shares.index(min(shares))} is due less than one position a step",
                 found=f"{self.global_batch} positions a step over all ranks",
                 expected=f"at least {math.ceil(1 / min(shares))} for the weights {self.weights}",
-                cure="Raise batch_size, or the smallest weight.",
+                hint="Raise batch_size, or the smallest weight.",
             )
 
     def shares(self) -> list[Fraction]:
@@ -231,7 +231,7 @@ class Mixture:
             self._step = step + 1
             yield batch
             if self._step != step + 1:
-                raise ConfigError("the epoch was changed while iterating", cure="Start a new iteration.")
+                raise ConfigError("the epoch was changed while iterating", hint="Start a new iteration.")
 
     def batches(self, worker: int = 0, workers: int = 1) -> Iterator[Batch]:
         """Deliver those of the rest of the epoch whose step in it is ``worker`` mod ``workers``.
@@ -347,7 +347,7 @@ def _check_loaders(loaders: Sequence[Loader]) -> None:
                 record=record,
                 found=loader.options.batch,
                 expected=first.options.batch,
-                cure="Give all loaders of a mixture the same fields, planes and other batch options.",
+                hint="Give all loaders of a mixture the same fields, planes and other batch options.",
             )
         if loader.manifest.board_size != first.manifest.board_size:
             raise ConfigError(

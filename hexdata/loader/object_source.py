@@ -44,7 +44,7 @@ class ObjectSource:
         """
         if "{" in address:
             raise ConfigError(
-                "an address in an object store has no {name}", found=address, cure="Give the folder alone."
+                "an address in an object store has no {name}", found=address, hint="Give the folder alone."
             )
         return cls(str(as_path(address)))
 

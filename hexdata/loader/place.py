@@ -51,7 +51,7 @@ def behind_cache(source: Source, manifest: ShardManifest, options: LoaderOptions
             "shards in a local folder need no cache",
             path=source.folder,
             found=f"cache={str(asked)!r}",
-            cure="Leave cache (--cache) out.",
+            hint="Leave cache (--cache) out.",
         )
     folder = scratch_folder("shards") if asked is True else Path(asked).absolute()
     entries = manifest.splits[options.split]
@@ -75,5 +75,5 @@ def place_to_map(source: Source) -> ShardPlace:
         "exact mode maps shards into memory",
         found=source.address(""),
         expected="a local folder, or a cache for copies",
-        cure="Give a folder as cache (--cache), copy the shards here, or use mode='stream'.",
+        hint="Give a folder as cache (--cache), copy the shards here, or use mode='stream'.",
     )

@@ -28,7 +28,7 @@ from typing import IO, Final, NamedTuple
 
 from hexdata.errors import BudgetError, StoreError
 from hexdata.formats.shard_manifest import ShardEntry
-from hexdata.loader.headers import CURE
+from hexdata.loader.headers import HINT
 from hexdata.loader.source import Part, Source
 from hexdata.units import format_bytes
 
@@ -86,7 +86,7 @@ class ShardCache:
                 path=self.folder,
                 found=f"{self.size:,} bytes",
                 expected=f"at least {needed:,}",
-                cure="Raise cache_size (--cache-size)" + (", or use mode='stream'." if together else "."),
+                hint="Raise cache_size (--cache-size)" + (", or use mode='stream'." if together else "."),
             )
 
     def open(
@@ -226,7 +226,7 @@ class ShardCache:
             "the shard cache is full of shards that are mapped",
             path=self.folder,
             found=f"{format_bytes(-room)} too little of {format_bytes(self.size)} for {entry.name}",
-            cure="Raise cache_size (--cache-size), give this loader a cache of its own, or end others.",
+            hint="Raise cache_size (--cache-size), give this loader a cache of its own, or end others.",
         )
 
     def _measure(self) -> tuple[list[_Kept], dict[Path, int]]:
@@ -271,13 +271,13 @@ class ShardCache:
                     "the disk of the shard cache is full",
                     path=self.folder,
                     found=error.strerror,
-                    cure="Make room there, lower cache_size (--cache-size), or give another cache (--cache).",
+                    hint="Make room there, lower cache_size (--cache-size), or give another cache (--cache).",
                 ) from error
             raise StoreError(
                 "the shard cache cannot be used",
                 path=error.filename or self.folder,
                 found=error.strerror or str(error),
-                cure="Give another folder as cache (--cache), or none (--no-cache).",
+                hint="Give another folder as cache (--cache), or none (--no-cache).",
             ) from error
 
 
@@ -308,7 +308,7 @@ def _copy(entry: ShardEntry, source: Source, file: IO[bytes], stopped: Callable[
 
 
 def _altered(address: str, found: object, expected: object) -> StoreError:
-    return StoreError("a shard is cut or altered", path=address, found=found, expected=expected, cure=CURE)
+    return StoreError("a shard is cut or altered", path=address, found=found, expected=expected, hint=HINT)
 
 
 def _never() -> bool:

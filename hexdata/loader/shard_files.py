@@ -22,7 +22,7 @@ from hexdata.errors import BudgetError, ConfigError, FormatError, StoreError
 from hexdata.formats.shard_manifest import MANIFEST_NAME, FieldSpec, ShardEntry, ShardManifest
 from hexdata.formats.shards import POLICY_FIELDS
 from hexdata.loader.cached import CachedSource
-from hexdata.loader.headers import CURE, Member, check_member, policy_count
+from hexdata.loader.headers import HINT, Member, check_member, policy_count
 from hexdata.loader.options import Check, OnError
 from hexdata.loader.shard_cache import CopyFile
 from hexdata.progress import SILENT, Progress
@@ -87,7 +87,7 @@ def check_split(manifest: ShardManifest, split: str, place: str) -> list[str]:
             "the loader reads shards of blocks",
             path=place,
             found=f"layout {manifest.layout}",
-            cure="Run `hexdata export` with --layout blocks.",
+            hint="Run `hexdata export` with --layout blocks.",
         )
     if split not in manifest.splits:
         splits = ", ".join(manifest.splits)
@@ -129,7 +129,7 @@ class LocalShard:
             try:
                 self.data = self._map(digest)
             except FileNotFoundError:
-                raise StoreError("a shard is missing", path=self.address, cure=CURE) from None
+                raise StoreError("a shard is missing", path=self.address, hint=HINT) from None
             except OSError as error:
                 if error.errno not in _TOO_MANY:
                     raise StoreError(
@@ -139,7 +139,7 @@ class LocalShard:
                     "too many shards to map at once",
                     path=self.address,
                     found=error.strerror,
-                    cure="Raise the limit (`ulimit -n`), or export with a larger --shard-size.",
+                    hint="Raise the limit (`ulimit -n`), or export with a larger --shard-size.",
                 ) from error
         return self.data
 
@@ -203,7 +203,7 @@ class LocalShard:
 
     def _altered(self, found: object, expected: object) -> StoreError:
         return StoreError(
-            "a shard is cut or altered", path=self.address, found=found, expected=expected, cure=CURE
+            "a shard is cut or altered", path=self.address, found=found, expected=expected, hint=HINT
         )
 
 

@@ -11,7 +11,7 @@ from typing import IO, Final, NamedTuple, Protocol
 
 from hexdata.errors import StoreError
 from hexdata.formats.shard_manifest import MANIFEST_NAME
-from hexdata.loader.headers import CURE
+from hexdata.loader.headers import HINT
 
 __all__ = [
     "WHOLE",
@@ -97,8 +97,8 @@ class FileStream:
 def missing(name: str, address: str) -> StoreError:
     """Return the error for a file that is not there."""
     if name == MANIFEST_NAME:
-        return StoreError("no shard manifest", path=address, cure="Run `hexdata export` first.")
-    return StoreError("a shard is missing", path=address, cure=CURE)
+        return StoreError("no shard manifest", path=address, hint="Run `hexdata export` first.")
+    return StoreError("a shard is missing", path=address, hint=HINT)
 
 
 def check_size(address: str, found: int | None, expected: int | None) -> None:
@@ -109,7 +109,7 @@ def check_size(address: str, found: int | None, expected: int | None) -> None:
     """
     if None not in (found, expected) and found != expected:
         raise StoreError(
-            "a shard is cut or altered", path=address, found=f"{found} bytes", expected=expected, cure=CURE
+            "a shard is cut or altered", path=address, found=f"{found} bytes", expected=expected, hint=HINT
         )
 
 
@@ -120,7 +120,7 @@ def expect_end(stream: ByteStream, address: str) -> None:
         StoreError: it has not.
     """
     if stream.read(1):
-        raise StoreError("a shard is cut or altered", path=address, found="more bytes", cure=CURE)
+        raise StoreError("a shard is cut or altered", path=address, found="more bytes", hint=HINT)
 
 
 def unreachable(address: str, error: Exception) -> StoreError:

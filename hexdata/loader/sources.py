@@ -28,7 +28,7 @@ from webdataset.gopen import Pipe, gopen
 
 from hexdata.errors import ConfigError, StoreError
 from hexdata.formats.shard_manifest import MANIFEST_NAME, ShardManifest
-from hexdata.loader.headers import CURE
+from hexdata.loader.headers import HINT
 from hexdata.loader.object_source import ObjectSource
 from hexdata.loader.source import (
     WHOLE,
@@ -78,7 +78,7 @@ def make_source(place: str | AnyPath) -> Source:
             raise ConfigError(
                 "a pipe must say where the shard's name goes",
                 found=place,
-                cure=f"Write {_FIELD} in its place, as in 'pipe:cat /data/{_FIELD}'.",
+                hint=f"Write {_FIELD} in its place, as in 'pipe:cat /data/{_FIELD}'.",
             )
         return CommandSource(place)
     template = place if _FIELD in place else f"{place.rstrip('/')}/{_FIELD}"
@@ -332,7 +332,7 @@ class _CommandStream:
             if not data:
                 self.finish()
                 raise StoreError(
-                    "a shard is cut", path=self._address, found=f"{count - left} bytes", cure=CURE
+                    "a shard is cut", path=self._address, found=f"{count - left} bytes", hint=HINT
                 )
             left -= len(data)
 
@@ -345,7 +345,7 @@ class _CommandStream:
                 path=self._address,
                 found=f"exit status {status}",
                 expected=0,
-                cure="Run it in a shell to see why.",
+                hint="Run it in a shell to see why.",
             )
 
     def close(self) -> None:

@@ -77,7 +77,7 @@ def check_state(
                 f"the state was taken on {what}",
                 found=f"digest {state[name]}",
                 expected=expected[name],
-                cure="Resume on the shards of that run, or start a new epoch.",
+                hint="Resume on the shards of that run, or start a new epoch.",
             )
     check_same_options(state, expected, other, "loader")
     return _read_place(state, options, steps)

@@ -207,7 +207,7 @@ def _check_options(options: LoaderOptions) -> None:
         raise ConfigError(
             "stream mode delivers whole splits",
             found=", ".join(chosen),
-            cure="Use mode='exact' on a local copy of the shards.",
+            hint="Use mode='exact' on a local copy of the shards.",
         )
 
 

@@ -233,7 +233,7 @@ class StreamPlan:
             raise ConfigError(
                 "the number of workers must divide the second of streams=(P, Q)",
                 found=f"{workers} workers, streams={self._options.streams}",
-                cure=f"Give streams=({self._parts}, {math.lcm(self._phases, workers)}), or other workers.",
+                hint=f"Give streams=({self._parts}, {math.lcm(self._phases, workers)}), or other workers.",
             )
 
 
@@ -243,11 +243,11 @@ def _check_streams(options: LoaderOptions) -> None:
         raise ConfigError(
             "the number of ranks must divide the first of streams=(P, Q)",
             found=f"{options.world_size} ranks, streams={options.streams}",
-            cure=f"Give streams=({math.lcm(parts, options.world_size)}, {phases}), or other ranks.",
+            hint=f"Give streams=({math.lcm(parts, options.world_size)}, {phases}), or other ranks.",
         )
     if options.global_batch % parts:
         raise ConfigError(
             "the first of streams=(P, Q) must divide the positions a step over all ranks",
             found=f"streams={options.streams}, {options.batch_size} positions on {options.world_size} ranks",
-            cure=f"Give a batch_size that is a multiple of {parts // math.gcd(parts, options.world_size)}.",
+            hint=f"Give a batch_size that is a multiple of {parts // math.gcd(parts, options.world_size)}.",
         )

@@ -106,7 +106,7 @@ def as_path(text: str | AnyPath) -> AnyPath:
         what = "an account does" if extra == "azure" else "credentials do"
         raise ConfigError(  # and what it was is not said
             f"{what} not belong into an address",
-            cure="Set them in the environment or in a profile, as for any other tool.",
+            hint="Set them in the environment or in a profile, as for any other tool.",
         )
     protocol = _ONE_NAME.get(protocol, protocol)
     clean = f"{protocol}://{bucket}/{below}".rstrip("/")
@@ -119,18 +119,18 @@ def as_path(text: str | AnyPath) -> AnyPath:
         raise ConfigError(
             f"{protocol}:// needs a library that is not installed",
             found=str(error),
-            cure=f"Install it with: pip install 'hexdata[{extra}]'.",
+            hint=f"Install it with: pip install 'hexdata[{extra}]'.",
         ) from error
     return path
 
 
-def local_path(text: str | AnyPath, what: str, cure: str = "Give a path of this machine.") -> Path:
+def local_path(text: str | AnyPath, what: str, hint: str = "Give a path of this machine.") -> Path:
     """Return the path that a text means, where none but one of this machine will do.
 
     Args:
         text: what a person wrote, or a path; ``file://`` is a path of this machine.
         what: it is for, as the error names it.
-        cure: what else a person can do.
+        hint: what else a person can do.
 
     Raises:
         ConfigError: it is an address.
@@ -144,7 +144,7 @@ def local_path(text: str | AnyPath, what: str, cure: str = "Give a path of this 
     if match["protocol"].lower() == "file":
         return _path_of_url(text)
     raise ConfigError(
-        f"{what} can only be on this machine", found=without_secrets(text), expected="a path", cure=cure
+        f"{what} can only be on this machine", found=without_secrets(text), expected="a path", hint=hint
     )
 
 
@@ -167,7 +167,7 @@ def _path_of_url(url: str) -> Path:
             "file:// with two slashes names another machine",
             found=without_secrets(url),
             expected="file:///PATH",
-            cure="A path of this machine needs no file:// at all.",
+            hint="A path of this machine needs no file:// at all.",
         )
     return Path(url2pathname(parts.path))
 

@@ -21,7 +21,7 @@ class _Fault(NamedTuple):
     """A kind of fault: what is wrong, what to do, and, if anything, what the store's own words follow."""
 
     reason: str
-    cure: str
+    hint: str
     found: str | None = ""
 
 
@@ -131,12 +131,12 @@ def telling(*places: object) -> Iterator[None]:
         fault, said = told
         found = None if fault.found is None else fault.found + _shown(said)
         if isinstance(error, HexdataError):
-            error.reason, error.found, error.expected, error.cure = fault.reason, found, None, fault.cure
+            error.reason, error.found, error.expected, error.hint = fault.reason, found, None, fault.hint
             error.path = error.path or address
             raise
         named = getattr(error, "filename", None)
         path = named if _is_address(named) else address
-        raise StoreError(fault.reason, path=path, found=found, cure=fault.cure) from error
+        raise StoreError(fault.reason, path=path, found=found, hint=fault.hint) from error
 
 
 def _is_address(place: object) -> bool:

@@ -72,7 +72,7 @@ def upload(local: Path, target: UPath, *, replace: bool = True) -> None:
         how["mode"] = "create"
 
     def attempt() -> None:
-        cure = "If this repeats, something between here and the store alters files."
+        hint = "If this repeats, something between here and the store alters files."
         try:
             system.put_file(str(local), target.path, **how)
         except OSError as error:
@@ -81,33 +81,33 @@ def upload(local: Path, target: UPath, *, replace: bool = True) -> None:
                 raise TimeoutError("to be put again, without a condition if there are none") from error
             if not isinstance(error, FileExistsError) and code not in _PRECONDITION:
                 raise
-            cure = "Something else is there: see that only one process writes to a store."
-        _require_same(local, target, cure)
+            hint = "Something else is there: see that only one process writes to a store."
+        _require_same(local, target, hint)
 
     with naming(target):
         patiently(attempt)
 
 
-def _require_same(local: Path, target: UPath, cure: str) -> None:
+def _require_same(local: Path, target: UPath, hint: str) -> None:
     """Hold the object against the file: by size and the digest that the store names, else by reading it."""
     info, size = file_system(target).info(target.path), local.stat().st_size
     if info["size"] != size:
-        raise _altered(target, f"{info['size']} bytes", f"{size} bytes", cure)
+        raise _altered(target, f"{info['size']} bytes", f"{size} bytes", hint)
     named = _digest_of(info)
     if named is None or named not in (_digest(local.open("rb"), "md5"), _digest_of_parts(local)):
         sent = _digest(local.open("rb"), "sha256")
         there = _digest(open_binary(target), "sha256")
         if sent != there:
-            raise _altered(target, f"sha256 {there}", f"sha256 {sent}", cure)
+            raise _altered(target, f"sha256 {there}", f"sha256 {sent}", hint)
 
 
-def _altered(target: UPath, found: str, expected: str, cure: str) -> StoreError:
+def _altered(target: UPath, found: str, expected: str, hint: str) -> StoreError:
     return StoreError(
         "the object store does not hold what was sent",
         path=str(target),
         found=found,
         expected=expected,
-        cure=f"Run the command again. {cure}",
+        hint=f"Run the command again. {hint}",
     )
 
 

@@ -65,13 +65,13 @@ class Choices:
             raise ConfigError(
                 "per_game_by says how per_game chooses, and per_game is not asked for",
                 found=f"per_game_by {self.per_game_by}",
-                cure="Give per_game too, or leave per_game_by out.",
+                hint="Give per_game too, or leave per_game_by out.",
             )
         if self.stratify_by is not None and self.assign == "game":
             raise ConfigError(
                 "whole games cannot be stratified: each bucket's share is counted in positions",
                 found=f"stratify_by {self.stratify_by} with assign game",
-                cure="Leave one of the two out.",
+                hint="Leave one of the two out.",
             )
 
     def asked(self) -> dict[str, Any]:
@@ -84,6 +84,6 @@ def _check_text(name: str, text: str | None) -> None:
     if text is None:
         return
     if not text.strip():
-        raise ConfigError(f"{name} is empty", expected="an SQL expression", cure=f"Leave {name} out instead.")
+        raise ConfigError(f"{name} is empty", expected="an SQL expression", hint=f"Leave {name} out instead.")
     if "\0" in text or any("\ud800" <= letter <= "\udfff" for letter in text):
         raise ConfigError(f"{name} holds characters that no SQL text has", found=ascii(text))

@@ -132,7 +132,7 @@ def check_condition(name: str, condition: Expression) -> Expression:
             f"{name} is no condition",
             found=f"{condition.type} from {condition.text}",
             expected="BOOLEAN",
-            cure="Compare it with something, as in value_sample_tier <= 1.",
+            hint="Compare it with something, as in value_sample_tier <= 1.",
         )
     return condition
 
@@ -150,7 +150,7 @@ def explained(expression: Expression) -> Iterator[None]:
         raise ConfigError(
             f"{expression.option} fails on some position: {first_line(error)}",
             found=_shown(expression.text),
-            cure="Use try_cast, which gives NULL where a cast fails.",
+            hint="Use try_cast, which gives NULL where a cast fails.",
         ) from error
 
 
@@ -171,8 +171,8 @@ class _Check:
         self.option = option
         self.text = text
 
-    def error(self, reason: str, expected: str, cure: str | None = None) -> ConfigError:
-        return ConfigError(f"{self.option}: {reason}", found=_shown(self.text), expected=expected, cure=cure)
+    def error(self, reason: str, expected: str, hint: str | None = None) -> ConfigError:
+        return ConfigError(f"{self.option}: {reason}", found=_shown(self.text), expected=expected, hint=hint)
 
     def parse(self) -> Node:
         """Return the tree of the one expression that the text is, alone as well as in parentheses."""
@@ -245,8 +245,8 @@ class _Check:
         if name not in columns:
             within = sorted(column for column in columns if name in column)
             near = within or difflib.get_close_matches(name, columns, n=1, cutoff=0.5)
-            cure = f"Did you mean {near[0]}?" if near else "Texts stand in single quotes."
-            raise self.error(f"no column {path[-1]!r}", f"one of {', '.join(sorted(columns))}", cure)
+            hint = f"Did you mean {near[0]}?" if near else "Texts stand in single quotes."
+            raise self.error(f"no column {path[-1]!r}", f"one of {', '.join(sorted(columns))}", hint)
         return name
 
     def _check_functions(self, names: set[str]) -> None:

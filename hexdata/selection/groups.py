@@ -57,7 +57,7 @@ def count_groups(con: DuckDBPyConnection, grouped: str, expression: Expression) 
             f"{expression.option} has too many values",
             found=expression.text,
             expected=f"at most {MOST_GROUPS:,}",
-            cure="Give a coarser expression, such as total_positions // 10.",
+            hint="Give a coarser expression, such as total_positions // 10.",
         )
     return groups
 

@@ -119,7 +119,7 @@ def place_strata(
             "too many strata for so many buckets",
             found=f"{cuts:,} parts of strata in buckets",
             expected=f"at most {MOST_CUTS:,}",
-            cure="Give fewer buckets, or a coarser expression to stratify by.",
+            hint="Give fewer buckets, or a coarser expression to stratify by.",
         )
     shares = [_shares(stratum, buckets[stratum.split], seed) for stratum in strata]
     lows = _lowest_keys(con, grouped, strata, [ranks for _, ranks in shares], folder)

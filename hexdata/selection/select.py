@@ -223,6 +223,6 @@ class _Choosing:
             raise ConfigError(
                 f"{choice} leaves no position",
                 found=f"{self.left:,} positions before it, 0 after it",
-                cure="Ask for less.",
+                hint="Ask for less.",
             )
         self.left = left

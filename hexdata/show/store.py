@@ -57,7 +57,7 @@ def read_game(store: str | AnyPath, game_id: int) -> Game:
     assert size is not None
     rows = _rows_of_game(opened, game_id, positions_schema(size))
     if not rows:
-        raise StoreError(f"game {game_id} has no positions", path=opened.path, cure="Run `hexdata verify`.")
+        raise StoreError(f"game {game_id} has no positions", path=opened.path, hint="Run `hexdata verify`.")
     rows.sort(key=lambda row: (row["position_in_game"] is None, row["position_in_game"], row["position_id"]))
     positions = [_with_moves(_position(row, size), game) for row in rows]
     return Game(
@@ -93,7 +93,7 @@ def _read_row(store: Store, table: str, key: str, number: int) -> Row:
     raise StoreError(
         f"{kind} {number} is not where it belongs",
         path=store.path,
-        cure="Run `hexdata verify` to see what is wrong.",
+        hint="Run `hexdata verify` to see what is wrong.",
     )
 
 

@@ -20,7 +20,7 @@ def too_little_memory(found: int, expected: int) -> BudgetError:
         "too little memory for a shuffle",
         found=f"{found / 1e6:,.0f} MB",
         expected=f"at least {expected / 1e6:,.0f} MB",
-        cure="Raise --memory.",
+        hint="Raise --memory.",
     )
 
 

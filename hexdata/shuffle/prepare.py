@@ -128,7 +128,7 @@ def prepare(
     positions, n = store.files("positions"), store.manifest.board_size
     if not positions or n is None:
         raise StoreError(
-            "this store holds no positions", path=store.path, cure="Convert some sources into it first."
+            "this store holds no positions", path=store.path, hint="Convert some sources into it first."
         )
     machines = machines or LOCAL.machines
     start = time.perf_counter()

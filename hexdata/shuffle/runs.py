@@ -249,5 +249,5 @@ def _damage_told(path: AnyPath) -> Iterator[None]:
             "an unfinished shuffle has lost a file",
             path=path,
             found=str(error).partition("\n")[0],
-            cure=f"Remove {path.parent} and run the command again; it starts from its beginning.",
+            hint=f"Remove {path.parent} and run the command again; it starts from its beginning.",
         ) from error

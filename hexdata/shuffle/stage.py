@@ -113,7 +113,7 @@ class Run:
                 path=self.store.path,
                 found=str(error) or None,
                 expected=f"{format_bytes(self.options.memory)}, as --memory says",
-                cure="Lower --memory, or free some, and run the command again; it goes on from there.",
+                hint="Lower --memory, or free some, and run the command again; it goes on from there.",
             ) from error
         except OSError as error:
             if plan is None or not is_disk_full(error):
@@ -160,7 +160,7 @@ class Run:
                 path=self.store.path,
                 found=f"{found:,}",
                 expected=f"{lineage['positions']:,}",
-                cure="Run the shuffle again, it starts from its beginning; if this repeats, run "
+                hint="Run the shuffle again, it starts from its beginning; if this repeats, run "
                 "`hexdata verify`.",
             )
         manifest = self.store.manifest

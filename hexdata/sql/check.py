@@ -49,7 +49,7 @@ def check_query(con: DuckDBPyConnection, text: str) -> None:
             f"{kind.replace('MULTI', 'PIVOT')} is no statement that only reads",
             found=_shown(text),
             expected="SELECT, FROM, VALUES, DESCRIBE, SHOW or SUMMARIZE",
-            cure="List the values: PIVOT … ON … IN (…)." if kind == "MULTI" else None,
+            hint="List the values: PIVOT … ON … IN (…)." if kind == "MULTI" else None,
         )
     for node in _nodes(_tree(con, text)):
         _check_node(node, text)
@@ -115,6 +115,6 @@ def refused(message: str, root: str | None = None) -> HexdataError:
             "a query reads nothing but the store", found=message, expected=f"the tables {', '.join(VIEWS)}"
         )
     if DAMAGED in message or (root is not None and root in message):
-        cure = "Run `hexdata verify` to see what is wrong."
-        return StoreError("a file of the store cannot be read", found=message.strip(), cure=cure)
+        hint = "Run `hexdata verify` to see what is wrong."
+        return StoreError("a file of the store cannot be read", found=message.strip(), hint=hint)
     return ConfigError("the query cannot be run", found=message.strip())

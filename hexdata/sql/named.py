@@ -28,7 +28,7 @@ def named_query(name: str) -> str:
         "no named query of that name",
         found=f"@{name}",
         expected="one of " + ", ".join(f"@{known}" for known in sorted(files)),
-        cure=f"Did you mean @{near[0]}?" if near else None,
+        hint=f"Did you mean @{near[0]}?" if near else None,
     )
 
 

@@ -145,7 +145,7 @@ def save_parquet(path: str | AnyPath, result: QueryResult) -> FileFacts:
     """
     path = as_path(path)
     if prefix_of(path.resolve()).startswith(prefix_of(result.store.resolve())):
-        raise InputError("a query writes nothing into the store", path=path, cure="Give a file elsewhere.")
+        raise InputError("a query writes nothing into the store", path=path, hint="Give a file elsewhere.")
     if isinstance(path, Path) and path.is_dir():
         raise InputError("this is a folder", path=path, expected="the name of a file")
     check_suffix(path, "a Parquet file", [".parquet"], InputError)
@@ -164,7 +164,7 @@ def _check_parquet(field: pa.Field, path: AnyPath) -> None:
             f"Parquet cannot hold the column {field.name!r}",
             path=path,
             found=str(field.type),
-            cure=f'Cast it: "{field.name}"::VARCHAR.',
+            hint=f'Cast it: "{field.name}"::VARCHAR.',
         ) from error
 
 
@@ -174,5 +174,5 @@ def _check_names(schema: pa.Schema) -> None:
         raise ConfigError(
             f"more than one column of the result is called {twice[0]!r}",
             expected="names that differ",
-            cure="Give each a name: … AS name.",
+            hint="Give each a name: … AS name.",
         )

@@ -80,7 +80,7 @@ class Store:
                 "this folder holds files and is no store",
                 path=folder,
                 expected="a new or an empty folder, or a store",
-                cure="Give another folder for the store.",
+                hint="Give another folder for the store.",
             )
         return new
 
@@ -131,13 +131,13 @@ class Store:
             raise StoreError(
                 f"this store has no {stage} stage yet",
                 path=self.path,
-                cure=f"Run `hexdata {stage} {self.path}`.",
+                hint=f"Run `hexdata {stage} {self.path}`.",
             )
         if stage in _MADE_OF and lineage["of"] != self.made_of(stage):
             raise StoreError(
                 f"the {stage} stage is older than the {_MADE_OF[stage][-1]} it was made of",
                 path=self.path,
-                cure=f"Run `hexdata {_COMMANDS.get(stage, stage)} {self.path}` again.",
+                hint=f"Run `hexdata {_COMMANDS.get(stage, stage)} {self.path}` again.",
             )
 
     @contextmanager
@@ -213,7 +213,7 @@ def _encodable(path: str | AnyPath) -> AnyPath:
         os.fsencode(str(path)).decode("utf-8")
     except UnicodeDecodeError:
         raise StoreError(
-            "the path of a store must be UTF-8", found=ascii(str(path)), cure="Give another folder."
+            "the path of a store must be UTF-8", found=ascii(str(path)), hint="Give another folder."
         ) from None
     return as_path(path)
 

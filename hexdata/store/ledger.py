@@ -46,12 +46,12 @@ class Ledger:
                 self._save()
 
     def _load(self) -> dict[str, Any]:
-        cure = f"Remove {self.path.name}; the {self._stage} stage then starts from its beginning."
+        hint = f"Remove {self.path.name}; the {self._stage} stage then starts from its beginning."
         try:
             content = json.loads(self.path.read_bytes())
         except (RecursionError, ValueError) as error:
             raise StoreError(
-                "the progress file is corrupt", path=self.path, found=str(error), cure=cure
+                "the progress file is corrupt", path=self.path, found=str(error), hint=hint
             ) from error
         if (
             not isinstance(content, dict)
@@ -60,11 +60,11 @@ class Ledger:
             or not isinstance(content.get("plan"), str)
         ):
             raise StoreError(
-                "the progress file is foreign", path=self.path, expected=f"stage {self._stage!r}", cure=cure
+                "the progress file is foreign", path=self.path, expected=f"stage {self._stage!r}", hint=hint
             )
         if content.get("sha256") != _digest(json.dumps(content["done"])):
             raise StoreError(
-                "the progress file is corrupt", path=self.path, found="units of another digest", cure=cure
+                "the progress file is corrupt", path=self.path, found="units of another digest", hint=hint
             )
         return content
 

@@ -60,7 +60,7 @@ class QueryLimits:
                 f"too little memory {self.PURPOSE} with {threads} thread{'s' if threads > 1 else ''}",
                 found=f"{self.memory / 1e6:,.0f} MB",
                 expected=f"at least {least / 1e6:,.0f} MB",
-                cure="Raise --memory, or lower --threads.",
+                hint="Raise --memory, or lower --threads.",
             )
 
     def share(self, place: AnyPath) -> Share:

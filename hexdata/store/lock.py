@@ -106,7 +106,7 @@ def _locked(store: AnyPath, holder: str) -> StoreLockedError:
         "another process is writing to this store",
         path=store,
         found=holder,
-        cure="Wait for it, or stop it, and run the command again.",
+        hint="Wait for it, or stop it, and run the command again.",
     )
 
 

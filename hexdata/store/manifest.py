@@ -56,7 +56,7 @@ class Manifest:
             raise StoreError(
                 "not a hexdata store: it has no manifest",
                 path=folder,
-                cure="Make one with `hexdata convert INPUT... STORE`.",
+                hint="Make one with `hexdata convert INPUT... STORE`.",
             ) from error
         except OSError as error:
             raise StoreError(
@@ -73,7 +73,7 @@ class Manifest:
                     path=path,
                     found=content.get(name),
                     expected=known,
-                    cure="Read it with the hexdata release that wrote it, or convert the sources again.",
+                    hint="Read it with the hexdata release that wrote it, or convert the sources again.",
                 )
         try:
             return cls(
@@ -112,7 +112,7 @@ class Manifest:
             raise StoreError(
                 "another process has changed this store meanwhile; nothing was published over it",
                 path=path,
-                cure="See that only one process writes to a store, and run the command again.",
+                hint="See that only one process writes to a store, and run the command again.",
             ) from error
 
     def files_in(self, folder: str) -> dict[str, FileFacts]:

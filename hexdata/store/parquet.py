@@ -144,7 +144,7 @@ def open_parquet(path: AnyPath) -> Iterator[pq.ParquetFile]:
             "a file of the store is missing or damaged",
             path=path,
             found=str(error).partition("\n")[0],
-            cure="Run `hexdata verify` to see what else is; restore the file, or make the store again.",
+            hint="Run `hexdata verify` to see what else is; restore the file, or make the store again.",
         ) from error
 
 

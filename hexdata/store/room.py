@@ -62,19 +62,19 @@ def free_disk(path: AnyPath) -> int:
 
 
 def disk_full(
-    reason: str, path: AnyPath | str, found: str, *, needed: str | None = None, cure: str = _RUN_AGAIN
+    reason: str, path: AnyPath | str, found: str, *, needed: str | None = None, hint: str = _RUN_AGAIN
 ) -> BudgetError:
     """Return the error for a disk without room."""
-    return BudgetError(reason, path=path, found=found, expected=needed, cure=cure)
+    return BudgetError(reason, path=path, found=found, expected=needed, hint=hint)
 
 
 @contextmanager
-def telling_full(place: AnyPath, cure: str = _RUN_AGAIN) -> Iterator[None]:
+def telling_full(place: AnyPath, hint: str = _RUN_AGAIN) -> Iterator[None]:
     """Let a disk that takes no more come out as one clear error. Other errors stay as they are.
 
     Args:
         place: what is written, where the system does not say.
-        cure: what to do.
+        hint: what to do.
 
     Raises:
         BudgetError: the disk is full, the quota used up, or a file at the limit of its size.
@@ -84,7 +84,7 @@ def telling_full(place: AnyPath, cure: str = _RUN_AGAIN) -> Iterator[None]:
     except OSError as error:
         if not is_disk_full(error):
             raise
-        raise _told(error, _file_of(error) or place, cure) from error
+        raise _told(error, _file_of(error) or place, hint) from error
 
 
 @contextmanager
@@ -108,10 +108,10 @@ def _file_of(error: OSError) -> Path | None:
     return Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else None
 
 
-def _told(error: OSError, path: AnyPath, cure: str) -> BudgetError:
+def _told(error: OSError, path: AnyPath, hint: str) -> BudgetError:
     found, plain = error.strerror or str(error), os.strerror(error.errno or 0)
     if error.filename is not None and plain in found:
         found = plain  # DuckDB's text names the file too
     if isinstance(path, Path):
         found += f", {format_bytes(free_disk(path))} free"
-    return disk_full("the disk is full", path, found, cure=cure)
+    return disk_full("the disk is full", path, found, hint=hint)

@@ -140,7 +140,7 @@ def duckdb_session(
             raise StoreError(
                 "a query failed",
                 found=_first_line(error),
-                cure="Run `hexdata verify` to see whether a file of the store is damaged.",
+                hint="Run `hexdata verify` to see whether a file of the store is damaged.",
             ) from error
         except (OSError, ValueError) as error:  # as Arrow gives it, where rows are streamed
             if _OUT_OF_MEMORY in str(error):
@@ -176,7 +176,7 @@ def _reading(connection: DuckDBPyConnection, place: AnyPath | None) -> Iterator[
             raise StoreError(
                 "a file of the store is missing",
                 path=failure.filename,
-                cure="Run `hexdata verify` to see what else is.",
+                hint="Run `hexdata verify` to see what else is.",
             ) from failure
         raise failure from failure.__cause__
 
@@ -235,7 +235,7 @@ def _out_of_memory(error: Exception, memory: int, temporary: str) -> BudgetError
         "DuckDB ran out of the memory it was given",
         found=_first_line(error),
         expected=f"{memory / 1e6:,.0f} MB for DuckDB",
-        cure="Raise --memory.",
+        hint="Raise --memory.",
     )
 
 

@@ -80,7 +80,7 @@ def check_round_trip(
             "none of the store's sources is among the inputs",
             path=listed[0] if listed else None,
             expected=", ".join(source.name for source in originals[:3]),
-            cure="Give the files or folders that were converted, unchanged.",
+            hint="Give the files or folders that were converted, unchanged.",
         )
     found = [source for source in originals if source.sha256 in paths]
     progress.begin("round trip", sum(source.positions for source in found), "positions")
@@ -110,7 +110,7 @@ def _find(originals: Sequence[Original], inputs: Sequence[AnyPath]) -> dict[str,
     found: dict[str, AnyPath] = {}
     for given in inputs:
         if not exists(given):
-            raise InputError("no such file or folder", path=given, cure="Check the path.")
+            raise InputError("no such file or folder", path=given, hint="Check the path.")
         for path, size in _files_at(given):
             if size in sizes:
                 digest = digest_file(path)[1]

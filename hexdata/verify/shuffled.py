@@ -60,7 +60,7 @@ def check_rows(store: Store, options: VerifyOptions) -> str:
                 path=store.path / _bucket_name(split, bucket),
                 found=f"{one[0]:,} rows" + (", altered or of other buckets" if one[0] == other[0] else ""),
                 expected=f"{other[0]:,}",
-                cure="Run `hexdata shuffle` again.",
+                hint="Run `hexdata shuffle` again.",
             )
     rows = sum(facts[0] for facts in found.values())
     return f"{rows:,} rows, each once, where it belongs, every column the same"
@@ -141,7 +141,7 @@ def check_quality(quality: Quality | None) -> str:
         raise VerifyError(
             f"not what chance makes of {quality.reference}",
             found="; ".join(dict.fromkeys(map(_in_words, failed))),
-            cure="Shuffle with another --seed; if that fails too, see how the store tells its games apart.",
+            hint="Shuffle with another --seed; if that fails too, see how the store tells its games apart.",
         )
     judged = quality.telling
     if not judged:

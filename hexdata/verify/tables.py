@@ -49,7 +49,7 @@ def check_files(store: Store, progress: Progress, engine: Engine, workers: int) 
             "files that no manifest names",
             path=store.path,
             found=", ".join(foreign[:5]),
-            cure="If a run was interrupted, run its command again; else remove them.",
+            hint="If a run was interrupted, run its command again; else remove them.",
         )
     return f"{len(store.manifest.files):,} files rehashed"
 
@@ -152,7 +152,7 @@ def check_stage(store: Store, stage: str) -> str:
         raise VerifyError(
             "the manifest does not say all of the shuffle",
             found=f"nothing of {', '.join(missing)}",
-            cure="Run `hexdata shuffle` again.",
+            hint="Run `hexdata shuffle` again.",
         )
     left_out = sum(lineage.get("left_out", {}).values())  # only a shuffle has choices
     came, went = before["positions"], lineage["positions"] + lineage["rejected"] + left_out

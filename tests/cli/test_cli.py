@@ -214,9 +214,9 @@ def test_an_interrupt_is_130_and_says_how_to_go_on(legacy, tmp_path, monkeypatch
     check_message(ran, 130, "interrupted", "same command again")
 
 
-def test_a_message_has_place_reason_finding_and_cure(legacy, tmp_path, monkeypatch):
+def test_a_message_has_place_reason_finding_and_hint(legacy, tmp_path, monkeypatch):
     def failing(*args, **kwargs):
-        raise StoreError("broken", path=tmp_path, record=3, found="a", expected="b", cure="Mend it.")
+        raise StoreError("broken", path=tmp_path, record=3, found="a", expected="b", hint="Mend it.")
 
     monkeypatch.setattr("hexdata.convert.convert_sources", failing)
     ran = hexdata_run("convert", legacy, tmp_path / "store", "--json")

@@ -57,7 +57,7 @@ for name, call in {
     try:
         call()
     except BudgetError as error:
-        told[name] = [error.path, error.reason, error.found, error.cure]
+        told[name] = [error.path, error.reason, error.found, error.hint]
 print(json.dumps(told))
 """
 AGAIN = "Make room and run the command again; it goes on from there."
@@ -76,7 +76,7 @@ EXPECTED = {
 
 @pytest.fixture(scope="module")
 def told(trmph_store: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[str]]]:
-    """Where it was written, and path, reason, found and cure of what each has told."""
+    """Where it was written, and path, reason, found and hint of what each has told."""
     out = tmp_path_factory.mktemp("out")
     (out / "tmp").mkdir()
     done = subprocess.run(
@@ -94,13 +94,13 @@ def told(trmph_store: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
 @pytest.mark.parametrize("name", EXPECTED)
 def test_a_disk_without_room_is_one_clear_error(told: tuple[Path, dict[str, list[str]]], name: str) -> None:
     out, errors = told
-    path, reason, found, cure = errors[name]
+    path, reason, found, hint = errors[name]
     place, expected = EXPECTED[name]
     assert path.startswith(str(out / place))
     assert reason == "the disk is full"
     assert os.strerror(errno.EFBIG) in found
     assert found.endswith(" free")
-    assert cure == expected
+    assert hint == expected
 
 
 def test_nothing_half_written_stays(told: tuple[Path, dict[str, list[str]]]) -> None:

@@ -55,11 +55,11 @@ FURTHER: dict[str, tuple[Callable[[str], object], tuple[str, str]]] = {
 def test_an_address_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, place: str
 ) -> None:
-    call, (what, cure) = (REFUSING | FURTHER)[name]
+    call, (what, hint) = (REFUSING | FURTHER)[name]
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError) as told:
         call(place)
-    assert str(told.value) == f"{what} can only be on this machine; found {place}; expected a path. {cure}"
+    assert str(told.value) == f"{what} can only be on this machine; found {place}; expected a path. {hint}"
     assert list(tmp_path.iterdir()) == []
 
 

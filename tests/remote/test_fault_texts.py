@@ -83,7 +83,7 @@ def test_a_profile_that_there_is_not(told: Told, bucket: UPath, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("status", "found", "reason", "cure"),
+    ("status", "found", "reason", "hint"),
     [
         (401, "401 Unauthorized", "the object store does not accept the credentials", REFUSED),
         (403, "403 Forbidden", "the object store denies access", DENIED),
@@ -92,15 +92,15 @@ def test_a_profile_that_there_is_not(told: Told, bucket: UPath, monkeypatch: pyt
     ],
 )
 def test_an_answer_without_a_body(
-    told: Told, bucket: UPath, object_store: ObjectStore, status: int, found: str, reason: str, cure: str
+    told: Told, bucket: UPath, object_store: ObjectStore, status: int, found: str, reason: str, hint: str
 ) -> None:
     object_store.fail(Fault("HEAD", status=status, count=99))
     said = told(f"verify {bucket}store")
-    assert said == f"hexdata: {bucket}store/manifest.json: {reason}; found {found}. {cure}\n"
+    assert said == f"hexdata: {bucket}store/manifest.json: {reason}; found {found}. {hint}\n"
 
 
 @pytest.mark.parametrize(
-    ("status", "found", "reason", "cure"),
+    ("status", "found", "reason", "hint"),
     [
         (403, "AccessDenied: as asked", "the object store denies access", DENIED),
         (500, "InternalError: as asked", "the object store failed at every attempt", LATER),
@@ -108,18 +108,18 @@ def test_an_answer_without_a_body(
     ],
 )
 def test_an_answer_that_names_its_fault(
-    told: Told, bucket: UPath, object_store: ObjectStore, status: int, found: str, reason: str, cure: str
+    told: Told, bucket: UPath, object_store: ObjectStore, status: int, found: str, reason: str, hint: str
 ) -> None:
     (bucket / "store" / "manifest.json").write_bytes(b"{}")
     object_store.fail(Fault("GET", "manifest", status=status, count=99))
     said = told(f"verify {bucket}store")
-    assert said == f"hexdata: {bucket}store/manifest.json: {reason}; found {found}. {cure}\n"
+    assert said == f"hexdata: {bucket}store/manifest.json: {reason}; found {found}. {hint}\n"
 
 
 def test_no_such_bucket(told: Told) -> None:
-    cure = "See that the address is right, or make the bucket."
+    hint = "See that the address is right, or make the bucket."
     for line in ("verify s3://test-none/store", "convert . s3://test-none/store"):
-        assert told(line) == f"hexdata: s3://test-none/store: there is no such bucket. {cure}\n"
+        assert told(line) == f"hexdata: s3://test-none/store: there is no such bucket. {hint}\n"
 
 
 def test_no_such_key(told: Told, bucket: UPath) -> None:

@@ -1,4 +1,4 @@
-"""The words for what an object store does: the address, the cause, the cure, and no secret."""
+"""The words for what an object store does: the address, the cause, the hint, and no secret."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_denied_access(bucket: UPath, object_store: ObjectStore) -> None:
         file.read()
     assert told.value.reason == "the object store denies access"
     assert told.value.path == str(bucket / "a")
-    assert told.value.cure is not None
+    assert told.value.hint is not None
 
 
 def test_a_missing_bucket(bucket: UPath, tmp_path: Path) -> None:

@@ -146,7 +146,7 @@ def test_what_is_no_function_of_the_row_is_refused(con, text, reason):
 
 
 @pytest.mark.parametrize(
-    ("text", "cure"),
+    ("text", "hint"),
     [
         ("value_sample_teir <= 1", "Did you mean value_sample_tier?"),
         ("tier <= 1", "Did you mean value_sample_tier?"),
@@ -154,10 +154,10 @@ def test_what_is_no_function_of_the_row_is_refused(con, text, reason):
         ("value = 1, winner = 'RED'", "Join conditions with AND."),
     ],
 )
-def test_the_cure_is_named(con, text, cure):
+def test_the_hint_is_named(con, text, hint):
     with pytest.raises(ConfigError) as caught:
         check_expression(con, "where", text, COLUMNS)
-    assert caught.value.cure == cure
+    assert caught.value.hint == hint
 
 
 def test_a_long_expression_is_not_repeated_whole(con):

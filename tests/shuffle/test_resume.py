@@ -155,7 +155,7 @@ def test_other_limits_go_on_where_it_was(
     assert store_bytes(store) == undisturbed
 
 
-def test_a_corrupt_ledger_is_named_and_its_cure_works(
+def test_a_corrupt_ledger_is_named_and_its_hint_works(
     odd_store: Path, undisturbed: dict[str, str], store_bytes: StoreBytes, copy_store: CopyStore
 ) -> None:
     store = copy_store(odd_store)

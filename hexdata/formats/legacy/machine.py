@@ -45,8 +45,8 @@ class Examples:
 
 def irregular() -> FormatError:
     """Make the error for opcodes that reach into an example that was recognised as part of a run."""
-    cure = "Read the file with fast=False."
-    return FormatError("examples that take other examples apart", code="irregular-examples", cure=cure)
+    hint = "Read the file with fast=False."
+    return FormatError("examples that take other examples apart", code="irregular-examples", hint=hint)
 
 
 class Machine(Window):
@@ -144,7 +144,7 @@ class Machine(Window):
                 "a self-play file of games (moves, policies, values, final_trmph), not of examples",
                 found='top-level key "games"',
                 expected='"examples"',
-                cure="hexdata does not read this layout; write its games as .trmph lines.",
+                hint="hexdata does not read this layout; write its games as .trmph lines.",
             )
         return bool(stack[-1] == "examples" and self._examples is None)
 
@@ -186,7 +186,7 @@ class Machine(Window):
             "asks for an operation that is not on the list of allowed ones",
             code="unsafe-opcode",
             found=name,
-            cure="Nothing of it was run. Do not load this file with pickle.load.",
+            hint="Nothing of it was run. Do not load this file with pickle.load.",
         )
 
     def _inst(self) -> None:
@@ -212,7 +212,7 @@ class Machine(Window):
                 "more data after the end of the pickle",
                 code="trailing-data",
                 record=f"byte {self.offset}",
-                cure="hexdata reads one pickle a file: split it, so that nothing is dropped unseen.",
+                hint="hexdata reads one pickle a file: split it, so that nothing is dropped unseen.",
             )
         self._event = Event.STOP
         return True

@@ -119,7 +119,7 @@ class Memo:
             code="shared-payload",
             found=f"memo number {index}",
             expected="examples that share nothing but texts, enum members, dtypes and pairs of integers",
-            cure="Write the pickle again from copies: copy.deepcopy each example on its own.",
+            hint="Write the pickle again from copies: copy.deepcopy each example on its own.",
         )
 
     def forget(self, value: object) -> None:

@@ -93,7 +93,7 @@ def kind_of(value: object) -> str:
 
 def _unsafe(reason: str, found: object, code: str) -> UnsafePickleError:
     return UnsafePickleError(
-        reason, code=code, found=found, cure="Nothing of it was run. Do not load this file with pickle.load."
+        reason, code=code, found=found, hint="Nothing of it was run. Do not load this file with pickle.load."
     )
 
 

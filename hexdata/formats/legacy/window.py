@@ -116,7 +116,7 @@ class Window:
             "the pickle ends in the middle",
             code="truncated",
             record=f"byte {self.origin + len(self.buf)}",
-            cure="Copy the file again, or leave it out.",
+            hint="Copy the file again, or leave it out.",
         )
 
     def corrupt(self, reason: str, found: object = None) -> FormatError:

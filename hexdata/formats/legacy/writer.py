@@ -267,7 +267,7 @@ class _Examples:
                 raise InputError(
                     f"the examples spell {field} in several ways, so they cannot be written back",
                     found=dict(spelling),
-                    cure="Write them in one of the dialects that hexdata names.",
+                    hint="Write them in one of the dialects that hexdata names.",
                 )
         self.write = _Opcodes()
         self._size = board_size
