@@ -122,8 +122,8 @@ def atomic_file(path: AnyPath, *, replace: bool = True) -> Iterator[HashingFile]
     temporary = path.with_name(f".{path.name}.{int.from_bytes(os.urandom(6))}{_TEMPORARY_SUFFIX}")
     try:
         with naming_full(path), temporary.open("wb") as opened:
-            yield HashingFile(opened)
-            opened.flush()
+            with HashingFile(opened) as file:  # closed while it can still be flushed
+                yield file
             os.fsync(opened.fileno())
         temporary.replace(path)
     except BaseException:
@@ -139,8 +139,8 @@ def _uploaded(path: RemotePath, replace: bool) -> Iterator[HashingFile]:
     folder.mkdir(parents=True, exist_ok=True)
     with naming_full(folder), tempfile.NamedTemporaryFile(dir=folder, prefix=f"{path.name}.") as opened:
         fcntl.flock(opened, fcntl.LOCK_EX)  # which says that its process lives
-        yield HashingFile(opened.file)
-        opened.flush()
+        with HashingFile(opened.file) as file:
+            yield file
         upload(Path(opened.name), path, replace=replace)
 
 
