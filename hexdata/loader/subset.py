@@ -18,7 +18,7 @@ from hexdata.formats.shards import SENTINELS, Block
 from hexdata.loader.mapped import MappedShards
 from hexdata.loader.options import LoaderOptions
 from hexdata.schema import NO_GAME, NO_MOVE
-from hexdata.selection.expression import Expression, check_condition, check_expression, explained
+from hexdata.selection.expression import Expression, check_condition, check_expression, explain_failures
 from hexdata.store.session import DuckDBPyConnection, duckdb_session
 
 __all__ = ["Subset", "choose_rows"]
@@ -131,7 +131,7 @@ def _fulfils(shards: MappedShards, where: str) -> Iterator[BoolArray]:
         predicate = _read_predicate(con, where)
         labels = sorted(predicate.columns) or ["position_id"]
         for block in shards.scan(labels):
-            with explained(predicate):
+            with explain_failures(predicate):
                 mask = _ask(con, {name: block[name] for name in labels}, predicate)
             yield mask
 

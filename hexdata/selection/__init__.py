@@ -1,13 +1,13 @@
-"""Which positions take part in a shuffle, and where each goes: SQL over a store's tables.
+"""SQL queries that select the positions of a shuffle and assign each position to a bucket.
 
-Never sorts and never writes rows: the shuffle carries out what this says, and ``verify`` and ``quality``
-hold its result against it.
+The package only builds queries and small lookup tables. The shuffle executes the queries; ``verify`` repeats
+them and compares the results.
 """
 
 from hexdata.selection.balance import BalanceRow, Means
-from hexdata.selection.choices import Choices
-from hexdata.selection.games import Duplicates
-from hexdata.selection.place import Placement
+from hexdata.selection.dedup import Duplicates
+from hexdata.selection.options import SelectionOptions
+from hexdata.selection.placement import Placement
 from hexdata.selection.select import Selection, select
 
-__all__ = ["BalanceRow", "Choices", "Duplicates", "Means", "Placement", "Selection", "select"]
+__all__ = ["BalanceRow", "Duplicates", "Means", "Placement", "Selection", "SelectionOptions", "select"]

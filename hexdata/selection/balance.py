@@ -1,6 +1,6 @@
-"""Groups of positions cut to the size of the smallest, by seeded choice, and what that changes.
+"""Balancing: reduce every group of positions to the size of the smallest group by a seeded random choice.
 
-The head cut beside it is only measured, to be compared: nothing is ever taken from the head.
+The result table also contains the means that a cut at the head of each group would give, for comparison.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hexdata.remote import AnyPath
 from hexdata.schema import SPLITS
 from hexdata.selection.expression import Expression
 from hexdata.selection.groups import Group, count_groups, group_table, grouped_sql, same_group_sql
-from hexdata.selection.ranks import cell_shifts, keys_at, segments
+from hexdata.selection.ranks import cell_shifts, keys_at_ranks, segments
 from hexdata.selection.tables import Tables, write_table
 from hexdata.store.session import DuckDBPyConnection
 
@@ -26,32 +26,37 @@ __all__ = ["BalanceRow", "Balanced", "Means", "balance"]
 
 _SUBKEYS: Final = ("subkey_0", "subkey_1", "subkey_2")
 _BLOCK_BITS: Final = 16
-"""Sources are found by blocks of position ids, 2 to this power of them."""
+"""Base-2 logarithm of the number of position ids in a block; sources are looked up by block."""
 
 
 @dataclass(frozen=True)
 class Means:
-    """Means over some positions; None where no position has one."""
+    """Means over a set of positions; None if no position has a value.
+
+    Attributes:
+        total_positions: mean length of the positions' games, in positions.
+        value: mean value.
+        place: mean relative position within the source file, from 0 (start) to 1 (end); 0.5 for a whole file.
+    """
 
     total_positions: float | None
     value: float | None
     place: float | None
-    """Where in its source a position stands, from 0 at its head to 1 at its end; 0.5 for all of it."""
 
 
 @dataclass(frozen=True)
 class BalanceRow:
-    """What became of one group, or, where ``total``, of a whole split.
+    """Effect of balancing on one group, or on a whole split where ``total`` is true.
 
     Attributes:
-        split: a name of ``SPLITS``.
-        group: the value of the expression as text; None for NULL, and for the whole split.
-        total: that this is the whole split.
-        before: positions.
-        kept: positions.
-        whole: means over all of them.
-        head: over as many as are kept, taken from the head: what a naive cut would have left.
-        seeded: over those that are kept.
+        split: a name in ``SPLITS``.
+        group: the value of the expression as text; None for NULL and for a whole split.
+        total: whether the row describes a whole split.
+        before: number of positions before balancing.
+        kept: number of positions kept.
+        whole: means over all positions before balancing.
+        head: means over the first ``kept`` positions of each group, for comparison.
+        seeded: means over the positions that were kept.
     """
 
     split: str
@@ -66,11 +71,17 @@ class BalanceRow:
 
 @dataclass(frozen=True)
 class Balanced:
-    """The positions that are left, and what was done to each group."""
+    """Result of :func:`balance`.
+
+    Attributes:
+        sql: query for the remaining positions.
+        rows: number of remaining positions by split, an index into ``SPLITS``.
+        table: the effect on each group and split.
+        notes: messages for the user.
+    """
 
     sql: str
     rows: dict[int, int]
-    """Positions left by split, index of ``SPLITS``."""
     table: tuple[BalanceRow, ...]
     notes: tuple[str, ...]
 
@@ -78,18 +89,19 @@ class Balanced:
 def balance(
     con: DuckDBPyConnection, tables: Tables, rows: str, expression: Expression, seed: int, folder: AnyPath
 ) -> Balanced:
-    """Cut, within each split, every group of one value of an expression to the size of the smallest.
+    """Reduce the groups of each split to the size of the split's smallest group.
 
-    What is kept of a group are the positions of lowest ``sort_key(position_id, derive_key(seed,
-    "balance", value))``, so ``order.balanced_take`` of the same seed, value and ids is the same choice.
+    A group is the positions with one value of ``expression``. The positions with the lowest
+    ``sort_key(position_id, derive_key(seed, "balance", value))`` are kept. ``order.balanced_take`` makes the
+    same choice for the same seed, value and ids.
 
     Args:
-        con: an open session.
-        tables: of the store.
-        rows: positions.
-        expression: what the groups are values of.
-        seed: of the shuffle.
-        folder: for the tables that the query reads.
+        con: open DuckDB session.
+        tables: tables of the store.
+        rows: query for the positions.
+        expression: the expression whose values define the groups.
+        seed: seed of the shuffle.
+        folder: folder for the lookup tables that the resulting query reads.
 
     Raises:
         ConfigError: there are too many groups.
@@ -127,16 +139,16 @@ def _limits(
     seed: int,
     folder: AnyPath,
 ) -> pa.Table:
-    """Return, for the groups that are cut, their subkeys and the last key and position id that are kept.
+    """Return the subkeys, the last key kept and the last position id kept for each group that is cut.
 
     Args:
-        con: an open session.
-        positions: all of the store's.
-        grouped: those that are left, with their groups.
-        cut: groups.
-        kept: what is left of each.
-        seed: of the shuffle.
-        folder: for a table that is needed on the way.
+        con: open DuckDB session.
+        positions: SQL of all positions of the store.
+        grouped: query for the remaining positions with their groups.
+        cut: the groups to reduce.
+        kept: number of positions to keep of each group.
+        seed: seed of the shuffle.
+        folder: folder for temporary tables.
     """
     sizes = np.array([group.rows for group in cut], dtype=np.int64)
     keys = [sort_subkeys(derive_key(seed, "balance", *group.purpose)) for group in cut]
@@ -157,7 +169,7 @@ def _limits(
             SELECT t.number, {key} AS key, t.shift
             FROM ({grouped}) p JOIN {groups} t ON {same_group_sql("p", "t")}
         """
-        limits = limits.append_column(name, pa.array(_firsts(keys_at(con, keyed, last))))
+        limits = limits.append_column(name, pa.array(_firsts(keys_at_ranks(con, keyed, last))))
     return limits
 
 
@@ -168,9 +180,9 @@ def _firsts(found: Sequence[npt.NDArray[np.uint64]]) -> npt.NDArray[np.uint64]:
 def _compare(
     con: DuckDBPyConnection, tables: Tables, joined: str, kept: str, folder: AnyPath
 ) -> tuple[BalanceRow, ...]:
-    """Measure each group, and each split, whole and as either cut leaves it.
+    """Compute the means of each group and split: all positions, the first ones, and those kept.
 
-    Means are of decimals, whose sums are exact: floats would give other last digits with other threads.
+    Means are computed over decimals because their sums are exact. Sums of floats would depend on the threads.
     """
     sources = write_table(folder / "balance-sources.parquet", _source_ranges(con, tables))
     placed = f"""
@@ -200,10 +212,10 @@ def _compare(
 
 
 def _source_ranges(con: DuckDBPyConnection, tables: Tables) -> pa.Table:
-    """Return the ranges of position ids that the sources have, cut at blocks of ids.
+    """Return the range of position ids of each source, split at block boundaries.
 
-    Its columns are block, low, high, and the first id and the count of the source's positions: sources
-    stand one after the other in the order of their ids.
+    Columns: block, low, high (inclusive), first (first id of the source), count (positions of the source).
+    Position ids are assigned source by source, in the order of source ids.
     """
     counts = con.sql(f"SELECT positions FROM {tables.sources} WHERE positions > 0 ORDER BY source_id")
     count = np.asarray(counts.fetchnumpy()["positions"], dtype=np.int64)
@@ -214,10 +226,10 @@ def _source_ranges(con: DuckDBPyConnection, tables: Tables) -> pa.Table:
 
 
 def _null_notes(groups: Sequence[Group], smallest: dict[int, int], expression: Expression) -> list[str]:
-    """Warn of splits in which all groups are cut to the number of positions without a value."""
+    """Return a note for each split whose smallest group is the one of NULL."""
     return [
-        f"{SPLITS[g.split]}: the smallest group of {expression.text} is NULL, {g.rows:,} positions, and the "
-        f'others are cut to it; leave it out with --where "({expression.text}) IS NOT NULL"'
+        f"{SPLITS[g.split]}: the smallest group of {expression.text} is NULL with {g.rows:,} positions, and "
+        f'all groups are reduced to its size; to exclude it, add --where "({expression.text}) IS NOT NULL"'
         for g in groups
         if g.value is None and g.rows == smallest[g.split] < max(o.rows for o in groups if o.split == g.split)
     ]

@@ -1,7 +1,7 @@
-"""SQL expressions that a user gives: read, checked and bound before they meet a store. Runs none of them.
+"""Validation of SQL expressions given by users.
 
-What passes is one expression whose value follows from its row alone, so that the same seed still names
-the same bytes: on any machine, in any time zone, on any day.
+An accepted text is exactly one expression whose value depends only on the columns of its row. The same seed
+therefore gives the same bytes on any machine, in any time zone, at any time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final
 from hexdata.errors import ConfigError
 from hexdata.store.session import QUERY_ERRORS, DuckDBPyConnection, quote
 
-__all__ = ["Expression", "check_condition", "check_expression", "explained"]
+__all__ = ["Expression", "check_condition", "check_expression", "explain_failures"]
 
 Node = dict[str, Any]
 
@@ -24,19 +24,19 @@ _CLASSES: Final = frozenset(
     {"BETWEEN", "CASE", "CAST", "COLUMN_REF", "COMPARISON", "CONJUNCTION", "CONSTANT", "FUNCTION", "OPERATOR"}
     | {"TYPE"}
 )
-"""What an expression may be made of, as DuckDB's parser names it."""
+"""Node classes of DuckDB's parser that an expression may contain."""
 _CLASS_NAMES: Final = {
     "COLLATE": "a collation: compare lower(…) instead",
     "DEFAULT": "DEFAULT",
-    "LAMBDA": "a lambda: functions of whole lists, such as list_contains, do",
+    "LAMBDA": "a lambda: use functions of whole lists such as list_contains instead",
     "PARAMETER": "a parameter",
-    "POSITIONAL_REFERENCE": "a column by its number",
+    "POSITIONAL_REFERENCE": "a reference to a column by number",
     "STAR": "a star",
     "SUBQUERY": "a subquery",
     "WINDOW": "a window function",
 }
 _CLAUSES: Final = ("where_clause", "group_expressions", "having", "sample", "qualify", "modifiers")
-"""What a whole query may have beyond what it selects."""
+"""Clauses of a query that are not part of a single expression."""
 _TYPES: Final = frozenset(
     {"bigint", "blob", "bool", "boolean", "bytea", "char", "decimal", "double", "float", "float4", "float8"}
     | {
@@ -56,10 +56,10 @@ _TYPES: Final = frozenset(
     | {"signed", "smallint", "string", "text", "tinyint", "ubigint", "uhugeint", "uinteger", "usmallint"}
     | {"utinyint", "varchar"}
 )
-"""What a value may be cast to: no time, since those follow the time zone of the machine."""
+"""Types allowed in casts. Dates and times are excluded because they depend on the machine's time zone."""
 _ARITHMETIC: Final = frozenset({"+", "-", "add", "equi_width_bins", "isfinite", "isinf", "subtract"})
-"""Functions of numbers that take times too, which no expression can come to hold."""
-_OF_THE_RELEASE: Final = frozenset(
+"""Functions allowed although they accept times too: an expression cannot produce a time as their argument."""
+_VERSION_DEPENDENT: Final = frozenset(
     {
         "create_sort_key",
         "hash",
@@ -69,21 +69,21 @@ _OF_THE_RELEASE: Final = frozenset(
         "version",
     }
 )
-"""Functions whose values another release of DuckDB need not share."""
-_ANOTHER_RUN: Final = "its value may be another in another run"
+"""Functions whose results may change between releases of DuckDB."""
+_NOT_REPEATABLE: Final = "its value may differ between runs"
 _SHOWN: Final = 300
-"""Letters of an expression that a message repeats."""
+"""Maximum number of characters of an expression that a message quotes."""
 
 
 @dataclass(frozen=True)
 class Expression:
-    """An expression that passed.
+    """A validated expression.
 
     Attributes:
-        option: the choice that it is given for.
-        text: as it was given.
-        columns: the names it uses.
-        type: DuckDB's name for what it gives.
+        option: name of the option that it was given for.
+        text: the expression as given.
+        columns: names of the columns it uses.
+        type: DuckDB's name of its type.
     """
 
     option: str
@@ -93,24 +93,23 @@ class Expression:
 
     @property
     def sql(self) -> str:
-        """The expression in parentheses, to stand in a query."""
+        """The expression in parentheses, for use in a query."""
         return f"(\n{self.text}\n)"  # the line break ends a comment
 
 
 def check_expression(con: DuckDBPyConnection, option: str, text: str, columns: dict[str, str]) -> Expression:
-    """Read an expression and check that it is one, and a function of the columns alone.
+    """Parse a text and check that it is one expression that depends only on the given columns.
 
     Args:
-        con: a session; its parser, its list of functions and its binder are asked.
-        option: the choice it is given for, as errors name it.
-        text: of the expression.
-        columns: DuckDB's types by name, of the columns it may use.
+        con: open DuckDB session; parses and binds the expression without evaluating it.
+        option: name of the option, for error messages.
+        text: the expression.
+        columns: DuckDB's types of the columns that may be used, by name.
 
     Raises:
-        ConfigError: it is no expression, or holds more than may be; the message gives the text, what was
-            found in it and what to write instead.
+        ConfigError: the text is not an expression or contains something that is not allowed.
     """
-    check = _Check(con, option, text)
+    check = _ExpressionCheck(con, option, text)
     node = check.parse()
     names = check.walk(node, columns)
     empty = ", ".join(f'NULL::{kind} AS "{name}"' for name, kind in columns.items())
@@ -122,35 +121,35 @@ def check_expression(con: DuckDBPyConnection, option: str, text: str, columns: d
 
 
 def check_condition(name: str, condition: Expression) -> Expression:
-    """Return an expression that is true or false of a row.
+    """Return ``condition`` if its type is BOOLEAN.
 
     Raises:
-        ConfigError: it is of another type.
+        ConfigError: it has another type.
     """
     if condition.type != "BOOLEAN":
         raise ConfigError(
-            f"{name} is no condition",
+            f"{name} is not a condition",
             found=f"{condition.type} from {condition.text}",
             expected="BOOLEAN",
-            hint="Compare it with something, as in value_sample_tier <= 1.",
+            hint="Write a comparison, such as value_sample_tier <= 1.",
         )
     return condition
 
 
 @contextmanager
-def explained(expression: Expression) -> Iterator[None]:
-    """Run queries that evaluate an expression; where it fails on some row, say that it was this one.
+def explain_failures(expression: Expression) -> Iterator[None]:
+    """Turn errors of queries that evaluate ``expression`` into errors that name it.
 
     Raises:
-        ConfigError: a value could not be cast, or was out of range.
+        ConfigError: the expression failed for a row, for example because a cast failed.
     """
     try:
         yield
     except QUERY_ERRORS as error:
         raise ConfigError(
-            f"{expression.option} fails on some position: {first_line(error)}",
+            f"{expression.option} fails for a position: {first_line(error)}",
             found=_shown(expression.text),
-            hint="Use try_cast, which gives NULL where a cast fails.",
+            hint="Use try_cast, which returns NULL if a cast fails.",
         ) from error
 
 
@@ -163,8 +162,8 @@ def first_line(error: Exception) -> str:
     return str(error).partition("\n")[0]
 
 
-class _Check:
-    """One expression while it is read."""
+class _ExpressionCheck:
+    """Check of one expression."""
 
     def __init__(self, con: DuckDBPyConnection, option: str, text: str) -> None:
         self.con = con
@@ -175,10 +174,10 @@ class _Check:
         return ConfigError(f"{self.option}: {reason}", found=_shown(self.text), expected=expected, hint=hint)
 
     def parse(self) -> Node:
-        """Return the tree of the one expression that the text is, alone as well as in parentheses."""
+        """Return the syntax tree, which must be the same with and without parentheses around the text."""
         alone, enclosed = self._parsed(self.text), self._parsed(f"(\n{self.text}\n)")
-        if _without_places(alone) != _without_places(enclosed):
-            raise self.error("another one in parentheses", "one expression", "Leave a comma at its end out.")
+        if _without_locations(alone) != _without_locations(enclosed):
+            raise self.error("different in parentheses", "one expression", "Remove the comma at its end.")
         return alone
 
     def _parsed(self, text: str) -> Node:
@@ -186,15 +185,15 @@ class _Check:
             answer = self.con.sql("SELECT json_serialize_sql($q)", params={"q": f"SELECT {text}"}).fetchall()
             content = json.loads(answer[0][0])
         except (RecursionError, *QUERY_ERRORS) as error:
-            raise self.error("too deeply nested to be read", "a shorter expression") from error
+            raise self.error("too deeply nested", "a shorter expression") from error
         if content["error"]:
             raise self.error(content["error_message"], "an SQL expression")
         if len(content["statements"]) != 1:
-            raise self.error("more than one statement", "one expression", "Leave the semicolon out.")
+            raise self.error("more than one statement", "one expression", "Remove the semicolon.")
         return self._only_expression(content["statements"][0]["node"])
 
     def _only_expression(self, query: Node) -> Node:
-        """Return what a SELECT selects, if that is all there is to it."""
+        """Return the only expression of a SELECT that has no other clause."""
         plain = query["type"] == "SELECT_NODE" and query["from_table"]["type"] == "EMPTY"
         if not plain or any(query[clause] for clause in _CLAUSES):
             raise self.error("a whole query", "one expression")
@@ -202,12 +201,12 @@ class _Check:
         if len(selected) != 1:
             raise self.error(f"{len(selected)} expressions", "one expression", "Join conditions with AND.")
         if selected[0]["alias"]:
-            raise self.error("an expression with a name", "one without")
+            raise self.error("an expression with an alias", "an expression without AS")
         node: Node = selected[0]
         return node
 
     def walk(self, tree: Node, columns: Collection[str]) -> set[str]:
-        """Check every part of a tree; return the columns that it uses."""
+        """Check every node of a syntax tree and return the names of the columns it uses."""
         nodes = list(_nodes(tree))
         for node in nodes:
             self._check_class(node)
@@ -218,7 +217,7 @@ class _Check:
         kind = node["class"]
         if kind not in _CLASSES or node["type"] == "GROUPING_FUNCTION":
             raise self.error(
-                f"it holds {_CLASS_NAMES.get(kind, node['type'])}",
+                f"contains {_CLASS_NAMES.get(kind, node['type'])}",
                 "columns, constants, operators and functions",
             )
         if kind == "TYPE" and node["type_name"].lower() not in _TYPES:
@@ -231,26 +230,26 @@ class _Check:
                 "a function and its arguments in parentheses: f(x)",
             )
         if kind == "FUNCTION" and (node["filter"] or node["distinct"] or node["order_bys"]["orders"]):
-            raise self._no_aggregate(node["function_name"])
+            raise self._not_scalar_error(node["function_name"])
 
-    def _no_aggregate(self, name: str) -> ConfigError:
-        return self.error(f"{name} is no function of one row", "functions of one row")
+    def _not_scalar_error(self, name: str) -> ConfigError:
+        return self.error(f"{name} is not a function of a single row", "functions of a single row")
 
     def _column(self, path: list[str], columns: Collection[str]) -> str:
         name = path[-1].lower()
         if len(path) > 1:
             raise self.error(
-                f"{'.'.join(path)}: a column stands without the name of its table", "the column's own name"
+                f"{'.'.join(path)}: a column name must not be qualified", "the name of the column alone"
             )
         if name not in columns:
             within = sorted(column for column in columns if name in column)
             near = within or difflib.get_close_matches(name, columns, n=1, cutoff=0.5)
-            hint = f"Did you mean {near[0]}?" if near else "Texts stand in single quotes."
+            hint = f"Did you mean {near[0]}?" if near else "Put text in single quotes."
             raise self.error(f"no column {path[-1]!r}", f"one of {', '.join(sorted(columns))}", hint)
         return name
 
     def _check_functions(self, names: set[str]) -> None:
-        """Check functions by what DuckDB says of them; a macro, by what it stands for."""
+        """Check functions by DuckDB's catalog; a macro is checked by its definition."""
         listed = ", ".join(map(quote, sorted(names))) or "NULL"
         facts = self.con.sql(f"""
             SELECT lower(function_name), function_type, stability, macro_definition, parameters,
@@ -261,20 +260,22 @@ class _Check:
             raise self.error(f"no function {name}", "a function of DuckDB")
         scalar = {name for name, kind, *_ in facts if kind == "scalar"}
         for name, kind, stability, definition, parameters, of_times in facts:
-            if kind == "table" and name in scalar:  # such as repeat: as an expression it is the scalar one
+            if kind == "table" and name in scalar:  # repeat, for example: an expression calls the scalar one
                 continue
             if kind == "macro":
                 self.walk(self._parsed(definition), [p.lower() for p in parameters])
             elif kind != "scalar":
-                raise self._no_aggregate(name)
-            elif stability != "CONSISTENT" or name in _OF_THE_RELEASE:
-                raise self.error(f"{name}: {_ANOTHER_RUN}", "functions of the row alone")
+                raise self._not_scalar_error(name)
+            elif stability != "CONSISTENT" or name in _VERSION_DEPENDENT:
+                raise self.error(f"{name}: {_NOT_REPEATABLE}", "functions of the row only")
             elif of_times and name not in _ARITHMETIC:
-                raise self.error(f"{name}: a store holds no times", "functions of numbers, texts and lists")
+                raise self.error(
+                    f"{name}: dates and times are not allowed", "functions of numbers, texts and lists"
+                )
 
 
 def _nodes(tree: Any) -> Iterator[Node]:
-    """Yield every node of a tree that has a class, without recursion."""
+    """Yield every node of a syntax tree that has a class. Not recursive, since trees may be deep."""
     todo = [tree]
     while todo:
         value = todo.pop()
@@ -286,8 +287,8 @@ def _nodes(tree: Any) -> Iterator[Node]:
             todo += value
 
 
-def _without_places(tree: Any) -> str:
-    """Return a tree as text, without the places in the text that its nodes were read from."""
+def _without_locations(tree: Any) -> str:
+    """Return a syntax tree as JSON without the nodes' locations in the text."""
     todo = [tree]
     while todo:
         value = todo.pop()

@@ -1,4 +1,4 @@
-"""Groups of positions by the value of an expression: counted, numbered and named. Cuts none of them."""
+"""Groups of positions with equal values of an expression."""
 
 from __future__ import annotations
 
@@ -17,53 +17,57 @@ from hexdata.store.session import DuckDBPyConnection
 
 __all__ = ["Group", "count_groups", "group_table", "grouped_sql", "same_group_sql"]
 
-MOST_GROUPS: Final = 10_000
+MAX_GROUPS: Final = 10_000
 
 
 @dataclass(frozen=True)
 class Group:
-    """The positions of one split for which an expression has one value."""
+    """The positions of one split for which an expression has the same value.
+
+    Attributes:
+        split: index into ``SPLITS``.
+        value: the value as DuckDB casts it to text; None for NULL.
+        rows: number of positions.
+    """
 
     split: int
-    """Index of ``SPLITS``."""
     value: str | None
-    """As DuckDB casts it to text; None for NULL, a group of its own."""
     rows: int
 
     @property
     def purpose(self) -> tuple[str, ...]:
-        """The value as part of the purpose of a key: NULL and every text differ."""
+        """The value as arguments of ``derive_key``; NULL differs from every text."""
         return () if self.value is None else (self.value,)
 
 
 def grouped_sql(tables: Tables, rows: str, expression: Expression) -> str:
-    """Return a query for ``rows`` with ``group_value``, the value of the expression as text."""
+    """Return a query for ``rows`` with a column ``group_value``: the expression's value as text."""
     return tables.evaluated_sql(rows, expression, "group_value", "VARCHAR")
 
 
 def count_groups(con: DuckDBPyConnection, grouped: str, expression: Expression) -> list[Group]:
-    """Count the groups of each split, in the order of split and value, NULL first.
+    """Return the groups of each split, ordered by split and value, NULL first.
 
     Raises:
-        ConfigError: there are more than ``MOST_GROUPS`` values.
+        ConfigError: there are more than ``MAX_GROUPS`` values.
     """
-    limit = len(SPLITS) * MOST_GROUPS
+    limit = len(SPLITS) * MAX_GROUPS
     counted = con.sql(f"""
         SELECT split_index, group_value, count(*) FROM ({grouped}) GROUP BY ALL LIMIT {limit + 1}
     """).fetchall()
     groups = [Group(*row) for row in sorted(counted, key=lambda row: (row[0], row[1] is not None, row[1]))]
-    if len(groups) > limit or len({group.value for group in groups}) > MOST_GROUPS:
+    if len(groups) > limit or len({group.value for group in groups}) > MAX_GROUPS:
         raise ConfigError(
             f"{expression.option} has too many values",
             found=expression.text,
-            expected=f"at most {MOST_GROUPS:,}",
-            hint="Give a coarser expression, such as total_positions // 10.",
+            expected=f"at most {MAX_GROUPS:,}",
+            hint="Use a coarser expression, such as total_positions // 10.",
         )
     return groups
 
 
 def group_table(groups: Sequence[Group]) -> pa.Table:
-    """Return groups as a table (split, value, number), to be joined by :func:`same_group_sql`."""
+    """Return groups as a table (split, value, number), for joins with :func:`same_group_sql`."""
     return pa.table(
         {
             "split": pa.array([group.split for group in groups], pa.uint8()),
@@ -74,5 +78,5 @@ def group_table(groups: Sequence[Group]) -> pa.Table:
 
 
 def same_group_sql(rows: str, table: str) -> str:
-    """Return the condition that a row of :func:`grouped_sql` and one of a :func:`group_table` agree."""
+    """Return the join condition between rows of :func:`grouped_sql` and of a :func:`group_table`."""
     return f"{rows}.split_index = {table}.split AND {rows}.group_value IS NOT DISTINCT FROM {table}.value"

@@ -1,6 +1,6 @@
-"""Exact order statistics of many groups at once, out of core: two passes and a histogram.
+"""Exact order statistics of many groups, computed out of core in two passes over a histogram.
 
-Never holds the keys of a group: only those that stand in a cell of the histogram in which one is wanted.
+Only the keys of the histogram cells that contain a requested rank are read into memory.
 """
 
 from __future__ import annotations
@@ -14,44 +14,48 @@ import pyarrow as pa
 
 from hexdata.store.session import DuckDBPyConnection
 
-__all__ = ["cell_shifts", "keys_at", "segments"]
+__all__ = ["cell_shifts", "keys_at_ranks", "segments"]
 
 Int64Array = npt.NDArray[np.int64]
 UInt64Array = npt.NDArray[np.uint64]
 
 CELL_ROWS: Final = 256
-"""Rows of a group that one cell of its histogram holds, if the keys are even."""
-MOST_CELLS: Final = 1 << 18
-"""Of all groups together, about; larger cells where this does not do."""
+"""Expected number of rows per histogram cell if keys are uniformly distributed."""
+MAX_CELLS: Final = 1 << 18
+"""Approximate maximum number of cells of all groups together; cells grow to respect it."""
 _BATCH_ROWS: Final = 1 << 16
 _CELLS_NAME: Final = "cells_of_wanted_keys"
 
 
 def cell_shifts(sizes: Int64Array, key_bits: int) -> npt.NDArray[np.uint8]:
-    """Return, for groups of these sizes (G,), how far a key is shifted to give its cell.
+    """Return the number of bits (G,) by which a key is shifted right to give its cell, for each group.
 
-    A larger group has more cells, so that few keys share one, and the cells of all groups stay few.
+    Larger groups have more cells, so that each cell contains few keys.
+
+    Args:
+        sizes: number of rows of each group (G,).
+        key_bits: number of bits of a key.
     """
-    rows = max(CELL_ROWS, int(sizes.sum()) // MOST_CELLS)
+    rows = max(CELL_ROWS, int(sizes.sum()) // MAX_CELLS)
     bits = np.ceil(np.log2(np.maximum(sizes / rows, 2))).astype(np.int64)
     return (key_bits - np.minimum(bits, key_bits)).astype(np.uint8)
 
 
-def keys_at(con: DuckDBPyConnection, keyed: str, ranks: Sequence[Int64Array]) -> list[UInt64Array]:
-    """Return the keys that stand at some ranks of their groups, if each group is sorted by key.
+def keys_at_ranks(con: DuckDBPyConnection, keyed: str, ranks: Sequence[Int64Array]) -> list[UInt64Array]:
+    """Return the keys at the given ranks of each group, where a group is sorted by key.
 
-    The first pass counts the rows of each cell (group, key >> shift), which says in which cells the wanted
-    ranks lie; the second reads the keys of those cells, sorted. Exact, whatever the keys; fast where they
-    are even, so that few cells are read.
+    The first pass counts the rows of each cell (group, key >> shift), which determines the cells that contain
+    the ranks. The second pass reads the keys of those cells in order. The result is exact for any keys; the
+    second pass reads few keys if they are uniformly distributed.
 
     Args:
-        con: an open session.
-        keyed: a query for rows (number INTEGER, key UBIGINT, shift UTINYINT): the group, counted from 0;
-            the key, distinct within it; and the group's shift, from :func:`cell_shifts`.
-        ranks: for each group the ranks wanted, ascending and below its size.
+        con: open DuckDB session.
+        keyed: query for rows (number INTEGER, key UBIGINT, shift UTINYINT): the index of the group, the key
+            (unique within the group) and the group's shift from :func:`cell_shifts`.
+        ranks: requested ranks of each group, ascending, from 0 to its size - 1.
 
     Returns:
-        For each group the keys at its ranks.
+        The keys at the requested ranks, one array per group.
     """
     wanted = np.array([len(r) for r in ranks], dtype=np.int64)
     if not wanted.sum():
@@ -62,18 +66,18 @@ def keys_at(con: DuckDBPyConnection, keyed: str, ranks: Sequence[Int64Array]) ->
     number, count = np.asarray(cells["number"]), np.asarray(cells["count"])
     before = np.cumsum(count) - count
     group_start = before[np.searchsorted(number, np.arange(len(ranks)))]
-    place = np.concatenate(list(ranks)) + np.repeat(group_start, wanted)
-    cell = np.searchsorted(before, place, side="right") - 1
+    row_index = np.concatenate(list(ranks)) + np.repeat(group_start, wanted)
+    cell = np.searchsorted(before, row_index, side="right") - 1
     used, which = np.unique(cell, return_inverse=True)
     read_before = np.cumsum(count[used]) - count[used]
     table = pa.table({"number": number[used], "cell": np.asarray(cells["cell"])[used]})
-    rows = read_before[which] + place - before[cell]
+    rows = read_before[which] + row_index - before[cell]
     keys = _take(_sorted_keys(con, keyed, table), rows)
     return np.split(keys, np.cumsum(wanted)[:-1])
 
 
 def _sorted_keys(con: DuckDBPyConnection, keyed: str, cells: pa.Table) -> Iterator[UInt64Array]:
-    """Give the keys of some cells in the order of (group, key), batch by batch."""
+    """Yield the keys of the given cells in the order of (group, key), batch by batch."""
     con.register(_CELLS_NAME, cells)
     try:
         query = f"""
@@ -87,7 +91,7 @@ def _sorted_keys(con: DuckDBPyConnection, keyed: str, cells: pa.Table) -> Iterat
 
 
 def _take(batches: Iterator[UInt64Array], rows: Int64Array) -> UInt64Array:
-    """Return the elements at ``rows``, ascending, of what the batches are together."""
+    """Return the elements at the ascending indices ``rows`` of the concatenated batches."""
     taken: list[npt.NDArray[Any]] = []
     start = done = 0
     for batch in batches:
@@ -100,18 +104,19 @@ def _take(batches: Iterator[UInt64Array], rows: Int64Array) -> UInt64Array:
 def segments(
     lows: UInt64Array, last: int, shift: int
 ) -> tuple[UInt64Array, UInt64Array, UInt64Array, Int64Array]:
-    """Cut ranges of keys at the cells, so that an equality can find the range of a key in a join.
+    """Split ranges of keys at cell boundaries, so that a join by cell finds the range of a key.
 
-    Range i goes from ``lows[i]`` up to, and without, the next one, the last one through ``last``; the first
-    begins at 0. A key k lies in the one segment with cell = k >> shift and low <= k <= high.
+    Range i is ``lows[i] <= key < lows[i + 1]``; the last range ends at ``last``, inclusive. A key k is in the
+    one segment with cell = k >> shift and low <= k <= high.
 
     Args:
-        lows: ascending, distinct, from 0 on (R,).
+        lows: lowest keys of the ranges, ascending and unique, the first one 0 (R,).
         last: the highest key.
-        shift: from a key to its cell, at most 63.
+        shift: number of bits by which a key is shifted to give its cell, at most 63.
 
     Returns:
-        cell, low, high and the number of the range, each (S,), S <= R + number of cells.
+        The cell, low key, high key and index of the range of each segment, four arrays (S,) with
+        S <= R + number of cells.
     """
     cells = np.arange((last >> shift) + 1, dtype=np.uint64) << np.uint64(shift)
     low = np.unique(np.concatenate([cells, lows]))

@@ -1,6 +1,6 @@
-"""A store's tables as SQL, and what an expression sees of them: one row a position, each column once.
+"""SQL for the tables of a store, and the columns that expressions may use.
 
-Joins games and sources only where one of their columns is asked for. Reads no position.
+Queries have one row per position. Games and sources are joined only if an expression uses their columns.
 """
 
 from __future__ import annotations
@@ -23,34 +23,40 @@ from hexdata.store.session import DuckDBPyConnection, read_parquet_sql
 
 __all__ = ["Tables", "write_table"]
 
-_OF_SOURCE: Final = frozenset({"source", "source_id"})
+_SOURCE_COLUMNS: Final = frozenset({"source", "source_id"})
 _BLOCK_BITS: Final = 12
-"""Runs of games are found by blocks of game ids, 2 to this power of them."""
+"""Base-2 logarithm of the number of game ids in a block; ranges of games are looked up by block."""
 
 
 @dataclass(frozen=True)
 class Tables:
     """The tables of one store, as SQL.
 
-    Relations here have the columns of positions and ``split_index``, the place of the split in ``SPLITS``.
-    Positions of no known game train, as do those of games that are not held out.
+    Queries return the columns of positions and ``split_index``, the index of the split in ``SPLITS``.
+    Positions without a game belong to the training split.
+
+    Attributes:
+        positions: SQL that reads the positions table.
+        games: SQL that reads the games table.
+        sources: SQL that reads the sources table.
+        position_columns: DuckDB's types of the columns of positions, by name.
+        parts: the files of positions with their numbers of rows, in the order of position ids.
+        held_out: SQL of the games outside the training split, set by :meth:`with_lookup_tables`.
+        source_runs: SQL of ranges of game ids with their source, set by :meth:`with_lookup_tables` if an
+            expression uses a column of sources.
     """
 
     positions: str
     games: str
     sources: str
     position_columns: dict[str, str]
-    """DuckDB's types by name."""
     parts: tuple[tuple[AnyPath, int], ...]
-    """The files of the positions, each with its rows: together they have the ids 0…N-1 in order."""
     held_out: str | None = None
-    """The games that do not train, with their ``split_index``, once :meth:`ready_for` queries of rows."""
     source_runs: str | None = None
-    """Ranges of game ids with their source, once :meth:`ready_for` expressions of sources."""
 
     @classmethod
     def of(cls, store: Store) -> Tables:
-        """Return the tables of a store that holds positions."""
+        """Return the tables of a store that contains positions."""
         assert store.manifest.board_size is not None
         positions = store.files("positions")
         rows = (facts.rows for facts in store.manifest.files_in("positions").values())
@@ -63,7 +69,7 @@ class Tables:
         )
 
     def positions_between(self, start: int, stop: int) -> str:
-        """Return the positions of the files that have some of start <= position_id < stop."""
+        """Return SQL that reads the files containing positions with start <= position_id < stop."""
         firsts = accumulate((rows for _, rows in self.parts), initial=0)
         touched = [
             path
@@ -74,7 +80,7 @@ class Tables:
 
     @property
     def expression_columns(self) -> dict[str, str]:
-        """Columns that an expression may use: those of positions come first, then those of games."""
+        """DuckDB's types of the columns that expressions may use; positions shadow games."""
         return {"split": "VARCHAR", "source": "VARCHAR", **self._game_columns, **self.position_columns}
 
     @property
@@ -84,25 +90,25 @@ class Tables:
         return {name: own[name] for name in own if name not in taken} | {"game_positions": own["positions"]}
 
     def rows_sql(self) -> str:
-        """Return a query for every position. Only the games held out are joined."""
-        assert self.held_out is not None, "ready_for comes before queries of rows"
+        """Return a query for all positions. Joins only the games outside the training split."""
+        assert self.held_out is not None, "call with_lookup_tables first"
         return f"""
             SELECT p.*, coalesce(g.split_index, 0)::UTINYINT AS split_index
             FROM {self.positions} p LEFT JOIN {self.held_out} g USING (game_id)
         """
 
     def evaluated_sql(self, rows: str, expression: Expression, name: str, kind: str) -> str:
-        """Return a query for ``rows`` with one column more: the expression's value, as SQL type ``kind``.
+        """Return a query for ``rows`` with a column ``name``: the expression cast to the type ``kind``.
 
-        ``split`` is the text of the split that a position stands in. Other columns of games, and
-        ``source``, are NULL where the game is not known.
+        In the expression, ``split`` is the name of the position's split. Other columns of games, and
+        ``source``, are NULL for positions without a game.
         """
         texts = " ".join(f"WHEN {i} THEN '{split}'" for i, split in enumerate(SPLITS))
         return f"""
             SELECT p.* EXCLUDE (split), {expression.sql}::{kind} AS {name}
             FROM (SELECT *, CASE split_index {texts} END AS split FROM ({rows})) p
-            {self._join_games_sql(sorted(expression.columns & self._game_columns.keys() - _OF_SOURCE))}
-            {self._join_sources_sql() if expression.columns & _OF_SOURCE else ""}
+            {self._join_games_sql(sorted(expression.columns & self._game_columns.keys() - _SOURCE_COLUMNS))}
+            {self._join_sources_sql() if expression.columns & _SOURCE_COLUMNS else ""}
         """
 
     def _join_games_sql(self, columns: Sequence[str]) -> str:
@@ -112,21 +118,21 @@ class Tables:
         return f"LEFT JOIN {joined} g ON p.game_id = g.of_game" if columns else ""
 
     def _join_sources_sql(self) -> str:
-        assert self.source_runs is not None, "ready_for comes before expressions of sources"
+        assert self.source_runs is not None, "call with_lookup_tables first"
         return f"""
             LEFT JOIN {self.source_runs} r
             ON p.game_id >> {_BLOCK_BITS} = r.block AND p.game_id BETWEEN r.low AND r.high
         """
 
-    def ready_for(
+    def with_lookup_tables(
         self, con: DuckDBPyConnection, expressions: Iterable[Expression], folder: AnyPath
     ) -> Tables:
-        """Return these tables with what queries need beside them, written to ``folder``.
+        """Return these tables with the lookup tables that queries join, written to ``folder``.
 
-        Every slice of a shuffle is a query of its own, and reads the games anew: so they read few.
+        Each slice of a shuffle is a separate query that reads the lookup tables again, so they are small.
         """
         ready = replace(self, held_out=self._held_out(con, folder / "held-out.parquet"))
-        if any(expression.columns & _OF_SOURCE for expression in expressions):
+        if any(expression.columns & _SOURCE_COLUMNS for expression in expressions):
             return replace(ready, source_runs=write_table(folder / "source-runs.parquet", self._runs(con)))
         return ready
 
@@ -141,10 +147,9 @@ class Tables:
         return read_parquet_sql([path.resolve()])
 
     def _runs(self, con: DuckDBPyConnection) -> pa.Table:
-        """Return ranges of game ids with their source, cut at blocks of ids.
+        """Return ranges of game ids with their source, split at block boundaries.
 
-        Games of one source stand together in the order of ids, so a few ranges say what a join of all
-        games would, without holding them.
+        The games of a source have consecutive ids, so a few ranges replace a join with all games.
         """
         starts = con.sql(f"""
             SELECT game_id, source_id, name FROM (
@@ -168,13 +173,13 @@ class Tables:
 
 
 def write_table(path: AnyPath, table: pa.Table) -> str:
-    """Write a small table for queries to read, atomically; return the SQL that reads it."""
+    """Write a lookup table atomically and return the SQL that reads it."""
     write_parquet(path, table.schema, [table])
     return read_parquet_sql([path.resolve()])
 
 
 def _table_sql(paths: list[AnyPath], schema: pa.Schema) -> str:
-    """Return the SQL of a table, one without rows where there is no file."""
+    """Return SQL that reads a table, or an empty relation if it has no files."""
     if paths:
         return read_parquet_sql(paths)
     columns = ", ".join(f"NULL::{kind} AS {name}" for name, kind in sql_columns(schema).items())

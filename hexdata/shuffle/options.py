@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from hexdata.errors import BudgetError, ConfigError
-from hexdata.selection import Choices
+from hexdata.selection import SelectionOptions
 
 __all__ = ["MINIMUM_MEMORY", "ShuffleOptions", "too_little_memory"]
 
@@ -25,8 +25,8 @@ def too_little_memory(found: int, expected: int) -> BudgetError:
 
 
 @dataclass(frozen=True)
-class ShuffleOptions(Choices):
-    """How to shuffle, and, of ``Choices``, what.
+class ShuffleOptions(SelectionOptions):
+    """How to shuffle, and, of ``SelectionOptions``, what.
 
     Attributes:
         seed: names the order.

@@ -133,7 +133,7 @@ def look_ahead(
     return ShufflePlan(
         store=str(store.path),
         seed=options.seed,
-        choices=options.asked(),
+        choices=options.non_default(),
         positions=layout.positions,
         rows=prepared.selection.rows,
         left_out=prepared.selection.left_out,

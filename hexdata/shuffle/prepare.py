@@ -100,7 +100,7 @@ def _asked(store: Store, options: ShuffleOptions) -> dict[str, Any]:
     return {
         "seed": options.seed,
         "order_version": ORDER_VERSION,
-        "choices": options.asked(),
+        "choices": options.non_default(),
         "of": store.made_of("shuffle"),
     }
 
@@ -144,7 +144,7 @@ def prepare(
         chosen = row_bytes(n, varying.mean(sum(selection.rows.values())))
         limits = make_limits(options, total, chosen, widest, machines, remote=remote)
         buckets = bucket_counts(options, selection.rows)
-        placement = selection.place(buckets, con, folder)
+        placement = selection.assign_buckets(buckets, con, folder)
     seconds = time.perf_counter() - start
     by_key = options.assign == "position" and options.stratify_by is None
     layout = make_layout(total, selection.rows, buckets, limits, by_key=by_key, machines=machines.count)

@@ -15,7 +15,7 @@ from hexdata.errors import VerifyError
 from hexdata.order import derive_key, sort_key
 from hexdata.quality import Figure, Quality
 from hexdata.schema import SPLITS, positions_schema
-from hexdata.selection import Choices, select
+from hexdata.selection import SelectionOptions, select
 from hexdata.store import Store
 from hexdata.store.parquet import parquet_input
 from hexdata.store.session import DuckDBPyConnection, duckdb_session, read_parquet_sql
@@ -46,7 +46,7 @@ def check_rows(store: Store, options: VerifyOptions) -> str:
         for name, counted in (("splits", selection.rows), ("left_out", selection.left_out)):
             if counted != lineage[name]:
                 raise VerifyError(f"the manifest states other {name}", found=lineage[name], expected=counted)
-        placement = selection.place(lineage["buckets"], con, Path(folder))
+        placement = selection.assign_buckets(lineage["buckets"], con, Path(folder))
         columns = positions_schema(store.manifest.board_size or 1).names
         expected = _digests(
             con, f"SELECT split, bucket, {_digest_sql(columns)} FROM ({placement.rows_sql()})"
@@ -66,10 +66,10 @@ def check_rows(store: Store, options: VerifyOptions) -> str:
     return f"{rows:,} rows, each once, where it belongs, every column the same"
 
 
-def _choices(store: Store) -> Choices:
+def _choices(store: Store) -> SelectionOptions:
     choices = store.manifest.stages["shuffle"]["choices"]
     try:
-        return Choices(**choices)
+        return SelectionOptions(**choices)
     except TypeError as error:
         raise VerifyError("the manifest states choices that there are not", found=choices) from error
 

@@ -163,9 +163,9 @@ def test_all_that_is_asked_must_hold(make_shards: MakeShards) -> None:
         ("value <", "where: syntax error"),
         ("board IS NULL", "no column 'board'"),
         ("_row < 10", "no column '_row'"),
-        ("move", "where is no condition; found BIGINT from move; expected BOOLEAN"),
-        ("random() < 0.5", "random: its value may be another in another run"),
-        ("position_id > (SELECT avg(position_id) FROM labels)", "it holds a subquery"),
+        ("move", "where is not a condition; found BIGINT from move; expected BOOLEAN"),
+        ("random() < 0.5", "random: its value may differ between runs"),
+        ("position_id > (SELECT avg(position_id) FROM labels)", "contains a subquery"),
         ("1 = 1); SELECT 0 AS _row WHERE (1 = 1", "where: "),
         ("value > 2", r"no position of train is left to train on; found {'where': 'value > 2'"),
     ],
@@ -176,5 +176,5 @@ def test_what_is_no_predicate_is_refused(shards: ShardFolder, where: str, messag
 
 
 def test_a_predicate_that_fails_on_a_position_says_so(shards: ShardFolder) -> None:
-    with pytest.raises(ConfigError, match="where fails on some position: Conversion Error"):
+    with pytest.raises(ConfigError, match="where fails for a position: Conversion Error"):
         choose(shards, where="(value::TEXT || 'x')::INTEGER = 1")

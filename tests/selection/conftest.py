@@ -1,4 +1,4 @@
-"""Stores whose games are copies, fragments and images of one another, and a plain reading of any store."""
+"""Stores with duplicate, fragment and symmetric games, and a plain-Python reader of any store."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from hexdata.schema import SPLITS, games_schema, positions_schema, sources_schema
-from hexdata.selection import Choices, Selection, select
+from hexdata.selection import Selection, SelectionOptions, select
 from hexdata.store import Store
 from hexdata.store.manifest import Manifest
 from hexdata.store.parquet import write_parquet
@@ -27,13 +27,13 @@ SEED = 11
 Row = dict[str, Any]
 Choose = Callable[..., Selection]
 Kept = Callable[[Selection], dict[str, set[int]]]
-Place = Callable[..., list[tuple[str, int, int, int]]]
+Assign = Callable[..., list[tuple[str, int, int, int]]]
 WriteGames = Callable[..., Path]
 
 
 @dataclass(frozen=True)
 class Game:
-    """One game of a made-up store. Games of one ``hash`` are images of one another."""
+    """One game of a synthetic store. Games with equal ``hash`` are symmetric images of one another."""
 
     source: int
     hash: int
@@ -46,7 +46,7 @@ class Game:
 def random_games(
     seed: int, sources: int = 3, games: int = 60, shortest: int = 1, longest: int = 24, turns: bool = False
 ) -> list[Game]:
-    """Draw games such that every kind of duplicate is there, within a source and across sources."""
+    """Return random games with every kind of duplicate, within a source and across sources."""
     rng = np.random.default_rng(seed)
     drawn = []
     for i in range(games):
@@ -67,7 +67,7 @@ def random_games(
 
 
 def write_store(path: Path, games: list[Game], loose: int = 15) -> Path:
-    """Write a store of these games, source by source; each ends with ``loose`` positions of no game."""
+    """Write a store of these games. Each source ends with ``loose`` positions without a game."""
     positions: list[Row] = []
     listed, sources = [], []
     for source in range(max((game.source for game in games), default=0) + 1):
@@ -176,7 +176,7 @@ def con() -> Iterator[DuckDBPyConnection]:
 
 @pytest.fixture(scope="session")
 def write_games(tmp_path_factory: pytest.TempPathFactory) -> WriteGames:
-    """Return ``write_games(seed, **sizes)``: a store of random games, each time in a folder of its own."""
+    """Return ``write_games(seed, **sizes)``: a store of random games in a new folder."""
 
     def write(seed: int, loose: int = 15, **sizes: Any) -> Path:
         return write_store(tmp_path_factory.mktemp("games") / "store", random_games(seed, **sizes), loose)
@@ -192,23 +192,23 @@ def read() -> Callable[[Path], list[Row]]:
 
 @pytest.fixture(scope="session")
 def choose(con: DuckDBPyConnection, tmp_path_factory: pytest.TempPathFactory) -> Choose:
-    """Return ``choose(store, seed=SEED, **choices)``: the selection, its tables in a new folder."""
+    """Return ``choose(store, seed=SEED, **options)``, a selection with tables in a new folder."""
 
-    def run(store: Path, seed: int = SEED, **choices: Any) -> Selection:
+    def run(store: Path, seed: int = SEED, **options: Any) -> Selection:
         folder = tmp_path_factory.mktemp("selection") / "tables"
-        return select(Store.open(store), Choices(**choices), seed, con, folder)
+        return select(Store.open(store), SelectionOptions(**options), seed, con, folder)
 
     return run
 
 
 @pytest.fixture(scope="session")
 def kept(con: DuckDBPyConnection) -> Kept:
-    """Return ``kept(selection)``: the ids of the positions that take part, by split; their counts agree."""
+    """Return ``kept(selection)``: the selected ids by split, with checked counts."""
 
     def read_ids(selection: Selection) -> dict[str, set[int]]:
         rows = con.sql(f"SELECT split, position_id FROM ({selection.chosen_sql})").fetchall()
         ids = {name: {p for split, p in rows if split == i} for i, name in enumerate(SPLITS)}
-        assert sum(map(len, ids.values())) == len(rows), "no position twice"
+        assert sum(map(len, ids.values())) == len(rows), "a position occurs twice"
         assert list(selection.rows.items()) == [(name, len(some)) for name, some in ids.items() if some]
         return ids
 
@@ -217,16 +217,16 @@ def kept(con: DuckDBPyConnection) -> Kept:
 
 @pytest.fixture(scope="session")
 def ids_by_split() -> Callable[[list[Row]], dict[str, set[int]]]:
-    """Return ``ids_by_split(rows)``: what ``kept`` should say, of plain rows."""
+    """Return ``ids_by_split(rows)``, the expected result of ``kept`` for plain rows."""
     return lambda rows: {name: {r["position_id"] for r in rows if r["split"] == name} for name in SPLITS}
 
 
 @pytest.fixture(scope="session")
-def place(con: DuckDBPyConnection, tmp_path_factory: pytest.TempPathFactory) -> Place:
-    """Return ``place(selection, **buckets)``: (split, bucket, key, id) of every row, in shuffled order."""
+def assign(con: DuckDBPyConnection, tmp_path_factory: pytest.TempPathFactory) -> Assign:
+    """Return ``assign(selection, **buckets)``: (split, bucket, key, id) of every row, in shuffled order."""
 
     def run(selection: Selection, **buckets: int) -> list[tuple[str, int, int, int]]:
-        placement = selection.place(buckets, con, tmp_path_factory.mktemp("placement"))
+        placement = selection.assign_buckets(buckets, con, tmp_path_factory.mktemp("placement"))
         query = f"SELECT split, bucket, sort_key, position_id FROM ({placement.rows_sql()}) ORDER BY ALL"
         return [(SPLITS[split], *rest) for split, *rest in con.sql(query).fetchall()]
 

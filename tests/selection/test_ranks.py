@@ -1,4 +1,4 @@
-"""Order statistics against sorting, and segments against a search, over keys of every kind."""
+"""Order statistics compared with sorting, and segments compared with a search."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hexdata.selection import ranks
-from hexdata.selection.ranks import cell_shifts, keys_at, segments
+from hexdata.selection.ranks import cell_shifts, keys_at_ranks, segments
 
 WORD = (1 << 64) - 1
-SPREADS = {"even": 64, "crowded at the low end": 20, "dense": 0}
+SPREADS = {"uniform": 64, "dense at the low end": 20, "dense": 0}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def small_cells():
-    """Let small groups have many cells."""
+    """Use many histogram cells for small groups."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ranks, "CELL_ROWS", 4)
         patch.setattr(ranks, "_BATCH_ROWS", 3)
@@ -44,23 +44,23 @@ def test_keys_at_are_those_of_a_sort(con, sizes, spread, data):
         {"number": number[order], "key": np.concatenate(groups)[order], "shift": shifts[number][order]}
     )
     con.register("keyed_rows", rows)
-    found = keys_at(con, "SELECT * FROM keyed_rows", wanted)
+    found = keys_at_ranks(con, "SELECT * FROM keyed_rows", wanted)
     con.unregister("keyed_rows")
     for group, ask, keys in zip(groups, wanted, found, strict=True):
         assert keys.tolist() == np.sort(group)[ask].tolist()
 
 
-def test_large_groups_have_more_cells_and_all_together_not_too_many():
+def test_large_groups_have_more_cells_within_the_total():
     sizes = np.array([1, 4, 5, 1000, 1 << 20])
     cells = 1 << (64 - cell_shifts(sizes, 64).astype(int))
     assert cells.tolist() == [2, 2, 2, 256, 1 << 18]
     many = np.full(10_000, 10_000)
-    assert (1 << (64 - cell_shifts(many, 64).astype(int))).sum() <= 4 * ranks.MOST_CELLS
+    assert (1 << (64 - cell_shifts(many, 64).astype(int))).sum() <= 4 * ranks.MAX_CELLS
     assert cell_shifts(np.array([1 << 40]), 5).tolist() == [0]
 
 
 @given(st.sets(st.integers(1, WORD), max_size=20), st.integers(58, 63), st.data())
-def test_each_key_lies_in_one_segment_of_its_range(lows, shift, data):
+def test_each_key_is_in_one_segment_of_its_range(lows, shift, data):
     starts = np.array([0, *sorted(lows)], dtype=np.uint64)
     cell, low, high, which = segments(starts, WORD, shift)
     near = [int(s) + d for s in starts for d in (-1, 0, 1) if 0 <= int(s) + d <= WORD]

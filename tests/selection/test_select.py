@@ -1,4 +1,4 @@
-"""Which positions take part: each choice, alone and after the others, against its plain definition."""
+"""Selection of positions: each filter alone and combined, compared with plain definitions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hexdata.convert import ConvertOptions, convert_sources
 from hexdata.errors import ConfigError
 from hexdata.order import derive_key, sort_key
 from hexdata.schema import SPLITS
-from hexdata.selection import Choices, games, select
+from hexdata.selection import SelectionOptions, dedup, select
 from hexdata.store import Store
 from hexdata.store.session import duckdb_session
 
@@ -23,16 +23,16 @@ SEED = 11
 
 @pytest.fixture(scope="module", autouse=True)
 def small_slices():
-    """Let the games of a small store be looked at in many ranges."""
+    """Process the games of a small store in many slices."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(games, "SLICE_ROWS", 50)
+        patch.setattr(dedup, "SLICE_ROWS", 50)
         yield
 
 
-# The plain definitions.
+# Plain definitions
 
 
-def plain_dedup(rows, kind):
+def expected_dedup(rows, kind):
     first = {}
     for row in rows:
         if (name := identity(row["game"], kind)) is not None:
@@ -41,7 +41,7 @@ def plain_dedup(rows, kind):
 
 
 def identity(game, kind):
-    """What games must share to be the same."""
+    """Return a value that is equal for duplicate games."""
     if game is None or (kind == "exact" and game["moves"] is None):
         return None
     if kind == "exact":
@@ -49,7 +49,7 @@ def identity(game, kind):
     return game["game_hash"]
 
 
-def plain_per_game(rows, most, by, seed):
+def expected_per_game(rows, limit, by, seed):
     key = derive_key(seed, "per-game")
     tier = {
         row["position_id"]: 99 if row["value_sample_tier"] is None else row["value_sample_tier"]
@@ -61,29 +61,31 @@ def plain_per_game(rows, most, by, seed):
             of_game[row["game_id"]].append(row["position_id"])
     kept = set()
     for ids in of_game.values():
-        kept |= set(sorted(ids, key=lambda i: (tier[i] if by == "tier" else 0, int(sort_key(i, key))))[:most])
+        kept |= set(
+            sorted(ids, key=lambda i: (tier[i] if by == "tier" else 0, int(sort_key(i, key))))[:limit]
+        )
     return [row for row in rows if row["game_id"] is None or row["position_id"] in kept]
 
 
-# Nothing chosen.
+# No options
 
 
-def test_without_choices_all_take_part(choose, kept, choice_store, choice_rows, ids_by_split):
+def test_without_options_all_positions_are_selected(choose, kept, choice_store, choice_rows, ids_by_split):
     found = choose(choice_store)
     assert kept(found) == ids_by_split(choice_rows)
     assert (found.left_out, found.notes, found.balance) == ({}, (), ())
 
 
 def test_the_rows_have_the_columns_of_positions_and_split(con, choose, choice_store):
-    for choices in ({}, {"where": "len(flags) = 0", "dedup": "exact", "per_game": 2, "balance_by": "source"}):
-        found = con.sql(choose(choice_store, **choices).chosen_sql)
+    for options in ({}, {"where": "len(flags) = 0", "dedup": "exact", "per_game": 2, "balance_by": "source"}):
+        found = con.sql(choose(choice_store, **options).chosen_sql)
         plain = con.sql(f"FROM read_parquet('{choice_store}/positions/*.parquet')")
         assert found.columns == [*plain.columns, "split"]
         assert found.types == [*plain.types, "UTINYINT"]
 
 
-def test_a_real_store_has_its_duplicates_counted(choose, kept, demo_trmph, tmp_path, read, ids_by_split):
-    """Of a store that was converted, in two runs, ``duplicate_of`` and the flags say what is the same."""
+def test_duplicates_of_a_converted_store_are_counted(choose, kept, demo_trmph, tmp_path, read, ids_by_split):
+    """The counts agree with ``duplicate_of`` and the flags of a store converted in two runs."""
     demo_trmph(tmp_path / "a", games=30, files=2)
     (again,) = demo_trmph(tmp_path / "b", games=12, files=1)
     again.write_text(again.read_text() + again.read_text() + mirrored(again.read_text().splitlines()[:3]))
@@ -102,7 +104,7 @@ def test_a_real_store_has_its_duplicates_counted(choose, kept, demo_trmph, tmp_p
 
 
 def mirrored(lines):
-    """Return TRMPH lines turned by half: every move on the cell across the centre of the board, of size 7."""
+    """Return TRMPH lines of size 7 with every move rotated by 180 degrees."""
     turned = []
     for line in lines:
         board, moves, winner = re.fullmatch(r"(#7,)((?:[a-g][1-7])+)( .*)", line).groups()
@@ -114,7 +116,7 @@ def mirrored(lines):
     return "".join(turned)
 
 
-def test_a_store_without_a_known_game_can_be_chosen_from(choose, kept, tmp_path, write_odd_store):
+def test_a_store_without_games_is_accepted(choose, kept, tmp_path, write_odd_store):
     path = write_odd_store(tmp_path / "store", 90, 3)
     store = Store.open(path)
     store.manifest.files = {n: f for n, f in store.manifest.files.items() if not n.startswith("games/")}
@@ -143,7 +145,7 @@ WHERE = {
 
 
 @pytest.mark.parametrize("text", WHERE)
-def test_where_keeps_what_the_condition_is_true_of(
+def test_where_keeps_positions_for_which_it_is_true(
     text, choose, kept, choice_store, choice_rows, ids_by_split
 ):
     expected = [row for row in choice_rows if WHERE[text](row)]
@@ -152,7 +154,7 @@ def test_where_keeps_what_the_condition_is_true_of(
     assert found.left_out == {"where": len(choice_rows) - len(expected)}
 
 
-def test_where_knows_every_column_of_positions_and_games(con, choose, choice_store):
+def test_where_accepts_every_column_of_positions_and_games(con, choose, choice_store):
     columns = con.sql(f"FROM read_parquet('{choice_store}/positions/*.parquet')").columns
     columns += con.sql(f"FROM read_parquet('{choice_store}/games/*.parquet')").columns
     known = sorted({*columns, "source", "game_positions"} - {"positions"})
@@ -162,7 +164,7 @@ def test_where_knows_every_column_of_positions_and_games(con, choose, choice_sto
         choose(choice_store, where="positions > 0")
 
 
-def test_only_what_is_asked_for_is_joined(choose, choice_store):
+def test_only_the_tables_in_use_are_joined(choose, choice_store):
     files = len(Store.open(choice_store).manifest.files_in("games"))
     for text, joins in (("value = 1", 0), ("source_id = 1", 0), ("source > 's0'", 0), ("len(flags) = 0", 1)):
         found = choose(choice_store, where=text).chosen_sql
@@ -171,8 +173,8 @@ def test_only_what_is_asked_for_is_joined(choose, choice_store):
         assert found.count("source-runs") == text.startswith("source")
 
 
-def test_a_game_finds_its_source_however_games_are_ordered(choose, kept, write_games, read, ids_by_split):
-    """Games of a source need not stand together: here each comes from another source than the one before."""
+def test_sources_are_found_when_their_games_alternate(choose, kept, write_games, read, ids_by_split):
+    """The games of a source need not have consecutive ids: here each game differs in source from the last."""
     store = write_games(6, games=30, turns=True)
     rows = read(store)
     for source in range(3):
@@ -181,22 +183,22 @@ def test_a_game_finds_its_source_however_games_are_ordered(choose, kept, write_g
         assert kept(choose(store, where=f"source = 's{source}/games.trmph'")) == ids_by_split(expected)
 
 
-def test_a_condition_that_nothing_meets_is_an_error(choose, choice_store):
-    with pytest.raises(ConfigError, match="where leaves no position"):
+def test_a_condition_without_matches_is_an_error(choose, choice_store):
+    with pytest.raises(ConfigError, match="where removes all positions"):
         choose(choice_store, where="value > 2")
 
 
 @pytest.mark.parametrize("text", ["value", "NULL", "value_sample_tier", "winner"])
 def test_where_must_be_a_condition(text, choose, choice_store):
-    with pytest.raises(ConfigError, match="where is no condition"):
+    with pytest.raises(ConfigError, match="where is not a condition"):
         choose(choice_store, where=text)
 
 
 @pytest.mark.parametrize("choice", ["where", "balance_by", "stratify_by"])
-def test_a_cast_that_fails_names_the_expression(choice, choose, place, choice_store):
+def test_a_cast_that_fails_names_the_expression(choice, choose, assign, choice_store):
     text = "source::INTEGER = 1"
-    with pytest.raises(ConfigError, match=f"{choice} fails on some position.*try_cast") as caught:
-        place(choose(choice_store, **{choice: text}), train=2, val=1, test=1)
+    with pytest.raises(ConfigError, match=f"{choice} fails for a position.*try_cast") as caught:
+        assign(choose(choice_store, **{choice: text}), train=2, val=1, test=1)
     assert caught.value.found == text
 
 
@@ -205,42 +207,42 @@ def test_a_cast_that_fails_names_the_expression(choice, choose, place, choice_st
 
 @pytest.mark.parametrize("kind", ["exact", "symmetric"])
 def test_dedup_keeps_the_first_of_each_game(kind, choose, kept, choice_store, choice_rows, ids_by_split):
-    expected = plain_dedup(choice_rows, kind)
+    expected = expected_dedup(choice_rows, kind)
     found = choose(choice_store, dedup=kind)
     assert kept(found) == ids_by_split(expected)
     assert found.left_out == {"dedup": len(choice_rows) - len(expected)}
     assert found.left_out["dedup"] > 0
 
 
-def test_duplicates_are_counted_whatever_is_chosen(choose, choice_store, choice_rows):
-    for choices in ({}, {"where": "source_id = 1"}, {"dedup": "symmetric"}):
-        found = choose(choice_store, **choices).duplicates
+def test_the_duplicate_count_ignores_the_options(choose, choice_store, choice_rows):
+    for options in ({}, {"where": "source_id = 1"}, {"dedup": "symmetric"}):
+        found = choose(choice_store, **options).duplicates
         for kind, counts in (
             ("exact", (found.exact_games, found.exact_positions)),
             ("symmetric", (found.symmetric_games, found.symmetric_positions)),
         ):
-            left = plain_dedup(choice_rows, kind)
+            left = expected_dedup(choice_rows, kind)
             games_left = {row["game_id"] for row in choice_rows} - {row["game_id"] for row in left}
             assert counts == (len(games_left), len(choice_rows) - len(left))
 
 
-def test_dedup_looks_at_the_games_that_are_left(choose, kept, choice_store, choice_rows, ids_by_split):
-    """The first of some copies may be in a source that was left out: another one then stands for them."""
+def test_dedup_compares_the_remaining_games(choose, kept, choice_store, choice_rows, ids_by_split):
+    """If ``where`` removes the first of several equal games, the next one is kept."""
     left = [row for row in choice_rows if row["source"] == "s2/games.trmph"]
     for kind in ("exact", "symmetric"):
-        expected = plain_dedup(left, kind)
+        expected = expected_dedup(left, kind)
         assert {row["game_id"] for row in expected} - {
-            row["game_id"] for row in plain_dedup(choice_rows, kind)
+            row["game_id"] for row in expected_dedup(choice_rows, kind)
         }
         assert kept(choose(choice_store, where="source LIKE 's2/%'", dedup=kind)) == ids_by_split(expected)
 
 
-def test_fragments_that_exact_cannot_tell_are_noted(choose, choice_store, choice_rows):
-    exact, symmetric = plain_dedup(choice_rows, "exact"), plain_dedup(choice_rows, "symmetric")
+def test_a_note_counts_fragments_that_exact_cannot_detect(choose, choice_store, choice_rows):
+    exact, symmetric = expected_dedup(choice_rows, "exact"), expected_dedup(choice_rows, "symmetric")
     gone = {row["game_id"] for row in exact} - {row["game_id"] for row in symmetric}
     fragments = {r["game_id"] for r in choice_rows if r["game_id"] in gone and r["game"]["moves"] is None}
     (note,) = choose(choice_store, dedup="exact").notes
-    assert note == f"only dedup symmetric can tell copies that are fragments of a game: {len(fragments)}"
+    assert note.startswith(f"dedup exact cannot detect {len(fragments)} duplicates that are fragments")
     assert choose(choice_store, dedup="symmetric").notes == ()
 
 
@@ -248,14 +250,14 @@ def test_fragments_that_exact_cannot_tell_are_noted(choose, choice_store, choice
 
 
 @pytest.mark.parametrize("by", ["key", "tier"])
-@pytest.mark.parametrize("most", [1, 5, 24, 1000])
-def test_per_game_keeps_the_first_by_key(most, by, choose, kept, choice_store, choice_rows, ids_by_split):
-    expected = plain_per_game(choice_rows, most, by, SEED)
-    found = choose(choice_store, per_game=most, per_game_by=by)
+@pytest.mark.parametrize("limit", [1, 5, 24, 1000])
+def test_per_game_keeps_the_first_by_key(limit, by, choose, kept, choice_store, choice_rows, ids_by_split):
+    expected = expected_per_game(choice_rows, limit, by, SEED)
+    found = choose(choice_store, per_game=limit, per_game_by=by)
     assert kept(found) == ids_by_split(expected)
     assert found.left_out == {"per_game": len(choice_rows) - len(expected)}
-    assert max(Counter(row["game_id"] for row in expected if row["game_id"] is not None).values()) <= most
-    assert found.notes == ("per_game does not limit positions of no known game: 45 stay",)
+    assert max(Counter(row["game_id"] for row in expected if row["game_id"] is not None).values()) <= limit
+    assert found.notes == ("per_game does not limit the 45 positions without a game",)
 
 
 def test_per_game_takes_low_tiers_first(choose, kept, choice_store, choice_rows):
@@ -270,16 +272,16 @@ def test_per_game_takes_low_tiers_first(choose, kept, choice_store, choice_rows)
         assert max(ranks[True]) <= min(ranks[False], default=99)
 
 
-def test_plies_do_not_decide_who_stays(choose, kept, write_games, read):
-    """Every ply is as likely to stay as any other: within 5 standard deviations."""
+def test_per_game_does_not_depend_on_the_ply(choose, kept, write_games, read):
+    """Every ply is kept equally often, within 5 standard deviations."""
     store = write_games(5, games=400, shortest=10, longest=10, loose=0)
     ids = set().union(*kept(choose(store, per_game=5)).values())
-    stays = Counter(row["position_in_game"] for row in read(store) if row["position_id"] in ids)
-    assert sum(stays.values()) == 5 * 400
-    assert all(abs(stays[ply] - 200) < 5 * (400 / 4) ** 0.5 for ply in range(10))
+    kept_plies = Counter(row["position_in_game"] for row in read(store) if row["position_id"] in ids)
+    assert sum(kept_plies.values()) == 5 * 400
+    assert all(abs(kept_plies[ply] - 200) < 5 * (400 / 4) ** 0.5 for ply in range(10))
 
 
-# One after the other.
+# Combinations
 
 
 @settings(max_examples=10)
@@ -290,8 +292,8 @@ def test_plies_do_not_decide_who_stays(choose, kept, write_games, read):
     st.sampled_from([None, 1, 3, 10]),
     st.sampled_from(["key", "tier"]),
 )
-def test_choices_are_made_one_after_the_other(
-    choose, kept, write_games, read, ids_by_split, seed, where, dedup, most, by
+def test_filters_are_applied_in_order(
+    choose, kept, write_games, read, ids_by_split, seed, where, dedup, limit, by
 ):
     store = write_games(seed, games=30)
     rows = read(store)
@@ -301,10 +303,10 @@ def test_choices_are_made_one_after_the_other(
         asked["where"] = where
         steps["where"] = [row for row in rows if WHERE[where](row)]
     if dedup != "none":
-        steps["dedup"] = plain_dedup(steps.get("where", rows), dedup)
-    if most:
-        asked |= {"per_game": most, "per_game_by": by}
-        steps["per_game"] = plain_per_game(list(steps.values())[-1] if steps else rows, most, by, seed)
+        steps["dedup"] = expected_dedup(steps.get("where", rows), dedup)
+    if limit:
+        asked |= {"per_game": limit, "per_game_by": by}
+        steps["per_game"] = expected_per_game(list(steps.values())[-1] if steps else rows, limit, by, seed)
     left = list(steps.values())[-1] if steps else rows
     found = choose(store, seed=seed, **asked)
     assert kept(found) == ids_by_split(left)
@@ -312,9 +314,9 @@ def test_choices_are_made_one_after_the_other(
     assert found.left_out == dict(zip(steps, [a - b for a, b in pairwise(sizes)], strict=True))
 
 
-def test_threads_and_memory_choose_nothing(choice_store, tmp_path):
-    """The same tables, byte for byte, and the same rows."""
-    asked = Choices(where="value_sample_tier >= 0", dedup="exact", per_game=7, balance_by="winner")
+def test_threads_and_memory_do_not_change_the_result(choice_store, tmp_path):
+    """The lookup tables are equal byte for byte, and so are the rows."""
+    asked = SelectionOptions(where="value_sample_tier >= 0", dedup="exact", per_game=7, balance_by="winner")
     found = []
     for threads, memory in ((1, 40_000_000), (2, 250_000_000), (4, 60_000_000)):
         folder = tmp_path / f"tables-{threads}"

@@ -1,4 +1,4 @@
-"""A shuffle with choices, from the command line to the files: what was placed is what lies in the buckets."""
+"""Shuffles with selection options, run by the library and the command line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hexdata.shuffle import ShuffleOptions, shuffle_store
 from hexdata.store import Store
 
 SEED = 11
-CHOICES = {
+OPTIONS = {
     "where, dedup, per game, balance": {
         "where": "len(flags) = 0",
         "dedup": "symmetric",
@@ -38,32 +38,32 @@ def buckets_of(path):
     ]
 
 
-@pytest.mark.parametrize("name", CHOICES)
-def test_the_buckets_hold_what_was_placed(name, choose, place, trmph_store, copy_store, store_bytes):
-    chosen = choose(trmph_store, **CHOICES[name])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_buckets_contain_the_assigned_positions(name, choose, assign, trmph_store, copy_store, store_bytes):
+    chosen = choose(trmph_store, **OPTIONS[name])
     made = {}
     for threads, memory in ((1, 1_000_000_000), (2, 450_000_000)):
         store = copy_store(trmph_store, f"store-{threads}")
-        options = ShuffleOptions(**CHOICES[name], seed=SEED, buckets=4, threads=threads, memory=memory)
+        options = ShuffleOptions(**OPTIONS[name], seed=SEED, buckets=4, threads=threads, memory=memory)
         result = shuffle_store(store, options)
         made[threads] = store_bytes(store / "shuffled"), store_bytes(store)["manifest.json"]
     assert made[1] == made[2]
-    placed = place(chosen, **result.buckets)
+    assigned = assign(chosen, **result.buckets)
     assert buckets_of(store) == [
-        (split, bucket, [i for at, number, _, i in placed if (at, number) == (split, bucket)])
+        (split, bucket, [i for at, number, _, i in assigned if (at, number) == (split, bucket)])
         for split, count in result.buckets.items()
         for bucket in range(count)
     ]
     assert (result.left_out, result.notes, result.balance) == (chosen.left_out, chosen.notes, chosen.balance)
     assert result.duplicates == chosen.duplicates
     stage = Store.open(store).manifest.stages["shuffle"]
-    assert stage["choices"] == CHOICES[name]
+    assert stage["choices"] == OPTIONS[name]
     assert stage["left_out"] == chosen.left_out
     total = Store.open(store).manifest.counts["positions"]
     assert total == stage["positions"] + stage["rejected"] + sum(stage["left_out"].values())
 
 
-def test_another_choice_replaces_the_shuffle(trmph_store, copy_store):
+def test_different_options_replace_the_shuffle(trmph_store, copy_store):
     store = copy_store(trmph_store)
     assert shuffle_store(store, ShuffleOptions(per_game=5)).left_out["per_game"] > 0
     again = shuffle_store(store, ShuffleOptions(per_game=5))
@@ -73,7 +73,7 @@ def test_another_choice_replaces_the_shuffle(trmph_store, copy_store):
     assert Store.open(store).manifest.stages["shuffle"]["choices"] == {}
 
 
-def test_a_refused_choice_leaves_the_store_as_it_was(trmph_store, copy_store, store_bytes):
+def test_a_refused_option_does_not_change_the_store(trmph_store, copy_store, store_bytes):
     store = copy_store(trmph_store)
     shuffle_store(store, ShuffleOptions(seed=3))
     before = store_bytes(store)
@@ -88,7 +88,7 @@ def run(*arguments):
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_the_command_takes_the_choices_and_shows_what_they_did(trmph_store, copy_store):
+def test_the_command_applies_the_options_and_shows_their_effect(trmph_store, copy_store):
     store = copy_store(trmph_store)
     flags = [
         "--where",
@@ -126,7 +126,7 @@ def test_the_command_takes_the_choices_and_shows_what_they_did(trmph_store, copy
     assert sum(row["kept"] for row in facts["balance"] if not row["total"]) == facts["positions"]
 
 
-def test_a_dry_run_and_the_log_tell_of_the_choices_too(trmph_store, copy_store, store_bytes):
+def test_the_dry_run_and_the_log_contain_the_effect(trmph_store, copy_store, store_bytes):
     store = copy_store(trmph_store)
     before = store_bytes(store)
     flags = ("--balance-by", "winner", "--per-game", "9")
@@ -144,7 +144,7 @@ def test_a_dry_run_and_the_log_tell_of_the_choices_too(trmph_store, copy_store, 
         assert planned[name]
 
 
-def test_a_config_run_tells_of_the_choices_too(trmph_store, copy_store, tmp_path):
+def test_a_config_run_shows_the_effect(trmph_store, copy_store, tmp_path):
     config = tmp_path / "run.toml"
     store = copy_store(trmph_store)
     config.write_text(f"store = '{store}'\n[shuffle]\nbalance_by = 'winner'\nbuckets = 2\n")
@@ -154,8 +154,8 @@ def test_a_config_run_tells_of_the_choices_too(trmph_store, copy_store, tmp_path
     assert "head cut" in shown
 
 
-def test_names_of_groups_are_shown_as_they_are(trmph_store, copy_store):
-    """Brackets are markup to the library that draws tables: a closing tag alone was its error."""
+def test_names_of_groups_are_not_parsed_as_markup(trmph_store, copy_store):
+    """Brackets are markup for rich: an unmatched closing tag used to raise an error."""
     store = copy_store(trmph_store)
     for value in ("'[/red]'", "'[bold]'", "repeat('x', 500)"):
         shown = run(store, "--balance-by", f"{value} || winner || chr(27)", "--where", "winner IS NOT NULL")
@@ -165,8 +165,8 @@ def test_names_of_groups_are_shown_as_they_are(trmph_store, copy_store):
         assert max(map(len, shown.stdout.splitlines())) < 180
 
 
-def test_splits_are_listed_in_one_order(trmph_store, copy_store):
-    """A manifest has its names in the order of the alphabet."""
+def test_splits_are_listed_in_the_same_order(trmph_store, copy_store):
+    """The names in a manifest are sorted alphabetically."""
     store = copy_store(trmph_store)
     listed = [
         [line.split()[0] for line in run(store).stdout.splitlines() if line.startswith(SPLITS)]
@@ -177,7 +177,7 @@ def test_splits_are_listed_in_one_order(trmph_store, copy_store):
     assert len(listed[0]) > 1
 
 
-def test_the_command_says_what_is_wrong_with_an_expression(trmph_store, copy_store):
+def test_the_command_explains_an_invalid_expression(trmph_store, copy_store):
     failed = run(copy_store(trmph_store), "--where", "valeu = 1")
     assert failed.returncode == 2
     assert "where: no column 'valeu'; found valeu = 1; expected one of" in failed.stderr

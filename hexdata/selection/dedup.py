@@ -1,5 +1,6 @@
-"""Choices made game by game: copies of a game left out, and at most so many positions of each. Writes tables
-of the games concerned, and no positions.
+"""Filters that act on games: removal of duplicate games, and a maximum number of positions per game.
+
+Both write lookup tables of the games concerned, never positions.
 """
 
 from __future__ import annotations
@@ -16,30 +17,36 @@ from hexdata.selection.tables import Tables
 from hexdata.store.parquet import write_parquet
 from hexdata.store.session import DuckDBPyConnection, read_parquet_sql
 
-__all__ = ["Duplicates", "count_duplicates", "limit_games", "without_copies"]
+__all__ = ["Duplicates", "count_duplicates", "drop_duplicates", "limit_per_game"]
 
 SLICE_ROWS: Final = 1 << 21
-"""Positions whose games are looked at together: what DuckDB sorts in a fraction of the smallest memory."""
+"""Positions per query: DuckDB sorts them in a fraction of the smallest memory budget."""
 _BATCH_ROWS: Final = 1 << 16
 _UNKNOWN_TIER: Final = 255
-"""Comes after every tier."""
+"""Sorts after every tier."""
 
 
 @dataclass(frozen=True)
 class Duplicates:
-    """Games of a store that each kind of ``dedup`` would leave out, and their positions."""
+    """Numbers of games and positions in a store that each kind of ``dedup`` removes.
+
+    Attributes:
+        exact_games: games that ``dedup="exact"`` removes.
+        exact_positions: their positions.
+        symmetric_games: games that ``dedup="symmetric"`` removes, including the exact ones.
+        symmetric_positions: their positions.
+        fragments: symmetric games without a complete move list, which ``dedup="exact"`` cannot detect.
+    """
 
     exact_games: int
     exact_positions: int
     symmetric_games: int
-    """The exact ones are among them."""
     symmetric_positions: int
     fragments: int
-    """Games among the symmetric ones of which not all moves are at hand: ``exact`` cannot tell them."""
 
 
 def count_duplicates(con: DuckDBPyConnection, tables: Tables) -> Duplicates:
-    """Count the duplicates of a store, from its games alone."""
+    """Count the duplicate games of a store. Reads the games table only."""
     counted = con.sql(f"""
         SELECT count(*) FILTER (is_exact), coalesce(sum(positions) FILTER (is_exact), 0)::BIGINT,
                count(*) FILTER (is_symmetric), coalesce(sum(positions) FILTER (is_symmetric), 0)::BIGINT,
@@ -49,21 +56,21 @@ def count_duplicates(con: DuckDBPyConnection, tables: Tables) -> Duplicates:
     return Duplicates(*counted[0])
 
 
-def without_copies(
+def drop_duplicates(
     con: DuckDBPyConnection, tables: Tables, rows: str, kind: str, path: AnyPath, all_rows: bool
 ) -> str:
-    """Return a query for ``rows`` without those of games that are copies: ``exact`` or ``symmetric``.
+    """Return a query for ``rows`` without the positions of duplicate games.
 
-    Of the games that are the same, the one with the lowest id stays, among those that have positions in
-    ``rows``. Positions of no known game stay.
+    Of equal games that have positions in ``rows``, the one with the lowest id is kept. Positions without a
+    game are kept.
 
     Args:
-        con: an open session.
-        tables: of the store.
-        rows: positions.
-        kind: of sameness.
-        path: of the table of copies, which the query reads.
-        all_rows: that ``rows`` are all positions, so that no game has lost its own.
+        con: open DuckDB session.
+        tables: tables of the store.
+        rows: query for the positions.
+        kind: ``"exact"`` or ``"symmetric"``.
+        path: file for the table of duplicate games, which the query reads.
+        all_rows: whether ``rows`` contains all positions of the store, which saves a join.
     """
     present = "" if all_rows else f"SEMI JOIN (SELECT game_id FROM ({rows})) USING (game_id)"
     copies = f"SELECT game_id FROM ({_copies_sql(tables, present)}) WHERE is_{kind} ORDER BY game_id"
@@ -73,11 +80,10 @@ def without_copies(
 
 
 def _copies_sql(tables: Tables, present: str = "") -> str:
-    """Return a query for the games that share their hash: how each stands to one of lower id.
+    """Return a query for games with equal hashes: whether each is a duplicate of a game with a lower id.
 
-    Games of the same moves share their hash, so only hashes that have a ``duplicate_of`` are looked at. The
-    moves are compared by their MD5, since a list a game would not fit into the memory. ``present`` is a
-    join that takes games out.
+    Games with equal moves have equal hashes, so only hashes with a ``duplicate_of`` are read. Moves are
+    compared by their MD5 because the lists would exceed the memory. ``present`` is a join that filters games.
     """
     return f"""
         SELECT game_id, positions, moves IS NULL AS fragment,
@@ -92,22 +98,22 @@ def _copies_sql(tables: Tables, present: str = "") -> str:
     """
 
 
-def limit_games(
-    con: DuckDBPyConnection, tables: Tables, rows: str, most: int, by: str, seed: int, path: AnyPath
+def limit_per_game(
+    con: DuckDBPyConnection, tables: Tables, rows: str, limit: int, by: str, seed: int, path: AnyPath
 ) -> str:
-    """Return a query for at most ``most`` of each game's ``rows``; those of no known game all stay.
+    """Return a query for at most ``limit`` positions per game of ``rows``, and all positions without a game.
 
-    They are the first in the order of a seeded key of the position, or, by ``tier``, of the value sample
-    tier, NULL last, and then of the key: plies decide nothing.
+    Positions are kept in the order of a seeded key or, with ``by="tier"``, of their value sample tier (NULL
+    last) and then the key. The ply of a position has no influence.
 
     Args:
-        con: an open session.
-        tables: of the store.
-        rows: positions.
-        most: at least 1.
-        by: ``key`` or ``tier``.
-        seed: of the shuffle.
-        path: of a table with the first position too many of each game that has one; the query reads it.
+        con: open DuckDB session.
+        tables: tables of the store.
+        rows: query for the positions.
+        limit: maximum number of positions per game, at least 1.
+        by: ``"key"`` or ``"tier"``.
+        seed: seed of the shuffle.
+        path: file for a table with the first position beyond the limit of each game, which the query reads.
     """
     tier = f"coalesce(value_sample_tier, {_UNKNOWN_TIER})" if by == "tier" else "0"
     ranked = f"""
@@ -116,7 +122,7 @@ def limit_games(
         FROM ({rows})
     """
     schema = pa.schema([("game_id", pa.int64()), ("tier", pa.uint8()), ("key", pa.uint64())])
-    write_parquet(path, schema, _first_too_many(con, tables, ranked, most))
+    write_parquet(path, schema, _first_beyond_limit(con, tables, ranked, limit))
     return f"""
         SELECT p.* EXCLUDE (game_tier, game_key)
         FROM ({ranked}) p LEFT JOIN {read_parquet_sql([path.resolve()])} t USING (game_id)
@@ -124,12 +130,12 @@ def limit_games(
     """
 
 
-def _first_too_many(
-    con: DuckDBPyConnection, tables: Tables, ranked: str, most: int
+def _first_beyond_limit(
+    con: DuckDBPyConnection, tables: Tables, ranked: str, limit: int
 ) -> Iterator[pa.RecordBatch]:
-    """Give (game_id, tier, key) of the first position beyond ``most`` of each game that has one.
+    """Yield (game_id, tier, key) of the first position beyond ``limit`` in each game that has one.
 
-    Games are looked at in ranges of ids, since sorting all positions would take the memory of all.
+    Games are processed in ranges of ids because sorting all positions at once would need too much memory.
     """
     ranges = con.sql(f"""
         SELECT min(game_id), max(game_id)
@@ -141,6 +147,6 @@ def _first_too_many(
         yield from con.sql(f"""
             SELECT game_id, game_tier AS tier, game_key AS key FROM ({ranked})
             WHERE game_id BETWEEN {low} AND {high}
-            QUALIFY row_number() OVER (PARTITION BY game_id ORDER BY game_tier, game_key) = {most + 1}
+            QUALIFY row_number() OVER (PARTITION BY game_id ORDER BY game_tier, game_key) = {limit + 1}
             ORDER BY game_id
         """).to_arrow_reader(_BATCH_ROWS)

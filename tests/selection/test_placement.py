@@ -1,4 +1,4 @@
-"""Buckets: by ranges of keys, by games, and by strata cut at their exact order statistics."""
+"""Assignment to buckets by ranges of keys, by game and by strata, compared with plain definitions."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from hexdata.errors import ConfigError
 from hexdata.order import bucket_bounds, derive_key, sort_key, sort_subkeys
 from hexdata.schema import SPLITS
-from hexdata.selection import place as place_module
+from hexdata.selection import placement as placement_module
 from hexdata.selection import ranks
-from hexdata.selection.place import place_positions
+from hexdata.selection.placement import assign_positions
 from hexdata.selection.tables import Tables
 from hexdata.store import Store
 
@@ -31,7 +31,7 @@ STRATA = {
 
 @pytest.fixture(scope="module", autouse=True)
 def small_cells():
-    """Let small groups have many cells."""
+    """Use many histogram cells for small groups."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ranks, "CELL_ROWS", 4)
         yield
@@ -43,8 +43,8 @@ def in_range(key, buckets):
     )
 
 
-def plain_strata(rows, value, buckets, seed):
-    """Return {position id: bucket} by the definition: ranks of each stratum, cut evenly from an offset."""
+def expected_strata(rows, value, buckets, seed):
+    """Return {position id: bucket} by the definition: each stratum divided evenly from an offset."""
     key = derive_key(seed, "strata")
     strata = defaultdict(list)
     for row in rows:
@@ -62,32 +62,32 @@ def plain_strata(rows, value, buckets, seed):
 
 
 @pytest.mark.parametrize("buckets", [1, 3, 64, 1000])
-def test_positions_go_by_their_keys(buckets, choose, place, choice_store, choice_rows):
-    found = place(choose(choice_store), train=buckets, val=2, test=1)
+def test_positions_are_assigned_by_their_keys(buckets, choose, assign, choice_store, choice_rows):
+    found = assign(choose(choice_store), train=buckets, val=2, test=1)
     split = {row["position_id"]: row["split"] for row in choice_rows}
     keys = {i: int(sort_key(i, derive_key(SEED, "shuffle"))) for i in split}
     numbers = {"train": buckets, "val": 2, "test": 1}
     assert sorted(found) == sorted((split[i], in_range(k, numbers[split[i]]), k, i) for i, k in keys.items())
     for name in SPLITS:
         ids = [i for at, _, _, i in found if at == name]
-        assert ids == sorted(ids, key=keys.__getitem__), "no number of buckets changes the order"
+        assert ids == sorted(ids, key=keys.__getitem__), "the number of buckets does not change the order"
 
 
 @pytest.mark.parametrize("buckets", [1, 3, 64])
-def test_the_cuts_are_those_of_bucket_bounds_to_the_last_bit(con, buckets):
+def test_boundaries_equal_bucket_bounds_exactly(con, buckets):
     bounds = bucket_bounds(buckets)[1:-1]
     keys = [0, (1 << 64) - 1, *(k + d for k in bounds for d in (-1, 0, 1))]
     ids = ", ".join(f"({unsort(key, 5)}::UBIGINT)" for key in keys)
     chosen = f"SELECT id AS position_id, 0 AS split_index FROM (VALUES {ids}) AS ids(id)"
     no_store = Tables("positions", "games", "sources", {}, ())
-    placed = con.sql(place_positions(no_store, chosen, 5, {0: buckets}).rows_sql()).fetchall()
-    assert sorted((key, bucket) for _, _, key, bucket in placed) == sorted(
+    assigned = con.sql(assign_positions(no_store, chosen, 5, {0: buckets}).rows_sql()).fetchall()
+    assert sorted((key, bucket) for _, _, key, bucket in assigned) == sorted(
         (k, in_range(k, buckets)) for k in keys
     )
 
 
 def unsort(value, key):
-    """Return the identity of a sort key: each step of ``sort_key`` undone."""
+    """Return the id whose sort key is ``value``: the inverse of ``sort_key``."""
     first, second, third = sort_subkeys(key)
 
     def unshift(x, shift):
@@ -101,36 +101,36 @@ def unsort(value, key):
     return unshift(x * pow(0xBF58476D1CE4E5B9, -1, 1 << 64) % (1 << 64), 30) ^ first
 
 
-def test_games_stay_together(choose, place, choice_store, choice_rows):
-    found = place(choose(choice_store, assign="game"), train=9, val=4, test=1)
+def test_positions_of_a_game_share_a_bucket(choose, assign, choice_store, choice_rows):
+    found = assign(choose(choice_store, assign="game"), train=9, val=4, test=1)
     game = {row["position_id"]: row["game_id"] for row in choice_rows}
     game_key, key = derive_key(SEED, "shuffle-games"), derive_key(SEED, "shuffle")
     numbers = {"train": 9, "val": 4, "test": 1}
     for split, bucket, position_key, position in found:
         assert position_key == int(sort_key(position, key))
-        whose = position_key if game[position] is None else int(sort_key(game[position], game_key))
-        assert bucket == in_range(whose, numbers[split])
+        deciding_key = position_key if game[position] is None else int(sort_key(game[position], game_key))
+        assert bucket == in_range(deciding_key, numbers[split])
     assert found == sorted(found, key=lambda row: (SPLITS.index(row[0]), row[1], row[2]))
     assert len(found) == len(choice_rows)
 
 
 @pytest.mark.parametrize("by", STRATA)
 @pytest.mark.parametrize("buckets", [1, 2, 7, 50])
-def test_strata_are_cut_at_their_order_statistics(by, buckets, choose, place, choice_store, choice_rows):
+def test_strata_are_cut_at_their_order_statistics(by, buckets, choose, assign, choice_store, choice_rows):
     numbers = {"train": buckets, "val": 3, "test": 1}
-    expected = plain_strata(choice_rows, STRATA[by], numbers, SEED)
-    found = place(choose(choice_store, stratify_by=by), **numbers)
+    expected = expected_strata(choice_rows, STRATA[by], numbers, SEED)
+    found = assign(choose(choice_store, stratify_by=by), **numbers)
     assert {i: bucket for _, bucket, _, i in found} == expected
     assert len(found) == len(choice_rows)
 
 
 @settings(max_examples=15)
 @given(st.integers(0, 10_000), st.integers(1, 40), st.sampled_from(sorted(STRATA)))
-def test_each_bucket_gets_its_fair_share_to_within_one(choose, place, write_games, read, seed, buckets, by):
-    """Strata smaller than the number of buckets too; and the rows of a bucket ascend by key."""
+def test_each_bucket_receives_its_share_to_within_one(choose, assign, write_games, read, seed, buckets, by):
+    """Also holds for strata smaller than the number of buckets. Rows of a bucket are sorted by key."""
     store = write_games(seed, games=20)
     rows = {row["position_id"]: row for row in read(store)}
-    found = place(choose(store, seed=seed, stratify_by=by), train=buckets, val=2, test=1)
+    found = assign(choose(store, seed=seed, stratify_by=by), train=buckets, val=2, test=1)
     numbers = {"train": buckets, "val": 2, "test": 1}
     shares = Counter((split, STRATA[by](rows[i]), bucket) for split, bucket, _, i in found)
     sizes = Counter((split, STRATA[by](rows[i])) for split, _, _, i in found)
@@ -144,23 +144,23 @@ def test_each_bucket_gets_its_fair_share_to_within_one(choose, place, write_game
     assert all(some == sorted(some) for some in keys.values())
 
 
-def test_what_does_not_divide_falls_on_buckets_evenly(choose, place, write_games):
-    """Many strata of a few positions each: no bucket gets all that is left over."""
+def test_remainders_of_strata_are_spread_over_buckets(choose, assign, write_games):
+    """With many strata of a few positions, no bucket receives all remainders."""
     store = write_games(2, sources=1, games=300, loose=0)
-    found = place(choose(store, stratify_by="game_id"), train=20, val=1, test=1)
+    found = assign(choose(store, stratify_by="game_id"), train=20, val=1, test=1)
     sizes = np.array(list(Counter(bucket for split, bucket, _, _ in found if split == "train").values()))
     assert len(sizes) == 20
     assert sizes.max() < 1.5 * sizes.min()
 
 
-def test_the_order_within_a_bucket_knows_nothing_of_strata(choose, place, write_games, read):
-    """Neighbours are of one stratum as often as in a uniform order of the bucket: within 5 deviations.
+def test_the_order_within_a_bucket_is_independent_of_strata(choose, assign, write_games, read):
+    """Neighbours share a stratum as often as in a uniform order, within 5 standard deviations.
 
-    Strata of a few positions, where cuts by the key that orders the bucket would bring them together.
+    Dividing small strata by the key that orders the bucket would bring their positions together.
     """
     store = write_games(4, sources=1, games=300, shortest=10, longest=40, loose=0)
     game = {row["position_id"]: row["game_id"] for row in read(store)}
-    found = place(choose(store, where="split = 'train'", stratify_by="game_id"), train=8)
+    found = assign(choose(store, where="split = 'train'", stratify_by="game_id"), train=8)
     pairs = expected = 0
     for bucket in range(8):
         games = [game[i] for _, number, _, i in found if number == bucket]
@@ -169,20 +169,20 @@ def test_the_order_within_a_bucket_knows_nothing_of_strata(choose, place, write_
     assert abs(pairs - expected) < 5 * expected**0.5
 
 
-def test_strata_are_those_of_what_is_left(choose, place, kept, choice_store, choice_rows):
+def test_strata_are_divided_after_the_filters(choose, assign, kept, choice_store, choice_rows):
     asked = {"where": "value_sample_tier >= 0", "dedup": "symmetric", "balance_by": "winner"}
     left = set().union(*kept(choose(choice_store, **asked)).values())
     numbers = {"train": 5, "val": 2, "test": 1}
     rows = [row for row in choice_rows if row["position_id"] in left]
-    found = place(choose(choice_store, **asked, stratify_by="source"), **numbers)
-    assert {i: bucket for _, bucket, _, i in found} == plain_strata(rows, STRATA["source"], numbers, SEED)
+    found = assign(choose(choice_store, **asked, stratify_by="source"), **numbers)
+    assert {i: bucket for _, bucket, _, i in found} == expected_strata(rows, STRATA["source"], numbers, SEED)
 
 
 @pytest.mark.parametrize(
     "asked", [{}, {"assign": "game"}, {"stratify_by": "length"}, {"balance_by": "winner"}]
 )
-def test_a_slice_is_a_part_of_the_whole(asked, con, choose, tmp_path, choice_store):
-    placement = choose(choice_store, **asked).place({"train": 3, "val": 2, "test": 1}, con, tmp_path)
+def test_slices_concatenate_to_the_whole(asked, con, choose, tmp_path, choice_store):
+    placement = choose(choice_store, **asked).assign_buckets({"train": 3, "val": 2, "test": 1}, con, tmp_path)
     whole = con.sql(f"FROM ({placement.rows_sql()}) ORDER BY position_id")
     plain = con.sql(f"FROM read_parquet('{choice_store}/positions/*.parquet')").columns
     assert set(whole.columns) == {*plain, "split", "bucket", "sort_key"}
@@ -197,23 +197,23 @@ def test_a_slice_is_a_part_of_the_whole(asked, con, choose, tmp_path, choice_sto
     assert [row for part in parts for row in part] == rows
 
 
-def test_a_slice_opens_the_files_that_have_its_positions(con, choose, tmp_path, choice_store):
+def test_a_slice_opens_only_the_files_of_its_positions(con, choose, tmp_path, choice_store):
     store = tmp_path / "store"
     shutil.copytree(choice_store, store)
     files = Store.open(store).manifest.files_in("positions")
     (_, rows), *others = ((name, facts.rows) for name, facts in files.items())
     assert others
-    placement = choose(store).place({"train": 3, "val": 2, "test": 1}, con, tmp_path)
+    placement = choose(store).assign_buckets({"train": 3, "val": 2, "test": 1}, con, tmp_path)
     expected = con.sql(f"FROM ({placement.rows_sql(0, rows)}) ORDER BY position_id").fetchall()
     for name, _ in others:
-        (store / name).write_bytes(b"no Parquet file")
+        (store / name).write_bytes(b"not a Parquet file")
     assert con.sql(f"FROM ({placement.rows_sql(0, rows)}) ORDER BY position_id").fetchall() == expected
     with pytest.raises(Exception, match=r"(?i)parquet"):
         con.sql(f"FROM ({placement.rows_sql(0, rows + 1)})").fetchall()
 
 
-def test_too_many_cuts_are_refused(choose, place, choice_store, monkeypatch):
-    monkeypatch.setattr(place_module, "MOST_CUTS", 100)
-    with pytest.raises(ConfigError, match=r"too many strata for so many buckets.*at most 100"):
-        place(choose(choice_store, stratify_by="length"), train=50, val=1, test=1)
-    assert place(choose(choice_store, stratify_by="value"), train=20, val=1, test=1)
+def test_too_many_parts_of_strata_are_refused(choose, assign, choice_store, monkeypatch):
+    monkeypatch.setattr(placement_module, "MAX_STRATUM_PARTS", 100)
+    with pytest.raises(ConfigError, match=r"too many strata for this number of buckets.*at most 100"):
+        assign(choose(choice_store, stratify_by="length"), train=50, val=1, test=1)
+    assert assign(choose(choice_store, stratify_by="value"), train=20, val=1, test=1)

@@ -1,4 +1,4 @@
-"""Where each position of a selection goes: the bucket of its split, by position, by game or by stratum."""
+"""Assignment of positions to buckets: by position, by game or by stratum."""
 
 from __future__ import annotations
 
@@ -16,55 +16,57 @@ from hexdata.remote import AnyPath
 from hexdata.schema import SPLITS
 from hexdata.selection.expression import Expression
 from hexdata.selection.groups import Group, count_groups, group_table, grouped_sql, same_group_sql
-from hexdata.selection.ranks import cell_shifts, keys_at, segments
+from hexdata.selection.ranks import cell_shifts, keys_at_ranks, segments
 from hexdata.selection.tables import Tables, write_table
 from hexdata.store.session import DuckDBPyConnection
 
-__all__ = ["Placement", "place_games", "place_positions", "place_strata"]
+__all__ = ["Placement", "assign_games", "assign_positions", "assign_strata"]
 
-MOST_CUTS: Final = 1 << 20
-"""Cuts between buckets that all strata may need together: their table is joined while rows stream past."""
+MAX_STRATUM_PARTS: Final = 1 << 20
+"""Maximum size of the table of strata and buckets, which is joined to every position."""
 _LAST_KEY: Final = (1 << 64) - 1
 
 
 @dataclass(frozen=True)
 class Placement:
-    """The positions that take part, each with its place in the order (split, bucket, sort_key)."""
+    """Query for the selected positions with the columns that define their order: split, bucket, sort_key."""
 
     sql: str
     tables: Tables
 
     def rows_sql(self, start: int | None = None, stop: int | None = None) -> str:
-        """Return a query for the positions, in no order; only for start <= position_id < stop, if given.
+        """Return a query for the positions, in no particular order.
 
-        Their columns, ``split`` (index of ``SPLITS``), ``bucket`` (UINTEGER) and ``sort_key`` (UBIGINT).
+        The columns are those of positions, ``split`` (index into ``SPLITS``), ``bucket`` (UINTEGER) and
+        ``sort_key`` (UBIGINT). If ``start`` and ``stop`` are given, only positions with start <= position_id
+        < stop are returned.
         """
         if start is None or stop is None:
             return self.sql
-        # Each position takes part by what it is, so that the other files need not even be opened.
+        # The selection of a position depends on its own row only, so files outside the range are not opened.
         near = self.sql.replace(self.tables.positions, self.tables.positions_between(start, stop))
         return f"SELECT * FROM ({near}) WHERE position_id >= {start} AND position_id < {stop}"
 
 
-def place_positions(tables: Tables, chosen: str, key: int, buckets: dict[int, int]) -> Placement:
-    """Give each position the bucket in whose range its sort key lies: no cut changes the order."""
+def assign_positions(tables: Tables, chosen: str, key: int, buckets: dict[int, int]) -> Placement:
+    """Assign each position by its sort key; the number of buckets does not change the order."""
     return _by_range(tables, chosen, key, "sort_key", buckets)
 
 
-def place_games(tables: Tables, chosen: str, key: int, game_key: int, buckets: dict[int, int]) -> Placement:
-    """Give each game the bucket in whose range its own key lies; a position of no known game goes alone."""
+def assign_games(tables: Tables, chosen: str, key: int, game_key: int, buckets: dict[int, int]) -> Placement:
+    """Assign each game by the game's own key, and each position without a game by its sort key."""
     return _by_range(tables, chosen, key, f"coalesce({sort_key_sql('game_id', game_key)}, sort_key)", buckets)
 
 
 def _by_range(tables: Tables, chosen: str, key: int, bucket_key: str, buckets: dict[int, int]) -> Placement:
-    """Give each position the bucket in whose range ``bucket_key`` lies.
+    """Assign each position to the bucket whose key range contains ``bucket_key``.
 
     Args:
-        tables: of the store.
-        chosen: positions with ``split_index``.
-        key: of ``sort_key``.
-        bucket_key: an expression, UBIGINT.
-        buckets: their number by split, index of ``SPLITS``.
+        tables: tables of the store.
+        chosen: query for positions with ``split_index``.
+        key: key of ``sort_key``.
+        bucket_key: SQL expression of type UBIGINT.
+        buckets: number of buckets by split, an index into ``SPLITS``.
     """
     count = " ".join(f"WHEN {split} THEN {number}" for split, number in buckets.items())
     # Bucket i begins at key floor(i · 2^64 / B), so it is the largest i with i · 2^64 < (key + 1) · B.
@@ -76,7 +78,7 @@ def _by_range(tables: Tables, chosen: str, key: int, bucket_key: str, buckets: d
     return Placement(sql, tables)
 
 
-def place_strata(
+def assign_strata(
     con: DuckDBPyConnection,
     tables: Tables,
     chosen: str,
@@ -86,27 +88,27 @@ def place_strata(
     buckets: dict[int, int],
     folder: AnyPath,
 ) -> Placement:
-    """Give every bucket its fair share of each value of an expression, to within one position.
+    """Divide the positions of each stratum evenly between the buckets, to within one position.
 
-    A stratum of n positions is sorted by a key of its own. With B buckets, bucket b gets the ranks from
-    floor((b·n + o) / B) up to, and without, floor(((b + 1)·n + o) / B). The offset o, in [0, B), is drawn for
-    each stratum, so that what does not divide evenly falls on other buckets in each.
+    The n positions of a stratum are sorted by a separate key. With B buckets, bucket b receives the ranks r
+    with floor((b·n + o) / B) <= r < floor(((b + 1)·n + o) / B). The offset o in [0, B) is drawn per stratum,
+    so that the remainders of different strata fall into different buckets.
 
-    That key is not ``sort_key``, which orders the rows of a bucket: each part of a stratum would then be a
-    range of it, wider or narrower by chance, and at both ends of a bucket few strata would stand together.
+    The separate key is not ``sort_key``, which orders the rows of a bucket. Otherwise each part of a stratum
+    would be a range of ``sort_key``, and the start and end of a bucket would contain only some of the strata.
 
     Args:
-        con: an open session.
-        tables: of the store.
-        chosen: positions with ``split_index``.
-        expression: what the strata are values of.
-        seed: of the shuffle.
-        key: of ``sort_key``.
-        buckets: their number by split, index of ``SPLITS``.
-        folder: for the tables that the placement's query reads.
+        con: open DuckDB session.
+        tables: tables of the store.
+        chosen: query for positions with ``split_index``.
+        expression: the expression whose values define the strata.
+        seed: seed of the shuffle.
+        key: key of ``sort_key``.
+        buckets: number of buckets by split, an index into ``SPLITS``.
+        folder: folder for the lookup tables that the query reads.
 
     Raises:
-        ConfigError: there are too many strata, or too many cuts between buckets in all of them.
+        ConfigError: there are too many strata, or too many parts of strata in buckets.
     """
     grouped = f"""
         SELECT *, {sort_key_sql("position_id", derive_key(seed, "strata"))} AS cut_key
@@ -114,12 +116,12 @@ def place_strata(
     """
     strata = count_groups(con, grouped, expression)
     cuts = sum(min(buckets[stratum.split], stratum.rows) for stratum in strata)
-    if cuts > MOST_CUTS:
+    if cuts > MAX_STRATUM_PARTS:
         raise ConfigError(
-            "too many strata for so many buckets",
+            "too many strata for this number of buckets",
             found=f"{cuts:,} parts of strata in buckets",
-            expected=f"at most {MOST_CUTS:,}",
-            hint="Give fewer buckets, or a coarser expression to stratify by.",
+            expected=f"at most {MAX_STRATUM_PARTS:,}",
+            hint="Use fewer buckets or a coarser expression in stratify_by.",
         )
     shares = [_shares(stratum, buckets[stratum.split], seed) for stratum in strata]
     lows = _lowest_keys(con, grouped, strata, [ranks for _, ranks in shares], folder)
@@ -140,7 +142,7 @@ def place_strata(
 
 
 def _shares(stratum: Group, buckets: int, seed: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the buckets that get a part of a stratum, and the rank at which each part begins."""
+    """Return the buckets that receive a part of a stratum, and the first rank of each part."""
     offset = derive_key(seed, "stratify", SPLITS[stratum.split], *stratum.purpose) % buckets
     bounds = (np.arange(buckets + 1, dtype=np.int64) * stratum.rows + offset) // buckets
     used = np.flatnonzero(bounds[1:] > bounds[:-1])
@@ -154,7 +156,7 @@ def _lowest_keys(
     ranks: Sequence[npt.NDArray[np.int64]],
     folder: AnyPath,
 ) -> Iterator[npt.NDArray[np.uint64]]:
-    """Give, for each stratum, the lowest key of each part; the first part begins at key 0."""
+    """Yield, for each stratum, the lowest key of each part; the first part starts at key 0."""
     sizes = np.array([stratum.rows for stratum in strata], dtype=np.int64)
     shifted = group_table(strata).append_column("shift", pa.array(cell_shifts(sizes, 64)))
     table = write_table(folder / "strata-groups.parquet", shifted)
@@ -162,20 +164,20 @@ def _lowest_keys(
         SELECT t.number, p.cut_key AS key, t.shift
         FROM ({grouped}) p JOIN {table} t ON {same_group_sql("p", "t")}
     """
-    for low in keys_at(con, keyed, [r[1:] for r in ranks]):
+    for low in keys_at_ranks(con, keyed, [r[1:] for r in ranks]):
         yield np.append(np.uint64(0), low)
 
 
 def _cell_bits(strata: int, buckets: int) -> int:
-    """Return how many cells, a power of two, the keys are cut into: about two a part, yet few in all."""
+    """Return the base-2 logarithm of the number of cells: about two per part, limited in total."""
     wanted = (2 * buckets - 1).bit_length()
-    return max(1, min(wanted, (MOST_CUTS // strata).bit_length() - 1))
+    return max(1, min(wanted, (MAX_STRATUM_PARTS // strata).bit_length() - 1))
 
 
 def _parts(
     stratum: Group, bucket: npt.NDArray[np.int64], low: npt.NDArray[np.uint64], shift: int
 ) -> pa.Table:
-    """Return the ranges of keys of one stratum, each with its bucket, cut at cells."""
+    """Return the key ranges of one stratum, each with its bucket, split at cell boundaries."""
     cell, low, high, which = segments(low, _LAST_KEY, shift)
     count = len(cell)
     return pa.table(
