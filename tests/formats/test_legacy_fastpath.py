@@ -135,6 +135,18 @@ def many(count, ply=lambda number: number % 20):
         yield {"board": planes, "policy": cells if ply(number) else None, "value": 1.0, "metadata": metadata}
 
 
+@pytest.mark.parametrize("protocol", [0, 1, 2])
+def test_a_text_of_one_character_is_one_object_in_payload_and_metadata(protocol):
+    """Old protocols write NumPy's ``b"b"`` as a text, which Python also uses for a winner named ``b``."""
+    items = list(many(60))
+    for item in items:
+        item["metadata"]["winner"] = chr(ord("b"))
+    raw = dumps({"examples": items}, protocol=protocol)
+    assert raw.count(b"\x01\x00\x00\x00b") == (protocol > 0)
+    header = assert_same(raw)
+    assert isinstance(header, tuple)
+
+
 @pytest.fixture
 def singles(monkeypatch):
     """The examples that were read opcode by opcode."""
