@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from dataclasses import fields
 from pathlib import Path
 
@@ -202,3 +203,16 @@ def test_every_public_name_is_in_the_reference():
     top = dict(re.findall(r"^\| `hexdata\.(\w+)` \| \[`hexdata\.(\w+)`\]", page, re.MULTILINE))
     assert set(top) == set(hexdata.__all__)
     assert [name for name, room in top.items() if name not in rooms[f"hexdata.{room}"]] == []
+
+
+def test_every_mention_of_the_supported_pythons_agrees():
+    """``pyproject.toml`` is what ``.ci/run`` reads; the oldest is what ruff and mypy check for."""
+    content = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    named = re.findall(r"Python :: (3\.\d+)", "\n".join(content["project"]["classifiers"]))
+    assert len(named) > 1
+    assert content["project"]["requires-python"] == f">={named[0]}"
+    assert content["tool"]["mypy"]["python_version"] == named[0]
+    assert content["tool"]["ruff"]["target-version"] == f"py{named[0].replace('.', '')}"
+    sentence = f"hexdata supports Python {', '.join(named[:-1])} and {named[-1]}"
+    for name in ("README.md", "docs/guide.md"):
+        assert sentence in " ".join((ROOT / name).read_text(encoding="utf-8").split()), name
