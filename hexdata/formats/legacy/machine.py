@@ -385,7 +385,7 @@ class Machine(Window):
     def _reduce(self) -> None:
         args = self.stack.pop()
         self.stack[-1] = made = call(self.stack[-1], args)
-        if isinstance(made, bytes) and len(args[0]) > 1:  # Python has one object for each text of one character
+        if isinstance(made, bytes) and len(args[0]) > 1:  # a shorter text is one object in Python
             self.memo.forget(args[0])  # a payload's text: without this it would be kept as a name is
 
     def _build(self) -> None:
