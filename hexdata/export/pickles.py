@@ -6,7 +6,7 @@ Never changes the store's tables. One file is one pure task, so the bytes do not
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
@@ -34,6 +34,9 @@ from hexdata.text import encodable
 __all__ = ["ORDERS", "PicklesOptions", "PicklesResult", "export_pickles"]
 
 ORDERS: Final = ("shuffled", "original")
+
+PROGRESS_NAME: Final = "shuffling_progress.json"
+"""The legacy loader takes ``shuffled_*.pkl.gz`` only from a folder that has this file."""
 
 NO_TIME: Final = "1970-01-01T00:00:00"
 """What ``shuffled_at`` and ``processed_at`` say where there is no time to tell: the store holds none."""
@@ -236,6 +239,34 @@ class _ShuffledFile:
         return pa.array(texts, pa.string()).take(origin.indices)
 
 
+@dataclass(frozen=True)
+class _ProgressFile:
+    """What the legacy shuffle leaves beside its buckets, as of a run that is complete."""
+
+    buckets: int
+    examples: int
+    sources: tuple[str, ...]
+    positions: int = 0
+
+    def write(self, path: AnyPath, _level: int) -> FileFacts:
+        content = {
+            "started_at": NO_TIME,
+            "last_updated": NO_TIME,
+            "processed_files": self.sources,
+            "completed_buckets": list(range(self.buckets)),
+            "current_phase": "completed",
+            "stats": {
+                "files_processed": len(self.sources),
+                "total_examples": self.examples,
+                "buckets_completed": self.buckets,
+                "start_time": 0,
+            },
+        }
+        with atomic_file(path, replace=False) as file:
+            file.write(json.dumps(content, indent=2).encode("ascii"))
+            return file.facts(0)
+
+
 _TEXTS: Final = pa.dictionary(pa.int32(), pa.string())
 _GAMES: Final = pa.schema([("source_id", pa.int32()), ("winner", _TEXTS), ("origin", _TEXTS)])
 """What is needed of every game of the store."""
@@ -272,7 +303,7 @@ def _encodable(name: object) -> str | None:
     return encodable(name) if isinstance(name, str) else None
 
 
-_File = _OriginalFile | _ShuffledFile
+_File = _OriginalFile | _ShuffledFile | _ProgressFile
 
 
 class _Run:
@@ -294,7 +325,9 @@ class _Run:
             "level": self.options.level,
         }
         done = self.store.manifest.stages.get(self.stage, {})
-        if asked.items() <= done.items() and self.store.intact(self.place):
+        files = self._shuffled() if self.options.order == "shuffled" else self._original()
+        named = files.keys() <= self.store.manifest.files.keys()
+        if asked.items() <= done.items() and named and self.store.intact(self.place):
             # A run may have been killed right after its manifest.
             remove_tree(self.work)
             return self._result(resumed=0, already_done=True)
@@ -302,7 +335,6 @@ class _Run:
         if not len(ledger):
             self._clear()
         resumed = len(ledger)
-        files = self._shuffled() if self.options.order == "shuffled" else self._original()
         self._write(files, ledger)
         self._publish({name: FileFacts(**ledger[name]) for name in files}, asked)
         return self._result(resumed)
@@ -331,6 +363,12 @@ class _Run:
                     manifest.board_size,
                     tuple(self.store.files("games")),
                     sources,
+                )
+            if buckets:
+                files[f"{self.place}/{split}/{PROGRESS_NAME}"] = _ProgressFile(
+                    len(buckets),
+                    sum(facts.rows for facts in buckets.values()),
+                    tuple(sources["name"].to_pylist()),
                 )
         return files
 
@@ -372,20 +410,31 @@ class _Run:
                 hint="Run `hexdata verify` on the store.",
             )
         manifest.files |= written
-        manifest.stages[self.stage] = {**asked, "positions": positions, "rejected": 0, "files": len(written)}
+        manifest.stages[self.stage] = {
+            **asked,
+            "positions": positions,
+            "rejected": 0,
+            "files": _pickles_in(written),
+        }
         manifest.save(self.store.path)
         remove_tree(self.work)
 
     def _result(self, resumed: int, already_done: bool = False) -> PicklesResult:
-        files = self.store.manifest.files_in(self.place).values()
+        named = self.store.manifest.files_in(self.place)
+        files = named.values()
         return PicklesResult(
             order=self.options.order,
             positions=sum(facts.rows for facts in files),
-            files=len(files),
+            files=_pickles_in(named),
             bytes=sum(facts.bytes for facts in files),
             resumed=resumed,
             already_done=already_done,
         )
+
+
+def _pickles_in(names: Iterable[str]) -> int:
+    """Count the pickles among the files of an export."""
+    return sum(name.endswith(PICKLE_SUFFIX) for name in names)
 
 
 def _write_file(file: _File, path: AnyPath, level: int) -> FileFacts:

@@ -94,7 +94,7 @@ class TrmphReader:
     """One file of games: a :class:`hexdata.formats.source.SourceReader`.
 
     A game of m moves gives m + 1 positions. A line that is no game counts as one record; its reason is
-    "trmph-syntax", "trmph-cell", "repeated-move", "board-size" (also: not that of the first good
+    "trmph-syntax", "no-moves", "trmph-cell", "repeated-move", "board-size" (also: not that of the first good
     game), "no-winner" (none stated, and nobody has a winning chain), "line-too-long" or "not-utf8".
 
     A stated winner is kept even where the chain on the final board is the other player's.
@@ -219,6 +219,8 @@ class TrmphReader:
             parts = split_trmph(line.decode())
         except UnicodeDecodeError as error:
             raise FormatError("not UTF-8 text", code="not-utf8", found=str(error)) from error
+        if not parts.moves:
+            raise FormatError("a game without moves", code="no-moves", expected="#13,a1b2c3 b")
         moves = parse_moves(parts.moves, parts.board_size)
         check_no_repeats(moves, parts.board_size)
         game.board_size, game.moves, game.winner = parts.board_size, moves, parts.winner

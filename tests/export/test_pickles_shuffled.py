@@ -111,6 +111,47 @@ def test_shuffled_pickles_are_what_an_old_trainer_reads(mixed_store, copy_store)
     check_games(seen)
 
 
+def test_the_legacy_loader_finds_the_shuffled_files(mixed_store, copy_store):
+    """It takes ``shuffled_*.pkl.gz`` only from a folder that holds ``shuffling_progress.json``."""
+    store = copy_store(mixed_store)
+    export_pickles(store, SHUFFLED)
+    manifest = Store.open(store).manifest
+    found = []
+    for folder in sorted((store / "pickles" / "shuffled").iterdir()):
+        files = sorted(folder.glob("shuffled_*.pkl.gz"))
+        content = json.loads((folder / "shuffling_progress.json").read_text())
+        assert list(content) == [
+            *("started_at", "last_updated", "processed_files", "completed_buckets", "current_phase", "stats"),
+        ]  # fmt: skip
+        assert (content["started_at"], content["current_phase"]) == (NO_TIME, "completed")
+        assert content["completed_buckets"] == [int(path.name[9:13]) for path in files]
+        stats = [load(path)["shuffling_stats"] for path in files]
+        assert content["processed_files"] == stats[0]["source_files"]
+        assert content["stats"] == {
+            "files_processed": len(stats[0]["source_files"]),
+            "total_examples": sum(one["total_examples"] for one in stats),
+            "buckets_completed": len(files),
+            "start_time": 0,
+        }
+        assert f"pickles/shuffled/{folder.name}/shuffling_progress.json" in manifest.files
+        found += files
+    assert len(found) == manifest.stages["pickles-shuffled"]["files"] == export_pickles(store, SHUFFLED).files
+
+
+def test_an_export_of_an_earlier_release_is_written_again_with_its_progress_file(mixed_store, copy_store):
+    store = copy_store(mixed_store)
+    export_pickles(store, SHUFFLED)
+    name = "pickles/shuffled/train/shuffling_progress.json"
+    with Store.open(store).writing("test"):
+        manifest = Store.open(store).manifest
+        del manifest.files[name]
+        manifest.save(store)
+    (store / name).unlink()
+    assert not export_pickles(store, SHUFFLED).already_done
+    assert (store / name).exists()
+    assert export_pickles(store, SHUFFLED).already_done
+
+
 METADATA = [
     *("game_id", "position_in_game", "total_positions", "value_sample_tier", "winner"),
     "original_source",
@@ -168,7 +209,8 @@ def test_the_manifest_accounts_for_every_file(mixed_store, copy_store, store_byt
         assert (lineage["rejected"], lineage["files"], lineage["order"]) == (0, result.files, options.order)
     found = {name: digest for name, digest in store_bytes(store).items() if name.startswith("pickles/")}
     assert found == {name: facts.sha256 for name, facts in manifest.files_in("pickles").items()}
-    assert len(found) == 4 + sum(manifest.stages["shuffle"]["buckets"].values())
+    buckets = manifest.stages["shuffle"]["buckets"]
+    assert len(found) == 4 + sum(buckets.values()) + len(buckets)  # and a progress file a split
 
 
 class EnoughError(Exception):

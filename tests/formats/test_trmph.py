@@ -125,6 +125,30 @@ def test_lines_that_are_no_game_are_one_record_each(tmp_path: Path) -> None:
     assert [detail.split(":")[0] for detail in details] == [f"line {n}" for n in (2, 5, 6, 7, 8, 9, 10, 12)]
 
 
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("#5, b", "no-moves"),
+        ("#5,", "no-moves"),
+        ("#5, # resigned at once", "no-moves"),
+        ("http://www.trmph.com/hex/board#5, 2", "no-moves"),
+        ("#99, b", "board-size"),
+        ("#5,a1", "no-winner"),
+        ("#5,a1 x", "trmph-syntax"),
+        ("#5 b", None),  # a comment, as it does not begin with #5,
+        ("#5,a1 b", None),
+    ],
+)
+def test_a_line_without_moves_is_no_game(tmp_path: Path, line: str, reason: str | None) -> None:
+    """It would be an empty board with a result: nothing to learn, and the same for either winner."""
+    _, batches = read(save(tmp_path, f"#5,a1b1 b\n{line}\n#5,c1 r\n"))
+    assert rejections(batches) == ([(3, reason)] if reason else [])
+    games = [1, 2, 3] if line == "#5,a1 b" else [1, 3]
+    assert sorted({row["line_idx"] for row in rows(batches)}) == games
+    assert sum(b.records for b in batches) == len(rows(batches)) + len(rejections(batches))
+    assert all(row["total_positions"] > 1 for row in rows(batches))
+
+
 def test_the_board_size_is_that_of_the_first_good_game(tmp_path: Path) -> None:
     reader, batches = read(save(tmp_path, "#5,a1a1 b\n#7,a1b1\n#3,a1 b\n#5,a1 b\n"))
     assert reader.board_size == 3

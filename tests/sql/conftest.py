@@ -19,10 +19,10 @@ BUCKETS = 3
 
 @pytest.fixture(scope="session")
 def stores(tmp_path_factory: pytest.TempPathFactory, trmph_store: Path, odd_store: Path) -> dict[str, Path]:
-    """A store of each of ``KINDS``: of no position and of one, at each stage, and with nulls everywhere."""
+    """A store of each of ``KINDS``: of no game and of one, at each stage, and with nulls everywhere."""
     folder = tmp_path_factory.mktemp("stores")
     made = {"converted": trmph_store, "odd": odd_store}
-    for name, text in {"none": "#5,z9 b\n", "one": "#5, b\n"}.items():
+    for name, text in {"none": "#5,z9 b\n", "one": "#5,a1 b\n"}.items():
         (folder / f"{name}.trmph").write_text(text)
         options = ConvertOptions(workers=1, max_reject_rate=1.0)
         convert_sources(folder / f"{name}.trmph", folder / name, options)
