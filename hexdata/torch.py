@@ -279,16 +279,27 @@ class LoaderDataset(IterableDataset[TensorBatch]):
             _check_alone(self.loader, self._asked)
         self._iterations += 1
         mark = mark_of(seed - worker, workers, self._iterations)
+        ended = False
         if self._resumes:
             self._turns.note(worker, mark, self._next[0])
         else:
             epoch, step = self._turns.take(worker, mark)
             self._next = epoch, step + worker
+            ended = 0 < len(self) == step
         self._resumes, self._ran = False, self._next[0]
-        return self._run(*self._next, workers)
+        return self._run_next(worker, workers, mark) if ended else self._run(*self._next, workers)
+
+    def _run_next(self, worker: int, workers: int, mark: int) -> Iterator[TensorBatch]:
+        """Run the next epoch, counted only once a batch is asked for: some make iterators and drop them."""
+        epoch = self._next[0] + 1
+        self._turns.note(worker, mark, epoch)
+        self._next, self._ran = (epoch, worker), epoch
+        yield from self._run(*self._next, workers)
 
     def _run(self, epoch: int, first: int, workers: int) -> Iterator[TensorBatch]:
-        self.loader.set_epoch(epoch, min(first, len(self)))
+        if first >= len(self):
+            return
+        self.loader.set_epoch(epoch, first)
         for delivery in self.loader.deliveries(first % workers, workers):
             self._next = epoch, delivery.step + workers
             batch = as_tensors(delivery.batch)
@@ -314,7 +325,8 @@ class LoaderDataset(IterableDataset[TensorBatch]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next iteration go on from a state, as ``Loader.load_state_dict`` does."""
         self.loader.load_state_dict(state)
-        self._stand_at(self.loader.epoch, self.loader.batch)
+        # At the end of an epoch the loader is in the next one, but other workers may have batches left.
+        self._stand_at(state["epoch"], state["batch"])
 
 
 @dataclass(frozen=True)
@@ -377,9 +389,10 @@ class TorchLoader:
     """A ``Loader`` that works in DataLoader workers, pins memory, and delivers dicts of tensors.
 
     It stands where its loader stands and is used like it: iterating runs the epoch to its end, from the
-    next batch on that was not delivered, then advances ``epoch``; batches that workers have prepared but
-    nobody was given come again. The batches and their order do not depend on the number of workers, and
-    a state resumes with another number of them and, at the same global batch, of ranks.
+    next batch on that was not delivered, then advances ``epoch``; after the last batch of an epoch it runs
+    the next one, also for a loop that takes exactly ``len(loader)`` batches. Batches that workers have
+    prepared but nobody was given come again. The batches and their order do not depend on the number of
+    workers, and a state resumes with another number of them and, at the same global batch, of ranks.
 
     Args:
         loader: the loader; from here on iterate this one in its place.
@@ -456,7 +469,7 @@ class TorchLoader:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[TensorBatch]:
-        """Deliver the rest of the epoch, then advance ``epoch``.
+        """Deliver the rest of the epoch, or all of the next one if nothing is left; then advance ``epoch``.
 
         Raises:
             StoreError, FormatError: a shard is not what the manifest says.
@@ -465,15 +478,14 @@ class TorchLoader:
             RuntimeError: a worker died.
         """
         _check_alone(self.loader, self._asked)
-        epoch = self.loader.epoch
-        for parcel in self._parcels():
-            self.loader.record(parcel.step, parcel.position_ids)
-            yield parcel.batch
-            if self.loader.epoch != epoch:
-                raise ConfigError("the epoch was changed while iterating", hint="Start a new iteration.")
-        if self.loader.batch != len(self):
-            raise HexdataError("the workers ended early", found=self.loader.batch, expected=len(self))
-        self.loader.end_epoch()
+        with self.loader.iteration() as epoch:
+            for parcel in self._parcels():
+                self.loader.record(parcel.step, parcel.position_ids)
+                yield parcel.batch
+                if self.loader.epoch != epoch:
+                    raise ConfigError("the epoch was changed while iterating", hint="Start a new iteration.")
+            if self.loader.batch != len(self):
+                raise HexdataError("the workers ended early", found=self.loader.batch, expected=len(self))
 
     def _parcels(self) -> Iterator[_Parcel]:
         if not self._num_workers:

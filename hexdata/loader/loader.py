@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -63,8 +64,9 @@ class Loader:
     """Delivers a split as batches of NumPy arrays, in an order that follows from (seed, epoch).
 
     Iterating runs the epoch to its end, from the next batch on that was not delivered, then advances
-    ``epoch``. A loop that was left goes on where it was; ``set_epoch`` starts afresh. A loader can be
-    pickled; it opens its shards again where it arrives.
+    ``epoch``. An iteration that begins when all batches of an epoch are delivered runs the next epoch, so
+    a loop may take exactly ``len(loader)`` batches. A loop that was left goes on where it was;
+    ``set_epoch`` starts afresh. A loader can be pickled; it opens its shards again where it arrives.
 
     Args:
         store: a store's directory, or a folder of shards with their manifest.json; either may be in an
@@ -187,10 +189,11 @@ class Loader:
             ConfigError: there is no such rank, or this one stands within an epoch of another world size,
                 whose batches are others.
         """
-        if self._batch and world_size != self.options.world_size:
+        epoch, batch = self._next()
+        if batch and world_size != self.options.world_size:
             raise ConfigError(
                 "a loader cannot change its world size within an epoch",
-                found=f"batch {self._batch}",
+                found=f"batch {batch}",
                 hint="Make the loader for its ranks first, then load the state.",
             )
         other = copy.copy(self)
@@ -200,7 +203,7 @@ class Loader:
         other._opened = other._ended = None
         same = (rank, world_size) == (self.options.rank, self.options.world_size)
         digest = self._digest.value if same and self._digest else None
-        other._go_to(Place(self._epoch, self._batch, digest if self._batch else 0))
+        other._go_to(Place(epoch, batch, digest if batch else 0))
         other._check_opens()
         return other
 
@@ -228,7 +231,10 @@ class Loader:
 
     @property
     def epoch(self) -> int:
-        """The epoch that iterating runs, counted from 0."""
+        """The epoch that iterating runs, counted from 0.
+
+        It advances when an iteration ends: at its end, or when a loop is left after the last batch.
+        """
         return self._epoch
 
     @property
@@ -264,11 +270,14 @@ class Loader:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state: of any rank and world size with the same global batch.
 
+        A state taken after the last batch of an epoch is the beginning of the next epoch.
+
         Raises:
             StoreError: it was taken on other positions or under another version of the order.
             ConfigError: it was taken with other options, or is no state.
         """
         self._go_to(check_state(state, self.options, *self._identity(), len(self)))
+        self._end_whole_epoch()
 
     def _identity(self) -> tuple[str, str | None]:
         """Return the digest of the shards, and that of the rows that take part unless all do."""
@@ -283,24 +292,45 @@ class Loader:
     # --- delivering -----------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Batch]:
-        """Deliver the rest of the epoch, then advance ``epoch``.
+        """Deliver the rest of the epoch, or all of the next one if nothing is left; then advance ``epoch``.
 
         Raises:
             StoreError, FormatError: a shard is not what the manifest says.
             ConfigError: the loader was sent elsewhere while iterating, or another iteration moved it.
         """
-        epoch = self._epoch
-        for step, ids, batch in self.deliveries():
-            self.record(step, ids)
-            yield batch
-            if (self._epoch, self._batch) != (epoch, step + 1):
-                raise ConfigError(
-                    "the loader was moved while iterating",
-                    found=f"batch {self._batch} of epoch {self._epoch}",
-                    expected=f"batch {step + 1} of epoch {epoch}",
-                    hint="Start a new iteration after set_epoch or load_state_dict.",
-                )
-        self.end_epoch()
+        with self.iteration() as epoch:
+            for step, ids, batch in self.deliveries():
+                self.record(step, ids)
+                yield batch
+                if (self._epoch, self._batch) != (epoch, step + 1):
+                    raise ConfigError(
+                        "the loader was moved while iterating",
+                        found=f"batch {self._batch} of epoch {self._epoch}",
+                        expected=f"batch {step + 1} of epoch {epoch}",
+                        hint="Start a new iteration after set_epoch or load_state_dict.",
+                    )
+
+    @contextmanager
+    def iteration(self) -> Iterator[int]:
+        """Return the epoch that an iteration runs, and end it afterwards if all of it was delivered.
+
+        An epoch that was delivered whole before, by a loop that took no batch too many, ends first.
+        """
+        self._end_whole_epoch()
+        epoch, steps = self._epoch, len(self)
+        try:
+            yield epoch
+        finally:
+            if (self._epoch, self._batch) == (epoch, steps):
+                self.end_epoch()
+
+    def _end_whole_epoch(self) -> None:
+        if self._next() != (self._epoch, self._batch):
+            self.end_epoch()
+
+    def _next(self) -> tuple[int, int]:
+        """Return the epoch and the batch that are delivered next."""
+        return (self._epoch + 1, 0) if 0 < len(self) == self._batch else (self._epoch, self._batch)
 
     def batches(self, worker: int = 0, workers: int = 1) -> Iterator[Batch]:
         """Yield what worker ``worker`` of ``workers`` has of the rest of the epoch; see ``deliveries``."""
@@ -309,8 +339,9 @@ class Loader:
     def deliveries(self, worker: int = 0, workers: int = 1) -> Iterator[Delivery]:
         """Yield this rank's batches of the steps t with t mod workers = worker, for the rest of the epoch.
 
-        Where the loader stands does not change: whoever hands the batches on calls ``record`` for each,
-        in the order of the steps, and ``end_epoch``.
+        If nothing is left of the epoch, those of the next epoch are yielded. Where the loader stands does not
+        change: whoever hands the batches on calls ``record`` for each, in the order of the steps, and
+        ``end_epoch``.
 
         Raises:
             StoreError, FormatError: a shard is not what the manifest says.
@@ -318,7 +349,8 @@ class Loader:
         """
         if not 0 <= worker < workers:
             raise ConfigError("no such worker", found=worker, expected=f"0 to {workers - 1}")
-        number, first = self._epoch, self._batch + (worker - self._batch) % workers
+        number, next_step = self._next()
+        first = next_step + (worker - next_step) % workers
         epoch = self._open(number)
         if self._exact is None and self._skipped_in != number:
             self._skipped, self._skipped_in = {shard: set() for shard in self._skipped}, number
@@ -335,8 +367,10 @@ class Loader:
         Raises:
             ConfigError: another step is next.
         """
-        if step != self._batch:
-            raise ConfigError("steps are recorded in their order", found=step, expected=self._batch)
+        _, batch = self._next()
+        if step != batch:
+            raise ConfigError("steps are recorded in their order", found=step, expected=batch)
+        self._end_whole_epoch()
         self._batch += 1
         if self._digest:
             self._digest.add(step, position_ids)

@@ -148,7 +148,8 @@ class Mixture:
     once, ``len(mixture)``. All batches are whole.
 
     Iterating runs the epoch to its end, from the next step on that was not delivered, then advances
-    ``epoch``. A batch is that of the loaders, and ``source`` uint8 (B,): which loader a position is from.
+    ``epoch``; an iteration that begins when all steps of an epoch are delivered runs the next one. A batch is
+    that of the loaders, and ``source`` uint8 (B,): which loader a position is from.
 
     Args:
         loaders: the sources, in exact mode and with the same batch options and board size; stores, splits,
@@ -189,7 +190,7 @@ class Mixture:
         self._counts = SourceCounts(self.options)
         paced = self.options.shares()[self.options.pace] * self.options.global_batch
         self._steps = math.ceil(self._sizes[self.options.pace] / paced)
-        self._step = 0
+        self._epoch = self._batch = 0
 
     def __len__(self) -> int:
         """Return the batches of an epoch, the same for every rank."""
@@ -198,7 +199,7 @@ class Mixture:
     @property
     def epoch(self) -> int:
         """The epoch that iterating runs, counted from 0."""
-        return self._step // self._steps
+        return self._epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Start ``epoch`` from its first batch.
@@ -206,12 +207,12 @@ class Mixture:
         Raises:
             ConfigError: there is no such epoch.
         """
-        self._step = check_count("epoch", epoch, 0) * self._steps
+        self._epoch, self._batch = check_count("epoch", epoch, 0), 0
 
     @property
     def realised(self) -> list[SourceShare]:
         """What each source has given in all steps before the next one, over all ranks."""
-        total = self._step * self.options.global_batch
+        total = (self._epoch * self._steps + self._batch) * self.options.global_batch
         return [
             SourceShare(float(share), given / max(total, 1), given, given / size)
             for share, given, size in zip(
@@ -220,33 +221,46 @@ class Mixture:
         ]
 
     def __iter__(self) -> Iterator[Batch]:
-        """Deliver the rest of the epoch, then advance ``epoch``.
+        """Deliver the rest of the epoch, or all of the next one if nothing is left; then advance ``epoch``.
 
         Raises:
             StoreError, FormatError: a shard is not what its manifest says. The step was not delivered.
             ConfigError: ``epoch`` was changed while iterating.
         """
-        steps = range(self._step, (self.epoch + 1) * self._steps)
-        for step, batch in zip(steps, self._batches(steps), strict=True):
-            self._step = step + 1
-            yield batch
-            if self._step != step + 1:
-                raise ConfigError("the epoch was changed while iterating", hint="Start a new iteration.")
+        epoch, first = self._epoch, self._batch = self._next()
+        try:
+            for batch in self._batches(self._steps_of(epoch, range(first, self._steps))):
+                self._batch = first = first + 1
+                yield batch
+                if (self._epoch, self._batch) != (epoch, first):
+                    raise ConfigError("the epoch was changed while iterating", hint="Start a new iteration.")
+        finally:
+            if (self._epoch, self._batch) == (epoch, self._steps):
+                self.set_epoch(epoch + 1)
 
     def batches(self, worker: int = 0, workers: int = 1) -> Iterator[Batch]:
         """Deliver those of the rest of the epoch whose step in it is ``worker`` mod ``workers``.
 
-        Where the mixture stands does not move: that is for whoever puts the workers' batches together.
+        If nothing is left of the epoch, those of the next epoch are delivered. Where the mixture stands does
+        not move: that is for whoever puts the workers' batches together.
 
         Raises:
             ConfigError: there is no such worker.
         """
         if not 0 <= worker < workers:
             raise ConfigError("no such worker", found=worker, expected=f"0 to {workers - 1}")
-        first = self._step % self._steps
-        start = self._step - first
-        steps = range(start + first + (worker - first) % workers, start + self._steps, workers)
-        yield from self._batches(steps)
+        epoch, first = self._next()
+        steps = range(first + (worker - first) % workers, self._steps, workers)
+        yield from self._batches(self._steps_of(epoch, steps))
+
+    def _next(self) -> tuple[int, int]:
+        """Return the epoch and the batch that are delivered next."""
+        return (self._epoch + 1, 0) if self._batch == self._steps else (self._epoch, self._batch)
+
+    def _steps_of(self, epoch: int, steps: range) -> range:
+        """Return steps of an epoch as steps of the mixture, counted from its beginning."""
+        start = epoch * self._steps
+        return range(start + steps.start, start + steps.stop, steps.step)
 
     def _batches(self, steps: range) -> Iterator[Batch]:
         """Yield this rank's parts of these steps; the sources are asked for several steps at once."""
@@ -292,10 +306,12 @@ class Mixture:
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the mixture stands, JSON-able: the batches delivered count, and no others."""
-        return {**self._fixed(), "epoch": self.epoch, "batch": self._step % self._steps}
+        return {**self._fixed(), "epoch": self._epoch, "batch": self._batch}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state: of any rank and world size with the same global batch.
+
+        A state taken after the last batch of an epoch is the beginning of the next epoch.
 
         Raises:
             StoreError: it was taken under another version of the order.
@@ -309,9 +325,10 @@ class Mixture:
         check_versions(state, fixed)
         check_same_options(state, fixed, fixed, "mixture, and its loaders,")
         epoch, batch = state["epoch"], state["batch"]
-        if not (is_count(epoch) and is_count(batch) and batch < self._steps):
+        if not (is_count(epoch) and is_count(batch) and batch <= self._steps):
             raise ConfigError("the state stands nowhere", found=f"batch {batch!r} of epoch {epoch!r}")
-        self._step = epoch * self._steps + batch
+        self._epoch, self._batch = epoch, batch
+        self._epoch, self._batch = self._next()
 
     def _fixed(self) -> dict[str, Any]:
         """Return what the order of the batches hangs on, and does not move."""

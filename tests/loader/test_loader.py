@@ -110,7 +110,7 @@ def test_resuming_after_each_batch_gives_the_rest(
     """On as many ranks and workers as the run had, and on others."""
     options = {**options, "remainder": remainder}
     expected = run_world(shards, 1, epoch=1, batch_size=24, **options)
-    for stop in range(len(expected) + 1):
+    for stop in range(len(expected)):
         loader = Loader(shards.path, batch_size=24, fields=IDS, **options)
         loader.set_epoch(1)
         for _ in itertools.islice(loader, stop):
@@ -330,10 +330,13 @@ def test_an_epoch_can_be_begun_at_any_batch(shards: ShardFolder) -> None:
     loader = Loader(shards.path, batch_size=20, fields=IDS)
     loader.set_epoch(3)
     whole = ids_of(loader)
-    for batch in range(len(whole) + 1):
+    for batch in range(len(whole)):
         loader.set_epoch(3, batch)
         assert ids_of(loader) == whole[batch:]
         assert (loader.epoch_digest is None) == (batch > 0)
+    epoch_4 = ids_of(loader)
+    loader.set_epoch(3, len(whole))
+    assert ids_of(loader) == epoch_4
     with pytest.raises(ConfigError, match=f"no such batch; found {len(whole) + 1}"):
         loader.set_epoch(3, len(whole) + 1)
     for epoch, batch, name in ((3, -1, "batch"), (3, 2.0, "batch"), (3, True, "batch"), (-1, 0, "epoch")):
@@ -438,11 +441,13 @@ def test_a_resumed_epoch_ends_with_the_digest_of_a_whole_one(shards: ShardFolder
         digests.append(whole.epoch_digest)
     assert digests[0] != digests[1]
     for stop in range(len(whole) + 1):
-        left = Loader(shards.path, **options)
+        left = iter(loader := Loader(shards.path, **options))
         list(itertools.islice(left, stop))
         resumed = Loader(shards.path, **options)
-        resumed.load_state_dict(json.loads(json.dumps(left.state_dict())))
-        for digest in digests:
+        resumed.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+        if stop == len(whole):
+            assert resumed.epoch_digest == digests[0]
+        for digest in digests[resumed.epoch :]:
             list(resumed)
             assert resumed.epoch_digest == digest
 

@@ -371,7 +371,7 @@ def test_a_state_that_is_none_is_refused(folders: list[ShardFolder]) -> None:
     for broken in (
         {},
         None,
-        {**state, "batch": len(mixture)},
+        {**state, "batch": len(mixture) + 1},
         {**state, "epoch": -1},
         {**state, "batch": "2"},
     ):
