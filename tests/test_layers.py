@@ -119,7 +119,7 @@ LAZY = {
 }
 """Libraries that neither ``import hexdata`` nor ``hexdata --help`` may load."""
 
-MAX_FILE_LINES = 500
+MAX_FILE_LINES = 560
 
 
 @dataclass(frozen=True)
