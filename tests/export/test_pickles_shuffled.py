@@ -11,6 +11,9 @@ import sys
 from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 
 from hexdata.convert import ConvertOptions, convert_sources
@@ -109,6 +112,25 @@ def test_shuffled_pickles_are_what_an_old_trainer_reads(mixed_store, copy_store)
                 (path.parent.name, metadata["position_in_game"], metadata["total_positions"])
             )
     check_games(seen)
+
+
+def test_a_winner_that_no_position_names_is_the_game_s(mixed_store, copy_store):
+    """Tuples name no winner, so the store has none beside their positions; their games have one."""
+    store = Store.open(copy_store(mixed_store))
+    positions, games = (pa.concat_tables(map(pq.read_table, store.files(t))) for t in ("positions", "games"))
+    winners = dict(zip(games["game_id"].to_pylist(), games["winner"].to_pylist(), strict=True))
+    rows = positions.filter(pc.is_null(positions["winner"].cast(pa.string()))).to_pylist()
+    unnamed = [row for row in rows if row["game_id"] is not None]
+    assert len(unnamed) == 300
+    sources = pq.read_table(*store.files("sources")).to_pylist()
+    (tuples,) = [row["source_id"] for row in sources if row["name"] == "in/tuples.pkl.gz"]
+    assert {winners[row["game_id"]] for row in unnamed} <= {"BLUE", "RED"}
+    export_pickles(store.path, SHUFFLED)
+    paths = (store.path / "pickles" / "shuffled").rglob("*.pkl.gz")
+    metadata = [item["metadata"] for path in paths for item in load(path)["examples"]]
+    named = [(item["game_id"], item["winner"]) for item in metadata if item["game_id"] is not None]
+    written = [winner for (source_id, _), winner in named if source_id == tuples]
+    assert sorted(written) == sorted(winners[row["game_id"]] for row in unnamed)
 
 
 def test_the_legacy_loader_finds_the_shuffled_files(mixed_store, copy_store):

@@ -1,6 +1,7 @@
 -- How many buckets the positions of a game reach, before the shuffle and after it: of up to 20,000 games of
--- the training split, evenly taken. Before it, as many equal pieces of the input stand for the buckets.
--- Where there are fewer than 32 buckets, 64 equal pieces of either order stand for them.
+-- the training split, evenly taken; positions of unknown games are left out. Before it, the input of the whole
+-- store, all splits together, is cut into as many equal pieces as there are buckets. With fewer than 32 buckets,
+-- 64 equal pieces are counted instead: of the whole input before the shuffle, of the training split after it.
 WITH split AS (
     SELECT
         count(*) AS positions,
