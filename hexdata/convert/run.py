@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +41,7 @@ from hexdata.remote import CLIENT_MEMORY, AnyPath, objects_below
 from hexdata.schema import rejected_schema, sources_schema
 from hexdata.store import Store
 from hexdata.store.files import FileFacts, remove_file, remove_tree
+from hexdata.store.integrity import find_damage, require_intact
 from hexdata.store.ledger import Ledger
 from hexdata.store.originals import WINNERS
 from hexdata.store.parquet import open_parquet, read_parquet, write_parquet
@@ -48,6 +49,8 @@ from hexdata.store.parquet import open_parquet, read_parquet, write_parquet
 __all__ = ["Run"]
 
 Result = TypeVar("Result")
+
+_TABLES: Final = ("positions", "games", "sources", "rejected")
 
 
 class Run:
@@ -88,6 +91,7 @@ class Run:
 
     def convert(self) -> ConvertResult:
         """Convert those of the files that the store does not have."""
+        require_intact(self.store, _TABLES, engine=self.engine, progress=self.progress)
         new, same = self._digest()
         for file, name in same:
             self.progress.note(f"{file.name}: same bytes as {name}, which the store has; skipped")
@@ -309,12 +313,11 @@ class Run:
         ]
         asked = [self.options.salvage, self.options.truncate_repeats]
         ledger = Ledger(self.work / "convert_progress.json", "convert", [__version__, asked, plan])
-        self._remove_strays(
-            {name for s in sources if s.file.sha256 in ledger for name in ledger[s.file.sha256]}
-        )
+        done = self._written(sources, ledger)
+        self._remove_strays({name for sha256 in done for name in ledger[sha256]})
         todo = []
         for source, judgement in zip(sources, judged, strict=True):
-            if source.file.sha256 in ledger or not source.facts.positions:
+            if source.file.sha256 in done or not source.facts.positions:
                 self.progress.advance(source.facts.positions)
             else:
                 todo.append((source, judgement))
@@ -334,6 +337,18 @@ class Run:
             if source.file.sha256 in ledger
             for name, facts in ledger[source.file.sha256].items()
         }
+
+    def _written(self, sources: list[Source], ledger: Ledger) -> set[str]:
+        """Return the digests of sources whose parts an earlier run has written, and which are intact."""
+        parts = {
+            name: (source.file.sha256, FileFacts(**facts))
+            for source in sources
+            if source.file.sha256 in ledger
+            for name, facts in ledger[source.file.sha256].items()
+        }
+        stated = {name: facts for name, (_, facts) in parts.items()}
+        damaged = {parts[name][0] for name in find_damage(self.store, stated, engine=self.engine)}
+        return {sha256 for sha256, _ in parts.values()} - damaged
 
     def _remove_strays(self, done: set[str]) -> None:
         """Remove parts that an interrupted run of other sources left: nothing names them."""

@@ -25,7 +25,7 @@ from hexdata.games.find import EVIDENCE, GAMES, ROWS, find_games
 from hexdata.games.findings import game_findings, loose_findings
 from hexdata.games.sense import Votes
 from hexdata.remote import AnyPath, is_passing, open_binary, telling, version_of
-from hexdata.store.files import atomic_file, remove_tree, write_bytes
+from hexdata.store.files import atomic_file, digest_file, names_below, remove_tree, write_bytes
 from hexdata.text import encodable
 
 __all__ = [
@@ -92,6 +92,8 @@ class SpoolFacts:
     loose: list[int] = field(default_factory=list)
     """Findings of positions of unknown games, counted by bit."""
     reading: Reading = field(default_factory=Reading)
+    digests: dict[str, str] = field(default_factory=dict)
+    """SHA-256 of each table when the facts were saved, by name below the spool."""
 
     @classmethod
     def failed(cls, reason: str, detail: str) -> SpoolFacts:
@@ -126,7 +128,19 @@ class Spool:
 
     def save_facts(self, facts: SpoolFacts) -> None:
         """Complete the spool."""
+        facts.digests = self._digests()
         write_bytes(self.folder / "facts.json", json.dumps(asdict(facts)).encode("ascii"))
+
+    def is_intact(self, facts: SpoolFacts) -> bool:
+        """Return whether the tables have the bytes that they had when the facts were saved."""
+        try:
+            return all(digest_file(self.folder / name)[1] == sha for name, sha in facts.digests.items())
+        except FileNotFoundError:
+            return False
+
+    def _digests(self) -> dict[str, str]:
+        names = sorted(name for name in names_below(self.folder) if name.endswith(".arrow"))
+        return {name: digest_file(self.folder / name)[1] for name in names}
 
     def batches(self, table: str, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """Read ``"raw"``, ``"rows"``, ``"games"`` or ``"rejected"`` batch by batch; none if absent.
@@ -183,7 +197,7 @@ def read_source(path: AnyPath, folder: AnyPath, reading: Reading, version: str) 
     """
     spool = Spool(folder)
     facts = spool.facts()
-    if facts is None or not _reusable(facts, reading):
+    if facts is None or not (_reusable(facts, reading) and spool.is_intact(facts)):
         spool.remove()
         try:
             facts = _read(path, spool, reading)

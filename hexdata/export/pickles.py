@@ -24,7 +24,8 @@ from hexdata.progress import SILENT, Progress
 from hexdata.remote import AnyPath
 from hexdata.schema import SPLITS, positions_schema, raw_schema
 from hexdata.store import Store
-from hexdata.store.files import FileFacts, atomic_file, has_size, remove_tree
+from hexdata.store.files import FileFacts, atomic_file, remove_tree
+from hexdata.store.integrity import find_damage, find_published_damage, require_intact
 from hexdata.store.journal import journaled
 from hexdata.store.ledger import Ledger
 from hexdata.store.originals import PICKLE_SUFFIX, WINNERS, Original, list_originals, pickle_names
@@ -37,6 +38,9 @@ ORDERS: Final = ("shuffled", "original")
 
 PROGRESS_NAME: Final = "shuffling_progress.json"
 """The legacy loader takes ``shuffled_*.pkl.gz`` only from a folder that has this file."""
+
+_INPUTS: Final = {"original": ("sources", "games", "positions"), "shuffled": ("sources", "games", "shuffled")}
+"""The folders that are read, by order."""
 
 NO_TIME: Final = "1970-01-01T00:00:00"
 """What ``shuffled_at`` and ``processed_at`` say where there is no time to tell: the store holds none."""
@@ -317,6 +321,8 @@ class _Run:
         self.stage = f"pickles-{options.order}"
         self.place = f"pickles/{options.order}"
         self.work = store.work / self.stage
+        self.intact: set[str] = set()
+        """Published files that this run has found to be what the manifest states."""
 
     def export(self) -> PicklesResult:
         asked = {
@@ -324,20 +330,42 @@ class _Run:
             "order": self.options.order,
             "level": self.options.level,
         }
-        done = self.store.manifest.stages.get(self.stage, {})
-        files = self._shuffled() if self.options.order == "shuffled" else self._original()
-        named = files.keys() <= self.store.manifest.files.keys()
-        if asked.items() <= done.items() and named and self.store.intact(self.place):
+        damage = self._damage(asked)
+        if damage is not None and not damage:
             # A run may have been killed right after its manifest.
             remove_tree(self.work)
             return self._result(resumed=0, already_done=True)
+        folders = _INPUTS[self.options.order]
+        require_intact(self.store, folders, engine=self.engine, progress=self.progress)
         ledger = Ledger(self.work / "progress.json", self.stage, asked)
         if not len(ledger):
-            self._clear()
+            if damage is None:
+                self._clear()
+            else:
+                self._keep_intact(damage, ledger)
         resumed = len(ledger)
+        files = self._shuffled() if self.options.order == "shuffled" else self._original()
         self._write(files, ledger)
         self._publish({name: FileFacts(**ledger[name]) for name in files}, asked)
         return self._result(resumed)
+
+    def _damage(self, asked: dict[str, Any]) -> dict[str, StoreError] | None:
+        """Return the damaged files of the export asked for; None if the store holds another or none."""
+        if not asked.items() <= self.store.manifest.stages.get(self.stage, {}).items():
+            return None
+        damage = find_published_damage(self.store, self.place, engine=self.engine, progress=self.progress)
+        if self.options.order == "shuffled":  # an export of an earlier release lacks these files
+            splits = {name.split("/")[1] for name in self.store.manifest.files_in("shuffled")}
+            names = {f"{self.place}/{split}/{PROGRESS_NAME}" for split in splits}
+            for name in names - self.store.manifest.files.keys():
+                damage[name] = StoreError("the file is missing", path=self.store.path / name)
+        return damage
+
+    def _keep_intact(self, damage: dict[str, StoreError], ledger: Ledger) -> None:
+        published = self.store.manifest.files_in(self.place)
+        self.intact = {name for name in published if name not in damage}
+        ledger.finish_all({name: published[name].to_json() for name in self.intact})
+        self.progress.note(f"{len(damage):,} of {len(published):,} pickles are damaged: written again")
 
     def _original(self) -> dict[str, _File]:
         """Return the file of each source that was not rejected as a whole, by path below the store."""
@@ -374,7 +402,8 @@ class _Run:
 
     def _write(self, files: dict[str, _File], ledger: Ledger) -> None:
         self.progress.begin(self.stage, sum(file.positions for file in files.values()), "positions")
-        todo = [name for name in files if not self._is_written(name, ledger)]
+        written = self._written(files, ledger)
+        todo = [name for name in files if name not in written]
         missing = set(todo)
         self.store.keep_only(self.place, files.keys() - missing)
         self.progress.advance(sum(file.positions for name, file in files.items() if name not in missing))
@@ -386,8 +415,11 @@ class _Run:
         finally:
             ledger.save()
 
-    def _is_written(self, name: str, ledger: Ledger) -> bool:
-        return name in ledger and has_size(self.store.path / name, ledger[name]["bytes"])
+    def _written(self, names: Iterable[str], ledger: Ledger) -> set[str]:
+        """Return the files that are done, those of an earlier run only if their bytes are the same."""
+        done = {name: FileFacts(**ledger[name]) for name in names if name in ledger}
+        unchecked = {name: facts for name, facts in done.items() if name not in self.intact}
+        return done.keys() - find_damage(self.store, unchecked, engine=self.engine).keys()
 
     def _clear(self) -> None:
         """Begin anew: first the manifest forgets the old files, then they go."""

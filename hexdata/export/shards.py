@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 from hexdata.engine import LOCAL, Engine
-from hexdata.errors import ConfigError
+from hexdata.errors import ConfigError, StoreError
 from hexdata.export.workers import run_workers
 from hexdata.formats.shard_manifest import LAYOUTS, MANIFEST_NAME, FieldSpec, ShardEntry, ShardManifest
 from hexdata.formats.shards import ShardWriter, block_fields, block_samples, columns_to_block
@@ -16,7 +16,8 @@ from hexdata.remote import AnyPath
 from hexdata.schema import SPLITS, positions_schema
 from hexdata.sql.database import write_database
 from hexdata.store import Store
-from hexdata.store.files import FileFacts, atomic_file, has_size, remove_tree, write_bytes
+from hexdata.store.files import FileFacts, atomic_file, remove_tree, write_bytes
+from hexdata.store.integrity import find_damage, find_published_damage, require_intact
 from hexdata.store.journal import journaled
 from hexdata.store.ledger import Ledger
 from hexdata.store.parquet import Rows, read_rows, regroup
@@ -140,6 +141,8 @@ class _Run:
         self.board_size = store.manifest.board_size
         self.folder = store.path / "shards"
         self.work = store.work / "export"
+        self.intact: set[str] = set()
+        """Published shards that this run has found to be what the manifest states."""
         self.buckets = {
             split: {(store.path / name).resolve(): f.rows for name, f in files.items()}
             for split in SPLITS
@@ -153,14 +156,18 @@ class _Run:
             "block_size": self.options.block_size,
             "layout": self.options.layout,
         }
-        done = self.store.manifest.stages.get("export", {})
-        if asked.items() <= done.items() and self.store.intact("shards"):
+        damage = self._damage(asked)
+        if damage is not None and not damage:
             # A run may have been killed right after its manifest.
             remove_tree(self.work)
             return self._result(resumed=0, already_done=True)
+        require_intact(self.store, ["shuffled"], engine=self.engine, progress=self.progress)
         ledger = Ledger(self.work / "progress.json", "export", asked)
         if not len(ledger):
-            self._clear()
+            if damage is None:
+                self._clear()
+            else:
+                self._keep_intact(damage, ledger)
         resumed = len(ledger)
         with_policy = {split: self._has_policies(split) for split in self.buckets}
         shards = {split: self._shards(split, with_policy[split]) for split in self.buckets}
@@ -170,6 +177,25 @@ class _Run:
         }
         self._publish(entries, block_fields(self.board_size, any(with_policy.values())), asked)
         return self._result(resumed)
+
+    def _damage(self, asked: dict[str, Any]) -> dict[str, StoreError] | None:
+        """Return the damaged files of the export asked for; None if the store holds another or none."""
+        if not asked.items() <= self.store.manifest.stages.get("export", {}).items():
+            return None
+        return find_published_damage(self.store, "shards", engine=self.engine, progress=self.progress)
+
+    def _keep_intact(self, damage: dict[str, StoreError], ledger: Ledger) -> None:
+        """Take the intact shards over, if the shard manifest is intact that has their offsets."""
+        published = self.store.manifest.files_in("shards")
+        if f"shards/{MANIFEST_NAME}" not in damage:
+            splits = ShardManifest.load(self.folder).splits.values()
+            entries = {shard.name: asdict(shard) for shards in splits for shard in shards}
+            self.intact = {name for name in entries if f"shards/{name}" not in damage}
+            ledger.finish_all({name: entries[name] for name in self.intact})
+        again = len(published) - len(self.intact)
+        self.progress.note(
+            f"{len(damage):,} of {len(published):,} files are damaged: {again:,} written again"
+        )
 
     def _shards(self, split: str, with_policy: bool) -> list[_Shard]:
         files = tuple(self.buckets[split].items())
@@ -196,7 +222,8 @@ class _Run:
 
     def _write(self, shards: list[_Shard], ledger: Ledger) -> None:
         self.progress.begin("export", sum(s.rows.stop - s.rows.start for s in shards), "positions")
-        todo = [shard for shard in shards if not self._is_written(shard, ledger)]
+        written = self._written([shard.name for shard in shards], ledger)
+        todo = [shard for shard in shards if shard.name not in written]
         missing = {shard.name for shard in todo}
         self.store.keep_only("shards", {f"shards/{s.name}" for s in shards if s.name not in missing})
         self.progress.advance(sum(s.rows.stop - s.rows.start for s in shards if s.name not in missing))
@@ -208,8 +235,16 @@ class _Run:
         finally:
             ledger.save()
 
-    def _is_written(self, shard: _Shard, ledger: Ledger) -> bool:
-        return shard.name in ledger and has_size(self.folder / shard.name, ledger[shard.name]["bytes"])
+    def _written(self, names: list[str], ledger: Ledger) -> set[str]:
+        """Return the shards that are done, those of an earlier run only if their bytes are the same."""
+        done = {f"shards/{name}": ShardEntry(**ledger[name]) for name in names if name in ledger}
+        unchecked = {
+            path: FileFacts(entry.positions, entry.bytes, entry.sha256)
+            for path, entry in done.items()
+            if entry.name not in self.intact
+        }
+        damage = find_damage(self.store, unchecked, engine=self.engine)
+        return {entry.name for path, entry in done.items() if path not in damage}
 
     def _clear(self) -> None:
         """Begin anew: first the manifest forgets the old shards, then they go."""

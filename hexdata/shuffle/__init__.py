@@ -15,10 +15,11 @@ from hexdata.remote import AnyPath
 from hexdata.shuffle.options import ShuffleOptions
 from hexdata.shuffle.outlook import ShufflePlan, look_ahead
 from hexdata.shuffle.patience import Patience
-from hexdata.shuffle.prepare import is_done, prepare
+from hexdata.shuffle.prepare import is_same_shuffle, prepare
 from hexdata.shuffle.stage import LEDGER_NAME, Run, ShuffleResult
 from hexdata.sql.database import write_database
 from hexdata.store import Store
+from hexdata.store.integrity import find_published_damage
 from hexdata.store.journal import journaled
 from hexdata.store.ledger import Ledger
 from hexdata.store.room import telling_full_temporary
@@ -41,8 +42,11 @@ def plan_shuffle(
     with telling_full_temporary(), tempfile.TemporaryDirectory(prefix="hexdata-plan-") as folder:
         prepared = prepare(target, options, Path(folder), None, engine.machines)
     path = target.work / "shuffle" / LEDGER_NAME
-    ledger = Ledger(path, "shuffle", prepared.lineage, only_look=True)
-    return look_ahead(target, options, prepared, ledger, is_done(target, options))
+    ledger = Ledger(path, "shuffle", prepared.ledger_plan, only_look=True)
+    is_done = is_same_shuffle(target, options) and not find_published_damage(
+        target, "shuffled", engine=engine
+    )
+    return look_ahead(target, options, prepared, ledger, is_done)
 
 
 def shuffle_store(

@@ -28,12 +28,12 @@ from hexdata.shuffle.plan import (
     make_limits,
     row_bytes,
 )
-from hexdata.shuffle.runs import as_run, encode_run
+from hexdata.shuffle.runs import RUN_FORMAT, as_run, encode_run
 from hexdata.store import Store
 from hexdata.store.parquet import ROW_GROUP_ROWS, encode_parquet
 from hexdata.store.session import DuckDBPyConnection, duckdb_session, path_list_sql, read_parquet_sql
 
-__all__ = ["Cost", "Prepared", "is_done", "prepare"]
+__all__ = ["Cost", "Prepared", "is_same_shuffle", "prepare"]
 
 SELECT_SHARE: Final = 0.8
 """Part of the memory, less what is always held, that DuckDB may fill while rows are selected."""
@@ -86,11 +86,16 @@ class Prepared:
     seconds: float
     machines: int
 
+    @property
+    def ledger_plan(self) -> dict[str, Any]:
+        """What a ledger's units were made under: those of another format of runs are not taken over."""
+        return {"runs": RUN_FORMAT, **self.lineage}
 
-def is_done(store: Store, options: ShuffleOptions) -> bool:
-    """Say whether the store holds the very shuffle that is asked for."""
+
+def is_same_shuffle(store: Store, options: ShuffleOptions) -> bool:
+    """Return whether the manifest has the very shuffle that is asked for; its files may be damaged."""
     done = store.manifest.stages.get("shuffle")
-    if done is None or not store.intact("shuffled"):
+    if done is None:
         return False
     asked = _asked(store, options) | {"buckets": bucket_counts(options, done["splits"])}
     return bool(done | asked == done)

@@ -7,12 +7,14 @@ of bytes, on a disk and in an object store. Nothing here decides which piece bel
 from __future__ import annotations
 
 import errno
+import io
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
+from zlib import crc32 as checksum_of
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +27,7 @@ from hexdata.schema import positions_schema
 from hexdata.store.files import atomic_file
 
 __all__ = [
+    "RUN_FORMAT",
     "Piece",
     "Runs",
     "as_run",
@@ -43,13 +46,22 @@ RANGE_BYTES: Final = 1 << 22
 INDEXES_AT_A_TIME: Final = 8
 """Indexes that are read side by side: what one waits for is an answer."""
 _INDEX: Final = np.dtype(
-    [("unit", "<u4"), ("rows", "<u4"), ("bytes", "<u8"), ("offset", "<u8"), ("length", "<u4")]
+    [
+        ("unit", "<u4"),
+        ("rows", "<u4"),
+        ("bytes", "<u8"),
+        ("offset", "<u8"),
+        ("length", "<u4"),
+        ("checksum", "<u4"),
+    ]
 )
-"""What a run's index says of each piece: its unit, its rows and their bytes in memory, and its place."""
+"""Index entry of a piece: its unit, rows, bytes in memory, offset and length in the run, and its CRC-32."""
 _TABLE: Final = np.dtype([("run", "<u4"), *_INDEX.descr])
-_END: Final = np.dtype([("pieces", "<u8"), ("magic", "S8")])
-"""The last bytes of a run."""
-_MAGIC: Final = b"hexdata1"
+_END: Final = np.dtype([("checksum", "<u4"), ("pieces", "<u4"), ("magic", "S8")])
+"""The last bytes of a run: the CRC-32 of its index, and the number of its pieces."""
+RUN_FORMAT: Final = 2
+"""Version of a run's bytes; one of another version is never read."""
+_MAGIC: Final = b"hexdata%d" % RUN_FORMAT
 _TAIL: Final = 1 << 16
 """Bytes that are read at first, in the hope that the whole index is among them."""
 
@@ -73,6 +85,8 @@ class Piece:
     offset: int
     length: int
     """Of its bytes in the run."""
+    checksum: int
+    """CRC-32 of these bytes."""
 
     @property
     def stop(self) -> int:
@@ -109,17 +123,43 @@ def encode_run(file: Any, rows: pa.Table, unit: npt.NDArray[np.integer[Any]]) ->
     options = ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1), use_threads=False)
     index = np.empty(len(bounds) - 1, _INDEX)
     index["unit"], index["rows"] = sorted_unit[bounds[:-1]], np.diff(bounds)
-    with ipc.new_stream(file, rows.schema, options=options) as writer:
+    checked = _CheckedFile(file)
+    with ipc.new_stream(checked, rows.schema, options=options) as writer:
         writer.write_batch(
             pa.RecordBatch.from_pylist([], rows.schema)
         )  # the schema comes with the first batch
         for number, (start, stop) in enumerate(pairwise(bounds.tolist())):
-            offset = file.tell()
+            offset, checked.checksum = file.tell(), 0
             (batch,) = rows.slice(start, stop - start).to_batches()
             writer.write_batch(batch)
-            index[number] = (*index[number].tolist()[:2], batch.nbytes, offset, file.tell() - offset)
-    file.write(index.tobytes())
-    file.write(np.array([(len(index), _MAGIC)], _END).tobytes())
+            length = file.tell() - offset
+            index[number] = (*index[number].tolist()[:2], batch.nbytes, offset, length, checked.checksum)
+    content = index.tobytes()
+    file.write(content)
+    file.write(np.array([(checksum_of(content), len(index), _MAGIC)], _END).tobytes())
+
+
+class _CheckedFile(io.RawIOBase):
+    """A file that keeps the CRC-32 of what is written through it since ``checksum`` was set to 0."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self.checksum = 0
+
+    def writable(self) -> bool:
+        """Return True."""
+        return True
+
+    def write(self, data: Any) -> int:
+        """Write all of ``data``."""
+        self.checksum = checksum_of(data, self.checksum)
+        written: int = self._file.write(data)
+        return written
+
+    def tell(self) -> int:
+        """Return the number of bytes written so far."""
+        place: int = self._file.tell()
+        return place
 
 
 class Runs:
@@ -151,8 +191,10 @@ class Runs:
     def pieces(self, unit: int) -> list[Piece]:
         """Return the pieces of a unit, run by run."""
         return [
-            Piece(self._paths[run], rows, size, offset, length)
-            for run, _, rows, size, offset, length in self._table[self._rows_of(unit, unit + 1)].tolist()
+            Piece(self._paths[run], rows, size, offset, length, checksum)
+            for run, _, rows, size, offset, length, checksum in self._table[
+                self._rows_of(unit, unit + 1)
+            ].tolist()
         ]
 
     def _rows_of(self, first: int, stop: int) -> slice:
@@ -187,6 +229,7 @@ def _read(pieces: Sequence[Piece], schema: pa.Schema, options: Any) -> Iterator[
         path = near[0].path
         with _damage_told(path):
             content = read_range(path, near[0].offset, near[-1].stop)
+            _check(content, near)
             batches = list(ipc.open_stream(pa.py_buffer(begin + content), options=options))
             if [batch.num_rows for batch in batches] != [piece.rows for piece in near]:
                 raise pa.ArrowInvalid("a piece has not the rows that it should have")
@@ -194,6 +237,15 @@ def _read(pieces: Sequence[Piece], schema: pa.Schema, options: Any) -> Iterator[
         batches.reverse()
         while batches:
             yield batches.pop()
+
+
+def _check(content: bytes, pieces: Sequence[Piece]) -> None:
+    """Check the bytes of adjacent pieces against their checksums."""
+    view = memoryview(content)
+    for piece in pieces:
+        start = piece.offset - pieces[0].offset
+        if checksum_of(view[start : start + piece.length]) != piece.checksum:
+            raise pa.ArrowInvalid(f"the bytes from {piece.offset:,} to {piece.stop:,} were altered")
 
 
 def _neighbours(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
@@ -227,13 +279,16 @@ def _read_index(path: AnyPath) -> npt.NDArray[np.void]:
     """Return the index of a run."""
     with _damage_told(path):
         tail = read_tail(path, _TAIL)
-        ((pieces, magic),) = np.frombuffer(tail[-_END.itemsize :], _END).tolist() or [(0, b"")]
+        ((checksum, pieces, magic),) = np.frombuffer(tail[-_END.itemsize :], _END).tolist() or [(0, 0, b"")]
         if magic != _MAGIC:
             raise pa.ArrowInvalid("it does not end as a run does")
         size = pieces * _INDEX.itemsize + _END.itemsize
         if size > len(tail):
             tail = read_tail(path, size)
-        return np.frombuffer(tail[-size : -_END.itemsize], _INDEX, pieces)
+        content = tail[-size : -_END.itemsize]
+        if checksum_of(content) != checksum:
+            raise pa.ArrowInvalid("its index was altered")
+        return np.frombuffer(content, _INDEX, pieces)
 
 
 @contextmanager
@@ -246,7 +301,7 @@ def _damage_told(path: AnyPath) -> Iterator[None]:
         if disk_failed or isinstance(error, MemoryError):
             raise  # nothing is wrong with the file
         raise StoreError(
-            "an unfinished shuffle has lost a file",
+            "a file of an unfinished shuffle is missing or damaged",
             path=path,
             found=str(error).partition("\n")[0],
             hint=f"Remove {path.parent} and run the command again; it starts from its beginning.",

@@ -27,11 +27,12 @@ from hexdata.shuffle.options import ShuffleOptions
 from hexdata.shuffle.outlook import FOLDERS, ShufflePlan, free_room, look_ahead
 from hexdata.shuffle.patience import Patience
 from hexdata.shuffle.plan import Bucket, Job, Layout, Slice
-from hexdata.shuffle.prepare import Prepared, is_done, prepare
+from hexdata.shuffle.prepare import Prepared, is_same_shuffle, prepare
 from hexdata.shuffle.runs import Runs
 from hexdata.shuffle.work import Report, Work, Written, scatter_alone, scatter_slice, sort_alone, sort_job
 from hexdata.store import Store
 from hexdata.store.files import FileFacts, has_size, remove_tree
+from hexdata.store.integrity import find_damage, find_published_damage, require_intact
 from hexdata.store.ledger import Ledger
 from hexdata.store.room import is_disk_full
 from hexdata.units import format_bytes
@@ -41,6 +42,8 @@ __all__ = ["LEDGER_NAME", "Run", "ShuffleResult"]
 LEDGER_NAME: Final = "shuffling_progress.json"
 _MADE_OF_IT: Final = ("export", "pickles-shuffled")
 """Stages whose files are the shuffled positions in another form."""
+_INPUTS: Final = ("positions", "games", "sources")
+"""The folders of the tables that a shuffle reads."""
 _LAYOUT: Final = "layout"
 """The ledger's first entry: how the rows were cut when the shuffle began, whatever the limits are now."""
 
@@ -83,24 +86,28 @@ class Run:
         self.tables = self.work / "selection"
         self.runs = self.work / "runs"
         self.spill = self.work / "spill" if isinstance(self.work, Path) else None
+        self.intact: dict[str, FileFacts] = {}
+        """Published buckets that this run has found to be what the manifest states."""
         for folder in (self.tables, self.work / "spill"):
             remove_tree(folder)
 
     def shuffle(self) -> ShuffleResult:
         """Do what is not done yet."""
-        if is_done(self.store, self.options):
+        damage = self._damage()
+        if damage is not None and not damage:
             remove_tree(self.work)  # one may have been killed right after its manifest
             return replace(self._result(resumed=0), already_done=True)
+        require_intact(self.store, _INPUTS, engine=self.engine, progress=self.progress)
         plan: ShufflePlan | None = None
         self.progress.begin("choose", None, "positions")
         try:
             prepared = prepare(self.store, self.options, self.tables, self.spill, self.machines)
-            ledger = partial(Ledger, self.work / LEDGER_NAME, "shuffle", prepared.lineage)
+            ledger = partial(Ledger, self.work / LEDGER_NAME, "shuffle", prepared.ledger_plan)
             plan = look_ahead(self.store, self.options, prepared, ledger(only_look=True), already_done=False)
             plan.require_disk()
             log = Log(self.store.path)
             log.line(f"plan: {json.dumps(asdict(plan))}")
-            done = self._begin(prepared, ledger())
+            done = self._begin(prepared, ledger(), damage)
             resumed = len(done) - 1
             with _system_memory():
                 facts = _Phases(self, prepared, done, log).facts()
@@ -125,11 +132,25 @@ class Run:
             self._result(resumed), duplicates=made.duplicates, balance=made.balance, notes=made.notes
         )
 
-    def _begin(self, prepared: Prepared, ledger: Ledger) -> Ledger:
-        """Go on with what the ledger holds, or begin anew and say so in it."""
-        if _LAYOUT not in ledger:
+    def _damage(self) -> dict[str, StoreError] | None:
+        """Return the damaged buckets of the shuffle asked for; None if the store holds another or none."""
+        if not is_same_shuffle(self.store, self.options):
+            return None
+        return find_published_damage(self.store, "shuffled", engine=self.engine, progress=self.progress)
+
+    def _begin(self, prepared: Prepared, ledger: Ledger, damage: dict[str, StoreError] | None) -> Ledger:
+        """Go on with what the ledger holds, keep the intact buckets, or start from the beginning."""
+        if _LAYOUT in ledger:
+            return ledger
+        if damage is None:
             self._clear()
-            ledger.finish(_LAYOUT, prepared.layout.to_json())
+        else:
+            remove_tree(self.runs)
+            published = self.store.manifest.files_in("shuffled")
+            self.intact = {name: facts for name, facts in published.items() if name not in damage}
+            self.progress.note(f"{len(damage):,} of {len(published):,} buckets are damaged: written again")
+        kept = {name: facts.to_json() for name, facts in self.intact.items()}
+        ledger.finish_all({_LAYOUT: prepared.layout.to_json(), **kept})
         return ledger
 
     def _clear(self) -> None:
@@ -323,7 +344,7 @@ class _Phases:
         """Write the buckets that are not there yet."""
         runs = Runs([path for part in self.layout.slices for path, _ in self._runs(part)])
         jobs = self.layout.jobs
-        done = {b.name for job in jobs for b in job.buckets if self._is_written(b)}
+        done = self._written([bucket.name for job in jobs for bucket in job.buckets])
         todo = [job for job in jobs if not all(bucket.name in done for bucket in job.buckets)]
         self.run.store.keep_only("shuffled", frozenset(done))  # ``done`` grows meanwhile
         self.run.progress.begin("sort", sum(self.prepared.selection.rows.values()), "positions")
@@ -347,7 +368,8 @@ class _Phases:
             for written in report.written:
                 self.books.finish(written)
 
-    def _is_written(self, bucket: Bucket) -> bool:
-        return bucket.name in self.ledger and has_size(
-            self.run.store.path / bucket.name, self.ledger[bucket.name]["bytes"]
-        )
+    def _written(self, names: list[str]) -> set[str]:
+        """Return the buckets that are done, those of an earlier run only if their bytes are the same."""
+        done = {name: FileFacts(**self.ledger[name]) for name in names if name in self.ledger}
+        unchecked = {name: facts for name, facts in done.items() if name not in self.run.intact}
+        return done.keys() - find_damage(self.run.store, unchecked, engine=self.run.engine).keys()

@@ -98,10 +98,6 @@ class Store:
         """Return the absolute paths of the manifest's files below ``folder``, sorted."""
         return [(self.path / name).resolve() for name in self.manifest.files_in(folder)]
 
-    def intact(self, folder: str) -> bool:
-        """Say whether the manifest's files below ``folder`` are all there with their sizes."""
-        return next(self.missing(folder), None) is None
-
     def missing(self, folder: str) -> Iterator[str]:
         """Give the names of the manifest's files below ``folder`` that are not there with their sizes.
 

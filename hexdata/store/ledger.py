@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any, Final
 
 from hexdata.errors import StoreError
@@ -80,6 +81,11 @@ class Ledger:
     def finish(self, unit: str, facts: object) -> None:
         """Record that ``unit`` is published; call it only once its files are under their final names."""
         self._done[unit] = facts
+        self._save()
+
+    def finish_all(self, facts: Mapping[str, object]) -> None:
+        """Record several units at once, as :meth:`finish` does one."""
+        self._done |= facts
         self._save()
 
     def finish_soon(self, unit: str, facts: object) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from hexdata.convert.spool import Spool
 from hexdata.errors import RejectRateError, StoreError, StoreLockedError
 from hexdata.formats.trmph import write_trmph
 from hexdata.progress import Silent
@@ -102,7 +103,29 @@ def test_what_was_read_is_not_read_again(sources, convert, request):
     assert convert(sources, max_reject_rate=1.0).result.sources == 3
 
 
-def test_a_spool_that_has_lost_its_positions_is_not_published(sources, convert, tmp_path):
+@pytest.mark.parametrize("change", ["lost", "flipped"])
+def test_a_spool_that_was_damaged_is_read_again(sources, convert, tmp_path, change):
+    stop_after("read", convert, sources)
+    for path in (tmp_path / "store" / ".work").rglob("r*w*.arrow"):  # raw and rows
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.unlink() if change == "lost" else path.write_bytes(data)
+    made = convert(sources, max_reject_rate=1.0)
+    assert made.files() == convert(sources, store="undisturbed", max_reject_rate=1.0).files()
+
+
+def test_a_part_that_was_damaged_is_written_again(sources, convert, tmp_path):
+    stop_after("write", convert, sources, sources=2)
+    for path in (tmp_path / "store" / "positions").iterdir():
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+    made = convert(sources, max_reject_rate=1.0)
+    assert made.files() == convert(sources, store="undisturbed", max_reject_rate=1.0).files()
+
+
+def test_a_spool_that_has_lost_its_positions_is_not_published(sources, convert, tmp_path, monkeypatch):
+    monkeypatch.setattr(Spool, "is_intact", lambda spool, facts: True)
     stop_after("read", convert, sources)
     for path in (tmp_path / "store" / ".work").rglob("r*w*.arrow"):  # raw and rows
         path.unlink()

@@ -359,7 +359,9 @@ def test_killed_before_any_request_and_started_again(
         store = bucket / "killed" / name
         if (store / "manifest.json").exists():
             seen = Store.open(store)
-            assert all(seen.intact(folder) for folder in ("positions", "games", "sources", "rejected"))
+            assert not any(
+                list(seen.missing(folder)) for folder in ("positions", "games", "sources", "rejected")
+            )
         upload = {"Bucket": bucket.path.strip("/"), "Key": f"killed/{name}/positions/part-000000.parquet"}
         bucket.fs.call_s3("create_multipart_upload", **upload)
         convert_sources(f"{bucket}legacy", store, OPTIONS)

@@ -77,11 +77,11 @@ def test_joined_columns_are_the_batches_one_after_the_other() -> None:
 def test_a_damaged_run_is_named(tmp_path: Path, damage: bytes) -> None:
     path = tmp_path / "run.arrow"
     path.write_bytes(damage)
-    with pytest.raises(StoreError, match=rf"{path}: .*lost a file.*Remove {tmp_path} and run"):
+    with pytest.raises(StoreError, match=rf"{path}: .*missing or damaged.*Remove {tmp_path} and run"):
         Runs([path])
     path.unlink()
-    with pytest.raises(StoreError, match="lost a file"):
-        list(read_pieces([Piece(path, 1, 1, 0, 100)], SCHEMA))
+    with pytest.raises(StoreError, match="missing or damaged"):
+        list(read_pieces([Piece(path, 1, 1, 0, 100, 0)], SCHEMA))
 
 
 def test_a_run_damaged_after_its_index_was_read(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_run_damaged_after_its_index_was_read(tmp_path: Path) -> None:
     runs = Runs([path])
     content[1_000:-2_000] = bytes(len(content) - 3_000)
     path.write_bytes(content)
-    with pytest.raises(StoreError, match="lost a file"):
+    with pytest.raises(StoreError, match="missing or damaged"):
         list(read_pieces(runs.pieces(1), SCHEMA))
 
 
