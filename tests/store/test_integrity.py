@@ -14,7 +14,7 @@ import pytest
 from hexdata.convert import convert_sources
 from hexdata.errors import HexdataError, StoreError
 from hexdata.export import ExportOptions, PicklesOptions, export_pickles, export_shards
-from hexdata.selection import Choices
+from hexdata.selection import SelectionOptions
 from hexdata.shuffle import ShuffleOptions, shuffle_store
 from hexdata.store import Store
 from hexdata.store.integrity import find_damage, rebuild_command
@@ -191,7 +191,7 @@ def test_every_choice_of_a_shuffle_is_an_option() -> None:
     from hexdata.cli import app
 
     shown = CliRunner().invoke(app, ["shuffle", "--help"], terminal_width=200).output
-    for name in (*Choices.__dataclass_fields__, "seed", "buckets"):
+    for name in (*SelectionOptions.__dataclass_fields__, "seed", "buckets"):
         assert f"--{name.replace('_', '-')}" in shown
 
 
