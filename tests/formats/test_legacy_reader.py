@@ -7,6 +7,7 @@ import enum
 import gzip
 import json
 import pickle
+import pickletools
 import sys
 import types
 
@@ -148,6 +149,7 @@ def test_names_of_older_numpy(tmp_path, fast, protocol):
     older = older.replace(b"\x8c\x13numpy._core.n", b"\x8c\x12numpy.core.n").replace(
         b"numpy._core", b"numpy.core"
     )
+    older = pickletools.optimize(older)  # frames of the right length again
     assert b"numpy.core." in older
     rows, _, _ = read(save(tmp_path / "a", older), fast)
     assert rows == read(save(tmp_path / "b", raw), fast)[0]

@@ -85,7 +85,7 @@ class FastPath:
         """
         machine = self._machine
         self._learn()
-        while self._known:
+        while self._known and not self._memo.explicit:  # runs count their memo numbers
             if self._match() or self._skip_frame() or self._match_across_frame():
                 continue
             machine.begin_example()
@@ -122,7 +122,7 @@ class FastPath:
     def _learn(self) -> None:
         """Learn from the example that the machine has just read, if it is known where that began."""
         machine = self._machine
-        if machine.anchor < 0 or self._learned == _MOST_LEARNED:
+        if machine.anchor < 0 or self._learned == _MOST_LEARNED or self._memo.explicit:
             return
         raw = machine.buf[machine.anchor : machine.pos]
         skeleton = learn(raw, self._memo.branch(machine.example_memo), machine.limits)
@@ -177,7 +177,11 @@ class FastPath:
     def _push(self, rank: int, raw: bytes | memoryview) -> None:
         machine, memo, skeleton = self._machine, self._memo, self._known[rank]
         count = len(raw) // skeleton.length
-        run = Run(skeleton, raw, count, memo.next, machine.origin + machine.pos)
+        start = machine.origin + machine.pos
+        if start < machine.frame_end < start + len(raw) and isinstance(raw, memoryview):
+            within = (machine.frame_end - start) % skeleton.length
+            machine.leave_frame(machine.frame_end if within in skeleton.starts else -1)
+        run = Run(skeleton, raw, count, memo.next, start)
         self._pending.append(run)
         machine.stack.append(run)
         machine.recognised += count

@@ -32,21 +32,33 @@ class Limits(GunzipLimits):
     """``limit-integer``: one arbitrarily long integer."""
     stack: int = 1 << 16
     """``limit-stack``: objects on the stack, and open marks. Writers append lists by the thousand."""
-    memo: int = 1 << 20
+    memo: int = 1 << 18
     """``limit-memo``: objects that the pickle may refer back to, finished examples not counted."""
-    memo_text: int = 96 << 20
-    """Characters of text out of finished examples that are kept for references; the oldest that was
-    never referred to is forgotten first."""
-    items: int = 4 << 20
+    memo_bytes: int = 32 << 20
+    """Bytes of small objects of finished examples that are kept for references: the oldest that was never
+    referred to is forgotten first. ``limit-memo``: bytes of those that were referred to."""
+    items: int = 2 << 20
     """``limit-items``: bytes of opcodes between two batches of examples; no object has fewer than one."""
-    held_bytes: int = 64 << 20
-    """``limit-held``: payload bytes between two batches of examples. A batch is 2.1 MB in real files."""
+    held_bytes: int = 32 << 20
+    """``limit-held``: bytes of payload and of containers between two batches of examples. A batch is 2.1 MB
+    in real files."""
     nesting: int = 32
     """``limit-nesting``: depth of a value in the header or the metadata."""
     header_values: int = 1 << 17
     """``limit-header``: values in the header, counted as often as they are written out."""
+    header_bytes: int = 4 << 20
+    """``limit-header``: bytes of the texts among them, keys included."""
+    layouts: int = 512
+    """``limit-layouts``: different layouts of examples. Real files have one to three."""
+    metadata_keys: int = 1 << 10
+    """``metadata-size``: keys in one record's metadata."""
     metadata_values: int = 1 << 12
-    """The same for one record's metadata without columns of their own; past it, the record is rejected."""
+    """``metadata-size``: values in one record's metadata without columns of their own."""
+    metadata_bytes: int = 1 << 16
+    """``metadata-size``: bytes of the JSON text of that metadata, or of the keys of the metadata."""
+    metadata_mean: int = 1 << 10
+    """``metadata-size``: bytes of JSON text a record, on average over the records read together. Later
+    stages hold 65,536 records at once."""
 
 
 DEFAULT_LIMITS = Limits()

@@ -1,23 +1,26 @@
 """A pickle machine that runs no code: it reads opcodes, builds plain values and stand-ins, and hands out
 the items of the list ``examples`` while it is being built. Never imports, calls or sets what it is told to.
 
-The opcodes are those of Python's ``pickletools``, protocols 0 to 5; whatever is not in ``_HANDLERS`` is
-refused. No handler recurses.
+The opcodes are those of Python's ``pickletools``, protocols 0 to 5; whatever is not in
+``opcodes.HANDLERS`` is refused. No handler recurses.
 """
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable
 from enum import Enum
 from functools import partial
+from sys import getsizeof
 from typing import Any, Final
 
 from hexdata.errors import FormatError, UnsafePickleError
 from hexdata.formats.legacy.limits import Limits
-from hexdata.formats.legacy.memo import Memo
+from hexdata.formats.legacy.memo import Memo, mixed_numbers
+from hexdata.formats.legacy.opcodes import HANDLERS
 from hexdata.formats.legacy.source import ByteSource
-from hexdata.formats.legacy.standins import build, call, find_name, kind_of
+from hexdata.formats.legacy.standins import ByteArray, build, call, find_name, kind_of
 from hexdata.formats.legacy.window import Window
 
 __all__ = ["FRAME_BYTES", "Event", "Examples", "Machine", "irregular"]
@@ -29,6 +32,15 @@ _LINE: Final = 1000
 """Longest number, module or name of protocol 0, in characters."""
 _MEMO_OPCODES: Final = frozenset(b"\x94qrp")
 _FLOAT: Final = struct.Struct(">d")
+_DECIMAL: Final = re.compile(rb"-?(0|[1-9][0-9]*)")
+_FLOAT_LINE: Final = re.compile(rb"-?([0-9]+(\.[0-9]*)?(e[-+]?[0-9]+)?|inf|nan)")
+"""Numbers of protocol 0 as writers spell them: Python reads others too, and some in another base."""
+_CONTAINER: Final = 96
+"""Bytes that a list, dict, tuple or stand-in takes at least."""
+
+
+_OPCODE_WEIGHT: Final = 16
+"""Bytes of memory that a byte of opcodes costs, containers not counted: a short text or integer."""
 
 
 class Event(Enum):
@@ -65,20 +77,26 @@ class Machine(Window):
         self.items: list[Any] = []
         self.result: object = None
         self.frame_end = -1
-        """Where in the pickle the frame that was last announced ends."""
+        """Where in the pickle the open frame ends; -1 if none is open."""
         self.payload = 0
         """Bytes of arrays and texts since the last batch."""
+        self.overhead = 0
+        """Bytes of containers since the last batch, and what texts take above their payload."""
+        self.batch_weight = 0
+        """Bytes of memory that the last batch takes, roughly."""
         self.recognised = 0
         """Examples since the last batch that came in runs, each of which is one object on the stack."""
         self.example_memo = 0
         """The memo number of the first object of the example being read."""
+        self._fence = 0  # what is below it on the stack belongs to an open mark
         self._held_from = 0
         self._examples: Examples | None = None
+        self._examples_done = False
         self._batch_marks = -1  # number of open marks between two examples of a batch
         self._batch_height = -1  # height of the stack when the example being read has been completed
         self._event = Event.STOP
         self._handlers: list[Callable[[], object]] = [self._refuse] * 256
-        for opcode, (name, *arguments) in _HANDLERS.items():
+        for opcode, (name, *arguments) in HANDLERS.items():
             handler = getattr(self, name)
             self._handlers[opcode[0]] = partial(handler, *arguments) if arguments else handler
 
@@ -93,7 +111,7 @@ class Machine(Window):
         try:
             self.begin_example()
             while True:
-                while self.pos >= self._safe and self.more():
+                while self.pos >= self._safe and self._go_on():
                     pass
                 opcode = self.buf[self.pos]
                 self.pos += 1
@@ -107,12 +125,41 @@ class Machine(Window):
                 raise self.truncated() from None
             raise self.corrupt("takes more from the stack than is there") from None
 
+    def more(self) -> bool:
+        """Append the next piece of the source, as ``Window.more`` does."""
+        more = super().more()
+        self._stop_at_frame_end()
+        return more
+
+    def _go_on(self) -> bool:
+        """Read on, or leave a frame, where an opcode starts; False at the end of the source."""
+        if self.frame_end < 0 or self.offset < self.frame_end:
+            return self.more()
+        self.leave_frame(self.offset)
+        return True
+
+    def leave_frame(self, offset: int) -> None:
+        """Close the frame, of which an opcode starts at ``offset``: the first one behind its end.
+
+        Raises:
+            FormatError: "corrupt-pickle": the frame ends within an opcode. Python's two unpicklers differ
+                in what they make of that.
+        """
+        if offset != self.frame_end:
+            raise self.corrupt("a frame ends within an opcode")
+        self.frame_end = -1
+        self.refresh()
+
+    def _stop_at_frame_end(self) -> None:
+        if self.frame_end >= 0:
+            self._safe = min(self._safe, self.frame_end - self.origin)
+
     def check_limits(self) -> None:
         """Look at whatever grows by opcodes."""
         limits = self.limits
         if max(len(self.stack) + self.recognised, len(self.marks)) > limits.stack:
             raise self.past("limit-stack", "more objects on the stack than the limit", limits.stack)
-        if self.payload > limits.held_bytes:
+        if self.payload + self.overhead > limits.held_bytes:
             raise self.past("limit-held", "too many bytes before the next batch", limits.held_bytes)
         if self.offset - self._held_from - self.payload > limits.items:
             raise self.past("limit-items", "too many objects before the next batch", limits.items)
@@ -164,11 +211,15 @@ class Machine(Window):
         return True
 
     def _hand_out(self, items: list[Any]) -> bool:
+        if self._examples_done:
+            raise irregular()
         self.items = items
         self.memo.end_example()
         self._batch_marks = -1
+        opcodes = self.offset - self._held_from - self.payload
+        self.batch_weight = self.payload + self.overhead + _OPCODE_WEIGHT * opcodes
         self._held_from = self.offset
-        self.payload = 0
+        self.payload = self.overhead = 0
         self._event = Event.BATCH
         return True
 
@@ -177,7 +228,7 @@ class Machine(Window):
         in_batch = 0 < self._batch_marks <= len(self.marks)
         return self.stack[self.marks[self._batch_marks - 1] : self._batch_height] if in_batch else []
 
-    # Handlers: each is named in _HANDLERS. One that returns True pauses the machine.
+    # Handlers: each is named in opcodes.HANDLERS. One that returns True pauses the machine.
 
     def _refuse(self, name: str | None = None) -> None:
         if name is None:
@@ -199,9 +250,11 @@ class Machine(Window):
             raise self.corrupt("an unknown protocol", protocol)
 
     def _frame(self) -> None:
-        # Its length is a hint for reading ahead; whether it is true makes no difference here.
         length = self.uint(8)
+        if self.frame_end >= 0:
+            self.leave_frame(self.offset - FRAME_BYTES)
         self.frame_end = self.offset + length
+        self._stop_at_frame_end()
 
     def _stop(self) -> bool:
         if len(self.stack) != 1 or self.marks:
@@ -214,11 +267,19 @@ class Machine(Window):
                 record=f"byte {self.offset}",
                 hint="hexdata reads one pickle a file: split it, so that nothing is dropped unseen.",
             )
+        if self.frame_end >= 0:
+            self.leave_frame(self.offset)
         self._event = Event.STOP
         return True
 
+    def _need(self, count: int) -> None:
+        """Require so many objects on the stack above the last mark."""
+        if len(self.stack) - count < self._fence:
+            raise self.corrupt("takes more from the stack than is there")
+
     def _mark(self) -> bool:
-        self.marks.append(len(self.stack))
+        self._fence = len(self.stack)
+        self.marks.append(self._fence)
         if self._batch_marks > 0 or self._examples is None or self.stack[-1:] != [self._examples]:
             return False
         self._batch_marks = len(self.marks)
@@ -227,6 +288,7 @@ class Machine(Window):
 
     def _pop_mark(self) -> list[Any]:
         start = self.marks.pop()
+        self._fence = self.marks[-1] if self.marks else 0
         items = self.stack[start:]
         del self.stack[start:]
         return items
@@ -269,16 +331,15 @@ class Machine(Window):
     def _decimal(self, line: bytes) -> None:
         if len(line) > 2 * self.limits.integer_bytes:
             raise self.past("limit-integer", "longer than the limit", self.limits.integer_bytes)
-        self._number(line, int)
+        self._number(line, _DECIMAL, int)
 
     def _float_line(self) -> None:
-        self._number(self.line(_LINE), float)
+        self._number(self.line(_LINE), _FLOAT_LINE, float)
 
-    def _number(self, line: bytes, read: Callable[[bytes], float]) -> None:
-        try:
-            self.stack.append(read(line))
-        except ValueError:
-            raise self.corrupt("not a number", line[:20]) from None
+    def _number(self, line: bytes, form: re.Pattern[bytes], read: Callable[[bytes], float]) -> None:
+        if form.fullmatch(line) is None:
+            raise self.corrupt("not a number as writers spell it", line[:20])
+        self.stack.append(read(line))
 
     def _binfloat(self) -> None:
         self.stack.append(_FLOAT.unpack(self.take(8))[0])
@@ -287,6 +348,10 @@ class Machine(Window):
         size = self._size(width, "array", self.limits.array_bytes)
         self.payload += size
         self.stack.append(self.take(size))
+
+    def _bytearray(self) -> None:
+        self._bytes(8)
+        self.stack[-1] = ByteArray(self.stack[-1])
 
     def _text(self, width: int) -> None:
         size = self._size(width, "text", self.limits.text_bytes)
@@ -298,14 +363,18 @@ class Machine(Window):
     def _push_text(self, raw: bytes, codec: str, errors: str) -> None:
         self.payload += len(raw)
         try:
-            self.stack.append(raw.decode(codec, errors))
+            text = raw.decode(codec, errors)
         except UnicodeDecodeError:
             raise self.corrupt(f"a text that is not {codec}") from None
+        if not text.isascii():
+            self.overhead += getsizeof(text)
+        self.stack.append(text)
 
     def _empty_list(self) -> None:
+        self.overhead += _CONTAINER
         if self._opens_examples():
             self._examples = Examples()
-            self.memo.into = self.memo.current
+            self.memo.begin_examples()
             self.stack.append(self._examples)
         else:
             self.stack.append([])
@@ -316,12 +385,14 @@ class Machine(Window):
         return bool(items) and self._extend(items)
 
     def _append(self) -> bool:
+        self._need(2)
         return self._extend([self.stack.pop()])
 
     def _appends(self) -> bool:
         return self._extend(self._pop_mark())
 
     def _extend(self, items: list[Any]) -> bool:
+        self._need(1)
         target = self.stack[-1]
         if target is self._examples:
             return self._hand_out(items)
@@ -331,14 +402,16 @@ class Machine(Window):
         return False
 
     def _empty_dict(self) -> None:
+        self.overhead += 2 * _CONTAINER
         self.stack.append({})
 
     def _dict(self) -> None:
         items = self._pop_mark()
-        self.stack.append({})
+        self._empty_dict()
         self._set(items)
 
     def _set_item(self) -> bool:
+        self._need(3)
         value, key = self.stack.pop(), self.stack.pop()
         self._set([key, value])
         return self._completes_example()
@@ -348,6 +421,7 @@ class Machine(Window):
         return self._completes_example()
 
     def _set(self, items: list[Any]) -> None:
+        self._need(1)
         target = self.stack[-1]
         if isinstance(target, Examples):
             raise irregular()
@@ -358,19 +432,28 @@ class Machine(Window):
             if not isinstance(key, str) and not (isinstance(key, int) and abs(key) < 1 << 60):
                 raise self.corrupt("a dict with a key that is neither text nor a number", kind_of(key))
         target.update(zip(items[::2], items[1::2], strict=True))
+        if self._examples is not None and len(self.stack) == 1:
+            self._end_examples()
 
     def _tuple(self) -> bool:
         items = self._pop_mark()
+        self.overhead += _CONTAINER
         self.stack.append(tuple(items))
         return self._completes_example()
 
     def _tuple1(self) -> None:
+        self._need(1)
+        self.overhead += _CONTAINER
         self.stack[-1] = (self.stack[-1],)
 
     def _tuple2(self) -> None:
+        self._need(2)
+        self.overhead += _CONTAINER
         self.stack[-2:] = [(self.stack[-2], self.stack[-1])]
 
     def _tuple3(self) -> bool:
+        self._need(3)
+        self.overhead += _CONTAINER
         self.stack[-3:] = [(self.stack[-3], self.stack[-2], self.stack[-1])]
         return self._completes_example()
 
@@ -379,21 +462,28 @@ class Machine(Window):
         self.stack.append(find_name(module.decode("utf-8", "replace"), name.decode("utf-8", "replace")))
 
     def _stack_global(self) -> None:
+        self._need(2)
         name, module = self.stack.pop(), self.stack.pop()
         self.stack.append(find_name(module, name))
 
     def _reduce(self) -> None:
+        self._need(2)
         args = self.stack.pop()
+        self.overhead += _CONTAINER
         self.stack[-1] = made = call(self.stack[-1], args)
         if isinstance(made, bytes) and len(args[0]) > 1:  # a shorter text is one object in Python
             self.memo.forget(args[0])  # a payload's text: without this it would be kept as a name is
 
     def _build(self) -> None:
+        self._need(2)
         state = self.stack.pop()
         build(self.stack[-1], state)
 
     def _memoize(self) -> bool:
         memo = self.memo
+        if memo.explicit:
+            raise mixed_numbers()
+        self._need(1)
         memo.into[memo.next] = self.stack[-1]
         memo.next += 1
         return len(self.marks) == self._batch_marks and self._completes_example()
@@ -405,96 +495,38 @@ class Machine(Window):
         return self._put(self._index())
 
     def _put(self, index: int) -> bool:
+        self._need(1)
         self.memo.put_at(index, self.stack[-1])
         return self._completes_example()
 
     def _binget1(self) -> None:
-        self.stack.append(self.memo.get(self.buf[self.pos]))
+        self._get(self.buf[self.pos])
         self.pos += 1
 
     def _binget4(self) -> None:
-        self.stack.append(self.memo.get(self.uint(4)))
+        self._get(self.uint(4))
 
     def _get_line(self) -> None:
-        self.stack.append(self.memo.get(self._index()))
+        self._get(self._index())
+
+    def _get(self, index: int) -> None:
+        if index in self.memo.header and self._is_past_examples():
+            self._end_examples()
+        self.stack.append(self.memo.get(index))
+
+    def _is_past_examples(self) -> bool:
+        """Say whether the list of examples is followed by another key of the outermost dict."""
+        if self._batch_marks >= 0 or self._examples not in self.stack:
+            return False
+        after = self.stack.index(self._examples) + 1
+        return after < len(self.stack) and isinstance(self.stack[after], str)
+
+    def _end_examples(self) -> None:
+        self._examples_done = True
+        self.memo.end_examples()
 
     def _index(self) -> int:
         line = self.line(_LINE)
         if not line.isdigit() or len(line) > 18:
             raise self.corrupt("not a memo number", line[:20])
         return int(line)
-
-
-_HANDLERS: Final[dict[bytes, tuple[Any, ...]]] = {
-    b"\x80": ("_proto",),
-    b"\x95": ("_frame",),
-    b".": ("_stop",),
-    b"(": ("_mark",),
-    b"N": ("_push", None),
-    b"\x88": ("_push", True),
-    b"\x89": ("_push", False),
-    b"K": ("_binint1",),
-    b"M": ("_binint2",),
-    b"J": ("_binint",),
-    b"\x8a": ("_long", 1),
-    b"\x8b": ("_long", 4),
-    b"I": ("_int_line",),
-    b"L": ("_long_line",),
-    b"F": ("_float_line",),
-    b"G": ("_binfloat",),
-    b"C": ("_bytes", 1),
-    b"B": ("_bytes", 4),
-    b"\x8e": ("_bytes", 8),
-    b"\x96": ("_bytes", 8),  # BYTEARRAY8: nothing here could change it, so bytes will do
-    b"\x8c": ("_text", 1),
-    b"X": ("_text", 4),
-    b"\x8d": ("_text", 8),
-    b"V": ("_text_line",),
-    b"]": ("_empty_list",),
-    b"l": ("_list",),
-    b"a": ("_append",),
-    b"e": ("_appends",),
-    b"}": ("_empty_dict",),
-    b"d": ("_dict",),
-    b"s": ("_set_item",),
-    b"u": ("_set_items",),
-    b")": ("_push", ()),
-    b"t": ("_tuple",),
-    b"\x85": ("_tuple1",),
-    b"\x86": ("_tuple2",),
-    b"\x87": ("_tuple3",),
-    b"c": ("_global_line",),
-    b"\x93": ("_stack_global",),
-    b"R": ("_reduce",),
-    b"b": ("_build",),
-    b"i": ("_inst",),
-    b"\x94": ("_memoize",),
-    b"q": ("_binput", 1),
-    b"r": ("_binput", 4),
-    b"p": ("_put_line",),
-    b"h": ("_binget1",),
-    b"j": ("_binget4",),
-    b"g": ("_get_line",),
-    # Known, and refused by name. Some do no harm, but no writer of legacy files has a use for them: to
-    # take things back from the stack, sets, texts of Python 2.
-    b"0": ("_refuse", "POP"),
-    b"1": ("_refuse", "POP_MARK"),
-    b"2": ("_refuse", "DUP"),
-    b"P": ("_refuse", "PERSID"),
-    b"Q": ("_refuse", "BINPERSID"),
-    b"o": ("_refuse", "OBJ"),
-    b"\x81": ("_refuse", "NEWOBJ"),
-    b"\x92": ("_refuse", "NEWOBJ_EX"),
-    b"\x82": ("_refuse", "EXT1"),
-    b"\x83": ("_refuse", "EXT2"),
-    b"\x84": ("_refuse", "EXT4"),
-    b"\x97": ("_refuse", "NEXT_BUFFER"),
-    b"\x98": ("_refuse", "READONLY_BUFFER"),
-    b"\x8f": ("_refuse", "EMPTY_SET"),
-    b"\x90": ("_refuse", "ADDITEMS"),
-    b"\x91": ("_refuse", "FROZENSET"),
-    b"S": ("_refuse", "STRING"),
-    b"T": ("_refuse", "BINSTRING"),
-    b"U": ("_refuse", "SHORT_BINSTRING"),
-}
-"""Opcodes, each with the method that does it and what that takes."""

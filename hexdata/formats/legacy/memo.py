@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from itertools import islice
+from sys import getsizeof
 from typing import Final, Protocol
 
 import numpy as np
@@ -16,9 +17,9 @@ import numpy.typing as npt
 
 from hexdata.errors import FormatError
 from hexdata.formats.legacy.limits import Limits
-from hexdata.formats.legacy.standins import Dtype, EnumValue, Name
+from hexdata.formats.legacy.standins import Dtype, EnumValue, Name, Scalar
 
-__all__ = ["Memo", "PendingPairs", "is_kept", "is_pair"]
+__all__ = ["Memo", "PendingPairs", "is_kept", "is_pair", "mixed_numbers"]
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -29,8 +30,10 @@ id is one tuple, which all its positions share."""
 _ENTRY_COST: Final = 150
 """Bytes that a kept object takes beside its characters, roughly."""
 
-_PAIR_BLOCKS: Final = 256
-"""So many settled blocks of pairs are kept, 16 bytes a pair: ids of a million positions or more."""
+_PAIRS: Final = 1 << 21
+"""Settled pairs that are kept, 24 bytes each; the oldest are forgotten first."""
+_PLAIN: Final = frozenset([str, bytes, int, float, bool, type(None), EnumValue, Scalar, Dtype, Name])
+"""Types of values that nothing can change later."""
 
 
 def is_kept(value: object) -> bool:
@@ -67,11 +70,17 @@ class Memo:
         self.into = self.lasting
         """Where new objects go: ``lasting``, or ``current`` once the examples have begun."""
         self.pending: PendingPairs | None = None
+        self.explicit = False
+        """The pickle names its memo numbers, as protocols before 4 do."""
         self._kept: dict[int, object] = {}
         self._kept_cost = 0
+        self._referred_cost = 0
+        self.header: dict[int, object] = {}
+        """What came before the examples and may change later: not to be shared by examples."""
         self._pairs: dict[int, tuple[int, int]] = {}
         self._more_pairs: list[tuple[Int64Array, Int64Array]] = []
-        self._settled: deque[tuple[Int64Array, Int64Array]] = deque(maxlen=_PAIR_BLOCKS)
+        self._settled: deque[tuple[Int64Array, Int64Array]] = deque()
+        self._settled_pairs = 0
 
     def branch(self, first: int) -> Memo:
         """Return a memo whose next number is ``first`` and that sees this one, to examine one example."""
@@ -86,8 +95,12 @@ class Memo:
         """Give ``value`` the number ``index``, as protocols before 4 do.
 
         Raises:
-            FormatError: "corrupt-pickle", if a number that high has been given before.
+            FormatError: "corrupt-pickle", if a number that high has been given before, or numbers without
+                naming them: then what a number means depends on how many were skipped.
         """
+        if not self.explicit and self.next:
+            raise mixed_numbers()
+        self.explicit = True
         if index < self.next:
             raise FormatError("a memo number is given twice", code="corrupt-pickle", found=index)
         self.next = index
@@ -106,6 +119,7 @@ class Memo:
         if index in self._kept:
             value = self.lasting[index] = self._kept.pop(index)
             self._kept_cost -= _cost(value)
+            self._referred_cost += _cost(value)
             return value
         pair = self._pairs.get(index) or self._settled_pair(index)
         if pair is None and self.pending is not None:
@@ -121,6 +135,19 @@ class Memo:
             expected="examples that share nothing but texts, enum members, dtypes and pairs of integers",
             hint="Write the pickle again from copies: copy.deepcopy each example on its own.",
         )
+
+    def begin_examples(self) -> None:
+        """Put aside what was read before the examples and may change later: an example that shared it
+        could change after it was handed out.
+        """
+        for index in [index for index, value in self.lasting.items() if not _is_settled(value)]:
+            self.header[index] = self.lasting.pop(index)
+        self.into = self.current
+
+    def end_examples(self) -> None:
+        """Let what follows the examples refer again to what was read before them."""
+        self.lasting |= self.header
+        self.header = {}
 
     def forget(self, value: object) -> None:
         """Forget what was just put, if it is ``value``: a text whose bytes are all that counts."""
@@ -157,11 +184,14 @@ class Memo:
             indices, values = (np.concatenate(parts) for parts in zip(*self._more_pairs, strict=True))
             order = np.argsort(indices)
             self._settled.append((indices[order], values[order]))
+            self._settled_pairs += len(order)
             self._more_pairs.clear()
-        if self._kept_cost > self._limits.memo_text:
+        while self._settled_pairs > _PAIRS and len(self._settled) > 1:
+            self._settled_pairs -= len(self._settled.popleft()[0])
+        if self._kept_cost > self._limits.memo_bytes:
             for index in [*self._kept]:
                 self._kept_cost -= _cost(self._kept.pop(index))
-                if self._kept_cost <= self._limits.memo_text:
+                if self._kept_cost <= self._limits.memo_bytes:
                     break
 
     def check(self) -> None:
@@ -170,11 +200,18 @@ class Memo:
         Raises:
             FormatError: "limit-memo".
         """
-        if len(self.lasting) + len(self.current) > self._limits.memo:
+        limits = self._limits
+        if len(self.lasting) + len(self.current) + len(self.header) > limits.memo:
             raise FormatError(
                 "more objects to refer back to than the limit",
                 code="limit-memo",
-                expected=f"at most {self._limits.memo:,}",
+                expected=f"at most {limits.memo:,}",
+            )
+        if self._referred_cost > limits.memo_bytes:
+            raise FormatError(
+                "larger objects to refer back to than the limit",
+                code="limit-memo",
+                expected=f"at most {limits.memo_bytes:,} bytes",
             )
 
     def _settled_pair(self, index: int) -> tuple[int, int] | None:
@@ -209,5 +246,15 @@ def _not_there(index: int) -> FormatError:
     return FormatError("refers to an object that is not there yet", code="corrupt-pickle", found=index)
 
 
+def mixed_numbers() -> FormatError:
+    """Make the error for a pickle that names some memo numbers and counts others."""
+    return FormatError("memo numbers both named and counted", code="corrupt-pickle")
+
+
+def _is_settled(value: object) -> bool:
+    """Say whether nothing that follows can change a value."""
+    return type(value) in _PLAIN or (type(value) is tuple and all(type(part) in _PLAIN for part in value))
+
+
 def _cost(value: object) -> int:
-    return _ENTRY_COST + (len(value) if isinstance(value, str) else 0)
+    return _ENTRY_COST + (getsizeof(value) if isinstance(value, str) else 0)

@@ -135,6 +135,10 @@ class _OneExample(Machine):
         self._handlers[opcode]()
 
 
+_LONGEST_PATTERN: Final = 1 << 12
+"""Bytes of an example outside of its holes: real ones have 250, and each costs time and memory to learn."""
+
+
 class _IrregularError(Exception):
     """The example is not what the next ones could repeat."""
 
@@ -211,9 +215,13 @@ def _skeleton(tracer: _Tracer, example: Any) -> Skeleton:
     if any(is_kept(item) for _, item in memoized):
         raise _IrregularError  # a name that later examples refer to: only the machine can introduce it
     leaves = [*_leaves(fields)]
+    if any(isinstance(leaf, _TracedBytes) for leaf in leaves):
+        raise _IrregularError  # no field has bytes, and a trace does not say whether they are a bytearray
     holes = [reference.at for reference in tracer.references]
     holes += [array.payload.at for array in arrays]
     holes += [leaf.at for leaf in leaves if isinstance(leaf, (TracedInt, TracedFloat))]
+    if len(tracer.buf) - sum(hole.stop - hole.start for hole in holes) > _LONGEST_PATTERN:
+        raise _IrregularError
     return Skeleton(
         pattern=_pattern(tracer.buf, holes),
         length=len(tracer.buf),

@@ -15,7 +15,18 @@ import numpy as np
 
 from hexdata.errors import FormatError, UnsafePickleError
 
-__all__ = ["Array", "Dtype", "EnumValue", "Name", "Scalar", "build", "call", "find_name", "kind_of"]
+__all__ = [
+    "Array",
+    "ByteArray",
+    "Dtype",
+    "EnumValue",
+    "Name",
+    "Scalar",
+    "build",
+    "call",
+    "find_name",
+    "kind_of",
+]
 
 _DTYPE_CODES: Final = frozenset(["b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"])
 _MAX_DIMENSIONS: Final = 8
@@ -29,6 +40,8 @@ class Dtype:
     """Kind and bytes, such as "f4"."""
     order: str = ""
     """``<``, ``>`` or ``|``; empty until it is known."""
+    used: bool = False
+    """An array has it: telling its order now would change that array in NumPy."""
 
     @property
     def name(self) -> str:
@@ -47,6 +60,10 @@ class Array:
     """The cells: product(shape) * itemsize bytes."""
     fortran: bool = False
     """The first index runs fastest."""
+
+
+class ByteArray(bytes):
+    """A bytearray as the pickle gives it: nothing here can change it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +105,10 @@ def kind_of(value: object) -> str:
         return f"a NumPy scalar {value.dtype}"
     if isinstance(value, Name):
         return str(value)
+    if isinstance(value, ByteArray):
+        return "bytearray"
+    if isinstance(value, bytes):
+        return "bytes"  # also where the fast path traces it
     return "None" if value is None else type(value).__name__
 
 
@@ -102,7 +123,8 @@ def _unsafe(reason: str, found: object, code: str) -> UnsafePickleError:
 
 def _make_array(name: Name, args: tuple[Any, ...]) -> Array:
     """``_reconstruct(ndarray, (0,), b"b")``, which BUILD fills afterwards."""
-    if len(args) != 3 or not isinstance(args[0], Name) or args[0].name != "ndarray":
+    sound = len(args) == 3 and isinstance(args[0], Name) and args[0].name == "ndarray"
+    if not sound or not _is_exactly(args[1], (0,)) or not _is_exactly(args[2], b"b"):
         raise _unsafe(f"calls {name} with other arguments than NumPy does", _kinds(args), "unsafe-call")
     return Array()
 
@@ -113,6 +135,8 @@ def _make_dtype(name: Name, args: tuple[Any, ...]) -> Dtype:
     if not isinstance(code, str) or code not in _DTYPE_CODES:
         found = code[:20] if isinstance(code, str) else _kinds(args)
         raise _unsafe(f"asks for a {name} that is neither bool, integer nor float", found, "unsafe-dtype")
+    if not any(_is_exactly(args[1:], flags) for flags in ((False, True), (0, 1))):
+        raise _unsafe(f"calls {name} with other arguments than NumPy does", _kinds(args), "unsafe-call")
     return Dtype(str(code))
 
 
@@ -121,12 +145,16 @@ def _make_frombuffer(name: Name, args: tuple[Any, ...]) -> Array:
     if len(args) != 4 or args[3] not in ("C", "F"):
         raise _unsafe(f"calls {name} with other arguments than NumPy does", _kinds(args), "unsafe-call")
     payload, dtype, shape, order = args
+    if not payload:
+        raise FormatError("an array of no bytes, which NumPy refuses in a buffer", code="corrupt-array")
     return _checked(Array(), dtype, shape, payload, fortran=order == "F")
 
 
 def _make_scalar(name: Name, args: tuple[Any, ...]) -> Scalar:
     """``scalar(dtype, payload)``."""
     if len(args) != 2:
+        raise _unsafe(f"calls {name} with other arguments than NumPy does", _kinds(args), "unsafe-call")
+    if isinstance(args[1], ByteArray):
         raise _unsafe(f"calls {name} with other arguments than NumPy does", _kinds(args), "unsafe-call")
     array = _checked(Array(), args[0], (), args[1], fortran=False)
     return Scalar(array.dtype, np.frombuffer(array.payload, array.dtype)[0].item())
@@ -219,16 +247,37 @@ def build(target: object, state: object) -> None:
         FormatError: "corrupt-array".
     """
     if isinstance(target, Array) and not target.dtype and isinstance(state, tuple) and len(state) == 5:
-        _, shape, dtype, fortran, payload = state
-        _checked(target, dtype, shape, payload, fortran=fortran is True)
-    elif isinstance(target, Dtype) and not target.order and isinstance(state, tuple) and len(state) >= 8:
-        _, order, subarray, names, fields, itemsize, alignment, *flags = state
-        plain = subarray is None and names is None and fields is None and itemsize == -1 and alignment == -1
-        if order not in ("<", ">", "|") or not plain or flags != [0]:
+        version, shape, dtype, fortran, payload = state
+        if not _is_exactly(version, 1) or type(fortran) is not bool or isinstance(payload, ByteArray):
+            raise _unsafe(
+                "sets the state of an array otherwise than NumPy does", _kinds(state), "unsafe-array"
+            )
+        _checked(target, dtype, shape, payload, fortran=fortran)
+    elif isinstance(target, Dtype) and not target.order and isinstance(state, tuple):
+        if target.used:
+            raise _unsafe("changes a dtype that an array has already", kind_of(target), "unsafe-dtype")
+        order = state[1] if len(state) > 1 else None
+        orders = ("|",) if target.code[1:] == "1" else ("<", ">")
+        if order not in orders or not _is_exactly(state[:1] + state[2:], _PLAIN_STATE):
             raise _unsafe("asks for a structured or object dtype", _kinds(state), "unsafe-dtype")
         target.order = str(order)
     else:
         raise _unsafe("sets the state of something that has none", kind_of(target), "unsafe-call")
+
+
+_PLAIN_STATE: Final = (3, None, None, None, -1, -1, 0)
+"""The state of a bool, integer or float dtype, but for the order of its bytes."""
+
+
+def _is_exactly(value: object, expected: object) -> bool:
+    """Compare the types too, of a tuple's parts as well: True is no 1, and -1.0 no -1."""
+    if isinstance(value, tuple) and isinstance(expected, tuple):
+        return len(value) == len(expected) and all(map(_is_exactly, value, expected))
+    if isinstance(value, int) and isinstance(expected, int):
+        return value == expected and isinstance(value, bool) == isinstance(expected, bool)
+    if isinstance(value, bytes) and isinstance(expected, bytes):
+        return value == expected and not isinstance(value, ByteArray)
+    return value is expected
 
 
 def _checked(array: Array, dtype: object, shape: object, payload: object, *, fortran: bool) -> Array:
@@ -247,6 +296,7 @@ def _checked(array: Array, dtype: object, shape: object, payload: object, *, for
             found=f"{len(payload):,}",
             expected=f"{size:,}",
         )
+    dtype.used = True
     array.dtype, array.shape, array.payload, array.fortran = dtype.name, shape, payload, fortran
     return array
 

@@ -54,7 +54,7 @@ class Window:
         piece = b"" if self._at_end else self._source.read(_PIECE)
         if not piece:
             self._at_end = True
-            self._safe = len(self.buf)
+            self.refresh()
             if self.pos >= len(self.buf):
                 raise self.truncated()
             return False
@@ -65,8 +65,12 @@ class Window:
         self.pos -= keep
         self.origin += keep
         self.anchor = min(self.anchor, 0)
-        self._safe = len(self.buf) - _MARGIN
+        self.refresh()
         return True
+
+    def refresh(self) -> None:
+        """Find anew how far opcodes can be read without asking for more."""
+        self._safe = len(self.buf) - (0 if self._at_end else _MARGIN)
 
     def check_limits(self) -> None:
         """Called before each piece, to look at whatever has grown."""

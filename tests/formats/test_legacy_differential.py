@@ -1,0 +1,107 @@
+"""A bounded run of `tests/fuzz/differential.py`: hexdata reads pickles as Python's unpickler does."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hexdata.errors import FormatError
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "fuzz"))
+
+import differential
+
+
+@pytest.mark.parametrize("raw", differential.seeds())
+def test_the_seeds_are_read_whole(tmp_path, raw):
+    assert differential.check(raw, tmp_path / "a") == "whole"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_mutated_pickles_are_read_as_python_reads_them(tmp_path, seed):
+    endings = differential.run(700, seed, tmp_path)
+    assert endings["whole"] > 10
+    assert endings["rejects"] > 3
+
+
+def test_a_difference_is_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(differential, "load", lambda raw: pickle.loads(raw) | {"processing_stats": 0})
+    with pytest.raises(differential.DifferentError):
+        differential.check(differential.seeds()[8], tmp_path / "a")
+
+
+# What was read in another way than Python reads it
+
+
+def sound(protocol: int, board: np.ndarray | None = None) -> bytes:
+    board = np.zeros((2, 3, 3), "f4") if board is None else board
+    return pickle.dumps({"examples": [(board, None, 0.5)], "source_file": "a"}, protocol)
+
+
+def test_the_seed_of_the_cases_below_is_sound(tmp_path):
+    for protocol in range(6):
+        assert differential.check(sound(protocol), tmp_path / "a") == "whole"
+
+
+FORTRAN = np.asfortranarray(np.zeros((2, 3, 3), "f4"))
+DTYPE = b"cnumpy\ndtype\n(X\x02\x00\x00\x00f4I00\nI01\ntR"
+STATE = b"(K\x03X\x01\x00\x00\x00%sNNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+ARRAY = b"cnumpy._core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(K\x00tC\x01btR"
+ARRAY += b"(K\x01(K\x01th\x00I00\nC\x04abcdtb"
+
+
+def file_of(opcodes: bytes) -> bytes:
+    return b"\x80\x04}(X\x08\x00\x00\x00examples]X\x01\x00\x00\x00a" + opcodes + b"u."
+
+
+@pytest.mark.parametrize(
+    ("name", "raw"),
+    {
+        "a Fortran flag of 1": sound(4, FORTRAN).replace(b"\x88B", b"K\x01B").replace(b"\x88C", b"K\x01C"),
+        "BINPUT, then MEMOIZE": file_of(b"]q\x05X\x01\x00\x00\x00b\x94h\x06\x86"),
+        "MEMOIZE, then BINPUT": file_of(b"]\x94X\x01\x00\x00\x00bq\x06h\x06\x86"),
+        "octal": file_of(b"I010\n"),
+        "hexadecimal": file_of(b"I0x10\n"),
+        "a long integer with zeros": file_of(b"L010L\n"),
+        "an integer with underscores": file_of(b"I1_0\n"),
+        "a float with underscores": file_of(b"F1_0\n"),
+        "a float with spaces": file_of(b"F 1\n"),
+        "a dtype told twice": file_of(DTYPE + STATE % b"<" + STATE % b">"),
+        "a dtype told after its use": file_of(
+            b"(" + DTYPE + b"q\x00" + ARRAY + b"h\x00" + STATE % b">" + b"t"
+        ),
+        "a dtype of another version": file_of(DTYPE + (STATE % b"<").replace(b"K\x03", b"K\x04")),
+        "a dtype of no order": file_of(DTYPE + STATE % b"|"),
+        "a dtype that is not copied": file_of(DTYPE.replace(b"I01", b"I00") + STATE % b"<"),
+        "an array of another version": file_of(DTYPE + b"q\x000" + ARRAY.replace(b"tR(K\x01", b"tR(K\x02")),
+        "a stack below its mark": file_of(b"}K\x01(K\x02s0")[:-2] + b"tu.",
+        "a frame that ends after the pickle": b"\x80\x04\x95\xff\xff\x00\x00\x00\x00\x00\x00" + sound(3)[2:],
+        "frames within one another": sound(3)[:2] + b"\x95\x14\0\0\0\0\0\0\0" * 2 + sound(3)[2:],
+        "examples in two places": sound(3)[:-2] + b"X\x01\x00\x00\x00bh\x02u.",
+    }.items(),
+)
+def test_what_python_reads_otherwise_is_refused(name, raw):
+    with pytest.raises(FormatError):
+        differential.ours(raw)
+
+
+def shares_what_changes() -> bytes:
+    """A file in which the second example changes the metadata of the first, which came before both."""
+    planes = np.zeros((2, 3, 3), "f4")
+    shared = {"zoo": 1}
+    example = {"board": planes, "policy": None, "value": 1.0, "metadata": shared}
+    return pickle.dumps({"before": shared, "examples": [example], "after": shared}, 4)
+
+
+def test_an_example_that_shares_what_may_change_is_refused(tmp_path):
+    assert differential.check(shares_what_changes(), tmp_path / "a") == "shared-payload"
+
+
+def test_what_follows_the_examples_may_share_with_what_came_before(tmp_path):
+    shared = {"zoo": [1]}
+    raw = pickle.dumps({"before": shared, "examples": [], "after": shared}, 4)
+    assert differential.check(raw, tmp_path / "a") == "whole"

@@ -1,0 +1,483 @@
+"""Differential fuzzing of the pickle reader against Python's own unpickler.
+
+The property: what hexdata reads out of a pickle, Python reads too: the same arrays, values, metadata and
+types. A pickle that hexdata refuses proves nothing and is not given to Python. The fast path has to give
+what the plain interpreter gives. `differential.py COUNT [SEED]` tests COUNT mutated pickles.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import pickle
+import pickletools
+import random
+import struct
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hexdata.board import pack_boards
+from hexdata.errors import FormatError
+from hexdata.formats.legacy import DEFAULT_LIMITS, LegacyReader, write_legacy
+from hexdata.formats.legacy.dialect import DIALECT_KEY
+from hexdata.formats.legacy.machine import Event, Machine
+from hexdata.formats.legacy.standins import Array, ByteArray, Dtype, EnumValue, Name, Scalar
+
+N = 3
+MOST_NODES = 20_000
+"""Values compared of one pickle: shared lists can be written out for ever."""
+
+
+class DifferentError(AssertionError):
+    """hexdata and Python read different things out of one pickle."""
+
+
+class TooLargeError(Exception):
+    """The content has more values than are compared."""
+
+
+# Python's reading
+
+
+class Member:
+    """Stands for a member of an enum whose package is not installed."""
+
+    def __init__(self, kind: str, value: object) -> None:
+        self.kind = kind
+        self.value = value
+
+
+class SafeUnpickler(pickle.Unpickler):
+    """Python's unpickler with NumPy's functions and stand-ins for enums, and nothing else to call."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module in ("hex_ai.enums", "hex_ai.value_utils") and name in ("Player", "Winner"):
+            kind = f"{module}.{name}"
+            return lambda value: Member(kind, value)
+        if (module, name) == ("_codecs", "encode") or (module == "numpy" and name in ("ndarray", "dtype")):
+            return super().find_class(module, name)
+        core = module.replace("numpy.core", "numpy._core")
+        if (core, name) in (
+            ("numpy._core.multiarray", "_reconstruct"),
+            ("numpy._core.multiarray", "scalar"),
+            ("numpy._core.numeric", "_frombuffer"),
+        ):
+            return super().find_class(core, name)
+        raise pickle.UnpicklingError(f"{module}.{name}")
+
+
+def load(raw: bytes) -> Any:
+    """Return what Python reads. Frames of wrong lengths, on which its unpicklers disagree, are left out."""
+    try:
+        return SafeUnpickler(io.BytesIO(raw)).load()
+    except Exception:
+        if b"\x95" not in raw:
+            raise
+        return SafeUnpickler(io.BytesIO(b"".join(opcodes_of(raw, frames=False)))).load()
+
+
+# Both readings in one form
+
+
+def canonical(value: Any, nodes: list[int], depth: int = 0) -> object:
+    """Return a value of either reading as tuples that are equal if type and content are."""
+    nodes[0] += 1
+    if nodes[0] > MOST_NODES or depth > 60:
+        raise TooLargeError
+    kind = type(value)
+    if kind in (list, tuple):
+        return (kind.__name__, *(canonical(item, nodes, depth + 1) for item in value))
+    if kind is dict:
+        pairs = (canonical(part, nodes, depth + 1) for item in value.items() for part in item)
+        return ("dict", *pairs)
+    if kind is float:
+        return ("float", struct.pack("<d", value))
+    if isinstance(value, np.generic):
+        return ("scalar", value.dtype.newbyteorder("=").str, repr(value.item()))
+    if isinstance(value, Scalar):
+        return ("scalar", np.dtype(value.dtype).newbyteorder("=").str, repr(value.value))
+    if isinstance(value, np.ndarray):
+        return _array(value)
+    if isinstance(value, Array):
+        dtype = value.dtype or "|i1"
+        shape = value.shape if value.dtype else (0,)
+        return _array(np.frombuffer(value.payload, dtype).reshape(shape, order="F" if value.fortran else "C"))
+    if isinstance(value, (Member, EnumValue)):
+        return ("enum", value.kind, canonical(value.value, nodes, depth + 1))
+    if isinstance(value, Dtype):
+        return ("dtype", np.dtype(value.name).str)
+    if isinstance(value, np.dtype):
+        return ("dtype", value.str)
+    if kind is ByteArray:
+        return ("bytearray", bytes(value))
+    if kind is bytearray:
+        return ("bytearray", bytes(value))
+    if isinstance(value, Name) or callable(value):
+        return ("name",)
+    return (kind.__name__, value)
+
+
+def _array(array: np.ndarray) -> object:
+    """Return type, shape and cells in this machine's byte order, to which NumPy turns what it unpickles."""
+    native = array.astype(array.dtype.newbyteorder("="))
+    return ("array", native.dtype.str, native.shape, native.tobytes())
+
+
+def ours(raw: bytes) -> tuple[list[object], object]:
+    """Return each example as it was when it was handed out, and the outermost dict, both canonical.
+
+    Raises:
+        FormatError: hexdata refuses the pickle.
+    """
+    machine = Machine(io.BytesIO(raw), DEFAULT_LIMITS)
+    nodes = [0]
+    examples: list[object] = []
+    while (event := machine.run()) is not Event.STOP:
+        if event is Event.BATCH:
+            examples += [canonical(item, nodes) for item in machine.items]
+    top = machine.result
+    if not isinstance(top, dict) or type(top.get("examples")).__name__ != "Examples":
+        raise FormatError("no legacy file")
+    rest = {key: value for key, value in top.items() if key != "examples"}
+    return examples, canonical(rest, nodes)
+
+
+def theirs(raw: bytes) -> tuple[list[object], object, list[Any]]:
+    """Return the same by Python, and the examples themselves."""
+    nodes = [0]
+    top = load(raw)
+    rest = {key: value for key, value in top.items() if key != "examples"}
+    return [canonical(item, nodes) for item in top["examples"]], canonical(rest, nodes), top["examples"]
+
+
+# The rows of the reader
+
+
+def read_rows(path: Path, fast: bool) -> tuple[list[dict[str, Any]], list[Any], dict[str, object], str]:
+    """Return rows, rejections, the header and the code of the error ("" for none)."""
+    rows: list[dict[str, Any]] = []
+    rejected: list[Any] = []
+    header: dict[str, object] = {}
+    try:
+        with LegacyReader(path, fast=fast) as reader:
+            for batch in reader.batches():
+                rows += batch.positions.to_pylist()
+                rejected += batch.rejected
+            header = reader.header
+    except FormatError as error:
+        return [], [], {}, error.code
+    return rows, rejected, header, ""
+
+
+def number(value: Any) -> Any:
+    """Return the plain number of an enum member or a NumPy scalar."""
+    value = value.value if isinstance(value, Member) else value
+    return value.item() if isinstance(value, np.generic) else value
+
+
+WINNERS = {"BLUE": 0, "RED": 1, "b": 0, "r": 1, "1": 0, "2": 1, 1: 0, 2: 1}
+KNOWN = ("game_id", "winner", "position_in_game", "total_positions", "value_sample_tier")
+
+
+def expected(example: Any) -> dict[str, Any]:
+    """Return what an accepted row must hold, from Python's reading of its example."""
+    if isinstance(example, tuple):
+        example = dict(zip(("board", "policy", "value"), example, strict=True))
+    metadata = example.get("metadata", {})
+    file_idx, line_idx = metadata.get("game_id") or (None, None)
+    winner = metadata.get("winner")
+    if isinstance(winner, Member):
+        winner = int(winner.value)
+    elif winner is not None:
+        winner = WINNERS[winner]
+    policy = example["policy"]
+    move = None
+    if policy is not None:
+        if np.count_nonzero(policy) == 1 and policy.max() == 1 and not np.signbit(policy).any():
+            move, policy = int(policy.argmax()), None
+        else:
+            policy = policy.astype(np.float32).tolist()
+    extra = {key: value for key, value in metadata.items() if key not in KNOWN}
+    return {
+        "board": bytes(pack_boards((example["board"] == 1).astype(np.uint8)[np.newaxis])[0]),
+        "move": move,
+        "policy": policy,
+        "value": float(number(example["value"])),
+        "player_to_move": number(example.get("player_to_move")),
+        "file_idx": number(file_idx),
+        "line_idx": number(line_idx),
+        **{key: number(metadata.get(key)) for key in KNOWN[2:]},
+        "winner": winner,
+        "extra": json.dumps(extra, sort_keys=True),
+    }
+
+
+def compare_rows(rows: list[dict[str, Any]], rejected: list[Any], examples: list[Any]) -> None:
+    """Compare rows with Python's reading."""
+    if len(rows) + len(rejected) != len(examples):
+        raise DifferentError(f"{len(rows)} rows and {len(rejected)} rejected of {len(examples)} examples")
+    for row in rows:
+        extra = json.loads(row["extra"] or "{}")
+        extra.pop(DIALECT_KEY, None)
+        found = row | {"extra": json.dumps(extra, sort_keys=True)}
+        for name, value in expected(examples[row["record"]]).items():
+            if repr(found[name]) != repr(value):
+                raise DifferentError(f"record {row['record']}: {name} is {found[name]!r}, not {value!r}")
+
+
+def check(raw: bytes, path: Path) -> str:
+    """Hold one pickle to the property; return how it ended."""
+    try:
+        examples, rest = ours(raw)
+    except FormatError as error:
+        return error.code
+    except TooLargeError:
+        return "too large to compare"
+    try:
+        their_examples, their_rest, listed = theirs(raw)
+    except TooLargeError:
+        return "too large to compare"
+    except Exception as error:
+        raise DifferentError(f"Python does not read what hexdata does: {error!r}") from error
+    if examples != their_examples:
+        at = next(
+            (i for i, pair in enumerate(zip(examples, their_examples, strict=False)) if pair[0] != pair[1]),
+            -1,
+        )
+        raise DifferentError(f"example {at} differs")
+    if rest != their_rest:
+        raise DifferentError(f"the header differs: {rest} {their_rest}")
+    path.write_bytes(raw)
+    plain, fast = read_rows(path, False), read_rows(path, True)
+    if plain != fast and fast[3] != "irregular-examples":
+        raise DifferentError("the fast path differs from the plain interpreter")
+    if not plain[3]:
+        compare_rows(plain[0], plain[1], listed)
+    return plain[3] or ("rejects" if plain[1] else "whole")
+
+
+# What is mutated
+
+
+def seeds() -> list[bytes]:
+    """Return small pickles like real ones, of every protocol and spelling of arrays."""
+    found = []
+    for protocol in range(6):
+        found += [pickle.dumps(_content(kind, protocol), protocol) for kind in range(4)]
+        found.append(pickletools.optimize(found[-1]))
+    for dialect in ("tuples", "dicts-enums"):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "a"
+            path.write_bytes(pickle.dumps(_content(0, 4), 4))
+            with LegacyReader(path) as reader:
+                batches = [batch.positions for batch in reader.batches()]
+            out = io.BytesIO()
+            if dialect == "dicts-enums":
+                batches = [
+                    b.set_column(b.schema.get_field_index("extra"), "extra", _extras(b.num_rows))
+                    for b in batches
+                ]
+            write_legacy(out, batches, board_size=N, dialect=dialect, header={"source_file": "a"})
+            found.append(gzip.decompress(out.getvalue()))
+    return found
+
+
+def _extras(count: int) -> Any:
+    import pyarrow as pa
+
+    return pa.array(['{"source_file":"a.trmph"}'] * count)
+
+
+def _content(kind: int, protocol: int) -> dict[str, Any]:
+    examples: list[Any] = []
+    name, dtype = "game.trmph", ("<f4", "<f8", ">f4", "|u1")[kind]
+    game_id = (3, 5)
+    for ply in range(5):
+        board = np.zeros((2, N, N), dtype)
+        board[0].flat[: (ply + 1) // 2] = 1
+        board[1].flat[5 : 5 + ply // 2] = 1
+        if kind == 1:
+            board = np.asfortranarray(board)
+        policy = np.zeros(N * N, dtype)
+        policy[ply + 3 :: 4] = 0 if kind == 3 else 0.25
+        policy[8] = 1
+        value: Any = (0.0, np.float32(1), np.float64(0.5), True and 1)[kind]
+        if kind == 2:
+            examples.append((board, policy if ply else None, float(value)))
+            continue
+        metadata = {
+            "game_id": game_id,
+            "position_in_game": ply,
+            "total_positions": 300,
+            "value_sample_tier": 1,
+            "winner": "BLUE",
+            "source_file": name,
+        }
+        if kind == 1:
+            metadata |= {"visits": [ply, 70_000, -3, 0.5, None, {"a": True}], "big": 1 << 40}
+        examples.append(
+            {
+                "board": board,
+                "policy": policy,
+                "value": value,
+                "player_to_move": ply % 2,
+                "metadata": metadata,
+            }
+        )
+    head = {"made": name, "sizes": [N, N]} if kind == 1 else {}
+    stats = {
+        "examples_generated": 5,
+        "rate": 0.5,
+        "names": (name, b"raw", bytearray(b"new") if protocol == 5 else 1),
+    }
+    return head | {"examples": examples, "processing_stats": stats, "again": stats["names"]}
+
+
+# fmt: off
+ALTERNATIVES = [
+    b"N", b"\x88", b"\x89", b"I01\n", b"I00\n", b"K\x01", b"K\x00", b"I1\n", b"I010\n", b"I0x1\n",
+    b"L1L\n", b"L010L\n", b"F1\n", b"F1_0\n", b"F 1\n", b"F1e3\n", b"Finf\n",
+    b"G?\xf0\x00\x00\x00\x00\x00\x00", b"\x8a\x01\x01", b"\x8a\x00", b"M\x01\x00",
+    b"J\xff\xff\xff\xff", b"X\x01\x00\x00\x00<", b"X\x01\x00\x00\x00>", b"V\\u0041\n",
+    b"\x8c\x01|", b"\x8c\x01C", b"\x8c\x01F", b"C\x01b", b"\x96\x01\x00\x00\x00\x00\x00\x00\x00b",
+    b"]", b"}", b")", b"(", b"t", b"\x85", b"\x86", b"\x87", b"l", b"d", b"a", b"e", b"s", b"u",
+    b"R", b"b", b"\x94", b"q\x05", b"q ", b"r@\x00\x00\x00", b"p7\n", b"p90\n", b"h\x00", b"h\x01",
+    b"h\x02", b"h\x05", b"g3\n", b"j\t\x00\x00\x00", b"\x93", b"0", b"1", b"2", b"\x8f", b"\x81",
+    b".", b"\x80\x02", b"\x80\x04", b"\x95\x03\x00\x00\x00\x00\x00\x00\x00",
+]
+# fmt: on
+"""Opcodes with arguments that take each other's place."""
+
+
+def opcodes_of(raw: bytes, *, frames: bool) -> list[bytes]:
+    """Cut a pickle into opcodes with their arguments; without FRAME, whose lengths a mutation makes wrong."""
+    starts = [position for _, _, position in pickletools.genops(raw)]
+    pieces = [raw[start:stop] for start, stop in zip(starts, [*starts[1:], len(raw)], strict=True)]
+    return [piece for piece in pieces if frames or piece[:1] != b"\x95"]
+
+
+class Mutator:
+    """Makes pickles out of sound ones; the same for the same seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.seeds = seeds()
+        self.cut = [opcodes_of(raw, frames=False) for raw in self.seeds]
+        self.framed = [opcodes_of(raw, frames=True) for raw in self.seeds]
+
+    def __iter__(self) -> Iterator[bytes]:
+        while True:
+            pick = self.random.randrange(len(self.cut))
+            pieces = [*(self.framed if self.random.random() < 0.05 else self.cut)[pick]]
+            for _ in range(self.random.choice((1, 1, 1, 2, 2, 3))):
+                self.random.choice(MUTATIONS)(self, pieces)
+            raw = b"".join(pieces)
+            yield self.flip(raw) if self.random.random() < 0.15 else raw
+
+    def at(self, pieces: list[bytes]) -> int:
+        return self.random.randrange(len(pieces)) if pieces else 0
+
+    def insert(self, pieces: list[bytes]) -> None:
+        pieces.insert(self.at(pieces), self.random.choice(ALTERNATIVES))
+
+    def change(self, pieces: list[bytes]) -> None:
+        place = self.at(pieces)
+        pieces[place : place + 1] = [self.random.choice(ALTERNATIVES)]
+
+    def delete(self, pieces: list[bytes]) -> None:
+        place = self.at(pieces)
+        del pieces[place : place + self.random.choice((1, 1, 1, 2, 5))]
+
+    def swap(self, pieces: list[bytes]) -> None:
+        one = self.at(pieces)
+        other = min(one + self.random.choice((1, 1, 2, 3, 8)), len(pieces) - 1)
+        if pieces:
+            pieces[one], pieces[other] = pieces[other], pieces[one]
+
+    def repeat(self, pieces: list[bytes]) -> None:
+        one = self.at(pieces)
+        piece = pieces[one : one + self.random.choice((1, 2, 3, 10))]
+        place = self.at(pieces) if self.random.random() < 0.5 else one
+        pieces[place:place] = piece
+
+    def splice(self, pieces: list[bytes]) -> None:
+        other = self.random.choice(self.cut)
+        one = self.at(other)
+        place = self.at(pieces)
+        pieces[place:place] = other[one : one + self.random.choice((1, 1, 2, 4))]
+
+    def argument(self, pieces: list[bytes]) -> None:
+        """Change a byte behind an opcode, mostly by one."""
+        places = [place for place, piece in enumerate(pieces) if len(piece) > 1]
+        if places:
+            place = self.random.choice(places)
+            piece = bytearray(pieces[place])
+            at = self.random.randrange(1, len(piece))
+            step = self.random.choice((1, 1, -1, 7, 128, self.random.randrange(256)))
+            piece[at] = (piece[at] + step) % 256
+            pieces[place] = bytes(piece)
+
+    def refer(self, pieces: list[bytes]) -> None:
+        """Put a reference to an early object in place of something or before it."""
+        place = self.at(pieces)
+        target = self.random.randrange(40)
+        pieces[place : place + self.random.randrange(2)] = [b"h%c" % target]
+
+    def everywhere(self, pieces: list[bytes]) -> None:
+        """Change each of one kind of opcode alike, so that examples stay alike and the fast path is met."""
+        if pieces:
+            old = pieces[self.at(pieces)]
+            new = self.random.choice([*ALTERNATIVES, b"", old * 2])
+            pieces[:] = [new if piece == old else piece for piece in pieces]
+
+    def flip(self, raw: bytes) -> bytes:
+        changed = bytearray(raw)
+        if changed:
+            changed[self.random.randrange(len(changed))] = self.random.randrange(256)
+        return bytes(changed)
+
+
+MUTATIONS: list[Callable[[Mutator, list[bytes]], None]] = [
+    *(Mutator.insert, Mutator.change, Mutator.delete, Mutator.swap, Mutator.repeat),
+    *(Mutator.splice, Mutator.argument, Mutator.argument, Mutator.refer, Mutator.everywhere),
+]
+
+
+def run(count: int, seed: int, scratch: Path, *, stop: bool = True) -> Counter[str]:
+    """Test so many pickles; return how they ended.
+
+    Raises:
+        DifferentError: the property does not hold, unless ``stop`` is False: then it is counted.
+    """
+    endings: Counter[str] = Counter()
+    path = scratch / "a.pkl"
+    for done, raw in zip(range(count), Mutator(seed), strict=False):
+        try:
+            endings[check(raw, path)] += 1
+        except Exception as error:
+            if stop:
+                raise DifferentError(f"pickle {done} of seed {seed}: {error!r}: {raw!r}") from error
+            endings[f"FAILED {error!r}"[:100]] += 1
+            number = sum(count for name, count in endings.items() if name.startswith("FAILED"))
+            if number < 40:
+                (scratch / f"failed-{number}").write_bytes(raw)
+                print(f"{scratch}/failed-{number}: {error!r}"[:300], flush=True)
+    return endings
+
+
+def main(arguments: list[str]) -> None:
+    count, seed = int(arguments[0]), int(arguments[1]) if len(arguments) > 1 else 0
+    scratch = Path(tempfile.mkdtemp(prefix="hexdata-differential-"))
+    endings = run(count, seed, scratch, stop=False)
+    print(f"{sum(endings.values()):,} pickles:", dict(endings.most_common()))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
