@@ -1,6 +1,7 @@
-"""hexdata: legacy board-game training pickles to a queryable store, a provable shuffle, and batches.
+"""hexdata: a data engine for board-game training positions.
 
-The names below are loaded when they are first used, so that ``import hexdata`` costs nothing.
+It converts legacy files into a store that can be queried, shuffles the store and loads batches for training.
+The names in ``__all__`` are imported on first use, so that ``import hexdata`` is fast.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ __all__ = [
     "verify_store",
 ]
 
-_ROOMS = {
+_LAZY_EXPORTS = {
     "ConvertOptions": "convert",
     "ExportOptions": "export",
     "Game": "show",
@@ -67,9 +68,9 @@ _ROOMS = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _ROOMS:
+    if name not in _LAZY_EXPORTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_ROOMS[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_LAZY_EXPORTS[name]}"), name)
 
 
 def __dir__() -> list[str]:

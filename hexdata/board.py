@@ -1,7 +1,7 @@
-"""The Hex board: cells, TRMPH notation, packed boards, the four symmetries, and who has won.
+"""The Hex board: cells, TRMPH notation, packed boards, symmetries and winners.
 
-Knows no files and no Arrow. Blue moves first and connects top to bottom (row 1 to row n); red connects
-left to right (column a to column n). A cell's index is row * n + column: ``a1`` is 0, ``b1`` is 1.
+Blue moves first and connects top to bottom (row 1 to row n); red connects left to right (column a to the last
+column). The index of a cell is row * n + column: ``a1`` is 0, ``b1`` is 1.
 """
 
 from __future__ import annotations
@@ -52,21 +52,21 @@ __all__ = [
 UInt8Array = npt.NDArray[np.uint8]
 UInt16Array = npt.NDArray[np.uint16]
 Planes = npt.NDArray[Any]
-"""Shape (N, 2, n, n), cells 0 or 1: the blue plane, then the red one."""
+"""Boards (N, 2, n, n) with cells 0 or 1: the plane of blue stones, then that of red stones."""
 
 MIN_SIZE: Final = 3
 MAX_SIZE: Final = 26
-"""A column is one letter, so 26 is as far as the notation goes."""
+"""Limit of the notation, in which a column is one letter."""
 
 BLUE: Final = 0
 RED: Final = 1
 
 
 def check_board_size(n: int) -> int:
-    """Return ``n`` if hexdata knows boards of that size.
+    """Return ``n`` if the board size is supported.
 
     Raises:
-        FormatError: "board-size", if it does not.
+        FormatError: "board-size", if it is not.
     """
     if not MIN_SIZE <= n <= MAX_SIZE:
         raise FormatError(
@@ -90,7 +90,7 @@ def _cell_indices(n: int) -> dict[str, int]:
 
 
 def cell_name(index: int, n: int) -> str:
-    """Return the name of a cell, such as "h7".
+    """Return the name of the cell with an index, such as "h7".
 
     Raises:
         FormatError: "trmph-cell", if the board has no such cell.
@@ -101,7 +101,7 @@ def cell_name(index: int, n: int) -> str:
 
 
 def cell_index(name: str, n: int) -> int:
-    """Return row * n + column of the cell of that name.
+    """Return the index of the cell with a name: row * n + column.
 
     Raises:
         FormatError: "trmph-cell", if the board has no such cell.
@@ -115,10 +115,14 @@ def cell_index(name: str, n: int) -> int:
 
 
 def check_no_repeats(moves: npt.NDArray[Any], n: int) -> None:
-    """See that no cell is played twice in one game (m,).
+    """Check that no cell is played twice in a game.
+
+    Args:
+        moves: cell indices (m,).
+        n: board size.
 
     Raises:
-        FormatError: "repeated-move", naming the first ply that plays on an occupied cell.
+        FormatError: "repeated-move", with the first ply that plays on an occupied cell.
     """
     cells = moves.tolist()
     if len(set(cells)) == len(cells):
@@ -136,14 +140,14 @@ _MOVE: Final = re.compile(r"[a-z][0-9]+")
 
 
 def parse_moves(text: str, n: int) -> UInt16Array:
-    """Read moves written one after the other, such as "a1b12c3".
+    """Parse a list of moves such as "a1b12c3".
 
     Returns:
-        uint16 (m,): cell indices, in the order played. Whether a cell repeats is not looked at.
+        Cell indices in the order played, uint16 (m,). Repeated cells are not checked.
 
     Raises:
-        FormatError: "trmph-syntax", if the text is not a row of letters each followed by a number;
-            "trmph-cell", if one of them is not a cell of the board.
+        FormatError: "trmph-syntax", if the text is not a sequence of letters each followed by a number;
+            "trmph-cell", if a move is not a cell of the board.
     """
     names = _MOVE.findall(text)
     if "".join(names) != text:
@@ -154,12 +158,12 @@ def parse_moves(text: str, n: int) -> UInt16Array:
         return np.array([*map(_cell_indices(n).__getitem__, names)], dtype=np.uint16)
     except KeyError:
         for name in names:
-            cell_index(name, n)  # raises, and says which
+            cell_index(name, n)  # raises the error with the name of the cell
         raise
 
 
 def format_moves(moves: Iterable[int] | npt.NDArray[Any], n: int) -> str:
-    """Write cell indices as TRMPH text: the inverse of :func:`parse_moves`.
+    """Return cell indices as TRMPH text, the inverse of :func:`parse_moves`.
 
     Raises:
         FormatError: "trmph-cell", if the board has no such cell.
@@ -182,26 +186,31 @@ _LINE: Final = re.compile(
 
 @dataclass(frozen=True)
 class TrmphLine:
-    """One game as its line has it: the parts are text still, and the moves are not looked at."""
+    """The parts of a TRMPH line. The moves are not parsed.
+
+    Attributes:
+        board_size: board size n.
+        moves: text of the moves.
+        winner_text: ``1`` or ``b`` (blue), ``2`` or ``r`` (red), in either case; None if there is no winner.
+        url: the URL before ``#`` in lines of the older form; None if there is none.
+    """
 
     board_size: int
     moves: str
     winner_text: str | None = None
-    """``1`` or ``b`` (blue), ``2`` or ``r`` (red), in either case; None where the line names none."""
     url: str | None = None
-    """What stands before the ``#``, in the older spelling."""
 
     @property
     def winner(self) -> int | None:
-        """``BLUE``, ``RED``, or None."""
+        """The winner: ``BLUE``, ``RED``, or None if the line has none."""
         return None if self.winner_text is None else _WINNERS[self.winner_text.lower()]
 
 
 def split_trmph(text: str) -> TrmphLine:
-    """Take a line apart: ``#13,a1b2c3 b`` or ``http://www.trmph.com/hex/board#13,a1b2c3 1 # comment``.
+    """Split a line such as ``#13,a1b2c3 b`` or ``http://www.trmph.com/hex/board#13,a1b2c3 1 # comment``.
 
     Raises:
-        FormatError: "trmph-syntax", if it is no such line; "board-size", if the size is out of range.
+        FormatError: "trmph-syntax", if it is not a TRMPH line; "board-size", if the size is out of range.
     """
     match = _LINE.fullmatch(text)
     if match is None:
@@ -216,25 +225,25 @@ def split_trmph(text: str) -> TrmphLine:
 
 
 def pack_boards(planes: Planes) -> UInt8Array:
-    """Pack boards to one bit a cell: ``np.packbits`` in C order, so the blue plane comes first.
+    """Pack boards to one bit per cell with ``np.packbits`` in C order: the blue plane, then the red plane.
 
     Args:
-        planes: (N, 2, n, n) of any numeric or bool dtype; 0 is empty, anything else a stone.
+        planes: boards (N, 2, n, n) of any numeric or bool dtype; 0 is empty, other values are stones.
 
     Returns:
-        uint8 (N, ceil(2·n·n / 8)); the spare bits at the end are 0.
+        uint8 (N, ceil(2·n·n / 8)); unused bits at the end are 0.
     """
     stones = np.asarray(planes, dtype=bool).reshape(len(planes), 2 * planes.shape[-1] ** 2)
     return np.packbits(stones, axis=1)
 
 
 def unpack_boards(packed: UInt8Array, n: int, dtype: npt.DTypeLike = np.float32) -> Planes:
-    """Undo :func:`pack_boards`.
+    """Unpack boards, the inverse of :func:`pack_boards`.
 
     Args:
         packed: uint8 (N, ceil(2·n·n / 8)).
         n: board size.
-        dtype: of the result.
+        dtype: dtype of the result. Default float32.
 
     Returns:
         (N, 2, n, n) of that dtype, cells 0 or 1, contiguous and writable.
@@ -247,9 +256,9 @@ _HALF_ONE: Final = np.float16(1).view(np.uint16)
 
 
 def cast_cells(cells: UInt8Array, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Return cells 0 or 1, of any shape, as ``dtype``; themselves where that is uint8 already.
+    """Return uint8 cells 0 or 1 of any shape as ``dtype``; without a copy if ``dtype`` is uint8.
 
-    float16 goes by its bit patterns: NumPy converts to it one number at a time, 20 times slower.
+    Values of float16 are written as bit patterns, because NumPy's conversion is 20 times slower.
     """
     if np.dtype(dtype) == np.float16:
         halves = cells.astype(np.uint16)
@@ -259,10 +268,9 @@ def cast_cells(cells: UInt8Array, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
 
 
 def player_to_move(blue: npt.ArrayLike, red: npt.ArrayLike) -> UInt8Array:
-    """Say who moves from stone counts, for games that blue began: red where blue is ahead, else blue.
+    """Return the player to move, given the numbers of stones of games that blue began.
 
-    In a legal game blue is ahead by none or by one. Impossible counts follow the same rule: red ahead
-    gives blue, blue two ahead gives red.
+    Red is to move if blue has more stones, otherwise blue. Illegal counts follow the same rule.
 
     Returns:
         uint8 of the common shape: ``BLUE`` or ``RED``.
@@ -271,12 +279,12 @@ def player_to_move(blue: npt.ArrayLike, red: npt.ArrayLike) -> UInt8Array:
 
 
 def replay(moves: npt.ArrayLike, n: int, first_player: int = BLUE) -> UInt8Array:
-    """Return every position of one game, the empty board first.
+    """Return all positions of a game, starting with the empty board.
 
     Args:
-        moves: cell indices (m,), in the order played; the players take turns.
+        moves: cell indices (m,) in the order played. The players alternate.
         n: board size.
-        first_player: who makes the first move.
+        first_player: player of the first move. Default ``BLUE``.
 
     Returns:
         uint8 (m + 1, 2, n, n).
@@ -294,14 +302,13 @@ def replay(moves: npt.ArrayLike, n: int, first_player: int = BLUE) -> UInt8Array
 def replay_packed(
     moves: npt.NDArray[Any], lengths: npt.NDArray[Any], n: int, first_player: int = BLUE
 ) -> UInt8Array:
-    """Return every position of many games, packed: game after game, the empty board of each first.
+    """Return all positions of several games, packed: game by game, each starting with the empty board.
 
     Args:
-        moves: cell indices of all games, one after the other, (M,). No cell repeats within a game:
-            that is the caller's to check.
-        lengths: moves of each game, (G,); they add up to M.
+        moves: concatenated cell indices of all games (M,). The caller checks that no cell repeats in a game.
+        lengths: number of moves of each game (G,), with sum M.
         n: board size.
-        first_player: who makes the first move of every game.
+        first_player: player of the first move of every game. Default ``BLUE``.
 
     Returns:
         uint8 (M + G, ceil(2·n·n / 8)), as :func:`pack_boards` gives.
@@ -326,26 +333,26 @@ def replay_packed(
 
 
 def winner_of(planes: Planes) -> npt.NDArray[np.int8]:
-    """Say who has connected their edges.
+    """Return the player who has connected their edges on each board.
 
     Args:
-        planes: (N, 2, n, n), cells 0 or 1.
+        planes: boards (N, 2, n, n) with cells 0 or 1.
 
     Returns:
-        int8 (N,): ``BLUE``, ``RED``, or -1 where nobody has. Both cannot have, unless stones lie on
-        top of each other; such a board counts as blue's.
+        int8 (N,): ``BLUE``, ``RED``, or -1 for neither. If both connect, which needs two stones on one cell,
+        the result is ``BLUE``.
     """
     blue = _connects(planes[:, BLUE])
-    # Reflected in the long diagonal, red's left to right is top to bottom, and neighbours stay neighbours.
+    # Reflection in the long diagonal maps left-right to top-bottom and preserves neighbours.
     red = _connects(planes[:, RED].swapaxes(1, 2))
     return np.where(blue, np.int8(BLUE), np.where(red, np.int8(RED), np.int8(-1)))
 
 
 def _connects(stones: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Say which boards (N, n, n) have a chain from the top row to the bottom one: bool (N,).
+    """Return whether each board (N, n, n) has a chain from the top row to the bottom row: bool (N,).
 
-    A flood from the top row, all boards at once, one step an iteration; a row is the bits of a uint32.
-    The neighbours of (r, c) are (r, c ± 1), (r ± 1, c), (r - 1, c + 1) and (r + 1, c - 1).
+    Flood fill from the top row on all boards at once. A row is stored as the bits of a uint32. The
+    neighbours of (r, c) are (r, c ± 1), (r ± 1, c), (r - 1, c + 1) and (r + 1, c - 1).
     """
     connected = np.zeros(len(stones), dtype=bool)
     columns = np.uint32(1) << np.arange(stones.shape[2], dtype=np.uint32)
@@ -369,15 +376,15 @@ def _connects(stones: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
 
 
 class Symmetry(IntEnum):
-    """What maps the board onto itself. One after the other, they compose as the xor of their numbers.
+    """Symmetries of the board. Their composition is the xor of their numbers.
 
-    The reflections turn top to bottom into left to right, so they also swap the colours: planes,
-    winner (value becomes 1 - value) and player to move.
+    Reflections map top-bottom to left-right, so they also swap the colours of planes, winner (value becomes
+    1 - value) and player to move.
     """
 
     IDENTITY = 0
     ROTATION = 1
-    """By 180°: (r, c) → (n - 1 - r, n - 1 - c)."""
+    """Rotation by 180°: (r, c) → (n - 1 - r, n - 1 - c)."""
     LONG_DIAGONAL = 2
     """Reflection: (r, c) → (c, r)."""
     SHORT_DIAGONAL = 3
@@ -388,15 +395,15 @@ SYMMETRIES: Final = tuple(Symmetry)
 
 
 def swaps_colours(symmetry: Symmetry) -> bool:
-    """Say whether blue's stones become red's."""
+    """Return whether a symmetry swaps the colours."""
     return symmetry >= Symmetry.LONG_DIAGONAL
 
 
 @functools.cache
 def symmetry_table(n: int) -> UInt16Array:
-    """Return where each symmetry takes each cell: uint16 (4, n·n), read-only.
+    """Return the cell index to which each symmetry maps each cell: uint16 (4, n·n), read-only.
 
-    Every symmetry undoes itself, so ``policy[..., table[s]]`` is the image of a policy.
+    Every symmetry is its own inverse, so ``policy[..., table[s]]`` is the image of a policy.
     """
     cells = np.arange(check_board_size(n) ** 2, dtype=np.uint16).reshape(n, n)
     images = [cells, cells[::-1, ::-1], cells.T, cells[::-1, ::-1].T]
@@ -412,9 +419,9 @@ def transform_moves(moves: npt.ArrayLike, n: int, symmetry: Symmetry) -> UInt16A
 
 
 def transform_planes(planes: Planes, symmetry: Symmetry) -> Planes:
-    """Return the images of boards (..., 2, n, n), colours swapped where that belongs to the symmetry.
+    """Apply a symmetry to boards (..., 2, n, n). Reflections also swap the colours.
 
-    The result is a view of the same memory: copy it before writing to it.
+    The result is a view of the same memory; copy it before writing to it.
     """
     if symmetry & Symmetry.ROTATION:
         planes = planes[..., ::-1, ::-1]
@@ -424,26 +431,27 @@ def transform_planes(planes: Planes, symmetry: Symmetry) -> Planes:
 
 
 def canonical_moves(moves: npt.ArrayLike, n: int, first_player: int = BLUE) -> tuple[int, UInt16Array]:
-    """Return the one game that stands for a game and its images under the four symmetries.
+    """Return the canonical form of a game, which is equal for its images under the four symmetries.
 
-    Two of the four images begin with blue: a blue-first game and its rotation, or the two reflections
-    of a red-first game. Of these, the one whose moves come first in lexicographic order.
+    In two of the four images blue moves first: a game that blue began and its rotation, or the two
+    reflections of a game that red began. The canonical form is the one with the lexicographically smaller
+    moves.
 
     Returns:
-        (first_player, moves): always ``BLUE``, and uint16 (m,).
+        (first_player, moves): ``BLUE``, and cell indices uint16 (m,).
     """
     cells = np.asarray(moves, dtype=np.intp)
     one, other = symmetry_table(n)[2:, cells] if first_player == RED else symmetry_table(n)[:2, cells]
     apart = one != other
-    ply = int(apart.argmax()) if len(apart) else 0  # the centre is its own image, so not always ply 0
+    ply = int(apart.argmax()) if len(apart) else 0  # not always ply 0, because the centre is its own image
     return BLUE, one if not len(apart) or one[ply] <= other[ply] else other
 
 
 def game_hash(moves: npt.ArrayLike, n: int, first_player: int = BLUE) -> bytes:
-    """Return 16 bytes that name a game and its images: equal for all of them, and for nothing else.
+    """Return a 16-byte hash that is equal for a game and its images under the four symmetries.
 
-    The first half of SHA-256 over the text ``hexdata game <n>`` and a space, then the canonical moves as
-    little-endian uint16. Stored in every store and decisive for the split: it never changes.
+    It is the first half of SHA-256 over the text ``hexdata game <n>``, a space, and the canonical moves as
+    little-endian uint16. Every store contains it and the split depends on it, so it must not change.
     """
     _, canonical = canonical_moves(moves, n, first_player)
     text = b"hexdata game %d " % n + canonical.astype("<u2", copy=False).tobytes()

@@ -1,4 +1,4 @@
-"""What every config has in common: how its file is read, and which key a person may have meant."""
+"""Reading of TOML config files, and suggestions for misspelled names."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     """Return the content of a TOML file.
 
     Raises:
-        ConfigError: it is missing, unreadable or no TOML.
+        ConfigError: the file is missing, unreadable or not valid TOML.
     """
     try:
         return tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
     except FileNotFoundError as error:
-        raise ConfigError("no such config", path=path) from error
+        raise ConfigError("the config does not exist", path=path) from error
     except OSError as error:
         raise ConfigError("the config cannot be read", path=path, found=error.strerror) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError("not TOML", path=path, found=str(error)) from error
+        raise ConfigError("not valid TOML", path=path, found=str(error)) from error
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str | None:
-    """Return a hint that names the nearest of the known names; None if none is near."""
+    """Return a hint with the most similar known name, or None if none is similar."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"Did you mean {near[0]!r}?" if near else None

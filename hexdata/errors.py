@@ -1,7 +1,6 @@
-"""Every error that hexdata raises on purpose: one tree, one shape of message.
+"""Exceptions of hexdata.
 
-A message gives the path, the record, what was found, what was expected and what to do. Nothing here
-logs or prints; whoever catches an error decides what becomes of it.
+A message contains the path, the record, what was found, what was expected and what to do.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ __all__ = [
 
 
 class HexdataError(Exception):
-    """Root of the tree: catch this to catch whatever hexdata itself found wrong.
+    """Base class of all errors that hexdata raises.
 
     Args:
         reason: what went wrong, in one clause.
-        path: the file or folder it is about, or its address.
-        record: which record of the file: an index, a line ("line 12"), a byte position.
-        found: what stood there.
-        expected: what should have stood there.
-        hint: what the user can do about it.
+        path: path or address of the file or folder concerned.
+        record: record of the file: an index, or text such as "line 12".
+        found: what was found.
+        expected: what was expected.
+        hint: what the user can do.
     """
 
     def __init__(
@@ -57,7 +56,7 @@ class HexdataError(Exception):
         return f"{message}. {self.hint}" if self.hint else message
 
     def detail(self) -> str:
-        """Return record, reason, found and expected: the message less its path and its hint."""
+        """Return the message without its path and hint: record, reason, found and expected."""
         record = f"record {self.record}" if isinstance(self.record, int) else self.record
         parts = [f"{record}: {self.reason}" if record else self.reason]
         if self.found is not None:
@@ -67,11 +66,11 @@ class HexdataError(Exception):
         return "; ".join(parts)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Travel between processes whole: the default would lose the keyword arguments."""
+        """Support pickling: the default would lose the keyword arguments."""
         return (_rebuild, (type(self), self.reason, self.__dict__.copy()))
 
     def at(self, path: object) -> HexdataError:
-        """Return this error, now naming ``path`` if it named none."""
+        """Return this error with its path set to ``path`` if it had none."""
         self.path = self.path or str(path)
         return self
 
@@ -90,7 +89,7 @@ class InputError(HexdataError):
 
 
 class FormatError(InputError):
-    """A file of a layout that no reader knows, or one that breaks its own layout."""
+    """A file in an unknown layout, or a file that violates its layout."""
 
     def __init__(
         self,
@@ -108,15 +107,15 @@ class FormatError(InputError):
 
 
 class UnsafePickleError(FormatError):
-    """A pickle that asks for a name or an operation which is not on the list of allowed ones."""
+    """A pickle that uses a name or an operation that is not allowed."""
 
 
 class SourceChangedError(InputError):
-    """A source with a name that the store knows, but other bytes than it had when it was converted."""
+    """A source whose content changed after it was converted."""
 
 
 class StoreError(HexdataError):
-    """A store that is missing, foreign, of another version, incomplete or altered."""
+    """A store that is missing, incomplete, altered, of another version, or not a store."""
 
 
 class StoreLockedError(StoreError):
@@ -124,20 +123,20 @@ class StoreLockedError(StoreError):
 
 
 class RejectRateError(HexdataError):
-    """More records were rejected than ``--max-reject-rate`` allows; nothing was published."""
+    """More records were rejected than ``--max-reject-rate`` allows; nothing was written to the store."""
 
 
 class VerifyError(HexdataError):
-    """The store does not hold what its manifests say."""
+    """The contents of the store differ from its manifest."""
 
 
 class ConfigError(HexdataError):
-    """A configuration or an option that cannot be used."""
+    """An invalid configuration or option."""
 
 
 class BudgetError(HexdataError):
-    """The work does not fit into the memory or the disk given."""
+    """The work does not fit into the available memory or disk space."""
 
 
 class EngineError(HexdataError):
-    """The machines that were to do the work cannot, or no longer: see :mod:`hexdata.engine`."""
+    """The engine cannot run tasks, for example because a cluster does not answer."""

@@ -1,7 +1,7 @@
-"""The seeded order: every random choice as a pure function of (seed, purpose, identity).
+"""Seeded order: every random choice is a pure function of seed, purpose and id.
 
-Never reads a file, a clock or a global generator. Each function here exists so that a result can be
-named by its seed: the same on every machine, for every number of threads, buckets and workers.
+A result depends on its seed only. It is the same on every machine and for any number of threads, buckets and
+workers.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ Int64Array = npt.NDArray[np.int64]
 Item = TypeVar("Item")
 
 ORDER_VERSION: Final = 1
-"""Version of every constant below. Stored in each manifest; changing a constant raises it."""
+"""Version of the constants below, recorded in every manifest. Increase it when a constant changes."""
 
 _WORD: Final = (1 << 64) - 1
 
 # splitmix64's output function (Steele, Lea & Flood 2014) with the shifts and multipliers of David
-# Stafford's variant 13: each is (shift right and xor, multiply). A last shift ends the mixing.
+# Stafford's variant 13. Each step is (shift right and xor, multiply); a final shift follows.
 _MIX_STEPS: Final = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 _MIX_LAST_SHIFT: Final = 31
 _GOLDEN_GAMMA: Final = 0x9E3779B97F4A7C15
@@ -45,20 +45,24 @@ _GOLDEN_GAMMA: Final = 0x9E3779B97F4A7C15
 
 
 def derive_key(seed: int, *purpose: str | int) -> int:
-    """Return the 64-bit key of one purpose under one seed.
+    """Return the 64-bit key for a purpose under a seed.
 
-    The key is the first 8 bytes, big-endian, of SHA-256 over a canonical text of the order version,
-    the seed and the purpose, so that (42, "epoch", 1) and (43, "epoch", 0) are unrelated, which
-    adding seed and epoch would not give.
+    The key is the first 8 bytes, big-endian, of SHA-256 over a canonical text of order version, seed and
+    purpose. Keys of different arguments are unrelated, for example those of (42, "epoch", 1) and (43,
+    "epoch", 0).
+
+    Args:
+        seed: any integer.
+        *purpose: texts and integers that name the purpose.
 
     Raises:
-        TypeError: if the seed is not an integer, or a part of the purpose is neither text nor integer.
+        TypeError: the seed is not an integer, or a part of the purpose is neither text nor an integer.
     """
     if not _is_integer(seed):
-        raise TypeError(f"a seed is an integer, not {type(seed).__name__}: {seed!r}")
+        raise TypeError(f"a seed must be an integer, not {type(seed).__name__}: {seed!r}")
     for part in purpose:
         if not (_is_integer(part) or isinstance(part, str)):
-            raise TypeError(f"a purpose is integers and text, not {type(part).__name__}: {part!r}")
+            raise TypeError(f"a purpose must be integers and text, not {type(part).__name__}: {part!r}")
     text = f"hexdata order {ORDER_VERSION} " + json.dumps([seed, *purpose], separators=(",", ":"))
     return int.from_bytes(hashlib.sha256(text.encode("ascii")).digest()[:8], "big")
 
@@ -68,36 +72,36 @@ def _is_integer(value: object) -> bool:
 
 
 def _mix(value: int) -> int:
-    """One splitmix64 output, on a Python integer."""
+    """Return the splitmix64 output for a Python integer."""
     for shift, multiplier in _MIX_STEPS:
         value = ((value ^ (value >> shift)) * multiplier) & _WORD
     return value ^ (value >> _MIX_LAST_SHIFT)
 
 
 def _subkeys(key: int, count: int) -> list[int]:
-    """Expand a 64-bit key into ``count`` words: the splitmix64 stream that starts at the key."""
+    """Return the first ``count`` words of the splitmix64 stream that starts at the key."""
     return [_mix((key + _GOLDEN_GAMMA * (i + 1)) & _WORD) for i in range(count)]
 
 
 def sort_key(ids: npt.ArrayLike, key: int) -> UInt64Array:
-    """Map identities to 64-bit sort keys; a bijection on 64 bits, so distinct identities never tie.
+    """Return the 64-bit sort keys of ids. The function is a bijection, so different ids have different keys.
 
     Args:
-        ids: integers, any shape; read as unsigned 64-bit.
-        key: from :func:`derive_key`.
+        ids: integers of any shape, converted to unsigned 64-bit.
+        key: key from :func:`derive_key`.
 
     Returns:
-        uint64 array of the same shape. The seeded order of ids is ascending order of these.
+        uint64 array of the same shape. The seeded order of ids is the ascending order of their sort keys.
 
     Raises:
-        TypeError: if the ids are not integers (floats would lose low bits and tie).
+        TypeError: the ids are not integers. Floats would lose low bits.
 
     Each step (xor with a subkey, xor with a right shift, multiplication by an odd constant mod 2^64)
     can be undone, hence the bijection. :func:`sort_key_sql` is the same function as DuckDB SQL.
     """
     values = np.asarray(ids)
     if values.size and values.dtype.kind not in "iu":
-        raise TypeError(f"identities are integers, not {values.dtype}")
+        raise TypeError(f"ids must be integers, not {values.dtype}")
     keys = sort_subkeys(key)
     x = values.astype(np.uint64)  # a copy: the steps below work in place
     x ^= np.uint64(keys[0])
@@ -110,20 +114,20 @@ def sort_key(ids: npt.ArrayLike, key: int) -> UInt64Array:
 
 
 def sort_subkeys(key: int) -> list[int]:
-    """Return the three 64-bit words into which :func:`sort_key` expands a key."""
+    """Return the three 64-bit words that :func:`sort_key` derives from a key."""
     return _subkeys(key, len(_MIX_STEPS) + 1)
 
 
 def sort_key_sql(column: str, key: int | Sequence[str]) -> str:
     """Return a DuckDB SQL expression (UBIGINT) equal to :func:`sort_key` of ``column``.
 
-    Products are formed in UHUGEINT, where two 64-bit factors cannot overflow, and cut to 64 bits.
-    DuckDB finds the repeated subexpressions, so each is computed once. Negative ids are an error.
+    Products are computed as UHUGEINT, which cannot overflow, and reduced to 64 bits. DuckDB computes repeated
+    subexpressions once. Negative ids are an error.
 
     Args:
-        column: an expression for the identity.
-        key: from :func:`derive_key`; or, where it differs from row to row, the three UBIGINT columns that
-            hold its :func:`sort_subkeys`.
+        column: SQL expression of the id.
+        key: key from :func:`derive_key`, or, if the key differs between rows, the names of three UBIGINT
+            columns with its :func:`sort_subkeys`.
     """
     keys = sort_subkeys(key) if isinstance(key, int) else key
     x = f"xor(({column})::UBIGINT, {keys[0]}::UBIGINT)"
@@ -135,18 +139,19 @@ def sort_key_sql(column: str, key: int | Sequence[str]) -> str:
 
 
 def balanced_take(groups: Mapping[str, Sized | int], seed: int) -> dict[str, Int64Array]:
-    """Cut every group to the size of the smallest, by seeded uniform choice and never from the head.
+    """Select as many elements of every group as the smallest group has, by a seeded uniform choice.
 
-    What is kept of a group are its elements of lowest ``sort_key(index, derive_key(seed, "balance", name))``.
-    So it depends on the other groups only through how many are kept, and of a smaller cut it is a part of
-    that of a larger one. ``hexdata shuffle --balance-by`` makes the same choice, of position ids.
+    The elements with the lowest ``sort_key(index, derive_key(seed, "balance", name))`` are selected. The
+    selection from a group depends on the other groups only through the number of elements, and a smaller
+    selection is a subset of a larger one. ``hexdata shuffle --balance-by`` makes the same choice of position
+    ids.
 
     Args:
-        groups: sequences, or only their lengths, by name: the blocks of tokens of several domains, say.
+        groups: sequences or their lengths, by name.
         seed: any integer.
 
     Returns:
-        For each group the indices that are kept, ascending: int64 of shape (length of the smallest,).
+        Selected indices of each group by name, ascending: int64 of shape (length of the smallest group,).
 
     Raises:
         ValueError: a length is negative.
@@ -159,7 +164,7 @@ def balanced_take(groups: Mapping[str, Sized | int], seed: int) -> dict[str, Int
 
 
 def _lowest(count: int, size: int, key: int) -> Int64Array:
-    """Return, ascending, those ``count`` of the indices 0 … size - 1 whose sort keys are lowest."""
+    """Return the ``count`` indices below ``size`` with the lowest sort keys, ascending."""
     if count == size:
         return np.arange(size, dtype=np.int64)
     keys = sort_key(np.arange(size, dtype=np.uint64), key)
@@ -167,10 +172,18 @@ def _lowest(count: int, size: int, key: int) -> Int64Array:
 
 
 def bucket_bounds(buckets: int) -> list[int]:
-    """Cut the 64-bit key space into equal ranges: bucket i holds keys in [bounds[i], bounds[i + 1]).
+    """Divide the 64-bit key space into equal ranges: bucket i contains keys in [bounds[i], bounds[i + 1]).
 
-    Returns ``buckets + 1`` Python integers, the first 0 and the last 2^64. Read one after the other,
-    buckets are the global order, whatever their number.
+    The concatenation of the buckets is the global order, for any number of buckets.
+
+    Args:
+        buckets: number of buckets, at least 1.
+
+    Returns:
+        ``buckets + 1`` Python integers; the first is 0 and the last 2^64.
+
+    Raises:
+        ValueError: ``buckets`` is below 1.
     """
     if buckets < 1:
         raise ValueError(f"need at least one bucket, got {buckets}")
@@ -178,39 +191,47 @@ def bucket_bounds(buckets: int) -> list[int]:
 
 
 def uniform_draw(ids: npt.ArrayLike, key: int) -> npt.NDArray[np.float64]:
-    """Return one float64 in [0, 1) for each identity: its draw under ``key``, 53 bits of it."""
+    """Return a uniform draw in [0, 1) for each id under ``key``: float64 with 53 random bits."""
     return (sort_key(ids, key) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 _SMALL: Final = 1 << 16
-"""Up to this length a permutation is sorted out in full: the rounds would have too few bits to mix well."""
+"""Up to this length, a permutation is computed by sorting, because few bits are not mixed well by rounds."""
 
 _ROUNDS: Final = 6
 
 
 class Permutation:
-    """A seeded bijection on [0, n) that is never written out: element i costs O(1) time and memory.
+    """A seeded permutation of [0, n) that is not stored: each element takes O(1) time and memory.
 
-    ``Permutation(n, key)[i]`` is what stands at place i; i may be an integer or an array of any shape.
+    ``Permutation(n, key)[i]`` is the element at index i, where i is an integer or an integer array:
 
-    From n = 65,537 on it mixes b = ceil(log2 n) bits by ``_ROUNDS`` rounds of x <- x·(2x + odd) + addend
-    mod 2^b, both keyed, then x <- x xor (x >> b/2), and walks the cycle until it is below n ("cycle
-    walking": Black & Rogaway 2002, "Ciphers with arbitrary finite domains"), fewer than two steps on
-    average. Smaller ones sort their keys once (at most 512 kB).
+        order = Permutation(1_000_000, derive_key(42, "epoch", 0))
+        order[0]            # the first element
+        order.slice(0, 10)  # the first ten elements, int64 (10,)
 
-    The quadratic step is RC6's (Rivest et al. 1998). It is a bijection, as x·(2x + a) - y·(2y + a) =
-    (x - y)·(2(x + y) + a) and the last factor is odd. A multiplication by a keyed odd number alone has
-    weak keys: with six rounds of it, one key in 250 left a visible pattern at n = 2^17.
+    For n > 65,536, b = ceil(log2 n) bits are mixed by ``_ROUNDS`` rounds of x <- x·(2x + odd) + addend mod
+    2^b with keyed constants, followed by x <- x xor (x >> b/2). The rounds are repeated until the result is
+    below n ("cycle walking": Black & Rogaway 2002, "Ciphers with arbitrary finite domains"), fewer than two
+    times on average. Smaller permutations are computed by sorting keys once (at most 512 kB).
+
+    The quadratic step is from RC6 (Rivest et al. 1998). It is a bijection, because x·(2x + a) - y·(2y + a) =
+    (x - y)·(2(x + y) + a) and the last factor is odd. Multiplication by a keyed odd number alone has weak
+    keys: with six such rounds, one key in 250 left a visible pattern at n = 2^17.
     """
 
     def __init__(self, n: int, key: int) -> None:
-        """Make the permutation of [0, n) that ``key`` names.
+        """Create the permutation of [0, n) for a key.
+
+        Args:
+            n: length, from 0 to 2^62.
+            key: key from :func:`derive_key`.
 
         Raises:
-            ValueError: if n is negative or above 2^62.
+            ValueError: n is negative or above 2^62.
         """
         if not 0 <= n <= 1 << 62:
-            raise ValueError(f"a permutation needs a length between 0 and 2^62, got {n}")
+            raise ValueError(f"the length of a permutation must be between 0 and 2^62, got {n}")
         self.n = n
         self.key = key
         self._order: Int64Array | None = None
@@ -233,36 +254,36 @@ class Permutation:
         return f"Permutation(n={self.n}, key={self.key:#018x})"
 
     @overload
-    def __getitem__(self, place: int) -> int: ...
+    def __getitem__(self, index: int) -> int: ...
     @overload
-    def __getitem__(self, place: npt.NDArray[Any]) -> Int64Array: ...
-    def __getitem__(self, place: int | npt.NDArray[Any]) -> int | Int64Array:
-        """Return the element(s) at ``place``: an int, or int64 of the shape of the array given.
+    def __getitem__(self, index: npt.NDArray[Any]) -> Int64Array: ...
+    def __getitem__(self, index: int | npt.NDArray[Any]) -> int | Int64Array:
+        """Return the element(s) at ``index``: an int, or int64 of the shape of the array given.
 
         Raises:
-            IndexError: if a place is outside [0, n).
-            TypeError: if places are not integers.
+            IndexError: an index is outside [0, n).
+            TypeError: the indices are not integers.
         """
-        places = np.asarray(place)
-        if places.dtype.kind not in "iu":
-            raise TypeError(f"places are integers, not {places.dtype}")
-        if places.size and not (int(places.min()) >= 0 and int(places.max()) < self.n):
-            raise IndexError(f"place outside the {self.n} elements of the permutation")
-        result = self._order[places] if self._order is not None else self._walk(places)
-        return int(result) if isinstance(place, (int, np.integer)) else result
+        indices = np.asarray(index)
+        if indices.dtype.kind not in "iu":
+            raise TypeError(f"indices must be integers, not {indices.dtype}")
+        if indices.size and not (int(indices.min()) >= 0 and int(indices.max()) < self.n):
+            raise IndexError(f"index outside the {self.n} elements of the permutation")
+        result = self._order[indices] if self._order is not None else self._walk(indices)
+        return int(result) if isinstance(index, (int, np.integer)) else result
 
     def slice(self, start: int, stop: int) -> Int64Array:
-        """Return the elements at places start…stop-1 as int64 of shape (stop - start,)."""
+        """Return the elements at indices start … stop - 1, int64 of shape (stop - start,)."""
         return self[np.arange(start, stop, dtype=np.int64)]
 
-    def _walk(self, places: npt.NDArray[Any]) -> Int64Array:
-        values = self._mix(places.astype(self._dtype).reshape(-1))
+    def _walk(self, indices: npt.NDArray[Any]) -> Int64Array:
+        values = self._mix(indices.astype(self._dtype).reshape(-1))
         outside = np.flatnonzero(values >= self.n)
         while outside.size:
             walked = self._mix(values[outside])
             values[outside] = walked
             outside = outside[walked >= self.n]
-        return values.astype(np.int64).reshape(places.shape)
+        return values.astype(np.int64).reshape(indices.shape)
 
     def _mix(self, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Mix ``x`` in place and return it."""
@@ -288,13 +309,13 @@ def shuffle_indices(
 def shuffle_indices(
     indices: Sequence[Item] | npt.NDArray[Any], seed: int, epoch: int = 0, enabled: bool = True
 ) -> list[Item] | npt.NDArray[Any]:
-    """Return the indices in the order of (seed, epoch): the small form for any loader.
+    """Return indices in the seeded order of an epoch, for use in any data loader.
 
     Args:
-        indices: the dataset's indices, a sequence or a one-dimensional array; left as it is.
-        seed: any integer. The same seed and epoch give the same order, on every machine and rank.
-        epoch: another epoch, another order, unrelated to that of another seed.
-        enabled: False gives the order of the input, for validation and test sets.
+        indices: indices of the dataset, a sequence or a one-dimensional array. It is not modified.
+        seed: any integer. The same seed and epoch give the same order on every machine and rank.
+        epoch: epoch number; each epoch has an unrelated order. Default 0.
+        enabled: False keeps the given order, for validation and test sets. Default True.
 
     Returns:
         A new array for an array, a new list for any other sequence.

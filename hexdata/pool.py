@@ -1,4 +1,4 @@
-"""How many workers a stage may have, by the cores and the memory. Starts none: that is the engine's duty."""
+"""Number of worker processes of a stage, from cores and memory."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ def default_workers() -> int:
 
 
 def resident_bytes() -> int:
-    """Return the resident memory of this process and its children; pages that they share count in each."""
+    """Return the resident bytes of this process and its children; shared pages count in each."""
     this = psutil.Process()
     total = 0
     for process in [this, *this.children(recursive=True)]:
         try:
             total += process.memory_info().rss
-        except psutil.Error:  # it ended between the two calls
+        except psutil.Error:  # the process ended between the two calls
             continue
     return total
 
 
 @dataclass(frozen=True)
 class WorkerOptions:
-    """The options of a stage that runs in worker processes.
+    """Options of a stage that runs in worker processes.
 
     Attributes:
-        workers: processes, at most one a task; None for one a core, as far as ``memory`` allows.
-        memory: bytes for all processes together.
+        workers: number of processes. Default None: one per core, as far as ``memory`` allows.
+        memory: memory limit in bytes for all processes together. Default 1 GB.
 
     Raises:
-        ConfigError: on a value out of range.
-        BudgetError: so many workers do not fit into the memory, or not even one does.
+        ConfigError: a value is out of range.
+        BudgetError: the workers, or even one worker, do not fit into the memory.
     """
 
     WORKER_MEMORY: ClassVar[int]
-    """Bytes that one process of the stage holds at its peak, the parent too, as measured."""
+    """Measured peak memory of one process of the stage in bytes, including the parent."""
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by pydantic, not a field
 
     workers: int | None = None
@@ -53,9 +53,9 @@ class WorkerOptions:
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 1:
             raise ConfigError("workers must be at least 1", found=self.workers)
-        self._require_room(self.WORKER_MEMORY)
+        self._require_memory(self.WORKER_MEMORY)
 
-    def _require_room(self, each: int) -> None:
+    def _require_memory(self, each: int) -> None:
         asked = 1 if self.workers is None else self.workers
         if asked * each > self.memory:
             raise BudgetError(
@@ -66,15 +66,15 @@ class WorkerOptions:
             )
 
     def processes(self, cores: int, more: int = 0) -> int:
-        """Return how many worker processes to run on a machine with so many cores.
+        """Return the number of worker processes to run.
 
         Args:
-            cores: of the machine.
-            more: bytes that each of them holds above ``WORKER_MEMORY``.
+            cores: number of cores of the machine.
+            more: bytes that each process needs in addition to ``WORKER_MEMORY``. Default 0.
 
         Raises:
-            BudgetError: those asked for do not fit into the memory.
+            BudgetError: the requested workers do not fit into the memory.
         """
         each = self.WORKER_MEMORY + more
-        self._require_room(each)
+        self._require_memory(each)
         return self.workers or max(1, min(cores, self.memory // each - 1))

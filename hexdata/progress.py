@@ -1,4 +1,4 @@
-"""What a stage tells the one who watches it. A floor below everything: no printing, no clock."""
+"""Interface through which stages report progress."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ __all__ = ["SILENT", "Progress", "Silent"]
 
 
 class Progress(Protocol):
-    """A watcher of stages; the command line draws a bar from these calls, a library user may log them.
+    """Receives progress reports. The command line draws a bar from them; a program may log them.
 
-    Calls come from the thread that called the stage. Raising from one stops the stage cleanly.
+    The methods are called on the thread that called the stage. If one raises, the stage stops cleanly.
     """
 
     def begin(self, stage: str, total: int | None, unit: str) -> None:
-        """A stage (or a step of one) starts; ``total`` is the number of units, None if unknown."""
+        """Report the start of a stage or step; ``total`` is the number of units, or None if unknown."""
 
     def advance(self, amount: int) -> None:
-        """So many more units are done."""
+        """Report that ``amount`` more units are done."""
 
     def note(self, message: str) -> None:
-        """One line that a person should see: a skipped source, a rejected file."""
+        """Report a message for the user, such as a skipped source."""
 
 
 class Silent:
-    """The watcher that ignores everything: the default of every stage."""
+    """Ignores all reports. The default of every stage."""
 
     def begin(self, stage: str, total: int | None, unit: str) -> None:
-        """Ignore it."""
+        """Do nothing."""
 
     def advance(self, amount: int) -> None:
-        """Ignore it."""
+        """Do nothing."""
 
     def note(self, message: str) -> None:
-        """Ignore it."""
+        """Do nothing."""
 
 
 SILENT = Silent()

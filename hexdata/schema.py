@@ -1,7 +1,7 @@
-"""The Arrow schemas of the store's tables, and their version. Reads and writes nothing.
+"""Arrow schemas of the store's tables, and their version.
 
-``raw_schema`` is what a format reader gives; the four others are what the store keeps. docs/format.md
-describes each column for readers in other languages.
+Format readers return ``raw_schema``; the other four are schemas of stored tables. docs/format.md describes
+each column for readers in other languages.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ __all__ = [
 ]
 
 SCHEMA_VERSION: Final = 1
-"""Version of the store's layout, in every manifest. A reader refuses a version that it does not know."""
+"""Version of the store's layout, recorded in every manifest. Readers refuse unknown versions."""
 
 SPLITS: Final = ("train", "val", "test")
 
 NO_MOVE: Final = 65535
-"""What shards hold for a null ``move`` (uint16)."""
+"""Value in shards for a null ``move`` (uint16)."""
 NO_PLY: Final = 65535
-"""What shards hold for a null ``position_in_game`` or ``total_positions`` (uint16)."""
+"""Value in shards for a null ``position_in_game`` or ``total_positions`` (uint16)."""
 NO_TIER: Final = 255
-"""What shards hold for a null ``value_sample_tier`` (uint8)."""
+"""Value in shards for a null ``value_sample_tier`` (uint8)."""
 NO_GAME: Final = -1
-"""What shards hold for a null ``game_id`` (int64)."""
+"""Value in shards for a null ``game_id`` (int64)."""
 
 _SQL_TYPES: Final = {
     pa.bool_(): "BOOLEAN",
@@ -54,22 +54,22 @@ _SQL_TYPES: Final = {
 
 
 def board_bytes(board_size: int) -> int:
-    """Return the bytes of one packed board: ceil(2·n·n / 8), 43 at n = 13."""
+    """Return the number of bytes of a packed board: ceil(2·n·n / 8), which is 43 for n = 13."""
     return (2 * board_size * board_size + 7) // 8
 
 
 def board_size_of(width: int) -> int:
-    """Return n from ``board_bytes(n)``: n² <= 4·width < (n + 1)² for every n above 1."""
+    """Return n, given ``board_bytes(n)``: n² <= 4·width < (n + 1)² for every n above 1."""
     return math.isqrt(4 * width)
 
 
 def raw_schema(board_size: int) -> pa.Schema:
-    """One row an example as its source file has it: the source's own value sense, ids and gaps.
+    """Return the schema of format readers: one row per example, with the values of the source file.
 
-    ``record`` counts the examples of the file from 0, rejected ones included. ``value`` is float64,
-    since legacy values are Python floats. ``file_idx``, ``line_idx`` are the legacy ``game_id``;
-    ``origin`` is the raw file that the metadata names (``source_file`` or ``original_source``).
-    ``winner``: 0 blue, 1 red. ``extra``: JSON text of metadata keys without a column of their own.
+    ``record`` is the index of the example in the file, rejected ones included. ``value`` is float64 because
+    legacy values are Python floats, in the convention of the source. ``file_idx``, ``line_idx`` are the
+    legacy ``game_id``. ``origin`` is the raw file named in the metadata (``source_file`` or
+    ``original_source``). ``winner`` is 0 for blue and 1 for red. ``extra`` is JSON text of other metadata.
     """
     return pa.schema(
         [
@@ -92,7 +92,7 @@ def raw_schema(board_size: int) -> pa.Schema:
 
 
 def positions_schema(board_size: int) -> pa.Schema:
-    """One row a training example, in input order."""
+    """Return the schema of positions: one row per training example, in input order."""
     return pa.schema(
         [
             pa.field("position_id", pa.int64(), nullable=False),
@@ -112,7 +112,7 @@ def positions_schema(board_size: int) -> pa.Schema:
 
 
 def games_schema() -> pa.Schema:
-    """One row a game. ``moves`` is null where the positions at hand do not give the whole game."""
+    """Return the schema of games: one row per game; ``moves`` is null if the game is incomplete."""
     return pa.schema(
         [
             pa.field("game_id", pa.int64(), nullable=False),
@@ -135,7 +135,7 @@ def games_schema() -> pa.Schema:
 
 
 def sources_schema() -> pa.Schema:
-    """One row an input file; in = positions + rejected."""
+    """Return the schema of sources: one row per input file; records = positions + rejected."""
     return pa.schema(
         [
             pa.field("source_id", pa.int32(), nullable=False),
@@ -158,7 +158,7 @@ def sources_schema() -> pa.Schema:
 
 
 def rejected_schema() -> pa.Schema:
-    """One row a rejected record: ``reason`` is a stable code; ``record`` is null for a whole file."""
+    """Return the schema of rejected records; ``record`` is null if a whole file is rejected."""
     return pa.schema(
         [
             pa.field("source_id", pa.int32(), nullable=False),
@@ -170,7 +170,7 @@ def rejected_schema() -> pa.Schema:
 
 
 def sql_columns(schema: pa.Schema) -> dict[str, str]:
-    """Return DuckDB's type of each column of a table of the store, by its name."""
+    """Return DuckDB's types of the columns of a schema, by name."""
     return {field.name: _sql_type(field.type) for field in schema}
 
 

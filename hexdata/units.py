@@ -1,4 +1,4 @@
-"""Sizes in bytes, as people write and read them. Nothing else."""
+"""Sizes in bytes as text, such as 1GB."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.IGNORECASE)
 
 
 def parse_bytes(text: str | int) -> int:
-    """Return the bytes that "1GB", "700 MiB" or a plain number mean; kB, MB … are powers of 1000.
+    """Return the number of bytes of a size such as "1GB", "700 MiB" or "4096".
+
+    kB, MB, GB and TB are powers of 1000; KiB, MiB, GiB and TiB are powers of 1024.
 
     Raises:
-        ConfigError: the text is no size.
+        ConfigError: the text is not a size, or the size is too large.
     """
     if isinstance(text, int):
         return text
@@ -34,12 +36,12 @@ def parse_bytes(text: str | int) -> int:
         )
     size = float(match[1]) * unit
     if size > _LARGEST:
-        raise ConfigError("too large a size", found=repr(text), expected="at most 1,000,000 TB")
+        raise ConfigError("size too large", found=repr(text), expected="at most 1,000,000 TB")
     return int(size)
 
 
 def format_bytes(size: float) -> str:
-    """Return a size as a person reads it: three digits and a unit, powers of 1000."""
+    """Return a size with three digits and a unit; units are powers of 1000."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if size < 999.5 or unit == "TB":
             break

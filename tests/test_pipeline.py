@@ -130,7 +130,7 @@ WRONG = {
     ),
     "an address of no engine": (
         STORE + '[engine]\naddress = "auto"\n',
-        "an address has no meaning with the local engine; found auto",
+        "the local engine accepts no address; found auto",
         "Ask for the engine ray too.",
     ),
     "an unknown key of the engine": (
@@ -147,7 +147,7 @@ WRONG = {
     "a list for a size": (STORE + "[export]\nmemory = [1]\n", "export.memory: ", "found [1]"),
     "out of range": (STORE + '[convert]\ninputs = ["a"]\nval = 2.0\n', "val and test are shares", "2.0"),
     "an unknown word": (STORE + '[export]\nlayout = "block"\n', "layout", "block"),
-    "no TOML": ("store =\n", "not TOML", "line 1"),
+    "no TOML": ("store =\n", "not valid TOML", "line 1"),
 }
 
 
@@ -169,12 +169,12 @@ def test_a_stage_that_cannot_run_so_names_the_config(config):
 
 
 def test_a_config_that_is_missing_or_no_text(tmp_path):
-    with pytest.raises(ConfigError, match="no such config"):
+    with pytest.raises(ConfigError, match="the config does not exist"):
         load_config(tmp_path / "missing.toml")
     with pytest.raises(ConfigError, match="the config cannot be read; found Is a directory"):
         load_config(tmp_path)
     (tmp_path / "binary.toml").write_bytes(b'store = "\xff"')
-    with pytest.raises(ConfigError, match="not TOML"):
+    with pytest.raises(ConfigError, match="not valid TOML"):
         load_config(tmp_path / "binary.toml")
 
 
@@ -248,7 +248,7 @@ def test_a_report_goes_where_its_section_says(tmp_path, legacy, config):
     )
     assert [stage.stage for stage in result.stages] == ["convert", "report"]
     assert result.stages[1].path == str(page)
-    assert result.verdict.headline == "Converted, and complete. Not shuffled yet."
+    assert result.verdict.headline == "Converted and complete. Not shuffled yet."
     assert page.exists()
     assert not (tmp_path / "store" / "report.html").exists()
 

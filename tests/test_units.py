@@ -35,7 +35,7 @@ def test_what_is_no_size_is_refused(text: str) -> None:
 
 
 def test_a_size_beyond_every_disk_is_refused() -> None:
-    with pytest.raises(ConfigError, match="too large a size"):
+    with pytest.raises(ConfigError, match="size too large"):
         parse_bytes("1000001TB")
 
 

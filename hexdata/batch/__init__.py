@@ -1,6 +1,6 @@
-"""Batches for training out of packed positions: their fields, symmetries and value weights.
+"""Conversion of packed positions into training batches: fields, symmetries and value weights.
 
-Every draw follows from (seed, epoch, position) alone. Reads no file, and never decides which rows come.
+Every random draw depends only on seed, epoch and position id.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What a batch holds: its options, the members of the shards that it is made of, and how it is made.
-
-Whole arrays at a time, from packed blocks. Never reads a file and never decides which rows come.
-"""
+"""Batch options, and the conversion of packed blocks into batches."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ __all__ = [
 ]
 
 Batch = dict[str, npt.NDArray[Any]]
-"""The arrays of one training step, each with the batch as its leading dimension."""
+"""Arrays of one training step by field name; the first dimension is the batch size B."""
 
 BoardForm = Literal["float32", "float16", "uint8", "packed"]
 FinalPolicy = Literal["zeros", "uniform", "skip"]
@@ -56,37 +53,38 @@ _TIERS: Final = 4
 
 @dataclass(frozen=True)
 class BatchOptions:
-    """What batches hold: B positions each, on boards of size n.
+    """Contents of batches of B positions on boards of size n.
 
     Raises:
-        ConfigError: if an option has no meaning.
+        ConfigError: an option has an invalid value.
     """
 
     fields: tuple[str, ...] = DEFAULT_FIELDS
     """The arrays of a batch:
 
-    - ``board`` (B, ``planes``, n, n), cells 0 or 1: blue's stones, red's and, of three planes, who is to
-      move. Packed: uint8 (B, ceil(2·n·n / 8)), the stones as ``board.pack_boards`` gives them.
-    - ``policy`` float32 (B, n·n): dense where the position has a dense policy, else one-hot.
-    - ``policy_mask`` bool (B,): False on final positions, whose policy ``final_policy`` made up.
-    - ``move`` uint16 (B,): 65535 where there is none.
-    - ``value`` float32 (B,): 0 blue wins, 1 red wins.
-    - ``value_weight`` float32 (B,): 0 or 1, see ``tier_probability``.
+    - ``board`` (B, ``planes``, n, n), cells 0 or 1: blue's stones, red's stones and, with three planes, the
+      player to move. With ``board="packed"``: uint8 (B, ceil(2·n·n / 8)), as ``board.pack_boards`` returns.
+    - ``policy`` float32 (B, n·n): the stored dense policy if the position has one, otherwise one-hot.
+    - ``policy_mask`` bool (B,): False for final positions, whose policy is set by ``final_policy``.
+    - ``move`` uint16 (B,): cell index; 65535 for final positions.
+    - ``value`` float32 (B,): 0 if blue wins, 1 if red wins.
+    - ``value_weight`` float32 (B,): 0 or 1, drawn with ``tier_probability``.
     - ``position_id``, ``game_id`` int64 (B,), the latter -1 if unknown; ``player_to_move`` uint8 (B,), 0
       blue, 1 red; ``value_sample_tier`` uint8 (B,), 255 if unknown; ``position_in_game`` and
       ``total_positions`` uint16 (B,), 65535 if unknown.
     """
     planes: int = 2
-    """2, or 3: a third plane of ones where red is to move, of zeros where blue is. With packed boards it
-    is left to the device, and ``player_to_move`` joins the fields."""
+    """Number of planes, 2 or 3. The third plane is 1 if red is to move and 0 if blue is. With packed boards,
+    the third plane is added on the device, and batches contain ``player_to_move`` for this."""
     board: BoardForm = "float32"
+    """Dtype of the boards, or "packed" for one bit per cell."""
     final_policy: FinalPolicy = "zeros"
-    """The policy of final positions: zeros, 1/n² everywhere, or no such positions in the epoch at all."""
+    """Policy of final positions: "zeros", "uniform" (1/n² everywhere), or "skip" to omit final positions."""
     tier_probability: tuple[float, float, float, float] | None = None
-    """How likely a position of tier 0, 1, 2, 3 carries value weight, drawn anew every epoch; an unknown
-    tier always does. ``value_weight`` then joins the fields. None: all carry it."""
+    """Probabilities of value weight 1 for tiers 0, 1, 2 and 3, drawn in every epoch; positions of unknown
+    tier always have weight 1. Batches then contain ``value_weight``. None: all positions have weight 1."""
     symmetry: bool = False
-    """Whether each position comes as one of its four images, drawn anew every epoch."""
+    """Whether to apply to each position one of its four symmetries, drawn in every epoch."""
 
     def __post_init__(self) -> None:
         self._check_fields()
@@ -134,7 +132,7 @@ def _are_probabilities(numbers: object) -> bool:
 
 
 def members_of(options: BatchOptions, stored: Collection[str]) -> list[str]:
-    """Return the members that such batches are made of, sorted, out of those that the shards store."""
+    """Return the sorted names of the shard members that batches with these options need."""
     made_from = {
         "board": {"board"} | ({"player_to_move"} if options.planes == 3 else set()),
         "policy": {"move", *POLICY_FIELDS},
@@ -148,15 +146,15 @@ def members_of(options: BatchOptions, stored: Collection[str]) -> list[str]:
 
 
 def make_batch(block: Block, options: BatchOptions, board_size: int, *, seed: int, epoch: int) -> Batch:
-    """Make a batch of packed positions, in their order: the fields of ``options.delivered``.
+    """Convert packed positions into a batch with the fields ``options.delivered``, in the same order.
 
     Args:
-        block: the members that :func:`members_of` names, of B positions; left as it is. Fields that come
-            as stored are its own arrays.
-        options: what the batch holds.
-        board_size: n.
-        seed: of the draws of symmetries and value weights.
-        epoch: of the same.
+        block: members of B positions, those of :func:`members_of`. It is not modified; fields that need no
+            conversion share its arrays.
+        options: contents of the batch.
+        board_size: board size n.
+        seed: seed of the symmetries and value weights.
+        epoch: epoch of the symmetries and value weights.
     """
     symmetries = None
     if options.symmetry:
@@ -182,7 +180,7 @@ def _boards(
 ) -> npt.NDArray[Any]:
     """Return the boards of a block whose labels have been transformed.
 
-    Bytes 0 and 1 first, all planes together, then one cast: the numbers of a batch are written once.
+    Planes are assembled as uint8 and cast once, so that the large array is written only once.
     """
     packed = options.board == "packed"
     if packed and symmetries is None:
@@ -210,7 +208,7 @@ def _policies(block: Block, options: BatchOptions, board_size: int) -> npt.NDArr
 
 
 def _policy_mask(block: Block) -> npt.NDArray[np.bool_]:
-    """Say which positions have a policy, dense or one-hot: bool (B,)."""
+    """Return whether each position has a policy, dense or one-hot: bool (B,)."""
     mask: npt.NDArray[np.bool_] = block["move"] != NO_MOVE
     if "policy_row" in block:
         mask[block["policy_row"]] = True

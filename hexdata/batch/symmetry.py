@@ -1,7 +1,6 @@
-"""Symmetries of the board, drawn for each position and applied to packed blocks.
+"""Random symmetries of the board, applied to blocks of positions.
 
-Each position gets one of the four that follows from (seed, epoch, position) alone. Never looks at which
-batch, rank or worker asks.
+The symmetry of a position depends only on seed, epoch and position id, not on batch, rank or worker.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from hexdata.schema import NO_MOVE
 __all__ = ["draw_symmetries", "transform_labels", "transform_stones"]
 
 SymmetryArray = npt.NDArray[np.uint8]
-"""One number of ``board.Symmetry`` a position: (B,)."""
+"""Values of ``board.Symmetry``, one per position (B,)."""
 
 _TOP_BITS: Final = np.uint64(62)
 _TURNING: Final = tuple(symmetry for symmetry in SYMMETRIES if symmetry is not Symmetry.IDENTITY)
@@ -32,10 +31,10 @@ def draw_symmetries(position_ids: npt.NDArray[np.int64], seed: int, epoch: int) 
 
 
 def transform_stones(planes: Planes, symmetries: SymmetryArray) -> None:
-    """Turn boards (B, 2, n, n) into their images, in place; red's stones become blue's where that belongs.
+    """Apply symmetries to boards (B, 2, n, n) in place. Reflections also swap the colours.
 
-    The batch is taken apart by symmetry. The images are written out in order before they are put back,
-    which is faster than writing a transposed view to scattered rows.
+    The boards of each symmetry are copied into a contiguous array before they are written back, which is
+    faster than writing a transposed view to scattered rows.
     """
     for symmetry in _TURNING:
         rows = np.flatnonzero(symmetries == symmetry)
@@ -43,10 +42,10 @@ def transform_stones(planes: Planes, symmetries: SymmetryArray) -> None:
 
 
 def transform_labels(block: Block, symmetries: SymmetryArray, board_size: int) -> Block:
-    """Return the block with the images of its moves, policies, values and players, as far as it has them.
+    """Return the block with transformed moves, policies, values and players, where present.
 
-    A reflection swaps the colours, so value becomes 1 - value, and the other player is to move. The
-    packed boards are left as they are, for :func:`transform_stones` once they are unpacked.
+    A reflection swaps the colours, so value becomes 1 - value and the other player is to move. Packed boards
+    are not transformed; :func:`transform_stones` does that after unpacking.
     """
     images = dict(block)
     swapped = symmetries >= Symmetry.LONG_DIAGONAL
@@ -73,7 +72,7 @@ def _transform_moves(
 def _transform_policies(
     policies: npt.NDArray[np.float32], symmetries: SymmetryArray, board_size: int
 ) -> npt.NDArray[np.float32]:
-    """Return the images of dense policies (k, cells), each under its own symmetry (k,)."""
+    """Apply a symmetry (k,) to each dense policy (k, cells) and return the results."""
     images = policies.copy()
     for symmetry in _TURNING:
         rows = np.flatnonzero(symmetries == symmetry)

@@ -1,6 +1,6 @@
-"""Which positions carry value weight in an epoch: the legacy's tiers, drawn for each position.
+"""Random value weights by value sample tier.
 
-A draw follows from (seed, epoch, position) alone. Never looks at which batch, rank or worker asks.
+The weight of a position depends only on seed, epoch and position id, not on batch, rank or worker.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ def draw_value_weights(
     seed: int,
     epoch: int,
 ) -> npt.NDArray[np.float32]:
-    """Return float32 (B,): 1 where the draw of a position falls below the probability of its tier, else 0.
+    """Return the value weights of positions, float32 (B,): 1 with the probability of the tier, otherwise 0.
 
     Args:
-        position_ids: int64 (B,); the identities that draws belong to.
-        tiers: uint8 (B,). One that ``probabilities`` does not reach, such as the 255 of unknown, counts
-            as probability 1: what nobody graded is not thinned out.
-        probabilities: of the tiers 0, 1, 2 …, each in [0, 1].
-        seed: any integer.
-        epoch: another epoch, another draw.
+        position_ids: position ids, int64 (B,).
+        tiers: value sample tiers, uint8 (B,). A tier beyond ``probabilities``, such as 255 for unknown, has
+            probability 1.
+        probabilities: probabilities of tiers 0, 1, 2 …, each in [0, 1].
+        seed: seed of the draws.
+        epoch: epoch of the draws; each epoch has different draws.
     """
     limits = np.ones(256)
     limits[: len(probabilities)] = probabilities

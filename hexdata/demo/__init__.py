@@ -1,4 +1,4 @@
-"""Legacy files out of thin air: legal games, written in every layout that the legacy pipeline had."""
+"""Generated legacy files for demonstrations: legal games in every layout of the legacy pipeline."""
 
 from __future__ import annotations
 
@@ -31,31 +31,31 @@ __all__ = ["DemoOptions", "DemoResult", "make_legacy"]
 
 BOARD_SIZE: Final = 13
 FOLDER: Final = "the folder of a demo"
-"""What errors call it."""
+"""Name of the folder in error messages."""
 LAYOUTS: Final = ("v1-tuples", "v2-dicts", "v2-enums", "trmph")
-"""Folders below the demo's; each gets ``FILES_PER_LAYOUT`` files with games of their own."""
+"""Subfolders of a demo; each contains ``FILES_PER_LAYOUT`` files with different games."""
 DIALECTS: Final = {"v1-tuples": "tuples", "v2-dicts": "dicts-player", "v2-enums": "dicts-enums"}
-"""How the examples of each layout of pickles are spelled."""
+"""Pickle dialect of each layout."""
 FILES_PER_LAYOUT: Final = 2
 TIER_SIZES: Final = (5, 5, 10)
-"""Positions a game of value sample tiers 0, 1 and 2; the rest is of tier 3."""
+"""Positions per game in value sample tiers 0, 1 and 2; the others are in tier 3."""
 PROCESSED_AT: Final = "2025-09-08T12:00:00.000000"
-"""Legacy files say when they were made; these always say the same."""
+"""Constant creation time in the headers, so that the files are reproducible."""
 WORKER_MEMORY: Final = 200 << 20
-"""Bytes that it takes to make one file, about."""
+"""Approximate memory of a process that writes one file, in bytes."""
 _BEGUN: Final = "begun"
-"""What the mark of a demo's folder holds from the start."""
+"""First entry of the ledger in a demo's folder."""
 
 Layout = Literal["v1-tuples", "v2-dicts", "v2-enums", "trmph"]
 
 
 @dataclass(frozen=True)
 class DemoOptions:
-    """What to make.
+    """Options of :func:`make_legacy`.
 
     Attributes:
-        games: how many.
-        seed: names them; game i of a seed is the same however many games are made.
+        games: number of games. Default 1500.
+        seed: seed of the games. Default 7. Game i of a seed does not depend on ``games``.
     """
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by pydantic, not a field
@@ -70,7 +70,7 @@ class DemoOptions:
 
 @dataclass(frozen=True)
 class DemoResult:
-    """What was made."""
+    """Numbers of games, positions and files written."""
 
     games: int
     positions: int
@@ -79,7 +79,7 @@ class DemoResult:
 
 @dataclass(frozen=True)
 class _File:
-    """One file to be made, of the games ``start`` … ``start + games - 1`` of the seed."""
+    """One file to write, with games ``start`` … ``start + games - 1`` of the seed."""
 
     layout: Layout
     number: int
@@ -101,28 +101,28 @@ class _File:
 def make_legacy(
     folder: str | Path, options: DemoOptions | None = None, progress: Progress = SILENT
 ) -> DemoResult:
-    """Write games as legacy files below ``folder``: each game once, in one of the layouts.
+    """Write generated games as legacy files below ``folder``. Each game is in one of the layouts.
 
-    A folder that holds the same demo already, whole or interrupted, keeps the files that it has.
+    If the folder contains the same demo, complete or interrupted, existing files are kept.
 
     Args:
-        folder: new, empty or a demo's; of this machine.
-        options: what to make; None for what is usual.
-        progress: who watches.
+        folder: local folder that is new, empty, or contains the same demo.
+        options: number of games and seed. Default None: the defaults of :class:`DemoOptions`.
+        progress: receives progress reports.
 
     Raises:
-        ConfigError: the folder is an address, or holds another demo or files that are none of ours.
+        ConfigError: the folder is a remote address, or contains another demo or other files.
         BudgetError: the disk is full.
     """
     options = options or DemoOptions()
     target = local_path(folder, FOLDER)
     files = _files(options)
     with telling_full(target):
-        ledger = _begin(target, options)
+        ledger = _open_ledger(target, options)
         progress.begin("make games", options.games, "games")
         progress.advance(sum(file.games for file in files if file.name in ledger))
         todo = [file for file in files if file.name not in ledger]
-        with _tidied(target), tempfile.TemporaryDirectory(prefix="hexdata-") as scratch:
+        with _temporaries_removed(target), tempfile.TemporaryDirectory(prefix="hexdata-") as scratch:
             tasks = [(file, target, Path(scratch)) for file in todo]
             workers = default_workers()
             for index, positions in LOCAL.run(_write, tasks, workers=workers, memory=WORKER_MEMORY):
@@ -132,38 +132,40 @@ def make_legacy(
 
 
 @contextmanager
-def _tidied(folder: Path) -> Iterator[None]:
-    """Remove in the end what workers were writing that have been killed, as they are when one fails."""
+def _temporaries_removed(folder: Path) -> Iterator[None]:
+    """Remove the temporary files of killed workers at the end."""
     try:
         yield
     finally:
         remove_temporaries(folder)
 
 
-def _begin(folder: Path, options: DemoOptions) -> Ledger:
-    """Mark a new folder as this demo's, or see that it is: the mark lists the files that are made."""
-    mark = folder / ".demo.json"
-    if not mark.exists() and folder.exists() and any(folder.iterdir()):
-        raise ConfigError("this folder holds other files", path=folder, hint="Give a new folder.")
+def _open_ledger(folder: Path, options: DemoOptions) -> Ledger:
+    """Open the ledger of finished files, or create it in a new folder; check that it is of the same demo."""
+    path = folder / ".demo.json"
+    if not path.exists() and folder.exists() and any(folder.iterdir()):
+        raise ConfigError("the folder contains other files", path=folder, hint="Use a new folder.")
     try:
-        ledger = Ledger(mark, "demo", asdict(options))
+        ledger = Ledger(path, "demo", asdict(options))
     except StoreError as error:
-        raise ConfigError("this folder's demo is damaged", path=folder, hint="Remove it.") from error
-    if not mark.exists():
+        raise ConfigError(
+            "the demo in this folder is damaged", path=folder, hint="Remove the folder."
+        ) from error
+    if not path.exists():
         ledger.finish(_BEGUN, 0)
     if _BEGUN not in ledger:
         raise ConfigError(
-            "this folder holds another demo",
+            "the folder contains another demo",
             path=folder,
             expected=f"{options.games} games of seed {options.seed}",
-            hint="Give another folder, or remove this one.",
+            hint="Use another folder, or remove this one.",
         )
     remove_temporaries(folder)
     return ledger
 
 
 def _files(options: DemoOptions) -> list[_File]:
-    """Share the games out over the files, as evenly as can be."""
+    """Divide the games evenly between the files."""
     count = FILES_PER_LAYOUT * len(LAYOUTS)
     bounds = [options.games * i // count for i in range(count + 1)]
     return [
@@ -173,7 +175,7 @@ def _files(options: DemoOptions) -> list[_File]:
 
 
 def _write(file: _File, folder: Path, scratch: Path) -> int:
-    """Worker: make the games of one file and write it; the number of positions."""
+    """Write one file in a worker and return its number of positions."""
     games = list(make_games(file.games, file.seed, BOARD_SIZE, file.start))
     positions = sum(len(game.moves) + 1 for game in games)
     raw = scratch / file.raw_name
@@ -195,7 +197,7 @@ def _write(file: _File, folder: Path, scratch: Path) -> int:
 
 
 def _header(file: _File, positions: int) -> dict[str, object]:
-    """Return the top-level keys as the legacy tool of the time wrote them."""
+    """Return the top-level keys that the legacy tool wrote."""
     stats: dict[str, object] = (
         {"games_processed": file.games, "corrupted_games": 0, "error": None}
         if file.layout == "v1-tuples"
@@ -214,7 +216,7 @@ def _header(file: _File, positions: int) -> dict[str, object]:
 
 
 def _processed(raw: Path, file: _File) -> Iterator[pa.RecordBatch]:
-    """Turn raw games into what the legacy tool made of them, as raw batches."""
+    """Yield the positions of a raw file in the form that the legacy tool gave them."""
     key = derive_key(file.seed, "demo", "tiers", file.number)
     with TrmphReader(raw) as reader:
         for batch in reader.batches():
@@ -222,12 +224,12 @@ def _processed(raw: Path, file: _File) -> Iterator[pa.RecordBatch]:
 
 
 def _as_tuples(batch: pa.RecordBatch, file: _File, key: int) -> pa.RecordBatch:  # noqa: ARG001 - one interface
-    """Ascending plies, no metadata, and the older sense of the value: 1.0 where blue won."""
+    """Return ascending plies without metadata, in the older value convention: 1.0 if blue won."""
     return _replace(batch, {"value": pc.subtract(1.0, batch.column("value"))})
 
 
 def _as_dicts(batch: pa.RecordBatch, file: _File, key: int) -> pa.RecordBatch:
-    """Plies shuffled within each game, the first of them in the lower value sample tiers."""
+    """Return plies shuffled within each game, the first of them in the lower value sample tiers."""
     line = batch.column("line_idx").to_numpy()
     order = np.lexsort((sort_key(batch.column("record").to_numpy(), key), line))
     batch = batch.take(pa.array(order))

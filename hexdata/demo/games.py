@@ -1,7 +1,7 @@
-"""Made-up games of Hex for demonstrations and tests: legal, played to the win, by players of no strength.
+"""Generated games of Hex for demonstrations and tests: legal and complete, but played weakly.
 
-Every choice comes from the seeded order, so game i of a seed is the same on every machine and however
-many games are made. Never writes files.
+Every random choice comes from the seeded order, so game i of a seed is the same on every machine and for any
+number of games.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from hexdata.order import derive_key, uniform_draw
 __all__ = ["Game", "make_game", "make_games"]
 
 _BOOK_SHARE: Final = 0.75
-"""How many of the games begin with a line of the book of openings."""
+"""Share of games that start with an opening from the book."""
 _BOOK_LINES: Final = 64
 _SAVE: Final = 0.9
-"""How often a player answers an intrusion into a bridge."""
+"""Probability of answering an intrusion into a bridge."""
 _NEAR: Final = 0.25
-"""How often, failing that, a player plays next to one of the last two stones."""
+"""Otherwise, the probability of playing next to one of the last two stones."""
 _BLOCK: Final = 0.4
-"""How often, failing that too, a move stands in the other's way rather than goes on along one's own."""
+"""Otherwise, the probability of blocking the opponent's path instead of extending one's path."""
 _AIMLESS: Final = 0.5
-"""How often, failing that, the weakest players play anywhere at all; the strongest never do."""
+"""Otherwise, the maximum probability of a random move; it differs between games."""
 
 Draw = Callable[[], float]
-"""Gives the next number in [0, 1) of a seeded stream."""
+"""Function that returns the next number in [0, 1) of a seeded stream."""
 
 
 class Game(NamedTuple):
@@ -45,21 +45,23 @@ class Game(NamedTuple):
 
 
 def make_games(count: int, seed: int, board_size: int = 13, start: int = 0) -> Iterator[Game]:
-    """Make the games numbered ``start`` … ``start + count - 1`` of a seed."""
+    """Return games ``start`` … ``start + count - 1`` of a seed."""
     return (make_game(number, seed, board_size) for number in range(start, start + count))
 
 
 def make_game(number: int, seed: int, board_size: int = 13) -> Game:
-    """Make game ``number`` of a seed. Many games of a seed share their first moves.
+    """Return game ``number`` of a seed. Many games of a seed share their first moves.
 
     Raises:
-        FormatError: "board-size", if there are no boards of that size.
+        FormatError: "board-size", if the board size is not supported.
     """
     draw = _stream(derive_key(seed, "demo", number))
     opening: tuple[int, ...] = ()
     if draw() < _BOOK_SHARE:
         rank = draw()
-        opening = _opening(int(_BOOK_LINES * rank * rank * rank), seed, board_size)  # low lines are popular
+        opening = _opening(
+            int(_BOOK_LINES * rank * rank * rank), seed, board_size
+        )  # lines with low numbers are more frequent
     bits, winner = _play(draw, board_size, opening)
     moves = np.array([bit.bit_length() - 1 for bit in bits])
     rows, columns = np.divmod(moves, board_size + 1)
@@ -68,7 +70,7 @@ def make_game(number: int, seed: int, board_size: int = 13) -> Game:
 
 @functools.lru_cache(maxsize=4 * _BOOK_LINES)
 def _opening(line: int, seed: int, board_size: int) -> tuple[int, ...]:
-    """Return a line of the seed's book: the first 2 to 6 moves of a game of its own."""
+    """Return an opening of the book of a seed: the first 2 to 6 moves of a separate game."""
     draw = _stream(derive_key(seed, "demo", "opening", line))
     length = 2 + int(5 * draw())
     return tuple(_play(draw, board_size, ())[0][:length])
@@ -82,22 +84,22 @@ def _stream(key: int, block: int = 512) -> Draw:
     return draws().__next__
 
 
-# A set of cells is a Python integer: bit row * (n + 1) + column. The column beyond the last stays empty,
-# so that shifting a set to its neighbours never wraps into the next row.
+# A set of cells is a Python integer with bit row * (n + 1) + column. An extra empty column keeps shifts of
+# a set to its neighbours from wrapping into the next row.
 
 
 class _Tables(NamedTuple):
-    """What never changes on boards of one size."""
+    """Constants for boards of one size."""
 
     cells: int
-    """All cells."""
+    """The set of all cells."""
     edges: tuple[tuple[int, int], tuple[int, int]]
-    """Of blue, then red: the cells along the two edges to connect."""
+    """The sets of cells along the two edges of blue, and along those of red."""
     saves: dict[int, tuple[tuple[int, int], ...]]
     """For each cell: (ends, other carrier) of each bridge that has the cell as a carrier.
 
-    A bridge is two stones that do not touch but share two neighbours, its carriers: as long as both are
-    empty, the stones connect, as either will do.
+    A bridge is two stones that are not adjacent but share two neighbours, its carriers. While both carriers
+    are empty, the stones are connected, because the player can answer on the other carrier.
     """
 
 
@@ -114,7 +116,7 @@ def _tables(n: int) -> _Tables:
         return (cell << step if step >= 0 else cell >> -step) & cells
 
     def saves(cell: int) -> Iterator[tuple[int, int]]:
-        # A carrier and the next one touch; their common neighbours, one on either side, are the ends.
+        # The two carriers are adjacent; the ends are their common neighbours on either side.
         for i in range(6):
             before, other, after = (shifted(cell, clockwise[(i + k) % 6]) for k in range(3))
             if before and other and after:
@@ -129,13 +131,13 @@ def _tables(n: int) -> _Tables:
 
 
 def _around(cells: int, n: int) -> int:
-    """Return the neighbours of all cells of a set; some may lie off the board."""
+    """Return the neighbours of all cells of a set, which may be outside the board."""
     both = cells | cells << 1
     return cells >> 1 | cells << 1 | both << n | (both >> n + 1)
 
 
 def _flood(seeds: int, stones: int, n: int) -> int:
-    """Return the stones of the chains that the seeds, stones themselves, belong to."""
+    """Return the stones of all chains that contain one of the stones ``seeds``."""
     reached = 0
     while seeds:
         reached |= seeds
@@ -144,18 +146,17 @@ def _flood(seeds: int, stones: int, n: int) -> int:
 
 
 def _any_of(cells: int, draw: Draw) -> int:
-    """Return one cell of a set that is not empty."""
+    """Return a random cell of a non-empty set."""
     for _ in range(int(draw() * cells.bit_count())):
         cells &= cells - 1
     return cells & -cells
 
 
 def _shortest_way(own: int, free: int, edges: tuple[int, int], n: int, draw: Draw) -> int:
-    """Return empty cells that would connect the player's edges, as few as possible.
+    """Return a smallest set of empty cells that would connect the player's edges.
 
-    As long as nobody has won, there are some: only a chain of the other player could shut them off.
-    A breadth-first search from one edge, where own stones cost nothing; then back from the other edge,
-    taking any one of the cells that lead there.
+    It exists while nobody has won, because only a chain of the opponent can separate the edges. Breadth-first
+    search from one edge, where own stones cost nothing, then back from the other edge with random choices.
     """
     start, goal = edges
     reached = _flood(start & own, own, n)
@@ -178,15 +179,15 @@ def _shortest_way(own: int, free: int, edges: tuple[int, int], n: int, draw: Dra
 
 
 class _Chains:
-    """Who has won, by union-find: chains of stones as trees, in which the four edges are members too."""
+    """Union-find over stones and the four edges, to detect the winner."""
 
     def __init__(self, n: int) -> None:
         self._n = n
         self._first_edge = n * (n + 1)
         self._parent = list(range(self._first_edge + 4))
 
-    def place(self, player: int, move: int, own: int, edges: tuple[int, int]) -> bool:
-        """Join a stone to its neighbours among ``own`` and to its edges; say whether these now connect."""
+    def add(self, player: int, move: int, own: int, edges: tuple[int, int]) -> bool:
+        """Join a new stone to adjacent stones of ``own`` and to edges; return whether the edges connect."""
         cell = move.bit_length() - 1
         near = _around(move, self._n) & own
         while near:
@@ -204,16 +205,16 @@ class _Chains:
     def _root(self, member: int) -> int:
         parent = self._parent
         while parent[member] != member:
-            parent[member] = parent[parent[member]]  # halve the path for those who come after
+            parent[member] = parent[parent[member]]  # path halving, for later calls
             member = parent[member]
         return member
 
 
 def _play(draw: Draw, n: int, opening: tuple[int, ...]) -> tuple[list[int], int]:
-    """Play on from the opening until somebody has connected: (moves as one-cell sets, winner).
+    """Play from the opening until a player has connected; return (moves as one-cell sets, winner).
 
-    In this order: save a bridge, play near the last stones, play anywhere, play on one's shortest way.
-    How often a player does each differs from game to game, and with it the length.
+    A player, in this order, may save a bridge, play near the last stones, play a random cell, or play on a
+    shortest path. The frequency of random moves differs between games, and with it their length.
     """
     cells, edges, saves = _tables(n)
     aimless = _AIMLESS * draw()
@@ -231,10 +232,10 @@ def _play(draw: Draw, n: int, opening: tuple[int, ...]) -> tuple[list[int], int]
             return _any_of(near, draw)
         if draw() < aimless:
             return _any_of(free, draw)
-        whose = 1 - player if draw() < _BLOCK else player
-        if not ways[whose] & free or ways[whose] & stones[1 - whose]:
-            ways[whose] = _shortest_way(stones[whose], free, edges[whose], n, draw)
-        return _any_of(ways[whose] & free, draw)
+        side = 1 - player if draw() < _BLOCK else player
+        if not ways[side] & free or ways[side] & stones[1 - side]:
+            ways[side] = _shortest_way(stones[side], free, edges[side], n, draw)
+        return _any_of(ways[side] & free, draw)
 
     while True:
         player = len(moves) % 2
@@ -242,5 +243,5 @@ def _play(draw: Draw, n: int, opening: tuple[int, ...]) -> tuple[list[int], int]
         move = opening[len(moves)] if len(moves) < len(opening) else choose(player, free)
         moves.append(move)
         stones[player] |= move
-        if chains.place(player, move, stones[player], edges[player]):
+        if chains.add(player, move, stones[player], edges[player]):
             return moves, player

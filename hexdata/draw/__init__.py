@@ -1,7 +1,4 @@
-"""Hex boards drawn: as SVG for pages and notebooks, as text for terminals.
-
-Turns arrays into text. Knows no files, no stores, and nothing of where a position comes from.
-"""
+"""Drawings of Hex boards: SVG for pages and notebooks, text for terminals."""
 
 from hexdata.draw.diagram import Diagram, Shades
 from hexdata.draw.film import film_svg

@@ -1,4 +1,4 @@
-"""What is to be drawn on a board: stones, marks, numbers and shades. Never how."""
+"""Description of a drawing: stones, marks, numbers and shades on a board."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _SCALES: Final = ("linear", "sqrt")
 
 @dataclass(frozen=True, eq=False)
 class Shades:
-    """A number a cell, drawn as a shade: the larger, the stronger.
+    """Numbers per cell, drawn as shades: larger numbers are darker.
 
     Attributes:
-        values: (n·n,) or (n, n), not negative; NaN where there is none, and no shade then.
-        label: what the numbers are, beside the legend.
-        texts: what stands in each cell, (n·n,); None for nothing, an empty text leaves a cell bare.
-        share: the numbers are shares of one, and written as percentages.
-        scale: how a number becomes a shade. ``sqrt`` shows small ones beside very large ones.
-        top: the number of the strongest shade; None takes the largest.
+        values: numbers of the cells (n·n,) or (n, n), not negative; NaN for cells without a shade.
+        label: description of the numbers, shown in the legend.
+        texts: texts written into the cells (n·n,); an empty text writes nothing. Default None: no texts.
+        share: whether the numbers are shares from 0 to 1, shown as percentages. Default False.
+        scale: ``"linear"`` (default), or ``"sqrt"``, which makes small numbers visible beside large ones.
+        top: number of the darkest shade. Default None: the largest number.
 
     Raises:
-        ConfigError: the numbers are negative, or not one a cell.
+        ConfigError: a number is negative or infinite, or an attribute has the wrong length or value.
     """
 
     values: npt.NDArray[Any]
@@ -47,17 +47,17 @@ class Shades:
         known = values[~np.isnan(values)]
         if (known < 0).any() or np.isinf(known).any():
             wrong = known[(known < 0) | np.isinf(known)][0]
-            raise ConfigError("shades are of numbers from 0 up", found=wrong)
+            raise ConfigError("shades need finite numbers that are not negative", found=wrong)
         if self.texts is not None and len(self.texts) != len(values):
-            raise ConfigError("shades need one text a cell", found=len(self.texts), expected=len(values))
+            raise ConfigError("shades need one text per cell", found=len(self.texts), expected=len(values))
         if self.scale not in _SCALES:
-            raise ConfigError("no such scale", found=self.scale, expected=" or ".join(_SCALES))
+            raise ConfigError("unknown scale", found=self.scale, expected=" or ".join(_SCALES))
         if self.top is not None and not self.top > 0:
-            raise ConfigError("the strongest shade is of a number above 0", found=self.top)
+            raise ConfigError("top must be above 0", found=self.top)
 
     @property
-    def most(self) -> float:
-        """The number of the strongest shade; 0 where there is none to shade."""
+    def maximum(self) -> float:
+        """Number of the darkest shade; 0 if there are no numbers."""
         if self.top is not None:
             return self.top
         known = self.values[~np.isnan(self.values)]
@@ -65,17 +65,17 @@ class Shades:
 
     @property
     def strengths(self) -> npt.NDArray[np.float64]:
-        """Return the shade of each cell, 0 to 1, (n·n,); NaN where there is none."""
-        most = self.most
-        shares = np.minimum(self.values / most, 1.0) if most else self.values * 0.0
+        """Shade of each cell from 0 to 1 (n·n,); NaN for cells without a shade."""
+        maximum = self.maximum
+        shares = np.minimum(self.values / maximum, 1.0) if maximum else self.values * 0.0
         return np.sqrt(shares) if self.scale == "sqrt" else shares
 
     def value_at(self, strength: float) -> float:
-        """Return the number that has this shade: what the legend writes beside it."""
-        return self.most * (strength**2 if self.scale == "sqrt" else strength)
+        """Return the number that has this shade, for the legend."""
+        return self.maximum * (strength**2 if self.scale == "sqrt" else strength)
 
     def format(self, value: float) -> str:
-        """Write a number as the legend has it."""
+        """Format a number for the legend."""
         if self.share:
             return f"{100 * value:.3g} %"
         return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"
@@ -83,22 +83,22 @@ class Shades:
 
 @dataclass(frozen=True, eq=False)
 class Diagram:
-    """One board to draw, of size n.
+    """Drawing of one board of size n.
 
     Attributes:
-        size: n, from 3 to 26.
-        planes: (2, n, n), the blue stones and the red ones, as a position has them; None for none.
-        last_move: cell of the move that led here; it is marked.
-        next_move: cell of the move made here; it is marked.
-        player: who makes the next move: gives its mark a colour.
-        numbers: what is written on the stone of a cell, such as the ply it was played at.
-        shades: numbers drawn on the cells themselves.
-        title: what the drawing shows, for those who cannot see it.
-        caption: facts, each whole on one line below the board.
+        size: board size n, from 3 to 26.
+        planes: blue and red stones (2, n, n), any dtype, 0 for empty. Default None: an empty board.
+        last_move: cell index of the last move, which is marked.
+        next_move: cell index of the next move, which is marked.
+        player: player of the next move, ``BLUE`` or ``RED``; determines the colour of the mark.
+        numbers: numbers written on stones, by cell index, such as plies.
+        shades: numbers drawn as shades of the cells.
+        title: accessible description of the drawing.
+        caption: short texts below the board; none of them is split across lines.
 
     Raises:
-        FormatError: no boards of that size.
-        ConfigError: a part is not of that size.
+        FormatError: the board size is not supported.
+        ConfigError: an attribute does not fit the board size.
     """
 
     size: int
@@ -116,25 +116,27 @@ class Diagram:
         planes = np.zeros((2, n, n), dtype=bool) if self.planes is None else np.asarray(self.planes) != 0
         object.__setattr__(self, "planes", planes)
         if planes.shape != (2, n, n):
-            raise ConfigError("not the planes of such a board", found=planes.shape, expected=(2, n, n))
+            raise ConfigError("wrong shape of planes", found=planes.shape, expected=(2, n, n))
         if self.shades is not None and len(self.shades.values) != n * n:
-            raise ConfigError("shades need one number a cell", found=len(self.shades.values), expected=n * n)
+            raise ConfigError(
+                "shades need one number per cell", found=len(self.shades.values), expected=n * n
+            )
         cells = {"last move": self.last_move, "next move": self.next_move}
         for name, cell in [*cells.items(), *(("number", cell) for cell in self.numbers)]:
             if cell is not None and not 0 <= cell < n * n:
-                raise ConfigError(f"no such cell for the {name}", found=cell, expected=f"0 to {n * n - 1}")
+                raise ConfigError(f"the {name} is not on the board", found=cell, expected=f"0 to {n * n - 1}")
         if self.player not in (None, BLUE, RED):
-            raise ConfigError("no such player", found=self.player, expected=f"{BLUE} or {RED}")
+            raise ConfigError("unknown player", found=self.player, expected=f"{BLUE} or {RED}")
 
     def stones(self, player: int) -> list[int]:
-        """Return the cells where a player has a stone, ascending."""
-        assert self.planes is not None  # __post_init__ makes them
+        """Return the cell indices of a player's stones, ascending."""
+        assert self.planes is not None  # set by __post_init__
         cells: list[int] = np.flatnonzero(self.planes[player]).tolist()
         return cells
 
 
 def fact_lines(facts: Sequence[str], letters: int, between: str = " · ") -> list[str]:
-    """Write facts one after the other, in lines of at most so many letters; a fact is never cut."""
+    """Join texts into lines of at most ``letters`` characters without splitting a text."""
     lines: list[str] = []
     for fact in facts:
         if lines and len(lines[-1]) + len(between) + len(fact) <= letters:

@@ -1,4 +1,4 @@
-"""A row of positions as a filmstrip: many small boards in one SVG."""
+"""Filmstrips: several positions as small boards in one SVG."""
 
 from __future__ import annotations
 
@@ -24,32 +24,35 @@ from hexdata.errors import ConfigError
 __all__ = ["film_svg"]
 
 _FRAME: Final = 200.0
-"""Pixels from the left of one board to that of the next."""
+"""Horizontal distance between boards, in pixels."""
 _GAP: Final = 12.0
-_MOST_COLUMNS: Final = 6
+_MAX_COLUMNS: Final = 6
 
 
 def film_svg(
     frames: Sequence[Diagram], *, columns: int | None = None, title: str, caption: Sequence[str] = ()
 ) -> str:
-    """Draw boards of one size, row by row, each with its own caption below.
+    """Draw boards of the same size in rows, each with its caption below.
 
     Args:
-        frames: what to draw; their titles and shades are not.
-        columns: boards a row; None takes as many as make a square, at most 6.
-        title: of the whole.
-        caption: of the whole, above the boards.
+        frames: the boards; their titles and shades are ignored.
+        columns: number of boards per row. Default None: about as many as there are rows, at most 6.
+        title: accessible description of the drawing.
+        caption: texts above the boards.
+
+    Returns:
+        One ``<svg>`` element.
 
     Raises:
-        ConfigError: no boards, boards of several sizes, or no column.
+        ConfigError: there are no boards, the sizes differ, or ``columns`` is below 1.
     """
     sizes = {frame.size for frame in frames}
     if len(sizes) != 1:
-        raise ConfigError("a filmstrip is of boards of one size", found=f"boards of sizes {sorted(sizes)}")
+        raise ConfigError("a filmstrip needs boards of one size", found=f"boards of sizes {sorted(sizes)}")
     if columns is None:
-        columns = min(_MOST_COLUMNS, ceil(sqrt(len(frames))))
+        columns = min(_MAX_COLUMNS, ceil(sqrt(len(frames))))
     if columns < 1:
-        raise ConfigError("a filmstrip has at least one column", found=columns)
+        raise ConfigError("columns must be at least 1", found=columns)
     n = sizes.pop()
     box = board_box(n, margin=1.5)
     side = (_FRAME - _GAP) / box.width

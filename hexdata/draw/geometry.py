@@ -1,7 +1,7 @@
-"""Where things stand on a slanted board: centres, corners and the four edges, in units of a cell's side.
+"""Geometry of a Hex board: centres, corners and the four edges, in units of a cell's side.
 
-A cell is a hexagon with a corner on top. Each row stands half a cell further right than the one above, so
-the centres of neighbours are √3 apart. x goes right, y goes down, and the centre of ``a1`` is (0, 0).
+A cell is a hexagon with a corner at the top. Each row is shifted by half a cell to the right, so the centres
+of neighbours are √3 apart. The x axis points right, the y axis down, and the centre of ``a1`` is (0, 0).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Points = npt.NDArray[np.float64]
 """Shape (m, 2)."""
 
 PITCH: Final = sqrt(3)
-"""From the centre of a cell to that of the next in its row."""
+"""Distance between the centres of neighbours in a row."""
 
 _HALF: Final = PITCH / 2
 CORNERS: Final[tuple[Point, ...]] = (
@@ -30,12 +30,12 @@ CORNERS: Final[tuple[Point, ...]] = (
     (-_HALF, 0.5),
     (-_HALF, -0.5),
 )
-"""Of a cell around its centre, clockwise from the one on top."""
+"""Corners of a cell relative to its centre, clockwise from the top."""
 _TOP, _UPPER_RIGHT, _LOWER_RIGHT, _BOTTOM, _LOWER_LEFT, _UPPER_LEFT = range(6)
 
 
 def centre(row: float, column: float) -> Point:
-    """Return the centre of a cell; rows and columns beyond the board go on as those on it."""
+    """Return the centre of a cell, which may be outside the board."""
     return PITCH * (column + row / 2), 1.5 * row
 
 
@@ -49,10 +49,10 @@ class Edges(NamedTuple):
 
 
 def edge_bands(n: int, width: float) -> Edges:
-    """Return bands along the four edges of a board of size n, so wide, that meet at the corners.
+    """Return bands of the given width along the four edges of a board of size n, which meet at the corners.
 
-    The acute corners are parted at the point where the outlines of both edges end. At the obtuse ones a
-    side of the corner's cell belongs to both edges: each gets half of it.
+    At an acute corner, the bands meet where the outlines of both edges end. At an obtuse corner, the side of
+    the corner cell that belongs to both edges is divided in half.
     """
     sides = _outline(n)
     inner = np.concatenate([side[:-1] for side in sides])
@@ -60,14 +60,14 @@ def edge_bands(n: int, width: float) -> Edges:
     bands = []
     start = 0
     for side in sides:
-        places = np.arange(start, start + len(side)) % len(inner)
-        bands.append(np.concatenate([inner[places], outer[places[::-1]]]))
+        indices = np.arange(start, start + len(side)) % len(inner)
+        bands.append(np.concatenate([inner[indices], outer[indices[::-1]]]))
         start += len(side) - 1
     return Edges(*bands)
 
 
 def _outline(n: int) -> list[Points]:
-    """Return the board's outline clockwise as four lines, each from corner to corner."""
+    """Return the outline of the board as four polylines, clockwise, each from corner to corner."""
     last = n - 1
 
     def corner(row: int, column: int, which: int) -> Points:
@@ -90,11 +90,11 @@ def _outline(n: int) -> list[Points]:
 
 
 def _grow(loop: Points, width: float) -> Points:
-    """Move each side of a closed clockwise outline outward by ``width``; return where they meet, (m, 2)."""
+    """Return the corners (m, 2) of a closed clockwise outline whose sides are moved outward by ``width``."""
     ahead = np.roll(loop, -1, axis=0) - loop
     ahead /= np.linalg.norm(ahead, axis=1, keepdims=True)
     outward = np.stack([ahead[:, 1], -ahead[:, 0]], axis=1)
     before = np.roll(outward, 1, axis=0)
-    # Both sides move: the corner goes along their bisector, 1 / cos(half the turn) as far.
+    # A corner moves along the bisector of its sides, by width / cos(half the angle between them).
     corners: Points = loop + width * (outward + before) / (1 + (outward * before).sum(axis=1, keepdims=True))
     return corners

@@ -1,4 +1,4 @@
-"""The colours of drawings: each with a variable that a page may set, for light pages and for dark ones."""
+"""Colours of drawings for light and dark pages. A page can override each with a CSS variable."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["CONTRAST_STRENGTH", "PALETTE", "STYLE", "Shade", "paint"]
 
 
 class Shade(NamedTuple):
-    """One colour as hexadecimal text, on a light page and on a dark one."""
+    """Hexadecimal codes of one colour on light and on dark pages."""
 
     light: str
     dark: str
@@ -26,11 +26,11 @@ PALETTE: Final = {
     "on-heat": Shade("#ffffff", "#000000"),
     "ink": Shade("#747881", "#747881"),
 }
-"""``ink`` is what stands beside the board, on the page itself, whose scheme may not be the system's: both
-shades can be read on white and on black."""
+"""Colours by name. ``ink`` is used beside the board, where the background is the page's own and may differ
+from the system's scheme, so both of its codes are readable on white and on black."""
 
 CONTRAST_STRENGTH: Final = 0.64
-"""Texts on a cell take the colour ``on-heat`` where its shade is at least as strong, else ``on-cell``."""
+"""Texts use the colour ``on-heat`` on cells with at least this shade, and ``on-cell`` otherwise."""
 
 
 def _rules(scheme: int) -> str:
@@ -45,17 +45,16 @@ def _rules(scheme: int) -> str:
 
 
 STYLE: Final = f"{_rules(0)}@media screen and (prefers-color-scheme:dark){{{_rules(1)}}}"
-"""CSS of every drawing: the same in all, so that several may stand on one page.
+"""CSS of every drawing. It is the same in all drawings, so that a page can contain several.
 
-Each rule names one class of our own, and no element around it: browsers do not look there for what
-``<use>`` repeats.
+Each selector is a single class, because browsers do not match ancestors for elements repeated by ``<use>``.
 """
 
 
 def paint(fill: str | None = None, stroke: str | None = None) -> str:
-    """Return the attributes that paint an element in colours of the palette.
+    """Return SVG attributes that paint an element in colours of the palette.
 
-    The plain attributes are for viewers that know no CSS variables, and hold for light pages.
+    The plain attributes are a fallback for viewers without CSS variables, in the colours of light pages.
     """
     classes = [f"hexdata-{kind}-{name}" for kind, name in (("fill", fill), ("stroke", stroke)) if name]
     attributes = [f'class="{" ".join(classes)}"', f'fill="{PALETTE[fill].light if fill else "none"}"']

@@ -1,7 +1,6 @@
-"""A Hex board as SVG: one self-contained text for a page, a notebook or a file.
+"""Hex boards as self-contained SVG, for pages, notebooks and files.
 
-Draws with the colours of ``palette``, which read on light pages and on dark ones. No scripts, no ids but
-those that follow from the content, nothing fetched from elsewhere.
+The SVG contains no scripts and no external resources, and its ids depend on the content only.
 """
 
 from __future__ import annotations
@@ -35,34 +34,37 @@ __all__ = [
 ]
 
 _SIDE: Final = 16.0
-"""Pixels of a cell's side."""
+"""Length of a cell's side in pixels."""
 _EDGE: Final = 0.34
 """Width of an edge, in sides of a cell."""
 _STONE: Final = 0.72
 """Radius of a stone, in sides of a cell."""
 _NARROWEST: Final = 240.0
-"""Pixels: small boards leave this much for what is written below them."""
+"""Minimum width of a drawing in pixels, which leaves space for the caption."""
 _FONT: Final = 12.0
 LINE: Final = 17.0
-"""Pixels of a caption's letters, and from one line of it to the next."""
+"""Font size and line height of captions, in pixels."""
 _LETTER: Final = 0.56
-"""Width of a letter, in heights of the font; a guess on the wide side."""
+"""Estimated width of a letter relative to the font size, rounded up."""
 _LETTERS_AWAY: Final = 1.74
-"""From a column's letter to the centre of the next cell, in sides of a cell."""
+"""Distance of a column letter from the centre of the next cell, in sides of a cell."""
 _LEGEND_STEPS: Final = 25
 _PLAYERS: Final = ((BLUE, "blue"), (RED, "red"))
 _UNPRINTABLE: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""What XML cannot hold, however it is written."""
+"""Characters that XML cannot represent."""
 
 
 def board_svg(diagram: Diagram) -> str:
     """Draw one board.
 
-    Blue's edges are top and bottom, red's left and right. The last move has a mark on its stone,
-    the next one a broken ring. Its colours follow the page: see docs/show.md.
+    Blue's edges are top and bottom, red's left and right. The last move is marked on its stone, the next move
+    with a dashed ring. A page can set the colours with CSS variables.
+
+    Args:
+        diagram: the drawing.
 
     Returns:
-        The text of one ``<svg>`` element, with a title; it can stand within HTML or as a file.
+        One ``<svg>`` element with a title, for use in HTML or as a file.
     """
     n = diagram.size
     box = board_box(n, margin=2.3)
@@ -77,7 +79,7 @@ def board_svg(diagram: Diagram) -> str:
         *draw_stones(diagram, _SIDE),
         "</g>",
     ]
-    if diagram.shades and diagram.shades.most:
+    if diagram.shades and diagram.shades.maximum:
         parts.extend(_draw_legend(diagram.shades, below + 4))
         below += 3 * LINE
     lines = fact_lines(diagram.caption, letters_in(width))
@@ -88,7 +90,7 @@ def board_svg(diagram: Diagram) -> str:
 
 @dataclass(frozen=True)
 class Box:
-    """The rectangle that a drawing takes, in sides of a cell, the centre of a1 being (0, 0)."""
+    """Bounding box of a drawing, in sides of a cell; the centre of a1 is (0, 0)."""
 
     left: float
     top: float
@@ -97,23 +99,23 @@ class Box:
 
     @property
     def width(self) -> float:
-        """From left to right."""
+        """Width in sides of a cell."""
         return self.right - self.left
 
     @property
     def height(self) -> float:
-        """From top to bottom."""
+        """Height in sides of a cell."""
         return self.bottom - self.top
 
 
 def board_box(n: int, margin: float) -> Box:
-    """Return the box of a board of size n with so much room around its cells' centres."""
+    """Return the box of a board of size n with ``margin`` around the centres of its cells."""
     right, bottom = centre(n - 1, n - 1)
     return Box(-margin * PITCH / 2 - 0.5, -margin, right + margin * PITCH / 2 + 0.5, bottom + margin)
 
 
 def document(width: float, height: float, title: str, parts: Iterable[str]) -> str:
-    """Return the whole ``<svg>`` element around its parts, so many pixels wide and high."""
+    """Return the ``<svg>`` element that contains ``parts``, with its size in pixels."""
     size = figures(width, height, separator=" ")
     wide, high = size.split()
     return "\n".join(
@@ -131,14 +133,14 @@ def document(width: float, height: float, title: str, parts: Iterable[str]) -> s
 
 
 def plain(text: str) -> str:
-    """Return text as it may stand within an element or an attribute."""
+    """Escape text for an element or an attribute; replace characters that XML cannot represent."""
     return escape(_UNPRINTABLE.sub("\ufffd", text))
 
 
 def figures(*numbers: float, separator: str = ",") -> str:
-    """Write coordinates, to a hundredth of a pixel."""
+    """Format coordinates to a hundredth of a pixel."""
     return separator.join(
-        f"{round(number, 2) + 0.0:.2f}".rstrip("0").rstrip(".")  # the sum makes 0 of -0
+        f"{round(number, 2) + 0.0:.2f}".rstrip("0").rstrip(".")  # adding 0.0 turns -0.0 into 0.0
         for number in numbers
     )
 
@@ -171,9 +173,10 @@ def _hexagon(middle: Point, side: float) -> str:
 
 
 def _draw_coordinates(n: int) -> Iterator[str]:
-    """Write the letters of the columns above and below, and the numbers of the rows on both sides.
+    """Draw the column letters above and below the board and the row numbers on both sides.
 
-    A letter stands straight above its first cell: along the slant it would be over the gap to the next.
+    A letter is drawn vertically above its first cell; along the slant it would be above the gap between
+    cells.
     """
     places = []
     for column in range(n):
@@ -189,7 +192,7 @@ def _draw_coordinates(n: int) -> Iterator[str]:
 
 
 def _text(middle: Point, side: float, text: str, height: float) -> str:
-    """Write text so that its middle is there; ``height`` of its font in sides of a cell."""
+    """Draw text centred at ``middle``, with a font size of ``height`` sides of a cell."""
     x, y = middle
     return (
         f'<text x="{figures(x * side)}" y="{figures((y + 0.36 * height) * side)}" '
@@ -198,9 +201,9 @@ def _text(middle: Point, side: float, text: str, height: float) -> str:
 
 
 def draw_stones(diagram: Diagram, side: float) -> Iterator[str]:
-    """Draw stones, numbers and the marks of the last move and the next.
+    """Draw stones, numbers, and the marks of the last and the next move.
 
-    Where both players have a stone on one cell, which no legal position has, both are seen.
+    If both players have a stone on one cell, which is illegal, both stones are visible.
     """
     n = diagram.size
     blue = set(diagram.stones(BLUE))
@@ -230,7 +233,7 @@ def draw_stones(diagram: Diagram, side: float) -> Iterator[str]:
 
 
 def _mark_last(cell: int, n: int, side: float, *, ring: bool) -> str:
-    """Mark a stone with a dot, or with a ring where a number stands in its middle."""
+    """Draw the mark of the last move: a dot, or a ring if the stone has a number."""
     if not ring:
         return f'<circle {_circle(cell, n, side, 0.25)} {paint("on-stone")} data-mark="last"/>'
     return (
@@ -248,7 +251,7 @@ def _circle(cell: int, n: int, side: float, radius: float) -> str:
 
 
 def _draw_shades(shades: Shades, n: int) -> Iterator[str]:
-    """Shade the cells, then write into them; each says its name and its number when pointed at."""
+    """Draw shaded cells and their texts; the tooltip of a cell contains its name and number."""
     strengths = shades.strengths.tolist()
     yield f"<g {paint('heat')}>"
     for cell, strength in enumerate(strengths):
@@ -274,7 +277,7 @@ def _draw_shades(shades: Shades, n: int) -> Iterator[str]:
 
 
 def _draw_legend(shades: Shades, top: float) -> Iterator[str]:
-    """Draw the shades from none to the strongest, with what they stand for, and the label above."""
+    """Draw the legend: the scale of shades with their numbers, and the label above."""
     wide, high = 200.0, 9.0
     left, step = 8.0, wide / _LEGEND_STEPS
     y = top + 14
@@ -297,16 +300,16 @@ def _draw_legend(shades: Shades, top: float) -> Iterator[str]:
     yield "</g>"
 
 
-# --- what is written below ----------------------------------------------------------------------------
+# --- captions -----------------------------------------------------------------------------------------
 
 
 def letters_in(width: float) -> int:
-    """Return how many letters of a caption fit into so many pixels."""
+    """Return the number of letters of a caption that fit into a width in pixels."""
     return int((width - 16) / (_LETTER * _FONT))
 
 
 def draw_caption(lines: Sequence[str], top: float) -> Iterator[str]:
-    """Write lines below each other."""
+    """Draw lines of text below each other."""
     if lines:
         yield f'<g {paint("ink")} font-size="{figures(_FONT)}">'
         for number, line in enumerate(lines):

@@ -1,4 +1,4 @@
-"""A Hex board as text: slanted, with colours where the terminal has them, and read as well without."""
+"""Hex boards as text for terminals, with or without colours."""
 
 from __future__ import annotations
 
@@ -31,25 +31,28 @@ _BLUE: Final = "94"
 _RED: Final = "91"
 _BOLD: Final = "1"
 _DIM: Final = "2"
-"""Numbers of ANSI styles; the bright colours are those that read on black and on white."""
+"""Codes of ANSI styles. The bright colours are readable on black and on white."""
 _PLAYERS: Final = (_BLUE, _RED)
 _WIDTH: Final = 78
-"""Letters of a line of facts."""
+"""Maximum line length of the caption."""
 _FAINTEST: Final = 0.05
-"""Weaker shades than this are drawn as no shade."""
+"""Lighter shades are not drawn."""
 
 
 def board_text(diagram: Diagram, *, color: bool = False, unicode: bool = True) -> str:
-    """Draw one board, with a line that explains it and its caption below.
+    """Draw one board as text, with a legend and the caption below.
 
-    Blue is ``●`` and red ``○`` (both ``●`` in colour; ``B`` and ``R`` without Unicode). The last move
-    stands in brackets, the next one is a ``*``. A shade is a digit on an empty cell: tenths of the
-    strongest. Each row stands half a cell further right, as on the board.
+    Blue is ``●`` and red ``○`` (both ``●`` in colour; ``B`` and ``R`` without Unicode). The last move is in
+    brackets, the next one is ``*``. Shades are digits on empty cells, in tenths of the darkest shade. Each
+    row is shifted by half a cell to the right.
 
     Args:
-        diagram: what to draw; numbers on stones are left out, as a cell has one letter.
-        color: use ANSI escape sequences.
-        unicode: use letters beyond ASCII.
+        diagram: the drawing; numbers on stones are not shown.
+        color: whether to use ANSI escape sequences. Default False.
+        unicode: whether to use characters beyond ASCII. Default True.
+
+    Returns:
+        Lines of text, with a newline at the end.
     """
     symbols = _UNICODE if unicode else _ASCII
     if color and unicode:
@@ -73,7 +76,7 @@ def board_text(diagram: Diagram, *, color: bool = False, unicode: bool = True) -
 
 
 class _Pen:
-    """Writes in colour, or plainly."""
+    """Applies ANSI styles if colour is enabled."""
 
     def __init__(self, color: bool) -> None:
         self._color = color
@@ -89,11 +92,11 @@ class _Cell(NamedTuple):
 
 
 def _cells(diagram: Diagram, symbols: _Symbols) -> list[_Cell]:
-    """Return what stands on each cell."""
+    """Return the symbol and styles of each cell."""
     cells = [_Cell(symbols.empty, (_DIM,))] * diagram.size**2
     if diagram.shades is not None:
         for cell, strength in enumerate(diagram.shades.strengths.tolist()):
-            if strength >= _FAINTEST:  # which NaN is not
+            if strength >= _FAINTEST:  # false for NaN
                 cells[cell] = _Cell(str(min(max(round(10 * strength), 1), 9)), ())
     if diagram.next_move is not None:
         colour = () if diagram.player is None else (_PLAYERS[diagram.player],)
@@ -110,7 +113,7 @@ def _cells(diagram: Diagram, symbols: _Symbols) -> list[_Cell]:
 
 
 def _draw_row(cells: list[_Cell], diagram: Diagram, row: int, pen: _Pen) -> str:
-    """Draw the cells of a row with what stands around each: blanks, or the last move's brackets."""
+    """Draw the cells of a row, separated by blanks or by the brackets of the last move."""
     around = [" "] * (len(cells) + 1)
     if diagram.last_move is not None and diagram.last_move // diagram.size == row:
         column = diagram.last_move % diagram.size
@@ -120,13 +123,13 @@ def _draw_row(cells: list[_Cell], diagram: Diagram, row: int, pen: _Pen) -> str:
 
 
 def _key(diagram: Diagram, symbols: _Symbols, pen: _Pen) -> Iterator[str]:
-    """Say what the marks on this board mean."""
+    """Yield the entries of the legend."""
     yield f"{pen.draw(symbols.blue, _BLUE)} blue, top to bottom"
     yield f"{pen.draw(symbols.red, _RED)} red, left to right"
     if diagram.last_move is not None:
         yield "[ ] last move"
     if diagram.next_move is not None:
         yield f"{_NEXT} next move"
-    if diagram.shades is not None and diagram.shades.most:
-        strongest = diagram.shades.format(diagram.shades.most)
+    if diagram.shades is not None and diagram.shades.maximum:
+        strongest = diagram.shades.format(diagram.shades.maximum)
         yield f"1 to 9: {diagram.shades.label or 'shades'}, in tenths of {strongest}"

@@ -1,7 +1,7 @@
-"""Where the tasks of a stage run: on this machine, or on a Ray cluster. Knows nothing of what they do.
+"""Engines that run the tasks of a stage: on this machine or on a Ray cluster.
 
-A task is a pure function of its arguments that publishes its files atomically, so that one which is run
-twice does no harm, and no engine decides a byte of what is written.
+A task is a pure function that writes its files atomically. Running it twice is harmless, and the bytes
+written do not depend on the engine.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ __all__ = ["ENGINES", "LOCAL", "Engine", "EngineOptions", "open_engine"]
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """Which engine, as :func:`open_engine` has it.
+    """Choice of an engine, with the arguments of :func:`open_engine`.
 
     Attributes:
-        name: ``local`` or ``ray``.
-        address: of a Ray cluster.
+        name: ``"local"`` (default) or ``"ray"``.
+        address: address of a Ray cluster. Default None.
 
     Raises:
-        ConfigError: there is no such engine, or it takes no address.
+        ConfigError: the engine is unknown or accepts no address.
     """
 
     name: str = "local"
@@ -44,9 +44,9 @@ class EngineOptions:
             )
         if self.name == "local" and self.address is not None:
             raise ConfigError(
-                "an address has no meaning with the local engine",
+                "the local engine accepts no address",
                 found=self.address,
-                hint="Ask for the engine ray too.",
+                hint="Add --engine ray.",
             )
 
 
@@ -54,17 +54,17 @@ class EngineOptions:
 def open_engine(
     name: str = "local", address: str | None = None, note: Callable[[str], None] = SILENT.note
 ) -> Iterator[Engine]:
-    """Give the engine of that name, connected for as long as the context lasts.
+    """Open an engine and close it when the context ends.
 
     Args:
-        name: ``local`` or ``ray``.
-        address: of a Ray cluster, such as ``10.0.0.1:6379``, or ``auto`` for the one of which this machine
-            is a part; without one, ``RAY_ADDRESS`` is taken, or a cluster of this machine alone is started
-            and ended.
-        note: is told what a person should see: which task is done again, and why.
+        name: ``"local"`` (default) or ``"ray"``.
+        address: address of a Ray cluster, such as ``"10.0.0.1:6379"``, or ``"auto"`` for the cluster that
+            this machine belongs to. Default None: ``RAY_ADDRESS`` if set, otherwise a temporary cluster is
+            started on this machine.
+        note: function called with messages for the user, such as the reason why a task is repeated.
 
     Raises:
-        ConfigError: there is no such engine, or it takes no address.
+        ConfigError: the engine is unknown or accepts no address.
         EngineError: Ray is not installed, or the cluster does not answer.
     """
     options = EngineOptions(name, address)

@@ -1,4 +1,4 @@
-"""Whether another machine runs this very code and sees the same files: asked before it is given work."""
+"""Checks that another machine runs the same code and sees the same files, before it receives tasks."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from hexdata.remote import AnyPath, remove_object, telling
 __all__ = ["Examined", "describe", "differences", "examine"]
 
 LIBRARIES: Final = ("duckdb", "numpy", "pyarrow", "zlib-ng")
-"""What decides bytes besides our own code: encodings, compression, and their versions in footers."""
+"""Libraries whose versions may change the bytes written, through encodings, compression or footers."""
 
 
 @cache
 def describe() -> dict[str, str]:
-    """Return what this process runs on, by name: Python, hexdata with the digest of its code, libraries."""
+    """Return the versions of Python, hexdata (with a digest of its code) and libraries, by name."""
     root = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for path in sorted(p for p in root.rglob("*") if p.suffix in (".py", ".sql")):
@@ -46,7 +46,7 @@ def _version(name: str) -> str:
 
 
 def differences(ours: dict[str, str], theirs: dict[str, str]) -> list[tuple[str, str, str]]:
-    """Return what differs: its name, and both versions. Of Python the last figure may."""
+    """Return (name, our version, their version) of each difference, except in Python's patch release."""
     names = [*ours, *(name for name in theirs if name not in ours)]
     pairs = [(name, ours.get(name, "none"), theirs.get(name, "none")) for name in names]
     return [pair for pair in pairs if _part(*pair[:2]) != _part(pair[0], pair[2])]
@@ -58,13 +58,13 @@ def _part(name: str, text: str) -> str:
 
 @dataclass(frozen=True)
 class Examined:
-    """What other machines are asked.
+    """Checks to run on other machines.
 
     Attributes:
-        paths: that they must see as this one does.
-        folder: in which they must find a file of ours, and we one of theirs.
-        token: what our file holds.
-        sizes: of the paths that are files, in bytes.
+        paths: paths that must exist there with the same sizes.
+        folder: shared folder: each side must find a file written by the other. None for no such check.
+        token: content of the file written by this process.
+        sizes: sizes in bytes of the paths that are files.
     """
 
     paths: tuple[AnyPath, ...]
@@ -73,7 +73,7 @@ class Examined:
     sizes: dict[str, int]
 
     def look(self, name: str) -> dict[str, str]:
-        """Elsewhere: return what is wrong with each path, and leave a file for the one who asks."""
+        """Run the checks on another machine: write the answering file and return the fault of each path."""
         wrong = {}
         for path in (*self.paths, *([] if self.folder is None else [self.folder])):
             try:
@@ -88,34 +88,34 @@ class Examined:
         return wrong
 
     def _missing(self, path: AnyPath) -> str | None:
-        """Say what is wrong with a path that will be read."""
+        """Return the fault of a path that tasks will read, or None."""
         if not path.exists():
             return "not there"
         size = path.stat().st_size if path.is_file() else None
         return None if size == self.sizes.get(str(path)) else "another file"
 
     def _exchange(self, folder: AnyPath, name: str) -> str | None:
-        """Read the file of the one who asks, and leave one; say what is wrong with the folder."""
+        """Read the file of the asking process, write one in return, and return the folder's fault or None."""
         if _name(folder, self.token).read_text() != self.token:
             return "another folder"
         _name(folder, f"{self.token}-{name}").write_text(name)
         return None
 
     def require(self, machine: str, wrong: dict[str, str], name: str) -> None:
-        """Check what another machine saw, and that this one sees what it left.
+        """Check the answer of another machine, and that this machine sees the file written there.
 
         Raises:
-            EngineError: it does not see a path.
+            EngineError: a path is not visible there.
         """
         if self.folder is not None and not wrong and not _name(self.folder, f"{self.token}-{name}").exists():
             wrong = {str(self.folder): "another folder"}
         for path, why in wrong.items():
             raise EngineError(
-                f"node {machine} does not see this path as this process does",
+                f"node {machine} does not see the same files under this path",
                 path=path,
                 found=why,
-                hint="Put it on a file system that every machine has mounted at the same place, or into an "
-                "object store that every machine may use.",
+                hint="Use a file system that every machine mounts at the same path, or an object store that "
+                "every machine can access.",
             )
 
 
@@ -125,13 +125,13 @@ def _name(folder: AnyPath, text: str) -> AnyPath:
 
 @contextmanager
 def examine(paths: Sequence[AnyPath], folder: AnyPath | None) -> Iterator[Examined]:
-    """Make ready to ask other machines, and clear up after them.
+    """Prepare the checks of other machines, and remove the files they write.
 
-    Only one process at a time may ask in a folder: the one that has locked it.
+    Only one process may use a folder at a time: the one that holds its lock.
     """
     token = os.urandom(8).hex()
     if folder is not None:
-        _remove_signs(folder, "")  # of a process that was killed
+        _remove_tokens(folder, "")  # left by a killed process
     sizes = {str(path): path.stat().st_size for path in paths if path.is_file()}
     try:
         if folder is not None:
@@ -139,10 +139,10 @@ def examine(paths: Sequence[AnyPath], folder: AnyPath | None) -> Iterator[Examin
         yield Examined(tuple(paths), folder, token, sizes)
     finally:
         if folder is not None:
-            _remove_signs(folder, token)
+            _remove_tokens(folder, token)
 
 
-def _remove_signs(folder: AnyPath, token: str) -> None:
+def _remove_tokens(folder: AnyPath, token: str) -> None:
     found: list[AnyPath] = list(folder.iterdir())
     for path in found:
         if not path.name.startswith(_name(folder, token).name):

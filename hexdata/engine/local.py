@@ -1,4 +1,4 @@
-"""The engine of this machine: processes for pure tasks, threads for those that only wait or hash.
+"""The local engine: processes for tasks that compute, threads for tasks that wait for the disk or hash.
 
 The processes are loky's, which do not import the caller's main module, so that a stage may be called
 from any script or notebook. One worker means this process, without a pool. Nothing is repeated here.
@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 Task = tuple[Any, ...]
 
 _QUEUED: Final = 2
-"""Tasks handed over for each worker: one at work, and one that it finds when it is done."""
+"""Tasks submitted per worker: one that runs, and one to start as soon as it ends."""
 
 
 class Local:
@@ -35,21 +35,21 @@ class Local:
 
     @property
     def machines(self) -> Machines:
-        """This one."""
+        """This machine."""
         return Machines(1, default_workers(), separate=False)
 
     def require(self, paths: Sequence[AnyPath], folder: AnyPath | None = None) -> None:
-        """Check nothing: workers are this machine's."""
+        """Do nothing: workers on this machine see the same code and files."""
 
     def run(
         self, function: Callable[..., Result], tasks: Iterable[Task], *, workers: int, memory: int
     ) -> Iterator[tuple[int, Result]]:
-        """Run tasks in processes, as :class:`hexdata.engine.protocol.Engine` has it.
+        """Run tasks in processes. See :meth:`hexdata.engine.protocol.Engine.run` for the arguments.
 
-        ``memory`` is the caller's promise; nobody holds the workers to it.
+        ``memory`` is not enforced.
 
         Raises:
-            HexdataError: a worker process died (killed, or out of memory).
+            HexdataError: a worker process died, for example because it was killed or memory ran out.
         """
         del memory
         todo = iter(tasks)
@@ -61,12 +61,12 @@ class Local:
         from loky import ProcessPoolExecutor
         from loky.process_executor import TerminatedWorkerError
 
-        with _children_ignore_interrupts():  # it starts a tracker of resources
+        with _children_ignore_interrupts():  # it starts a resource tracker process
             executor = ProcessPoolExecutor(
                 max_workers=len(first),
                 initializer=_start_worker,
                 initargs=(os.getpid(),),
-                env={"ARROW_DEFAULT_MEMORY_POOL": "system"},  # mimalloc holds some 30 MB more, a worker
+                env={"ARROW_DEFAULT_MEMORY_POOL": "system"},  # mimalloc needs some 30 MB more per worker
             )
         finished = False
         try:
@@ -76,8 +76,7 @@ class Local:
             raise HexdataError(
                 "a worker process died",
                 found=f"exit codes {str(error).rpartition('workers are ')[2].splitlines()[0]}",
-                hint="If memory ran out, use fewer workers; then run the command again: it goes on from "
-                "there.",
+                hint="If memory ran out, use fewer workers. Run the command again to resume.",
             ) from error
         finally:
             executor.shutdown(wait=True, kill_workers=not finished)
@@ -87,7 +86,7 @@ class Local:
     ) -> Iterator[tuple[int, Result]]:
         """Run tasks in threads.
 
-        An exception leaves the tasks that have not begun undone; those that have are waited for.
+        After an exception, running tasks are completed and the others are not started.
         """
         with ThreadPoolExecutor(max_workers=workers) as executor:
             try:
@@ -100,14 +99,14 @@ LOCAL: Final = Local()
 
 
 def _drive(
-    executor: Executor, function: Callable[..., Result], tasks: Iterable[Task], most: int
+    executor: Executor, function: Callable[..., Result], tasks: Iterable[Task], limit: int
 ) -> Iterator[tuple[int, Result]]:
-    """Keep up to ``most`` tasks handed over; yield results as they come."""
+    """Submit up to ``limit`` tasks at a time and yield results in order of completion."""
     todo = enumerate(tasks)
     futures: dict[Future[Result], int] = {}
     while True:
         with _children_ignore_interrupts():  # a worker may be started here
-            for index, task in islice(todo, most - len(futures)):
+            for index, task in islice(todo, limit - len(futures)):
                 futures[executor.submit(function, *task)] = index
         if not futures:
             return
@@ -117,9 +116,10 @@ def _drive(
 
 @contextmanager
 def _children_ignore_interrupts() -> Iterator[None]:
-    """Let processes started here inherit a blocked SIGINT: Ctrl-C is the parent's alone from the first.
+    """Block SIGINT while processes are started, so that they inherit the mask and only the parent handles
+    Ctrl-C.
 
-    One that comes meanwhile waits, and reaches the parent afterwards.
+    A SIGINT in the meantime is delivered to the parent afterwards.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -129,12 +129,12 @@ def _children_ignore_interrupts() -> Iterator[None]:
 
 
 def _start_worker(parent: int) -> None:
-    """Leave Ctrl-C to the parent, and end when the parent is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # workers that are started later inherit nothing
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    """Initialize a worker: ignore Ctrl-C, and exit when the parent has exited."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # workers started later do not inherit the mask
+    threading.Thread(target=_exit_with, args=(parent,), daemon=True).start()
 
 
-def _end_with(parent: int) -> None:
+def _exit_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(0.2)
     os._exit(1)

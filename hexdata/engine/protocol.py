@@ -1,4 +1,4 @@
-"""What every engine can do, and what it says of its machines. No engine itself."""
+"""Interface of engines."""
 
 from __future__ import annotations
 
@@ -12,20 +12,19 @@ __all__ = ["DIGEST_MEMORY", "ENGINES", "Engine", "Machines"]
 
 ENGINES: Final = ("local", "ray")
 DIGEST_MEMORY: Final = 200 << 20
-"""Bytes that a process holds which only reads files through: interpreter, libraries and a buffer."""
+"""Memory in bytes of a process that only reads files: interpreter, libraries and a buffer."""
 
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class Machines:
-    """What the tasks run on.
+    """The machines that run tasks.
 
     Attributes:
-        count: of machines.
-        cores: that each may use; where they differ, those of the largest.
-        separate: whether a shuffle's tasks are processes of their own, each with an interpreter, rather than
-            threads of this one.
+        count: number of machines.
+        cores: number of cores that tasks may use on each machine; the maximum if they differ.
+        separate: whether the tasks of a shuffle run in separate processes rather than in threads.
     """
 
     count: int
@@ -34,21 +33,21 @@ class Machines:
 
 
 class Engine(Protocol):
-    """Runs tasks. An engine that is remote sees the same files under the same paths."""
+    """Runs tasks. A remote engine must see the same files under the same paths."""
 
     @property
     def machines(self) -> Machines:
-        """What there is to run on now."""
+        """The machines that are available now."""
 
     def require(self, paths: Sequence[AnyPath], folder: AnyPath | None = None) -> None:
-        """Check that every machine runs this very code and sees these paths.
+        """Check that every machine runs the same code and sees the same files.
 
         Args:
-            paths: of files and folders that tasks will read.
-            folder: that tasks will write to; it is there.
+            paths: files and folders that tasks will read.
+            folder: existing folder that tasks will write to. Default None.
 
         Raises:
-            EngineError: one does not.
+            EngineError: a machine differs.
         """
 
     def run(
@@ -61,21 +60,20 @@ class Engine(Protocol):
     ) -> Iterator[tuple[int, Result]]:
         """Run ``function(*task)`` for each task; yield (index of the task, result) in order of completion.
 
-        Tasks are taken from the iterable as there is room for them, so that neither many of them nor their
-        results pile up. An exception in a task, or one thrown into the caller between results (Ctrl-C among
-        them), ends the tasks at once and comes out here.
+        Tasks are taken from the iterable as workers become free. An exception in a task, or in the caller
+        between results (such as Ctrl-C), ends all tasks and is raised.
 
         Args:
-            function: of a module, so that a worker can import it.
-            tasks: its arguments, task by task.
-            workers: tasks at a time on each machine.
-            memory: bytes that each may take.
+            function: function at module level, so that workers can import it.
+            tasks: arguments of each task.
+            workers: number of tasks to run at a time on each machine.
+            memory: memory that a task may use, in bytes.
 
         Raises:
-            HexdataError: a worker died, and again when its task was repeated, if this engine repeats tasks.
+            HexdataError: a worker died, also when its task was repeated, if the engine repeats tasks.
         """
 
     def run_light(
         self, function: Callable[..., Result], tasks: Iterable[tuple[Any, ...]], *, workers: int
     ) -> Iterator[tuple[int, Result]]:
-        """Do as :meth:`run` for tasks that wait for the disk or hash, which need no process of their own."""
+        """Run tasks that mostly wait for the disk or hash, like :meth:`run`, possibly in threads."""

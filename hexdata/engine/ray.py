@@ -1,7 +1,7 @@
-"""The engine of a Ray cluster: every task is one of Ray's, repeated when its worker or node dies.
+"""The engine for Ray clusters. Tasks are repeated when their worker or node dies.
 
-The one place that imports ray. It moves no data: tasks get names of files and give back small facts, so all
-machines must see the same files under the same paths.
+Tasks receive file names and return small results; no data is sent between machines. All machines must see the
+same files under the same paths.
 """
 
 from __future__ import annotations
@@ -30,39 +30,38 @@ Result = TypeVar("Result")
 Task = tuple[Any, ...]
 Note = Callable[[str], None]
 _Attempt = tuple[int, Task, int]
-"""A task: its index, its arguments, and which attempt this is."""
+"""Index of a task, its arguments, and the number of the attempt."""
 
 _UNDONE: Final = object()
-"""In place of the result of a task that is to be handed over once more."""
+"""Marks a task that must be submitted again."""
 
 CONNECT_SECONDS: Final = 10.0
-"""That a cluster has to answer; Ray itself would wait for minutes."""
+"""Timeout for connecting to a cluster; Ray itself would wait for minutes."""
 EXAMINE_SECONDS: Final = 60.0
-"""That a node has to start a worker and look at some paths."""
+"""Timeout for the checks on a node, including the start of a worker."""
 CANCEL_SECONDS: Final = 30.0
-"""That workers have to end."""
-LOOK_SECONDS: Final = 5.0
-"""Between two looks at whether there is still a node that could do what waits."""
+"""Timeout for workers to end."""
+NODE_CHECK_SECONDS: Final = 5.0
+"""Interval of the check that a node exists for the waiting tasks."""
 ATTEMPTS: Final = 5
-"""Of a task whose worker or node dies each time."""
+"""Maximum number of attempts of a task whose worker or node dies."""
 WORKER_EXTRA: Final = 128 << 20
-"""Bytes that a worker of Ray holds above one of the local engine, for which stages state their memory.
+"""Additional memory of a Ray worker in bytes, compared with a worker of the local engine.
 
 Measured: 62 MB of libraries and threads, and some 65 MB more at the peak of a conversion.
 """
 OBJECT_STORE: Final = 80 << 20
-"""Bytes of shared memory of a cluster that is started here: nothing large goes through it."""
+"""Shared memory of a temporary cluster in bytes. Results are small."""
 
 
 @contextmanager
 def connected(address: str | None = None, note: Note = SILENT.note) -> Iterator[Ray]:
-    """Connect to a cluster, or start one of this machine; end the connection, or the cluster, at the end.
+    """Connect to a cluster or start a temporary one; disconnect or stop it when the context ends.
 
-    Where this process is connected already, that connection is used and left. ``note`` is told which tasks
-    are done again.
+    An existing connection of this process is used and kept. ``note`` is called for each repeated task.
 
     Raises:
-        ConfigError: the address is one that this engine cannot use.
+        ConfigError: the address is of an unsupported kind.
         EngineError: Ray is not installed, or the cluster does not answer.
     """
     try:
@@ -78,8 +77,10 @@ def connected(address: str | None = None, note: Note = SILENT.note) -> Iterator[
     _require_answer(address)
     own: dict[str, Any] = {"object_store_memory": OBJECT_STORE, "include_dashboard": False}
     own = own if address == "local" else {}
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster started here tells nobody
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray warns that it will be so
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage reports from a temporary cluster
+    os.environ.setdefault(
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"
+    )  # the future default, about which Ray warns
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
@@ -87,10 +88,10 @@ def connected(address: str | None = None, note: Note = SILENT.note) -> Iterator[
         raise EngineError(
             "cannot use the Ray cluster",
             found=" ".join(str(error).split()),
-            expected=f"one of Ray {ray.__version__} at {address}",
-            hint="Install the Ray and the Python of the cluster here."
+            expected=f"a cluster of Ray {ray.__version__} at {address}",
+            hint="Install the versions of Ray and Python that the cluster uses."
             if other
-            else "Start one (`ray start --head`), or give its --address.",
+            else "Start a cluster (`ray start --head`), or set --address.",
         ) from error
     try:
         yield Ray(note)
@@ -99,11 +100,11 @@ def connected(address: str | None = None, note: Note = SILENT.note) -> Iterator[
 
 
 def _require_answer(address: str) -> None:
-    """See that something listens at an address, before Ray waits for it.
+    """Check that a server listens at an address, because Ray would wait for minutes.
 
     Raises:
-        ConfigError: it is the address of a Ray Client.
-        EngineError: nothing does.
+        ConfigError: it is not an address, or that of a Ray Client.
+        EngineError: no server answers.
     """
     if address in ("auto", "local"):
         return
@@ -123,12 +124,12 @@ def _require_answer(address: str) -> None:
         raise EngineError(
             "the Ray cluster does not answer",
             found=f"{error.strerror or error} at {address}, within {CONNECT_SECONDS:.0f} s",
-            hint="See that it runs (`ray status` on its head) and that this machine can reach it.",
+            hint="Check that it runs (`ray status` on the head node) and that this machine can reach it.",
         ) from error
 
 
-class _Stranger(NamedTuple):
-    """What comes back, in place of a result, from a node that has not been examined yet."""
+class _UncheckedNode(NamedTuple):
+    """Returned instead of a result by a node that has not been checked yet."""
 
     node_id: str
 
@@ -141,18 +142,18 @@ class Ray:
         self._paths: tuple[AnyPath, ...] = ()
         self._folder: AnyPath | None = None
         self._examined: set[str] = set()
-        """Ids of the nodes that have shown their versions, and that they see these paths."""
+        """Ids of the nodes whose versions and files have been checked."""
 
     @property
     def machines(self) -> Machines:
-        """The living nodes that have a processor to give."""
+        """The running nodes with at least one CPU."""
         cores = [int(node["Resources"]["CPU"]) for node in _working_nodes()]
         return Machines(len(cores), max(cores), separate=True)
 
     def require(self, paths: Sequence[AnyPath], folder: AnyPath | None = None) -> None:
-        """Have every node look at paths and versions, as :class:`hexdata.engine.protocol.Engine` has it.
+        """Check versions and files on every node. See :meth:`hexdata.engine.protocol.Engine.require`.
 
-        Those that join later are asked the same, before they do their first task.
+        Nodes that join later are checked before their first task.
         """
         self._paths, self._folder, self._examined = tuple(paths), folder, set()
         self._examine(_working_nodes())
@@ -160,7 +161,7 @@ class Ray:
             raise _no_machine()
 
     def _examine(self, nodes: list[dict[str, Any]]) -> None:
-        """Have these nodes look, all at once; those that die meanwhile are left out."""
+        """Check these nodes in parallel; nodes that die in the meantime are ignored."""
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -182,12 +183,12 @@ class Ray:
                     try:
                         found, saw = ray.get(ref)
                     except _gone():
-                        continue  # the node has just died, and Ray gives it no work either
+                        continue  # the node died; Ray does not assign tasks to it
                     except ray.exceptions.RayError as error:
                         raise EngineError(
                             f"node {name} cannot run hexdata",
                             found=_last_line(error),
-                            hint="Install the same hexdata on every machine, for the Python of its Ray.",
+                            hint="Install the same hexdata on every machine, in Ray's environment.",
                         ) from error
                     _require_same(name, describe(), found)
                     examined.require(name, saw, node["NodeID"])
@@ -196,27 +197,27 @@ class Ray:
                 _end(refs)
 
     def _admit(self, node_id: str) -> None:
-        """Have a node look that has joined since the others did, and has been given a task already."""
+        """Check a node that joined after the others and was assigned a task."""
         if node_id not in self._examined:
             self._examine([node for node in _working_nodes(or_none=True) if node["NodeID"] == node_id])
 
     def run(
         self, function: Callable[..., Result], tasks: Iterable[Task], *, workers: int, memory: int
     ) -> Iterator[tuple[int, Result]]:
-        """Run tasks, as :class:`hexdata.engine.protocol.Engine` has it, and again those of dead workers.
+        """Run tasks, and repeat those of dead workers. See :meth:`hexdata.engine.protocol.Engine.run`.
 
-        Each is declared to Ray with one processor and its memory, so that Ray does not fill a machine.
+        Each task is declared with one CPU and its memory, so that Ray does not overload a machine.
 
         Raises:
-            BudgetError: no node gives a task so much memory.
-            EngineError: a task died again and again, or there is no node left, or a new one cannot do it.
+            BudgetError: no node has enough memory for a task.
+            EngineError: a task died repeatedly, no node is left, or a new node failed the checks.
         """
         return self._run(function, tasks, workers, memory + WORKER_EXTRA)
 
     def run_light(
         self, function: Callable[..., Result], tasks: Iterable[Task], *, workers: int
     ) -> Iterator[tuple[int, Result]]:
-        """Run tasks that only read files through."""
+        """Run tasks that only read files."""
         return self._run(function, tasks, workers, DIGEST_MEMORY)
 
     def _run(
@@ -224,12 +225,12 @@ class Ray:
     ) -> Iterator[tuple[int, Result]]:
         import ray
 
-        _require_room(memory)
+        _require_memory(memory)
         name = function.__name__.lstrip("_")
         remote = ray.remote(_call).options(
             num_cpus=1,
             memory=memory,
-            max_retries=0,  # repeated below, where attempts of every kind are counted
+            max_retries=0,  # repeated below, where all attempts are counted
             scheduling_strategy="SPREAD",
             name=f"hexdata {name}",
         )
@@ -245,9 +246,9 @@ class Ray:
                     under_way[ref] = attempt
                 if not under_way:
                     return
-                ready, _ = ray.wait(list(under_way), num_returns=1, timeout=LOOK_SECONDS)
+                ready, _ = ray.wait(list(under_way), num_returns=1, timeout=NODE_CHECK_SECONDS)
                 if not ready:
-                    _require_room(memory)
+                    _require_memory(memory)
                 for ref in ready:
                     index, task, number = under_way[ref]
                     try:
@@ -255,10 +256,10 @@ class Ray:
                     except ray.exceptions.RayError as error:
                         require_another(number, error)
                         number += 1
-                        self._note(f"{name} is done again, attempt {number} of {ATTEMPTS}: {_why(error)}")
+                        self._note(f"{name} is repeated, attempt {number} of {ATTEMPTS}: {_why(error)}")
                         result = _UNDONE
                     del under_way[ref]
-                    if isinstance(result, _Stranger):
+                    if isinstance(result, _UncheckedNode):
                         self._admit(result.node_id)
                         result = _UNDONE
                     if result is _UNDONE:
@@ -270,10 +271,10 @@ class Ray:
 
 
 def _working_nodes(*, or_none: bool = False) -> list[dict[str, Any]]:
-    """Return the living nodes that have a processor to give.
+    """Return the running nodes with at least one CPU.
 
     Raises:
-        EngineError: there is none, unless ``or_none``.
+        EngineError: there is none, unless ``or_none`` is true.
     """
     import ray
 
@@ -285,7 +286,7 @@ def _working_nodes(*, or_none: bool = False) -> list[dict[str, Any]]:
 
 
 def _gone() -> tuple[type[Exception], ...]:
-    """Return what a task raises that was meant for a node that is no more."""
+    """Return the exceptions of tasks assigned to a node that has died."""
     import ray
 
     errors = ray.exceptions
@@ -294,36 +295,36 @@ def _gone() -> tuple[type[Exception], ...]:
 
 def _no_machine() -> EngineError:
     return EngineError(
-        "the Ray cluster has no machine that works",
-        found="no living node with a CPU",
-        hint="Start one (`ray start --address`), and run the command again: it goes on from there.",
+        "the Ray cluster has no machine for tasks",
+        found="no running node with a CPU",
+        hint="Start one (`ray start --address`) and run the command again to resume.",
     )
 
 
-def _require_room(memory: int) -> None:
-    """See that some node could hold such a task: Ray would wait for one for ever."""
+def _require_memory(memory: int) -> None:
+    """Check that a node has enough memory for a task, because Ray would wait forever."""
     most = max(node["Resources"].get("memory", 0) for node in _working_nodes())
     if memory > most:
         raise BudgetError(
-            "no machine of the cluster gives a task so much memory",
+            "no machine of the cluster has enough memory for a task",
             found=f"{most / 1e6:,.0f} MB",
             expected=f"{memory / 1e6:,.0f} MB",
-            hint="Start nodes with more (`ray start --memory`), or, for a shuffle, lower --memory or raise "
-            "--threads.",
+            hint="Start nodes with more memory (`ray start --memory`), or, for a shuffle, lower --memory or "
+            "raise --threads.",
         )
 
 
 def _drained(attempts: list[_Attempt]) -> Iterator[_Attempt]:
-    """Give what is in a list, and take it out."""
+    """Yield the elements of a list and remove them."""
     while attempts:
         yield attempts.pop()
 
 
 def _result(ref: Any) -> Any:
-    """Return what a task returned, or raise what it raised; a ``RayError`` where its worker or node died.
+    """Return the result of a task or raise its exception; a ``RayError`` if its worker or node died.
 
     Raises:
-        EngineError: what it raised is of a kind that does not travel; here are its words.
+        EngineError: the exception of the task cannot be unpickled; the message contains its text.
     """
     import ray
 
@@ -338,30 +339,30 @@ def _result(ref: Any) -> Any:
 
 
 def require_another(number: int, error: Exception) -> None:
-    """See that a task may be done again: it has not died too often, and there is somebody to hand it to.
+    """Check that a task may be repeated.
 
     Raises:
-        EngineError: it may not.
+        EngineError: it died too often, or the Ray node of this machine died.
     """
     import ray
 
     if isinstance(error, ray.exceptions.LocalRayletDiedError):
         raise EngineError(
             "the Ray node of this machine has died",
-            hint="Start it (`ray start`), and run the command again: it goes on from there.",
+            hint="Start it (`ray start`) and run the command again to resume.",
         ) from error
     if number >= ATTEMPTS:
         raise EngineError(
             f"a task died {number} times",
-            found=_why(error),  # Ray's own words advise what is not for the user to do
-            hint="If memory ran out, use fewer workers; then run the command again: it goes on from there.",
+            found=_why(error),  # Ray's own message gives advice that does not apply here
+            hint="If memory ran out, use fewer workers. Run the command again to resume.",
         ) from error
 
 
 def _end(refs: list[Any]) -> None:
-    """End tasks and wait until their workers are gone: none may publish after the store is unlocked.
+    """Cancel tasks and wait until their workers have ended, so that none writes after the store is unlocked.
 
-    Only those that are not done: Ray may end this process where it cancels one that is just ending (Ray 2.60,
+    Finished tasks are skipped, because cancelling a task that is ending may kill this process (Ray 2.60,
     "Tried to complete task that was not pending").
     """
     import ray
@@ -380,51 +381,51 @@ def _last_line(error: Exception) -> str:
 
 
 def _why(error: Exception) -> str:
-    """Return the kind of an error of Ray, in words: "worker crashed", "out of memory"."""
+    """Return the kind of a Ray error in words, such as "worker crashed" or "out of memory"."""
     words = re.findall("[A-Z][a-z]+", type(error).__name__.removesuffix("Error"))
     return " ".join(words).lower()
 
 
 def _require_same(name: str, ours: dict[str, str], found: dict[str, str]) -> None:
-    """See that a worker has the driver's versions.
+    """Check that a worker has the versions of the driver.
 
     Raises:
-        EngineError: it has not.
+        EngineError: a version differs.
     """
     if differing := differences(ours, found):
         raise EngineError(
-            f"node {name} has other versions than the process that asks",
+            f"node {name} has other versions than this process",
             found=", ".join(f"{what} {theirs}" for what, _, theirs in differing),
             expected=", ".join(f"{what} {ours}" for what, ours, _ in differing),
-            hint="Install the same on every machine: they decide the bytes that are written.",
+            hint="Install the same versions on every machine, because they determine the bytes written.",
         )
 
 
 def _call(
     here: str, versions: dict[str, str], examined: frozenset[str], function: Callable[..., Any], task: Task
 ) -> Any:
-    """In a worker: run one task where the driver stands, so that relative paths mean the same.
+    """Run one task in a worker, in the driver's working directory so that relative paths are the same.
 
-    On a node that has joined since the others were examined, do nothing, and say so.
+    On a node that has not been checked yet, return ``_UncheckedNode`` instead.
     """
     import ray
 
     node_id = ray.get_runtime_context().get_node_id()
     if node_id not in examined:
-        return _Stranger(node_id)
+        return _UncheckedNode(node_id)
     _begin(here)
-    _require_same(socket.gethostname(), versions, describe())  # it may have changed since
+    _require_same(socket.gethostname(), versions, describe())  # it may have changed since the check
     return function(*task)
 
 
 def _look(here: str, examined: Any, node: str) -> tuple[dict[str, str], dict[str, str]]:
-    """In a worker: return its versions, and what it sees of the paths."""
+    """Run the checks in a worker: return its versions and the faults of the paths."""
     _begin(here)
     return describe(), examined.look(node)
 
 
 def _begin(here: str) -> None:
-    """In a worker: stand where the driver stands, and let Arrow give memory back, as locally."""
+    """Prepare a worker: use the driver's working directory, and an Arrow pool that releases memory."""
     if Path(here).is_dir():
         os.chdir(here)
     pa.set_memory_pool(pa.system_memory_pool())

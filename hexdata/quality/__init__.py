@@ -1,6 +1,7 @@
-"""How well a shuffle mixed, held against what chance makes of a uniform one: the figures of ``verify``.
+"""Statistical quality of a shuffle, compared with a uniform random order.
 
-``queries/`` counts, in SQL; ``theory`` says what to expect; ``assess`` compares. Never writes to a store.
+The SQL files in ``queries/`` count, ``theory`` computes expected values and variances, and ``assess``
+compares them. The package never writes to a store.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from hexdata.pool import default_workers
-from hexdata.quality.assess import WANTED_SHARE, assess_split
+from hexdata.quality.assess import MAX_GAME_SHARE, assess_split
 from hexdata.quality.figures import BucketFigures, Figure, Quality
 from hexdata.quality.measure import SPLIT, measure_split
 from hexdata.quality.theory import DEVIATIONS
@@ -16,7 +17,7 @@ from hexdata.remote import AnyPath
 from hexdata.store import Store
 from hexdata.store.session import duckdb_session
 
-__all__ = ["DEVIATIONS", "WANTED_SHARE", "BucketFigures", "Figure", "Quality", "measure_quality"]
+__all__ = ["DEVIATIONS", "MAX_GAME_SHARE", "BucketFigures", "Figure", "Quality", "measure_quality"]
 
 DUCKDB_MEMORY: Final = 500 << 20
 
@@ -26,21 +27,21 @@ def measure_quality(
 ) -> Quality | None:
     """Measure how well the training split of a shuffled store is mixed, before and after the shuffle.
 
-    Each figure is held against its mean and standard deviation in a uniform shuffle of the same rows;
-    where a choice decides what a bucket holds (``assign`` by game, ``stratify_by``), against uniform orders
-    of what each bucket holds. Of more than four million rows, a seeded sample of stretches is looked at.
-    Only reads: what DuckDB spills goes to the system's temporary folder.
+    Each figure is compared with its mean and standard deviation in a uniform random order of the same rows.
+    If an option determines the contents of buckets (assign="game", stratify_by), the comparison is with a
+    uniform random order within each bucket. For more than four million rows a seeded sample is measured. The
+    store is only read; DuckDB spills to the system's temporary folder.
 
     Args:
-        store: the store's folder, or its address.
-        memory: bytes for DuckDB.
-        threads: of DuckDB; None for one a core.
+        store: path or address of the store.
+        memory: memory limit of DuckDB in bytes. Default 500 MiB.
+        threads: number of DuckDB threads. Default None: one per core.
 
     Returns:
-        None if there is no training split.
+        The figures, or None if the store has no training split.
 
     Raises:
-        StoreError: there is no store, or it is not shuffled.
+        StoreError: the store does not exist or is not shuffled.
         BudgetError: the memory is too small.
     """
     target = Store.open(store)

@@ -1,4 +1,4 @@
-"""From what was measured of a shuffle to figures held against chance. Measures nothing."""
+"""Comparison of the measures of a shuffle with those expected of a uniform random order."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hexdata.quality.measure import (
     LAGS,
     SPLIT,
     BucketFacts,
-    Measured,
-    Run,
+    RowRange,
+    SplitMeasures,
 )
 from hexdata.quality.theory import (
     Kernel,
@@ -32,27 +32,27 @@ from hexdata.quality.theory import (
     total,
 )
 
-__all__ = ["WANTED_SHARE", "assess_split"]
+__all__ = ["MAX_GAME_SHARE", "assess_split"]
 
-WANTED_SHARE: Final = 0.02
-"""What one game may have of a bucket, wherever that is possible."""
+MAX_GAME_SHARE: Final = 0.02
+"""Accepted share of one game in a bucket, unless the sizes of games and buckets require more."""
 
-_SlotsOf = Callable[[Iterable[Run]], Slots]
+_SlotsOf = Callable[[Iterable[RowRange]], Slots]
 
 
-def assess_split(measured: Measured, choices: dict[str, Any]) -> Quality:
-    """Hold what was measured against chance.
+def assess_split(measured: SplitMeasures, choices: dict[str, Any]) -> Quality:
+    """Compare the measures of a split with those expected of a uniform random order.
 
     Args:
-        measured: of the training split.
-        choices: as the shuffle's lineage names them.
+        measured: measures of the training split.
+        choices: selection options of the shuffle, from its lineage.
     """
     return _Assessment(measured, whole_games=choices.get("assign") == "game").quality()
 
 
 class _Assessment:
-    def __init__(self, measured: Measured, whole_games: bool) -> None:
-        self.it = measured
+    def __init__(self, measured: SplitMeasures, whole_games: bool) -> None:
+        self.measures = measured
         self.whole = measured.whole
         self.whole_games = whole_games
         self.rows = {number: facts for number, facts in enumerate(measured.buckets) if facts.rows}
@@ -65,25 +65,25 @@ class _Assessment:
         self.segments = segments
 
     def quality(self) -> Quality:
-        it = self.it
+        measures = self.measures
         figures = [self._largest_share(), self._games_in_bucket()]
         figures += [self._batch(size) for size in BATCHES]
         lags = [self._lag(lag) for lag in range(1, LAGS + 1)]
         figures += [lags[0], _worst("neighbours-worst", f"the worst of lags 1 to {LAGS}", lags)]
-        products = [] if it.constant else [self._product(lag) for lag in AUTOCORRELATION_LAGS]
+        products = [] if measures.constant else [self._product(lag) for lag in AUTOCORRELATION_LAGS]
         if products:
             listed = ", ".join(map(str, AUTOCORRELATION_LAGS[:-1])) + f" and {AUTOCORRELATION_LAGS[-1]}"
             figures += [products[0], _worst("value-worst", f"the worst of lags {listed}", products)]
         figures.append(self._rank())
-        if not it.constant:
+        if not measures.constant:
             figures.append(self._bucket_mean())
         return Quality(
             split=SPLIT,
             positions=self.whole.rows,
-            sampled=it.after.rows,
-            sampled_before=it.before.rows,
-            buckets=len(it.buckets),
-            reference="each bucket in uniform order" if it.by_bucket else "the split in uniform order",
+            sampled=measures.after.rows,
+            sampled_before=measures.before.rows,
+            buckets=len(measures.buckets),
+            reference="each bucket in uniform order" if measures.by_bucket else "the split in uniform order",
             figures=figures,
             lags=lags + products,
             by_bucket=[self._bucket(number, facts) for number, facts in self.rows.items()],
@@ -92,7 +92,7 @@ class _Assessment:
     # --- buckets
 
     def _bucket(self, number: int, facts: BucketFacts) -> BucketFigures:
-        valued, band = not self.it.constant, self._band(facts.rows)
+        valued, band = not self.measures.constant, self._band(facts.rows)
         return BucketFigures(
             bucket=number,
             rows=facts.rows,
@@ -107,23 +107,23 @@ class _Assessment:
         share, at = max((facts.largest / facts.rows, -number) for number, facts in self.rows.items())
         games = self.rows[-at].games
         if len(self.rows) == 1:
-            possible = max(WANTED_SHARE, share)
+            possible = max(MAX_GAME_SHARE, share)
         else:
             smallest = min(facts.rows for facts in self.rows.values())
-            possible = possible_share(self.it.sizes, self.whole.rows, smallest, len(self.rows), WANTED_SHARE)
-        if self.whole_games:
-            note = "whole games go to buckets, and stay whole"
-        elif possible > WANTED_SHARE:
-            note = (
-                f"{WANTED_SHARE:.0%} is not possible with so few games and rows a bucket: {possible:.3%} is"
+            possible = possible_share(
+                self.measures.sizes, self.whole.rows, smallest, len(self.rows), MAX_GAME_SHARE
             )
+        if self.whole_games:
+            note = "not judged: each game is in one bucket"
+        elif possible > MAX_GAME_SHARE:
+            note = f"limit {possible:.3%}: games and buckets of this size cannot keep to {MAX_GAME_SHARE:.0%}"
         else:
-            note = f"at most {WANTED_SHARE:.0%} is asked for"
+            note = f"limit {MAX_GAME_SHARE:.0%}"
         return Figure(
             name="largest-share",
             title=f"largest share of one game in a bucket ({games:,} games)",
             unit="share",
-            before=max(largest / rows for rows, _, largest, _ in self.it.pieces),
+            before=max(largest / rows for rows, _, largest, _ in self.measures.pieces),
             after=share,
             judged=not self.whole_games,
             ok=self.whole_games or share <= possible,
@@ -132,7 +132,7 @@ class _Assessment:
 
     def _games_in_bucket(self) -> Figure:
         games = [facts.games for facts in self.rows.values()]
-        before = [games for _, games, _, _ in self.it.pieces]
+        before = [games for _, games, _, _ in self.measures.pieces]
         return Figure(
             name="games-in-bucket",
             title="games in a bucket, mean",
@@ -140,29 +140,29 @@ class _Assessment:
             before=sum(before) / len(before),
             after=sum(games) / len(games),
             expected=expected_games(
-                self.it.sizes, self.whole.rows, (facts.rows for facts in self.rows.values())
+                self.measures.sizes, self.whole.rows, (facts.rows for facts in self.rows.values())
             ),
             note=f"from {min(games):,} to {max(games):,}",
         )
 
     def _bucket_mean(self) -> Figure:
-        pieces = [(mean, rows) for rows, _, _, mean in self.it.pieces]
+        pieces = [(mean, rows) for rows, _, _, mean in self.measures.pieces]
         before = max(pieces, key=lambda piece: abs(self._deviations(*piece)))[0]
         buckets = [self._mean_of(facts.mean, facts.rows) for facts in self.rows.values()]
         return replace(max(buckets, key=_distance), before=before)
 
     def _mean_of(self, mean: float, rows: int) -> Figure:
-        """Judge the mean value of a bucket of so many rows."""
+        """Return the figure for the mean value of a bucket of ``rows`` rows."""
         whole = self.whole
         skewness = abs(whole.third / whole.rows) / (whole.second / whole.rows) ** 1.5 / math.sqrt(rows)
         band, z, bound = self._band(rows), self._deviations(mean, rows), tail_bound(skewness)
         note = ""
         if not band:
-            note = "chance has no part in it"
+            note = "does not depend on the order"
         elif self.whole_games:
-            note, bound = f"whole games to buckets: {abs(z):.3g} times the s.d. of scattered positions", None
+            note, bound = f"whole games per bucket: {abs(z):.3g} s.d. of independent positions", None
         elif bound is None:
-            note = "too little to count for a judgement"
+            note = "too few pairs or rows to judge"
         return Figure(
             name="bucket-mean",
             title="value mean of a bucket, the furthest out",
@@ -178,7 +178,7 @@ class _Assessment:
         )
 
     def _band(self, rows: int) -> float:
-        """Return the s.d. of the mean of so many values drawn from all of them, none twice."""
+        """Return the standard deviation of the mean of ``rows`` values drawn without replacement."""
         n = self.whole.rows
         return math.sqrt(self.whole.second / (n - 1) / rows * (1 - rows / n)) if rows < n else 0.0
 
@@ -186,7 +186,7 @@ class _Assessment:
         band = self._band(rows)
         return (mean - self.whole.mean) / band if band else 0.0
 
-    # --- pairs of places
+    # --- pairs of row indices
 
     def _chance(self, slots_of: _SlotsOf, kernels: dict[int, Kernel]) -> Moments:
         return total(moments(slots_of(self.runs[number]), kernel) for number, kernel in kernels.items())
@@ -195,7 +195,7 @@ class _Assessment:
         return sum(slots_of(runs).pairs for runs in self.runs.values())
 
     def _same_game(self, figure: Figure, found: int, slots_of: _SlotsOf, scale: float) -> Figure:
-        """Judge a count of same-game pairs; ``scale`` turns a share of all pairs into the figure."""
+        """Judge a count of same-game pairs. The figure is ``scale`` times their share of all pairs."""
         pairs = self._pairs(slots_of)
         if not pairs:
             return figure
@@ -204,44 +204,44 @@ class _Assessment:
         note = ""
         if self.whole_games and uniform:
             ratio = found / pairs / uniform
-            note = f"whole games to buckets: {ratio:.3g} times the pairs of a uniform shuffle"
+            note = f"whole games per bucket: {ratio:.3g} times the pairs of a uniform order"
         elif not chance.mean:
             note = "no game has two positions"
         return judge(replace(figure, note=note), found, chance, scale / pairs)
 
     def _batch(self, size: int) -> Figure:
-        def slots(runs: Iterable[Run]) -> Slots:
+        def slots(runs: Iterable[RowRange]) -> Slots:
             return batch_slots(runs, size)
 
         whole = min(size, self.whole.rows)
         scale = whole * (whole - 1) / 2
-        before, pairs = self.it.before, slots(self.runs_before).pairs
+        before, pairs = self.measures.before, slots(self.runs_before).pairs
         figure = Figure(
             name=f"batch-{size}",
             title=f"same-game pairs in a batch of {size}",
             unit="count",
             before=before.batch_pairs[size] / pairs * scale if pairs else None,
         )
-        return self._same_game(figure, self.it.after.batch_pairs[size], slots, scale)
+        return self._same_game(figure, self.measures.after.batch_pairs[size], slots, scale)
 
     def _lag(self, lag: int) -> Figure:
-        def slots(runs: Iterable[Run]) -> Slots:
+        def slots(runs: Iterable[RowRange]) -> Slots:
             return lag_slots(runs, lag)
 
-        before, pairs = self.it.before, slots(self.runs_before).pairs
+        before, pairs = self.measures.before, slots(self.runs_before).pairs
         figure = Figure(
             name=f"neighbours-{lag}",
             title=f"neighbours of the same game, lag {lag}",
             unit="share",
             before=before.lag_pairs[lag - 1] / pairs if pairs else None,
         )
-        return self._same_game(figure, self.it.after.lag_pairs[lag - 1], slots, 1.0)
+        return self._same_game(figure, self.measures.after.lag_pairs[lag - 1], slots, 1.0)
 
     def _product(self, lag: int) -> Figure:
-        def slots(runs: Iterable[Run]) -> Slots:
+        def slots(runs: Iterable[RowRange]) -> Slots:
             return lag_slots(runs, lag)
 
-        before = self.it.before
+        before = self.measures.before
         squares = slots(self.runs_before).pairs * self.whole.second / self.whole.rows
         figure = Figure(
             name=f"value-{lag}",
@@ -255,17 +255,19 @@ class _Assessment:
         )
         if not squares:
             return figure
-        return judge(figure, self.it.after.products[lag], self._chance(slots, self.values), 1 / squares)
+        return judge(figure, self.measures.after.products[lag], self._chance(slots, self.values), 1 / squares)
 
     def _rank(self) -> Figure:
         figure = Figure("rank", "rank correlation with the input order", "value", before=1.0)
-        together = sum(rows * cov for _, rows, cov, _, _ in self.it.ranks)
-        places = sum(rows * var for _, rows, _, var, _ in self.it.ranks)
-        ranks = sum(rows * var for _, rows, _, _, var in self.it.ranks)
+        together = sum(rows * cov for _, rows, cov, _, _ in self.measures.ranks)
+        places = sum(rows * var for _, rows, _, var, _ in self.measures.ranks)
+        ranks = sum(rows * var for _, rows, _, _, var in self.measures.ranks)
         if not places * ranks:
             return figure
         variance = sum(
-            rows * one * rows * other / (rows - 1) for _, rows, _, one, other in self.it.ranks if rows > 1
+            rows * one * rows * other / (rows - 1)
+            for _, rows, _, one, other in self.measures.ranks
+            if rows > 1
         )
         chance = Moments(0.0, variance, 0.0)
         return judge(figure, together, chance, 1 / math.sqrt(places * ranks))
@@ -280,7 +282,7 @@ def _values(facts: BucketFacts) -> Kernel:
 
 
 def _worst(name: str, among: str, figures: list[Figure]) -> Figure:
-    """Return the figure furthest out, one that fails first, under a name of its own."""
+    """Return the figure with the largest deviation, failed ones first, under the name ``name``."""
     worst = max(figures, key=_distance)
     return replace(worst, name=name, note=f"{among}: {worst.note}" if worst.note else among)
 

@@ -1,4 +1,4 @@
-"""What is said of a shuffle's quality: figures beside what chance makes of them. Measures nothing."""
+"""Figures that describe the quality of a shuffle, with their expected values."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ class Figure:
     """One figure of a shuffle.
 
     Attributes:
-        name: stable, such as "batch-256".
-        title: what it is, in words.
-        unit: "share" (of 1), "count" or "value", for those who print it.
-        before: in the input order; None where that has no such figure.
-        after: in the shuffled order; None where there is nothing to count.
-        expected, deviation: mean and standard deviation of it in a uniform shuffle, where they are known.
-        z: standard deviations that ``after`` is above ``expected``.
-        bound: standard deviations that chance is granted; None where another bound holds, or none.
-        judged: whether it could have failed.
-        ok: that it did not.
-        note: what else there is to say.
+        name: stable name, such as "batch-256".
+        title: description for people.
+        unit: "share" (0 to 1), "count" or "value".
+        before: value in the input order; None if undefined there.
+        after: value in the shuffled order; None if there is nothing to count.
+        expected: mean in a uniform random order; None if unknown.
+        deviation: standard deviation in a uniform random order; None if unknown.
+        z: (after - expected) / deviation; None if unknown.
+        bound: largest accepted ``z``; None if the figure is judged differently or not at all.
+        judged: whether the figure is judged.
+        ok: False if the figure is judged and failed.
+        note: remark for people.
     """
 
     name: str
@@ -42,22 +43,22 @@ class Figure:
 
 
 def judge(figure: Figure, found: float, chance: Moments, scale: float) -> Figure:
-    """Return a figure with what was found of a statistic, as held against chance.
+    """Return ``figure`` completed with a measured statistic, its expected value and the verdict.
 
     Args:
-        figure: its name, title, unit, ``before`` and note.
-        found: the statistic itself.
-        chance: its moments.
-        scale: what a statistic is multiplied by to give the figure.
+        figure: figure with name, title, unit, ``before`` and note.
+        found: the measured statistic.
+        chance: moments of the statistic in a uniform random order.
+        scale: factor from the statistic to the figure.
     """
     deviation = chance.deviation
     z = (found - chance.mean) / deviation if deviation else None
     bound = chance.bound
     reason = figure.note
     if not deviation:
-        reason = reason or "chance has no part in it"
+        reason = reason or "does not depend on the order"
     elif bound is None:
-        reason = reason or "too little to count for a judgement"
+        reason = reason or "too few pairs or rows to judge"
     return replace(
         figure,
         after=found * scale,
@@ -73,17 +74,17 @@ def judge(figure: Figure, found: float, chance: Moments, scale: float) -> Figure
 
 @dataclass(frozen=True)
 class BucketFigures:
-    """What one bucket holds.
+    """Contents of one bucket.
 
     Attributes:
-        bucket: its number, from 0; those without rows are left out.
-        rows: in it.
-        games: in it; a row of no known game is a game of its own.
-        largest_share: of its rows, those of the game that has most.
-        value_mean: of its rows; None if all values of the split are equal, or some are no numbers.
-        value_deviation: standard deviation of such a mean in a uniform shuffle, the binomial band; None
-            where chance has no part in it.
-        z: standard deviations that ``value_mean`` is above the mean of the split.
+        bucket: index of the bucket; empty buckets are omitted.
+        rows: number of rows.
+        games: number of games; each row without a game counts as one game.
+        largest_share: share of the rows that belong to the largest game, 0 to 1.
+        value_mean: mean value; None if all values of the split are equal or some are not finite.
+        value_deviation: standard deviation of ``value_mean`` in a uniform random order; None if it does not
+            depend on the order.
+        z: deviation of ``value_mean`` from the mean of the split, in units of ``value_deviation``.
     """
 
     bucket: int
@@ -97,21 +98,21 @@ class BucketFigures:
 
 @dataclass(frozen=True)
 class Quality:
-    """How well one split of a store is shuffled.
+    """Quality of the shuffle of one split.
 
     Attributes:
-        split: always "train": the other splits are not trained on.
-        positions: of the split.
-        sampled: of these, those that pairs, neighbours and correlations were counted on; all if there
-            are few enough.
-        sampled_before: likewise of the input order.
-        buckets: of the split.
-        reference: what chance is taken to do: "the split in uniform order", or "each bucket in uniform
-            order" where a choice decides what the buckets hold.
-        figures: in the order in which they are shown.
-        lags: neighbours and autocorrelation at every lag that was counted, of which ``figures`` has the
-            first and the worst.
-        by_bucket: what each bucket holds.
+        split: always "train", the only split used for training.
+        positions: number of positions of the split.
+        sampled: number of positions of the shuffled order on which pairs, neighbours and correlations were
+            counted: all, or a sample.
+        sampled_before: the same for the input order.
+        buckets: number of buckets of the split.
+        reference: the random order compared with: "the split in uniform order" or "each bucket in uniform
+            order", where an option determines the contents of buckets.
+        figures: figures in the order in which they are shown.
+        lags: neighbours and autocorrelation at every measured lag; ``figures`` contains the first and the
+            worst.
+        by_bucket: contents of each bucket.
     """
 
     split: str
@@ -126,19 +127,19 @@ class Quality:
 
     @property
     def ok(self) -> bool:
-        """Whether every figure is what chance may make of it."""
+        """True if no judged figure failed."""
         return all(figure.ok for figure in self.figures)
 
     @property
-    def telling(self) -> list[Figure]:
-        """Those ``figures`` that chance has a part in and that could have failed: none of very few rows."""
+    def conclusive(self) -> list[Figure]:
+        """The ``figures`` that were compared with a random order; empty if there are too few rows."""
         return [figure for figure in self.figures if figure.z is not None and figure.bound is not None]
 
     def __getitem__(self, name: str) -> Figure:
-        """Return the figure of a name.
+        """Return the figure called ``name``.
 
         Raises:
-            KeyError: there is none.
+            KeyError: there is no such figure.
         """
         for figure in (*self.figures, *self.lags):
             if figure.name == name:

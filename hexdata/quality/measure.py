@@ -1,4 +1,4 @@
-"""Measures the shuffled training split with the ``.sql`` files in ``queries/``. Only reads."""
+"""Measures of the shuffled training split, computed by the ``.sql`` files in ``queries/``."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = [
     "BATCHES",
     "LAGS",
     "SPLIT",
-    "Arrangement",
     "BucketFacts",
-    "Measured",
+    "OrderCounts",
     "Sampling",
+    "SplitMeasures",
     "measure_split",
 ]
 
@@ -30,26 +30,26 @@ BATCHES: Final = (256, 1024, 4096)
 LAGS: Final = 100
 AUTOCORRELATION_LAGS: Final = (1, 2, 5, 10, 20, 50, 100)
 PIECE_ROWS: Final = 1 << 21
-"""Rows whose games are counted at a time, bucket by bucket, so that memory does not grow with the store."""
+"""Rows whose games are counted per query, so that memory does not grow with the store."""
 SAMPLED_PIECES: Final = 8
-"""Pieces of the input order of a large store: whose games may be anywhere, so that each takes memory."""
+"""Pieces of the input order that are measured in a large store. Each needs memory for all of its games."""
 
 _NOISE: Final = 1e-12
-"""A variance below this part of the squares is rounding."""
+"""A variance below this share of the sum of squares is a rounding error."""
 
-Run = tuple[int, int]
-"""Places [start, stop)."""
+RowRange = tuple[int, int]
+"""Row indices [start, stop) in an order."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How much of an order is looked at, where that takes time for each pair of rows.
+    """Sample sizes for counting pairs of rows.
 
     Attributes:
-        stretch: places of a sampled stretch; a multiple of every batch.
-        after: rows of the shuffled order up to which every one is counted. Of more, so many are, in whole
-            stretches at seeded places.
-        before: the same of the input order, whose many pairs take longer.
+        stretch: number of consecutive rows sampled together; a multiple of every batch size.
+        after: maximum number of rows of the shuffled order to measure. A larger order is sampled in stretches
+            at seeded random offsets.
+        before: the same for the input order, which has more pairs and takes longer.
     """
 
     stretch: int = 1 << 16
@@ -59,16 +59,18 @@ class Sampling:
 
 @dataclass(frozen=True)
 class BucketFacts:
-    """What a bucket holds, or several, or all of the split.
+    """Counts over the rows of a bucket or of the whole split.
 
     Attributes:
-        rows: N.
-        games: that have a row in it; a row of no known game is a game of its own.
-        largest: rows of the game that has most.
-        pairs: the sum of n (n - 1) over its games.
-        triples: the sum of n (n - 1) (n - 2).
-        mean: of the values.
-        second, third, fourth: sums of powers of the values less their mean.
+        rows: number of rows, N.
+        games: number of games; each row without a game counts as one game.
+        largest: number of rows of the largest game.
+        pairs: sum of n (n - 1) over games of n rows.
+        triples: sum of n (n - 1) (n - 2) over games of n rows.
+        mean: mean value.
+        second: sum of (value - mean)².
+        third: sum of (value - mean)³.
+        fourth: sum of (value - mean)⁴.
     """
 
     rows: int
@@ -83,47 +85,48 @@ class BucketFacts:
 
 
 @dataclass(frozen=True)
-class Arrangement:
-    """What was counted of an order, on all of its places or on some stretches of them.
+class OrderCounts:
+    """Counts over an order, or over a sample of its stretches.
 
     Attributes:
-        runs: segment and bounds of each stretch of places; pairs are counted within.
-        lag_pairs: pairs of one game at each lag from 1 to ``LAGS``.
-        batch_pairs: by size of the batches.
-        products: sums of products of values less their mean, by lag; empty if all values are equal.
+        runs: segment and row range of each stretch; pairs are counted within stretches only.
+        lag_pairs: number of same-game pairs at each lag from 1 to ``LAGS``.
+        batch_pairs: number of same-game pairs within batches, by batch size.
+        products: sums of (value - mean) (later value - mean) by lag; empty if all values are equal.
     """
 
-    runs: list[tuple[int, Run]]
+    runs: list[tuple[int, RowRange]]
     lag_pairs: list[int]
     batch_pairs: dict[int, int]
     products: dict[int, float]
 
     @property
     def rows(self) -> int:
-        """Rows that it was counted on."""
+        """Number of rows measured."""
         return sum(stop - start for _, (start, stop) in self.runs)
 
-    def segments(self) -> dict[int, list[Run]]:
-        """Return the runs of each segment."""
-        found: dict[int, list[Run]] = {}
+    def segments(self) -> dict[int, list[RowRange]]:
+        """Return the row ranges of each segment."""
+        found: dict[int, list[RowRange]] = {}
         for segment, run in self.runs:
             found.setdefault(segment, []).append(run)
         return found
 
 
 @dataclass(frozen=True)
-class Measured:
-    """All that was measured.
+class SplitMeasures:
+    """All measures of a split.
 
     Attributes:
-        whole: the facts of the split.
-        sizes: known games and rows of no known game, by their rows.
-        buckets: the facts of each, in order.
-        by_bucket: whether each bucket is a segment of its own, rather than the split one.
+        whole: counts over the split.
+        sizes: number of games by their number of rows; each row without a game counts as a game of one row.
+        buckets: counts over each bucket, in order.
+        by_bucket: whether each bucket is a segment; otherwise the split is the only segment.
         pieces: rows, games, rows of the largest game and mean value of each piece of the input order.
-        before, after: the two orders.
-        ranks: of each segment, rows, covariance and variances of place and rank in the input order.
-        constant: whether all values are equal, or some are no numbers.
+        before: counts over the input order.
+        after: counts over the shuffled order.
+        ranks: for each segment: its index, rows, covariance of index and input rank, and their variances.
+        constant: whether all values are equal or some are not finite.
     """
 
     whole: BucketFacts
@@ -131,27 +134,27 @@ class Measured:
     buckets: list[BucketFacts]
     by_bucket: bool
     pieces: list[tuple[int, int, int, float]]
-    before: Arrangement
-    after: Arrangement
+    before: OrderCounts
+    after: OrderCounts
     ranks: list[tuple[int, int, float, float, float]]
     constant: bool
 
 
 def measure_split(
     store: Store, con: DuckDBPyConnection, *, by_bucket: bool, sampling: Sampling | None = None
-) -> Measured:
-    """Measure the training split of a shuffled store, which must have one.
+) -> SplitMeasures:
+    """Measure the training split of a shuffled store.
 
     Args:
-        store: shuffled.
-        con: an open session, without tables.
-        by_bucket: whether to count pairs only within buckets.
-        sampling: how much to look at; None for the default.
+        store: shuffled store with a training split.
+        con: open DuckDB session without tables.
+        by_bucket: whether to count pairs within buckets only.
+        sampling: sample sizes. Default None: those of :class:`Sampling`.
     """
-    return _Measure(store, con, by_bucket, sampling or Sampling()).measure()
+    return _SplitMeasurement(store, con, by_bucket, sampling or Sampling()).measure()
 
 
-class _Measure:
+class _SplitMeasurement:
     def __init__(self, store: Store, con: DuckDBPyConnection, by_bucket: bool, sampling: Sampling) -> None:
         self.con = con
         self.by_bucket = by_bucket
@@ -162,7 +165,7 @@ class _Measure:
         self.counts = [facts.rows for facts in store.manifest.files_in(f"shuffled/{SPLIT}").values()]
         self.rows = sum(self.counts)
 
-    def measure(self) -> Measured:
+    def measure(self) -> SplitMeasures:
         self._list_buckets()
         least, greatest, finite = self._one("value_range")
         constant = not finite or least == greatest
@@ -175,9 +178,9 @@ class _Measure:
         before = self._before(whole.mean, constant)
         after = self._after(whole, buckets, constant)
         ranks = [tuple(row) for row in self._all("rank")]
-        return Measured(whole, sizes, buckets, self.by_bucket, pieces, before, after, ranks, constant)
+        return SplitMeasures(whole, sizes, buckets, self.by_bucket, pieces, before, after, ranks, constant)
 
-    # --- what the buckets hold
+    # --- contents of the buckets
 
     def _list_buckets(self) -> None:
         starts = [0, *accumulate(self.counts)][:-1]
@@ -190,14 +193,14 @@ class _Measure:
         self._show(range(len(self.files)))
 
     def _show(self, buckets: Sequence[int]) -> None:
-        """Let the queries see these buckets as ``shuffled``."""
+        """Define the view ``shuffled``, which the queries read, over these buckets."""
         files = read_parquet_sql([self.files[number] for number in buckets], places=True)
         self.con.execute(f"CREATE OR REPLACE VIEW shuffled AS {_text('rows').format(files=files)}")
 
     def _facts(
         self, sizes: dict[int, int], least: float, constant: bool
     ) -> tuple[list[BucketFacts], BucketFacts]:
-        """Return the facts of each bucket, and of all."""
+        """Return the counts of each bucket and of the split."""
         games = {number: row for piece in self._pieces() for number, *row in self._games(piece)}
         zero = (0.0,) * 4
         sums = {} if constant else {n: tuple(row) for n, _, *row in self._all("value_sums", least=least)}
@@ -221,7 +224,7 @@ class _Measure:
         )
 
     def _pieces(self) -> list[list[int]]:
-        """Share the buckets out so that each piece has about ``PIECE_ROWS`` rows, or is one bucket."""
+        """Group consecutive buckets into pieces of at most ``PIECE_ROWS`` rows, or of one bucket."""
         pieces: list[list[int]] = [[]]
         held = 0
         for number, rows in enumerate(self.counts):
@@ -241,7 +244,7 @@ class _Measure:
     # --- the two orders
 
     def _pieces_of_input(self, least: float, constant: bool) -> list[tuple[int, int, int, float]]:
-        """Return the facts of pieces of the input order: of all, or of a seeded few of a large store."""
+        """Return the counts of the pieces of the input order, or of a seeded sample in a large store."""
         count = len(self.files)
         looked_at = list(range(count))
         if self.rows > self.sampling.after:
@@ -256,12 +259,12 @@ class _Measure:
             for rows, games, largest, value in found
         ]
 
-    def _before(self, mean: float, constant: bool) -> Arrangement:
+    def _before(self, mean: float, constant: bool) -> OrderCounts:
         whole = self._sample("input", self.rows, self.positions, self.sampling.before)
         self._run("sample_before", whole=whole, stretch=self.sampling.stretch, mean=mean)
         return self._count(constant)
 
-    def _after(self, whole: BucketFacts, buckets: list[BucketFacts], constant: bool) -> Arrangement:
+    def _after(self, whole: BucketFacts, buckets: list[BucketFacts], constant: bool) -> OrderCounts:
         self.con.execute("CREATE TABLE centres (bucket BIGINT, mean DOUBLE)")
         means = [facts.mean if self.by_bucket else whole.mean for facts in buckets]
         values = ", ".join(f"({number}, {mean!r})" for number, mean in enumerate(means))
@@ -277,9 +280,9 @@ class _Measure:
         return self._count(constant)
 
     def _sample(self, order: str, rows: int, places: int, limit: int) -> bool:
-        """List the stretches of an order to be looked at; return whether that is not needed.
+        """Fill the table of sampled stretches; return True if the order is short enough to measure whole.
 
-        Which ones is a matter of the shuffle's seed, as every draw is.
+        The sample depends on the seed of the shuffle only.
         """
         self.con.execute("CREATE OR REPLACE TABLE stretches (stretch BIGINT)")
         if rows <= limit:
@@ -290,14 +293,14 @@ class _Measure:
         self.con.execute(f"INSERT INTO stretches VALUES {', '.join(f'({int(s)})' for s in drawn)}")
         return False
 
-    def _count(self, constant: bool) -> Arrangement:
-        """Count what there is to count of the rows in ``arranged``."""
+    def _count(self, constant: bool) -> OrderCounts:
+        """Return the counts over the rows of the table ``arranged``."""
         runs = [(segment, (start, stop)) for segment, start, stop in self._all("runs")]
         lags = dict(self._all("lag_pairs", lags=LAGS))
         small, middle, large = BATCHES
         batches = self._one("batch_pairs", small=small, middle=middle, large=large)
         products = {} if constant else dict(zip(AUTOCORRELATION_LAGS, self._products(), strict=True))
-        return Arrangement(
+        return OrderCounts(
             runs,
             [lags.get(lag, 0) for lag in range(1, LAGS + 1)],
             dict(zip(BATCHES, map(int, batches), strict=True)),
@@ -326,12 +329,12 @@ class _Measure:
 
 
 def _text(name: str) -> str:
-    """Return a named query."""
+    """Return the text of ``queries/NAME.sql``."""
     return (resources.files("hexdata.quality") / "queries" / f"{name}.sql").read_text(encoding="utf-8")
 
 
 def _central(rows: int, powers: Sequence[float], least: float) -> tuple[float, float, float, float]:
-    """Return the mean, and the sums of powers less the mean, from sums of powers less ``least``."""
+    """Return the mean and the central power sums, given power sums about ``least``."""
     if not rows:
         return 0.0, 0.0, 0.0, 0.0
     p1, p2, p3, p4 = powers
@@ -339,6 +342,6 @@ def _central(rows: int, powers: Sequence[float], least: float) -> tuple[float, f
     second = p2 - m * p1
     third = p3 - 3 * m * p2 + 2 * m * m * p1
     fourth = p4 - 4 * m * p3 + 6 * m * m * p2 - 3 * m**3 * p1
-    if second < _NOISE * p2:  # equal values, but for rounding
+    if second < _NOISE * p2:  # equal values; the rest is rounding
         return least + m, 0.0, 0.0, 0.0
     return least + m, second, third, max(fourth, second * second / rows)

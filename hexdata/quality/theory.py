@@ -1,6 +1,6 @@
-"""What chance makes of a uniform shuffle: exact means and variances, and how far is too far.
+"""Means, variances and tail bounds of statistics of a uniform random order.
 
-Pure arithmetic on counts; reads nothing. docs/quality.md derives the formulas.
+docs/quality.md derives the formulas.
 """
 
 from __future__ import annotations
@@ -30,21 +30,22 @@ __all__ = [
 ]
 
 DEVIATIONS: Final = 5.0
-"""Standard deviations that chance is granted."""
+"""Accepted deviation from the mean, in standard deviations of a normal distribution."""
 TAIL: Final = math.erfc(DEVIATIONS / math.sqrt(2)) / 2
-"""The part of a normal distribution beyond them, on one side: 2.9e-7."""
+"""One-sided tail probability of a normal distribution beyond ``DEVIATIONS``: 2.9e-7."""
 _LARGEST_SKEW: Final = 4.0
-"""Beyond it a count has a mean below 1/16: whatever comes, it is no evidence."""
+"""Above this skewness the mean of a count is below 1/16, which is too little evidence for a verdict."""
 
 
 @dataclass(frozen=True)
 class Slots:
-    """Pairs of places in an order; a statistic is the sum of a kernel over the rows that stand there.
+    """Pairs of row indices. A statistic is the sum of a kernel over the pairs of rows at these indices.
 
     Attributes:
-        pairs: how many.
-        touching: ordered pairs of two of them that have one place in common.
-        clique: places that are all paired with each other: a batch, or 2 for neighbours.
+        pairs: number of pairs.
+        touching: number of ordered pairs of pairs that share one index.
+        clique: largest number of indices that are all paired with each other: the batch size, or 2 for
+            neighbours.
     """
 
     pairs: int
@@ -52,14 +53,15 @@ class Slots:
     clique: int
 
     def __add__(self, other: Slots) -> Slots:
-        """Join the slots of two stretches that have no place in common."""
+        """Return the union of two sets that have no index in common."""
         return Slots(self.pairs + other.pairs, self.touching + other.touching, max(self.clique, other.clique))
 
 
 def lag_slots(runs: Iterable[tuple[int, int]], lag: int) -> Slots:
-    """Return the pairs of places ``lag`` apart within runs of places [start, stop).
+    """Return the pairs of indices ``lag`` apart within row ranges [start, stop).
 
-    In a run of l places, l - lag are the first of a pair, and l - 2 lag of them also the second of one.
+    In a range of l rows, l - lag indices are the first of a pair, and l - 2 lag of them also the second of
+    one.
     """
     found = Slots(0, 0, 2)
     for start, stop in runs:
@@ -69,7 +71,7 @@ def lag_slots(runs: Iterable[tuple[int, int]], lag: int) -> Slots:
 
 
 def batch_slots(runs: Iterable[tuple[int, int]], size: int) -> Slots:
-    """Return the pairs of places in one batch within runs; batch i has the places [i size, (i + 1) size)."""
+    """Return the pairs of indices within batches; batch i has the indices [i size, (i + 1) size)."""
     found = Slots(0, 0, 0)
     for start, stop in runs:
         first, last = -(-start // size), stop // size
@@ -90,18 +92,18 @@ def _clique(size: int) -> Slots:
 
 @dataclass(frozen=True)
 class Kernel:
-    """Means, over a uniform order of some rows, of a kernel h of the rows at two places a, b.
+    """Means of products of a kernel h(a, b) over a uniform random order, for distinct rows a, b, c, d.
 
-    They are integers over one denominator, so that what is made of them is exact, and quickly made.
+    The means are integers over one denominator, so that computations are exact and fast.
 
     Attributes:
-        mean: of h(a, b).
-        square: of h(a, b)².
-        touching: of h(a, b) h(a, c).
-        disjoint: of h(a, b) h(c, d).
-        denominator: of the four.
-        third: of the cube of h less its parts of one row, about; for the skewness only.
-        crowding: what that grows by for each place of a clique, relative to the variance.
+        mean: mean of h(a, b).
+        square: mean of h(a, b)².
+        touching: mean of h(a, b) h(a, c).
+        disjoint: mean of h(a, b) h(c, d).
+        denominator: common denominator of the four means.
+        third: approximate third moment of h per pair; used for the skewness only.
+        crowding: additional third moment per index of a clique, relative to the variance.
     """
 
     mean: int
@@ -120,12 +122,12 @@ def _kernel(means: list[Fraction], third: float, crowding: float) -> Kernel:
 
 
 def same_game_kernel(rows: int, pairs: int, triples: int) -> Kernel:
-    """Return the kernel that is 1 where two rows are of one game.
+    """Return the kernel that is 1 if two rows belong to the same game, and 0 otherwise.
 
     Args:
-        rows: N.
-        pairs: A, the sum of n (n - 1) over games of n rows.
-        triples: B, the sum of n (n - 1) (n - 2).
+        rows: number of rows, N.
+        pairs: sum of n (n - 1) over games of n rows.
+        triples: sum of n (n - 1) (n - 2) over games of n rows.
     """
     two, three = rows * (rows - 1), rows * (rows - 1) * (rows - 2)
     mean = _ratio(pairs, two)
@@ -136,13 +138,13 @@ def same_game_kernel(rows: int, pairs: int, triples: int) -> Kernel:
 
 
 def product_kernel(rows: int, second: float, third: float, fourth: float) -> Kernel:
-    """Return the kernel that is the product of two rows' values, less the mean value.
+    """Return the kernel (value_a - mean) (value_b - mean).
 
     Args:
-        rows: N.
-        second: sum of the squares of the values less their mean.
-        third: sum of their cubes.
-        fourth: sum of their fourth powers.
+        rows: number of rows, N.
+        second: sum of (value - mean)².
+        third: sum of (value - mean)³.
+        fourth: sum of (value - mean)⁴.
     """
     s2, s4 = Fraction(second), Fraction(fourth)
     two, three = rows * (rows - 1), rows * (rows - 1) * (rows - 2)
@@ -156,13 +158,13 @@ def product_kernel(rows: int, second: float, third: float, fourth: float) -> Ker
 
 
 def _ratio(numerator: int | Fraction, denominator: int) -> Fraction:
-    """Return a ratio; 0 where there are too few rows for such a thing to be."""
+    """Return a ratio, or 0 if the denominator is not positive because there are too few rows."""
     return Fraction(numerator, denominator) if denominator > 0 else Fraction(0)
 
 
 @dataclass(frozen=True)
 class Moments:
-    """Mean and variance of a statistic, and its third central moment, about."""
+    """Mean, variance and approximate third central moment of a statistic."""
 
     mean: float
     variance: float
@@ -179,20 +181,20 @@ class Moments:
 
     @property
     def bound(self) -> float | None:
-        """Standard deviations above the mean that chance is granted; None if it cannot be judged."""
+        """Largest accepted deviation above the mean, in standard deviations; None if it cannot be judged."""
         return tail_bound(self.third / self.deviation**3) if self.deviation else None
 
 
 def moments(slots: Slots, kernel: Kernel) -> Moments:
-    """Return the moments of the sum of a kernel over slots, under a uniform order of the rows, exact.
+    """Return the exact moments of the sum of a kernel over ``slots`` in a uniform random order.
 
-    The square of the sum is a sum over ordered pairs of slots: a slot with itself, two with a place in
-    common, two without.
+    The square of the sum is a sum over ordered pairs of slots: identical ones, those that share an index, and
+    those that do not.
     """
     m, w, d = slots.pairs, slots.touching, kernel.denominator
     mean = m * kernel.mean
     square = m * kernel.square + w * kernel.touching + (m * m - m - w) * kernel.disjoint
-    variance = max((square * d - mean * mean) / (d * d), 0.0)  # the sums of powers that it is of are rounded
+    variance = max((square * d - mean * mean) / (d * d), 0.0)  # negative only by rounding of the power sums
     third = m * kernel.third + variance * kernel.crowding * slots.clique
     return Moments(mean / d, variance, third)
 
@@ -203,10 +205,11 @@ def total(parts: Iterable[Moments]) -> Moments:
 
 
 def tail_bound(skewness: float) -> float | None:
-    """Return how many standard deviations leave ``TAIL`` above them: 5 without skewness, more with it.
+    """Return the number of standard deviations that is exceeded with probability ``TAIL``.
 
-    The quantile of a Pearson III (shifted gamma) distribution by the cube root of Wilson & Hilferty
-    (1931). None where the skewness is so large that there is next to nothing to count.
+    It is 5 without skewness and more with positive skewness: the quantile of a Pearson III (shifted gamma)
+    distribution by the cube root approximation of Wilson & Hilferty (1931). Returns None if the skewness is
+    so large that the count is no evidence.
     """
     if skewness > _LARGEST_SKEW:
         return None
@@ -218,18 +221,18 @@ def tail_bound(skewness: float) -> float | None:
 def possible_share(
     sizes: Mapping[int, int], rows: int, bucket_rows: int, buckets: int, wanted: float
 ) -> float:
-    """Return the share of a bucket that no game passes in a uniform shuffle, but for a chance of ``TAIL``.
+    """Return the smallest share, at least ``wanted``, that a game exceeds with probability at most ``TAIL``.
 
-    ``wanted`` if that is so already of ``wanted``. A game of n rows has k of them in a bucket of m rows
-    with a hypergeometric chance, whose tail is at most exp(-n KL(k/n || m/N)) (Hoeffding 1963); the
-    chances of all games and buckets are added.
+    In a uniform random order, the number k of rows that a game of n rows has in a bucket of m rows is
+    hypergeometric. Its tail is at most exp(-n KL(k/n || m/N)) (Hoeffding 1963). The probabilities of all
+    games and buckets are added.
 
     Args:
-        sizes: games by their rows; a row of no known game is a game of one.
-        rows: N of the split.
-        bucket_rows: of the smallest bucket.
-        buckets: their number.
-        wanted: share, in (0, 1).
+        sizes: number of games by their number of rows; a row without a game counts as a game of one row.
+        rows: number of rows of the split, N.
+        bucket_rows: number of rows of the smallest bucket, m.
+        buckets: number of buckets.
+        wanted: smallest share to return, in (0, 1).
     """
 
     def chance(share: float) -> float:
@@ -246,7 +249,7 @@ def possible_share(
 
 
 def _tail(n: int, least: int, part: float) -> float:
-    """Bound the chance that at least ``least`` of ``n`` rows are in a bucket with this part of all rows."""
+    """Bound the probability that ``least`` of ``n`` rows are in a bucket with ``part`` of all rows."""
     share = least / n
     if share > 1:
         return 0.0
@@ -259,9 +262,9 @@ def _tail(n: int, least: int, part: float) -> float:
 
 
 def expected_games(sizes: Mapping[int, int], rows: int, bucket_rows: Iterable[int]) -> float:
-    """Return how many games a bucket of a uniform shuffle is expected to hold, the mean over the buckets.
+    """Return the expected number of games in a bucket of a uniform random order, averaged over the buckets.
 
-    A game of n rows is missing from a bucket of m with the chance C(N - n, m) / C(N, m).
+    A game of n rows is missing from a bucket of m rows with probability C(N - n, m) / C(N, m).
     """
     counted = Counter(bucket_rows)
     found = 0.0

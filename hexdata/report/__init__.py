@@ -1,7 +1,7 @@
-"""The report: one HTML page that says in a minute whether a store is shuffled and complete, and shows why.
+"""HTML report of a store: whether it is shuffled and complete, with charts and tables.
 
-Numbers come from the named queries of ``hexdata.sql`` and from ``hexdata.quality``. Never changes a store's
-dataset: the page is derived data, which no manifest names.
+The numbers are computed by the named queries of ``hexdata.sql`` and by ``hexdata.quality``. The report is not
+listed in the manifest and does not change the dataset.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from hexdata.store.room import telling_full, telling_full_temporary
 __all__ = ["REPORT_NAME", "Facts", "Report", "Verdict", "make_page", "write_report"]
 
 REPORT_NAME: Final = "report.html"
-"""The page, in the store's folder."""
+"""Default file name, in the store's folder."""
 _SUFFIXES: Final = (".html", ".htm")
 
 
 @dataclass(frozen=True)
 class Report:
-    """What ``write_report`` did.
+    """Result of :func:`write_report`.
 
     Attributes:
-        path: of the page.
-        bytes: of it.
-        verdict: the words at its top.
-        facts: the numbers in it.
+        path: path of the page.
+        bytes: size of the page.
+        verdict: summary at the top of the page.
+        facts: numbers shown on the page.
     """
 
     path: str
@@ -50,32 +50,32 @@ def write_report(
     limits: Limits | None = None,
     progress: Progress = SILENT,
 ) -> Report:
-    """Write the report of a store, at whatever stage it is, as one self-contained HTML page.
+    """Write the report of a store as one self-contained HTML page. The store may be at any stage.
 
-    The same store and release give the same bytes, but for what the journal says of times and memory.
+    The same store and release give the same bytes, except for the times and memory recorded in the journal.
 
     Args:
-        store: the store's folder, or its address.
-        output: the page's file, or its address; None for ``STORE/report.html``.
-        limits: memory and threads; None for the defaults.
-        progress: who watches.
+        store: path or address of the store.
+        output: path or address of the page. Default None: ``STORE/report.html``.
+        limits: memory and threads. Default None: the defaults of ``Limits``.
+        progress: receives progress reports.
 
     Raises:
-        StoreError: there is no store, or a file of it cannot be read.
-        ConfigError: ``output`` is a folder, or its name is not that of a page.
+        StoreError: the store does not exist, or one of its files cannot be read.
+        ConfigError: ``output`` is a folder or does not end in .html or .htm.
         BudgetError: the memory is too small, or a disk is full.
         OSError: the page cannot be written.
     """
     path = as_path(output) if output is not None else as_path(store) / REPORT_NAME
     if isinstance(path, Path) and path.is_dir():
-        raise ConfigError("the page is a file, and this is a folder", path=path)
+        raise ConfigError("the report cannot be written: the path is a folder", path=path)
     check_suffix(path, "a page", _SUFFIXES)
     with telling_full_temporary():
         facts = gather_facts(store, limits or Limits(), progress)
     progress.begin("draw", None, "charts")
     verdict = judge(facts)
     page = make_page(facts, verdict).encode("utf-8")
-    with telling_full(path, "Make room, or let --output name a file elsewhere, and run the command again."):
+    with telling_full(path, "Free disk space or choose another --output, and run the command again."):
         write_bytes(path, page)
     return Report(str(path), len(page), verdict, facts)
 
@@ -83,7 +83,7 @@ def write_report(
 def make_page(facts: Facts, verdict: Verdict) -> str:
     """Return the page as HTML text."""
     from hexdata.report.page import render_page
-    from hexdata.report.sections import make_sections, tiles  # loads matplotlib, after DuckDB has ended
+    from hexdata.report.sections import make_sections, tiles  # imported late: they load matplotlib
 
     return render_page(
         name=facts.name,

@@ -1,4 +1,4 @@
-"""What a page is made of: sections of text, pictures and tables. Holds no numbers, only what is shown."""
+"""Building blocks of the page: sections and tables of formatted text."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ class Table:
     """A table.
 
     Attributes:
-        caption: what it shows.
-        columns: their heads.
-        rows: texts, one a column; the first is the head of its row.
-        texts: the columns that hold words, and stand to the left; the others hold numbers.
-        codes: the columns that are to be copied letter by letter.
-        folded: whether it is shown only when it is asked for.
-        more: what was left out of it.
-        stacked: whether its cells stand below each other on a phone: for long texts.
+        caption: title of the table.
+        columns: column headers.
+        rows: cells of each row; the first cell is the row's header.
+        texts: indices of columns with text, aligned left. The other columns contain numbers.
+        codes: indices of columns in a monospaced font, for copying.
+        folded: whether the table is collapsed until the reader opens it.
+        more: note below the table about rows that are not shown.
+        stacked: whether cells are placed below each other on narrow screens, for long texts.
     """
 
     caption: str
@@ -38,13 +38,13 @@ class Section:
     """One section of the page.
 
     Attributes:
-        anchor: its id in the page.
-        title: its heading.
-        finding: what the data says, in a sentence.
-        reading: how to read what is below, in a sentence or two.
-        pictures: charts or boards, each an ``<svg>`` element of ours, not escaped, and its caption.
-        tables: below the pictures.
-        shape: of the pictures: "chart" or "board".
+        anchor: id of the section in the page.
+        title: heading.
+        finding: the result, in one sentence.
+        reading: explanation of the pictures and tables, in one or two sentences.
+        pictures: (``<svg>`` element, caption) of each chart or board. The elements are not escaped.
+        tables: tables below the pictures.
+        shape: kind of the pictures, "chart" or "board".
     """
 
     anchor: str
@@ -57,5 +57,5 @@ class Section:
 
     @property
     def beside(self) -> bool:
-        """Whether the words stand beside the picture where there is room, rather than above."""
+        """True if the text is placed beside the picture on wide screens, rather than above it."""
         return len(self.pictures) == 1

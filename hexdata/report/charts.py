@@ -1,4 +1,4 @@
-"""The charts of the report: numbers in, SVG out. Counts nothing and judges nothing."""
+"""Charts of the report, as SVG."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ __all__ = [
 ]
 
 _MOST_BARS: Final = 48
-"""Bars that a chart of this width has room for."""
+"""Maximum number of bars in a chart."""
 _MOST_DOTS: Final = 500
-_ORDER: Final = ("before", "after", "by chance")
+_ORDER: Final = ("before", "after", "expected")
 _COUNTS: Final = FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 or not value else f"{value:g}")
 
 
 def spread_chart(spread: Spread) -> str:
-    """Draw how many pieces the games reach, before, after and by chance."""
+    """Draw the number of pieces that games reach: before, after and expected."""
     width = -(-spread.pieces // _MOST_BARS)
     starts = np.arange(1, spread.pieces + 1, width)
 
@@ -43,9 +43,9 @@ def spread_chart(spread: Spread) -> str:
         before, after, chance = (shares(reached) for reached in (spread.before, spread.after, spread.chance))
         axes.bar(centres, before, width * 0.86, color=BEFORE, label="before", lw=0)
         axes.bar(centres, after, width * 0.86, color=AFTER, label="after", lw=0)
-        axes.plot(centres, chance, color=CHANCE, lw=1.6, label="by chance")
+        axes.plot(centres, chance, color=CHANCE, lw=1.6, label="expected")
         top = 1.3 * float(max(after.max(), chance.max()))
-        if before.max() > top:  # it would press all else to the floor
+        if before.max() > top:  # it would make the other bars invisible
             axes.set_ylim(0, top)
             for at in np.flatnonzero(before > top):
                 axes.annotate(
@@ -67,12 +67,12 @@ def spread_chart(spread: Spread) -> str:
         _legend(axes)
 
     means = [spread.mean(it) for it in (spread.before, spread.after, spread.chance)]
-    title = "A game reaches {:.1f} pieces of the order before, {:.1f} after, {:.1f} by chance".format(*means)
+    title = "A game is in {:.1f} pieces of the order before, {:.1f} after, {:.1f} expected".format(*means)
     return draw_chart(draw, "spread", title)
 
 
 def _legend(axes: Axes) -> None:
-    """Say above the axes what is what, always in the same order."""
+    """Draw the legend above the axes, with entries in a fixed order."""
     handles, labels = axes.get_legend_handles_labels()
     ordered = sorted(zip(labels, handles, strict=True), key=lambda pair: _ORDER.index(pair[0]))
     axes.legend(
@@ -85,7 +85,7 @@ def _legend(axes: Axes) -> None:
 
 
 def pairs_chart(figures: Sequence[Figure]) -> str:
-    """Draw same-game pairs of each size of batch on one scale: before, after, by chance."""
+    """Draw the same-game pairs of each batch size on one scale: before, after and expected."""
     known = [figure for figure in figures if figure.after is not None]
     numbers = [n for f in known for n in (f.before, f.after, f.expected) if n]
     least = 10.0 ** np.floor(np.log10(min(numbers, default=1.0)))
@@ -109,7 +109,7 @@ def pairs_chart(figures: Sequence[Figure]) -> str:
                     color=CHANCE,
                     ms=17,
                     mew=1.8,
-                    label="by chance" if not row else None,
+                    label="expected" if not row else None,
                 )
         axes.set_yticks(range(len(known)), [f.name.removeprefix("batch-") for f in reversed(known)])
         axes.set_ylim(-0.55, len(known) - 0.45)
@@ -120,13 +120,13 @@ def pairs_chart(figures: Sequence[Figure]) -> str:
         axes.xaxis.set_major_formatter(_COUNTS)
         axes.xaxis.set_minor_locator(NullLocator())
         axes.set_ylabel("positions in a batch")
-        axes.set_xlabel("pairs of one game in a batch, mean")
+        axes.set_xlabel("pairs of the same game in a batch, mean")
         _legend(axes)
 
     said = [
         f"{f.name.removeprefix('batch-')}: {_short(f.before)} before, {_short(f.after)} after" for f in known
     ]
-    return draw_chart(draw, "pairs", "Pairs of one game in a batch of " + "; ".join(said))
+    return draw_chart(draw, "pairs", "Pairs of the same game in a batch of " + "; ".join(said))
 
 
 def _number(axes: Axes, x: float, y: float, value: float) -> None:
@@ -142,12 +142,12 @@ def _short(value: float | None) -> str:
 
 
 def _by_lag(lags: Sequence[Figure]) -> list[tuple[int, Figure]]:
-    """Return the figures that were counted, each with its lag, which ends its name."""
+    """Return the measured figures, each with the lag at the end of its name."""
     return [(int(figure.name.rpartition("-")[2]), figure) for figure in lags if figure.after is not None]
 
 
 def neighbours_chart(lags: Sequence[Figure]) -> str:
-    """Draw the share of neighbours of one game, lag by lag."""
+    """Draw the share of same-game neighbours by lag."""
     known = _by_lag(lags)
     numbers = [n for _, f in known for n in (f.before, f.after, f.expected) if n]
     least = min(numbers, default=1e-6) / 2
@@ -167,7 +167,7 @@ def neighbours_chart(lags: Sequence[Figure]) -> str:
 
     first = known[0][1]
     title = (
-        f"Next to each other stand {_percent(first.before)} of one game before, {_percent(first.after)} after"
+        f"{_percent(first.before)} of neighbours are of the same game before, {_percent(first.after)} after"
     )
     return draw_chart(draw, "neighbours", title)
 
@@ -175,14 +175,14 @@ def neighbours_chart(lags: Sequence[Figure]) -> str:
 def _band(
     axes: Axes, places: Sequence[tuple[float, float | None, float | None]], least: float | None = None
 ) -> None:
-    """Draw what chance expects, and the band that it is granted."""
+    """Draw the expected value and the accepted band."""
     known = [(x, mean, deviation or 0.0) for x, mean, deviation in places if mean is not None]
     at = [x for x, _, _ in known]
     low = [mean - DEVIATIONS * deviation for _, mean, deviation in known]
     if least is not None:
         low = [max(value, least) for value in low]
     axes.fill_between(at, low, [m + DEVIATIONS * d for _, m, d in known], color=CHANCE, alpha=0.18, lw=0)
-    axes.plot(at, [mean for _, mean, _ in known], color=CHANCE, lw=1.4, label="by chance")
+    axes.plot(at, [mean for _, mean, _ in known], color=CHANCE, lw=1.4, label="expected")
 
 
 def _percent(share: float | None) -> str:
@@ -190,7 +190,7 @@ def _percent(share: float | None) -> str:
 
 
 def correlation_chart(lags: Sequence[Figure]) -> str:
-    """Draw the autocorrelation of the value, lag by lag."""
+    """Draw the autocorrelation of the value by lag."""
     known = _by_lag(lags)
 
     def draw(axes: Axes) -> None:
@@ -208,14 +208,12 @@ def correlation_chart(lags: Sequence[Figure]) -> str:
         _legend(axes)
 
     first = known[0][1]
-    title = (
-        f"The values of neighbours correlate by {_short(first.before)} before, {_short(first.after)} after"
-    )
+    title = f"Correlation of neighbouring values: {_short(first.before)} before, {_short(first.after)} after"
     return draw_chart(draw, "correlation", title)
 
 
 def bucket_means_chart(buckets: Sequence[BucketFigures], mean: float, before: Sequence[float] | None) -> str:
-    """Draw the mean value of each bucket; with ``before``, that of as many pieces of the input order too."""
+    """Draw the mean value of each bucket and, if given, of each piece of the input order (``before``)."""
     known = [bucket for bucket in buckets if bucket.value_mean is not None]
 
     def draw(axes: Axes) -> None:
@@ -225,7 +223,7 @@ def bucket_means_chart(buckets: Sequence[BucketFigures], mean: float, before: Se
         if before is not None:
             axes.plot(range(len(before)), before, color=BEFORE, label="before", **_marks(len(before)))
         axes.fill_between(edges, mean - band, mean + band, color=CHANCE, alpha=0.18, lw=0)
-        axes.axhline(mean, color=CHANCE, lw=1.4, label="by chance")
+        axes.axhline(mean, color=CHANCE, lw=1.4, label="expected")
         means = [bucket.value_mean or 0.0 for bucket in known]
         axes.plot(at, means, color=AFTER, label="after", **_marks(len(at)))
         axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
@@ -239,14 +237,14 @@ def bucket_means_chart(buckets: Sequence[BucketFigures], mean: float, before: Se
 
 
 def _marks(count: int) -> dict[str, Any]:
-    """Return how so many points are drawn: as dots, or, where these would be too many, as a thin line."""
+    """Return the style of ``count`` points: dots, or a thin line if there are too many."""
     if count > _MOST_DOTS:
         return {"lw": 0.6}
     return {"marker": "o", "ls": "none", "ms": 5.0 if count <= 30 else 3.0 if count <= 200 else 1.8}
 
 
 def lengths_chart(lengths: Sequence[tuple[int, int]]) -> str:
-    """Draw how long the games are.
+    """Draw the distribution of game lengths.
 
     Args:
         lengths: (positions, games), ascending.
@@ -271,7 +269,7 @@ def lengths_chart(lengths: Sequence[tuple[int, int]]) -> str:
 
 
 def tiers_chart(tiers: Sequence[tuple[str, int]]) -> str:
-    """Draw how many positions are of each value sample tier.
+    """Draw the share of positions in each value sample tier.
 
     Args:
         tiers: (name, positions).

@@ -1,4 +1,4 @@
-"""The sections about the data: lengths, tiers, openings on boards, sources. Says what numbers say."""
+"""Sections about the data: game lengths, value sample tiers, openings and sources."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from hexdata.units import format_bytes
 __all__ = ["contents_sections"]
 
 _MOST_ROWS: Final = 40
-"""Rows of a table of sources, reasons or moves."""
+"""Maximum number of rows in a table of sources, reasons or moves."""
 _FEWEST_GAMES: Final = 10
-"""Games of a first move below which the share that blue won says nothing."""
+"""Minimum number of games of a first move for which the share won by blue is shown."""
 _LONGEST: Final = 300
-"""Letters of a text from a source that the page shows."""
+"""Maximum number of characters shown of a text from a source."""
 
 
 def contents_sections(facts: Facts) -> list[Section]:
-    """Return the sections about what the store holds."""
+    """Return the sections about the data in the store."""
     return [_lengths(facts), _tiers(facts), _openings(facts), _sources(facts)]
 
 
@@ -35,19 +35,21 @@ def contents_sections(facts: Facts) -> list[Section]:
 def _lengths(facts: Facts) -> Section:
     lengths = [(row["positions"], row["games"]) for row in facts.tables["lengths"] if row["positions"]]
     title, reading = (
-        "How long the games are",
-        "A game of the legacy tool gives one position a move, and its last one.",
+        "Game lengths",
+        "The legacy tool records one position per move, and the final one.",
     )
     games = sum(count for _, count in lengths)
     if not games:
-        return Section("lengths", title, "No game is known, so none has a length.", "")
+        return Section("lengths", title, "The store contains no games.", "")
     mean = sum(length * count for length, count in lengths) / games
     finding = (
         f"{many(games, 'game')} of {lengths[0][0]:,} to {lengths[-1][0]:,} positions; the median is "
         f"{_median(lengths):,}, the mean {mean:.1f}."
     )
     picture = (lengths_chart(lengths), "Games by the number of their positions.")
-    return Section("lengths", title, finding, reading + " Very short ones were cut, or given up.", [picture])
+    return Section(
+        "lengths", title, finding, reading + " Very short games are incomplete or resigned.", [picture]
+    )
 
 
 def _median(lengths: list[tuple[int, int]]) -> int:
@@ -69,7 +71,7 @@ def _tiers(facts: Facts) -> Section:
     tiers = [("none" if row["tier"] is None else f"tier {row['tier']}", row["positions"]) for row in rows]
     least = known[0]
     share = _share(least["positions"], total)
-    finding = f"{share} of the positions are of tier {least['tier']}, the lowest here."
+    finding = f"{share} of the positions have tier {least['tier']}, the lowest in this store."
     table = Table(
         "Tiers",
         ["tier", "positions", "share", "mean value"],
@@ -83,9 +85,9 @@ def _tiers(facts: Facts) -> Section:
         "tiers",
         title,
         finding,
-        "The lower the tier, the more often a position is to train the value: tier 0 always, tier 3, "
-        "the bulk of a game, rarely.",
-        [(tiers_chart(tiers), "Positions of each tier.")],
+        "The tier determines how often a position is used to train the value: tier 0 always, tier 3, which "
+        "most positions have, rarely.",
+        [(tiers_chart(tiers), "Number of positions by tier.")],
         [table],
     )
 
@@ -95,24 +97,24 @@ def _tiers(facts: Facts) -> Section:
 
 def _openings(facts: Facts) -> Section:
     moves, cells = facts.tables["first_moves"], facts.tables["opening_cells"]
-    title = "How the games open"
+    title = "Openings"
     size = facts.board_size
     if not moves or size is None:
         return Section(
-            "openings", title, "No game is whole from its first move on, so no opening is known.", ""
+            "openings", title, "No game is complete from its first move, so no opening is known.", ""
         )
     games = sum(row["games"] for row in moves)
     most = max(moves, key=lambda row: row["games"])
     finding = (
         f"{most['cell']} is the most frequent first move, of {_share(most['games'], games)} of "
-        f"{many(games, 'game')}; {len(moves):,} of {size * size:,} cells are opened with."
+        f"{many(games, 'game')}; {len(moves):,} of {size * size:,} cells occur as first moves."
     )
     return Section(
         "openings",
         title,
         finding,
-        "Blue connects top and bottom, red left and right. The stronger the shade, the more games; a cell "
-        "without shade was never played. Few openings make few kinds of games, and training learns those.",
+        "Blue connects top and bottom, red left and right. Darker cells were played in more games; cells "
+        "without colour were never played. A network trained on few openings learns few kinds of games.",
         _boards(size, moves, cells, games),
         [_first_moves(moves, games)],
         shape="board",
@@ -130,13 +132,16 @@ def _boards(size: int, moves: list[Row], cells: list[Row], games: int) -> list[t
         if decided[row["move"]] >= _FEWEST_GAMES
     }
     pictures = [
-        (_board(size, first, "First moves"), "The first move: how many percent of the games open there."),
-        (_board(size, played, "The first ten moves"), "The first ten: how many percent play there."),
+        (_board(size, first, "First moves"), "First move: percentage of games that start on the cell."),
+        (
+            _board(size, played, "The first ten moves"),
+            "First ten moves: percentage of games that use the cell.",
+        ),
     ]
     if won:
-        said = f"Percent of games that blue won, after first moves of {_FEWEST_GAMES} games or more."
-        title = "Games won by blue, by the first move"
-        pictures.append((_board(size, won, title, label="share that blue won", top=1.0), said))
+        said = f"Percentage of games won by blue, for first moves with at least {_FEWEST_GAMES} games."
+        title = "Games won by blue, by first move"
+        pictures.append((_board(size, won, title, label="share won by blue", top=1.0), said))
     return pictures
 
 
@@ -148,7 +153,7 @@ def _board(
     label: str = "share of the games",
     top: float | None = None,
 ) -> str:
-    """Draw shares on a board; with ``top``, on a linear scale to it, else on one that shows small ones."""
+    """Draw shares on a board: on a linear scale up to ``top``, or, without it, on a square root scale."""
     values = np.full(size * size, np.nan)
     texts = [""] * (size * size)
     for cell, share in shares.items():
@@ -188,8 +193,8 @@ def _sources(facts: Facts) -> Section:
     rows = facts.tables["sources"]
     copies, rejected = duplicate_games(facts), facts.counts["rejected"]
     finding = (
-        f"{many(len(rows), 'source')} gave {many(facts.counts['positions'], 'position')} of "
-        f"{many(facts.counts['games'], 'game')}. Copies of other games: {copies:,}. "
+        f"{many(len(rows), 'source')} with {many(facts.counts['positions'], 'position')} of "
+        f"{many(facts.counts['games'], 'game')}. Duplicate games: {copies:,}. "
         f"Rejected records: {rejected:,}."
     )
     splits = facts.tables["splits"]
@@ -200,11 +205,10 @@ def _sources(facts: Facts) -> Section:
     ]
     return Section(
         "sources",
-        "What went in",
+        "Sources",
         finding if rows else "No source has been converted yet.",
-        "What is rejected is left out, each record with its reason. What is flagged is kept, and only "
-        "looks odd. A copy has the moves of an earlier game, or a mirror image of them, and stands in the "
-        "same split.",
+        "Rejected records are excluded; each has a reason. Flagged games are kept. A duplicate "
+        "has the moves of an earlier game, or their mirror image, and is in the same split as that game.",
         tables=tables,
     )
 
@@ -237,7 +241,7 @@ def _source_table(rows: list[Row]) -> Table:
         ],
         texts=frozenset({0, 1}),
         folded=len(rows) > 12,
-        more=f"{left:,} more with less to report: hexdata sql STORE @sources" if left > 0 else "",
+        more=f"{left:,} more sources with fewer rejections: hexdata sql STORE @sources" if left > 0 else "",
     )
 
 
@@ -249,8 +253,8 @@ def _reasons(facts: Facts) -> list[Table]:
             [row["reason"], f"{row['records']:,}", f"{row['sources']:,}", _shown(row["example"])]
             for row in rejects[:_MOST_ROWS]
         ]
-        columns = ["rejected for", "records", "sources", "for example"]
-        tables.append(Table("Rejected, by reason", columns, listed, texts=frozenset({0, 3})))
+        columns = ["reason", "records", "sources", "example"]
+        tables.append(Table("Rejected records", columns, listed, texts=frozenset({0, 3})))
     if flags:
         listed = [
             [
@@ -262,13 +266,13 @@ def _reasons(facts: Facts) -> list[Table]:
             ]
             for row in flags[:_MOST_ROWS]
         ]
-        columns = ["flagged for", "games", "positions", "sources", "such as game"]
-        tables.append(Table("Flagged, by reason", columns, listed))
+        columns = ["flag", "games", "positions", "sources", "example game"]
+        tables.append(Table("Flagged games", columns, listed))
     return tables
 
 
 def _shown(text: str) -> str:
-    """Return a text of a source as it may stand on the page: printable, and not too long."""
+    """Return a text of a source in printable characters, truncated."""
     return printable(text[:_LONGEST])
 
 

@@ -1,4 +1,4 @@
-"""The numbers of a report: named queries, the shuffle's quality, manifest and journal. Words come later."""
+"""Numbers of the report, from named queries, shuffle quality, manifest and journal."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from hexdata.store.session import DuckDBPyConnection
 __all__ = ["QUERIES", "SPLIT", "STAGES", "Facts", "StageFacts", "gather_facts"]
 
 SPLIT: Final = "train"
-"""The split whose shuffle is looked at."""
+"""The split whose shuffle is measured."""
 
 QUERIES: Final = ("splits", "lengths", "tiers", "sources", "rejects", "flags", "first_moves", "opening_cells")
-"""Named queries whose rows the report shows as they are."""
+"""Named queries whose rows the report shows."""
 
 STAGES: Final = {
     "convert": ("positions", "games", "sources", "rejected"),
@@ -33,25 +33,26 @@ STAGES: Final = {
     "pickles-original": ("pickles/original",),
     "pickles-shuffled": ("pickles/shuffled",),
 }
-"""The stages that make files, and the folders they make."""
+"""The stages that write files, and the folders they write."""
 
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class StageFacts:
-    """What the store says of one stage.
+    """Facts about one stage.
 
     Attributes:
-        stage: its name in the manifest.
-        fresh: whether it was run on what the store holds now.
-        positions: in what it made; of ``convert``, in the store.
-        files, bytes: that it made.
-        missing: names of those that are not there, or have another size.
-        lineage: its entry in the manifest.
+        stage: name of the stage in the manifest.
+        fresh: whether the output was made from the current contents of the store.
+        positions: number of positions in its output; for ``convert``, in the store.
+        files: number of files it wrote.
+        bytes: their total size.
+        missing: names of files that do not exist or have the wrong size.
+        lineage: the stage's entry in the manifest.
         digest: SHA-256 over the names and digests of its files.
-        last: its last run, as the journal has it.
-        runs: in the journal.
+        last: the last run recorded in the journal; None if there is none.
+        runs: number of runs recorded in the journal.
     """
 
     stage: str
@@ -68,19 +69,19 @@ class StageFacts:
 
 @dataclass(frozen=True)
 class Facts:
-    """All that a report says, as numbers.
+    """All numbers of a report.
 
     Attributes:
-        name: of the store's folder, or of its address the last part.
-        version: of hexdata.
-        board_size: n; None while there is no position.
-        counts: rows by table.
-        stages: those that have run, in order.
-        tables: the rows of each named query of ``QUERIES``.
-        spread: how many buckets a game of the training split reaches; None without one.
-        quality: of the shuffle of the training split; None without one.
-        values_before: mean value of each piece of the input order, a piece a bucket.
-        manifest_sha256: of the manifest's file.
+        name: name of the store's folder, or the last part of its address.
+        version: version of hexdata.
+        board_size: number of rows of the board; None if the store has no positions.
+        counts: number of rows by table.
+        stages: the stages that have run, in order.
+        tables: rows of each query in ``QUERIES``.
+        spread: number of buckets reached by the games of the training split; None if it is not shuffled.
+        quality: quality of the shuffle of the training split; None if it is not shuffled.
+        values_before: mean value of each piece of the input order, one piece per bucket.
+        manifest_sha256: SHA-256 of the manifest file.
     """
 
     name: str
@@ -100,10 +101,10 @@ class Facts:
 
 
 def gather_facts(store: str | AnyPath, limits: Limits, progress: Progress) -> Facts:
-    """Read every number of the report. Only reads.
+    """Compute all numbers of the report. The store is only read.
 
     Raises:
-        StoreError: there is no store, or a file of it cannot be read.
+        StoreError: the store does not exist, or one of its files cannot be read.
         BudgetError: the memory is too small.
     """
     opened = Store.open(store)
@@ -137,7 +138,7 @@ def gather_facts(store: str | AnyPath, limits: Limits, progress: Progress) -> Fa
 
 
 def _rows(con: DuckDBPyConnection, name: str, progress: Progress) -> list[Row]:
-    """Return the rows of a named query, each a dictionary."""
+    """Return the rows of a named query as dictionaries."""
     relation = con.sql(named_query(name))
     rows = [dict(zip(relation.columns, row, strict=True)) for row in relation.fetchall()]
     progress.advance(1)

@@ -1,4 +1,4 @@
-"""The sections about how the store was made: sizes, rates and memory of each stage, and its lineage."""
+"""Sections about the stages that made the store: sizes, rates, memory and lineage."""
 
 from __future__ import annotations
 
@@ -41,18 +41,17 @@ def _stages(facts: Facts) -> Section:
         "memory",
         "finished",
     ]
-    finding = f"All stages together take {format_bytes(size)} on disk."
+    finding = f"The files of all stages take {format_bytes(size)} on disk."
     if not rows:
         finding = "No stage has run."
     resumed = any(stage.last and stage.last.resumed for stage in facts.stages)
-    more = "A resumed run did only what an earlier one had left, so no rate is given." if resumed else ""
+    more = "A resumed run did only part of the work, so its rate is not shown." if resumed else ""
     return Section(
         "stages",
-        "What each stage took",
+        "Stages",
         finding,
-        "Sizes are of what is in the store now. Times, rates and the most memory of all processes together "
-        "are of the last run of a stage, from the journal of this folder: they say something of the "
-        "machine, nothing of the data.",
+        "Sizes are those of the current files. Time, rate and peak memory of all processes are those of the "
+        "last run, from the journal of this folder. They depend on the machine, not on the data.",
         tables=[Table("Stages", columns, rows, more=more)],
     )
 
@@ -81,14 +80,14 @@ def _lineage(facts: Facts) -> Section:
     rows = [[_NAMES[stage.stage], command_of(stage), stage.digest] for stage in facts.stages]
     export = facts.stage("export")
     if export:
-        rows.append(["the loader's digest of the shards", "", export.lineage["digest"]])
+        rows.append(["shards, as the loader checks them", "", export.lineage["digest"]])
     rows.append(["manifest.json", "", facts.manifest_sha256])
     return Section(
         "lineage",
-        "Where it comes from",
-        "The same sources and commands give these digests again with the same release, on any machine.",
-        "A stage's digest is a SHA-256 over the names and digests of its files; two stores with the same "
-        "manifest hold the same bytes. A click on a command or a digest selects it, to be copied.",
+        "Lineage",
+        "The same sources, commands and release give the same digests on any machine.",
+        "The digest of a stage is a SHA-256 over the names and digests of its files. Two stores with equal "
+        "manifests contain the same bytes. Click on a command or a digest to select it.",
         tables=[
             Table(
                 f"Lineage, by hexdata {facts.version}",
@@ -103,7 +102,7 @@ def _lineage(facts: Facts) -> Section:
 
 
 def command_of(stage: StageFacts) -> str:
-    """Return the command that makes a stage again, with its options as the manifest keeps them."""
+    """Return the command that repeats a stage with the options recorded in the manifest."""
     lineage = stage.lineage
     if stage.stage == "convert":
         words = ["hexdata convert INPUT... STORE", *_options(lineage, ("val", "test"))]

@@ -1,4 +1,4 @@
-"""The sections about the shuffle: dispersion, batches, neighbours, values. Says what numbers say."""
+"""Sections about the shuffle: dispersion, batches, neighbours and values."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from hexdata.report.verdict import number
 __all__ = ["mixing_sections"]
 
 _SMALL: Final = 1e-5
-"""Shares below this one have too many zeros as percentages."""
+"""Smaller shares are shown as "1 in N" instead of a percentage."""
 _MOST_BUCKETS: Final = 100
-"""Rows of the table of buckets."""
+"""Maximum number of rows in the table of buckets."""
 
 
 def mixing_sections(facts: Facts) -> list[Section]:
-    """Return the sections about how well the training split is mixed; one that says why not otherwise."""
+    """Return the sections about the shuffle of the training split, or one that explains their absence."""
     if facts.quality is None:
         return [_none(facts)]
     quality = facts.quality
@@ -39,12 +39,12 @@ def mixing_sections(facts: Facts) -> list[Section]:
 def _none(facts: Facts) -> Section:
     shuffle = facts.stage("shuffle")
     if shuffle is None:
-        finding = "This store is not shuffled yet, so there is nothing to measure."
+        finding = "This store is not shuffled yet."
     elif not shuffle.fresh:
-        finding = "The shuffle is older than the positions. Shuffle again, and it will be measured here."
+        finding = "The shuffle is older than the positions and is not measured. Shuffle again."
     else:
-        finding = f"The shuffle has no {SPLIT} split, which is the one that is measured."
-    return Section("dispersion", "How well it is shuffled", finding, "")
+        finding = f"The shuffle has no {SPLIT} split. Only that split is measured."
+    return Section("dispersion", "Quality of the shuffle", finding, "")
 
 
 # --- dispersion -------------------------------------------------------------------------------------------
@@ -53,34 +53,35 @@ def _none(facts: Facts) -> Section:
 def _dispersion(facts: Facts, quality: Quality) -> Section:
     share, games = quality["largest-share"], quality["games-in-bucket"]
     pictures = []
-    finding = "No game is known, so none can be followed through the shuffle."
+    finding = "The store contains no games, so their dispersion cannot be measured."
     if facts.spread:
         finding = _found_spread(facts.spread)
         looked_at = f"{facts.spread.games:,} games of the {SPLIT} split"
-        pictures.append((spread_chart(facts.spread), f"How far a game is scattered: {looked_at}."))
+        pictures.append(
+            (spread_chart(facts.spread), f"Number of buckets that contain positions of a game: {looked_at}.")
+        )
     if quality.buckets > 1:
-        finding += f" No bucket has more than {_part(share.after)} of its positions from one game."
+        finding += f" The largest share of one game in a bucket is {_part(share.after)}."
     reading = (
-        "Each game's positions are followed: the further right, the more buckets they reach. Without a "
-        "shuffle a game stays in one place. After a good one the bars lie under the line, which is what "
-        "dealing the positions out at random would give."
+        "The chart shows the number of games (vertical) by the number of buckets that contain their "
+        "positions (horizontal). Without a shuffle, a game is in one bucket. After a good shuffle the "
+        "bars follow the line, which is the expected distribution for a uniform random order."
     )
     if facts.spread and not facts.spread.by_bucket:
-        reading += f" With so few buckets, {facts.spread.pieces} equal pieces of the order stand for them."
-    if games.after is not None and games.expected is not None and quality.buckets > 1:
-        finding += (
-            f" A bucket has positions of {number(games.after)} games; chance gives {number(games.expected)}."
+        reading += (
+            f" There are few buckets, so {facts.spread.pieces} equal pieces of the order are used instead."
         )
-    return Section(
-        "dispersion", "Where the positions of a game go", finding, reading, pictures, [_buckets(quality)]
-    )
+    if games.after is not None and games.expected is not None and quality.buckets > 1:
+        finding += f" A bucket contains {number(games.after)} games; {number(games.expected)} are expected."
+    return Section("dispersion", "Dispersion of games", finding, reading, pictures, [_buckets(quality)])
 
 
 def _found_spread(spread: Spread) -> str:
     before, after, chance = (spread.mean(reached) for reached in (spread.before, spread.after, spread.chance))
     return (
-        f"A game reaches {after:.1f} of {spread.pieces:,} {'buckets' if spread.by_bucket else 'pieces'}; "
-        f"chance would give {chance:.1f}, the input order gave {before:.1f}."
+        f"A game has positions in {after:.1f} of {spread.pieces:,} "
+        f"{'buckets' if spread.by_bucket else 'pieces'}; {chance:.1f} are expected of a random order, and "
+        f"the input order had {before:.1f}."
     )
 
 
@@ -99,20 +100,20 @@ def _buckets(quality: Quality) -> Table:
     ]
     left = len(rows) - _MOST_BUCKETS
     return Table(
-        caption="Each bucket",
+        caption="Buckets",
         columns=[
             "bucket",
             "positions",
             "games",
             "largest game",
             "mean value",
-            "s.d. by chance",
+            "expected s.d.",
             "off by, s.d.",
         ],
         rows=rows[:_MOST_BUCKETS],
         texts=frozenset(),
         folded=True,
-        more=f"{left:,} more buckets are in the --json output." if left > 0 else "",
+        more=f"{left:,} more buckets: hexdata report --json" if left > 0 else "",
     )
 
 
@@ -124,33 +125,34 @@ def _batches(quality: Quality) -> Section:
     known = [figure for figure in figures if figure.after is not None]
     pictures = []
     if any(figure.expected for figure in known):
-        pictures.append((pairs_chart(known), "Pairs of positions of one game in a batch."))
+        pictures.append((pairs_chart(known), "Pairs of positions of the same game in a batch."))
     return Section(
         "batches",
-        "What a batch holds",
+        "Pairs of the same game in a batch",
         _found_pairs(figures[0]),
-        "Two positions of one game in a batch say nearly the same thing twice, and their values agree. The "
-        "teal dot should lie on the line of chance, far to the left of the orange one.",
+        "Two positions of the same game are similar and have the same value, so a batch with many such pairs "
+        "contains less information. The teal dot should be on the line, which is the expected number, and "
+        "far to the left of the orange dot.",
         pictures,
-        [_before_after("Pairs of one game in a batch", figures)],
+        [_before_after("Pairs of the same game in a batch", figures)],
     )
 
 
 def _found_pairs(figure: Figure) -> str:
     if not figure.expected or figure.after is None or figure.before is None:
-        return "No game has two positions, so no batch can hold a pair of one game."
+        return "No game has two positions, so no batch contains a pair of the same game."
     if not figure.after:
-        return "A batch of 256 holds no pair of one game."
+        return "A batch of 256 contains no pair of the same game."
     times = figure.before / figure.after
     found, expected = number(figure.after), number(figure.expected)
-    text = f"A batch of 256 holds {found} pairs of one game; chance gives {expected}."
-    return text + (f" The input order held {number(times)} times as many." if times > 1.5 else "")
+    text = f"A batch of 256 contains {found} pairs of the same game; {expected} are expected."
+    return text + (f" The input order had {number(times)} times as many." if times > 1.5 else "")
 
 
 def _before_after(caption: str, figures: Sequence[Figure]) -> Table:
     return Table(
         caption=caption,
-        columns=["", "before", "after", "by chance", "s.d.", "off by, s.d."],
+        columns=["", "before", "after", "expected", "s.d.", "deviation, s.d."],
         rows=[
             [
                 figure.title,
@@ -173,31 +175,29 @@ def _neighbours(quality: Quality) -> Section:
     games = [f for f in quality.lags if f.name.startswith("neighbours-") and f.after is not None]
     values = [f for f in quality.lags if f.name.startswith("value-") and f.after is not None]
     pictures = []
-    finding = "There are too few positions for neighbours."
+    finding = "There are too few positions to measure neighbours."
     if games:
         first = games[0]
         finding = (
-            f"Of pairs of neighbours, {_part(first.after)} are of one game; chance gives "
-            f"{_part(first.expected)}, the input order gave {_part(first.before)}."
+            f"{_part(first.after)} of neighbouring pairs belong to the same game; {_part(first.expected)} is "
+            f"expected, and the input order had {_part(first.before)}."
         )
     if any(figure.expected for figure in games):
         pictures.append(
-            (neighbours_chart(games), "Pairs of positions of one game, by how far apart they stand.")
+            (neighbours_chart(games), "Pairs of positions of the same game, by their distance (lag).")
         )
     if values:
-        finding += f" Their values correlate by {number(values[0].after or 0.0)}."
-        pictures.append(
-            (correlation_chart(values), "Autocorrelation of the value, by how far apart they stand.")
-        )
+        finding += f" The correlation of their values is {number(values[0].after or 0.0)}."
+        pictures.append((correlation_chart(values), "Autocorrelation of the value, by distance (lag)."))
     return Section(
         "neighbours",
-        "What stands next to what",
+        "Neighbouring positions",
         finding,
-        "Positions of one game in a row make training swing from game to game. Before the shuffle the "
-        "orange line is high and falls slowly, as long as the games are; after it, every teal dot should "
-        "lie in the grey band.",
+        "If consecutive positions belong to the same game, training swings from game to game. The orange "
+        "line (before the shuffle) is high up to the length of the games. All teal dots (after the "
+        "shuffle) should be in the grey band.",
         pictures,
-        [_before_after("Every lag", [*games, *values])] if games or values else [],
+        [_before_after("All lags", [*games, *values])] if games or values else [],
     )
 
 
@@ -215,21 +215,24 @@ def _values(facts: Facts, quality: Quality) -> Section | None:
     if len(known) == 1 or not banded:
         return Section(
             "values",
-            "The value, bucket by bucket",
-            f"One bucket holds every position, so its mean is the mean of all: {mean:.4f}.",
+            "Value by bucket",
+            f"All positions are in one bucket. Their mean value is {mean:.4f}.",
             "A value of 0 means that blue wins, 1 that red wins.",
         )
     off = max(abs(bucket.z or 0.0) for bucket in banded)
     return Section(
         "values",
-        "The value, bucket by bucket",
-        f"The mean value is {mean:.4f}, and no bucket is further from it than {off:.1f} standard deviations.",
-        "A value of 0 means that blue wins, 1 that red wins. The grey band is where chance puts a "
-        f"bucket's mean ({DEVIATIONS:.0f} standard deviations to either side): a bucket outside it would "
-        "teach that one side wins more often.",
+        "Value by bucket",
+        f"The mean value is {mean:.4f}. The largest deviation of a bucket is {off:.1f} standard deviations.",
+        "A value of 0 means that blue wins, 1 that red wins. The grey band is the expected range of the "
+        f"mean of a bucket in a random order ({DEVIATIONS:.0f} standard deviations to either side). A "
+        "bucket outside of it would bias training towards one side.",
         [
-            (bucket_means_chart(known, mean, before), "Before, as equal pieces of the input, and after."),
-            (bucket_means_chart(known, mean, None), "After, from close by."),
+            (
+                bucket_means_chart(known, mean, before),
+                "Mean value before (equal pieces of the input) and after.",
+            ),
+            (bucket_means_chart(known, mean, None), "Mean value after, enlarged."),
         ],
     )
 
@@ -250,23 +253,21 @@ def _figures(quality: Quality) -> Section:
         for figure in quality.figures
     ]
     failed = sum(not figure.ok for figure in quality.figures)
-    finding = (
-        f"{failed} of the figures failed."
-        if failed
-        else "No figure is further from chance than chance allows."
-    )
+    finding = f"{failed} of the figures failed." if failed else "All figures are within the expected range."
     for when, sampled in (("After", quality.sampled), ("Before", quality.sampled_before)):
         if sampled < quality.positions:
             looked_at = f"{sampled:,} of {quality.positions:,} positions"
-            finding += f" {when} the shuffle, pairs, neighbours and correlations were counted on {looked_at}."
-    columns = ["figure", "", "before", "after", "by chance", "s.d.", "off by, s.d.", "allowed", "note"]
+            finding += (
+                f" {when} the shuffle, pairs, neighbours and correlations were measured on {looked_at}."
+            )
+    columns = ["figure", "", "before", "after", "expected", "s.d.", "deviation, s.d.", "limit", "note"]
     return Section(
         "figures",
-        "Every figure, held against chance",
+        "All figures",
         finding,
-        f"Chance is {quality.reference}. A figure is judged by how many standard deviations it is off; "
-        "what is allowed grows where there is little to count. The formulas are in the documentation, "
-        "under quality.",
+        f"Expected values are those of a random order ({quality.reference}). A figure fails if its "
+        "deviation, in standard deviations, exceeds the limit. The limit is larger where counts are "
+        "small. The page about quality in the documentation derives the formulas.",
         tables=[Table("Figures of the shuffle", columns, rows, texts=frozenset({0, 1, 8}), folded=True)],
     )
 
@@ -284,5 +285,5 @@ def _percent(share: float | None) -> str:
 
 
 def _part(share: float | None) -> str:
-    """Write a share as a sentence has it: a very small one as one of so many."""
+    """Format a share for a sentence: as a percentage, or as "1 in N" if it is very small."""
     return f"1 in {1 / share:,.0f}" if share and share < _SMALL else _percent(share)

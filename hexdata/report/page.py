@@ -1,4 +1,4 @@
-"""From sections to the page: one HTML text with its pictures and styles inside. Counts nothing."""
+"""Rendering of the sections as one HTML page with embedded pictures and styles."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def render_page(
     tiles: Sequence[tuple[str, str]],
     sections: Sequence[Section],
 ) -> str:
-    """Return the page. All texts are escaped; charts and boards are not, as those who draw them do so.
+    """Return the page as HTML. Texts are escaped here, charts and boards where they are drawn.
 
     Args:
-        name: of the store.
-        version: of hexdata.
-        verdict: for the top.
-        tiles: (number, what it counts), below it.
-        sections: the rest.
+        name: name of the store.
+        version: version of hexdata.
+        verdict: summary at the top of the page.
+        tiles: (number, unit) pairs below the summary.
+        sections: the sections of the page.
     """
     environment = Environment(
         loader=PackageLoader("hexdata.report"),

@@ -1,4 +1,4 @@
-"""The sections of the page in their order, and the few numbers above them. Only joins what others make."""
+"""The sections of the page in order, and the key numbers above them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["make_sections", "tiles"]
 
 
 def make_sections(facts: Facts) -> list[Section]:
-    """Return every section of the page."""
+    """Return all sections of the page."""
     return [*mixing_sections(facts), *contents_sections(facts), *history_sections(facts)]
 
 
 def tiles(facts: Facts) -> list[tuple[str, str]]:
-    """Return the numbers that say how large the store is: (number, what it counts)."""
+    """Return the key numbers of the store as (number, unit) pairs."""
     shuffle = facts.stage("shuffle")
     buckets = sum(shuffle.lineage["buckets"].values()) if shuffle else 0
     size = facts.board_size
@@ -30,6 +30,6 @@ def tiles(facts: Facts) -> list[tuple[str, str]]:
     ]
     return [
         *((f"{count:,}", name) for count, name in counted),
-        (f"{size} \u00d7 {size}" if size else "-", "cells a board"),
+        (f"{size} \u00d7 {size}" if size else "-", "board size"),
         (format_bytes(sum(stage.bytes for stage in facts.stages)), "on disk"),
     ]

@@ -1,4 +1,4 @@
-"""How many buckets a game reaches: what was found, and what a uniform shuffle would give. Reads nothing."""
+"""Number of buckets that contain positions of a game: measured, and expected of a random order."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ import numpy.typing as npt
 __all__ = ["LONGEST_GAME", "Spread", "reached_by_chance", "spread_of"]
 
 LONGEST_GAME: Final = 4096
-"""Positions of a game beyond which it is left out: no such game exists, though odd data may say so."""
+"""Games with more positions are ignored; only damaged data contains them."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """How many of the pieces of an order the positions of a game stand in.
+    """Distribution of the number of pieces of an order that contain positions of a game.
 
     Attributes:
-        pieces: buckets, or equal pieces of the order.
-        by_bucket: which of the two.
-        games: that were looked at.
-        before, after: games by the number of pieces that they reach; index 0 is none, and empty.
-        chance: the same, expected of a uniform shuffle.
+        pieces: number of pieces: the buckets, or equal parts of the order.
+        by_bucket: whether the pieces are the buckets.
+        games: number of games measured.
+        before: number of games by the number of pieces they reach, in the input order (pieces + 1,).
+        after: the same in the shuffled order.
+        chance: the same, expected of a uniform random order.
     """
 
     pieces: int
@@ -37,21 +38,21 @@ class Spread:
 
     @staticmethod
     def mean(reached: list[int] | list[float]) -> float:
-        """Return the mean number of pieces that a game reaches."""
+        """Return the mean number of pieces that contain positions of a game."""
         total = sum(reached)
         return sum(number * games for number, games in enumerate(reached)) / total if total else 0.0
 
 
 def spread_of(rows: Iterable[Mapping[str, Any]], *, buckets: int, positions: int) -> Spread | None:
-    """Gather what the named query ``spread`` found.
+    """Return the spread computed from the rows of the named query ``spread``.
 
     Args:
-        rows: each with pieces, positions, before, after and games.
-        buckets: of the split.
-        positions: of the split.
+        rows: rows with pieces, positions, before, after and games.
+        buckets: number of buckets of the split.
+        positions: number of positions of the split.
 
     Returns:
-        None if no game is known.
+        The spread, or None if there are no games.
     """
     found = [row for row in rows if row["positions"] <= LONGEST_GAME]
     if not found:
@@ -67,23 +68,23 @@ def spread_of(rows: Iterable[Mapping[str, Any]], *, buckets: int, positions: int
 
 
 def reached_by_chance(sizes: Mapping[int, int], *, pieces: int, positions: int) -> npt.NDArray[np.float64]:
-    """Return how many games reach 0, 1, … pieces, expected of a uniform order, (pieces + 1,).
+    """Return the expected number of games that reach 0, 1, … pieces in a uniform random order (pieces + 1,).
 
-    The positions of a game are drawn one after the other without replacement. With i of them in k pieces of
-    m places each, the next one falls into a new piece with the chance (pieces - k) m / (positions - i).
+    The positions of a game are drawn without replacement. If i of them are in k pieces of m positions each,
+    the next one is in a new piece with probability (pieces - k) m / (positions - i).
 
     Args:
-        sizes: games by their positions.
-        pieces: of equal size.
-        positions: in all pieces together, at least as many as any game has.
+        sizes: number of games by their number of positions.
+        pieces: number of pieces, of equal size.
+        positions: number of positions in all pieces together.
     """
-    places = positions / pieces
+    piece_size = positions / pieces
     reached = np.arange(pieces + 1)
     chance = np.zeros(pieces + 1)
     chance[0] = 1.0
     total = np.zeros(pieces + 1)
     for drawn in range(max(sizes, default=0)):
-        new = np.clip((pieces - reached) * places / (positions - drawn), 0.0, 1.0)
+        new = np.clip((pieces - reached) * piece_size / (positions - drawn), 0.0, 1.0)
         moved = chance * new
         chance = chance - moved
         chance[1:] += moved[:-1]

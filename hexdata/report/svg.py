@@ -1,6 +1,6 @@
-"""From a matplotlib chart to SVG that is part of a page: its colours and its type are the page's.
+"""Rendering of matplotlib charts as inline SVG that uses the colours and fonts of the page.
 
-The same figure gives the same text: no date, and ids that follow from what is drawn. Knows no files.
+The output is deterministic: it contains no date, and ids depend only on the chart.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PAPER: Final = "#010104"
 BEFORE: Final = "#010105"
 AFTER: Final = "#010106"
 CHANCE: Final = "#010107"
-"""Colours that are drawn with, and stand for those of the page."""
+"""Placeholder colours, replaced by CSS variables of the page."""
 
 _VARIABLES: Final = {
     INK: "ink",
@@ -85,15 +85,15 @@ def draw_chart(
     """Return a chart as an ``<svg>`` element.
 
     Args:
-        draw: puts on the axes what there is to see, in the colours above.
-        name: put before every id, so that charts of one page do not share any.
-        title: what a person who does not see the chart is told.
-        width: in CSS pixels where the page gives it that much room; type is 10 pixels high then.
-        height: likewise.
+        draw: function that draws on the axes with the placeholder colours.
+        name: prefix of every id, unique on the page.
+        title: accessible description of the chart.
+        width: nominal width in CSS pixels; text is 10 pixels high at this width.
+        height: nominal height in CSS pixels.
     """
     file = BytesIO()
     with mpl.rc_context():
-        mpl.rcdefaults()  # a user's own style must not change the page
+        mpl.rcdefaults()  # the user's matplotlib style must not change the page
         mpl.rcParams.update(_STYLE)
         figure = Figure(figsize=(width / 72, height / 72), layout="constrained")
         draw(figure.subplots())

@@ -1,4 +1,4 @@
-"""The verdict: what the numbers mean, in words, and what to do about it. Reads nothing and draws nothing."""
+"""Summary of the report in words, with the next steps."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Answer:
     """The answer to one question.
 
     Attributes:
-        question: in words.
-        level: "good", "note" (nothing is broken, but look at it) or "bad".
+        question: the question.
+        level: "good", "note" (not an error, but worth a look) or "bad".
         short: the answer in a few words.
-        text: what it rests on.
+        text: the reasons.
     """
 
     question: str
@@ -33,13 +33,13 @@ class Answer:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a person should know first.
+    """Summary at the top of the report.
 
     Attributes:
-        level: the worst of the answers'.
-        headline: one sentence.
-        answers: to the questions that people ask.
-        todo: (what for, command) of each step that is left, the most urgent first.
+        level: the worst level of the answers.
+        headline: the summary in one sentence.
+        answers: answers to three questions: shuffled, complete, anything unusual.
+        todo: (purpose, command) of each next step, the most urgent first.
     """
 
     level: Level
@@ -49,7 +49,7 @@ class Verdict:
 
 
 def judge(facts: Facts) -> Verdict:
-    """Say what the numbers of a report mean."""
+    """Return the summary of a report."""
     answers = [_shuffled(facts), _complete(facts), _odd(facts)]
     level = max((answer.level for answer in answers), key=_ORDER.index)
     return Verdict(level, _headline(facts, answers), answers, _todo(facts, answers))
@@ -58,23 +58,23 @@ def judge(facts: Facts) -> Verdict:
 def _headline(facts: Facts, answers: list[Answer]) -> str:
     shuffled, complete, odd = answers
     if not facts.counts["positions"]:
-        return "There is no position in this store yet."
+        return "This store contains no positions yet."
     if complete.level == "bad":
-        return "This store is not complete: do not train from it."
+        return "This store is incomplete: do not train from it."
     shuffle = facts.stage("shuffle")
     if shuffle and not shuffle.fresh:
         return "The shuffle is out of date: shuffle again."
     if shuffled.level == "bad":
-        return "This shuffle is not to be trusted: do not train from it."
+        return "This shuffle is faulty: do not train from it."
     if shuffle is None:
-        return "Converted, and complete. Not shuffled yet."
-    ready = "ready to train from" if _export(facts) else "not written as shards yet"
-    said = "Shuffled as well as chance can" if shuffled.level == "good" else "Shuffled"
-    return f"{said}, complete, {ready}." + (" Some of the data is odd." if odd.level != "good" else "")
+        return "Converted and complete. Not shuffled yet."
+    ready = "ready for training" if _export(facts) else "not exported as shards yet"
+    said = "Indistinguishable from a random shuffle" if shuffled.level == "good" else "Shuffled"
+    return f"{said}, complete, {ready}." + (" Some of the data is unusual." if odd.level != "good" else "")
 
 
 def _export(facts: Facts) -> StageFacts | None:
-    """Return the facts of the shards, if they are of the shuffle that the store holds."""
+    """Return the facts of the shards if they belong to the current shuffle."""
     export = facts.stage("export")
     return export if export and export.fresh else None
 
@@ -85,34 +85,34 @@ def _export(facts: Facts) -> StageFacts | None:
 def _shuffled(facts: Facts) -> Answer:
     question, shuffle, quality = "Is it shuffled?", facts.stage("shuffle"), facts.quality
     if not facts.counts["positions"]:
-        return Answer(question, "note", "Not yet", "There is no position to shuffle.")
+        return Answer(question, "note", "Not yet", "There are no positions to shuffle.")
     if shuffle is None:
-        return Answer(question, "note", "Not yet", "The positions stand in the order of their sources.")
+        return Answer(question, "note", "Not yet", "The positions are in the order of their sources.")
     if not shuffle.fresh:
         return Answer(
             question,
             "bad",
             "Out of date",
-            "Positions were added or replaced since: it holds what the store held then.",
+            "Positions were added or replaced after the shuffle.",
         )
     if quality is None:
         return Answer(
-            question, "note", "Not measured", f"There is no {SPLIT} split, which is what is measured."
+            question, "note", "Not measured", f"There is no {SPLIT} split. Only that split is measured."
         )
     judged = judged_figures(quality)
     failed = [figure.title for figure in judged if not figure.ok]
     if failed:
         more = f" and {len(failed) - 3} more" if len(failed) > 3 else ""
-        text = f"{len(failed)} of {len(judged)} figures are further from chance than chance allows: "
+        text = f"{len(failed)} of {len(judged)} figures are outside the range expected of a random order: "
         return Answer(question, "bad", "No", text + "; ".join(failed[:3]) + more + ".")
-    if not quality.telling:
-        text = "It was shuffled, but there are too few positions to tell a good shuffle from a bad one."
-        return Answer(question, "note", "Too small to tell", text)
+    if not quality.conclusive:
+        text = "There are too few positions to distinguish a good shuffle from a bad one."
+        return Answer(question, "note", "Too small to measure", text)
     return Answer(question, "good", "Yes", _proof(facts, len(judged)))
 
 
 def judged_figures(quality: Quality) -> list[Figure]:
-    """Return every figure that could have failed, each once."""
+    """Return every judged figure once."""
     lags = {figure.name for figure in quality.lags}
     of_lags = ("neighbours-worst", "value-worst")
     others = [f for f in quality.figures if f.name not in lags and f.name not in of_lags]
@@ -122,12 +122,12 @@ def judged_figures(quality: Quality) -> list[Figure]:
 def _proof(facts: Facts, judged: int) -> str:
     quality = facts.quality
     assert quality is not None
-    text = f"All {judged} figures that were held against chance are what it may make of them. "
+    text = f"All {judged} figures are within the range expected of a random order. "
     pairs = quality["batch-256"]
     if pairs.after is not None and pairs.before is not None and pairs.expected is not None:
         text += (
-            f"A batch of 256 has {number(pairs.after)} pairs of positions of the same game; chance would "
-            f"give {number(pairs.expected)}, the input order gave {number(pairs.before)}."
+            f"A batch of 256 contains {number(pairs.after)} pairs of positions of the same game; "
+            f"{number(pairs.expected)} are expected, and the input order had {number(pairs.before)}."
         )
     return text
 
@@ -141,21 +141,19 @@ def _complete(facts: Facts) -> Answer:
         return Answer(question, "bad", "No", " ".join(wrong))
     convert, rejected = facts.stage("convert"), facts.counts["rejected"]
     if convert is None:
-        return Answer(question, "note", "Empty", "No source has been converted into it.")
+        return Answer(question, "note", "Empty", "No source has been converted.")
     records = convert.lineage["records"]
-    text = f"{many(records, 'record')} went in; {many(facts.counts['positions'], 'position')} came out"
-    text += (
-        f" and {many(rejected, 'rejection')}, each with its reason." if rejected else ", none was rejected."
-    )
+    text = f"{many(records, 'record')} were read and gave {many(facts.counts['positions'], 'position')}"
+    text += f" and {many(rejected, 'rejection')}, each with a reason." if rejected else "; none was rejected."
     return Answer(question, "good", "Yes", text + _followed(facts))
 
 
 def _missing(facts: Facts) -> list[str]:
-    """Return a sentence for each stage that lost files, and for each count that does not add up."""
+    """Return a sentence for each stage with missing files and for each pair of inconsistent counts."""
     wrong, counts = [], facts.counts
     wrong += [
         f"Of the {many(stage.files, 'file')} of {stage.stage}, {len(stage.missing):,} "
-        f"{'is' if len(stage.missing) == 1 else 'are'} missing or cut, such as {stage.missing[0]}."
+        f"{'is' if len(stage.missing) == 1 else 'are'} missing or truncated, for example {stage.missing[0]}."
         for stage in facts.stages
         if stage.missing
     ]
@@ -163,21 +161,23 @@ def _missing(facts: Facts) -> list[str]:
     sources = facts.tables["sources"]
     if convert and convert.lineage["records"] != counts["positions"] + counts["rejected"]:
         wrong.append(
-            f"{convert.lineage['records']:,} records went in, but {counts['positions']:,} positions and "
-            f"{counts['rejected']:,} rejections came out."
+            f"{convert.lineage['records']:,} records were read, but they gave {counts['positions']:,} "
+            f"positions and {counts['rejected']:,} rejections."
         )
     listed = sum(row["positions"] for row in sources)
     if listed != counts["positions"]:
-        wrong.append(f"The sources gave {listed:,} positions, the store has {counts['positions']:,}.")
+        wrong.append(f"The sources have {listed:,} positions, the store has {counts['positions']:,}.")
     if shuffle and shuffle.fresh:
         left_out = sum(shuffle.lineage["left_out"].values())
         if shuffle.positions + left_out != counts["positions"]:
             wrong.append(
-                f"The shuffle has {shuffle.positions:,} positions and left out {left_out:,}, of "
-                f"{counts['positions']:,}."
+                f"The shuffle has {shuffle.positions:,} positions and excluded {left_out:,}, but the "
+                f"store has {counts['positions']:,}."
             )
     if shuffle and export and export.fresh and export.positions != shuffle.positions:
-        wrong.append(f"The shards have {export.positions:,} positions of {shuffle.positions:,} shuffled.")
+        wrong.append(
+            f"The shards have {export.positions:,} positions, the shuffle has {shuffle.positions:,}."
+        )
     return wrong
 
 
@@ -186,24 +186,24 @@ def _followed(facts: Facts) -> str:
     if shuffle is None or not shuffle.fresh:
         return ""
     left_out = {name: count for name, count in shuffle.lineage["left_out"].items() if count}
-    where = "the shuffle and the shards hold" if _export(facts) else "the shuffle holds"
+    where = "the shuffle and the shards contain" if _export(facts) else "the shuffle contains"
     if not left_out:
-        return f" {where.capitalize()} every one of these positions."
+        return f" {where.capitalize()} all of these positions."
     listed = ", ".join(f"{count:,} by --{name.replace('_', '-')}" for name, count in left_out.items())
-    return f" {where.capitalize()} {shuffle.positions:,} of them; choices left out {listed}."
+    return f" {where.capitalize()} {shuffle.positions:,} of them; options excluded {listed}."
 
 
 # --- is anything odd --------------------------------------------------------------------------------------
 
 
 def _odd(facts: Facts) -> Answer:
-    question = "Is anything odd?"
+    question = "Is anything unusual?"
     found = [text for text in (_rejected(facts), _duplicates(facts), _flags(facts)) if text]
     if not found:
         return Answer(
-            question, "good", "No", "No record was rejected, no game is there twice, no game is flagged."
+            question, "good", "No", "There are no rejected records, no duplicate games and no flagged games."
         )
-    return Answer(question, "note", "Look at this", " ".join(found))
+    return Answer(question, "note", "Yes", " ".join(found))
 
 
 def _rejected(facts: Facts) -> str:
@@ -218,10 +218,10 @@ def _duplicates(facts: Facts) -> str:
     copies = duplicate_games(facts)
     if not copies:
         return ""
-    text = f"{copies:,} of {facts.counts['games']:,} games are copies or mirror images of others"
+    text = f"{copies:,} of {facts.counts['games']:,} games are duplicates or mirror images of others"
     shuffle = facts.stage("shuffle")
     if shuffle and shuffle.lineage["choices"].get("dedup", "none") != "none":
-        return text + "; the shuffle left copies out."
+        return text + "; the shuffle excluded duplicates."
     return text + "; they are in the same split as their originals."
 
 
@@ -233,7 +233,7 @@ def _flags(facts: Facts) -> str:
 
 
 def duplicate_games(facts: Facts) -> int:
-    """Return how many games are copies or images of an earlier one."""
+    """Return the number of games that are duplicates or mirror images of an earlier one."""
     return sum(row["duplicates"] for row in facts.tables["splits"])
 
 
@@ -245,29 +245,31 @@ def _todo(facts: Facts, answers: list[Answer]) -> list[tuple[str, str]]:
     steps = []
     shuffle = facts.stage("shuffle")
     if "bad" in (complete.level, shuffled.level) and (shuffle is None or shuffle.fresh):
-        steps.append(("Find out what is wrong", "hexdata verify STORE"))
+        steps.append(("List the faults", "hexdata verify STORE"))
     if not facts.counts["positions"]:
         return [("Convert your files", "hexdata convert INPUT... STORE")]
     if shuffle is None:
         steps.append(("Shuffle it", "hexdata shuffle STORE"))
     elif not shuffle.fresh:
-        steps.append(("Shuffle what it holds now", f"hexdata shuffle STORE --seed {shuffle.lineage['seed']}"))
+        steps.append(
+            ("Shuffle the current positions", f"hexdata shuffle STORE --seed {shuffle.lineage['seed']}")
+        )
     copies = duplicate_games(facts)
     if copies and not (shuffle and shuffle.lineage["choices"].get("dedup", "none") != "none"):
-        steps.append(("If copies should not count twice", "hexdata shuffle STORE --dedup symmetric"))
+        steps.append(("Exclude duplicate games, if wanted", "hexdata shuffle STORE --dedup symmetric"))
     if shuffle and shuffle.fresh and not _export(facts):
-        steps.append(("Write shards to train from", "hexdata export STORE"))
+        steps.append(("Write shards for training", "hexdata export STORE"))
     if _export(facts) and "bad" not in (complete.level, shuffled.level):
-        steps.append(("Recount and rehash every file, if this copy was moved", "hexdata verify STORE"))
+        steps.append(("Check all files, if this store was copied", "hexdata verify STORE"))
         steps.append(("Train from it", "hexdata load STORE"))
     return steps
 
 
 def number(value: float) -> str:
-    """Write a number as a sentence has it."""
+    """Format a number for a sentence."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def many(count: int, thing: str) -> str:
-    """Write a count of things as a sentence has it."""
+    """Format a count with its noun, singular or plural."""
     return f"{count:,} {thing}{'' if count == 1 else 's'}"

@@ -143,7 +143,7 @@ def check_quality(quality: Quality | None) -> str:
             found="; ".join(dict.fromkeys(map(_in_words, failed))),
             hint="Shuffle with another --seed; if that fails too, see how the store tells its games apart.",
         )
-    judged = quality.telling
+    judged = quality.conclusive
     if not judged:
         return f"{quality.positions:,} positions of {quality.split}: too few to judge"
     furthest = max(abs(figure.z or 0.0) for figure in judged)

@@ -195,7 +195,7 @@ WRONG = {
     "sense": (["convert", "IN", "STORE", "--value-sense", "red-is-7"], "red-is-7"),
     "no size": (["export", "STORE", "--memory", "much"], "not a size"),
     "layout": (["export", "STORE", "--layout", "block"], "layout"),
-    "no config": (["run", "missing.toml"], "missing.toml: no such config"),
+    "no config": (["run", "missing.toml"], "missing.toml: the config does not exist"),
 }
 
 

@@ -63,7 +63,7 @@ print(json.dumps(told))
 AGAIN = "Make room and run the command again; it goes on from there."
 ELSEWHERE = "Make room there, or let TMPDIR name a folder that has some, and run the command again."
 EXPECTED = {
-    "report": ("after.html", "Make room, or let --output name a file elsewhere, and run the command again."),
+    "report": ("after.html", "Free disk space or choose another --output, and run the command again."),
     "show": ("game.svg", "Make room, or give a file elsewhere."),
     "sql": ("a.parquet", "Make room, or give a file elsewhere, and run the query again."),
     "spill": ("tmp/duckdb-", ELSEWHERE),

@@ -93,7 +93,7 @@ def test_options_come_before_the_config(directory: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (["--config", "missing.toml"], 2, "missing.toml: no such config"),
+        (["--config", "missing.toml"], 2, "missing.toml: the config does not exist"),
         (["--split", "training"], 2, "unknown split"),
         (["--batch-size", 0], 2, "batch_size"),
         (["--batches", 0], 2, "batches cannot be used"),

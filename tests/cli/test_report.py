@@ -39,7 +39,7 @@ def test_it_says_what_the_page_says(store: Path, capsys: Run, monkeypatch: pytes
     page = (store / "report.html").read_text(encoding="utf-8")
     headline = out.splitlines()[0]
     assert f"<span>{headline}</span>" in page
-    assert "Write shards to train from: hexdata export STORE" in out
+    assert "Write shards for training: hexdata export STORE" in out
     assert str(store / "report.html") in out
 
 
@@ -59,7 +59,7 @@ def test_the_numbers_are_to_be_had_as_json(
     assert [answer["question"] for answer in made["verdict"]["answers"]] == [
         "Is it shuffled?",
         "Is it complete?",
-        "Is anything odd?",
+        "Is anything unusual?",
     ]
     assert not (store / "report.html").exists()
 
@@ -70,7 +70,7 @@ def test_the_numbers_are_to_be_had_as_json(
         (["{folder}"], 1, "no manifest"),
         (["{store}", "--memory", "1MB"], 1, "too little memory"),
         (["{store}", "--memory", "much"], 2, "not a size"),
-        (["{store}", "--output", "{folder}"], 2, "{folder}: the page is a file"),
+        (["{store}", "--output", "{folder}"], 2, "{folder}: the report cannot be written"),
     ],
 )
 def test_what_cannot_be_done_is_said(

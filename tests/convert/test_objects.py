@@ -435,7 +435,7 @@ def test_other_machines_look_at_objects_as_at_files(bucket: UPath, tmp_path: Pat
     with examine([source, source.parent], store) as asked:
         assert asked.look("one") == {}
         asked.require("one", {}, "one")
-        with pytest.raises(EngineError, match=r"two does not see this path .*found another folder"):
+        with pytest.raises(EngineError, match=r"two does not see the same files .*found another folder"):
             asked.require("two", {}, "two")
         source.write_bytes(b"other")
         assert asked.look("one") == {str(source): "another file"}

@@ -167,7 +167,7 @@ def test_without_the_node_of_this_machine_nothing_is_repeated() -> None:
 
 
 def test_memory_that_no_node_has_is_refused(ray_engine: Engine) -> None:
-    with pytest.raises(BudgetError, match="no machine of the cluster gives a task so much memory"):
+    with pytest.raises(BudgetError, match="no machine of the cluster has enough memory for a task"):
         list(ray_engine.run(eval, [("1",)], workers=1, memory=1 << 45))
 
 
@@ -189,7 +189,7 @@ def own_place(tmp_path: Path) -> Iterator[Path]:
 def test_a_path_that_workers_do_not_see(ray_engine: Engine, own_place: Path, tmp_path: Path) -> None:
     ray_engine.require([tmp_path], tmp_path)
     for asked in (([own_place], tmp_path), ([], own_place)):
-        with pytest.raises(EngineError, match="does not see this path as this process does") as caught:
+        with pytest.raises(EngineError, match="does not see the same files under this path") as caught:
             ray_engine.require(*asked)
         assert caught.value.path == str(own_place)
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
@@ -232,7 +232,7 @@ def test_other_versions_are_refused(
     before, meanwhile = run.stdout.splitlines()
     assert f"({node.node_id[:8]}) has other versions" in before
     for said in (before, meanwhile):
-        assert "has other versions than the process that asks; found hexdata" in said
+        assert "has other versions than this process; found hexdata" in said
         assert "Install the same on every machine" in said
 
 

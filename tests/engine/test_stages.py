@@ -323,7 +323,7 @@ def test_a_task_that_is_done_again_is_told(cluster: Any, ray_engine: Engine, tmp
     notes: list[str] = []
     with open_engine("ray", cluster.address, notes.append) as engine:
         assert list(engine.run(eval, [(die_once,)], workers=1, memory=200 << 20)) == [(0, 7)]
-    assert notes == ["eval is done again, attempt 2 of 5: worker crashed"]
+    assert notes == ["eval is repeated, attempt 2 of 5: worker crashed"]
 
 
 def test_what_another_machine_is_asked_of_an_object_store(bucket: UPath) -> None:
@@ -332,7 +332,7 @@ def test_what_another_machine_is_asked_of_an_object_store(bucket: UPath) -> None
     with examine([bucket / "input"], bucket) as asked:
         assert asked.look("there") == {}
         asked.require("there", {}, "there")
-        with pytest.raises(EngineError, match="does not see this path") as caught:
+        with pytest.raises(EngineError, match="does not see the same files") as caught:
             asked.require("elsewhere", {}, "elsewhere")  # what it has left is not here
         assert caught.value.path == str(bucket)
         (bucket / "input").write_bytes(b"more games")
@@ -357,7 +357,7 @@ def test_a_node_that_joins_later_is_asked_for_paths_too(
     assert len(list(ray_engine.run(eval, [("1",)] * 4, workers=1, memory=200 << 20))) == 4
     with third_node() as node:
         try:
-            with pytest.raises(EngineError, match="does not see this path as this process does") as caught:
+            with pytest.raises(EngineError, match="does not see the same files under this path") as caught:
                 for _ in ray_engine.run(eval, repeat(("1",)), workers=1, memory=200 << 20):
                     pass  # until one goes there, which may take a second
         finally:

@@ -200,7 +200,7 @@ def _needs(name: str) -> dict[str, Any]:
             "two stages have one name",
         ),
         (f"stages = ['{MADE}', '{COUNTING}']\n[Counting]\nstep = 1", "Counting cannot follow MadeGames"),
-        ("= 3", "not TOML"),
+        ("= 3", "not valid TOML"),
     ],
 )
 def test_what_cannot_be_is_said_with_the_file_and_the_place(text, message, tmp_path):
@@ -212,7 +212,7 @@ def test_what_cannot_be_is_said_with_the_file_and_the_place(text, message, tmp_p
 
 
 def test_a_config_that_is_missing(tmp_path):
-    with pytest.raises(ConfigError, match="no such config"):
+    with pytest.raises(ConfigError, match="the config does not exist"):
         load_live_config(tmp_path / "live.toml")
 
 

@@ -1,4 +1,4 @@
-"""Shuffled stores written by hand: any rows, in any order, in any buckets."""
+"""Fixtures that write shuffled stores with given rows, order and buckets."""
 
 from __future__ import annotations
 

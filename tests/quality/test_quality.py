@@ -1,4 +1,4 @@
-"""Quality: the figures of the queries are those of plain NumPy, good shuffles pass, and others fail."""
+"""Quality figures: agreement with NumPy, acceptance of uniform orders, rejection of others."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ VALUE_LAGS = (1, 2, 5, 10, 20, 50, 100)
 
 
 class Plain:
-    """The figures as their titles define them, of arrays in order: NumPy and counting."""
+    """Reference implementation of the figures over arrays in order."""
 
     def __init__(self, games, values, ids, bounds):
         unknown = games < 0
@@ -45,7 +45,7 @@ class Plain:
         self.means = [self.values[a:b].mean() for a, b in pairwise(bounds) if a < b]
 
     def batch(self, size):
-        """Return the mean pairs of one game in a whole batch, batches of less counted by their pairs."""
+        """Return the mean number of same-game pairs per batch; partial batches count by their pairs."""
         pieces = [self.games[i : i + size].tolist() for i in range(0, len(self.games), size)]
         found = sum(math.comb(n, 2) for piece in pieces for n in Counter(piece).values())
         return found / sum(math.comb(len(p), 2) for p in pieces) * math.comb(min(size, len(self.games)), 2)
@@ -72,7 +72,7 @@ def read(paths: list[Path]) -> pa.Table:
 
 
 def plain_of(store: Path) -> tuple[Plain, Plain]:
-    """Return the plain figures of the training split: in the input order, and shuffled."""
+    """Return the reference figures of the training split in the input order and in the shuffled order."""
     opened = Store.open(store)
     files = opened.files("shuffled/train")
     table = read(files)
@@ -90,7 +90,7 @@ def plain_of(store: Path) -> tuple[Plain, Plain]:
 
 
 def check_figures(found: Quality, before: Plain, after: Plain) -> None:
-    """Hold every figure against plain counting."""
+    """Compare every figure with the reference implementation."""
     close = {"rel": 1e-9, "abs": 1e-12}
     for size in BATCHES:
         figure = found[f"batch-{size}"]
@@ -122,7 +122,7 @@ def check_figures(found: Quality, before: Plain, after: Plain) -> None:
 
 
 def check_lags(found: Quality, before: Plain, after: Plain, close: dict[str, float]) -> None:
-    """Every lag is told, not the first and the worst alone."""
+    """All lags are reported, not only the first and the worst."""
     names = [f"neighbours-{lag}" for lag in LAGS] + [f"value-{lag}" for lag in VALUE_LAGS]
     assert [figure.name for figure in found.lags] == names
     for lag in (2, 50, 99):
@@ -135,7 +135,7 @@ def check_lags(found: Quality, before: Plain, after: Plain, close: dict[str, flo
 
 
 def check_buckets(found: Quality, after: Plain) -> None:
-    """Each bucket is told, with the band of its mean: that of a draw without replacement."""
+    """Each bucket is reported with the standard deviation of its mean, for draws without replacement."""
     n, variance = len(after.values), after.values.var(ddof=1)
     assert [bucket.rows for bucket in found.by_bucket] == [len(b) for b in after.buckets]
     for bucket, games, mean in zip(found.by_bucket, after.buckets, after.means, strict=True):
@@ -166,11 +166,11 @@ def test_figures_are_those_of_numpy(
     json.dumps(asdict(found), allow_nan=False)
 
 
-# --- orders made by hand ------------------------------------------------------------------------------
+# --- orders with known quality ------------------------------------------------------------------------------
 
 
 def self_play(count: int, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    """Return the games and values of the input order: games of 20 to 40 rows, won by either side."""
+    """Return the games and values of the input order: games of 20 to 40 rows with either winner."""
     rng = np.random.default_rng(seed)
     sizes = rng.integers(20, 41, count)
     return np.repeat(np.arange(count), sizes), np.repeat(rng.integers(0, 2, count), sizes).astype(float)
@@ -187,7 +187,7 @@ def whole_games(rng: np.random.Generator) -> np.ndarray:
 
 
 def in_window(rng: np.random.Generator, window: int) -> np.ndarray:
-    """Shuffle as a buffer does: each row leaves at most about ``window`` rows from where it came."""
+    """Shuffle through a buffer: each row moves by at most about ``window`` rows."""
     return np.argsort(np.arange(N) + rng.uniform(0, window, N))
 
 
@@ -197,7 +197,7 @@ def in_blocks(rng: np.random.Generator, block: int) -> np.ndarray:
 
 
 def interleaved(rng: np.random.Generator) -> np.ndarray:
-    """Deal the rows out, as a reader of many files in turn does."""
+    """Interleave the rows, like a reader of many files in turn."""
     return np.argsort(np.arange(N) % 97, kind="stable")
 
 
@@ -214,15 +214,15 @@ NO_SHUFFLES: dict[str, Callable[[np.random.Generator], np.ndarray]] = {
 
 
 @pytest.mark.parametrize("name", NO_SHUFFLES)
-def test_what_is_no_shuffle_fails(arrange: Arrange, name: str) -> None:
+def test_bad_orders_fail(arrange: Arrange, name: str) -> None:
     order = NO_SHUFFLES[name](np.random.default_rng(3))
     found = measure_quality(arrange(GAMES, VALUES, order, BOUNDS))
     assert found is not None
     assert not found.ok
 
 
-def test_buckets_of_unlike_values_fail(arrange: Arrange) -> None:
-    """A uniform order within each bucket, which holds more of one value than chance gives it."""
+def test_buckets_with_different_mean_values_fail(arrange: Arrange) -> None:
+    """A uniform order within each bucket, but buckets contain too many rows of one value."""
     rng = np.random.default_rng(4)
     drawn = np.argsort(rng.random(N) + 0.15 * VALUES)
     order = np.concatenate([rng.permutation(part) for part in np.split(drawn, BOUNDS[1:-1])])
@@ -233,7 +233,7 @@ def test_buckets_of_unlike_values_fail(arrange: Arrange) -> None:
 
 
 def test_a_game_too_large_for_its_bucket_fails(arrange: Arrange) -> None:
-    """Fifty rows of one game, gathered into one of ten buckets of a long order."""
+    """Fifty rows of one game in one of ten buckets of a long order."""
     rng = np.random.default_rng(5)
     order = rng.permutation(N)
     game = np.flatnonzero(np.isin(GAMES[order], [7, 8]))
@@ -246,8 +246,8 @@ def test_a_game_too_large_for_its_bucket_fails(arrange: Arrange) -> None:
     assert not found["largest-share"].ok
 
 
-def test_uniform_shuffles_pass_and_spread_as_they_should(arrange: Arrange) -> None:
-    """Of 16 shuffles, z of each figure has an s.d. near 1; test_theory tells it more closely."""
+def test_uniform_shuffles_pass_with_the_expected_deviation(arrange: Arrange) -> None:
+    """Over 16 shuffles, z of each figure has a standard deviation near 1; test_theory is stricter."""
     found: dict[str, list[float]] = {}
     for seed in range(16):
         quality = measure_quality(arrange(GAMES, VALUES, np.random.default_rng(seed).permutation(N), BOUNDS))
@@ -297,12 +297,12 @@ def test_a_sample_is_whole_stretches_of_the_order(arrange: Arrange) -> None:
 
 
 @pytest.mark.parametrize("name", ["the input order", "whole games shuffled", "blocks", "a window"])
-def test_a_sample_finds_what_is_no_shuffle(arrange: Arrange, name: str) -> None:
+def test_a_sample_detects_bad_orders(arrange: Arrange, name: str) -> None:
     order = NO_SHUFFLES[name](np.random.default_rng(3))
     assert not sampled(arrange(GAMES, VALUES, order, BOUNDS)).ok
 
 
-def test_samples_of_uniform_shuffles_pass_and_spread_as_they_should(arrange: Arrange) -> None:
+def test_samples_of_uniform_shuffles_pass_with_the_expected_deviation(arrange: Arrange) -> None:
     found = []
     for seed in range(10):
         quality = sampled(
@@ -313,17 +313,17 @@ def test_samples_of_uniform_shuffles_pass_and_spread_as_they_should(arrange: Arr
     assert np.all((np.std(found, axis=0) > 0.4) & (np.std(found, axis=0) < 1.8))
 
 
-# --- choices ------------------------------------------------------------------------------------------
+# --- selection options --------------------------------------------------------------------------------
 
 
 def by_game(rng: np.random.Generator, shuffled: bool) -> tuple[np.ndarray, list[int]]:
-    """Send whole games to four buckets; shuffle each bucket, or leave it in input order."""
+    """Assign whole games to four buckets; shuffle each bucket or keep it in input order."""
     bucket = rng.integers(0, 4, GAMES.max() + 1)[GAMES]
     order = np.lexsort((rng.random(N) if shuffled else np.arange(N), bucket))
     return order, [0, *np.cumsum(np.bincount(bucket)).tolist()]
 
 
-def test_whole_games_in_buckets_are_explained_by_the_choice(arrange: Arrange) -> None:
+def test_assign_game_exempts_figures_about_buckets(arrange: Arrange) -> None:
     zs = []
     for seed in range(6):
         order, bounds = by_game(np.random.default_rng(seed), shuffled=True)
@@ -332,16 +332,14 @@ def test_whole_games_in_buckets_are_explained_by_the_choice(arrange: Arrange) ->
         assert found.ok
         assert found.reference == "each bucket in uniform order"
         shown = {figure.name for figure in found.figures if not figure.judged}
-        assert shown == {"largest-share", "games-in-bucket", "bucket-mean"}, (
-            "explained, and not held against it"
-        )
+        assert shown == {"largest-share", "games-in-bucket", "bucket-mean"}, "exempt, and not judged"
         plain = measure_quality(arrange(GAMES, VALUES, order, bounds))
         assert plain is not None
-        assert not plain.ok, "without the choice it is a bad shuffle"
+        assert not plain.ok, "without the option it is a bad shuffle"
         ratio = found["batch-256"].after / plain["batch-256"].expected
         assert ratio == pytest.approx(4, rel=0.2)
         note = found["batch-256"].note
-        assert note.startswith("whole games to buckets: ")
+        assert note.startswith("whole games per bucket: ")
         assert float(note.split()[4]) == pytest.approx(ratio, rel=0.05)
         zs.append(found["batch-256"].z)
     assert 0.2 < np.std(zs) < 2.2
@@ -355,7 +353,7 @@ def test_whole_games_left_in_order_fail(arrange: Arrange) -> None:
 
 
 def stratified(rng: np.random.Generator) -> tuple[np.ndarray, list[int]]:
-    """Give each of 40 buckets its share of either value, to within one row, in uniform order."""
+    """Give each of 40 buckets the same share of both values, to within one row, in uniform order."""
     bucket = np.empty(N, int)
     for value in (0, 1):
         rows = rng.permutation(np.flatnonzero(value == VALUES))
@@ -364,7 +362,7 @@ def stratified(rng: np.random.Generator) -> tuple[np.ndarray, list[int]]:
     return order, [0, *np.cumsum(np.bincount(bucket)).tolist()]
 
 
-def test_fair_shares_of_strata_are_not_too_good(arrange: Arrange) -> None:
+def test_equal_shares_of_strata_pass(arrange: Arrange) -> None:
     for seed in range(3):
         order, bounds = stratified(np.random.default_rng(seed))
         found = measure_quality(arrange(GAMES, VALUES, order, bounds, {"stratify_by": "value"}))
@@ -373,8 +371,8 @@ def test_fair_shares_of_strata_are_not_too_good(arrange: Arrange) -> None:
         assert abs(found["bucket-mean"].z) < 0.2
 
 
-def test_strata_shared_out_by_the_keys_that_order_them_fail(arrange: Arrange) -> None:
-    """The cuts of the strata do not meet, so that one value alone stands at the edges of each bucket."""
+def test_strata_divided_by_the_sort_key_fail(arrange: Arrange) -> None:
+    """The boundaries of strata differ, so each bucket starts and ends with rows of a single value."""
     rng = np.random.default_rng(1)
     key, bucket = rng.random(N), np.empty(N, int)
     for value in (0, 1):
@@ -388,10 +386,10 @@ def test_strata_shared_out_by_the_keys_that_order_them_fail(arrange: Arrange) ->
         assert found["value-1"].ok == mixed
 
 
-# --- little to measure --------------------------------------------------------------------------------
+# --- few rows --------------------------------------------------------------------------------
 
 
-def test_rows_of_no_known_game_are_games_of_their_own(arrange: Arrange) -> None:
+def test_rows_without_a_game_count_as_single_games(arrange: Arrange) -> None:
     games = np.full(900, -1)
     values = np.arange(900) / 900
     found = measure_quality(arrange(games, values, np.random.default_rng(1).permutation(900), [0, 400, 900]))
@@ -420,7 +418,7 @@ def test_a_handful_of_rows_passes(arrange: Arrange, rows: int, games: str, choic
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, 0.3, math.nan, math.inf])
-def test_values_that_are_all_equal_or_no_numbers_have_no_figures(arrange: Arrange, value: float) -> None:
+def test_constant_or_non_finite_values_have_no_figures(arrange: Arrange, value: float) -> None:
     values = np.full(N, value)
     found = measure_quality(arrange(GAMES, values, np.random.default_rng(1).permutation(N), BOUNDS))
     assert found is not None
@@ -441,7 +439,7 @@ def test_one_position(tmp_path: Path, write_odd_store: WriteOddStore) -> None:
     assert found["neighbours-1"].after is None
 
 
-def test_without_a_training_split_there_is_nothing_to_measure(arrange: Arrange) -> None:
+def test_without_a_training_split_the_result_is_none(arrange: Arrange) -> None:
     store = arrange(GAMES, VALUES, np.arange(N), BOUNDS)
     manifest = Store.open(store).manifest
     manifest.stages["shuffle"]["splits"] = {"val": N}

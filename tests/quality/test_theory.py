@@ -1,4 +1,4 @@
-"""What chance does, told three ways: by formula, by every order of a few rows, and by many seeded orders."""
+"""Moments of a uniform order: formulas compared with all orders of a few rows and with seeded orders."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Pairs = list[tuple[int, int]]
 
 
 def lag_pairs(runs, lag) -> Pairs:
-    """Every pair of places, listed."""
+    """Return all pairs of indices."""
     return [(p, p + lag) for start, stop in runs for p in range(start, stop - lag)]
 
 
@@ -57,7 +57,7 @@ RUNS = st.lists(st.integers(0, 9), min_size=2, max_size=8).map(
 
 
 @given(RUNS, st.integers(1, 12))
-def test_slots_are_the_pairs_that_can_be_listed(runs, n):
+def test_slots_count_the_listed_pairs(runs, n):
     for found, listed in (
         (lag_slots(runs, n), lag_pairs(runs, n)),
         (batch_slots(runs, n), batch_pairs(runs, n)),
@@ -91,7 +91,7 @@ def lag_or_batch(slots, n, size):
 
 @pytest.mark.parametrize("case", SLOTS)
 @pytest.mark.parametrize("games", ["AAABBC", "ABCDEF", "AAAAAA", "AABBCC", "AAAB", "AB", "AAB"])
-def test_moments_of_pairs_are_those_of_every_order(case, games):
+def test_moments_of_pairs_equal_those_over_all_orders(case, games):
     formula, listed = SLOTS[case]
     pairs = listed(len(games))
     counts = [sum(order[p] == order[q] for p, q in pairs) for order in permutations(games)]
@@ -103,7 +103,7 @@ def test_moments_of_pairs_are_those_of_every_order(case, games):
 
 @pytest.mark.parametrize("case", SLOTS)
 @pytest.mark.parametrize("values", [(0, 0, 1, 1, 1, 0.25), (1, 0, 0, 0, 0, 0), (0.5, 2, -1), (0, 1)])
-def test_moments_of_products_are_those_of_every_order(case, values):
+def test_moments_of_products_equal_those_over_all_orders(case, values):
     formula, listed = SLOTS[case]
     pairs = listed(len(values))
     orders = np.array(list(permutations(values))) - np.mean(values)
@@ -117,7 +117,7 @@ SEEDS = 400
 
 
 def seeded_counts(games, values, batch, lag):
-    """Yield two counts of pairs and a sum of products for each of ``SEEDS`` orders, counted plainly."""
+    """Yield two counts of pairs and a sum of products for each of ``SEEDS`` orders, by direct counting."""
     rng = np.random.default_rng(5)
     centred = values - values.mean()
     for _ in range(SEEDS):
@@ -134,8 +134,8 @@ def seeded_counts(games, values, batch, lag):
 @pytest.mark.parametrize(
     ("sizes", "batch"), [([20] * 50, 100), ([1] * 300 + [7] * 100, 64), ([400, 300, 200, 100], 100)]
 )
-def test_seeded_orders_spread_as_the_formulas_say(sizes, batch):
-    """The mean square of z has a standard error of 7 %, so an s.d. wrong by a fifth would show."""
+def test_seeded_orders_have_the_predicted_deviation(sizes, batch):
+    """The mean square of z has a standard error of 7 %, so an error of 20 % in the deviation is detected."""
     games = np.repeat(np.arange(len(sizes)), sizes)
     values = (np.arange(len(games)) % 3 == 0).astype(float)
     run = [(0, len(games))]
@@ -152,25 +152,25 @@ def test_seeded_orders_spread_as_the_formulas_say(sizes, batch):
         assert -DEVIATIONS < z.min() < z.max() < chance.bound
 
 
-def test_the_total_is_of_independent_parts():
+def test_total_adds_independent_moments():
     one = Moments(3.0, 4.0, 1.0)
     assert total([one, one]) == Moments(6.0, 8.0, 2.0)
     assert total([one, one]).deviation == pytest.approx(math.sqrt(8))
     assert total([]) == Moments(0.0, 0.0, 0.0)
 
 
-def test_where_chance_has_no_part_there_is_no_bound():
-    everything = moments(Slots(6, 24, 4), same_game_kernel(4, 12, 24))  # one game: every pair is of it
+def test_constant_statistics_have_no_bound():
+    everything = moments(Slots(6, 24, 4), same_game_kernel(4, 12, 24))  # one game: all pairs belong to it
     assert (everything.mean, everything.deviation, everything.bound) == (6, 0.0, None)
-    one_batch = moments(batch_slots([(0, 7)], 7), kernel_of_games("AAABBBC"))  # however it is ordered
+    one_batch = moments(batch_slots([(0, 7)], 7), kernel_of_games("AAABBBC"))  # independent of the order
     assert (one_batch.mean, one_batch.deviation) == (6, 0.0)
 
 
-# How far is too far.
+# Bounds
 
 
 def poisson_beyond(mean: float, count: float) -> float:
-    """The chance of more than ``count`` events, summed."""
+    """Return the probability of more than ``count`` events."""
     below = sum(
         math.exp(k * math.log(mean) - mean - math.lgamma(k + 1)) for k in range(math.floor(count) + 1)
     )
@@ -181,7 +181,7 @@ def poisson_beyond(mean: float, count: float) -> float:
 
 
 @pytest.mark.parametrize("mean", [0.1, 0.5, 1, 3, 10, 50, 300, 2000])
-def test_the_bound_of_a_count_leaves_as_little_as_five_deviations_do(mean):
+def test_the_bound_of_a_count_has_the_tail_of_five_deviations(mean):
     bound = tail_bound(1 / math.sqrt(mean))
     assert poisson_beyond(mean, mean + bound * math.sqrt(mean)) < 1.05 * TAIL
     assert bound < 2 * DEVIATIONS or mean < 1
@@ -189,7 +189,7 @@ def test_the_bound_of_a_count_leaves_as_little_as_five_deviations_do(mean):
         assert poisson_beyond(mean, mean + (bound - 1) * math.sqrt(mean)) > TAIL
 
 
-def test_the_bound_is_five_without_skewness_and_none_without_events():
+def test_the_bound_is_five_without_skewness_and_none_for_rare_events():
     assert pytest.approx(2.866516e-7) == TAIL
     assert tail_bound(0.0) == DEVIATIONS
     assert tail_bound(0.001) == pytest.approx(DEVIATIONS, abs=0.01)
@@ -199,7 +199,7 @@ def test_the_bound_is_five_without_skewness_and_none_without_events():
 
 
 def hypergeometric_beyond(rows: int, game: int, bucket: int, count: int) -> float:
-    """The chance that more than ``count`` of a game's rows are in a bucket, from binomials."""
+    """Return the probability that more than ``count`` rows of a game are in a bucket."""
     every = math.comb(rows, game)
     return (
         sum(math.comb(bucket, k) * math.comb(rows - bucket, game - k) for k in range(count + 1, game + 1))
@@ -210,7 +210,7 @@ def hypergeometric_beyond(rows: int, game: int, bucket: int, count: int) -> floa
 @pytest.mark.parametrize(
     ("sizes", "buckets"), [({20: 100}, 4), ({5: 40, 30: 10}, 3), ({1: 500}, 5), ({60: 200}, 6)]
 )
-def test_no_game_passes_the_possible_share_but_by_rare_chance(sizes, buckets):
+def test_possible_share_is_exceeded_rarely(sizes, buckets):
     rows = sum(n * games for n, games in sizes.items())
     bucket = rows // buckets
     share = possible_share(sizes, rows, bucket, buckets, 0.02)
@@ -226,13 +226,13 @@ def test_no_game_passes_the_possible_share_but_by_rare_chance(sizes, buckets):
     assert share == 0.02 or chance(share / 2) > TAIL
 
 
-def test_two_per_cent_is_possible_with_many_games_and_not_with_few():
+def test_two_per_cent_needs_many_games():
     assert possible_share({60: 2000}, 120_000, 12_000, 10, 0.02) == 0.02
     assert possible_share({60: 20}, 1_200, 300, 4, 0.02) > 0.05
     assert possible_share({1: 1_200}, 1_200, 30, 40, 0.02) == pytest.approx(1 / 30, abs=1e-4)
 
 
-def test_expected_games_are_those_of_the_hypergeometric_chance():
+def test_expected_games_follow_the_hypergeometric_distribution():
     sizes, rows = {1: 5, 4: 10, 9: 3}, 72
     for bucket in (1, 18, 60, 72):
         exact = sum(

@@ -1,4 +1,4 @@
-"""Headless Chromium, driven through ChromeDriver's own protocol: what a page looks like, and complains of."""
+"""Headless Chromium controlled through ChromeDriver: screenshots, scripts and console messages."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from typing import Any
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 ANSWERING = 300.0
-"""Seconds after which a driver that does not answer is given up."""
+"""Timeout in seconds for answers of the driver."""
 
 
 def missing() -> str:
-    """Return which program is missing, or nothing."""
+    """Return the name of a missing program, or None."""
     if not any(map(shutil.which, BROWSERS)):
         return "no Chromium is installed"
     return "" if shutil.which("chromedriver") else "no chromedriver is installed"
 
 
 class Browser:
-    """One tab."""
+    """A browser tab."""
 
     def __init__(self, session: str) -> None:
         self._session = session
@@ -35,7 +35,7 @@ class Browser:
     def open(
         self, page: Path, *, width: int = 1200, height: int = 900, dark: bool = False, media: str = "screen"
     ):
-        """Show a page in a window of this size, as a person with these preferences sees it."""
+        """Open a page in a window of this size with these media preferences."""
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         self.cdp("Emulation.setDeviceMetricsOverride", **metrics)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
@@ -43,7 +43,7 @@ class Browser:
         _call(f"{self._session}/url", {"url": page.resolve().as_uri()})
 
     def run(self, script: str) -> Any:
-        """Return what a script returns."""
+        """Run a script and return its result."""
         return _call(f"{self._session}/execute/sync", {"script": script, "args": []})
 
     def cdp(self, command: str, **parameters: Any) -> Any:
@@ -51,11 +51,11 @@ class Browser:
         return _call(f"{self._session}/goog/cdp/execute", {"cmd": command, "params": parameters})
 
     def complaints(self) -> list[str]:
-        """Return what the console has got since it was last asked."""
+        """Return the console messages since the last call."""
         return [entry["message"] for entry in _call(f"{self._session}/se/log", {"type": "browser"})]
 
     def click(self, x: float, y: float) -> None:
-        """Press and release the mouse at a place in the window."""
+        """Click at a point of the window."""
         for kind in ("mousePressed", "mouseReleased"):
             self.cdp("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
@@ -73,7 +73,7 @@ class Browser:
 
 @contextmanager
 def browser(folder: Path) -> Iterator[Browser]:
-    """Start Chromium with a profile below ``folder``; it ends with the block."""
+    """Start Chromium with a profile below ``folder``; stop it when the block ends."""
     log = folder / "chromedriver.log"
     driver = subprocess.Popen(
         ["chromedriver", "--port=0", f"--log-path={log}"], stdout=subprocess.PIPE, text=True
@@ -101,7 +101,7 @@ def browser(folder: Path) -> Iterator[Browser]:
 
 
 def _port_of(driver: subprocess.Popen[str]) -> int:
-    """Return the port that a driver has chosen, once it says that it listens there."""
+    """Return the port of a driver, once it is listening."""
     assert driver.stdout is not None
     said = []
     for line in driver.stdout:

@@ -1,4 +1,4 @@
-"""Stores at every stage, made once, and what a report says of them."""
+"""Stores at every stage, created once per session."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hexdata.shuffle import ShuffleOptions, shuffle_store
 
 @pytest.fixture(scope="session")
 def demo_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store of 20 demo games that went through every stage, in forty buckets. Read only: copy it."""
+    """A store of 20 demo games after every stage, with forty buckets. Read only: copy it."""
     folder = tmp_path_factory.mktemp("report")
     make_legacy(folder / "legacy", DemoOptions(games=20))
     convert_sources([folder / "legacy"], folder / "store", ConvertOptions(workers=1, val=0.1, test=0.05))

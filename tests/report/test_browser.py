@@ -1,4 +1,4 @@
-"""The page in a real browser: quiet, no wider than the window, readable in light, in dark and on paper."""
+"""The page in a browser: no console errors, no overflow, sufficient contrast in light, dark and print."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ for (const e of document.querySelectorAll(kinds)) {
 }
 return found;
 """
-"""Texts whose contrast is below 4.5, as WCAG 2.2 asks for at level AA."""
+"""Texts with a contrast below 4.5, the minimum of WCAG 2.2 level AA."""
 
 WIDER = """
 return [...document.querySelectorAll('body *')]
@@ -76,7 +76,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture(scope="module", params=["demo", "hostile"])
 def page(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The page of the demo, and one of a store whose names are long and foul."""
+    """The page of the demo, and of a store with long names and markup in names."""
     folder = tmp_path_factory.mktemp("page")
     if request.param == "demo":
         store = request.getfixturevalue("demo_store")
@@ -91,7 +91,7 @@ def page(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [1200, PHONE, 320])
-def test_it_shows_without_a_complaint(browser: Browser, page: Path, width: int, dark: bool) -> None:
+def test_the_page_renders_without_errors(browser: Browser, page: Path, width: int, dark: bool) -> None:
     browser.open(page, width=width, dark=dark)
     browser.run("document.querySelectorAll('details').forEach(each => { each.open = true; })")
     assert browser.complaints() == []
@@ -116,7 +116,7 @@ def test_a_dark_page_is_printed_light(browser: Browser, page: Path) -> None:
     assert browser.pdf().startswith(b"%PDF-")
 
 
-def test_a_digest_is_copied_whole(browser: Browser, demo_store: Path, tmp_path: Path) -> None:
+def test_a_click_selects_the_whole_digest(browser: Browser, demo_store: Path, tmp_path: Path) -> None:
     report = write_report(demo_store, tmp_path / "page.html")
     browser.open(tmp_path / "page.html")
     digest = report.facts.manifest_sha256

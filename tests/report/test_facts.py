@@ -1,4 +1,4 @@
-"""The numbers of a report, each counted again in plain Python from the store's files."""
+"""Numbers of the report, compared with counts in plain Python over the store's files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def rows_of(store: Path, folder: str) -> list[Row]:
 
 
 def reached(pieces: Iterable[tuple[int, int]]) -> Counter[int]:
-    """Return games by how many pieces they reach, from (game, piece) of each of their positions."""
+    """Return the number of games by the number of pieces they reach, given (game, piece) per position."""
     of_game = defaultdict(set)
     for game, piece in pieces:
         of_game[game].add(piece)
@@ -48,8 +48,8 @@ def store(request: pytest.FixtureRequest) -> Path:
     return path
 
 
-def test_games_are_followed_through_the_buckets(store: Path) -> None:
-    """Forty buckets are looked at as they are; in place of three stand 64 equal pieces."""
+def test_spread_counts_the_buckets_of_each_game(store: Path) -> None:
+    """Forty buckets are counted directly; three buckets are replaced by 64 equal pieces."""
     spread = facts_of(store).spread
     assert spread is not None
     buckets = sorted((store / "shuffled" / "train").glob("*.parquet"))
@@ -138,15 +138,17 @@ def test_facts_are_json(store: Path) -> None:
     json.dumps(asdict(facts_of(store)), allow_nan=False)
 
 
-def test_the_lineage_gives_the_same_bytes_again(demo_store: Path, tmp_path: Path) -> None:
-    """The commands on the page are run, and make files of the digests beside them."""
+def test_the_commands_of_the_lineage_reproduce_the_digests(demo_store: Path, tmp_path: Path) -> None:
+    """Running the commands on the page gives files with the digests on the page."""
     facts = facts_of(demo_store)
     again = tmp_path / "again"
     for stage in facts.stages:
         words = command_of(stage).split()
-        places = {"STORE": str(again), "INPUT...": str(demo_store.parent / "legacy")}
-        alone = ["--threads", "1"] if stage.stage == "shuffle" else ["--workers", "1"]  # decides no byte
-        result = CliRunner().invoke(app, [places.get(word, word) for word in words[1:]] + alone)
+        arguments = {"STORE": str(again), "INPUT...": str(demo_store.parent / "legacy")}
+        alone = (
+            ["--threads", "1"] if stage.stage == "shuffle" else ["--workers", "1"]
+        )  # does not change the bytes
+        result = CliRunner().invoke(app, [arguments.get(word, word) for word in words[1:]] + alone)
         assert result.exit_code == 0, result.output
     assert [s.digest for s in facts_of(again).stages] == [s.digest for s in facts.stages]
     assert facts_of(again).manifest_sha256 == facts.manifest_sha256

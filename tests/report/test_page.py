@@ -1,4 +1,4 @@
-"""The page: right at every stage, by itself alone, safe whatever files hold, and the same each time."""
+"""Report page: content at every stage, self-containment, escaping of file contents, and determinism."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from tests.conftest import CopyStore, DemoTrmph, StoreBytes, WriteOddStore
 
 EMPTY = {"meta", "link", "path", "use", "br"}
-"""Elements without an end."""
+"""Void elements, which have no end tag."""
 
 
 @dataclass
 class Page(HTMLParser):
-    """What a page is made of, as a parser that is not ours sees it."""
+    """A page parsed by the HTML parser of the standard library."""
 
     text: str
     tags: list[tuple[str, dict[str, str | None]]] = field(default_factory=list)
@@ -78,7 +78,7 @@ def page_of(store: Path) -> tuple[Report, Page]:
 
 
 def check(page: Page) -> None:
-    """Hold a page to what every page keeps."""
+    """Check the properties that every page must have."""
     assert page.open == []
     assert page.of("script", "iframe", "object", "embed", "img") == []
     assert not [name for _, attributes in page.tags for name in attributes if name.startswith("on")]
@@ -107,7 +107,7 @@ def levels(report: Report) -> list[str]:
     return [answer.level for answer in report.verdict.answers]
 
 
-def test_every_stage_has_its_page(
+def test_page_at_every_stage(
     demo_store: Path, trmph_store: Path, odd_shuffled: Path, copy_store: CopyStore
 ) -> None:
     anchors = {"lengths", "tiers", "openings", "sources", "stages", "lineage", "dispersion"}
@@ -124,21 +124,23 @@ def test_every_stage_has_its_page(
         assert [a["href"] for a in page.of("a")] == [f"#{a['id']}" for a in page.of("section") if "id" in a]
 
 
-def test_a_good_store_is_called_good(demo_store: Path, copy_store: CopyStore) -> None:
+def test_verdict_of_a_good_store(demo_store: Path, copy_store: CopyStore) -> None:
     report, page = page_of(copy_store(demo_store))
     assert report.verdict.level == "good"
     assert levels(report) == ["good", "good", "good"]
-    assert report.verdict.headline == "Shuffled as well as chance can, complete, ready to train from."
+    assert report.verdict.headline == "Indistinguishable from a random shuffle, complete, ready for training."
     assert report.verdict.headline in page.said
     positions = Store.open(demo_store).manifest.counts["positions"]
-    assert f"{positions:,} records went in; {positions:,} positions came out, none was rejected." in page.said
+    assert (
+        f"{positions:,} records were read and gave {positions:,} positions; none was rejected." in page.said
+    )
     for stage in report.facts.stages:
         assert stage.digest in page.said
     assert "not recorded" not in page.said
 
 
-def test_words_are_right_for_one_and_for_many(tmp_path: Path) -> None:
-    """Two games of 5 and 7 positions, the second there twice: 5, 7, 7 have the median 7 and the mean 19/3."""
+def test_singular_and_plural(tmp_path: Path) -> None:
+    """Two games of 5 and 7 positions, the second one twice: 5, 7, 7 have median 7 and mean 19/3."""
     source = tmp_path / "in" / "games.trmph"
     source.parent.mkdir()
     source.write_text("#3,a1b1a2b2 r\n" + 2 * "#3,a1b1a2b2c1a3 b\n")
@@ -146,9 +148,7 @@ def test_words_are_right_for_one_and_for_many(tmp_path: Path) -> None:
     shuffle_store(tmp_path / "store", ShuffleOptions(threads=1))
     export_shards(tmp_path / "store", ExportOptions(workers=1))
     report, page = page_of(tmp_path / "store")
-    assert (
-        "1 source gave 19 positions of 3 games. Copies of other games: 1. Rejected records: 0." in page.said
-    )
+    assert "1 source with 19 positions of 3 games. Duplicate games: 1. Rejected records: 0." in page.said
     assert "3 games of 5 to 7 positions; the median is 7, the mean 6.3." in page.said
     assert "a1 is the most frequent first move, of 100.0% of 3 games; 1 of 9 cells" in page.said
     assert "3 \u00d7 3" in page.said
@@ -159,8 +159,8 @@ def test_words_are_right_for_one_and_for_many(tmp_path: Path) -> None:
     ]
 
 
-def test_each_board_says_what_its_shades_are(tmp_path: Path) -> None:
-    """Ten games with one first move, so that the share that blue won is shown too."""
+def test_boards_have_a_legend(tmp_path: Path) -> None:
+    """Ten games with one first move, so that the share won by blue is shown too."""
     source = tmp_path / "in" / "games.trmph"
     source.parent.mkdir()
     lines = [f"#3,a1{move} {'b' if move < 'b2' else 'r'}" for move in ("a2", "a3", "b1", "b2", "b3")]
@@ -168,30 +168,30 @@ def test_each_board_says_what_its_shades_are(tmp_path: Path) -> None:
     convert_sources([source.parent], tmp_path / "store", ConvertOptions(workers=1))
     _, page = page_of(tmp_path / "store")
     assert page.text.count("share of the games") == 2
-    assert page.text.count("share that blue won") == 1
+    assert page.text.count("share won by blue") == 1
 
 
-def test_a_sample_is_called_one(demo_store: Path, copy_store: CopyStore) -> None:
+def test_the_page_mentions_sampling(demo_store: Path, copy_store: CopyStore) -> None:
     report, whole = page_of(copy_store(demo_store))
-    assert "were counted on" not in whole.said
+    assert "were measured on" not in whole.said
     assert report.facts.quality is not None
     sampled = replace(report.facts.quality, sampled_before=100)
     page = Page(make_page(replace(report.facts, quality=sampled), report.verdict))
-    assert f"were counted on 100 of {sampled.positions:,} positions" in page.said
-    assert page.said.count("were counted on") == 1
+    assert f"were measured on 100 of {sampled.positions:,} positions" in page.said
+    assert page.said.count("were measured on") == 1
 
 
-def test_a_converted_store_asks_for_a_shuffle(trmph_store: Path, copy_store: CopyStore) -> None:
+def test_a_converted_store_is_told_to_shuffle(trmph_store: Path, copy_store: CopyStore) -> None:
     report, page = page_of(copy_store(trmph_store))
     assert levels(report) == ["note", "good", "note"]
-    assert report.verdict.headline == "Converted, and complete. Not shuffled yet."
+    assert report.verdict.headline == "Converted and complete. Not shuffled yet."
     assert ("Shuffle it", "hexdata shuffle STORE") in report.verdict.todo
     assert "1 record was rejected" in page.said
     assert "hexdata shuffle STORE" in page.said
 
 
-def test_an_order_that_is_none_is_called_bad(demo_store: Path, copy_store: CopyStore) -> None:
-    """The buckets hold the input order."""
+def test_an_unshuffled_order_is_bad(demo_store: Path, copy_store: CopyStore) -> None:
+    """The buckets contain the input order."""
     store = Store.open(copy_store(demo_store))
     paths = store.files("shuffled/train")
     rows = pa.concat_tables([pq.read_table(path) for path in paths]).sort_by("position_id")
@@ -204,12 +204,12 @@ def test_an_order_that_is_none_is_called_bad(demo_store: Path, copy_store: CopyS
     report, page = page_of(store.path)
     check(page)
     assert report.verdict.level == levels(report)[0] == "bad"
-    assert report.verdict.headline == "This shuffle is not to be trusted: do not train from it."
-    assert report.verdict.todo[0] == ("Find out what is wrong", "hexdata verify STORE")
+    assert report.verdict.headline == "This shuffle is faulty: do not train from it."
+    assert report.verdict.todo[0] == ("List the faults", "hexdata verify STORE")
     assert "FAILED" in page.said
 
 
-def test_a_shuffle_of_what_was_there_before_is_out_of_date(
+def test_a_shuffle_older_than_the_positions_is_out_of_date(
     trmph_store: Path, copy_store: CopyStore, demo_trmph: DemoTrmph, tmp_path: Path
 ) -> None:
     store = copy_store(trmph_store)
@@ -220,35 +220,35 @@ def test_a_shuffle_of_what_was_there_before_is_out_of_date(
     check(page)
     assert levels(report)[0] == "bad"
     assert report.verdict.headline == "The shuffle is out of date: shuffle again."
-    assert ("Shuffle what it holds now", "hexdata shuffle STORE --seed 8") in report.verdict.todo
+    assert ("Shuffle the current positions", "hexdata shuffle STORE --seed 8") in report.verdict.todo
     assert report.facts.quality is None
 
 
-def test_positions_that_are_missing_are_called_bad(demo_store: Path, copy_store: CopyStore) -> None:
-    """A count in the manifest that no longer adds up."""
+def test_missing_positions_are_bad(demo_store: Path, copy_store: CopyStore) -> None:
+    """A count in the manifest is inconsistent."""
     store = Store.open(copy_store(demo_store))
     store.manifest.stages["shuffle"]["positions"] -= 1
     store.manifest.save(store.path)
     report, page = page_of(store.path)
-    assert report.verdict.headline == "This store is not complete: do not train from it."
+    assert report.verdict.headline == "This store is incomplete: do not train from it."
     assert levels(report)[1] == "bad"
     assert "The shuffle has" in page.said
 
 
-def test_files_that_are_gone_are_called_bad(demo_store: Path, copy_store: CopyStore) -> None:
-    """Shards are not read for the report, but must be there."""
+def test_missing_files_are_bad(demo_store: Path, copy_store: CopyStore) -> None:
+    """The report does not read shards but checks that they exist."""
     store = copy_store(demo_store)
     shard = store / "shards" / "train-000000.tar"
     shard.write_bytes(shard.read_bytes()[:-512])
     report, page = page_of(store)
-    assert report.verdict.headline == "This store is not complete: do not train from it."
-    assert "of export, 1 is missing or cut, such as shards/train-000000.tar." in page.said
+    assert report.verdict.headline == "This store is incomplete: do not train from it."
+    assert "of export, 1 is missing or truncated, for example shards/train-000000.tar." in page.said
     shutil.rmtree(store / "shards")
-    assert "are missing or cut, such as shards/" in page_of(store)[1].said
+    assert "are missing or truncated, for example shards/" in page_of(store)[1].said
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])
-def test_hardly_any_position(
+def test_very_few_positions(
     count: int, tmp_path: Path, write_odd_store: WriteOddStore, copy_store: CopyStore
 ) -> None:
     if count:
@@ -263,9 +263,9 @@ def test_hardly_any_position(
     assert report.facts.counts["positions"] == count
     assert report.verdict.level == "note"
     if not count:
-        assert report.verdict.headline == "There is no position in this store yet."
+        assert report.verdict.headline == "This store contains no positions yet."
     if count == 1:
-        assert report.verdict.answers[0].short == "Too small to tell"
+        assert report.verdict.answers[0].short == "Too small to measure"
 
 
 def test_a_store_without_games_tiers_or_moves(tmp_path: Path, write_odd_store: WriteOddStore) -> None:
@@ -283,11 +283,11 @@ def test_a_store_without_games_tiers_or_moves(tmp_path: Path, write_odd_store: W
     report, page = page_of(store.path)
     check(page)
     assert report.facts.spread is None
-    for text in ("No game is known", "No position has a value sample tier", "no opening is known"):
+    for text in ("The store contains no games", "No position has a value sample tier", "no opening is known"):
         assert text in page.said
 
 
-def test_several_splits_and_none_for_training(trmph_store: Path, copy_store: CopyStore) -> None:
+def test_splits_without_a_training_split(trmph_store: Path, copy_store: CopyStore) -> None:
     store = copy_store(trmph_store)
     shuffle_store(store, ShuffleOptions(threads=1, where="split <> 'train'"))
     report, page = page_of(store)
@@ -297,14 +297,14 @@ def test_several_splits_and_none_for_training(trmph_store: Path, copy_store: Cop
     assert "by --where" in page.said
 
 
-# --- safe, and by itself ----------------------------------------------------------------------------------
+# --- escaping ----------------------------------------------------------------------------------
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&amp;{{7*7}}</style>"
 
 
-def test_what_files_say_is_only_text(tmp_path: Path, demo_trmph: DemoTrmph) -> None:
+def test_texts_from_files_are_escaped(tmp_path: Path, demo_trmph: DemoTrmph) -> None:
     path = demo_trmph(tmp_path / "games", games=4, files=1)[0]
-    source = tmp_path / "in" / f"{HOSTILE}.trmph"  # a folder in a folder, as it holds slashes
+    source = tmp_path / "in" / f"{HOSTILE}.trmph"  # nested folders, because the name contains slashes
     source.parent.mkdir(parents=True)
     source.write_text(f"{path.read_text()}#7,{HOSTILE} b\n")
     convert_sources([tmp_path / "in"], tmp_path / "store", ConvertOptions(workers=1, max_reject_rate=1))
@@ -323,8 +323,8 @@ def test_what_files_say_is_only_text(tmp_path: Path, demo_trmph: DemoTrmph) -> N
 
 
 def test_the_same_store_gives_the_same_page(demo_store: Path, copy_store: CopyStore, tmp_path: Path) -> None:
-    """Here, elsewhere, in another process with other hashes; only the journal's words may differ."""
-    stores = [copy_store(demo_store, f"{place}/store") for place in ("here", "elsewhere")]
+    """The page does not depend on the path or on hash seeds; only the journal may change it."""
+    stores = [copy_store(demo_store, f"{name}/store") for name in ("here", "elsewhere")]
     write_report(stores[0])
     code = f"from hexdata.report import write_report; write_report({str(stores[1])!r})"
     environment = os.environ | {"PYTHONHASHSEED": "1"}
@@ -337,7 +337,7 @@ def test_the_same_store_gives_the_same_page(demo_store: Path, copy_store: CopySt
     assert b"not recorded" in (store / REPORT_NAME).read_bytes()
 
 
-def test_the_page_is_no_part_of_the_store(
+def test_the_page_is_not_part_of_the_store(
     demo_store: Path, copy_store: CopyStore, store_bytes: StoreBytes
 ) -> None:
     store = copy_store(demo_store)
@@ -352,7 +352,7 @@ def test_the_page_is_no_part_of_the_store(
     assert shuffle_store(store, ShuffleOptions(threads=1, buckets=40, seed=3)).already_done
 
 
-def test_another_place_leaves_the_store_alone(
+def test_output_outside_does_not_change_the_store(
     demo_store: Path, store_bytes: StoreBytes, tmp_path: Path
 ) -> None:
     before = store_bytes(demo_store)
@@ -361,7 +361,9 @@ def test_another_place_leaves_the_store_alone(
     assert store_bytes(demo_store) == before
 
 
-def test_a_slip_costs_no_file(trmph_store: Path, copy_store: CopyStore, store_bytes: StoreBytes) -> None:
+def test_store_files_are_not_overwritten(
+    trmph_store: Path, copy_store: CopyStore, store_bytes: StoreBytes
+) -> None:
     store = copy_store(trmph_store)
     before = store_bytes(store)
     for name in ("manifest.json", "positions/part-000000.parquet", "page"):
@@ -370,7 +372,7 @@ def test_a_slip_costs_no_file(trmph_store: Path, copy_store: CopyStore, store_by
     assert store_bytes(store) == before
 
 
-def test_a_folder_that_is_no_store_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_a_store_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="no manifest"):
         write_report(tmp_path)
     assert list(tmp_path.iterdir()) == []

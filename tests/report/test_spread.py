@@ -1,4 +1,4 @@
-"""How far games are scattered: what chance gives, against every order there is, and against formulas."""
+"""Expected spread of games, compared with an enumeration of all orders and with a formula."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hexdata.report.spread import LONGEST_GAME, reached_by_chance, spread_of
 
 
-def test_chance_is_the_mean_over_every_order() -> None:
-    """Six positions of games of 3, 2 and 1, in three pieces of two places: all 720 orders, one by one."""
+def test_expected_spread_is_the_mean_over_all_orders() -> None:
+    """Games of 3, 2 and 1 positions in three pieces of two: all 720 orders are enumerated."""
     games = "aaabbc"
     found = Counter[int]()
     orders = list(permutations(range(6)))
@@ -32,10 +32,10 @@ def test_chance_is_the_mean_over_every_order() -> None:
     pieces=st.integers(1, 30),
     places=st.integers(1, 30),
 )
-def test_its_mean_is_that_of_draws_without_replacement(
+def test_the_mean_equals_that_of_draws_without_replacement(
     sizes: dict[int, int], pieces: int, places: int
 ) -> None:
-    """A piece of m places is missed by a game of n with the chance C(N - m, n) / C(N, n)."""
+    """A game of n positions misses a piece of m positions with probability C(N - m, n) / C(N, n)."""
     positions = max(pieces * places, sum(n * games for n, games in sizes.items()))
     positions += -positions % pieces
     places = positions // pieces
@@ -67,5 +67,5 @@ def test_rows_are_gathered() -> None:
     assert not fewer.by_bucket
 
 
-def test_without_a_known_game_there_is_nothing_to_follow() -> None:
+def test_without_games_there_is_no_spread() -> None:
     assert spread_of([], buckets=8, positions=100) is None

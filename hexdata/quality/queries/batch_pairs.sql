@@ -1,5 +1,5 @@
--- Pairs of rows of one game in the same batch and run, for batches of three sizes, each a multiple of the
--- one before.
+-- Number of pairs of rows of the same game in the same batch and run, for three batch sizes, each a multiple
+-- of the previous one.
 WITH small AS (
     SELECT run, place // $small AS batch, game, count(*)::BIGINT AS n
     FROM arranged

@@ -1,5 +1,5 @@
--- The games of each bucket: how many, the most rows that one has, the ordered pairs and triples of rows
--- of one game. A row of no known game is a game of its own.
+-- Per bucket: the number of games, the rows of the largest game, and the numbers of ordered pairs and triples
+-- of rows of the same game. Each row without a game counts as one game.
 WITH known AS (
     SELECT bucket, count(*)::HUGEINT AS n
     FROM shuffled

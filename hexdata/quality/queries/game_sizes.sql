@@ -1,4 +1,4 @@
--- How many known games there are of each size.
+-- Number of games by their number of rows.
 SELECT positions, count(*)::BIGINT AS games
 FROM (
     SELECT count(*)::BIGINT AS positions

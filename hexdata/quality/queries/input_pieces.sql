@@ -1,5 +1,5 @@
--- The same of the input order, for comparison: the position ids cut into as many equal pieces as there are
--- buckets, and some of the pieces looked at.
+-- The same counts for the input order: the position ids are divided into as many equal pieces as there are
+-- buckets, and the requested pieces are counted.
 WITH per_game AS (
     SELECT
         (position_id * $buckets) // $positions AS piece,

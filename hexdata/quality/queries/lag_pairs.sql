@@ -1,5 +1,5 @@
--- Pairs of rows of one game that stand at most $lags places apart in a run, by their lag. Rows meet in bins
--- as wide as the longest lag, their own and the next, so that no row meets more than two bins of others.
+-- Number of pairs of rows of the same game at most $lags rows apart in a run, by lag. Rows are joined by bins
+-- as wide as the longest lag, so that each row is compared with the rows of two bins only.
 WITH earlier AS (
     SELECT run, game, place, unnest([place // $lags, place // $lags + 1]) AS bin
     FROM arranged

@@ -1,4 +1,4 @@
--- Place against rank in the input order, segment by segment: rows, covariance and both variances.
+-- Per segment: rows, covariance of the row index and the rank in the input order, and both variances.
 SELECT
     segment,
     count(*) AS rows,

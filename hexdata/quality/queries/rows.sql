@@ -1,4 +1,4 @@
--- The shuffled rows of some buckets: where each stands, and what of it is measured.
+-- The shuffled rows of some buckets: the index of each row and the columns that are measured.
 SELECT
     b.bucket,
     b.start + r.file_row_number AS place,

@@ -1,5 +1,5 @@
--- The rows that stand in the sampled stretches of the shuffled order. A run is what is compared within:
--- a stretch, or what one segment has of it.
+-- The rows of the sampled stretches of the shuffled order. Rows are compared within a run: a stretch, or the
+-- part of a stretch in one segment.
 CREATE OR REPLACE TABLE arranged AS
 SELECT
     CASE WHEN $whole THEN 0 ELSE r.place // $stretch END * $buckets

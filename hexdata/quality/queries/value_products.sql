@@ -1,4 +1,4 @@
--- The sum, over rows of a run at each lag from one another, of the product of their values less the mean.
+-- Per lag: the sum of (value - mean) (later value - mean) over pairs of rows of a run.
 SELECT {products}
 FROM (
     SELECT value, {later}

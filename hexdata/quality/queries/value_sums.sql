@@ -1,5 +1,5 @@
--- The power sums of the values of each bucket, counted from the least value of all, so that equal values
--- give a variance of exactly 0.
+-- Power sums of the values of each bucket, relative to the minimum of all values, so that equal values give a
+-- variance of exactly 0.
 SELECT
     bucket,
     count(*)::BIGINT AS rows,
