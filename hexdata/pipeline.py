@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import time
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Self
@@ -25,6 +26,7 @@ from hexdata.report import Verdict, write_report
 from hexdata.shuffle import ShuffleOptions, ShuffleResult, shuffle_store
 from hexdata.sql import Limits
 from hexdata.store import Store
+from hexdata.strict_json import shortened
 from hexdata.units import parse_bytes
 from hexdata.verify import VerifyOptions, check_round_trip, verify_store
 
@@ -95,6 +97,21 @@ class Config(BaseModel):
             for name, section in content.items()
         }
 
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_commands(cls, content: dict[str, Any]) -> dict[str, Any]:
+        """Refuse what the loader would run as a shell command: a config may be a stranger's."""
+        for key, text in _texts(content):
+            template = "{name}" in text and not re.match("https?://", text, re.IGNORECASE)
+            if template or text.strip().lower().startswith("pipe:"):
+                raise ConfigError(
+                    f"{key}: a config runs no commands",
+                    found=shortened(text),
+                    expected="a path or an address",
+                    hint="Give the command to `hexdata load`, or to the Loader in your own program.",
+                )
+        return content
+
     @model_validator(mode="after")
     def _check_addresses(self) -> Self:
         """See that every address can be used, before a stage begins."""
@@ -108,6 +125,18 @@ class Config(BaseModel):
         places = [self.store, *(self.convert.inputs if self.convert else [])]
         places += self.verify.round_trip if self.verify else []
         return places + ([self.report.output] if self.report and self.report.output else [])
+
+
+def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the texts of a config, each with its key."""
+    if isinstance(value, str):
+        yield key, value
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            yield from _texts(item, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts(item, key)
 
 
 def load_config(path: str | Path) -> Config:

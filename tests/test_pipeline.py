@@ -325,3 +325,22 @@ def test_the_demo_is_a_config_like_any_other(tmp_path, monkeypatch):
     assert list(stages) == ["demo", *EVERY_STAGE]
     assert stages["demo"].games == stages["convert"].games == 16
     assert stages["demo"].positions == stages["convert"].positions
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'store = "pipe:touch ran; cat {name}"\n[load]\n',
+        'store = " PIPE:touch ran"\n[load]\n',
+        'store = "gs://bucket/{name}"\n[load]\n',
+        'store = "s"\n[convert]\ninputs = ["a", "pipe:touch ran"]\n',
+        'store = "s"\n[verify]\nround_trip = ["pipe:touch ran"]\n',
+        'store = "s"\n[report]\noutput = "pipe:touch ran"\n',
+        'store = "s"\n[load]\ncache = "pipe:touch ran"\n',
+    ],
+)
+def test_a_config_runs_no_command(config, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="a config runs no commands"):
+        run_config(load_config(config(text)))
+    assert not (tmp_path / "ran").exists()

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from hexdata.remote import AnyPath, prefix_of
-from hexdata.sql.views import catalog_sql
+from hexdata.sql.views import create_catalog
 from hexdata.store import Store
 from hexdata.store.limits import QueryLimits
 from hexdata.store.room import telling_full_temporary
-from hexdata.store.session import DuckDBPyConnection, duckdb_session, quote
+from hexdata.store.session import DuckDBPyConnection, duckdb_session, path_list_sql, quote
 
 __all__ = ["Limits", "open_catalog"]
 
@@ -34,6 +34,9 @@ def open_catalog(
 ) -> Iterator[DuckDBPyConnection]:
     """Open a session with the views ``VIEWS`` and the macros ``MACROS`` over a store.
 
+    The session reads the files that the manifest names, and no other; it writes none, and its settings are
+    locked.
+
     Views of a stage that has not run are there, and empty.
 
     Args:
@@ -51,7 +54,24 @@ def open_catalog(
         telling_full_temporary(),
         duckdb_session(**limits.share(opened.path)._asdict(), place=opened.path) as con,
     ):
-        root = quote(prefix_of(opened.path.resolve()))
-        for statement in catalog_sql(opened, root):
-            con.execute(statement)
+        _close_in(con, opened)
+        create_catalog(con, opened, quote(prefix_of(opened.path.resolve())))
         yield con
+
+
+def _close_in(con: DuckDBPyConnection, store: Store) -> None:
+    """Leave the session nothing but the files that the store's manifest names, for reading.
+
+    Each is named twice: as it is, and as the pattern by which a view finds it. The settings are locked after
+    this.
+    """
+    paths = [store.path.resolve() / name for name in store.manifest.files]
+    allowed = f"{path_list_sql(paths)} || [{', '.join(quote(str(path)) for path in paths)}]"
+    for statement in (
+        "SET preserve_insertion_order = true",
+        "SET python_enable_replacements = false",
+        f"SET allowed_paths = {allowed}",
+        "SET enable_external_access = false",
+        "SET lock_configuration = true",
+    ):
+        con.execute(statement)

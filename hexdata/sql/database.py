@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from hexdata.sql.views import catalog_sql
+from hexdata.sql.views import create_catalog
 from hexdata.store import Store
 from hexdata.store.files import write_bytes
 from hexdata.store.room import naming_full
@@ -53,8 +53,7 @@ def write_database(store: Store) -> None:
         con.execute(f"ATTACH {quote(str(path))} AS hexdata (STORAGE_VERSION {quote(_STORAGE)})")
         con.execute("USE hexdata")
         con.execute(f"SET temp_directory = {quote(f'{store.path.resolve() / DATABASE_NAME}.tmp')}")
-        for statement in catalog_sql(store, _ROOT):
-            con.execute(statement)
+        create_catalog(con, store, _ROOT)
         con.execute("USE memory")
         con.execute("DETACH hexdata")
         content, published = path.read_bytes(), store.path / DATABASE_NAME

@@ -18,7 +18,7 @@ from hexdata.sql.catalog import open_catalog
 from hexdata.sql.check import check_query, refused
 from hexdata.sql.named import named_query
 from hexdata.store import Store
-from hexdata.store.session import QUERY_ERRORS, DuckDBPyConnection, path_list_sql, quote
+from hexdata.store.session import QUERY_ERRORS, DuckDBPyConnection
 
 __all__ = ["QueryResult", "run_query"]
 
@@ -79,30 +79,12 @@ def run_query(
     root = prefix_of(opened.path.resolve())
     with open_catalog(opened, memory=memory, threads=threads) as con:
         check_query(con, query)
-        _close_in(con, opened)
+        con.execute("BEGIN TRANSACTION READ ONLY")
         try:
             reader = con.sql(query).to_arrow_reader(_BATCH_ROWS)
         except QUERY_ERRORS as error:
             raise refused(_with_place(con, query) or str(error), root) from error
         yield QueryResult(opened.path, reader.schema, _rows(reader, root))
-
-
-def _close_in(con: DuckDBPyConnection, store: Store) -> None:
-    """Leave the session nothing but the files that the store's manifest names, for reading.
-
-    Each is named twice: as it is, and as the pattern by which a view finds it. The settings are locked after
-    this.
-    """
-    paths = [store.path.resolve() / name for name in store.manifest.files]
-    allowed = f"{path_list_sql(paths)} || [{', '.join(quote(str(path)) for path in paths)}]"
-    con.execute(f"""
-        SET preserve_insertion_order = true;
-        SET python_enable_replacements = false;
-        SET allowed_paths = {allowed};
-        SET enable_external_access = false;
-        SET lock_configuration = true;
-        BEGIN TRANSACTION READ ONLY
-    """)
 
 
 def _rows(reader: pa.RecordBatchReader, root: str) -> Iterator[pa.RecordBatch]:

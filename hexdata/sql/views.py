@@ -1,4 +1,4 @@
-"""The views and macros over a store, as SQL text. Opens no connection and reads no Parquet file.
+"""The views and macros over a store, as SQL text. Reads no Parquet file.
 
 The same statements serve a session of ours, with absolute paths, and ``STORE/hexdata.duckdb``, with paths
 that DuckDB completes when the file is opened.
@@ -13,6 +13,7 @@ from typing import Final
 import pyarrow as pa
 
 from hexdata.board import MAX_SIZE, MIN_SIZE
+from hexdata.errors import StoreError
 from hexdata.schema import (
     SPLITS,
     games_schema,
@@ -22,9 +23,9 @@ from hexdata.schema import (
     sql_columns,
 )
 from hexdata.store import Store
-from hexdata.store.session import quote
+from hexdata.store.session import DuckDBPyConnection, quote
 
-__all__ = ["DAMAGED", "MACROS", "VIEWS", "catalog_sql"]
+__all__ = ["DAMAGED", "MACROS", "VIEWS", "create_catalog"]
 
 VIEWS: Final = ("positions", "games", "sources", "rejected", "shuffled", "shards")
 MACROS: Final = ("board_size", "cell", "stones", "blue_stones", "red_stones", "trmph")
@@ -44,10 +45,11 @@ _SEPARATOR: Final = "|"
 """Stands between the names of files in a query's text; no name in a manifest holds one."""
 
 
-def catalog_sql(store: Store, root: str) -> list[str]:
-    """Return the statements that create every view and macro. A stage that has not run has empty views.
+def create_catalog(con: DuckDBPyConnection, store: Store, root: str) -> None:
+    """Create every view and macro. A stage that has not run has empty views.
 
     Args:
+        con: the session.
         store: whose manifest names the files.
         root: SQL for the path of the store's folder with a slash at its end, or for no text.
     """
@@ -62,10 +64,10 @@ def catalog_sql(store: Store, root: str) -> list[str]:
     views = {name: _table(store, name, schema, root) for name, schema in tables.items()}
     views["shuffled"] = _shuffled(store, positions, root)
     views["shards"] = _shards(store)
-    return [
-        *(f"CREATE VIEW {name} AS {query}" for name, query in views.items()),
-        *_macros(size),
-    ]
+    for statement in [*(f"CREATE VIEW {name} AS {query}" for name, query in views.items()), *_macros(size)]:
+        if len(con.extract_statements(statement)) != 1:
+            raise StoreError("the manifest does not give one statement a view", path=store.path)
+        con.execute(statement)
 
 
 # Views
@@ -120,10 +122,8 @@ def _shards(store: Store) -> str:
         shards = {name: facts for name, facts in files.items() if name.startswith(f"{split}-")}
         first = 0
         for number, (name, facts) in enumerate(shards.items()):
-            rows.append(
-                f"({quote(split)}, {quote(name)}, {number}, {first}, {facts.rows}, {facts.bytes}, "
-                f"{quote(facts.sha256)})"
-            )
+            texts = (quote(split), quote(name), str(number), str(first))
+            rows.append(f"({', '.join(texts)}, {facts.rows:d}, {facts.bytes:d}, {quote(facts.sha256)})")
             first += facts.rows
     if not rows:
         return _empty(_SHARD_COLUMNS)
@@ -169,7 +169,7 @@ def _macros(size: int | None) -> list[str]:
     A macro's arguments are put in where its parameters stand, so names of columns that an argument may
     hold must not mean something else there.
     """
-    n = "NULL::INTEGER" if size is None else f"{size}"
+    n = "NULL::INTEGER" if size is None else f"{size:d}"
     cells = (size or MAX_SIZE) ** 2
     spare = -2 * cells % 8
     blue = f"'{'1' * cells}{'0' * (cells + spare)}'::BIT"

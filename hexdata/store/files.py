@@ -33,6 +33,7 @@ from hexdata.remote import (
     upload,
 )
 from hexdata.store.room import naming_full
+from hexdata.strict_json import FORBID_EXTRA, Count, HexDigest
 
 __all__ = [
     "FileFacts",
@@ -61,9 +62,11 @@ _TEMPORARY_NAME: Final = re.compile(r"\..+\.\d+\.tmp", re.DOTALL)
 class FileFacts:
     """What a manifest keeps of one file."""
 
-    rows: int
-    bytes: int
-    sha256: str
+    __pydantic_config__ = FORBID_EXTRA
+
+    rows: Count
+    bytes: Count
+    sha256: HexDigest
 
     def to_json(self) -> dict[str, object]:
         """Return the entry as a manifest holds it."""

@@ -3,22 +3,142 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
+from hexdata.board import MAX_SIZE, MIN_SIZE
 from hexdata.errors import StoreError
 from hexdata.order import ORDER_VERSION
 from hexdata.remote import AnyPath, Changed, put_if, read_tagged
 from hexdata.schema import SCHEMA_VERSION
 from hexdata.store.files import FileFacts, canonical_json, write_bytes
+from hexdata.strict_json import (
+    FORBID_EXTRA,
+    MAX_JSON_BYTES,
+    Count,
+    HexDigest,
+    Matching,
+    Within,
+    check_value,
+    parse_json,
+    shortened,
+)
 
 __all__ = ["MANIFEST_NAME", "Manifest"]
 
 MANIFEST_NAME: Final = "manifest.json"
 _KIND: Final = "hexdata store"
+_HINT: Final = "Restore manifest.json from a copy, or convert the sources into a new store."
+
+_SPLITS: Final = "(?:train|val|test)"
+_FOLDER_NAME: Final = r"(?:[^./\\\x00][^/\\\x00]*|\.[^./\\\x00][^/\\\x00]*|\.\.[^/\\\x00]+)"
+"""One part of a path: any name except ``.`` and ``..``, without slashes, backslashes and NUL."""
+_FILE_NAME: Final = (
+    r"^(?:(?:sources|rejected|games|positions)/part-[0-9]{6,9}\.parquet"
+    rf"|shuffled/{_SPLITS}/bucket-[0-9]{{6,9}}\.parquet"
+    rf"|shards/(?:manifest\.json|{_SPLITS}-[0-9]{{6,9}}\.tar)"
+    rf"|pickles/shuffled/{_SPLITS}/(?:shuffled_[0-9]{{4,9}}\.pkl\.gz|shuffling_progress\.json)"
+    rf"|pickles/original(?:/{_FOLDER_NAME})+)$"
+)
+_FileName = Annotated[str, Matching(_FILE_NAME, "a file that a stage writes below the store")]
+_Split = Literal["train", "val", "test"]
+_Share = Annotated[float, Within(0, 1)]
+
+
+@dataclass(frozen=True)
+class _TableCounts:
+    __pydantic_config__ = FORBID_EXTRA
+
+    games: Count = 0
+    positions: Count = 0
+    rejected: Count = 0
+    sources: Count = 0
+
+
+@dataclass(frozen=True)
+class _ConvertStage:
+    __pydantic_config__ = FORBID_EXTRA
+
+    val: _Share
+    test: _Share
+    records: Count
+    positions: Count
+    rejected: Count
+    salvage: bool = False
+    truncate_repeats: bool = False
+
+
+@dataclass(frozen=True)
+class _ShuffleStage:
+    __pydantic_config__ = FORBID_EXTRA
+
+    of: HexDigest
+    seed: int
+    order_version: Count
+    positions: Count
+    rejected: Count
+    splits: dict[_Split, Count]
+    buckets: dict[_Split, Annotated[int, Within(1, 1_000_000)]]
+    choices: dict[
+        Literal["where", "dedup", "per_game", "per_game_by", "balance_by", "stratify_by", "assign"], str | int
+    ]
+    left_out: dict[Literal["where", "dedup", "per_game", "balance_by"], Count]
+
+
+@dataclass(frozen=True)
+class _ExportStage:
+    __pydantic_config__ = FORBID_EXTRA
+
+    of: HexDigest
+    shard_size: Count
+    block_size: Count
+    layout: Literal["blocks", "samples"]
+    positions: Count
+    rejected: Count
+    splits: dict[_Split, Count]
+    shards: dict[_Split, Count]
+    digest: HexDigest
+
+
+@dataclass(frozen=True)
+class _PicklesStage:
+    __pydantic_config__ = FORBID_EXTRA
+
+    of: HexDigest
+    order: Literal["original", "shuffled"]
+    level: Annotated[int, Within(0, 9)]
+    positions: Count
+    rejected: Count
+    files: Count
+
+
+@dataclass(frozen=True)
+class _Stages:
+    __pydantic_config__ = {"extra": "forbid", "alias_generator": lambda name: name.replace("_", "-")}  # noqa: RUF012
+
+    convert: _ConvertStage | None = None
+    shuffle: _ShuffleStage | None = None
+    export: _ExportStage | None = None
+    pickles_original: _PicklesStage | None = None
+    pickles_shuffled: _PicklesStage | None = None
+
+
+@dataclass(frozen=True)
+class _ManifestFile:
+    """The schema of manifest.json."""
+
+    __pydantic_config__ = FORBID_EXTRA
+
+    kind: str
+    schema_version: int
+    order_version: int
+    board_size: Annotated[int, Within(MIN_SIZE, MAX_SIZE)] | None
+    counts: _TableCounts
+    files: dict[_FileName, FileFacts]
+    stages: _Stages
+    digest: HexDigest | None = None
 
 
 @dataclass
@@ -35,7 +155,7 @@ class Manifest:
     """
 
     board_size: int | None = None
-    counts: dict[str, int] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=lambda: asdict(_TableCounts()))
     files: dict[str, FileFacts] = field(default_factory=dict)
     stages: dict[str, dict[str, Any]] = field(default_factory=dict)
     tag: str | None = field(default=None, compare=False)
@@ -50,8 +170,7 @@ class Manifest:
         """
         path = folder / MANIFEST_NAME
         try:
-            data, tag = (path.read_bytes(), None) if isinstance(path, Path) else read_tagged(path)
-            content = json.loads(data)
+            data, tag = (_read_file(path), None) if isinstance(path, Path) else read_tagged(path)
         except FileNotFoundError as error:
             raise StoreError(
                 "not a hexdata store: it has no manifest",
@@ -62,8 +181,7 @@ class Manifest:
             raise StoreError(
                 "the manifest cannot be read", path=path, found=error.strerror or error
             ) from error
-        except ValueError as error:
-            raise StoreError("the manifest is not JSON", path=path, found=str(error)) from error
+        content = parse_json(data, path, what="the manifest", hint=_HINT)
         if not isinstance(content, dict) or content.get("kind") != _KIND:
             raise StoreError("the manifest is not of a hexdata store", path=path)
         for name, known in (("schema_version", SCHEMA_VERSION), ("order_version", ORDER_VERSION)):
@@ -71,20 +189,21 @@ class Manifest:
                 raise StoreError(
                     f"the store has another {name}",
                     path=path,
-                    found=content.get(name),
+                    found=shortened(repr(content.get(name))),
                     expected=known,
                     hint="Read it with the hexdata release that wrote it, or convert the sources again.",
                 )
-        try:
-            return cls(
-                board_size=content["board_size"],
-                counts=content["counts"],
-                files={name: FileFacts(**facts) for name, facts in content["files"].items()},
-                stages=content["stages"],
-                tag=tag,
-            )
-        except (KeyError, TypeError, AttributeError) as error:
-            raise StoreError("the manifest lacks an entry", path=path, found=repr(error)) from error
+        _check_digest(content, path)
+        checked = check_value(_ManifestFile, content, path, what="the manifest", hint=_HINT, text=data)
+        stages = {name: stage for name, stage in content["stages"].items() if stage is not None}
+        _check_stages(checked, path)
+        return cls(
+            board_size=checked.board_size,
+            counts=asdict(checked.counts),
+            files=dict(checked.files),
+            stages=stages,
+            tag=tag,
+        )
 
     def save(self, folder: AnyPath) -> None:
         """Publish the manifest: the last step of every stage.
@@ -101,6 +220,7 @@ class Manifest:
             "files": {name: facts.to_json() for name, facts in self.files.items()},
             "stages": self.stages,
         }
+        content["digest"] = _digest(content)
         self.before_saving()
         path, data = folder / MANIFEST_NAME, canonical_json(content)
         if isinstance(path, Path):
@@ -126,5 +246,53 @@ class Manifest:
 
     def digest(self, *folders: str) -> str:
         """Return the SHA-256 that names the content of these folders: their paths and digests."""
-        content = {name: facts.sha256 for folder in folders for name, facts in self.files_in(folder).items()}
-        return hashlib.sha256(canonical_json(content)).hexdigest()
+        return _digest(
+            {name: facts.sha256 for folder in folders for name, facts in self.files_in(folder).items()}
+        )
+
+
+def _digest(content: object) -> str:
+    return hashlib.sha256(canonical_json(content)).hexdigest()
+
+
+def _read_file(path: Path) -> bytes:
+    """Return the bytes of a manifest, at most one more than it may have."""
+    with path.open("rb") as file:
+        return file.read(MAX_JSON_BYTES + 1)
+
+
+def _check_digest(content: dict[str, Any], path: AnyPath) -> None:
+    """Refuse a manifest that was altered after it was written. Those of older releases have no digest.
+
+    Raises:
+        StoreError: its digest is not that of the rest of it.
+    """
+    if "digest" not in content:
+        return
+    found = _digest({name: value for name, value in content.items() if name != "digest"})
+    if found != content["digest"]:
+        raise StoreError(
+            "the manifest itself was altered or is damaged",
+            path=path,
+            found=f"digest {found[:16]}…",
+            expected=shortened(str(content["digest"])[:16]) + "…",
+            hint=_HINT,
+        )
+
+
+def _check_stages(manifest: _ManifestFile, path: AnyPath) -> None:
+    """Refuse stages without what they were made of, and positions without a board size.
+
+    Raises:
+        StoreError: there are such.
+    """
+    stages = manifest.stages
+    for name, stage in (("export", stages.export), ("pickles-shuffled", stages.pickles_shuffled)):
+        if stage is not None and stages.shuffle is None:
+            raise StoreError(
+                f"the manifest has the stage {name} without the stage shuffle that it was made of",
+                path=path,
+                hint=_HINT,
+            )
+    if manifest.counts.positions and manifest.board_size is None:
+        raise StoreError("the manifest has positions and no board_size", path=path, hint=_HINT)

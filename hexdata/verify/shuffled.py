@@ -70,8 +70,8 @@ def _choices(store: Store) -> SelectionOptions:
     choices = store.manifest.stages["shuffle"]["choices"]
     try:
         return SelectionOptions(**choices)
-    except TypeError as error:
-        raise VerifyError("the manifest states choices that there are not", found=choices) from error
+    except (AttributeError, TypeError) as error:  # a number for a text, or the other way round
+        raise VerifyError("the manifest states choices of a wrong type", found=choices) from error
 
 
 def _check_names(store: Store) -> None:

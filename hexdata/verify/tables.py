@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,9 +17,6 @@ from hexdata.store.session import duckdb_session, read_parquet_sql
 from hexdata.verify.options import VerifyOptions
 
 __all__ = ["check_counts", "check_dense_ids", "check_files", "check_games", "check_stage", "check_tables"]
-
-_OF_A_SHUFFLE: Final = {"seed", "choices", "left_out", "splits", "buckets", "positions", "rejected"}
-"""What the lineage of a shuffle says, beside what it was made of."""
 
 
 def check_files(store: Store, progress: Progress, engine: Engine, workers: int) -> str:
@@ -148,12 +143,6 @@ def check_stage(store: Store, stage: str) -> str:
     from_store = stage in ("shuffle", "pickles-original")
     before = store.manifest.counts if from_store else store.manifest.stages["shuffle"]
     lineage = store.manifest.stages[stage]
-    if stage == "shuffle" and (missing := sorted(_OF_A_SHUFFLE - lineage.keys())):
-        raise VerifyError(
-            "the manifest does not say all of the shuffle",
-            found=f"nothing of {', '.join(missing)}",
-            hint="Run `hexdata shuffle` again.",
-        )
     left_out = sum(lineage.get("left_out", {}).values())  # only a shuffle has choices
     came, went = before["positions"], lineage["positions"] + lineage["rejected"] + left_out
     if came != went:

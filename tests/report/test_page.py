@@ -124,6 +124,17 @@ def test_page_at_every_stage(
         assert [a["href"] for a in page.of("a")] == [f"#{a['id']}" for a in page.of("section") if "id" in a]
 
 
+def test_the_page_lets_nothing_run_or_load(demo_store: Path, copy_store: CopyStore) -> None:
+    _, page = page_of(copy_store(demo_store))
+    (policy,) = [
+        meta["content"] for meta in page.of("meta") if meta.get("http-equiv") == "Content-Security-Policy"
+    ]
+    allowed = dict(part.strip().split(" ", 1) for part in policy.split(";"))
+    assert allowed.pop("style-src") == "'unsafe-inline'"
+    assert allowed.pop("img-src") == "data:"
+    assert allowed == dict.fromkeys(("default-src", "base-uri", "form-action"), "'none'")
+
+
 def test_verdict_of_a_good_store(demo_store: Path, copy_store: CopyStore) -> None:
     report, page = page_of(copy_store(demo_store))
     assert report.verdict.level == "good"

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from hexdata.errors import BudgetError, ConfigError, StoreError
 from hexdata.formats.shard_manifest import ShardManifest
+from hexdata.report import write_report
 from hexdata.schema import SPLITS, games_schema, positions_schema, rejected_schema, sources_schema
-from hexdata.sql import open_catalog
+from hexdata.sql import open_catalog, run_query
 from hexdata.sql.catalog import Limits
 from hexdata.sql.views import MACROS, VIEWS
 from hexdata.store import Store
+from hexdata.store.files import canonical_json
+from hexdata.verify import verify_store
+
+if TYPE_CHECKING:
+    from tests.conftest import CopyStore
 
 MEMORY = 500_000_000
 SCHEMAS = {
@@ -26,6 +36,59 @@ SCHEMAS = {
 }
 ADDED = ["split", "bucket", "rank"]
 SHARD_COLUMNS = ["split", "name", "number", "first_rank", "positions", "bytes", "sha256"]
+
+
+def with_entry(store: Path, file: str, key: str, value: object) -> None:
+    """Change one entry of the manifest, and its digest with it, as an attacker would."""
+    content = json.loads((store / "manifest.json").read_bytes())
+    del content["digest"]
+    content["files"][file][key] = value
+    content["digest"] = hashlib.sha256(canonical_json(content)).hexdigest()
+    (store / "manifest.json").write_bytes(canonical_json(content))
+
+
+def query(store: Path) -> None:
+    with run_query(store, "SELECT 1") as result:
+        list(result.batches)
+
+
+ASK = {"sql": query, "report": write_report, "verify": verify_store}
+
+
+@pytest.mark.parametrize("key", ["rows", "bytes", "sha256"])
+@pytest.mark.parametrize("ask", ASK)
+def test_no_text_of_a_manifest_is_run(
+    stores: dict[str, Path], copy_store: CopyStore, tmp_path: Path, ask: str, key: str
+) -> None:
+    """The text once ended the list of shards, copied a query to any file and began the list again."""
+    store, target = copy_store(stores["exported"]), tmp_path / "run.pth"
+    columns = ", ".join(f'"{name}"' for name in SHARD_COLUMNS)
+    for closing in ("0, '')", "')", "0, 0, '')"):
+        attack = (
+            f"{closing}) AS t ({columns}); COPY (SELECT 'import os') TO '{target}' (HEADER false); "
+            "CREATE OR REPLACE VIEW shards AS SELECT * FROM (VALUES ('train', 'x', 0, 0, 0, 0, ''"
+        )
+        with_entry(store, "shards/train-000000.tar", key, attack)
+        with pytest.raises(StoreError, match=rf"files\.shards/train-000000\.tar\.{key}; found .*; expected"):
+            ASK[ask](store)
+        assert not target.exists()
+
+
+def test_the_session_is_closed_in_before_a_view_is_made(stores: dict[str, Path], tmp_path: Path) -> None:
+    target, other = tmp_path / "other.csv", tmp_path / "there.csv"
+    other.write_text("a")
+    with open_catalog(stores["exported"], memory=MEMORY) as con:
+        for attack in (
+            f"COPY (SELECT 1) TO '{target}'",
+            f"FROM read_text('{other}')",
+            f"ATTACH '{target}' AS more",
+            "SET enable_external_access = true",
+            "INSTALL httpfs",
+        ):
+            with pytest.raises(duckdb.Error, match=r"disabled|locked|external|Permission"):
+                con.execute(attack)
+        assert con.sql("SELECT count(*) > 0 FROM positions").fetchall() == [(True,)]
+    assert not target.exists()
 
 
 def rows_of(store: Path, folder: str) -> list[dict[str, object]]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +14,28 @@ from hexdata.errors import StoreError
 from hexdata.store.files import FileFacts
 from hexdata.store.manifest import MANIFEST_NAME, Manifest
 
+GAMES = "games/part-000001.parquet"
+FIRST, SECOND = "positions/part-000000.parquet", "positions/part-000001.parquet"
+SHUFFLE = {
+    "of": "0" * 64,
+    "seed": 10**40,
+    "order_version": 1,
+    "positions": 14,
+    "rejected": 0,
+    "splits": {"train": 14},
+    "buckets": {"train": 1},
+    "choices": {"where": "move > 3"},
+    "left_out": {},
+}
+
 
 @pytest.fixture
 def manifest() -> Manifest:
     return Manifest(
         board_size=13,
-        counts={"positions": 7},
-        files={name: FileFacts(7, 70, "0" * 64) for name in ("games/part-1", "positions/b", "positions/a")},
-        stages={"convert": {"val": 0.05}},
+        counts={"games": 7, "positions": 14, "rejected": 0, "sources": 0},
+        files={name: FileFacts(7, 70, "0" * 64) for name in (GAMES, SECOND, FIRST)},
+        stages={"convert": {"val": 0.05, "test": 0, "records": 14, "positions": 14, "rejected": 0}},
     )
 
 
@@ -43,15 +59,15 @@ def test_its_bytes_depend_on_its_content_alone(tmp_path: Path, manifest: Manifes
 
 
 def test_files_of_a_folder_are_sorted(manifest: Manifest) -> None:
-    assert list(manifest.files_in("positions")) == ["positions/a", "positions/b"]
+    assert list(manifest.files_in("positions")) == [FIRST, SECOND]
     assert list(manifest.files_in("pos")) == []
 
 
 def test_the_digest_names_the_content(manifest: Manifest) -> None:
     before = manifest.digest("positions", "games")
-    manifest.files["shuffled/train/bucket"] = FileFacts(1, 1, "1" * 64)
+    manifest.files["shuffled/train/bucket-000000.parquet"] = FileFacts(1, 1, "1" * 64)
     assert manifest.digest("positions", "games") == before
-    manifest.files["positions/a"] = FileFacts(7, 70, "1" * 64)
+    manifest.files[FIRST] = FileFacts(7, 70, "1" * 64)
     assert manifest.digest("positions", "games") != before
 
 
@@ -77,26 +93,128 @@ def test_another_version_is_refused(tmp_path: Path, manifest: Manifest, name: st
         Manifest.load(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["", "{", "\ufeff{}", "[]", "{}", '{"kind": "hexdata shards"}'])
+@pytest.mark.parametrize(
+    "text", ["", "{", "\ufeff{}", "[]", "{}", '{"kind": "hexdata shards"}', "[" * 200_000, '{"a": 1, "a": 1}']
+)
 def test_what_is_no_manifest_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / MANIFEST_NAME).write_text(text, encoding="utf-8")
-    with pytest.raises(StoreError, match="manifest is not") as caught:
+    with pytest.raises(StoreError, match="manifest is n") as caught:
         Manifest.load(tmp_path)
     assert caught.value.path == str(tmp_path / MANIFEST_NAME)
 
 
+def load_altered(folder: Path, manifest: Manifest, change: Callable[[dict[str, Any]], object]) -> StoreError:
+    """Return the error of a manifest that was altered by someone who left the digest out."""
+    content = saved(folder, manifest)
+    del content["digest"]
+    change(content)
+    (folder / MANIFEST_NAME).write_text(json.dumps(content))
+    with pytest.raises(StoreError) as caught:
+        Manifest.load(folder)
+    assert caught.value.path == str(folder / MANIFEST_NAME)
+    assert caught.value.hint
+    return caught.value
+
+
 @pytest.mark.parametrize("name", ["board_size", "counts", "files", "stages"])
 def test_a_missing_entry_is_named(tmp_path: Path, manifest: Manifest, name: str) -> None:
+    error = load_altered(tmp_path, manifest, lambda content: content.pop(name))
+    assert error.reason == f"the manifest lacks the key {name}"
+
+
+FACTS = {"rows": 1, "bytes": 1, "sha256": "0" * 64}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("files", [], "wrong value of files"),
+        ("files", {FIRST: {"rows": 1}}, rf"lacks the key files.{FIRST}.bytes"),
+        ("files", {FIRST: 3}, "wrong value of files"),
+        (
+            "files",
+            {FIRST: {**FACTS, "rows": "1, 1); COPY"}},
+            r"files.*rows; found '1, 1\); COPY'",
+        ),
+        ("files", {FIRST: {**FACTS, "bytes": -1}}, "wrong value of files.*bytes"),
+        ("files", {FIRST: {**FACTS, "bytes": 1 << 63}}, "wrong value of files.*bytes"),
+        ("files", {FIRST: {**FACTS, "sha256": "'" * 64}}, "wrong value of files.*sha256"),
+        ("files", {"positions/../../x.parquet": FACTS}, r"unknown key in files; found positions/\.\./"),
+        ("files", {"/etc/x.parquet": FACTS}, "unknown key in files"),
+        ("files", {"manifest.json": FACTS}, "unknown key in files"),
+        ("files", {FIRST + "\n": FACTS}, "unknown key in files"),
+        ("files", {"pickles/original/../x.pkl.gz": FACTS}, "unknown key in files"),
+        ("files", {"pickles/original/a/./x.pkl.gz": FACTS}, "unknown key in files"),
+        ("files", {"pickles/original//x.pkl.gz": FACTS}, "unknown key in files"),
+        ("files", {"pickles/original/a\\x.pkl.gz": FACTS}, "unknown key in files"),
+        ("files", {"pickles/original/a\0x.pkl.gz": FACTS}, "unknown key in files"),
+        ("board_size", "13", "wrong value of board_size; found '13'"),
+        ("board_size", 10**7, "wrong value of board_size; found 10000000"),
+        ("board_size", None, "positions and no board_size"),
+        ("counts", {"position": 14}, "unknown key in counts; found position"),
+        ("counts", {"games": 0, "positions": True, "rejected": 0, "sources": 0}, "counts.positions"),
+        ("stages", {"konvert": {}}, "unknown key in stages; found konvert"),
+        ("stages", {"shuffle": {**SHUFFLE, "splits": {"train": 14.0}}}, "stages.shuffle.splits.train"),
+        ("stages", {"shuffle": {**SHUFFLE, "sqlits": {}}}, "unknown key in stages.shuffle; found sqlits"),
+        ("stages", {"shuffle": {**SHUFFLE, "buckets": {"train": 10**9}}}, "stages.shuffle.buckets.train"),
+        ("stages", {"shuffle": {**SHUFFLE, "choices": {"x": "y"}}}, "unknown key in stages.shuffle.choices"),
+        (
+            "stages",
+            {"pickles-shuffled": {**dict.fromkeys(("positions", "rejected", "files", "level"), 0)}},
+            "lacks the key stages.pickles-shuffled.of",
+        ),
+        (
+            "stages",
+            {
+                "pickles-shuffled": {
+                    **dict.fromkeys(("positions", "rejected", "files", "level"), 0),
+                    "of": "0" * 64,
+                    "order": "shuffled",
+                }
+            },
+            "without the stage shuffle",
+        ),
+        ("more", 1, "unknown key; found more"),
+    ],
+)
+def test_a_wrong_value_is_named(
+    tmp_path: Path, manifest: Manifest, key: str, value: object, said: str
+) -> None:
+    error = load_altered(tmp_path, manifest, lambda content: content.update({key: value}))
+    assert re.search(said, error.detail()), error.detail()
+
+
+@pytest.mark.parametrize("name", [".hidden", "..a", "a..", "...", "a b", "ключ", "a\x1bb"])
+def test_a_pickle_may_have_any_plain_name(tmp_path: Path, manifest: Manifest, name: str) -> None:
+    manifest.files[f"pickles/original/{name}/{name}.pkl.gz"] = FileFacts(1, 1, "0" * 64)
+    manifest.stages["shuffle"] = SHUFFLE
+    manifest.save(tmp_path)
+    assert Manifest.load(tmp_path) == manifest
+
+
+def test_rot_in_it_is_named_as_such(tmp_path: Path, manifest: Manifest) -> None:
+    manifest.stages["shuffle"] = SHUFFLE
+    manifest.save(tmp_path)
+    path = tmp_path / MANIFEST_NAME
+    sound = path.read_bytes()
+    errors = []
+    for place in range(len(sound)):
+        path.write_bytes(sound[:place] + bytes([sound[place] ^ 1]) + sound[place + 1 :])
+        try:
+            assert Manifest.load(tmp_path) == manifest  # white space
+        except StoreError as error:
+            errors.append(error)
+    assert len(errors) > 0.7 * len(sound)
+    assert {error.path for error in errors} == {str(path)}
+    assert [e for e in errors if not re.search("manifest|another (schema|order)_version", e.reason)] == []
+
+
+def test_one_without_a_digest_is_of_an_older_release(tmp_path: Path, manifest: Manifest) -> None:
     content = saved(tmp_path, manifest)
-    del content[name]
+    del content["digest"]
     (tmp_path / MANIFEST_NAME).write_text(json.dumps(content))
-    with pytest.raises(StoreError, match=f"lacks an entry.*{name}"):
-        Manifest.load(tmp_path)
-
-
-@pytest.mark.parametrize("files", [[], {"positions/a": {"rows": 1}}, {"positions/a": 3}])
-def test_broken_facts_are_refused(tmp_path: Path, manifest: Manifest, files: object) -> None:
-    content = saved(tmp_path, manifest)
-    (tmp_path / MANIFEST_NAME).write_text(json.dumps({**content, "files": files}))
-    with pytest.raises(StoreError, match="lacks an entry"):
+    assert Manifest.load(tmp_path) == manifest
+    content["counts"]["positions"] += 1
+    (tmp_path / MANIFEST_NAME).write_text(json.dumps({**content, "digest": "0" * 64}))
+    with pytest.raises(StoreError, match="the manifest itself was altered or is damaged"):
         Manifest.load(tmp_path)

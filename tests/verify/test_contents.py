@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from hexdata.errors import BudgetError, ConfigError, StoreError, VerifyError
 from hexdata.export import ExportOptions, export_shards
 from hexdata.shuffle import ShuffleOptions, shuffle_store
-from hexdata.store.files import FileFacts, digest_file, write_bytes
+from hexdata.store.files import FileFacts, canonical_json, digest_file, write_bytes
 from hexdata.store.manifest import Manifest
 from hexdata.verify import VerifyOptions, verify_store
 
@@ -152,11 +153,13 @@ def test_an_altered_manifest_is_found(
     store: Path, entry: tuple[str, ...], check: str, failures: Failures
 ) -> None:
     content = json.loads((store / "manifest.json").read_bytes())
+    del content["digest"]
     *path, last = entry
     place = content
     for name in path:
         place = place[name]
     place[last] = place[last][::-1] if isinstance(place[last], str) else place[last] + 1
+    content["digest"] = hashlib.sha256(canonical_json(content)).hexdigest()
     (store / "manifest.json").write_text(json.dumps(content))
     assert next(iter(failures(store))) == check
 

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from hexdata.errors import StoreError
 from hexdata.export import ExportOptions, export_shards
 from hexdata.order import derive_key, sort_key
 from hexdata.schema import positions_schema
@@ -250,7 +251,9 @@ def test_a_damaged_choice_is_found(
     ("entry", "value", "message"),
     [
         ("left_out", {"where": 3}, "shuffle stage"),
-        ("choices", {"wear": "true"}, "choices that there are not"),
+        ("choices", {"per_game": "1"}, "choices of a wrong type"),
+        ("choices", {"where": 1}, "choices of a wrong type"),
+        ("rejected", 1, "shuffle stage"),
         ("choices", {"per_game": 0}, "per_game"),
         ("splits", {"train": 1}, "other splits"),
         ("buckets", {"train": 2, "val": 1, "test": 1}, "train has other buckets"),
@@ -267,11 +270,12 @@ def test_a_lineage_that_says_otherwise_is_found(
 
 
 @pytest.mark.parametrize("entry", ["seed", "choices", "left_out", "splits", "buckets", "rejected"])
-def test_a_lineage_that_lacks_something_is_found(store: Path, failures: Failures, entry: str) -> None:
+def test_a_lineage_that_lacks_something_is_refused(store: Path, entry: str) -> None:
     manifest = Manifest.load(store)
     del manifest.stages["shuffle"][entry]
     manifest.save(store)
-    assert f"nothing of {entry}. Run `hexdata shuffle`" in failures(store)["shuffle stage"]
+    with pytest.raises(StoreError, match=f"lacks the key stages.shuffle.{entry}"):
+        verify_store(store)
 
 
 # --- quality ------------------------------------------------------------------------------------------
