@@ -12,6 +12,7 @@ from typing import Final
 import pyarrow as pa
 
 __all__ = [
+    "MAX_TIER",
     "NO_GAME",
     "NO_MOVE",
     "NO_PLY",
@@ -33,6 +34,8 @@ SCHEMA_VERSION: Final = 1
 
 SPLITS: Final = ("train", "val", "test")
 
+MAX_TIER: Final = 3
+"""The highest ``value_sample_tier``."""
 NO_MOVE: Final = 65535
 """Value in shards for a null ``move`` (uint16)."""
 NO_PLY: Final = 65535

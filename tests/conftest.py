@@ -124,6 +124,11 @@ def trmph_store(tmp_path_factory: pytest.TempPathFactory, demo_trmph: DemoTrmph)
     return folder / "store"
 
 
+def stones(cells: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.uint8]:
+    """Return the planes uint8 (N, 2, n, n) of cells (N, n, n): 1 is blue, 2 is red."""
+    return np.stack([cells == 1, cells == 2], axis=1).astype(np.uint8)
+
+
 @pytest.fixture(scope="session")
 def odd_store(tmp_path_factory: pytest.TempPathFactory, write_odd_store: WriteOddStore) -> Path:
     """A store of 900 positions in three parts: dense policies, unknown games, nulls. Read only: copy it."""
@@ -176,7 +181,7 @@ def odd_positions(count: int) -> pa.Table:
         "position_in_game": some(ids % 20, 9),
         "total_positions": some(20 + ids % 2, 8),
         "board": [
-            row.tobytes() for row in pack_boards(rng.integers(0, 2, (count, 2, BOARD_SIZE, BOARD_SIZE)))
+            row.tobytes() for row in pack_boards(stones(rng.integers(0, 3, (count, BOARD_SIZE, BOARD_SIZE))))
         ],
         "move": some(rng.integers(0, CELLS, count), 5),
         "policy": policies,

@@ -5,25 +5,21 @@ Turns arrays into bytes and bytes into arrays. Never chooses an order, a split o
 
 from __future__ import annotations
 
-import functools
-import io
-import itertools
-import math
-import re
 import tarfile
-import tokenize
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from hexdata.board import unpack_boards
-from hexdata.errors import FormatError, StoreError
+from hexdata.board import pack_boards, unpack_boards
+from hexdata.errors import StoreError
+from hexdata.formats.block_check import POLICY_FIELDS, bad_values, block_fields
 from hexdata.formats.shard_manifest import FieldSpec, ShardEntry, ShardManifest
+from hexdata.formats.tar_members import MemberHeader, MemberReader, broken, npy_header
 from hexdata.remote import AnyPath, as_path, open_binary
-from hexdata.schema import NO_GAME, NO_MOVE, NO_PLY, NO_TIER, board_bytes, board_size_of
+from hexdata.schema import NO_GAME, NO_MOVE, NO_PLY, NO_TIER, board_size_of
 
 __all__ = [
     "POLICY_FIELDS",
@@ -38,10 +34,10 @@ __all__ = [
     "block_samples",
     "block_to_policy",
     "columns_to_block",
-    "decode_npy",
-    "npy_header",
+    "decode_array",
     "read_blocks",
     "read_placed_blocks",
+    "samples_to_block",
 ]
 
 Block = dict[str, npt.NDArray[Any]]
@@ -51,9 +47,6 @@ Only ``policy`` (k, cells) and ``policy_row`` (k,) differ: they hold the dense p
 the ascending rows that have one.
 """
 
-POLICY_FIELDS: Final = ("policy", "policy_row")
-"""The fields that are as long as the block has dense policies, not positions."""
-
 SENTINELS: Final[Mapping[str, int]] = {
     "game_id": NO_GAME,
     "move": NO_MOVE,
@@ -62,27 +55,11 @@ SENTINELS: Final[Mapping[str, int]] = {
     "value_sample_tier": NO_TIER,
 }
 """What stands for null, a field."""
-_MEMBER_NAME: Final = re.compile(r"(\d{6,})\.([a-z_]+)\.npy")
 _END_OF_ARCHIVE: Final = bytes(2 * tarfile.BLOCKSIZE)
-
-
-def block_fields(board_size: int, with_policy: bool) -> dict[str, FieldSpec]:
-    """Return the fields of every block of a split; ``with_policy`` where it holds any dense policy."""
-    fields = {
-        "board": FieldSpec("|u1", (board_bytes(board_size),)),
-        "game_id": FieldSpec("<i8", ()),
-        "move": FieldSpec("<u2", ()),
-        "player_to_move": FieldSpec("|u1", ()),
-        "position_id": FieldSpec("<i8", ()),
-        "position_in_game": FieldSpec("<u2", ()),
-        "total_positions": FieldSpec("<u2", ()),
-        "value": FieldSpec("<f4", ()),
-        "value_sample_tier": FieldSpec("|u1", ()),
-    }
-    if with_policy:
-        fields["policy"] = FieldSpec("<f4", (board_size * board_size,))
-        fields["policy_row"] = FieldSpec("<u4", ())
-    return fields
+_MOST_BYTES: Final = 1 << 30
+"""Of one block or sample: a sparse file can claim any size."""
+_MOST_MEMBERS: Final = 32
+"""Of one block or sample."""
 
 
 def block_length(block: Mapping[str, npt.NDArray[Any]]) -> int:
@@ -260,15 +237,6 @@ class ShardWriter:
         self.bytes += len(data)
 
 
-@functools.lru_cache(maxsize=1 << 14)
-def npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
-    """Return the npy 1.0 header of an array in C order: 128 bytes, so that numbers in a tar are aligned."""
-    buffer = io.BytesIO()
-    facts = {"descr": dtype, "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(buffer, facts)
-    return buffer.getvalue()
-
-
 # --- reading ------------------------------------------------------------------------------------------
 
 
@@ -276,7 +244,8 @@ def read_blocks(path: str | AnyPath) -> Iterator[tuple[str, Block]]:
     """Read a shard front to back, one (key, arrays) at a time; the arrays are read-only.
 
     Stricter than ``tarfile``, which takes a broken header for the end of the archive: every byte must
-    be accounted for, up to the end-of-archive blocks. Reads samples as well.
+    be accounted for, up to the end-of-archive blocks. Reads samples as well. What the arrays hold is not
+    checked: see ``check_block``.
 
     Raises:
         FormatError: naming the shard and the member or the byte, if the shard is cut or altered. What
@@ -289,75 +258,74 @@ def read_blocks(path: str | AnyPath) -> Iterator[tuple[str, Block]]:
 def read_placed_blocks(path: str | AnyPath) -> Iterator[tuple[str, Block, dict[str, int]]]:
     """Do as :func:`read_blocks`, and say of each field at which byte of the shard its numbers begin."""
     with open_binary(as_path(path)) as file:
-        for key, members in itertools.groupby(_read_members(file, path), key=lambda member: member[0]):
-            block: Block = {}
-            places: dict[str, int] = {}
-            for _, field, data, begin in members:
-                member = f"{key}.{field}.npy"
-                if field in block:
-                    raise _broken(path, member, "the member twice", "each once")
-                block[field] = decode_npy(data, path, member)
-                places[field] = begin + len(data) - block[field].nbytes
+        size = file.seek(0, 2)
+        file.seek(0)
+        members = MemberReader(file.read, 0, size, size, path)
+        header = members.next_header()
+        last_key = -1
+        while header is not None:
+            key, block, places = header.key, dict[str, npt.NDArray[Any]](), dict[str, int]()
+            while header is not None and header.key == key:
+                if header.field in block:
+                    raise broken(path, header.name, "the member twice", "each once")
+                total = header.bytes + sum(array.nbytes for array in block.values())
+                if total > _MOST_BYTES or len(block) == _MOST_MEMBERS:
+                    found = f"{len(block) + 1} members of {total:,} bytes"
+                    raise broken(path, key, found, f"{_MOST_MEMBERS} of {_MOST_BYTES:,} at most")
+                block[header.field] = decode_array(members.numbers(), header)
+                places[header.field] = header.begin
+                header = members.next_header()
+            is_sample = all(array.ndim == 0 for name, array in block.items() if name not in _UNPACKED)
+            if not is_sample and int(key) <= last_key:
+                raise broken(path, key, f"block {key} after block {last_key:06d}", "keys that count upward")
+            last_key = max(last_key, int(key)) if not is_sample else last_key
             yield key, block, places
 
 
-def _read_members(file: BinaryIO, path: str | AnyPath) -> Iterator[tuple[str, str, bytes, int]]:
-    """Yield (key, field, npy bytes, where these begin) of each member up to the end of the archive."""
-    while (header := file.read(tarfile.BLOCKSIZE)) != bytes(tarfile.BLOCKSIZE):
-        place = f"byte {file.tell() - len(header)}"
-        try:
-            info = tarfile.TarInfo.frombuf(header, "ascii", "surrogateescape")
-        except tarfile.HeaderError as error:
-            raise _broken(path, place, f"no tar header ({error})", "the end-of-archive blocks") from None
-        name = _MEMBER_NAME.fullmatch(info.name)
-        if name is None or not info.isreg():
-            raise _broken(path, place, f"member {info.name!r}", "a plain file KEY.FIELD.npy")
-        begin, data = file.tell(), file.read(info.size)
-        padding = file.read(-info.size % tarfile.BLOCKSIZE)
-        if len(data) != info.size or padding != bytes(-info.size % tarfile.BLOCKSIZE):
-            raise _broken(path, info.name, f"{len(data)} bytes and their padding", f"{info.size} bytes")
-        yield name[1], name[2], data, begin
-    rest = file.read()
-    if len(rest) < tarfile.BLOCKSIZE or any(rest) or file.tell() % tarfile.RECORDSIZE:
-        raise _broken(path, "end of archive", f"{len(rest)} bytes", "zeros up to a whole record")
+_UNPACKED: Final = ("board", "policy")
+"""The fields of a sample that are more than one number."""
 
 
-def _broken(path: str | AnyPath, record: str, found: str, expected: str) -> FormatError:
-    return FormatError(
-        "the shard is cut or altered",
-        code="broken-shard",
-        path=path,
-        record=record,
-        found=found,
-        expected=expected,
-        hint="Export the shards again.",
-    )
+def decode_array(numbers: bytes, header: MemberHeader) -> npt.NDArray[Any]:
+    """Return the array of a member, a read-only view of its numbers."""
+    return np.frombuffer(numbers, header.dtype).reshape(header.shape)
 
 
-def decode_npy(data: bytes, path: str | AnyPath, member: str) -> npt.NDArray[Any]:
-    """Return the array of one ``.npy`` member, a read-only view of ``data``.
+def samples_to_block(samples: Sequence[tuple[str, Block]], path: object) -> Block:
+    """Return samples, as :func:`read_blocks` gives them, as one block; its values are not checked.
 
     Raises:
-        FormatError: if it is not npy 1.0 in C order of plain numbers, or not as long as it says.
+        FormatError: "broken-shard": they have other fields or shapes than each other, boards of other
+            cells than 0 and 1, policies of other numbers than shares, or another key than their id.
     """
-    header = data[: 10 + int.from_bytes(data[8:10], "little")]
-    try:
-        dtype, shape = _parse_npy_header(header)
-    except (ValueError, tokenize.TokenError) as error:
-        raise _broken(path, member, str(error), "an npy 1.0 header") from None
-    size = math.prod(shape) * dtype.itemsize
-    if len(data) - len(header) != size:
-        raise _broken(path, member, f"{len(data) - len(header)} bytes of numbers", f"{size} for {shape}")
-    return np.frombuffer(data, dtype, offset=len(header)).reshape(shape)
-
-
-@functools.lru_cache(maxsize=256)
-def _parse_npy_header(header: bytes) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """Parse a header; remembered, as parsing takes longer than the block and few headers differ."""
-    stream = io.BytesIO(header)
-    if np.lib.format.read_magic(stream) != (1, 0):
-        raise ValueError("another npy version than 1.0")
-    shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(stream)
-    if fortran_order or dtype.kind not in "iuf" or any(length < 0 for length in shape):
-        raise ValueError(f"an npy array of {dtype}, shape {shape}, Fortran order {fortran_order}")
-    return dtype, shape
+    first_key, first = samples[0]
+    specs = {name: (array.dtype.str, array.shape) for name, array in first.items()}
+    for key, sample in samples:
+        found = {name: (array.dtype.str, array.shape) for name, array in sample.items()}
+        if found != specs:
+            name = min(name for name, _ in found.items() ^ specs.items())
+            other = found.get(name, "no such member")
+            raise bad_values(path, f"{key}.{name}.npy", other, specs.get(name, "no such member"))
+    block = {name: np.stack([sample[name] for _, sample in samples]) for name in specs}
+    boards = block.get("board")
+    if boards is None or boards.dtype != np.uint8 or boards.ndim != 4 or boards.max(initial=0) > 1:
+        boards_found = (
+            "none" if boards is None else f"{boards.dtype} of shape {boards.shape[1:]}, or a cell above 1"
+        )
+        raise bad_values(
+            path, f"{first_key}.board.npy", boards_found, "|u1 of shape (2, n, n), each cell 0 or 1"
+        )
+    block["board"] = pack_boards(boards)
+    if "position_id" in block and block["position_id"].ndim == 1:
+        for (key, _), position_id in zip(samples, block["position_id"].tolist(), strict=True):
+            if int(key) != position_id:
+                raise bad_values(path, f"{key}.position_id.npy", position_id, f"{int(key)}, as its key")
+    if "policy" in block and "move" in block:
+        policies = block["policy"]
+        if policies.ndim != 2 or not (policies.min() >= 0 and policies.max() < np.inf):
+            raise bad_values(path, f"{first_key}.policy.npy", "other values", "finite numbers from 0 up")
+        only = np.count_nonzero(policies, axis=1) == 1
+        moves = only & (policies.argmax(axis=1) == block["move"]) & (policies.max(axis=1) == 1)
+        rows = np.flatnonzero(policies.any(axis=1) & ~moves)
+        block["policy"], block["policy_row"] = policies[rows], rows.astype("<u4")
+    return block

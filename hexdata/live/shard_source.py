@@ -9,16 +9,15 @@ import re
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from hexdata.board import MAX_SIZE, MIN_SIZE, pack_boards
-from hexdata.errors import FormatError
-from hexdata.formats.shards import POLICY_FIELDS, SENTINELS, Block, block_fields, block_length, read_blocks
-from hexdata.schema import NO_MOVE, SPLITS, board_bytes, board_size_of, raw_schema
+from hexdata.board import MIN_SIZE
+from hexdata.formats.block_check import check_block
+from hexdata.formats.shards import POLICY_FIELDS, SENTINELS, Block, read_blocks, samples_to_block
+from hexdata.schema import SPLITS, raw_schema
 
 __all__ = ["looks_like_shard", "shard_batches", "shard_split"]
 
@@ -56,101 +55,31 @@ def shard_batches(path: Path) -> Iterator[tuple[int, pa.RecordBatch]]:
         OSError: it cannot be read.
     """
     record = 0
-    for block in _blocks(path):
-        size = _board_size(path, block)
+    for key, block in _blocks(path):
+        size = check_block(block, path, key)
         yield size, _raw(block, size, record)
         record += len(block["move"])
 
 
-def _blocks(path: Path) -> Iterator[Block]:
-    """Give blocks; samples are put together."""
-    for is_sample, members in groupby(
-        read_blocks(path), lambda member: member[1].get("move", _SCALAR).ndim == 0
-    ):
+def _blocks(path: Path) -> Iterator[tuple[str, Block]]:
+    """Yield blocks with their keys; samples are put together."""
+    for is_sample, members in groupby(read_blocks(path), lambda member: _is_sample(member[1])):
         if not is_sample:
-            yield from (block for _, block in members)
+            yield from members
             continue
-        samples: list[Block] = []
-        for _, sample in members:
+        samples: list[tuple[str, Block]] = []
+        for sample in members:
             samples.append(sample)
             if len(samples) == _SAMPLES:
-                yield _joined(path, samples)
+                yield samples[0][0], samples_to_block(samples, path)
                 samples = []
         if samples:
-            yield _joined(path, samples)
+            yield samples[0][0], samples_to_block(samples, path)
 
 
-_SCALAR: Final[npt.NDArray[Any]] = np.zeros(1)
-
-
-def _joined(path: Path, samples: list[Block]) -> Block:
-    """Return samples as one block."""
-    try:
-        block = {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
-        block["board"] = pack_boards(block["board"])
-    except (KeyError, ValueError, IndexError) as error:
-        raise _foreign(path, f"samples of different fields ({error})") from None
-    if "policy" in block:
-        rows = np.flatnonzero((block["move"] == NO_MOVE) & block["policy"].any(axis=1))
-        block["policy"], block["policy_row"] = block["policy"][rows], rows.astype(np.uint32)
-    return block
-
-
-def _board_size(path: Path, block: Block) -> int:
-    """Return n of a block, seen to have all the fields of one."""
-    board = block.get("board", _SCALAR)
-    size = board_size_of(board.shape[1]) if board.ndim == 2 else 0
-    if not MIN_SIZE <= size <= MAX_SIZE or board.shape[1] != board_bytes(size):
-        raise _foreign(path, f"boards of shape {board.shape}")
-    for name, spec in block_fields(size, with_policy="policy" in block).items():
-        if name not in block or (block[name].dtype.str, block[name].shape[1:]) != (spec.dtype, spec.shape):
-            found = f"{block[name].dtype} {block[name].shape}" if name in block else "none"
-            raise _foreign(path, f"for the field {name}: {found}")
-    try:
-        block_length(block)
-    except ValueError as error:
-        raise _foreign(path, str(error)) from None
-    _check_policies(path, block)
-    _check_numbers(path, block, size)
-    return size
-
-
-def _check_numbers(path: Path, block: Block, board_size: int) -> None:
-    """See that a block's numbers can be what they are to mean; all that comes after relies on it."""
-    move, value = block["move"], block["value"]
-    sound = {
-        "move": (move < board_size**2) | (move == NO_MOVE),
-        "player_to_move": block["player_to_move"] <= 1,
-        "value": (value >= 0) & (value <= 1),
-        "policy": np.isfinite(block["policy"]) & (block["policy"] >= 0)
-        if "policy" in block
-        else np.ones(0, np.bool_),
-    }
-    for name, good in sound.items():
-        if not good.all():
-            raise _foreign(path, f"for the field {name}: {block[name][~good][:1].tolist()}")
-
-
-def _check_policies(path: Path, block: Block) -> None:
-    if "policy" not in block:
-        return
-    rows = block["policy_row"].astype(np.int64)
-    if (
-        len(rows) != len(block["policy"])
-        or (np.diff(rows, prepend=-1) <= 0).any()
-        or (rows >= len(block["move"])).any()
-    ):
-        raise _foreign(path, "dense policies of other rows than there are")
-
-
-def _foreign(path: Path, found: str) -> FormatError:
-    return FormatError(
-        "not a shard of hexdata",
-        code="broken-shard",
-        path=path,
-        found=found,
-        expected="all fields that export writes",
-    )
+def _is_sample(block: Block) -> bool:
+    """Return whether these are the arrays of one position, which have no leading dimension."""
+    return "move" in block and block["move"].ndim == 0
 
 
 def _raw(block: Block, board_size: int, record: int) -> pa.RecordBatch:

@@ -134,7 +134,7 @@ def _epoch(loader: Loader, progress: Progress) -> tuple[EpochFacts, dict[str, st
     waited = 0.0
     epoch, batches, delivered, values = loader.epoch, 0, 0, 0.0
     first_ids: list[int] = []
-    seen = _Seen()
+    seen = _Seen(loader.positions)
     start = time.perf_counter()
     for batch in loader:
         waited = waited or time.perf_counter() - start
@@ -161,16 +161,18 @@ def _epoch(loader: Loader, progress: Progress) -> tuple[EpochFacts, dict[str, st
 
 
 class _Seen:
-    """Which position ids have been met: a byte each, up to the largest."""
+    """The position ids of an epoch, 8 bytes each, whatever they are."""
 
-    def __init__(self) -> None:
-        self._met = np.zeros(1 << 16, dtype=np.bool_)
+    def __init__(self, positions: int) -> None:
+        self._ids = np.empty(positions, np.int64)
+        self._count = 0
 
     def add(self, ids: npt.NDArray[np.int64]) -> None:
-        largest = int(ids.max(initial=0))
-        if largest >= len(self._met):
-            self._met = np.concatenate([self._met, np.zeros(largest + 1, dtype=np.bool_)])
-        self._met[ids] = True
+        space = self._ids[self._count : self._count + len(ids)]
+        space[...] = ids[: len(space)]  # an epoch that delivers too many fails by their number
+        self._count += len(space)
 
     def distinct(self) -> int:
-        return int(np.count_nonzero(self._met))
+        ids = self._ids[: self._count]
+        ids.sort()
+        return int(np.count_nonzero(ids[1:] != ids[:-1])) + (len(ids) > 0)

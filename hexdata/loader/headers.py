@@ -1,28 +1,22 @@
-"""The headers of a shard's members, held against what the manifest says stands there.
+"""The headers of a shard's members, compared with what the manifest says of them.
 
 A block's numbers are found through an offset; the headers before them tell whether they are the right
-ones. Never reads the numbers themselves: only a digest of the whole shard tells whether those changed.
+ones. Never reads the numbers themselves.
 """
 
 from __future__ import annotations
 
-import math
-import tarfile
-from typing import Final, NamedTuple, Protocol
-
-import numpy as np
+from collections.abc import Mapping
+from typing import Final, NamedTuple
 
 from hexdata.errors import FormatError
-from hexdata.formats.shards import FieldSpec, npy_header
+from hexdata.formats.block_check import POLICY_FIELDS
+from hexdata.formats.shard_manifest import FieldSpec, ShardEntry
+from hexdata.formats.tar_members import HEADER_BYTES, MemberHeader
 
-__all__ = ["HEADER_BYTES", "HINT", "Member", "altered", "check_member", "policy_count"]
+__all__ = ["HINT", "BlockPlace", "altered", "place_block"]
 
 HINT: Final = "Run `hexdata verify`, then `hexdata export` again."
-_NPY_HEADER_BYTES: Final = 128
-HEADER_BYTES: Final = tarfile.BLOCKSIZE + _NPY_HEADER_BYTES
-"""Bytes of the tar header and the npy header, which end where a block's numbers begin."""
-_NAME: Final = slice(0, 100)
-_SIZE: Final = slice(124, 136)
 
 
 def altered(path: str, record: str, found: object, expected: object) -> FormatError:
@@ -38,67 +32,93 @@ def altered(path: str, record: str, found: object, expected: object) -> FormatEr
     )
 
 
-class Bytes(Protocol):
-    """A mapped file: a slice of it is bytes."""
+class BlockPlace(NamedTuple):
+    """One block of a shard, as the manifest describes it.
 
-    def __len__(self) -> int: ...
+    Attributes:
+        path: of the shard, for messages.
+        entry: what the manifest says of the shard.
+        number: of the block in the shard.
+        key: of the block in the split.
+        rows: positions of the block.
+    """
 
-    def __getitem__(self, part: slice, /) -> bytes: ...
-
-
-class Member(NamedTuple):
-    """One field of one block: the shard it is in, what it must be called, and where its numbers begin."""
-
-    shard: str
-    key: int
-    field: str
-    offset: int
+    path: str
+    entry: ShardEntry
+    number: int
+    key: str
+    rows: int
 
     @property
-    def name(self) -> str:
-        """The member's name in the tar file."""
-        return f"{self.key:06d}.{self.field}.npy"
+    def start(self) -> int:
+        """The byte of the shard at which the block begins."""
+        return self._start_of(self.number)
 
-    def headers(self, data: Bytes) -> bytes:
-        """Return the headers before the numbers."""
-        return data[self.offset - HEADER_BYTES : self.offset]
+    @property
+    def stop(self) -> int:
+        """The byte at which the next block begins, or at which the shard ends."""
+        last = self.number + 1 == self.entry.blocks
+        return self.entry.bytes if last else self._start_of(self.number + 1)
 
-    def altered(self, found: object, expected: object) -> FormatError:
-        """Return the error that names this member."""
-        return altered(self.shard, self.name, found, expected)
+    def members(self) -> list[str]:
+        """Return the fields of the block in their order in the file."""
+        offsets = self.entry.offsets
+        return sorted(offsets, key=lambda name: offsets[name][self.number])
+
+    def member(self, field: str) -> str:
+        """Return the name of a member of the block."""
+        return f"{self.key}.{field}.npy"
+
+    def check_header(self, field: str, header: MemberHeader, spec: FieldSpec) -> None:
+        """Check that a header is that of a field of the block, where the manifest says.
+
+        Raises:
+            FormatError: it is not.
+        """
+        name, offset = self.member(field), self.entry.offsets[field][self.number]
+        if header.name != name or header.begin != offset:
+            raise altered(
+                self.path,
+                name,
+                f"{header.name}, whose numbers begin at byte {header.begin}",
+                f"{name}, whose numbers begin at byte {offset}",
+            )
+        dense = field in POLICY_FIELDS
+        rows = header.shape[0] if dense and header.shape and header.shape[0] <= self.rows else self.rows
+        if header.dtype != spec.dtype or header.shape != (rows, *spec.shape):
+            found, expected = (
+                f"{header.dtype} of shape {header.shape}",
+                f"{spec.dtype} of shape {(rows, *spec.shape)}",
+            )
+            raise altered(self.path, name, found, f"{expected}, at most" if dense else expected)
+
+    def check_layout(self, headers: Mapping[str, MemberHeader]) -> None:
+        """Check that the members of the block leave no gap, and that policies are as many as their rows.
+
+        Raises:
+            FormatError: there is a gap, or there are more of the one than of the other.
+        """
+        place = self.start if self.number else 0
+        for header in sorted(headers.values(), key=lambda header: header.begin):
+            if header.begin != place + HEADER_BYTES:
+                raise altered(self.path, header.name, f"byte {header.begin}", f"byte {place + HEADER_BYTES}")
+            place = header.end
+        if self.number + 1 < self.entry.blocks and place != self.stop:
+            raise altered(self.path, f"block {self.key}", f"an end at byte {place}", f"byte {self.stop}")
+        counts = [headers[name].shape[0] for name in POLICY_FIELDS if name in headers]
+        if len(set(counts)) > 1:
+            raise altered(
+                self.path,
+                self.member("policy"),
+                f"{counts[0]} policies",
+                f"{counts[1]}, as its policy_row has",
+            )
+
+    def _start_of(self, number: int) -> int:
+        return min(places[number] for places in self.entry.offsets.values()) - HEADER_BYTES
 
 
-def check_member(data: Bytes, member: Member, spec: FieldSpec, rows: int) -> None:
-    """See that the headers are those of this member with so many rows, all of them in the file.
-
-    Raises:
-        FormatError: they are not.
-    """
-    headers = member.headers(data)
-    name = headers[_NAME].rstrip(b"\0")
-    if name != member.name.encode("ascii"):
-        raise member.altered(f"a header of {name!r}", "its own")
-    expected = npy_header(spec.dtype, (rows, *spec.shape))
-    if headers[tarfile.BLOCKSIZE :] != expected:
-        raise member.altered(f"the npy header {headers[tarfile.BLOCKSIZE :]!r}", expected)
-    itemsize = np.dtype(spec.dtype).itemsize
-    end = member.offset + rows * math.prod(spec.shape) * itemsize
-    if end > len(data) or member.offset % itemsize:
-        raise member.altered(f"numbers up to byte {end}", f"whole numbers in {len(data)} bytes")
-
-
-def policy_count(data: Bytes, member: Member, spec: FieldSpec) -> int:
-    """Return how many rows a member has whose length the manifest does not tell, by its tar header.
-
-    Raises:
-        FormatError: it is no header, or not of whole rows.
-    """
-    size = member.headers(data)[_SIZE].rstrip(b"\0 ")
-    width = math.prod(spec.shape) * np.dtype(spec.dtype).itemsize
-    try:
-        rows, rest = divmod(int(size, 8) - _NPY_HEADER_BYTES, width)
-    except ValueError:
-        raise member.altered(f"a size of {size!r}", "an octal number") from None
-    if rows < 0 or rest:
-        raise member.altered(f"{int(size, 8)} bytes", f"{_NPY_HEADER_BYTES} and rows of {width}")
-    return rows
+def place_block(path: str, entry: ShardEntry, number: int, first_key: int, block_size: int) -> BlockPlace:
+    """Return the block of that number of a shard whose first block has the key ``first_key``."""
+    rows = min(block_size, entry.positions - number * block_size)
+    return BlockPlace(path, entry, number, f"{first_key + number:06d}", rows)

@@ -16,8 +16,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from hexdata.formats.block_check import POLICY_FIELDS, find_bad_row
 from hexdata.formats.shard_manifest import FieldSpec, ShardManifest
-from hexdata.formats.shards import POLICY_FIELDS, Block
+from hexdata.formats.shards import Block
 from hexdata.loader.options import Check, OnError
 from hexdata.loader.shard_files import LocalShard, ShardPlace, open_shards
 from hexdata.progress import SILENT, Progress
@@ -28,6 +29,12 @@ Array = npt.NDArray[Any]
 Int64Array = npt.NDArray[np.int64]
 
 _NO_POLICY: Final = -1
+_OF_WHOLE_BLOCKS: Final = ("position_id", "policy_row")
+"""The fields of which one value can be wrong because of another: they are checked a block at a time.
+
+Of the others the rows that are delivered are checked: whole blocks would make the first batches read
+the whole split.
+"""
 
 
 class Gathered:
@@ -88,7 +95,7 @@ class _Field(NamedTuple):
     ``views`` gives each shard as elements of the field, from its first byte on. Single numbers are
     aligned, so ``step`` is 1 and ``starts`` counts numbers. Rows of several numbers may begin at any
     byte, so elements overlap, one beginning at every byte; ``step`` is a row's width, and ``starts``
-    counts bytes. ``starts`` and ``checked``, whether its headers have been read, go by block.
+    counts bytes. ``starts`` and ``checked``, whether it may be used, go by block.
     """
 
     dtype: np.dtype[Any]
@@ -127,6 +134,7 @@ class MappedShards:
         )
         self._fields = manifest.fields
         self._block_size = manifest.block_size
+        self._board_size = manifest.board_size
         positions = [shard.entry.positions for shard in self._shards]
         blocks = [shard.entry.blocks for shard in self._shards]
         self._first_rows = np.cumsum([0, *positions])
@@ -137,12 +145,13 @@ class MappedShards:
         # 16 bits sort by counting, ten times as fast as by comparing.
         number = np.uint16 if len(blocks) <= 1 << 16 else np.uint32
         self._shard_of_block = np.repeat(np.arange(len(blocks), dtype=number), blocks)
+        self._whole = np.zeros(int(self._first_blocks[-1]), np.bool_)
         self._open_fields: dict[str, _Field] = {}
         self._dense: dict[int, _Dense] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the maps behind."""
-        return {**self.__dict__, "_open_fields": {}, "_dense": {}}
+        return {**self.__dict__, "_open_fields": {}, "_dense": {}, "_whole": np.zeros_like(self._whole)}
 
     def bytes_each(self, members: Sequence[str]) -> int:
         """Return how many bytes a position takes in these members, if it has a dense policy."""
@@ -153,7 +162,8 @@ class MappedShards:
 
         Raises:
             IndexError: a row is outside the split.
-            FormatError: a block is not what the manifest says; found when it is first used.
+            FormatError: a block is not what the manifest says, found when it is first used; or a row of it
+                holds what no position has, found when it is read.
             StoreError: after unpickling, a shard is not there or has another size.
         """
         if len(rows) and not (rows.min() >= 0 and rows.max() < self.positions):
@@ -186,6 +196,7 @@ class MappedShards:
                     for block, start in enumerate(field.starts[blocks].tolist())
                 ]
                 scanned[name] = np.concatenate(parts)
+                self._check_rows(name, scanned[name], np.repeat(blocks, [len(part) for part in parts]))
             yield scanned
 
     # --- finding --------------------------------------------------------------------------------------
@@ -218,10 +229,31 @@ class MappedShards:
         new = blocks[~field.checked[blocks]]
         if len(new):
             new = np.unique(new)
-            for block, number in zip(new.tolist(), self._shard_of_block[new].tolist(), strict=True):
-                self._shards[number].check_member(name, block - int(self._first_blocks[number]))
+            for block in new.tolist():
+                shard, number = self._shard_of(block)
+                if not self._whole[block]:
+                    shard.check_block(number)
+                    self._whole[block] = True
+                if name in _OF_WHOLE_BLOCKS:
+                    shard.check_values(name, number)
             field.checked[new] = True
         return field
+
+    def _shard_of(self, block: int) -> tuple[LocalShard, int]:
+        """Return the shard that a block is in, and the block's number in it."""
+        number = int(self._shard_of_block[block])
+        return self._shards[number], block - int(self._first_blocks[number])
+
+    def _check_rows(self, name: str, found: Array, blocks: Int64Array) -> None:
+        """Check the values of a field that were read from these blocks, a row each.
+
+        Raises:
+            FormatError: as ``check_field`` does of the block, so that it is the error of stream mode.
+        """
+        bad = find_bad_row(name, found, self._board_size)
+        if bad is not None:
+            shard, number = self._shard_of(int(blocks[bad.row]))
+            shard.check_values(name, number)
 
     # --- fetching -------------------------------------------------------------------------------------
 
@@ -232,7 +264,9 @@ class MappedShards:
         found = np.empty(len(starts), field.views[0].dtype if field.views else field.dtype)
         for shard, part in groups.parts:
             _pick(field.views[shard], starts[part], found[part])
-        return found.view(field.dtype).reshape(-1, *field.shape)
+        rows = found.view(field.dtype).reshape(-1, *field.shape)
+        self._check_rows(name, rows, groups.blocks)
+        return rows
 
     def _gather_policies(self, groups: _Groups) -> tuple[Int64Array, Array]:
         """Return the dense policies of the rows, and for each grouped row which is its own, or -1."""
@@ -253,7 +287,9 @@ class MappedShards:
             found.append(policies.view(field.dtype).reshape(-1, *field.shape))
             slots[part.start + has_policy] = np.arange(count, count + len(has_policy))
             count += len(has_policy)
-        return slots, np.concatenate(found)
+        rows = np.concatenate(found)
+        self._check_rows("policy", rows, groups.blocks[slots != _NO_POLICY])
+        return slots, rows
 
     def _dense_of(self, number: int) -> _Dense:
         """Return where the dense policies of a shard are, found at the first call."""
@@ -271,9 +307,6 @@ class MappedShards:
         starts, count = [], 0
         for block, start in enumerate(field.starts[blocks].tolist()):
             length = shard.stored_rows("policy_row", block)
-            if shard.stored_rows("policy", block) != length:
-                found = f"{shard.stored_rows('policy', block)} policies"
-                raise shard.member("policy", block).altered(found, f"{length}, as its policy_row has")
             stored = field.views[number][start : start + length]
             rows.append(stored.astype(np.int32) + np.int32(block * self._block_size))
             starts.append(policies.starts[first + block] - count * policies.step)

@@ -1,4 +1,4 @@
-"""Blocks of one split's shards, read from front to back through webdataset and held against the manifest.
+"""Blocks of one split's shards, read from front to back and compared with the manifest.
 
 Never trusts a shard to end where it should: a tar file that was cut between two members looks complete.
 """
@@ -6,26 +6,23 @@ Never trusts a shard to end where it should: a tar file that was cut between two
 from __future__ import annotations
 
 import hashlib
-import tarfile
-import zlib
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Generator, Iterator, Sequence
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
-from webdataset.tariterators import group_by_keys, tar_file_expander
 
 from hexdata.errors import StoreError
-from hexdata.formats.shards import POLICY_FIELDS, Block, ShardEntry, ShardManifest, decode_npy
-from hexdata.loader.headers import HEADER_BYTES, altered
+from hexdata.formats.block_check import check_block
+from hexdata.formats.shard_manifest import ShardEntry, ShardManifest
+from hexdata.formats.shards import Block, decode_array
+from hexdata.formats.tar_members import MemberHeader, MemberReader
+from hexdata.loader.headers import BlockPlace, altered, place_block
 from hexdata.loader.source import ByteStream, Part, Source
 from hexdata.loader.sources import FolderSource
 
 __all__ = ["BlockReader"]
 
 _CHUNK: Final = 1 << 20
-_ENDS: Final = 16
-"""How often tarfile may meet the end of a part: once at its end, and once more when it is closed."""
 
 
 class BlockReader:
@@ -54,9 +51,10 @@ class BlockReader:
         self.shards = manifest.splits[split]
         self.specs = {name: manifest.fields[name] for name in members}
         self.block_size = manifest.block_size
+        self._board_size = manifest.board_size
+        self._fields = manifest.fields
         self._source = source
         self._digests = digests
-        self._suffixes = tuple(f".{name}.npy" for name in members)
         self._first_keys = np.cumsum([0, *(shard.blocks for shard in self.shards)]).tolist()
 
     def find_faults(self) -> Iterator[tuple[ShardEntry, StoreError]]:
@@ -82,54 +80,55 @@ class BlockReader:
         entry = self.shards[shard]
         stop = entry.blocks if stop is None else stop
         begin, end = (0, entry.blocks) if self._digests else (first, stop)
-        start, end_byte = _block_start(entry, begin), _block_start(entry, end)
-        address = self._source.address(entry.name)
-        with self._source.open(entry.name, Part(start, end_byte, entry.bytes)) as stream:
-            span = _Span(stream, start, end_byte, entry.bytes, address, self._digests)
-            samples = _read_samples(span, self._suffixes, address)
-            for number in range(begin, end):
-                sample = next(samples, None)
-                if sample is None:
-                    raise altered(address, "end of the shard", f"{number} blocks", entry.blocks)
-                block = self._decode(address, shard, number, sample)
-                if first <= number < stop:
-                    yield block
-            if next(samples, None) is not None:
-                raise altered(address, "end of the shard", "more blocks", entry.blocks)
+        address, first_key = self._source.address(entry.name), self._first_keys[shard]
+        places = [place_block(address, entry, n, first_key, self.block_size) for n in range(begin, end)]
+        # A block that is not where the manifest says would be looked for outside of the shard.
+        start = places[0].start if begin else 0
+        if not 0 <= start < places[-1].stop <= entry.bytes:
+            raise altered(address, "offsets", f"bytes {start} to {places[-1].stop}", f"some of {entry.bytes}")
+        with self._source.open(entry.name, Part(start, places[-1].stop, entry.bytes)) as stream:
+            span = _Span(stream, start, places[-1].stop, entry.bytes, address, self._digests)
+            members = MemberReader(span.read, start, places[-1].stop, entry.bytes, address)
+            for place in places:
+                block = self._read_block(members, place)
+                if first <= place.number < stop:
+                    yield self._checked(block, place)
+            if (more := members.next_header()) is not None:
+                raise altered(address, "end of the shard", f"a member {more.name}", "the end of the archive")
             digest = span.finish()
         if self._digests and digest != entry.sha256:
             raise altered(address, "sha256", digest, entry.sha256)
 
-    def _decode(self, address: str, shard: int, number: int, sample: Mapping[str, Any]) -> Block:
-        """Turn the ``number``-th sample of the shard into a block of the length that it must have."""
-        key = f"{self._first_keys[shard] + number:06d}"
-        if sample["__key__"] != key:
-            raise altered(address, f"block {number}", f"key {sample['__key__']}", key)
-        rows = min(self.block_size, self.shards[shard].positions - number * self.block_size)
+    def _read_block(self, members: MemberReader, place: BlockPlace) -> Block:
+        """Read the members of one block; keep those that were asked for."""
         block: Block = {}
-        for name in self.specs:
-            member = f"{key}.{name}.npy"
-            if f"{name}.npy" not in sample:
-                raise altered(address, member, "no such member", "one in every block")
-            block[name] = decode_npy(sample[f"{name}.npy"], address, member)
-            self._check(address, member, name, block[name], rows)
-        if len({len(block[name]) for name in POLICY_FIELDS if name in block}) > 1:
-            raise altered(address, f"block {number}", "policies and their rows", "as many of each")
+        headers: dict[str, MemberHeader] = {}
+        for field in place.members():
+            header = members.next_header(place.member(field))
+            if header is None:
+                raise altered(
+                    place.path, place.member(field), "the end of the archive", "a member in every block"
+                )
+            place.check_header(field, header, self._fields[field])
+            headers[field] = header
+            if field in self.specs:
+                block[field] = decode_array(members.numbers(), header)
+            else:
+                members.skip()
+        place.check_layout(headers)
         return block
 
-    def _check(self, address: str, member: str, name: str, array: npt.NDArray[Any], rows: int) -> None:
-        spec = self.specs[name]
-        shape = (array.shape[:1] if name in POLICY_FIELDS else (rows,)) + spec.shape
-        if array.dtype.str != spec.dtype or array.shape != shape:
-            found = f"{array.dtype.str} of shape {array.shape}"
-            raise altered(address, member, found, f"{spec.dtype} of shape {shape}")
-
-
-def _block_start(entry: ShardEntry, block: int) -> int:
-    """Return the byte at which the block's first member begins, headers included; the size for the end."""
-    if block == entry.blocks:
-        return entry.bytes
-    return min(places[block] for places in entry.offsets.values()) - HEADER_BYTES
+    def _checked(self, block: Block, place: BlockPlace) -> Block:
+        """Return a block, seen to hold what positions can have."""
+        check_block(
+            block,
+            place.path,
+            place.key,
+            board_size=self._board_size,
+            rows=place.rows,
+            members=self.specs.keys(),
+        )
+        return block
 
 
 class _Span:
@@ -144,25 +143,16 @@ class _Span:
         self._size = size
         self._address = address
         self._hash = hashlib.sha256() if hashed else None
-        self._ends = 0
-
-    def __str__(self) -> str:
-        """Return the address, as webdataset ends its messages with the stream."""
-        return self._address
 
     def read(self, size: int) -> bytes:
         """Return up to ``size`` bytes, none at the end of the part.
 
         Raises:
-            FormatError: if the shard ends before the part does, or a member claims to go on after it.
+            FormatError: if the shard ends before the part does.
             StoreError: if the source failed.
         """
         wanted = min(size, self._stop - self._place)
         if not wanted:
-            # To pass over a member, tarfile asks for all the bytes that its header claims, be it for years.
-            self._ends += 1
-            if self._ends > _ENDS:
-                raise altered(self._address, "tar structure", "a member without an end", "a readable shard")
             return b""
         data = self._stream.read(wanted)
         if not data:
@@ -184,14 +174,3 @@ class _Span:
         if self._stop == self._size:
             self._stream.finish()
         return self._hash.hexdigest() if self._hash else None
-
-
-def _read_samples(span: _Span, suffixes: tuple[str, ...], address: str) -> Iterator[dict[str, Any]]:
-    """Yield webdataset's samples of a part of a shard, with the members of these endings, undecoded."""
-    files = tar_file_expander(
-        [{"url": address, "stream": span}], select_files=lambda name: name.endswith(suffixes)
-    )
-    try:
-        yield from group_by_keys(files)
-    except (tarfile.TarError, ValueError, EOFError, zlib.error) as error:
-        raise altered(address, "tar structure", str(error.args[0]), "a readable shard") from error

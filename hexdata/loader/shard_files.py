@@ -9,20 +9,30 @@ from __future__ import annotations
 import errno
 import functools
 import hashlib
+import math
 import mmap
 import warnings
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from hexdata.errors import BudgetError, ConfigError, FormatError, StoreError
+from hexdata.formats.block_check import POLICY_FIELDS, block_fields, check_field
 from hexdata.formats.shard_manifest import MANIFEST_NAME, FieldSpec, ShardEntry, ShardManifest
-from hexdata.formats.shards import POLICY_FIELDS
+from hexdata.formats.tar_members import (
+    HEADER_BYTES,
+    MOST_END_BYTES,
+    MemberHeader,
+    broken,
+    check_end,
+    parse_headers,
+)
 from hexdata.loader.cached import CachedSource
-from hexdata.loader.headers import HINT, Member, check_member, policy_count
+from hexdata.loader.headers import HINT, BlockPlace, altered, place_block
 from hexdata.loader.options import Check, OnError
 from hexdata.loader.shard_cache import CopyFile
 from hexdata.progress import SILENT, Progress
@@ -81,6 +91,7 @@ def check_split(manifest: ShardManifest, split: str, place: str) -> list[str]:
 
     Raises:
         ConfigError: there is no such split, or the shards are not of blocks.
+        StoreError: the blocks have other fields than they must have.
     """
     if manifest.layout != "blocks":
         raise ConfigError(
@@ -93,7 +104,27 @@ def check_split(manifest: ShardManifest, split: str, place: str) -> list[str]:
         splits = ", ".join(manifest.splits)
         raise ConfigError("no such split in the shards", path=place, found=split, expected=splits)
     shards = manifest.splits[split]
-    return sorted(shards[0].offsets) if shards else []
+    if not shards:
+        return []
+    known = block_fields(manifest.board_size, with_policy="policy" in shards[0].offsets)
+    for shard in shards:
+        if shard.offsets.keys() != known.keys():
+            raise _foreign(place, f"members of {shard.name}", sorted(shard.offsets), sorted(known))
+    for name, spec in known.items():
+        if manifest.fields.get(name) != spec:
+            raise _foreign(place, f"field {name}", manifest.fields.get(name), spec)
+    return sorted(known)
+
+
+def _foreign(place: str, record: str, found: object, expected: object) -> StoreError:
+    return StoreError(
+        "the shard manifest is of other blocks than hexdata reads",
+        path=place,
+        record=record,
+        found=found,
+        expected=expected,
+        hint=HINT,
+    )
 
 
 @dataclass
@@ -104,6 +135,7 @@ class LocalShard:
     entry: ShardEntry
     first_key: int
     block_size: int
+    board_size: int
     fields: Mapping[str, FieldSpec]
     data: mmap.mmap | None = None
 
@@ -160,43 +192,74 @@ class LocalShard:
             return (self.place / self.entry.name).open("rb")
         return self.place.open_to_map(self.entry, digest=digest)
 
-    def member(self, name: str, block: int) -> Member:
-        """Return one field of the block of that number in the shard."""
-        return Member(self.address, self.first_key + block, name, self.entry.offsets[name][block])
-
     def stored_rows(self, name: str, block: int) -> int:
         """Return how many rows of a field the block of that number in the shard has.
 
         Raises:
-            FormatError: as ``policy_count`` does, of dense policies.
+            FormatError: of dense policies, the headers before them are not the field's.
         """
         if name in POLICY_FIELDS:
-            return policy_count(self.open(), self.member(name, block), self.fields[name])
-        return min(self.block_size, self.entry.positions - block * self.block_size)
+            return self._header(name, block).shape[0]
+        return self._block(block).rows
 
-    def check_member(self, name: str, block: int) -> None:
-        """See that the headers before a field are those of the block of that number in the shard.
+    def check_block(self, block: int) -> None:
+        """Check that the block of that number in the shard has all its members, each with its own headers.
 
         Raises:
-            FormatError: they are not.
+            FormatError: it has not; what the members hold is not looked at.
         """
-        rows = self.stored_rows(name, block)
-        check_member(self.open(), self.member(name, block), self.fields[name], rows)
+        place, data = self._block(block), self.open()
+        headers = {name: self._header(name, block) for name in self.entry.offsets}
+        place.check_layout(headers)
+        for header in headers.values():
+            if any(data[header.end - header.padding : header.end]):
+                raise broken(self.address, header.name, "other bytes after the numbers", "zeros")
+        if block + 1 == self.entry.blocks:
+            end = max(header.end for header in headers.values())
+            check_end(data[end : end + MOST_END_BYTES], len(data) - end, len(data), self.address)
+
+    def check_values(self, name: str, block: int) -> None:
+        """Check what a field of the block of that number in the shard holds, once its headers are checked.
+
+        Raises:
+            FormatError: it holds what no position has.
+        """
+        place, header = self._block(block), self._header(name, block)
+        count = math.prod(header.shape)
+        array = np.frombuffer(self.open(), header.dtype, count, header.begin).reshape(header.shape)
+        check_field(name, array, self.board_size, place.rows, self.address, header.name)
+
+    def _block(self, block: int) -> BlockPlace:
+        return place_block(self.address, self.entry, block, self.first_key, self.block_size)
+
+    def _header(self, name: str, block: int) -> MemberHeader:
+        """Return the headers of a field of the block, which are seen to be its own."""
+        place, data = self._block(block), self.open()
+        begin = self.entry.offsets[name][block] - HEADER_BYTES
+        if not 0 <= begin <= len(data) - HEADER_BYTES:
+            found = f"a member at byte {begin}, of {len(data)} bytes"
+            raise altered(self.address, place.member(name), found, "a member within the shard")
+        headers = data[begin : begin + HEADER_BYTES]
+        header = parse_headers(headers, begin, len(data), self.address, place.member(name))
+        place.check_header(name, header, self.fields[name])
+        return header
 
     def find_fault(self, *, digest: bool, blocks: bool) -> StoreError | FormatError | None:
         """Open the shard and return what is wrong with it, if anything.
 
         Args:
             digest: hash the whole file.
-            blocks: read the headers of all blocks.
+            blocks: check all blocks, headers and values.
 
         Raises:
             BudgetError: the process may not map so many.
         """
         try:
             self.open(digest=digest)
-            for name, block in product(self.entry.offsets, range(self.entry.blocks if blocks else 0)):
-                self.check_member(name, block)
+            for block in range(self.entry.blocks if blocks else 0):
+                self.check_block(block)
+                for name in self.entry.offsets:
+                    self.check_values(name, block)
         except (StoreError, FormatError) as error:
             return error
         return None
@@ -218,9 +281,9 @@ def open_shards(
 ) -> tuple[list[LocalShard], list[Fault]]:
     """Open the shards of a split; return those that can be used, and the faults of the others.
 
-    With ``on_error="skip"`` every header is read now, since what is left decides the order; otherwise a
-    block's are read when it is first used. Shards that lie elsewhere are fetched, some at a time, which
-    ``progress`` hears of.
+    With ``on_error="skip"`` every block is read and checked now, since what is left decides the order;
+    otherwise a block is checked when it is first used. Shards that lie elsewhere are fetched, some at a
+    time, which ``progress`` hears of.
 
     Raises:
         StoreError: the first fault, with ``on_error="raise"``.
@@ -229,7 +292,9 @@ def open_shards(
     shards = []
     key = 0
     for entry in manifest.splits[split]:
-        shards.append(LocalShard(place, entry, key, manifest.block_size, manifest.fields))
+        shards.append(
+            LocalShard(place, entry, key, manifest.block_size, manifest.board_size, manifest.fields)
+        )
         key += entry.blocks
     elsewhere = isinstance(place, CachedSource)
     if isinstance(place, CachedSource):
@@ -238,7 +303,7 @@ def open_shards(
     skip, digests = on_error == "skip", check == "digests"
     used: list[LocalShard] = []
     faults: list[Fault] = []
-    threads = ThreadPoolExecutor(_THREADS if digests or elsewhere else 1)
+    threads = ThreadPoolExecutor(_THREADS if digests or skip or elsewhere else 1)
     try:
         found = threads.map(lambda shard: shard.find_fault(digest=digests, blocks=skip), shards)
         for shard, fault in zip(shards, found, strict=True):

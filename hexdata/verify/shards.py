@@ -8,10 +8,10 @@ from typing import Final
 import pyarrow as pa
 
 from hexdata.errors import VerifyError
+from hexdata.formats.block_check import block_fields, check_block
 from hexdata.formats.shard_manifest import ShardEntry, ShardManifest
 from hexdata.formats.shards import (
     Block,
-    block_fields,
     block_samples,
     columns_to_block,
     read_placed_blocks,
@@ -91,6 +91,8 @@ def _compare(
             ((position_id, expected),) = block_samples(expected)
             name = f"{position_id:09d}"
         record = f"{sample} {name}"
+        if manifest.layout == "blocks" and found:
+            check_block(found, path, key, board_size=manifest.board_size, rows=table.num_rows)
         if key != name or not _equal(found, expected):
             raise VerifyError(f"a {sample} differs from the shuffled positions", path=path, record=record)
         listed = sorted(places) if manifest.layout == "blocks" else []

@@ -309,7 +309,7 @@ REJECTIONS = {
     "position-type": [example(position_in_game="3"), example(total_positions=3.0)],
     "position-range": [example(position_in_game=-1), example(total_positions=65535)],
     "tier-type": [example(value_sample_tier="0")],
-    "tier-range": [example(value_sample_tier=value) for value in (255, 1 << 70)],
+    "tier-range": [example(value_sample_tier=value) for value in (4, 255, 1 << 70)],
     "game-id": [example(game_id=value) for value in ((1,), (1, -1), [1, 2], (1, 1 << 31), 5, (True, 1))],
     "winner-value": [example(winner=value) for value in ("blue", 0, 3, True, 1.0, ())],
     "metadata-value": [example(zoo=value) for value in ((1, 2), b"x", float("nan"), np.float32(1), {1: 2})],

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from hexdata.board import pack_boards
 from hexdata.demo.games import make_games
 from hexdata.formats.shards import Block
 from hexdata.live.chunk import PLIES, Chunk
@@ -41,14 +42,15 @@ def whole_chunks(count: int, seed: int = 1, board_size: int = N, tiers: bool = F
 def found_chunk(number: int, positions: int, dense: Iterable[int] = (), final: Iterable[int] = ()) -> Chunk:
     """A game of found boards, full of odd values; ``dense`` and ``final`` are plies."""
     rng = np.random.default_rng([number, positions])
+    cells = rng.integers(0, 3, (positions, N, N))
     move = rng.integers(0, CELLS, positions).astype(np.uint16)
     move[list(final)] = NO_MOVE
     block: Block = {
-        "board": rng.integers(0, 256, (positions, (2 * CELLS + 7) // 8), dtype=np.uint8),
+        "board": pack_boards(np.stack([cells == 1, cells == 2], axis=1).astype(np.uint8)),
         "game_id": np.full(positions, 77, np.int64),
         "move": move,
         "player_to_move": rng.integers(0, 2, positions).astype(np.uint8),
-        "position_id": rng.integers(0, 99, positions),
+        "position_id": rng.permutation(99)[:positions],
         "position_in_game": np.full(positions, NO_PLY, np.uint16),
         "total_positions": rng.integers(0, 99, positions).astype(np.uint16),
         "value": rng.random(positions).astype(np.float32),

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from hexdata.board import pack_boards
 from hexdata.formats.shards import (
     ShardEntry,
     ShardManifest,
@@ -19,7 +20,7 @@ from hexdata.formats.shards import (
     block_fields,
     block_to_policy,
 )
-from hexdata.schema import NO_MOVE, board_bytes
+from hexdata.schema import NO_MOVE
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -85,8 +86,9 @@ def synthetic_positions(size: int, rng: np.random.Generator) -> Arrays:
     """Random packed boards and labels; every seventh position is final; ids are out of order."""
     move = rng.integers(0, CELLS, size).astype(np.uint16)
     move[::7] = NO_MOVE
+    cells = rng.integers(0, 3, (size, BOARD_SIZE, BOARD_SIZE))
     return {
-        "board": rng.integers(0, 256, (size, board_bytes(BOARD_SIZE)), np.uint8),
+        "board": pack_boards(np.stack([cells == 1, cells == 2], axis=1).astype(np.uint8)),
         "move": move,
         "value": rng.integers(0, 2, size).astype(np.float32),
         "player_to_move": rng.integers(0, 2, size).astype(np.uint8),

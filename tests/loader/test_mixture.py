@@ -449,6 +449,7 @@ def test_loaders_that_do_not_go_together_are_refused(
 
 def test_boards_of_other_sizes_are_refused(folders: list[ShardFolder], tmp_path: Path) -> None:
     block = {name: np.zeros((4, *spec.shape), spec.dtype) for name, spec in block_fields(3, False).items()}
+    block["position_id"] = np.arange(4)
     path = tmp_path / "train-000000.tar"
     with path.open("wb") as file:
         writer = ShardWriter(file)

@@ -110,12 +110,18 @@ def test_a_predicate_picks_the_rows_that_fulfil_it(
     assert choose(folder, where=where) == expected
 
 
-def test_only_the_labels_that_a_predicate_names_are_read(make_shards: MakeShards) -> None:
+def test_only_the_labels_that_a_predicate_names_are_checked(make_shards: MakeShards) -> None:
     folder = make_shards(train=40)
     path = folder.path / "train-000001.tar"
-    path.write_bytes(path.read_bytes().replace(b"000003.move", b"000003.more"))
+    data = bytearray(path.read_bytes())
+    start = data.index(b"000003.move.npy") + 640
+    data[start : start + 2] = b"\x19\x00"  # cell 25 of a board that has 25
+    path.write_bytes(data)
     assert choose(folder, where="value = 1") == np.flatnonzero(folder.splits["train"]["value"] == 1).tolist()
-    with pytest.raises(FormatError, match=r"train-000001\.tar: 000003\.move\.npy"):
+    with pytest.raises(
+        FormatError,
+        match=r"000003\.move\.npy row 0: .*found 25; expected a number from 0 to 24",
+    ):
         choose(folder, where="value = 1 AND move > 0")
 
 

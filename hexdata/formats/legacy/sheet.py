@@ -19,7 +19,7 @@ from hexdata.formats.legacy.examples import ArrayKind, Coded, Group
 from hexdata.formats.legacy.limits import Limits
 from hexdata.formats.legacy.standins import EnumValue, Scalar, kind_of
 from hexdata.formats.source import Rejection
-from hexdata.schema import board_bytes, raw_schema
+from hexdata.schema import MAX_TIER, board_bytes, raw_schema
 from hexdata.text import encodable
 
 __all__ = ["Sheet"]
@@ -43,7 +43,7 @@ _NUMBERS: Final = {
 _RANGES: Final = {
     "position_in_game": ("position", 65535),
     "total_positions": ("position", 65535),
-    "value_sample_tier": ("tier", 255),
+    "value_sample_tier": ("tier", MAX_TIER + 1),
 }
 """Metadata key: stem of the reason code, first number that is too large."""
 
