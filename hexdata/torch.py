@@ -24,6 +24,7 @@ from hexdata.board import MAX_SIZE, MIN_SIZE, RED
 from hexdata.errors import ConfigError, HexdataError
 from hexdata.formats.shards import block_to_policy
 from hexdata.loader import Loader
+from hexdata.loader.parent_watch import end_with_parent
 from hexdata.loader.turns import TURNS_SIZE, Turns, mark_of
 from hexdata.schema import NO_MOVE, board_bytes, board_size_of
 
@@ -277,6 +278,8 @@ class LoaderDataset(IterableDataset[TensorBatch]):
         worker, workers, seed = (0, 1, 0) if info is None else (info.id, info.num_workers, info.seed)
         if info is None:
             _check_alone(self.loader, self._asked)
+        else:
+            end_with_parent()
         self._iterations += 1
         mark = mark_of(seed - worker, workers, self._iterations)
         ended = False
@@ -360,6 +363,7 @@ class _Messages(IterableDataset[_Message]):
     def __iter__(self) -> Iterator[_Message]:
         info = get_worker_info()
         assert info is not None
+        end_with_parent()
         parcels = self._parcels(info.id, info.num_workers)
         for parcel in parcels:
             steps = 1

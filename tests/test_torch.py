@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
@@ -454,6 +455,30 @@ def test_an_interrupt_leaves_no_worker_behind(shards, kill):
             assert "KeyboardInterrupt" in errors
             assert main.returncode == -signal.SIGINT
             assert list(living_in(main.pid)) == []
+        finally:
+            for pid in living_in(main.pid):
+                os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("form", ["loader fork", "dataset fork", "loader spawn", "loader forkserver"])
+def test_workers_end_with_a_trainer_that_is_killed(shards, form, number):
+    """Their messages are larger than a pipe holds, and nobody reads them any more."""
+    command = [sys.executable, str(HERE / "torch_train.py"), str(shards), *form.split()]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as main:
+        try:
+            assert main.stdout is not None
+            workers = {int(pid) for pid in main.stdout.readline().split()}
+            assert len(workers) == 2
+            time.sleep(1)  # for the workers to fill the pipe
+            assert workers < set(living_in(main.pid))
+            os.kill(main.pid, number)
+            assert main.wait(LONGEST) == -number
+            deadline = time.monotonic() + 60
+            while (left := set(living_in(main.pid))) and time.monotonic() < deadline:
+                time.sleep(0.1)
+            assert left == set()
         finally:
             for pid in living_in(main.pid):
                 os.kill(pid, signal.SIGKILL)
