@@ -131,7 +131,7 @@ WRONG = {
     "an address of no engine": (
         STORE + '[engine]\naddress = "auto"\n',
         "the local engine accepts no address; found auto",
-        "Ask for the engine ray too.",
+        "Add --engine ray.",
     ),
     "an unknown key of the engine": (
         STORE + "[engine]\nadress = 'a'\n",
