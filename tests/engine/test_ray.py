@@ -273,7 +273,7 @@ def test_what_is_no_address(address: str) -> None:
 
 
 def test_an_address_is_for_ray_alone() -> None:
-    with pytest.raises(ConfigError, match="the local engine accepts no address"), open_engine("local", "auto"):
+    with pytest.raises(ConfigError, match="local engine accepts no address"), open_engine("local", "auto"):
         pass
     with pytest.raises(ConfigError, match="unknown engine; found spark"), open_engine("spark"):
         pass
