@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import resource
 import sys
+import warnings
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
+from hexdata.errors import StoreError
 from hexdata.remote import AnyPath, scratch_folder
-from hexdata.store.files import append_line
+from hexdata.store.files import append_line, make_folder
 from hexdata.units import format_bytes
 
 __all__ = ["LOG_NAME", "Log", "peak_resident_bytes"]
@@ -40,19 +42,32 @@ class Log:
         """Begin to write into a store's log; that of an object store is kept here until ``publish``."""
         self._published = store / LOG_NAME
         self._path = self._published if isinstance(self._published, Path) else _kept_here(store)
-        self._path.parent.mkdir(parents=not isinstance(store, Path), exist_ok=True)
+        self._failed = False
 
     def line(self, text: str) -> None:
-        """Append a line."""
+        """Append a line. A log that cannot be written stops nothing: the first failure is warned of."""
+        if self._failed:
+            return
         now = datetime.now(UTC).isoformat(timespec="milliseconds").removesuffix("+00:00")
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(f"{now}Z {text}\n")
+        try:
+            make_folder(self._path.parent)
+            append_line(self._path, f"{now}Z {text}\n".encode(errors="replace"), most=_MOST)
+        except (OSError, StoreError) as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        self._failed = True
+        warnings.warn(f"the log is not written, the shuffle goes on: {error}", stacklevel=3)
 
     def publish(self) -> None:
         """Put the lines of this machine into the store, if they are not there."""
-        if self._path is not self._published:
+        if self._path is self._published or self._failed:
+            return
+        try:
             append_line(self._published, self._path.read_bytes(), most=_MOST)
             self._path.unlink()
+        except OSError as error:
+            self._fail(error)
 
     def work(self, name: str, rows: int, seconds: float, peak: int) -> None:
         """Append what a piece of work did: its rows, its rate, and the peak of its memory so far."""

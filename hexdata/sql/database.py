@@ -9,9 +9,11 @@ for a setting.
 from __future__ import annotations
 
 import tempfile
+import warnings
 from pathlib import Path
 from typing import Final
 
+from hexdata.errors import HexdataError
 from hexdata.sql.views import create_catalog
 from hexdata.store import Store
 from hexdata.store.files import write_bytes
@@ -41,10 +43,22 @@ def write_database(store: Store) -> None:
     It can be made again at any time from the rest, so no manifest names it. Call it last in a stage, while
     the store is locked. The same manifest and release of DuckDB give the same bytes.
 
-    Not in an object store, where DuckDB could not open it.
+    Not in an object store, where DuckDB could not open it. Where it cannot be written, the stage is complete
+    all the same, and a warning says so.
     """
     if not isinstance(store.path, Path):
         return
+    try:
+        _write(store, store.path / DATABASE_NAME)
+    except (OSError, HexdataError) as error:
+        warnings.warn(
+            f"{DATABASE_NAME} was not written, the stage is complete: {error}. Run the stage again to "
+            "write it.",
+            stacklevel=2,
+        )
+
+
+def _write(store: Store, published: Path) -> None:
     with (
         tempfile.TemporaryDirectory(prefix="hexdata-") as folder,
         naming_full(path := Path(folder) / DATABASE_NAME),
@@ -56,6 +70,6 @@ def write_database(store: Store) -> None:
         create_catalog(con, store, _ROOT)
         con.execute("USE memory")
         con.execute("DETACH hexdata")
-        content, published = path.read_bytes(), store.path / DATABASE_NAME
+        content = path.read_bytes()
         if not published.is_file() or published.read_bytes() != content:
             write_bytes(published, content)

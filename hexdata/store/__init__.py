@@ -10,8 +10,8 @@ from typing import Final
 
 from hexdata.errors import StoreError, StoreLockedError
 from hexdata.remote import AnyPath, as_path, objects_below, scratch_folder, telling
-from hexdata.store.files import exists, has_size, remove_file, remove_temporaries, remove_tree
-from hexdata.store.lock import LOCK_NAME, locked
+from hexdata.store.files import exists, has_size, refuse_links, remove_file, remove_temporaries, remove_tree
+from hexdata.store.lock import LOCK_NAME, Turn, locked
 from hexdata.store.manifest import MANIFEST_NAME, Manifest
 from hexdata.store.room import telling_full
 
@@ -144,10 +144,11 @@ class Store:
 
         Raises:
             StoreLockedError: another process holds it; the message names it.
+            StoreError: a link leads out of the store, or the disk fails.
             BudgetError: the disk takes no more.
         """
         place = self.path if isinstance(self.path, Path) else self.work
-        with telling_full(place), locked(self.path, stage, shares_work=self.shares_work) as turn:
+        with telling_full(place), self._locked(stage) as turn:
             if not turn.goes_on:
                 remove_tree(self.work)  # others have written since, and what it speaks of may be theirs
             self._remove_temporaries()
@@ -160,6 +161,13 @@ class Store:
                 with suppress(StoreLockedError):  # they are another's by now
                     turn.require()
                     self._remove_temporaries()  # of workers that were killed, here or elsewhere
+
+    @contextmanager
+    def _locked(self, stage: str) -> Iterator[Turn]:
+        if isinstance(self.path, Path):
+            refuse_links(self.path, (*_FOLDERS, "logs"))
+        with locked(self.path, stage, shares_work=self.shares_work) as turn:
+            yield turn
 
     def remove(self, folder: str) -> None:
         """Remove a folder of the store, while its lock is held.

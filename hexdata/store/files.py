@@ -6,6 +6,7 @@ object store nothing is renamed: what is written lies here until it is whole; th
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import io
@@ -13,13 +14,15 @@ import json
 import os
 import re
 import shutil
+import stat
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
+from hexdata.errors import StoreError
 from hexdata.remote import (
     AnyPath,
     RemotePath,
@@ -32,7 +35,7 @@ from hexdata.remote import (
     scratch_folder,
     upload,
 )
-from hexdata.store.room import naming_full
+from hexdata.store.room import name_file, naming_full
 from hexdata.strict_json import FORBID_EXTRA, Count, HexDigest
 
 __all__ = [
@@ -44,7 +47,10 @@ __all__ = [
     "digest_file",
     "exists",
     "has_size",
+    "make_folder",
     "names_below",
+    "open_in_place",
+    "refuse_links",
     "remove_file",
     "remove_temporaries",
     "remove_tree",
@@ -76,8 +82,9 @@ class FileFacts:
 class HashingFile(io.RawIOBase):
     """A binary file that hashes and counts what is written through it, front to back."""
 
-    def __init__(self, file: IO[bytes]) -> None:
+    def __init__(self, file: IO[bytes], path: Path | None = None) -> None:
         self._file = file
+        self._path = path or Path(str(file.name))
         self._hash = hashlib.sha256()
         self._size = 0
 
@@ -88,7 +95,8 @@ class HashingFile(io.RawIOBase):
     def write(self, data: Any) -> int:
         """Write all of ``data`` (any bytes-like object) and take it into the digest."""
         self._hash.update(data)
-        written = self._file.write(data)
+        with name_file(self._path):
+            written = self._file.write(data)
         self._size += written
         return written
 
@@ -98,7 +106,8 @@ class HashingFile(io.RawIOBase):
 
     def flush(self) -> None:
         """Flush the file below."""
-        self._file.flush()
+        with name_file(self._path):
+            self._file.flush()
 
     def facts(self, rows: int) -> FileFacts:
         """Return the facts of what was written so far."""
@@ -121,13 +130,14 @@ def atomic_file(path: AnyPath, *, replace: bool = True) -> Iterator[HashingFile]
         with _uploaded(path, replace) as file:
             yield file
         return
-    _make_folder(path.parent)
+    make_folder(path.parent)
     temporary = path.with_name(f".{path.name}.{int.from_bytes(os.urandom(6))}{_TEMPORARY_SUFFIX}")
     try:
-        with naming_full(path), temporary.open("wb") as opened:
-            with HashingFile(opened) as file:  # closed while it can still be flushed
+        with naming_full(path), temporary.open("xb") as opened:  # "x" follows no link
+            with HashingFile(opened, path) as file:  # closed while it can still be flushed
                 yield file
-            os.fsync(opened.fileno())
+            with name_file(path):
+                os.fsync(opened.fileno())
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -158,10 +168,10 @@ def _remove_unsent() -> None:
             continue
 
 
-def _make_folder(folder: Path) -> None:
+def make_folder(folder: Path) -> None:
     """Make a folder and those above it, such that they survive a power cut."""
     if not folder.is_dir():
-        _make_folder(folder.parent)
+        make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
         _sync_folder(folder.parent)
 
@@ -170,7 +180,8 @@ def _sync_folder(folder: Path) -> None:
     """Make a new name in ``folder`` survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        with name_file(folder):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
@@ -182,11 +193,76 @@ def write_bytes(path: AnyPath, data: bytes, *, rows: int = 0, replace: bool = Tr
         return file.facts(rows)
 
 
+def open_in_place(path: Path) -> io.FileIO:
+    """Open a file of the store to read it, append to it and truncate it; create it if it is missing.
+
+    Raises:
+        StoreError: it is a link, has a second name elsewhere, or is no regular file.
+    """
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags, 0o666)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
+            raise
+        raise _foreign(path) from error
+    info = os.fstat(descriptor)
+    if not stat.S_ISREG(info.st_mode) or info.st_nlink > 1:
+        os.close(descriptor)
+        raise _foreign(path)
+    return os.fdopen(descriptor, "ab+", buffering=0)
+
+
+def _foreign(path: Path) -> StoreError:
+    return StoreError(
+        "hexdata writes to this file in place, and it is no file of the store's own",
+        path=path,
+        found="a symbolic link, a file with several names, or a device",
+        expected="a regular file with one name",
+        hint="Remove it and run the command again.",
+    )
+
+
+def refuse_links(store: Path, folders: Iterable[str]) -> None:
+    """Check that nothing in a store leads out of it, before a process writes to it.
+
+    A data file may be a link: it is replaced by renaming, never written through. The store's own path may
+    lead through links.
+
+    Args:
+        store: its folder.
+        folders: of the store, relative, which are looked through.
+
+    Raises:
+        StoreError: a folder, or a file that is written in place, is a symbolic link.
+    """
+    _refuse_links_in(store, below=False)
+    for folder in folders:
+        _refuse_links_in(store / folder, files=folder.startswith(".") or folder == "logs")
+
+
+def _refuse_links_in(folder: Path, *, files: bool = True, below: bool = True) -> None:
+    try:
+        entries = list(os.scandir(folder))
+    except FileNotFoundError:
+        return
+    for entry in entries:
+        if entry.is_symlink() and (files or entry.is_dir()):
+            raise StoreError(
+                "a store holds no links that hexdata would write through",
+                path=entry.path,
+                found=f"a symbolic link to {str(Path(entry.path).readlink())!r}",
+                hint="Replace the link by what it leads to, or remove it, and run the command again.",
+            )
+        if below and entry.is_dir(follow_symlinks=False):
+            _refuse_links_in(Path(entry.path), files=files)
+
+
 def append_line(path: AnyPath, line: bytes, *, most: int) -> None:
     """Append a line to a small file that people read; of an object, no more than ``most`` bytes are kept."""
     if isinstance(path, Path):
         path.parent.mkdir(exist_ok=True)
-        with path.open("ab", buffering=0) as file:  # one write, so that lines stay whole
+        with open_in_place(path) as file, name_file(path):  # one write, so that lines stay whole
             file.write(line)
         return
     before = file_system(path).tail(path.path, most) if exists(path) else b""

@@ -10,6 +10,7 @@ import json
 import os
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
@@ -18,6 +19,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from hexdata import __version__
+from hexdata.errors import StoreError
 from hexdata.pool import resident_bytes
 from hexdata.remote import AnyPath, open_binary
 from hexdata.store.files import append_line
@@ -89,8 +91,8 @@ class StageRun:
         line = json.dumps(asdict(entry)).encode() + b"\n"
         try:
             append_line(self._path, line, most=_READ)
-        except OSError:
-            return  # the stage is done all the same, and its files are in the manifest
+        except (OSError, StoreError) as error:
+            warnings.warn(f"the journal was not written, the stage is complete: {error}", stacklevel=4)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple, NoReturn
 
@@ -29,6 +29,8 @@ from hexdata.remote import (
     read_tagged,
     scratch_folder,
 )
+from hexdata.store.files import make_folder, open_in_place
+from hexdata.store.room import name_file
 
 __all__ = ["LOCK_NAME", "Turn", "locked"]
 
@@ -74,7 +76,7 @@ def locked(store: AnyPath, stage: str, *, shares_work: bool = False) -> Iterator
         StoreLockedError: another process holds it; the message names it.
     """
     if isinstance(store, Path):
-        store.mkdir(parents=True, exist_ok=True)
+        make_folder(store)
         with _flocked(store / LOCK_NAME, store, stage):
             yield Turn(_still_held, goes_on=True)
         return
@@ -89,16 +91,17 @@ def locked(store: AnyPath, stage: str, *, shares_work: bool = False) -> Iterator
 
 @contextmanager
 def _flocked(path: Path, store: AnyPath, stage: str) -> Iterator[None]:
-    with path.open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise _locked(store, _holder(path)) from error
-        file.truncate(0)
-        file.write(json.dumps({"pid": os.getpid(), "stage": stage}))
-        file.flush()
+    with open_in_place(path) as file:
+        with name_file(path):
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise _locked(store, _holder(path)) from error
+            file.truncate(0)
+            file.write(json.dumps({"pid": os.getpid(), "stage": stage}).encode())
         yield
-        file.truncate(0)
+        with suppress(OSError):  # the kernel gives the lock back; the name in the file is for people
+            file.truncate(0)
 
 
 def _locked(store: AnyPath, holder: str) -> StoreLockedError:

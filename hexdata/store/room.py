@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from hexdata.errors import BudgetError
+from hexdata.errors import BudgetError, StoreError
 from hexdata.remote import AnyPath
 from hexdata.units import format_bytes
 
@@ -23,6 +23,7 @@ __all__ = [
     "disk_full",
     "free_disk",
     "is_disk_full",
+    "name_file",
     "naming_full",
     "telling_full",
     "telling_full_temporary",
@@ -31,6 +32,19 @@ __all__ = [
 _DISK_FULL: Final = ("ENOSPC", "EDQUOT", "EFBIG")
 _RUN_AGAIN: Final = "Make room and run the command again; it goes on from there."
 """What to do where a stage was interrupted."""
+_HINTS: Final = {
+    "EROFS": "Mount the disk for writing, or copy the store to one that is, and run the command again.",
+    "EMFILE": "Raise the limit of open files (`ulimit -n`) and run the command again.",
+    "ENFILE": "Close other programs that hold many files open, and run the command again.",
+    "EACCES": "Check the permissions of the file and its folder, and run the command again.",
+    "EPERM": "Check the permissions of the file and its folder, and run the command again.",
+    "ENOLCK": "Use a file system that has locks, and run the command again.",
+    **dict.fromkeys(
+        ("EIO", "ENODEV", "ENXIO", "EREMOTEIO", "ESTALE", "ETIMEDOUT"),
+        "Check the disk and its connection, and run the command again; it goes on from there.",
+    ),
+}
+"""What to do about errors of a disk other than a full one."""
 _TEMPORARY: Final = "Make room there, or let TMPDIR name a folder that has some, and run the command again."
 """What to do where a command writes nothing but what it removes again."""
 
@@ -47,6 +61,17 @@ def naming_full(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if is_disk_full(error) and error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+@contextmanager
+def name_file(path: Path) -> Iterator[None]:
+    """Add a file's path to the system's errors that name none: those of write, fsync, flock and truncate."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
             error.filename = str(path)
         raise
 
@@ -70,7 +95,7 @@ def disk_full(
 
 @contextmanager
 def telling_full(place: AnyPath, hint: str = _RUN_AGAIN) -> Iterator[None]:
-    """Let a disk that takes no more come out as one clear error. Other errors stay as they are.
+    """Turn a full or failing disk into one error that names the file. Other errors stay as they are.
 
     Args:
         place: what is written, where the system does not say.
@@ -78,13 +103,23 @@ def telling_full(place: AnyPath, hint: str = _RUN_AGAIN) -> Iterator[None]:
 
     Raises:
         BudgetError: the disk is full, the quota used up, or a file at the limit of its size.
+        StoreError: a file cannot be read or written for another reason.
     """
     try:
         yield
     except OSError as error:
-        if not is_disk_full(error):
+        path = _file_of(error) or place
+        if is_disk_full(error):
+            raise _told(error, path, hint) from error
+        remedy = _HINTS.get(errno.errorcode.get(error.errno or 0, ""))
+        if remedy is None or not isinstance(place, Path):
             raise
-        raise _told(error, _file_of(error) or place, hint) from error
+        raise StoreError(
+            "the system cannot read or write this file",
+            path=path,
+            found=error.strerror or str(error),
+            hint=remedy,
+        ) from error
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from hexdata.errors import BudgetError, ConfigError
+from hexdata.errors import BudgetError, ConfigError, StoreError
 from hexdata.progress import Silent
 from hexdata.shuffle import Patience, ShuffleOptions, plan, plan_shuffle, shuffle_store
 from hexdata.shuffle.patience import is_transient
@@ -252,8 +252,9 @@ def test_lasting_errors_are_not(
 ) -> None:
     store = copy_store(trmph_store)
     monkeypatch.setattr(os, "fsync", in_workers(failing(1, code, os.fsync)))
-    with pytest.raises(OSError, match=os.strerror(code)):
+    with pytest.raises((OSError, StoreError), match=os.strerror(code)) as caught:
         shuffle_store(store, OPTIONS, patience=QUICK)
+    assert str(store / ".work" / "shuffle") in str(caught.value)  # the file
     assert "attempt" not in (store / "logs" / "shuffle.log").read_text()
     assert temporaries(store) == []
 
@@ -263,8 +264,9 @@ def test_an_error_that_does_not_pass_comes_out(
 ) -> None:
     store = copy_store(trmph_store)
     monkeypatch.setattr(os, "fsync", in_workers(failing(10**9, errno.EIO, os.fsync, every=1)))
-    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+    with pytest.raises(StoreError, match=rf"{os.strerror(errno.EIO)}\. Check the disk") as caught:
         shuffle_store(store, OPTIONS, patience=QUICK)
+    assert str(caught.value.path).startswith(str(store / ".work" / "shuffle"))
 
 
 def run_failing(patience: Patience, errors: list[OSError | None]) -> tuple[list[float], BaseException | None]:

@@ -1,0 +1,148 @@
+"""A failing disk: one message that names the file and says what to do, wherever the system fails."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hexdata.convert import ConvertOptions, convert_sources
+from hexdata.errors import BudgetError, HexdataError, StoreError
+from hexdata.export import ExportOptions, PicklesOptions, export_pickles, export_shards
+from hexdata.shuffle import Patience, ShuffleOptions, shuffle_store
+from hexdata.sql import database
+from hexdata.store import Store, files
+from hexdata.store.integrity import find_damage
+from hexdata.store.manifest import Manifest
+from hexdata.verify import verify_store
+
+if TYPE_CHECKING:
+    from tests.conftest import CopyStore, DemoTrmph
+
+ONCE = Patience(attempts=1)
+HINTS = {
+    errno.EIO: "Check the disk",
+    errno.EROFS: "Mount the disk for writing",
+    errno.EMFILE: "ulimit -n",
+    errno.ENOSPC: "Make room",
+}
+
+
+@pytest.fixture(scope="module")
+def shuffled(trmph_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A shuffled store. Read only: copy it."""
+    store = shutil.copytree(trmph_store, tmp_path_factory.mktemp("shuffled") / "store")
+    shuffle_store(store, ShuffleOptions(threads=1))
+    return store
+
+
+def splits_of(store: Path) -> ConvertOptions:
+    begun = Manifest.load(store).stages["convert"]
+    return ConvertOptions(val=begun["val"], test=begun["test"])
+
+
+Stage = Callable[[Path, Path], Any]
+STAGES: dict[str, Stage] = {
+    "convert": lambda store, inputs: convert_sources(inputs, store, splits_of(store)),
+    "shuffle": lambda store, _: shuffle_store(store, ShuffleOptions(seed=9, threads=1), patience=ONCE),
+    "export": lambda store, _: export_shards(store, ExportOptions(workers=1)),
+    "pickles": lambda store, _: export_pickles(store, PicklesOptions(order="original", workers=1)),
+}
+
+
+def failing_write(call: int, code: int) -> Callable[[Any, Any], int]:
+    """Return a method of ``HashingFile`` whose file below fails at the n-th call of all."""
+    whole = files.HashingFile.write
+    failing = Failing(lambda: None, call, code)
+
+    def write(file: Any, data: Any) -> int:
+        with files.name_file(file._path):
+            failing()
+        return whole(file, data)
+
+    return write
+
+
+class Failing:
+    """A function of the system that fails at its n-th call, without the name of a file."""
+
+    def __init__(self, function: Callable[..., Any], call: int, code: int) -> None:
+        self.function, self.left, self.code = function, call, code
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.left -= 1
+        if self.left == 0:
+            raise OSError(self.code, os.strerror(self.code))
+        return self.function(*args, **kwargs)
+
+
+@pytest.mark.parametrize("code", HINTS, ids=errno.errorcode.get)
+@pytest.mark.parametrize("call", ["fsync", "flock", "write"])
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_failing_call_is_one_message(
+    stage: str,
+    call: str,
+    code: int,
+    shuffled: Path,
+    demo_trmph: DemoTrmph,
+    tmp_path: Path,
+    copy_store: CopyStore,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    inputs = tmp_path / "more"
+    demo_trmph(inputs, files=1, games=8, seed=5)
+    for number in (1, 2, 5):
+        store = copy_store(shuffled, f"store-{number}")
+        with monkeypatch.context() as patch:
+            if call == "fsync":
+                patch.setattr(os, "fsync", Failing(os.fsync, number, code))
+            elif call == "flock":
+                patch.setattr(fcntl, "flock", Failing(fcntl.flock, 1, code))
+            else:
+                patch.setattr(files.HashingFile, "write", failing_write(number, code))
+            with pytest.raises(HexdataError) as caught:
+                STAGES[stage](store, inputs)
+        expected = BudgetError if code == errno.ENOSPC else StoreError
+        assert isinstance(caught.value, expected)
+        assert str(caught.value.path).startswith(str(store))
+        assert os.strerror(code) in str(caught.value)
+        assert HINTS[code] in str(caught.value)
+        STAGES[stage](store, inputs)  # goes on from there
+        opened = Store.open(store)
+        assert not find_damage(opened, opened.manifest.files)
+
+
+def test_a_database_that_cannot_be_written_is_a_note(
+    trmph_store: Path, copy_store: CopyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), "hexdata.duckdb")
+
+    store = copy_store(trmph_store)
+    monkeypatch.setattr(database, "write_bytes", failing)
+    with pytest.warns(UserWarning, match="hexdata.duckdb was not written, the stage is complete"):
+        result = shuffle_store(store, ShuffleOptions(threads=1, seed=2))
+    assert not result.already_done
+    assert verify_store(store).ok
+
+
+def test_a_log_that_cannot_be_written_is_a_note(
+    trmph_store: Path, copy_store: CopyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, however many lines there would have been."""
+
+    def failing(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), "shuffle.log")
+
+    store = copy_store(trmph_store)
+    monkeypatch.setattr("hexdata.shuffle.log.append_line", failing)
+    with pytest.warns(UserWarning, match="the log is not written") as caught:
+        shuffle_store(store, ShuffleOptions(threads=1, seed=2))
+    assert len(caught) == 1
+    assert verify_store(store).ok
