@@ -137,6 +137,19 @@ class ConfigError(HexdataError):
 class BudgetError(HexdataError):
     """The work does not fit into the available memory or disk space."""
 
+    @classmethod
+    def of_memory(cls, message: str, *, found: int, expected: int, hint: str) -> BudgetError:
+        """Return the error for a budget of ``found`` bytes where ``expected`` are needed.
+
+        What is found is rounded down and what is expected up, to MB, so that the two never read alike.
+        """
+        return cls(
+            message,
+            found=f"{found // 10**6:,} MB",
+            expected=f"at least {-(-expected // 10**6):,} MB",
+            hint=hint,
+        )
+
 
 class EngineError(HexdataError):
     """The engine cannot run tasks, for example because a cluster does not answer."""

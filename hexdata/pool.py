@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import psutil
 
 from hexdata.errors import BudgetError, ConfigError
 
-__all__ = ["WorkerOptions", "default_workers", "resident_bytes"]
+__all__ = ["LEADER_MEMORY", "WorkerOptions", "default_workers", "resident_bytes"]
+
+LEADER_MEMORY: Final = 128 << 20
+"""Bytes that a process holds while its workers do the work."""
 
 
 def default_workers() -> int:
@@ -44,7 +47,7 @@ class WorkerOptions:
     """
 
     WORKER_MEMORY: ClassVar[int]
-    """Measured peak memory of one process of the stage in bytes, including the parent."""
+    """Measured peak memory in bytes of a process of the stage: a worker, or the only process."""
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by pydantic, not a field
 
     workers: int | None = None
@@ -57,11 +60,12 @@ class WorkerOptions:
 
     def _require_memory(self, each: int) -> None:
         asked = 1 if self.workers is None else self.workers
-        if asked * each > self.memory:
-            raise BudgetError(
+        least = asked * each + (LEADER_MEMORY if asked > 1 else 0)
+        if least > self.memory:
+            raise BudgetError.of_memory(
                 f"too little memory for {asked} worker{'s' if asked > 1 else ''}",
-                found=f"{self.memory / 1e6:,.0f} MB",
-                expected=f"at least {asked * each / 1e6:,.0f} MB",
+                found=self.memory,
+                expected=least,
                 hint="Raise --memory, or lower --workers.",
             )
 
@@ -77,4 +81,4 @@ class WorkerOptions:
         """
         each = self.WORKER_MEMORY + more
         self._require_memory(each)
-        return self.workers or max(1, min(cores, self.memory // each - 1))
+        return self.workers or max(1, min(cores, (self.memory - LEADER_MEMORY) // each))

@@ -16,6 +16,7 @@ from hexdata.progress import SILENT, Progress
 from hexdata.remote import AnyPath, as_path
 from hexdata.sql.database import write_database
 from hexdata.store import Store
+from hexdata.store.arrow_memory import arrow_system_memory
 from hexdata.store.journal import journaled
 
 __all__ = ["ConvertOptions", "ConvertResult", "convert_sources"]
@@ -53,7 +54,8 @@ def convert_sources(
     with target.writing("convert"), journaled(target.path, "convert") as watched:
         engine.require(listed, target.path)
         before = target.manifest.total_bytes
-        result = Run(target, options, progress, engine, files).convert()
+        with arrow_system_memory():
+            result = Run(target, options, progress, engine, files).convert()
         write_database(target)
         if result.sources:
             watched.finish(positions=result.positions, bytes=target.manifest.total_bytes - before)

@@ -32,7 +32,7 @@ class ConvertOptions(WorkerOptions):
         ConfigError: on a value out of range.
     """
 
-    WORKER_MEMORY: ClassVar[int] = 220 << 20
+    WORKER_MEMORY: ClassVar[int] = 400 << 20
 
     max_reject_rate: float = 0.01
     value_sense: str = "auto"

@@ -40,6 +40,7 @@ from hexdata.progress import Progress
 from hexdata.remote import CLIENT_MEMORY, AnyPath, objects_below
 from hexdata.schema import rejected_schema, sources_schema
 from hexdata.store import Store
+from hexdata.store.arrow_memory import release_memory
 from hexdata.store.files import FileFacts, remove_file, remove_tree
 from hexdata.store.integrity import find_damage, require_intact
 from hexdata.store.ledger import Ledger
@@ -151,6 +152,7 @@ class Run:
         tasks = [(file.path, self.work / file.sha256, reading, file.version) for file in readable]
         for index, found in self._run(read_source, tasks):
             facts[readable[index].name] = found
+            release_memory()
             self.progress.advance(readable[index].bytes)
         return [
             Source(file, _spool(self.work / file.identity, facts[file.name]), facts[file.name])
@@ -473,4 +475,5 @@ def _publish_source(
     facts = {f"positions/{name}": publish_positions(spool, store / "positions" / name, assigned)}
     if owns_games:
         facts[f"games/{name}"] = publish_games(spool, store / "games" / name, assigned, judged)
+    release_memory()
     return facts

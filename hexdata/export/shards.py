@@ -16,6 +16,7 @@ from hexdata.remote import AnyPath
 from hexdata.schema import SPLITS, positions_schema
 from hexdata.sql.database import write_database
 from hexdata.store import Store
+from hexdata.store.arrow_memory import arrow_system_memory
 from hexdata.store.files import FileFacts, atomic_file, remove_tree, write_bytes
 from hexdata.store.integrity import find_damage, find_published_damage, require_intact
 from hexdata.store.journal import journaled
@@ -41,7 +42,7 @@ class ExportOptions(WorkerOptions):
         ConfigError: on a value out of range.
     """
 
-    WORKER_MEMORY: ClassVar[int] = 200 << 20
+    WORKER_MEMORY: ClassVar[int] = 225 << 20
 
     shard_size: int = 262_144
     block_size: int = 4_096
@@ -122,7 +123,8 @@ def export_shards(
     with target.writing("export"), journaled(target.path, "export") as watched:
         target.require_stage("shuffle")
         engine.require([], target.path)
-        result = _Run(target, options or ExportOptions(), progress, engine).export()
+        with arrow_system_memory():
+            result = _Run(target, options or ExportOptions(), progress, engine).export()
         write_database(target)
         if not result.already_done:
             watched.finish(positions=result.positions, bytes=result.bytes, resumed=result.resumed > 0)

@@ -10,17 +10,15 @@ from hexdata.selection import SelectionOptions
 
 __all__ = ["MINIMUM_MEMORY", "ShuffleOptions", "too_little_memory"]
 
-MINIMUM_MEMORY: Final = 400 << 20
+MINIMUM_MEMORY: Final = 450_000_000
+"""Bytes that are enough for one thread: of boards up to 13 by 13, with 60 bytes of lists and texts a row."""
 MOST_BUCKETS: Final = 100_000
 
 
 def too_little_memory(found: int, expected: int) -> BudgetError:
     """Return the error for a budget of ``found`` bytes where ``expected`` are needed."""
-    return BudgetError(
-        "too little memory for a shuffle",
-        found=f"{found / 1e6:,.0f} MB",
-        expected=f"at least {expected / 1e6:,.0f} MB",
-        hint="Raise --memory.",
+    return BudgetError.of_memory(
+        "too little memory for a shuffle", found=found, expected=expected, hint="Raise --memory."
     )
 
 

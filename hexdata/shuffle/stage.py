@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
-
-import pyarrow as pa
 
 from hexdata.engine import Engine
 from hexdata.errors import BudgetError, StoreError
@@ -31,6 +28,7 @@ from hexdata.shuffle.prepare import Prepared, is_same_shuffle, prepare
 from hexdata.shuffle.runs import Runs
 from hexdata.shuffle.work import Report, Work, Written, scatter_alone, scatter_slice, sort_alone, sort_job
 from hexdata.store import Store
+from hexdata.store.arrow_memory import arrow_system_memory
 from hexdata.store.files import FileFacts, has_size, remove_tree
 from hexdata.store.integrity import find_damage, find_published_damage, require_intact
 from hexdata.store.ledger import Ledger
@@ -109,7 +107,7 @@ class Run:
             log.line(f"plan: {json.dumps(asdict(plan))}")
             done = self._begin(prepared, ledger(), damage)
             resumed = len(done) - 1
-            with _system_memory():
+            with arrow_system_memory():
                 facts = _Phases(self, prepared, done, log).facts()
             self._publish(facts, prepared.lineage)
             log.line(f"done: {resumed:,} of the units were there already")
@@ -202,20 +200,6 @@ class Run:
             bytes=sum(f.bytes for f in files.values()),
             resumed=resumed,
         )
-
-
-@contextmanager
-def _system_memory() -> Iterator[None]:
-    """Have Arrow take memory from the system's allocator, which gives back what the threads let go of.
-
-    Arrow's own choice, mimalloc, holds ever more of it: 200 MB after 400 slices.
-    """
-    before = pa.default_memory_pool()
-    pa.set_memory_pool(pa.system_memory_pool())
-    try:
-        yield
-    finally:
-        pa.set_memory_pool(before)
 
 
 class _CrewWatch:

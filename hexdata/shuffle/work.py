@@ -21,6 +21,7 @@ from hexdata.shuffle.log import peak_resident_bytes
 from hexdata.shuffle.patience import Patience
 from hexdata.shuffle.plan import Bucket, Job, Layout, Limits, Slice
 from hexdata.shuffle.runs import Runs
+from hexdata.store.arrow_memory import release_memory
 from hexdata.store.files import FileFacts
 from hexdata.store.parquet import write_parquet
 from hexdata.store.session import Interrupts, duckdb_session
@@ -143,7 +144,7 @@ def _mover(work: Work, watch: Watch) -> Mover:
 def _patiently(work: Work, name: str, attempt: Callable[[], None], watch: Watch) -> None:
     """Make an attempt, and more if a disk fails it in passing; give memory back that it used."""
     work.patience.go_on(attempt, sleep=watch.sleep, say=lambda text: watch.say(f"{name}: {text}"))
-    pa.default_memory_pool().release_unused()
+    release_memory()
 
 
 def _watched(bucket: Bucket, rows: Iterator[pa.Table], watch: Watch) -> Iterator[pa.Table]:

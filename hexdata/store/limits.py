@@ -56,10 +56,10 @@ class QueryLimits:
         threads = 1 if self.threads is None else self.threads
         least = base + self.BUFFERS + threads * (self.THREAD + self.THREAD_BUFFERS)
         if self.memory < least:
-            raise BudgetError(
+            raise BudgetError.of_memory(
                 f"too little memory {self.PURPOSE} with {threads} thread{'s' if threads > 1 else ''}",
-                found=f"{self.memory / 1e6:,.0f} MB",
-                expected=f"at least {least / 1e6:,.0f} MB",
+                found=self.memory,
+                expected=least,
                 hint="Raise --memory, or lower --threads.",
             )
 

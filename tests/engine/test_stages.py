@@ -257,7 +257,7 @@ class Recorder(Local):
 
 
 def test_the_tasks_of_a_machine_fit_into_its_budget(trmph_store: Path, tmp_path: Path) -> None:
-    recorder, budget, store = Recorder(), 900_000_000, tmp_path / "store"
+    recorder, budget, store = Recorder(), 1_000_000_000, tmp_path / "store"
     options = ConvertOptions(memory=budget, val=0.15, test=0.1)
     convert_sources(trmph_store.parent / "games", store, options, engine=recorder)
     shuffle_store(store, ShuffleOptions(seed=7, buckets=5, memory=budget), engine=recorder)
