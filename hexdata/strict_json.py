@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 __all__ = [
     "FORBID_EXTRA",
     "MAX_JSON_BYTES",
+    "PLAIN_NAME",
+    "AtMost",
     "Count",
+    "FileName",
     "HexDigest",
     "Matching",
     "Within",
@@ -81,6 +84,17 @@ class Matching:
         return {**handler(source), "pattern": self.pattern}
 
 
+@dataclass(frozen=True)
+class AtMost:
+    """Narrows a list in a schema to ``items`` or fewer."""
+
+    items: int
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
+        """Return the schema of the list with its bound."""
+        return {**handler(source), "max_length": self.items}
+
+
 _MEANINGS: dict[str, str] = {}
 """What each pattern of a schema means, for messages."""
 
@@ -88,6 +102,11 @@ Count = Annotated[int, Within(0, 1 << 62)]
 """A number of rows, files or bytes."""
 HexDigest = Annotated[str, Matching("^[0-9a-f]{64}$", "64 hexadecimal digits")]
 """A SHA-256."""
+
+PLAIN_NAME: Final = r"(?:[^./\\\x00][^/\\\x00]*|\.[^./\\\x00][^/\\\x00]*|\.\.[^/\\\x00]+)"
+"""Pattern of one part of a path: any name except ``.`` and ``..``, without slashes, backslashes and NUL."""
+FileName = Annotated[str, Matching(f"^{PLAIN_NAME}$", "the plain name of a file")]
+"""A file in the folder of the text that names it."""
 
 
 def parse_json(

@@ -44,6 +44,7 @@ from hexdata.store.arrow_memory import release_memory
 from hexdata.store.files import FileFacts, remove_file, remove_tree
 from hexdata.store.integrity import find_damage, require_intact
 from hexdata.store.ledger import Ledger
+from hexdata.store.manifest import StoreFile
 from hexdata.store.originals import WINNERS
 from hexdata.store.parquet import open_parquet, read_parquet, write_parquet
 
@@ -314,7 +315,12 @@ class Run:
             [s.file.name, s.file.sha256, asdict(self._assignment(s))] for s in sources if s.facts.positions
         ]
         asked = [self.options.salvage, self.options.truncate_repeats]
-        ledger = Ledger(self.work / "convert_progress.json", "convert", [__version__, asked, plan])
+        ledger = Ledger(
+            self.work / "convert_progress.json",
+            "convert",
+            [__version__, asked, plan],
+            dict[StoreFile, FileFacts],
+        )
         done = self._written(sources, ledger)
         self._remove_strays({name for sha256 in done for name in ledger[sha256]})
         todo = []

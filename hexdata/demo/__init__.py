@@ -26,6 +26,7 @@ from hexdata.remote import local_path
 from hexdata.store.files import atomic_file, remove_temporaries, write_bytes
 from hexdata.store.ledger import Ledger
 from hexdata.store.room import naming_full, telling_full
+from hexdata.strict_json import Count
 
 __all__ = ["DemoOptions", "DemoResult", "make_legacy"]
 
@@ -146,7 +147,7 @@ def _open_ledger(folder: Path, options: DemoOptions) -> Ledger:
     if not path.exists() and folder.exists() and any(folder.iterdir()):
         raise ConfigError("the folder contains other files", path=folder, hint="Use a new folder.")
     try:
-        ledger = Ledger(path, "demo", asdict(options))
+        ledger = Ledger(path, "demo", asdict(options), Count)
     except StoreError as error:
         raise ConfigError(
             "the demo in this folder is damaged", path=folder, hint="Remove the folder."

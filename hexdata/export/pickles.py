@@ -337,7 +337,7 @@ class _Run:
             return self._result(resumed=0, already_done=True)
         folders = _INPUTS[self.options.order]
         require_intact(self.store, folders, engine=self.engine, progress=self.progress)
-        ledger = Ledger(self.work / "progress.json", self.stage, asked)
+        ledger = Ledger(self.work / "progress.json", self.stage, asked, FileFacts)
         if not len(ledger):
             if damage is None:
                 self._clear()

@@ -164,7 +164,7 @@ class _Run:
             remove_tree(self.work)
             return self._result(resumed=0, already_done=True)
         require_intact(self.store, ["shuffled"], engine=self.engine, progress=self.progress)
-        ledger = Ledger(self.work / "progress.json", "export", asked)
+        ledger = Ledger(self.work / "progress.json", "export", asked, ShardEntry)
         if not len(ledger):
             if damage is None:
                 self._clear()

@@ -8,12 +8,26 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
+from hexdata.board import MAX_SIZE, MIN_SIZE
 from hexdata.errors import StoreError
 from hexdata.order import ORDER_VERSION
 from hexdata.remote import AnyPath, as_path, open_binary
 from hexdata.schema import SCHEMA_VERSION
+from hexdata.strict_json import (
+    FORBID_EXTRA,
+    MAX_JSON_BYTES,
+    AtMost,
+    Count,
+    FileName,
+    HexDigest,
+    Matching,
+    Within,
+    check_value,
+    parse_json,
+    shortened,
+)
 
 __all__ = ["LAYOUTS", "MANIFEST_NAME", "MANIFEST_VERSION", "FieldSpec", "ShardEntry", "ShardManifest"]
 
@@ -21,6 +35,9 @@ MANIFEST_VERSION: Final = 1
 """Version of the manifest. A reader refuses a version that it does not know."""
 MANIFEST_NAME: Final = "manifest.json"
 LAYOUTS: Final = ("blocks", "samples")
+
+_FieldName = Annotated[str, Matching("^[a-z][a-z0-9_]{0,31}$", "the name of a field")]
+_Size = Annotated[int, Within(1, 1 << 40)]
 
 
 class FieldSpec(NamedTuple):
@@ -38,16 +55,18 @@ class ShardEntry:
     ``blocks`` counts samples.
     """
 
-    name: str
-    positions: int
-    blocks: int
-    bytes: int
-    sha256: str
-    offsets: Mapping[str, list[int]]
+    __pydantic_config__ = FORBID_EXTRA
+
+    name: FileName
+    positions: Count
+    blocks: Count
+    bytes: Count
+    sha256: HexDigest
+    offsets: Mapping[_FieldName, list[Count]]
 
     def __post_init__(self) -> None:
         if Path(self.name).name != self.name:
-            raise StoreError("a shard's name is a plain file name", found=self.name)
+            raise StoreError("a shard's name is a plain file name", found=shortened(self.name))
         if any(len(places) != self.blocks for places in self.offsets.values()):
             raise StoreError(f"{self.name} needs one offset a block and field", expected=self.blocks)
 
@@ -136,7 +155,7 @@ class ShardManifest:
         path = as_path(folder) / MANIFEST_NAME
         try:
             with open_binary(path) as file:
-                data = file.read()
+                data = file.read(MAX_JSON_BYTES + 1)
         except FileNotFoundError:
             raise StoreError("no shard manifest", path=path, hint="Run `hexdata export` first.") from None
         except OSError as error:
@@ -150,37 +169,80 @@ class ShardManifest:
         Raises:
             StoreError: if they are another kind of file, of another version, or altered.
         """
-        try:
-            facts = json.loads(data)
-        except ValueError:
-            raise StoreError("not JSON", path=where, hint="Run `hexdata export` again.") from None
+        hint = "Run `hexdata export` again."
+        facts = parse_json(data, where, what="the shard manifest", hint=hint)
         _check_identity(facts, where)
         try:
-            return cls._from_facts(facts)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise StoreError(f"not a shard manifest: {error!r}", path=where) from error
+            checked = check_value(
+                _ShardManifestFile, facts, where, what="the shard manifest", hint=hint, text=data
+            )
+            return checked.manifest()
         except StoreError as error:
             raise error.at(where) from None
 
-    @classmethod
-    def _from_facts(cls, facts: dict[str, Any]) -> ShardManifest:
-        fields = {
-            name: FieldSpec(spec["dtype"], tuple(spec["shape"])) for name, spec in facts["fields"].items()
-        }
-        splits = {
-            split: tuple(ShardEntry(**shard) for shard in part["shards"])
-            for split, part in facts["splits"].items()
-        }
-        names = (
-            "board_size",
-            "layout",
-            "block_size",
-            "shard_size",
-            "seed",
-            "schema_version",
-            "order_version",
+
+@dataclass(frozen=True)
+class _FieldFacts:
+    __pydantic_config__ = FORBID_EXTRA
+
+    dtype: Annotated[str, Matching("^(?:\\|[iu]1|<[iu][248]|<f[248])$", "the NumPy type of a plain number")]
+    shape: Annotated[list[Annotated[int, Within(1, 4096)]], AtMost(3)]
+
+
+@dataclass(frozen=True)
+class _SplitFacts:
+    __pydantic_config__ = FORBID_EXTRA
+
+    positions: Count
+    shards: list[ShardEntry]
+
+
+@dataclass(frozen=True)
+class _ShardManifestFile:
+    """The schema of shards/manifest.json."""
+
+    __pydantic_config__ = FORBID_EXTRA
+
+    version: int
+    schema_version: int
+    order_version: Count
+    board_size: Annotated[int, Within(MIN_SIZE, MAX_SIZE)]
+    layout: str
+    block_size: _Size
+    shard_size: _Size
+    seed: int
+    fields: dict[_FieldName, _FieldFacts]
+    splits: dict[Literal["train", "val", "test"], _SplitFacts]
+    digest: HexDigest
+
+    def manifest(self) -> ShardManifest:
+        """Return the manifest, with its parts compared.
+
+        Raises:
+            StoreError: they contradict each other.
+        """
+        made = ShardManifest(
+            board_size=self.board_size,
+            layout=self.layout,
+            block_size=self.block_size,
+            shard_size=self.shard_size,
+            seed=self.seed,
+            fields={name: FieldSpec(spec.dtype, tuple(spec.shape)) for name, spec in self.fields.items()},
+            splits={split: tuple(part.shards) for split, part in self.splits.items()},
+            schema_version=self.schema_version,
+            order_version=self.order_version,
         )
-        return cls(fields=fields, splits=splits, **{name: facts[name] for name in names})
+        for split, part in self.splits.items():
+            if made.positions(split) != part.positions:
+                raise StoreError(
+                    f"the shards of {split} do not hold the positions of the split",
+                    found=made.positions(split),
+                    expected=part.positions,
+                )
+            unknown = {name for shard in part.shards for name in shard.offsets} - made.fields.keys()
+            if unknown:
+                raise StoreError("a shard has a field that is not described", found=min(unknown))
+        return made
 
 
 def _digest(facts: Mapping[str, Any]) -> str:
@@ -195,7 +257,13 @@ def _check_identity(facts: object, path: str | AnyPath) -> None:
     for name, known in (("version", MANIFEST_VERSION), ("schema_version", SCHEMA_VERSION)):
         if facts.get(name) != known:
             hint = "Use the hexdata that wrote the shards, or export them again with this one."
-            raise StoreError(f"another {name}", path=path, found=facts.get(name), expected=known, hint=hint)
+            raise StoreError(
+                f"another {name}",
+                path=path,
+                found=shortened(repr(facts.get(name))),
+                expected=known,
+                hint=hint,
+            )
     stated = facts["digest"]
     found = _digest({name: value for name, value in facts.items() if name != "digest"})
     if found != stated:
@@ -203,6 +271,6 @@ def _check_identity(facts: object, path: str | AnyPath) -> None:
             "the manifest was altered",
             path=path,
             found=f"digest {found}",
-            expected=stated,
+            expected=shortened(str(stated)),
             hint="Run `hexdata export` again.",
         )

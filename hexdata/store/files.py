@@ -36,7 +36,7 @@ from hexdata.remote import (
     upload,
 )
 from hexdata.store.room import name_file, naming_full
-from hexdata.strict_json import FORBID_EXTRA, Count, HexDigest
+from hexdata.strict_json import FORBID_EXTRA, MAX_JSON_BYTES, Count, HexDigest
 
 __all__ = [
     "FileFacts",
@@ -50,6 +50,7 @@ __all__ = [
     "make_folder",
     "names_below",
     "open_in_place",
+    "read_bounded",
     "refuse_links",
     "remove_file",
     "remove_temporaries",
@@ -366,6 +367,12 @@ def digest_file(path: AnyPath) -> tuple[int, str]:
     with open_binary(path) as file:
         digest = hashlib.file_digest(file, "sha256")
         return file.tell(), digest.hexdigest()
+
+
+def read_bounded(path: AnyPath) -> bytes:
+    """Return the bytes of a JSON file, at most one more than it may have."""
+    with open_binary(path) as file:
+        return file.read(MAX_JSON_BYTES + 1)
 
 
 def canonical_json(value: object) -> bytes:

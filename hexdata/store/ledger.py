@@ -5,16 +5,28 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from hexdata.errors import StoreError
 from hexdata.remote import AnyPath
-from hexdata.store.files import canonical_json, exists, write_bytes
+from hexdata.store.files import canonical_json, exists, read_bounded, write_bytes
+from hexdata.strict_json import FORBID_EXTRA, HexDigest, check_value, parse_json, shortened
 
 __all__ = ["Ledger"]
 
 _UNITS_A_SAVE: Final = 256
 """Up to so many units, each is saved when it is done; of more, as many at a time as this goes into them."""
+
+
+@dataclass(frozen=True)
+class _LedgerFile:
+    __pydantic_config__ = FORBID_EXTRA
+
+    stage: str
+    plan: str
+    sha256: HexDigest
+    done: dict[str, Any]
 
 
 class Ledger:
@@ -26,16 +38,24 @@ class Ledger:
     it is emptied at once, since the files it speaks of will now be replaced.
     """
 
-    def __init__(self, path: AnyPath, stage: str, plan: object, *, only_look: bool = False) -> None:
+    def __init__(
+        self, path: AnyPath, stage: str, plan: object, unit: Any = Any, *, only_look: bool = False
+    ) -> None:
         """Open the ledger at ``path``, keeping its units if they were made under the same plan.
 
-        With ``only_look`` the file of a foreign one stays as it is.
+        Args:
+            path: of the file.
+            stage: that it is of.
+            plan: under which units are done, as JSON.
+            unit: the schema of a unit's facts.
+            only_look: whether the file of a foreign one stays as it is.
 
         Raises:
             StoreError: the file is there, but is no ledger of this stage.
         """
         self.path = path
         self._stage = stage
+        self._unit = unit
         self._plan = hashlib.sha256(canonical_json(plan)).hexdigest()
         self._done: dict[str, Any] = {}
         self._unsaved = 0
@@ -48,25 +68,25 @@ class Ledger:
 
     def _load(self) -> dict[str, Any]:
         hint = f"Remove {self.path.name}; the {self._stage} stage then starts from its beginning."
-        try:
-            content = json.loads(self.path.read_bytes())
-        except (RecursionError, ValueError) as error:
+        data = read_bounded(self.path)
+        content: dict[str, Any] = parse_json(data, self.path, what="the progress file", hint=hint)
+        file = check_value(_LedgerFile, content, self.path, what="the progress file", hint=hint, text=data)
+        if file.stage != self._stage:
             raise StoreError(
-                "the progress file is corrupt", path=self.path, found=str(error), hint=hint
-            ) from error
-        if (
-            not isinstance(content, dict)
-            or content.get("stage") != self._stage
-            or not isinstance(content.get("done"), dict)
-            or not isinstance(content.get("plan"), str)
-        ):
-            raise StoreError(
-                "the progress file is foreign", path=self.path, expected=f"stage {self._stage!r}", hint=hint
+                "the progress file is of another stage",
+                path=self.path,
+                found=shortened(repr(file.stage)),
+                expected=f"stage {self._stage!r}",
+                hint=hint,
             )
-        if content.get("sha256") != _digest(json.dumps(content["done"])):
+        if file.sha256 != _digest(json.dumps(content["done"])):
             raise StoreError(
                 "the progress file is corrupt", path=self.path, found="units of another digest", hint=hint
             )
+        if file.plan == self._plan:
+            units: Any = dict
+            what = "the progress file"
+            check_value(units[str, self._unit], content["done"], self.path, what=what, hint=hint)
         return content
 
     def __contains__(self, unit: str) -> bool:

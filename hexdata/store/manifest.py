@@ -13,10 +13,10 @@ from hexdata.errors import StoreError
 from hexdata.order import ORDER_VERSION
 from hexdata.remote import AnyPath, Changed, put_if, read_tagged
 from hexdata.schema import SCHEMA_VERSION
-from hexdata.store.files import FileFacts, canonical_json, write_bytes
+from hexdata.store.files import FileFacts, canonical_json, read_bounded, write_bytes
 from hexdata.strict_json import (
     FORBID_EXTRA,
-    MAX_JSON_BYTES,
+    PLAIN_NAME,
     Count,
     HexDigest,
     Matching,
@@ -26,23 +26,22 @@ from hexdata.strict_json import (
     shortened,
 )
 
-__all__ = ["MANIFEST_NAME", "Manifest"]
+__all__ = ["MANIFEST_NAME", "Manifest", "StoreFile"]
 
 MANIFEST_NAME: Final = "manifest.json"
 _KIND: Final = "hexdata store"
 _HINT: Final = "Restore manifest.json from a copy, or convert the sources into a new store."
 
 _SPLITS: Final = "(?:train|val|test)"
-_FOLDER_NAME: Final = r"(?:[^./\\\x00][^/\\\x00]*|\.[^./\\\x00][^/\\\x00]*|\.\.[^/\\\x00]+)"
-"""One part of a path: any name except ``.`` and ``..``, without slashes, backslashes and NUL."""
 _FILE_NAME: Final = (
     r"^(?:(?:sources|rejected|games|positions)/part-[0-9]{6,9}\.parquet"
     rf"|shuffled/{_SPLITS}/bucket-[0-9]{{6,9}}\.parquet"
     rf"|shards/(?:manifest\.json|{_SPLITS}-[0-9]{{6,9}}\.tar)"
     rf"|pickles/shuffled/{_SPLITS}/(?:shuffled_[0-9]{{4,9}}\.pkl\.gz|shuffling_progress\.json)"
-    rf"|pickles/original(?:/{_FOLDER_NAME})+)$"
+    rf"|pickles/original(?:/{PLAIN_NAME})+)$"
 )
-_FileName = Annotated[str, Matching(_FILE_NAME, "a file that a stage writes below the store")]
+StoreFile = Annotated[str, Matching(_FILE_NAME, "a file that a stage writes below the store")]
+"""A path relative to the store."""
 _Split = Literal["train", "val", "test"]
 _Share = Annotated[float, Within(0, 1)]
 
@@ -136,7 +135,7 @@ class _ManifestFile:
     order_version: int
     board_size: Annotated[int, Within(MIN_SIZE, MAX_SIZE)] | None
     counts: _TableCounts
-    files: dict[_FileName, FileFacts]
+    files: dict[StoreFile, FileFacts]
     stages: _Stages
     digest: HexDigest | None = None
 
@@ -170,7 +169,7 @@ class Manifest:
         """
         path = folder / MANIFEST_NAME
         try:
-            data, tag = (_read_file(path), None) if isinstance(path, Path) else read_tagged(path)
+            data, tag = (read_bounded(path), None) if isinstance(path, Path) else read_tagged(path)
         except FileNotFoundError as error:
             raise StoreError(
                 "not a hexdata store: it has no manifest",
@@ -253,12 +252,6 @@ class Manifest:
 
 def _digest(content: object) -> str:
     return hashlib.sha256(canonical_json(content)).hexdigest()
-
-
-def _read_file(path: Path) -> bytes:
-    """Return the bytes of a manifest, at most one more than it may have."""
-    with path.open("rb") as file:
-        return file.read(MAX_JSON_BYTES + 1)
 
 
 def _check_digest(content: dict[str, Any], path: AnyPath) -> None:

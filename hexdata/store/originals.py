@@ -224,6 +224,7 @@ def _pickle_name(source: Original) -> str:
     path = PurePosixPath(source.name)
     if path.is_absolute() or ".." in path.parts:
         raise StoreError("a source's name leads out of the store", found=source.name)
+    name = source.name.replace("\\", "_")  # other systems take it for a slash
     if source.is_raw:
-        return _RAW_SUFFIX.sub("", source.name) + "_processed" + PICKLE_SUFFIX
-    return source.name.removesuffix(".gz").removesuffix(".pkl") + PICKLE_SUFFIX
+        return _RAW_SUFFIX.sub("", name) + "_processed" + PICKLE_SUFFIX
+    return name.removesuffix(".gz").removesuffix(".pkl") + PICKLE_SUFFIX

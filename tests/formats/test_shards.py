@@ -8,7 +8,9 @@ import json
 import subprocess
 import sys
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -359,13 +361,17 @@ def test_manifests_that_cannot_be_used_say_why(tmp_path: Path) -> None:
 
     with pytest.raises(StoreError, match=r"no shard manifest.*hexdata export"):
         ShardManifest.load(tmp_path / "nowhere")
-    assert "not JSON" in refused("{")
+    assert "not valid JSON" in refused("{")
+    assert "nested too deeply" in refused("[" * 200_000)
     assert "not a shard manifest" in refused({"kind": "hexdata store", "version": 1})
     assert "not a shard manifest" in refused([])
     assert "another version; found 2; expected 1" in refused({**good, "version": 2})
     assert "another schema_version; found 9" in refused({**good, "schema_version": 9})
     assert "the manifest was altered" in refused({**good, "seed": 8})
-    assert "KeyError('splits')" in refused(signed({k: v for k, v in good.items() if k != "splits"}))
+    assert "lacks the key splits" in refused(signed({k: v for k, v in good.items() if k != "splits"}))
+    assert "unknown key; found more" in refused(signed({**good, "more": 1}))
+    assert "wrong value of board_size; found '5'" in refused(signed({**good, "board_size": "5"}))
+    assert "wrong value of board_size; found 10000000" in refused(signed({**good, "board_size": 10**7}))
     assert "multiple of the block size; found 65 and 16" in refused(signed({**good, "shard_size": 65}))
     assert "unknown shard layout" in refused(signed({**good, "layout": "rows"}))
 
@@ -383,3 +389,48 @@ def test_a_shard_that_contradicts_the_manifest_is_refused(change: dict[str, obje
     entry = manifest_of(16, 9).splits["train"][0]
     with pytest.raises(StoreError, match=message):
         manifest_of(16, 9, splits={"train": (shards.ShardEntry(**{**vars(entry), **change}),)})
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            lambda f: f["fields"]["move"].update(dtype="|O"),
+            "fields.move.dtype; found '|O'; expected the NumPy",
+        ),
+        (lambda f: f["fields"]["move"].update(dtype="<U9"), "fields.move.dtype"),
+        (lambda f: f["fields"]["board"].update(shape=[10**12]), "fields.board.shape.0; found 1000000000000"),
+        (lambda f: f["fields"]["board"].update(shape=[1] * 9), "fields.board.shape"),
+        (lambda f: f["fields"].pop("move"), "a field that is not described; found move"),
+        (lambda f: f["fields"].update({"../x": {"dtype": "|u1", "shape": []}}), "unknown key in fields"),
+        (lambda f: f["splits"].update({"../x": f["splits"]["val"]}), "unknown key in splits"),
+        (lambda f: f["splits"]["train"].update(positions=3), "do not hold the positions of the split"),
+        (lambda f: first(f).update(name="../x.tar"), "splits.train.shards.0.name; found '../x.tar'"),
+        (lambda f: first(f).update(name=".."), "splits.train.shards.0.name"),
+        (lambda f: first(f).update(name="a\\b"), "splits.train.shards.0.name"),
+        (lambda f: first(f).update(sha256="x"), "splits.train.shards.0.sha256"),
+        (lambda f: first(f).update(bytes=640.5), "splits.train.shards.0.bytes"),
+        (lambda f: first(f)["offsets"].update(move=["640"]), "offsets.move.0; found '640'"),
+        (lambda f: first(f)["offsets"].update(move=[640.5]), "offsets.move.0; found 640.5"),
+        (lambda f: first(f)["offsets"].update(move=[-1]), "offsets.move.0; found -1"),
+    ],
+)
+def test_a_signed_manifest_is_checked_key_by_key(
+    tmp_path: Path, change: Callable[[dict[str, Any]], object], said: str
+) -> None:
+    facts = manifest_of(16).to_json()
+    del facts["digest"]
+    facts = json.loads(json.dumps(facts))
+    change(facts)
+    text = json.dumps(facts, sort_keys=True, separators=(",", ":"))
+    facts["digest"] = hashlib.sha256(text.encode()).hexdigest()
+    (tmp_path / "manifest.json").write_text(json.dumps(facts))
+    with pytest.raises(StoreError) as caught:
+        ShardManifest.load(tmp_path)
+    assert said in str(caught.value)
+    assert str(tmp_path / "manifest.json") in str(caught.value)
+
+
+def first(facts: dict[str, Any]) -> dict[str, Any]:
+    entry: dict[str, Any] = facts["splits"]["train"]["shards"][0]
+    return entry

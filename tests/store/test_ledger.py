@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from hexdata.errors import StoreError
+from hexdata.store.files import FileFacts
 from hexdata.store.ledger import Ledger
 
 PLAN = {"seed": 1, "sizes": [3, 4]}
@@ -71,22 +72,34 @@ def test_altered_units_are_not_believed(path: Path, found: str, altered: str) ->
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b'{"stage": "shuffle", "pl', "corrupt"),
-        (b"[" * 100_000, "corrupt"),
-        (b'{"stage": "shuffle", "plan": "", "done": {}}', "corrupt"),
-        (b"", "corrupt"),
-        (b"\xff\xfe", "corrupt"),
-        (b"[]", "foreign"),
-        (b"null", "foreign"),
-        (b'{"stage": "export", "plan": "", "done": {}}', "foreign"),
-        (b'{"stage": "shuffle", "plan": "", "done": []}', "foreign"),
-        (b'{"stage": "shuffle", "plan": 3, "done": {}}', "foreign"),
+        (b'{"stage": "shuffle", "pl', "is not valid JSON"),
+        (b"[" * 100_000, "is nested too deeply"),
+        (b'{"stage": "shuffle", "plan": "", "done": {}}', "lacks the key sha256"),
+        (b"", "is not valid JSON"),
+        (b"\xff\xfe", "is not valid JSON"),
+        (b"[]", "has a wrong value"),
+        (b"null", "has a wrong value"),
+        (b'{"stage": "export", "plan": "", "done": {}, "sha256": "%s"}' % (b"0" * 64), "is of another stage"),
+        (b'{"stage": "shuffle", "plan": "", "done": [], "sha256": ""}', "wrong value of sha256"),
+        (b'{"stage": "shuffle", "plan": 3, "done": {}}', "wrong value of plan"),
     ],
 )
 def test_what_is_no_ledger_of_the_stage_is_named(path: Path, content: bytes, reason: str) -> None:
     path.write_bytes(content)
-    with pytest.raises(StoreError, match=f"progress file is {reason}") as caught:
+    with pytest.raises(StoreError, match=f"the progress file.*{reason}") as caught:
         Ledger(path, "shuffle", PLAN)
     assert caught.value.path == str(path)
     assert "Remove progress.json" in str(caught.value)
     assert path.read_bytes() == content
+
+
+def test_units_are_what_the_stage_keeps(tmp_path: Path) -> None:
+    """An attacker can sign what he likes: each unit is checked against the schema of its stage."""
+    path = tmp_path / "progress.json"
+    facts = {"rows": 3, "bytes": 4, "sha256": "0" * 64}
+    Ledger(path, "export", PLAN).finish("a", facts)
+    assert Ledger(path, "export", PLAN, FileFacts)["a"] == facts
+    for wrong in ({**facts, "rows": "3"}, {**facts, "more": 1}, {"rows": 3}, [], None):
+        Ledger(path, "export", PLAN).finish("a", wrong)
+        with pytest.raises(StoreError, match=r"the progress file.*a.*Remove progress.json"):
+            Ledger(path, "export", PLAN, FileFacts)
