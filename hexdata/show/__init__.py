@@ -1,7 +1,4 @@
-"""Positions and games to look at: found in stores and shards, read from TRMPH text, and drawn.
-
-Reads, and writes nothing but the one SVG file it is asked for.
-"""
+"""Positions and games of stores, shards and TRMPH text, and their drawings."""
 
 from hexdata.show.find import ShowOptions, draw_svg, find, write_svg
 from hexdata.show.game import Game

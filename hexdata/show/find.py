@@ -1,4 +1,4 @@
-"""From what a person names, a store, a shard or a game's text, to the position or the game meant."""
+"""Lookup of a position or game in a store, a shard or TRMPH text, by the arguments of ``hexdata show``."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _SHARD: Final = re.compile(r"(?P<path>.*\.tar)(?::(?P<number>[0-9]+))?", re.DOTA
 
 @dataclass(frozen=True)
 class ShowOptions:
-    """What to show of a place.
+    """Options of :func:`find` and :func:`draw_svg`.
 
     Attributes:
-        position: id of a position of a store.
-        game: id of a game of a store.
-        ply: of a game: the position after so many moves. None takes the whole game.
-        every: of a filmstrip: every k-th position, and the last one; None takes about 48 in all.
-        numbers: on a board drawn as SVG: the ply at which each stone was played.
+        position: id of a position in a store. Default None.
+        game: id of a game in a store. Default None.
+        ply: number of moves made in the game at the position. Default None: the whole game.
+        every: in a filmstrip, show every k-th position and the last one. Default None: about 48 positions.
+        numbers: whether to number stones by the ply at which they were played. Default False.
 
     Raises:
         ConfigError: a number is out of range.
@@ -48,88 +48,86 @@ class ShowOptions:
         for name, least in (("position", 0), ("game", 0), ("ply", 0), ("every", 1)):
             number = getattr(self, name)
             if number is not None and number < least:
-                raise ConfigError(f"{name} is a number from {least} up", found=number)
+                raise ConfigError(f"{name} must be at least {least}", found=number)
         if self.position is not None and (self.game is not None or self.ply is not None):
-            raise ConfigError("a position is shown by its id, or by game and ply, not by both")
+            raise ConfigError("choose a position by its id, or by game and ply, not both")
         if self.every is not None and self.ply is not None:
-            raise ConfigError("a filmstrip is of a whole game, not of one ply")
+            raise ConfigError("every and ply exclude each other: a filmstrip shows a whole game")
 
 
-def find(place: str, options: ShowOptions | None = None) -> Position | Game:
-    """Return the position meant, or the game where no ply is given.
+def find(location: str, options: ShowOptions | None = None) -> Position | Game:
+    """Return a position, or a game if no ply is given.
 
     Args:
-        place: a store's folder, or its address; ``SHARD.tar:17``, the position 17 of a shard, counted from 0;
-            or a game as TRMPH text or its URL.
-        options: which position or game of it.
+        location: path or address of a store; ``SHARD.tar:17`` for the position with index 17 of a shard; or a
+            game as TRMPH text or URL.
+        options: the position or game to find. Default None: no option is set.
 
     Raises:
-        ConfigError: the options do not say which, or say what such a place has not.
+        ConfigError: an option is missing, or does not apply to this kind of location.
         StoreError: there is no such position, game or store.
         FormatError: the text or the shard is damaged.
     """
     options = options or ShowOptions()
-    if looks_like_game(place):
-        _refuse(place, "a game's text", position=options.position, game=options.game)
-        return _at(read_trmph(place), options.ply)
-    shard = _SHARD.fullmatch(place)
-    if shard is not None and not as_path(place).is_dir():
+    if looks_like_game(location):
+        _refuse(location, "a game's text", position=options.position, game=options.game)
+        return _at(read_trmph(location), options.ply)
+    shard = _SHARD.fullmatch(location)
+    if shard is not None and not as_path(location).is_dir():
         names = {
             "position": options.position,
             "game": options.game,
             "ply": options.ply,
             "every": options.every,
         }
-        _refuse(place, "a shard", **names)
+        _refuse(location, "a shard", **names)
         if shard["number"] is None:
-            raise ConfigError(
-                "say which position of the shard, counted from 0", path=place, expected=f"{place}:17"
-            )
+            raise ConfigError("no position of the shard is given", path=location, expected=f"{location}:17")
         return read_shard_position(shard["path"], int(shard["number"]))
-    return _of_store(place, options)
+    return _of_store(location, options)
 
 
-def _of_store(place: str, options: ShowOptions) -> Position | Game:
+def _of_store(location: str, options: ShowOptions) -> Position | Game:
     if options.game is not None:
-        return _at(read_game(place, options.game), options.ply)
+        return _at(read_game(location, options.game), options.ply)
     if options.position is None:
-        positions = Store.open(place).manifest.counts.get("positions", 0)
+        positions = Store.open(location).manifest.counts.get("positions", 0)
         raise ConfigError(
-            "say which position, or which --game",
-            path=place,
+            "no position or --game is given",
+            path=location,
             expected=f"a position from 0 to {positions - 1}" if positions else "a store with positions",
         )
-    _refuse(place, "a single position", every=options.every)
-    return read_position(place, options.position)
+    _refuse(location, "a single position", every=options.every)
+    return read_position(location, options.position)
 
 
 def _at(game: Game, ply: int | None) -> Position | Game:
     return game if ply is None else game.at(ply)
 
 
-def _refuse(place: str, what: str, **options: int | None) -> None:
-    """Raise a ConfigError if any of these options is given."""
+def _refuse(location: str, what: str, **options: int | None) -> None:
+    """Raise a ConfigError if one of these options is set."""
     for name, value in options.items():
         if value is not None:
-            raise ConfigError(f"there is no {name} to choose in {what}", path=place, found=value)
+            raise ConfigError(f"{name} does not apply to {what}", path=location, found=value)
 
 
 def draw_svg(found: Position | Game, options: ShowOptions) -> str:
-    """Draw a position as a board, a game as a filmstrip."""
+    """Return the SVG of a position as a board, or of a game as a filmstrip."""
     if isinstance(found, Game):
         return found.svg(every=options.every, numbers=options.numbers)
     return found.svg(numbers=options.numbers)
 
 
 def write_svg(path: str | AnyPath, svg: str) -> None:
-    """Write a drawing to a file, or to an address, whole or not at all.
+    """Write a drawing to a file or address, atomically.
 
     Raises:
-        ConfigError: its name is not that of a drawing.
+        ConfigError: the name does not end in .svg.
         BudgetError: the disk is full.
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     path = as_path(path)
     check_suffix(path, "a drawing", [".svg"])
-    with telling_full(path, "Make room, or give a file elsewhere."):
+    with telling_full(path, "Free disk space, or choose another file."):
         write_bytes(path, svg.encode("utf-8"))

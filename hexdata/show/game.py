@@ -1,4 +1,4 @@
-"""One game with its positions, and how it draws itself. Reads no files."""
+"""A game with its positions, and its drawing as a filmstrip."""
 
 from __future__ import annotations
 
@@ -14,26 +14,30 @@ from hexdata.show.position import COLOURS, Position
 
 __all__ = ["Game"]
 
-_MOST_FRAMES: Final = 48
-"""Boards of a filmstrip, unless the caller says which plies."""
+_DEFAULT_FRAMES: Final = 48
+"""Approximate number of boards in a filmstrip by default."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Game:
-    """One game. It draws itself: as a filmstrip in a notebook, as its last position where it is printed.
+    """A game. Notebooks display it as a filmstrip, ``print`` as its last position:
+
+        game = hexdata.read_game("store", 7)
+        print(game.at(30))
+        svg = game.svg(every=10)
+
+    Attributes that are unknown are None.
 
     Attributes:
-        positions: those at hand, by ply; at least one.
-        game_id: in its store.
-        moves: uint16 (m,), of the whole game, where they are known.
-        winner: 0 blue or 1 red.
-        split: train, val or test.
-        source: the name of the file it is from.
-        provenance: how the store knows the game: metadata, recovered or unknown.
-        duplicate_of: the game of which it is a copy or an image.
-        flags: what is odd about it.
-
-    Whatever is not known is None.
+        positions: the available positions sorted by ply, at least one.
+        game_id: id of the game in its store.
+        moves: cell indices of all moves, uint16 (m,).
+        winner: 0 for blue, 1 for red.
+        split: "train", "val" or "test".
+        source: name of the source file.
+        provenance: origin of the game's identity: "metadata", "recovered" or "unknown".
+        duplicate_of: id of the game that this game duplicates.
+        flags: flags of the game, such as "no-chain".
 
     Raises:
         ConfigError: there are no positions.
@@ -56,10 +60,10 @@ class Game:
 
     @classmethod
     def of_moves(cls, moves: UInt16Array, size: int, winner: int | None = None) -> Game:
-        """Play the moves (m,) of a game, blue first: m + 1 positions.
+        """Return the game with these moves (m,), blue first. It has m + 1 positions.
 
         Raises:
-            FormatError: "repeated-move", naming the ply.
+            FormatError: "repeated-move", with the ply.
         """
         total = len(moves) + 1
         positions = [
@@ -76,19 +80,19 @@ class Game:
 
     @property
     def size(self) -> int:
-        """Cells along an edge of the board."""
+        """Board size n."""
         return self.positions[0].size
 
     @property
     def last(self) -> Position:
-        """The last of the positions at hand."""
+        """The last available position."""
         return self.positions[-1]
 
     def at(self, ply: int) -> Position:
-        """Return the position after so many moves.
+        """Return the position after ``ply`` moves.
 
         Raises:
-            StoreError: it is not at hand.
+            StoreError: the position is not available.
         """
         for position in self.positions:
             if position.ply == ply:
@@ -103,7 +107,7 @@ class Game:
         )  # fmt: skip
 
     def facts(self) -> list[str]:
-        """Say what is known, one fact an entry, for a caption."""
+        """Return the known facts as short texts, for a caption."""
         facts = [f"game {self.game_id}"] if self.game_id is not None else []
         facts += [f"from {self.source}"] if self.source is not None else []
         facts += [f"{len(self.moves)} moves"] if self.moves is not None else []
@@ -114,20 +118,20 @@ class Game:
         return [*facts, *self.flags]
 
     def svg(self, *, every: int | None = None, numbers: bool = False) -> str:
-        """Draw the game as a filmstrip: many small boards in one SVG.
+        """Draw the game as a filmstrip: several small boards in one SVG.
 
         Args:
-            every: draw every k-th position, and the last one; None takes them all in a game of up to
-                48 positions, and about so many of a longer one.
-            numbers: write on each stone at which ply it was played, where that is known.
+            every: draw every k-th position and the last one. Default None: all positions of a game of up to
+                48 positions, and about 48 of a longer one.
+            numbers: whether to number stones by the ply at which they were played, if known. Default False.
 
         Raises:
             ConfigError: ``every`` is less than 1.
         """
         if every is None:
-            every = ceil(len(self.positions) / _MOST_FRAMES)
+            every = ceil(len(self.positions) / _DEFAULT_FRAMES)
         if every < 1:
-            raise ConfigError("a filmstrip has every k-th position, k from 1 up", found=every)
+            raise ConfigError("every must be at least 1", found=every)
         drawn = list(self.positions[::every])
         if (len(self.positions) - 1) % every:
             drawn.append(self.last)
@@ -141,7 +145,7 @@ class Game:
         return film_svg(frames, title=f"Hex game: {', '.join(facts)}", caption=facts)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what is known as plain values; the positions by their ids and plies."""
+        """Return the game as JSON values; positions are listed by id and ply."""
         return {
             "board_size": self.size,
             "game_id": self.game_id,
@@ -169,6 +173,6 @@ class Game:
 
 
 def _frame(position: Position) -> str:
-    """Say which position of the game it is, and the move that led to it."""
+    """Return the caption of a board: its ply and the last move."""
     move = "" if position.last_move is None else f": {cell_name(position.last_move, position.size)}"
     return f"ply {'?' if position.ply is None else position.ply}{move}"

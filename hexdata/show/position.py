@@ -1,4 +1,4 @@
-"""One position with what is known of it, and how it draws itself. Reads no files."""
+"""A position with its attributes, and its drawing."""
 
 from __future__ import annotations
 
@@ -28,36 +28,40 @@ __all__ = ["COLOURS", "Position", "played_moves", "value_fact"]
 
 COLOURS: Final = ("blue", "red")
 _TOP_MOVES: Final = 3
-"""Moves of a dense policy that the facts name."""
+"""Number of moves of a dense policy listed in the facts."""
 
 Policy = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Position:
-    """One position on a board of size n. It draws itself: in a notebook, and where it is printed.
+    """A position on a board of size n. Notebooks display it as SVG, ``print`` as text:
+
+        position = hexdata.read_position("store", 123)
+        print(position)
+        svg = position.svg(numbers=True)
+
+    Attributes that are unknown are None.
 
     Attributes:
-        planes: uint8 (2, n, n), read-only: the blue stones, then the red ones.
-        player: who moves, 0 blue or 1 red.
-        move: cell of the move made here; None on final positions, and where there is only a policy.
-        policy: float32 (n·n,), where the policy is not one move.
-        value: 0.0 blue wins, 1.0 red wins; None where it is not known.
-        winner: of the game, 0 blue or 1 red.
-        value_sample_tier: 0 to 3.
-        position_id: in its store.
-        game_id: in its store.
-        ply: moves made so far, as its source says.
-        total_positions: of the whole game, the first and the last included.
-        last_move: cell of the move that led here.
-        played: uint16 (ply,), all moves that led here, where they are known and give these stones.
-        extra: JSON text of what else the source says.
-
-    Whatever is not known is None.
+        planes: blue stones, then red stones, uint8 (2, n, n), read-only.
+        player: player to move, 0 for blue, 1 for red.
+        move: cell index of the move made in this position; None for final positions and dense policies.
+        policy: dense policy, float32 (n·n,); None if the policy is a single move.
+        value: 0.0 if blue wins, 1.0 if red wins.
+        winner: winner of the game, 0 for blue, 1 for red.
+        value_sample_tier: tier from 0 to 3.
+        position_id: id of the position in its store.
+        game_id: id of the game in its store.
+        ply: number of moves made before this position, according to the source.
+        total_positions: number of positions of the whole game.
+        last_move: cell index of the last move.
+        played: cell indices of all moves that led to this position, uint16 (ply,).
+        extra: JSON text of other metadata of the source.
 
     Raises:
-        ConfigError: the planes or the policy are not of a board, or there is no such player.
-        FormatError: "board-size", "trmph-cell": there is no such board, or no such cell on it.
+        ConfigError: planes or policy have the wrong shape, or the player is unknown.
+        FormatError: "board-size" or "trmph-cell", if the board size or a cell is invalid.
     """
 
     planes: UInt8Array
@@ -78,17 +82,17 @@ class Position:
     def __post_init__(self) -> None:
         planes = np.array(self.planes, dtype=bool).astype(np.uint8)
         if planes.ndim != 3 or planes.shape[0] != 2 or planes.shape[1] != planes.shape[2]:
-            raise ConfigError("not the planes of one board", found=planes.shape, expected="(2, n, n)")
+            raise ConfigError("wrong shape of planes", found=planes.shape, expected="(2, n, n)")
         n = check_board_size(planes.shape[1])
         if self.player not in (BLUE, RED):
-            raise ConfigError("no such player", found=self.player, expected="0, blue, or 1, red")
+            raise ConfigError("unknown player", found=self.player, expected="0, blue, or 1, red")
         planes.flags.writeable = False
         object.__setattr__(self, "planes", planes)
         for cell in (self.move, self.last_move):
             if cell is not None:
-                cell_name(cell, n)  # raises where there is none
+                cell_name(cell, n)  # raises if there is no such cell
         if self.policy is not None and self.policy.shape != (n * n,):
-            raise ConfigError("not the policy of one position", found=self.policy.shape, expected=(n * n,))
+            raise ConfigError("wrong shape of the policy", found=self.policy.shape, expected=(n * n,))
         if self.last_move is None and self.played is not None and len(self.played):
             object.__setattr__(self, "last_move", int(self.played[-1]))
 
@@ -102,24 +106,24 @@ class Position:
         player_to_move: int | None = None,
         **facts: Any,
     ) -> Self:
-        """Make a position of one row of a batch, or of any arrays.
+        """Return the position of one row of a batch.
 
         Args:
-            board: (2, n, n), or uint8 (ceil(2·n·n / 8),) as packed boards are.
-            move: cell; NO_MOVE (65535) is none.
-            policy: (n·n,); one-hot gives the move, zeros none.
-            player_to_move: 0 or 1; None counts the stones.
-            facts: other attributes of a position, named as here or as in a batch
-                (``position_in_game`` for ``ply``); what stands for null there is None here.
+            board: planes (2, n, n), or a packed board, uint8 (ceil(2·n·n / 8),).
+            move: cell index; None or 65535 for no move.
+            policy: policy (n·n,); a one-hot policy sets ``move``, zeros mean no policy.
+            player_to_move: 0 or 1. Default None: determined from the number of stones.
+            facts: other attributes, named as in this class or as in a batch (``position_in_game`` for
+                ``ply``). Values that represent null in batches become None.
 
         Raises:
-            ConfigError: an array has another shape, or there is no such fact.
-            FormatError: as of the class.
+            ConfigError: an array has the wrong shape, or an attribute is unknown.
+            FormatError: "board-size" or "trmph-cell", if the board size or a cell is invalid.
         """
         planes = _planes_of(np.asarray(board))
         known = {_NAMES.get(name, name): _plain(name, value) for name, value in facts.items()}
         if unknown := sorted(known.keys() - cls.__dataclass_fields__.keys()):
-            raise ConfigError("a position has no such fact", found=unknown[0])
+            raise ConfigError("unknown attribute of a position", found=unknown[0])
         dense = None
         if policy is not None:
             dense, only = _split_policy(np.asarray(policy, dtype=np.float32).ravel())
@@ -129,10 +133,10 @@ class Position:
 
     @classmethod
     def of_moves(cls, moves: npt.ArrayLike, size: int, **facts: Any) -> Self:
-        """Make the position to which these moves (ply,) lead on an empty board, blue first.
+        """Return the position after these moves (ply,) on an empty board, blue first.
 
         Raises:
-            FormatError: "repeated-move", naming the ply.
+            FormatError: "repeated-move", with the ply.
         """
         played = np.asarray(moves, dtype=np.uint16)
         planes = replay(played, size)[-1]
@@ -140,11 +144,11 @@ class Position:
 
     @property
     def size(self) -> int:
-        """Cells along an edge of the board."""
+        """Board size n."""
         return int(self.planes.shape[1])
 
     def facts(self) -> list[str]:
-        """Say what is known, one fact an entry, for a caption."""
+        """Return the known facts as short texts, for a caption."""
         facts = [f"position {self.position_id}"] if self.position_id is not None else []
         facts += [f"game {self.game_id}"] if self.game_id is not None else []
         if self.ply is not None:
@@ -167,10 +171,10 @@ class Position:
         return facts
 
     def diagram(self, *, numbers: bool = False) -> Diagram:
-        """Return what there is to draw.
+        """Return the drawing of the position.
 
         Args:
-            numbers: write on each stone at which ply it was played, where that is known.
+            numbers: whether to number stones by the ply at which they were played, if known. Default False.
         """
         facts = self.facts()
         numbered = self.played.tolist() if numbers and self.played is not None else []
@@ -187,15 +191,15 @@ class Position:
         )
 
     def svg(self, *, numbers: bool = False) -> str:
-        """Draw the position as SVG; see :meth:`diagram` for ``numbers``."""
+        """Return the position as SVG; with ``numbers``, stones are numbered by ply."""
         return board_svg(self.diagram(numbers=numbers))
 
     def text(self, *, color: bool = False, unicode: bool = True) -> str:
-        """Draw the position as text; see :func:`hexdata.draw.board_text`."""
+        """Return the position as text, with ANSI colours if ``color``, in ASCII unless ``unicode``."""
         return board_text(self.diagram(), color=color, unicode=unicode)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what is known as plain values; cells by their names, None for what is not known or NaN."""
+        """Return the position as JSON values, with names of cells; None for unknown values and NaN."""
         n = self.size
         moves = {"move": self.move, "last_move": self.last_move}
         return {
@@ -228,12 +232,12 @@ class Position:
 
 
 def _finite(number: float) -> float | None:
-    """Return a number as JSON can have it."""
+    """Return a number for JSON: None if it is not finite."""
     return number if isfinite(number) else None
 
 
 def value_fact(value: float) -> str:
-    """Say what a value means."""
+    """Return a value with its meaning."""
     ends = {0.0: "blue wins", 1.0: "red wins"}
     return f"value {value:.3g} ({ends.get(value, '0 blue wins, 1 red wins')})"
 
@@ -263,25 +267,27 @@ _NULLS: Final = {
 
 
 def _plain(name: str, value: Any) -> Any:
-    """Return a fact as Python has it, what stands for null as None."""
+    """Return an attribute as a Python value, with None for values that represent null."""
     if isinstance(value, np.generic):
         value = value.item()
     return None if name in _NULLS and value == _NULLS[name] else value
 
 
 def _planes_of(board: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return planes as they are, and a packed board (ceil(2·n·n / 8),) unpacked."""
+    """Return planes unchanged, or unpack a packed board (ceil(2·n·n / 8),)."""
     if board.ndim != 1:
         return board
     n = board_size_of(len(board))
     if board.dtype != np.uint8 or board_bytes(check_board_size(n)) != len(board):
-        raise ConfigError("not one board", found=f"{board.dtype} {board.shape}", expected="(2, n, n)")
+        raise ConfigError(
+            "wrong shape or dtype of the board", found=f"{board.dtype} {board.shape}", expected="(2, n, n)"
+        )
     planes: npt.NDArray[Any] = unpack_boards(board[None], n, np.uint8)[0]
     return planes
 
 
 def _count_player(planes: npt.NDArray[Any]) -> int:
-    """Say who moves, from the stones of planes (2, n, n); blue where they are none."""
+    """Return the player to move from the stones of planes (2, n, n); blue for other shapes."""
     if planes.shape[:1] != (2,):
         return BLUE
     blue, red = (np.count_nonzero(plane) for plane in planes)
@@ -289,7 +295,7 @@ def _count_player(planes: npt.NDArray[Any]) -> int:
 
 
 def _split_policy(policy: Policy) -> tuple[Policy | None, int | None]:
-    """Return a policy that is dense, or the one move that it names, or neither where it is all zeros."""
+    """Return (policy, None) for a dense policy, (None, move) for a one-hot one, (None, None) for zeros."""
     cells = np.flatnonzero(policy)
     if len(cells) == 0:
         return None, None

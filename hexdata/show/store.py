@@ -1,4 +1,4 @@
-"""Positions and games read out of a store, a row group at a time. Never scans what cannot hold them."""
+"""Reading of single positions and games from a store, one row group at a time."""
 
 from __future__ import annotations
 
@@ -28,10 +28,14 @@ _WINNERS: Final = {name: player for player, name in enumerate(WINNERS)}
 
 
 def read_position(store: str | AnyPath, position_id: int) -> Position:
-    """Read one position of a store: one row group of the positions, and one of the games.
+    """Read one position of a store. Reads one row group of positions and one of games.
+
+    Args:
+        store: path or address of the store.
+        position_id: id of the position, from 0.
 
     Raises:
-        StoreError: there is no such position, no store, or one that is damaged.
+        StoreError: the position or the store does not exist, or the store is damaged.
     """
     opened = Store.open(store)
     row = _read_row(opened, "positions", "position_id", position_id)
@@ -44,12 +48,16 @@ def read_position(store: str | AnyPath, position_id: int) -> Position:
 
 
 def read_game(store: str | AnyPath, game_id: int) -> Game:
-    """Read one game of a store with all its positions there, by ply.
+    """Read one game of a store with all of its positions in the store, sorted by ply.
 
-    Only row groups whose statistics allow the game are read, and of those first that one column.
+    Only row groups whose statistics include the game are read.
+
+    Args:
+        store: path or address of the store.
+        game_id: id of the game, from 0.
 
     Raises:
-        StoreError: there is no such game, no store, or one that is damaged.
+        StoreError: the game or the store does not exist, or the store is damaged.
     """
     opened = Store.open(store)
     game = _read_row(opened, "games", "game_id", game_id)
@@ -74,7 +82,7 @@ def read_game(store: str | AnyPath, game_id: int) -> Game:
 
 
 def _read_row(store: Store, table: str, key: str, number: int) -> Row:
-    """Return the row of a dense key: row ``number`` of the table."""
+    """Return row ``number`` of a table whose key counts rows from 0."""
     count = store.manifest.counts.get(table, 0)
     kind = table.removesuffix("s")
     if not 0 <= number < count:
@@ -91,9 +99,9 @@ def _read_row(store: Store, table: str, key: str, number: int) -> Row:
         if row[key] == number:
             return row
     raise StoreError(
-        f"{kind} {number} is not where it belongs",
+        f"{kind} {number} is not at its row of the table",
         path=store.path,
-        hint="Run `hexdata verify` to see what is wrong.",
+        hint="Run `hexdata verify` to list the faults.",
     )
 
 
@@ -103,13 +111,13 @@ def _rows_of_game(store: Store, game_id: int, schema: pa.Schema) -> list[Row]:
         with open_parquet(path) as file:
             column = file.schema_arrow.get_field_index("game_id")
             for group in range(file.num_row_groups):
-                if _may_hold(file.metadata.row_group(group).column(column).statistics, game_id):
+                if _may_contain(file.metadata.row_group(group).column(column).statistics, game_id):
                     rows += _rows_in_group(file, group, game_id, schema)
     return rows
 
 
-def _may_hold(statistics: pq.Statistics | None, number: int) -> bool:
-    """Say whether a row group may hold a number, by the statistics of its column."""
+def _may_contain(statistics: pq.Statistics | None, number: int) -> bool:
+    """Return whether a row group may contain a number, by the statistics of its column."""
     if statistics is None or not statistics.has_min_max:
         return statistics is None or statistics.num_values > 0
     return bool(statistics.min <= number <= statistics.max)
@@ -117,16 +125,16 @@ def _may_hold(statistics: pq.Statistics | None, number: int) -> bool:
 
 def _rows_in_group(file: pq.ParquetFile, group: int, game_id: int, schema: pa.Schema) -> list[Row]:
     ids = file.read_row_group(group, columns=["game_id"]).column(0)
-    places = np.flatnonzero(pc.equal(ids, game_id).fill_null(False).to_numpy())
-    if not len(places):
+    indices = np.flatnonzero(pc.equal(ids, game_id).fill_null(False).to_numpy())
+    if not len(indices):
         return []
-    table = file.read_row_group(group, columns=schema.names).take(pa.array(places)).cast(schema)
+    table = file.read_row_group(group, columns=schema.names).take(pa.array(indices)).cast(schema)
     rows: list[Row] = table.to_pylist()
     return rows
 
 
 def _position(row: Row, size: int) -> Position:
-    """Make a position of a row of the table."""
+    """Return the position of a row of the table."""
     board = np.frombuffer(row["board"], dtype=np.uint8)
     return Position(
         unpack_boards(board[None], size, np.uint8)[0],
@@ -145,13 +153,13 @@ def _position(row: Row, size: int) -> Position:
 
 
 def _with_moves(position: Position, game: Row) -> Position:
-    """Add the moves that led to a position, where the game's moves lead to it."""
+    """Add the moves of the game to a position if they lead to it."""
     played = played_moves(game["moves"], position.ply, position.planes, game["first_player"])
     return position if played is None else replace(position, played=played)
 
 
 def _with_last_moves(positions: list[Position]) -> list[Position]:
-    """Add the move that led to each position where only the position before it tells which it was."""
+    """Add the last move of each position whose moves are unknown, from the previous position."""
     completed = positions[:1]
     for before, position in pairwise(positions):
         move = before.move
@@ -162,14 +170,14 @@ def _with_last_moves(positions: list[Position]) -> list[Position]:
 
 
 def _leads(before: Position, move: int, after: Position) -> bool:
-    """Say whether a move made on one board gives the other."""
+    """Return whether a move on one board gives the other board."""
     planes = before.planes.copy()
     planes[before.player].flat[move] = 1
     return not np.array_equal(planes, before.planes) and np.array_equal(planes, after.planes)
 
 
 def _source_name(store: Store, source_id: int) -> str | None:
-    """Return the name of the file that a game is from."""
+    """Return the name of a source file."""
     for path in store.files("sources"):
         found = read_parquet(path, ["name"], pc.field("source_id") == source_id)
         if found.num_rows:

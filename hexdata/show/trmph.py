@@ -1,4 +1,4 @@
-"""One game read from TRMPH text as people paste it; an error says which move is wrong."""
+"""Parsing of a game from TRMPH text, with errors that name the faulty move."""
 
 from __future__ import annotations
 
@@ -16,22 +16,24 @@ __all__ = ["looks_like_game", "read_trmph"]
 _START: Final = re.compile(r"\s*(?:https?://[^\s#]*)?#(?P<size>[0-9]{1,3}),(?P<moves>\S*)")
 _MOVE: Final = re.compile(r"[a-z][0-9]+")
 _SHOWN: Final = 12
-"""Letters of a text that is wrong."""
+"""Maximum number of characters of a faulty text in a message."""
 
 
 def looks_like_game(text: str) -> bool:
-    """Say whether a text is meant as a game, in either spelling."""
+    """Return whether a text looks like a TRMPH line or URL."""
     return re.match(r"\s*(?:#|https?://)", text) is not None
 
 
 def read_trmph(text: str) -> Game:
-    """Read one game: ``#13,a1b2c3``, or a URL that ends so; a winner may follow, as in ``#13,a1b2c3 b``.
+    """Parse a game such as ``#13,a1b2c3``, or a URL that ends with it, optionally with a winner:
+    ``#13,a1b2c3 b``.
 
-    Where no winner is stated, it is whoever has a winning chain in the end, if anybody has.
+    Without a stated winner, the winner is the player with a winning chain in the final position, if any.
 
     Raises:
-        FormatError: "trmph-syntax", "board-size"; "trmph-cell" or "repeated-move", naming the move,
-            counted from 1.
+        FormatError: "trmph-syntax", "board-size", or, with the number of the move counted from 1,
+        "trmph-cell" or
+            "repeated-move".
     """
     start = _START.match(text)
     if start is None:
@@ -47,16 +49,16 @@ def read_trmph(text: str) -> Game:
 
 
 def _read_moves(text: str, n: int) -> UInt16Array:
-    """Read moves one by one: uint16 (m,)."""
+    """Parse moves one by one; return their cell indices, uint16 (m,)."""
     cells: list[int] = []
-    place = 0
-    while place < len(text):
-        move = _MOVE.match(text, place)
+    offset = 0
+    while offset < len(text):
+        move = _MOVE.match(text, offset)
         if move is None:
             raise FormatError(
                 f"move {len(cells) + 1} is not a cell",
                 code="trmph-syntax",
-                found=repr(text[place : place + _SHOWN]),
+                found=repr(text[offset : offset + _SHOWN]),
                 expected="a letter and a number, such as h7",
             )
         cell = _read_cell(move[0], len(cells) + 1, n)
@@ -68,7 +70,7 @@ def _read_moves(text: str, n: int) -> UInt16Array:
                 expected="an empty cell",
             )
         cells.append(cell)
-        place = move.end()
+        offset = move.end()
     return np.array(cells, dtype=np.uint16)
 
 

@@ -107,11 +107,11 @@ def test_svg_files_are_written(run, trmph_store, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (["STORE"], 2, "say which position, or which --game"),
+        (["STORE"], 2, "no position or --game is given"),
         (["STORE", "99999"], 1, "the store has no such position; found position 99999; expected 0 to"),
         (["STORE", "--game", "80"], 1, "the store has no such game; found game 80; expected 0 to 79"),
         (["STORE", "--game", "8", "--ply", "999"], 1, "no position at that ply; found ply 999"),
-        (["STORE", "1", "--game", "8"], 2, "by its id, or by game and ply, not by both"),
+        (["STORE", "1", "--game", "8"], 2, "by its id, or by game and ply, not both"),
         (["STORE/positions", "1"], 1, "not a hexdata store"),
         (["nowhere.tar:3"], 1, "nowhere.tar: No such file"),
         (["#3,b2z9"], 1, "move 2 is not on the board; found 'z9'; expected a1 to c3"),

@@ -46,14 +46,14 @@ def test_a_store_may_be_called_like_a_shard(store, tmp_path):
 @pytest.mark.parametrize(
     ("place", "options", "message"),
     [
-        ("STORE", {}, "say which position, or which --game; expected a position from 0 to"),
-        ("STORE", {"position": 1, "every": 2}, "no every to choose in a single position"),
-        ("STORE/shards/train-000000.tar", {}, "say which position of the shard.*train-000000.tar:17"),
-        ("STORE/shards/train-000000.tar:3", {"position": 3}, "no position to choose in a shard"),
-        ("STORE/shards/train-000000.tar:3", {"game": 3}, "no game to choose in a shard"),
-        ("STORE/shards/train-000000.tar:3", {"ply": 3}, "no ply to choose in a shard"),
-        ("#5,a1", {"position": 3}, "no position to choose in a game's text"),
-        ("#5,a1", {"game": 3}, "no game to choose in a game's text"),
+        ("STORE", {}, "no position or --game is given; expected a position from 0 to"),
+        ("STORE", {"position": 1, "every": 2}, "every does not apply to a single position"),
+        ("STORE/shards/train-000000.tar", {}, "no position of the shard is given.*train-000000.tar:17"),
+        ("STORE/shards/train-000000.tar:3", {"position": 3}, "position does not apply to a shard"),
+        ("STORE/shards/train-000000.tar:3", {"game": 3}, "game does not apply to a shard"),
+        ("STORE/shards/train-000000.tar:3", {"ply": 3}, "ply does not apply to a shard"),
+        ("#5,a1", {"position": 3}, "position does not apply to a game's text"),
+        ("#5,a1", {"game": 3}, "game does not apply to a game's text"),
     ],
 )
 def test_what_says_too_little_or_too_much_is_refused(store, place, options, message):

@@ -182,5 +182,5 @@ def test_a_table_out_of_order_is_found_out(odd_store, copy_store):
     (store / one).rename(store / "kept")
     (store / two).rename(store / one)
     (store / "kept").rename(store / two)
-    with pytest.raises(StoreError, match="position 5 is not where it belongs"):
+    with pytest.raises(StoreError, match="position 5 is not at its row"):
         read_position(store, 5)
