@@ -32,7 +32,7 @@ from hexdata.remote import (
 from hexdata.store.files import make_folder, open_in_place
 from hexdata.store.room import name_file
 
-__all__ = ["LOCK_NAME", "Turn", "locked"]
+__all__ = ["LOCK_NAME", "Turn", "find_writer", "locked"]
 
 LOCK_NAME: Final = ".lock"
 LEASE_SECONDS: Final = 90.0
@@ -111,6 +111,31 @@ def _locked(store: AnyPath, holder: str) -> StoreLockedError:
         found=holder,
         hint="Wait for it, or stop it, and run the command again.",
     )
+
+
+def find_writer(store: AnyPath) -> str | None:
+    """Return the process that is writing to a store, in words; None if there is none. Takes no lock for long.
+
+    Of an object store, None: its writer renews a lease that a reader cannot tell from one just ended.
+    """
+    if not isinstance(store, Path):
+        return None
+    path = store / LOCK_NAME
+    try:
+        if not path.stat().st_size:  # emptied when the lock was given back
+            return None
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _holder(path)
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    return None  # it was killed
 
 
 def _holder(path: Path) -> str:

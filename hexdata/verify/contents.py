@@ -13,11 +13,13 @@ import pyarrow as pa
 
 from hexdata.engine import LOCAL, Engine
 from hexdata.engine.protocol import DIGEST_MEMORY
-from hexdata.errors import BudgetError, EngineError, HexdataError, VerifyError
+from hexdata.errors import BudgetError, EngineError, HexdataError, StoreLockedError, VerifyError
 from hexdata.progress import SILENT, Progress
 from hexdata.quality import Quality, measure_quality
 from hexdata.remote import AnyPath, client_memory, is_fault
 from hexdata.store import Store
+from hexdata.store.lock import find_writer
+from hexdata.store.manifest import Manifest
 from hexdata.store.room import telling_full_temporary
 from hexdata.verify.options import VerifyOptions
 from hexdata.verify.shards import check_shards
@@ -82,13 +84,31 @@ def verify_store(
 
     Raises:
         StoreError: there is no store, or its manifest cannot be read.
+        StoreLockedError: a stage is writing to it.
         BudgetError: the memory is too small, or the disk full that rows are spilled to.
         EngineError: the engine's machines cannot do it.
     """
     target, limits = Store.open(store), options or VerifyOptions()
+    _require_no_writer(target)
     limits.share(target.path)  # before all files are read, if there is no room for it
     engine.require([target.path / name for name in sorted(target.manifest.files)[:1]])
     return _Run(target, limits, progress, engine).verify()
+
+
+def _require_no_writer(store: Store) -> None:
+    """Check that no stage is writing, or has written since the manifest was read: what it moves is no damage.
+
+    Raises:
+        StoreLockedError: one is, or has.
+    """
+    writer = find_writer(store.path)
+    if writer is None and Manifest.load(store.path) == store.manifest:
+        return
+    raise StoreLockedError(
+        f"the store is being written by {writer}" if writer else "the store was written to meanwhile",
+        path=store.path,
+        hint="Wait until its stage is done, and verify again.",
+    )
 
 
 class _Run:
@@ -145,6 +165,7 @@ class _Run:
         except (HexdataError, OSError, pa.ArrowException) as error:
             if is_fault(error):
                 raise
+            _require_no_writer(self.store)
             made = Check(name, False, str(error))
         self.result.checks.append(made)
         return made.ok

@@ -7,11 +7,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hexdata.engine import Engine
-from hexdata.errors import VerifyError
+from hexdata.errors import StoreError, VerifyError
 from hexdata.progress import Progress
 from hexdata.schema import games_schema, positions_schema, rejected_schema, sources_schema
 from hexdata.store import Store
-from hexdata.store.files import digest_file, exists, names_below
+from hexdata.store.files import names_below
+from hexdata.store.integrity import find_damage
 from hexdata.store.parquet import parquet_input
 from hexdata.store.session import duckdb_session, read_parquet_sql
 from hexdata.verify.options import VerifyOptions
@@ -22,23 +23,12 @@ __all__ = ["check_counts", "check_dense_ids", "check_files", "check_games", "che
 def check_files(store: Store, progress: Progress, engine: Engine, workers: int) -> str:
     """Every file of the manifest is there with its size and digest, and no other beside them."""
     progress.begin("rehash", sum(f.bytes for f in store.manifest.files.values()), "bytes")
-    listed = sorted(store.manifest.files.items())
     folders = sorted({name.split("/")[0] for name in store.manifest.files})
     there = {f"{folder}/{name}" for folder in folders for name in names_below(store.path / folder)}
-    for name, _ in listed:
-        if name not in there and not exists(store.path / name):
-            raise VerifyError("the file is missing", path=store.path / name)
-    tasks = ((store.path / name,) for name, _ in listed)
-    for index, (size, sha256) in engine.run_light(digest_file, tasks, workers=workers):
-        name, facts = listed[index]
-        if (size, sha256) != (facts.bytes, facts.sha256):
-            raise VerifyError(
-                "the file was altered",
-                path=store.path / name,
-                found=f"{size:,} bytes, sha256 {sha256[:16]}…",
-                expected=f"{facts.bytes:,} bytes, sha256 {facts.sha256[:16]}…",
-            )
-        progress.advance(size)
+    files = store.manifest.files
+    damage = find_damage(store, files, engine=engine, workers=workers, progress=progress)
+    if damage:
+        raise _all_damage(store, list(damage.values()))
     if foreign := sorted(there - set(store.manifest.files)):
         raise VerifyError(
             "files that no manifest names",
@@ -47,6 +37,17 @@ def check_files(store: Store, progress: Progress, engine: Engine, workers: int) 
             hint="If a run was interrupted, run its command again; else remove them.",
         )
     return f"{len(store.manifest.files):,} files rehashed"
+
+
+def _all_damage(store: Store, damage: list[StoreError]) -> VerifyError:
+    """Return one error that names every damaged file and the command that writes it again."""
+    if len(damage) > 1:
+        listed = "; ".join(str(error) for error in damage)
+        return VerifyError(f"{len(damage):,} files are damaged", path=store.path, found=listed)
+    (error,) = damage
+    return VerifyError(
+        error.reason, path=error.path, found=error.found, expected=error.expected, hint=error.hint
+    )
 
 
 def check_tables(store: Store) -> str:
