@@ -17,6 +17,7 @@ from hexdata.errors import ConfigError, FormatError, HexdataError, StoreError
 from hexdata.formats.shards import POLICY_FIELDS, Block, ShardManifest
 from hexdata.loader.cached import CachedSource
 from hexdata.loader.epoch import PackedStep
+from hexdata.loader.headers import HINT
 from hexdata.loader.options import LoaderOptions
 from hexdata.loader.prefetch import Prefetcher
 from hexdata.loader.reader import BlockReader
@@ -51,7 +52,7 @@ class StreamEpoch:
 
     Raises:
         ConfigError: streams, ranks and batch size do not fit, or options ask for a part of the split.
-        StoreError: a shard in a folder is missing or of another size, and there is no ``on_skip``.
+        StoreError: a shard in a folder is missing or of another size, and there is no ``on_skip``; or all are.
     """
 
     def __init__(
@@ -69,11 +70,16 @@ class StreamEpoch:
         self._reader = BlockReader(source, manifest, options.split, members, digests=digests)
         sizes = [shard.positions for shard in self._reader.shards]
         self._plan = StreamPlan(sizes, manifest.block_size, options, epoch)
+        self._options = options
         self._prefetch = options.copies.prefetch
         self._on_skip = on_skip
-        if on_skip is None:
-            for _, fault in self._reader.find_faults():
-                raise fault
+        self._is_readable = on_skip is None
+        """Whether a shard is known that can be used."""
+        faults = [fault for _, fault in self._reader.find_faults()]
+        if faults and on_skip is None:
+            raise faults[0]
+        if faults and len(faults) == len(sizes):
+            self._require_a_shard(faults[0])
 
     @property
     def steps(self) -> int:
@@ -86,8 +92,8 @@ class StreamEpoch:
         Windows before the first step are not read.
 
         Raises:
-            StoreError, FormatError: a shard is not what the manifest says. No position of the window
-                that it was read for has been delivered.
+            StoreError, FormatError: a shard is not what the manifest says, or with ``on_skip`` no shard
+                is. No position of the window that it was read for has been delivered.
             ConfigError: the stride is a number of workers that does not divide Q of ``streams=(P, Q)``.
         """
         self._plan.check_workers(steps.step)
@@ -165,10 +171,34 @@ class StreamEpoch:
             except (StoreError, FormatError) as error:
                 if on_skip is None:
                     raise
+                self._require_a_shard(error)
                 on_skip(self._reader.shards[piece.shard].name, range(piece.first, piece.stop), error)
                 present[row : row + count] = False
+            else:
+                self._is_readable = True
             row += count
         return filling.block(), present
+
+    def _require_a_shard(self, fault: HexdataError) -> None:
+        """Look for a shard that can be used, after the first one that cannot.
+
+        Raises:
+            StoreError: there is none, so that every batch would be empty.
+        """
+        for shard in range(len(self._reader.shards)):
+            if self._is_readable:
+                return
+            try:
+                for _ in self._reader.read(shard, 0, 1):
+                    pass
+            except (StoreError, FormatError):
+                continue
+            self._is_readable = True
+        if not self._is_readable:
+            split = self._options.split
+            raise StoreError(
+                f"no shard of {split} can be used", path=fault.path, found=fault.detail(), hint=HINT
+            )
 
     def _repeat(self, padding: range) -> list[Block]:
         """Return the rows of the epoch that padding repeats; those that cannot be read are left out."""
