@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 from collections.abc import Mapping, Sequence, Sized
 from typing import Any, Final, TypeVar, overload
 
@@ -58,17 +59,26 @@ def derive_key(seed: int, *purpose: str | int) -> int:
     Raises:
         TypeError: the seed is not an integer, or a part of the purpose is neither text nor an integer.
     """
-    if not _is_integer(seed):
-        raise TypeError(f"a seed must be an integer, not {type(seed).__name__}: {seed!r}")
+    parts: list[str | int] = [_integer("a seed must be an integer", seed)]
     for part in purpose:
-        if not (_is_integer(part) or isinstance(part, str)):
-            raise TypeError(f"a purpose must be integers and text, not {type(part).__name__}: {part!r}")
-    text = f"hexdata order {ORDER_VERSION} " + json.dumps([seed, *purpose], separators=(",", ":"))
+        is_text = isinstance(part, str)
+        parts.append(str(part) if is_text else _integer("a purpose must be integers and text", part))
+    text = f"hexdata order {ORDER_VERSION} " + json.dumps(parts, separators=(",", ":"))
     return int.from_bytes(hashlib.sha256(text.encode("ascii")).digest()[:8], "big")
 
 
-def _is_integer(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _integer(what: str, value: Any) -> int:
+    """Return an integer, Python's or NumPy's, as Python's.
+
+    Raises:
+        TypeError: it is a bool or no integer; ``what`` begins the message.
+    """
+    try:
+        if not isinstance(value, (bool, np.bool_)):
+            return operator.index(value)
+    except TypeError:
+        pass
+    raise TypeError(f"{what}, not {type(value).__name__}: {value!r}")
 
 
 def _mix(value: int) -> int:
@@ -156,7 +166,10 @@ def balanced_take(groups: Mapping[str, Sized | int], seed: int) -> dict[str, Int
     Raises:
         ValueError: a length is negative.
     """
-    sizes = {name: group if isinstance(group, int) else len(group) for name, group in groups.items()}
+    sizes = {
+        name: len(group) if isinstance(group, Sized) else _integer("a group is a sequence or a length", group)
+        for name, group in groups.items()
+    }
     kept = min(sizes.values(), default=0)
     if kept < 0:
         raise ValueError(f"a group cannot have {kept} elements")
@@ -230,6 +243,8 @@ class Permutation:
         Raises:
             ValueError: n is negative or above 2^62.
         """
+        n = _integer("a permutation needs an integer length", n)
+        key = _integer("the key of a permutation must be an integer", key)
         if not 0 <= n <= 1 << 62:
             raise ValueError(f"the length of a permutation must be between 0 and 2^62, got {n}")
         self.n = n
@@ -320,6 +335,11 @@ def shuffle_indices(
     Returns:
         A new array for an array, a new list for any other sequence.
     """
+    if not isinstance(indices, Sized):
+        raise TypeError(f"indices must be a sequence or an array, not {type(indices).__name__}")
+    epoch = _integer("epoch must be an integer", epoch)
+    if epoch < 0:
+        raise ValueError(f"epoch must be at least 0, found {epoch}")
     if not enabled:
         return indices.copy() if isinstance(indices, np.ndarray) else list(indices)
     order = Permutation(len(indices), derive_key(seed, "epoch", epoch)).slice(0, len(indices))

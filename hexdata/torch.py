@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain, islice, zip_longest
+from multiprocessing import get_all_start_methods
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -21,6 +22,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from hexdata.batch import BatchOptions, BoardForm, make_batch
 from hexdata.board import MAX_SIZE, MIN_SIZE, RED
+from hexdata.checks import check_choice, check_count
 from hexdata.errors import ConfigError, HexdataError
 from hexdata.formats.shards import block_to_policy
 from hexdata.loader import Loader
@@ -192,6 +194,10 @@ def expand_policy(
 
 def _of_this_rank(loader: Loader, rank: int | None, world_size: int | None) -> Loader:
     """Return the loader of this rank: the one asked for, the loader's own, or torch.distributed's."""
+    given: Any = loader
+    if not isinstance(given, Loader):
+        hint = "Make one first, as in TorchLoader(Loader(store))."
+        raise ConfigError("loader cannot be used", found=repr(loader), expected="a hexdata.Loader", hint=hint)
     if (rank is None) != (world_size is None):
         raise ConfigError("rank and world_size go together", found=f"{rank} and {world_size}")
     if rank is not None and world_size is not None:
@@ -427,8 +433,13 @@ class TorchLoader:
         persistent_workers: bool = True,
         multiprocessing_context: str | None = None,
     ) -> None:
-        if num_workers < 0:
-            raise ConfigError("num_workers cannot be used", found=num_workers, expected="at least 0")
+        num_workers = check_count("num_workers", num_workers, 0)
+        prefetch_factor = check_count("prefetch_factor", prefetch_factor, 1)
+        for name, value in (("pin_memory", pin_memory), ("persistent_workers", persistent_workers)):
+            if not (isinstance(value, bool) or (value is None and name == "pin_memory")):
+                raise ConfigError(f"{name} cannot be used", found=repr(value), expected="True or False")
+        if multiprocessing_context is not None:
+            check_choice("multiprocessing_context", multiprocessing_context, get_all_start_methods())
         self.loader = _of_this_rank(loader, rank, world_size)
         self._asked = world_size
         self._num_workers = num_workers

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hexdata.batch import Batch
-from hexdata.checks import check_count, check_same_options, check_versions, is_count
+from hexdata.checks import as_tuple, check_count, check_same_options, check_versions, is_count
 from hexdata.errors import ConfigError
 from hexdata.loader.loader import Loader
 from hexdata.loader.options import RankedOptions
@@ -177,6 +177,17 @@ class Mixture:
         world_size: int = 1,
         pace: int | None = None,
     ) -> None:
+        for name, value in (("loaders", loaders), ("weights", weights)):
+            if isinstance(as_tuple(value), tuple):
+                continue
+            expected = "a list of loaders" if name == "loaders" else "a list of numbers, one a loader"
+            raise ConfigError(f"{name} cannot be used", found=repr(value), expected=expected)
+        loaders, weights = as_tuple(loaders), as_tuple(weights)
+        given: Any = loaders
+        for number, each in enumerate(given):
+            if not isinstance(each, Loader):
+                what = f"loaders[{number}] cannot be used"
+                raise ConfigError(what, found=repr(each), expected="a hexdata.Loader")
         if len(loaders) != len(weights):
             raise ConfigError(
                 "weights and loaders differ in number", found=len(weights), expected=len(loaders)

@@ -84,8 +84,7 @@ class CacheOptions:
         if isinstance(self.cache, str):
             folder = local_path(self.cache, "a cache of shards", "Give a folder as cache (--cache).")
             object.__setattr__(self, "cache", str(folder))
-        size = parse_bytes(self.cache_size) if isinstance(self.cache_size, str) else self.cache_size
-        object.__setattr__(self, "cache_size", check_count("cache_size", size, 1))
+        object.__setattr__(self, "cache_size", _cache_bytes(self.cache_size))
         if self.prefetch is not None:
             object.__setattr__(self, "prefetch", check_count("prefetch", self.prefetch, 0))
 
@@ -93,6 +92,14 @@ class CacheOptions:
     def cache_bytes(self) -> int:
         """The size as a number."""
         return parse_bytes(self.cache_size)
+
+
+def _cache_bytes(value: int | str) -> int:
+    try:
+        size = parse_bytes(value) if isinstance(value, str) else value
+    except ConfigError as error:
+        raise ConfigError("cache_size cannot be used", found=error.found, expected=error.expected) from None
+    return check_count("cache_size", size, 1)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from http import HTTPStatus
 from http.client import HTTPException, HTTPResponse, InvalidURL
 from pathlib import Path
 from subprocess import Popen
-from typing import IO, Final, TypeVar
+from typing import IO, Any, Final, TypeVar
 from urllib.error import HTTPError
 from urllib.parse import quote, urlsplit
 from urllib.request import Request, url2pathname, urlopen
@@ -66,6 +66,10 @@ def make_source(place: str | AnyPath) -> Source:
     """
     if isinstance(place, Path):
         return FolderSource(place)
+    given: Any = place
+    if given is None or isinstance(given, (bool, int, float, bytes, list, tuple, dict)) or given == "":
+        found, expected = repr(place), "a path, or an address as text"
+        raise ConfigError("store cannot be used", found=found, expected=expected)
     place = str(place)
     if not _URL.match(place):
         return FolderSource(Path(place))

@@ -52,7 +52,8 @@ class StreamEpoch:
 
     Raises:
         ConfigError: streams, ranks and batch size do not fit, or options ask for a part of the split.
-        StoreError: a shard in a folder is missing or of another size, and there is no ``on_skip``; or all are.
+        StoreError: a shard in a folder is missing or of another size, and there is no ``on_skip``; or every
+            shard is.
     """
 
     def __init__(

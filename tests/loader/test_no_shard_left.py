@@ -18,7 +18,7 @@ def test_missing_shards_are_refused_when_the_loader_is_made(make_shards: MakeSha
     for path in folder.path.glob("train-*.tar"):
         path.unlink()
     for mode in ("exact", "stream"):
-        with pytest.raises(StoreError, match="no shard of train can be used; found .*missing"):
+        with pytest.raises(StoreError, match=r"no shard of train can be used; found .*missing"):
             Loader(folder.path, mode=mode, on_error="skip", batch_size=8)
 
 

@@ -84,7 +84,7 @@ def test_a_cache_may_be_named_by_a_url_of_this_machine():
         ({"cache": "memory://copies"}, "a cache of shards can only be on this machine; found memory:"),
         ({"cache": "ftp://host/copies"}, "a cache of shards can only be on this machine; found ftp://"),
         ({"cache_size": 0}, "cache_size cannot be used; found 0; expected an integer, at least 1"),
-        ({"cache_size": "much"}, "not a size; found 'much'"),
+        ({"cache_size": "much"}, "cache_size cannot be used; found 'much'; expected a number and a unit"),
         ({"cache_size": 1e9}, "cache_size cannot be used"),
         ({"prefetch": -1}, "prefetch cannot be used; found -1"),
         ({"prefetch": True}, "prefetch cannot be used"),
