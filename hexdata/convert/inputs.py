@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,14 @@ __all__ = ["Digested", "SourceFile", "digest_source", "find_sources", "new_sourc
 
 COMPANIONS: Final = ("processing_stats.json", "processing_state.json", "file_lookup_")
 """Beginnings of the names of files that the legacy tools leave beside their data: not sources."""
+
+
+_KINDS: Final = {
+    stat.S_IFIFO: "a pipe (FIFO)",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 
 
 @dataclass(frozen=True)
@@ -84,6 +93,14 @@ def _files_of(given: Path, store: AnyPath) -> list[SourceFile] | None:
         return None
     if root.is_file():
         top, paths = root.parent, [root]
+    elif not root.is_dir():
+        raise InputError(
+            "neither a file nor a folder",
+            path=given,
+            found=_KINDS.get(stat.S_IFMT(root.stat().st_mode), "something else"),
+            expected="a file, or a folder of files",
+            hint="Write what it gives into a file first: hexdata reads each input twice.",
+        )
     else:
         top, paths = root, list(_files_below(root, store))
     return [

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -28,7 +29,7 @@ from hexdata.convert.spool import (
     read_source,
     settle_games,
 )
-from hexdata.convert.tables import Source, failed_files, notes_of, reasons_of, rejected_table, source_table
+from hexdata.convert.tables import Source, failed_files, notes_of, reasons_of, rejected_batches, source_table
 from hexdata.engine import Engine
 from hexdata.errors import ConfigError, InputError, RejectRateError, StoreError
 from hexdata.formats import SALVAGEABLE
@@ -387,9 +388,10 @@ class Run:
         """Write the sources and rejected parts of this run, then the manifest; remove the spools."""
         manifest = self.store.manifest
         rejected = sum(s.facts.rejected for s in sources)
+        tables: dict[str, tuple[pa.Schema, Iterable[pa.RecordBatch | pa.Table]]]
         tables = {"sources": (sources_schema(), [source_table(sources, judged, self.options)])}
         if rejected:
-            tables["rejected"] = (rejected_schema(), [rejected_table(s) for s in sources])
+            tables["rejected"] = (rejected_schema(), chain.from_iterable(map(rejected_batches, sources)))
         for name, (schema, batches) in tables.items():
             part = f"{name}/part-{len(manifest.files_in(name)):06d}.parquet"
             facts[part] = write_parquet(self.store.path / part, schema, batches, replace=False)

@@ -18,8 +18,8 @@ import pyarrow as pa
 
 from hexdata import __version__
 from hexdata.convert.truncate import NO_CUT, Cuts, cut_games, cut_rows, find_cuts
-from hexdata.errors import FormatError, SourceChangedError
-from hexdata.formats import RawBatch, Rejection, SourceReader, open_source
+from hexdata.errors import FormatError, HexdataError, SourceChangedError
+from hexdata.formats import BATCH_ROWS, RawBatch, Rejection, SourceReader, open_source
 from hexdata.games.evidence import Tally, found_schema, is_mixed, with_findings
 from hexdata.games.find import EVIDENCE, GAMES, ROWS, find_games
 from hexdata.games.findings import game_findings, loose_findings
@@ -51,7 +51,14 @@ FINDINGS: Final = pa.schema([pa.field("findings", pa.uint32(), nullable=False)])
 
 AFTER_REPEAT: Final = "after-repeat"
 """Reason code of a position that comes after a move on an occupied cell, where games are cut there."""
+_NOT_THE_FILES: Final = (HexdataError, OSError, MemoryError)
+"""Errors that say nothing about a file, or what is wrong with it; any other is a failure of its reader."""
+_LONGEST: Final = 200
+"""Characters of what an error says that are kept."""
 _AFTER: Final = "the game was cut before a repeated move, as asked"
+
+MOST_REJECTED: Final = 100_000
+"""``limit-rejected``: records of a file that may be rejected above those that are positions."""
 
 UNREADABLE: Final = "unreadable"
 """Reason code of a file that the disk or its owner would not give: it may be readable next time."""
@@ -202,14 +209,15 @@ def read_source(path: AnyPath, folder: AnyPath, reading: Reading, version: str) 
         try:
             facts = _read(path, spool, reading)
             _require_version(path, version)
-        except FormatError as error:
+        except Exception as error:
+            if not isinstance(error, FormatError) and isinstance(error, _NOT_THE_FILES):
+                error.add_note(f"while reading {path}")
+                raise
             spool.remove()
             _require_version(path, version)
-            facts = SpoolFacts.failed(error.code, error.detail())
+            failure = error if isinstance(error, FormatError) else _crash(error)
+            facts = SpoolFacts.failed(failure.code, failure.detail())
             facts.reading = reading
-        except Exception as error:
-            error.add_note(f"while reading {path}")
-            raise
         if facts.failure is None or facts.failure[0] != UNREADABLE:
             spool.save_facts(facts)
     return facts
@@ -258,7 +266,29 @@ def _on_disk(path: AnyPath) -> Iterator[None]:
 
 def _batches(path: AnyPath, reader: SourceReader) -> Iterator[RawBatch]:
     with _on_disk(path):
-        yield from reader.batches()
+        batches = reader.batches()
+        records = 0
+        while True:
+            try:
+                batch = next(batches, None)
+            except _NOT_THE_FILES:
+                raise
+            except Exception as error:
+                raise _crash(error, f"record {records:,} or one of the {BATCH_ROWS:,} after it") from error
+            if batch is None:
+                return
+            records += batch.records
+            yield batch
+
+
+def _crash(error: Exception, record: str | None = None) -> FormatError:
+    """Make the error for a file on which the reader failed in a way that nobody foresaw."""
+    return FormatError(
+        f"its reader failed: {type(error).__name__}",
+        code="reader-error",
+        record=record,
+        found=str(error)[:_LONGEST],
+    )
 
 
 def _read(path: AnyPath, spool: Spool, reading: Reading) -> SpoolFacts:
@@ -272,6 +302,13 @@ def _read(path: AnyPath, spool: Spool, reading: Reading) -> SpoolFacts:
             for batch in _batches(path, reader):
                 _write_rejected(rejected, batch.rejected)
                 facts.rejected += len(batch.rejected)
+                if facts.rejected > facts.positions + MOST_REJECTED:
+                    raise FormatError(
+                        "far more records rejected than taken: not a file of positions",
+                        code="limit-rejected",
+                        found=f"{facts.rejected:,} of the first {facts.positions + facts.rejected:,}, "
+                        f"the last for {batch.rejected[-1].reason} ({batch.rejected[-1].detail})",
+                    )
                 if not batch.positions.num_rows:
                     continue
                 assert reader.board_size is not None
@@ -392,6 +429,11 @@ def _compare(stats: dict[str, Any], facts: SpoolFacts) -> list[str]:
 
 
 def _write_rejected(writer: pa.ipc.RecordBatchFileWriter, rejected: Iterable[Rejection]) -> None:
-    listed = [asdict(rejection) | {"detail": encodable(rejection.detail)} for rejection in rejected]
+    listed = [*rejected]
     if listed:
-        writer.write_table(pa.Table.from_pylist(listed, schema=REJECTED))
+        columns = [
+            pa.array([rejection.record for rejection in listed], pa.int64()),
+            pa.array([rejection.reason for rejection in listed], pa.string()),
+            pa.array([encodable(rejection.detail) for rejection in listed], pa.string()),
+        ]
+        writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=REJECTED))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ from hexdata.games.findings import count_flags, loose_flags
 from hexdata.games.sense import Sense
 from hexdata.schema import rejected_schema, sources_schema
 
-__all__ = ["Source", "failed_files", "notes_of", "reasons_of", "rejected_table", "source_table"]
+__all__ = ["Source", "failed_files", "notes_of", "reasons_of", "rejected_batches", "source_table"]
 
 
 @dataclass(frozen=True)
@@ -81,23 +82,27 @@ def source_table(sources: list[Source], judged: list[Judged], options: ConvertOp
     return pa.Table.from_pylist(rows, schema=sources_schema())
 
 
-def rejected_table(source: Source) -> pa.Table:
-    """Return what was rejected of a source: ``rejected_schema``."""
+def rejected_batches(source: Source) -> Iterator[pa.RecordBatch]:
+    """Read what was rejected of a source: ``rejected_schema``."""
     if source.facts.failure is None:
-        table = pa.Table.from_batches(source.spool.batches("rejected"), REJECTED)
+        batches = source.spool.batches("rejected")
     else:
         reason, detail = source.facts.failure
-        table = pa.table({"record": [None], "reason": [reason], "detail": [detail]}, schema=REJECTED)
-    ids = pa.array(np.full(table.num_rows, source.source_id, np.int32))
-    return table.add_column(0, rejected_schema().field("source_id"), ids)
+        columns = {"record": [None], "reason": [reason], "detail": [detail]}
+        batches = iter(pa.table(columns, schema=REJECTED).to_batches())
+    schema = rejected_schema()
+    for batch in batches:
+        ids = pa.array(np.full(batch.num_rows, source.source_id, np.int32))
+        yield pa.RecordBatch.from_arrays([ids, *batch.columns], schema=schema)
 
 
 def reasons_of(sources: list[Source]) -> dict[str, int]:
     """Count the rejected records by reason, most frequent first."""
     counts: Counter[str] = Counter()
     for source in sources:
-        for entry in rejected_table(source)["reason"].value_counts().to_pylist():
-            counts[entry["values"]] += entry["counts"]
+        for batch in rejected_batches(source):
+            for entry in batch.column("reason").value_counts().to_pylist():
+                counts[entry["values"]] += entry["counts"]
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 

@@ -16,7 +16,7 @@ __all__ = ["BATCH_ROWS", "SALVAGEABLE", "RawBatch", "Rejection", "SourceReader"]
 BATCH_ROWS = 8192
 """At most so many rows a raw batch."""
 
-SALVAGEABLE: Final = frozenset({"truncated", "corrupt-gzip", "corrupt-pickle"})
+SALVAGEABLE: Final = frozenset({"truncated", "corrupt-gzip", "corrupt-pickle", "trailing-data"})
 """Codes of the damage that what comes before it survives."""
 
 

@@ -146,3 +146,12 @@ def test_a_source_that_gave_nothing_may_come_again():
     known = [("a", "1" * 64, 0), ("b", "", 0)]
     assert parted([source("a", "2" * 64), source("b", "3" * 64)], known) == (["a", "b"], [])
     assert parted([source("b", problem="Permission denied")], known) == ([], [("b", "b")])
+
+
+def test_a_pipe_and_a_device_are_called_so(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(InputError, match=r"neither a file nor a folder.*pipe \(FIFO\)"):
+        find_sources([pipe], tmp_path / "store")
+    with pytest.raises(InputError, match="a device"):
+        find_sources([Path("/dev/null")], tmp_path / "store")

@@ -12,6 +12,8 @@ import pytest
 
 from hexdata.convert import spool
 from hexdata.errors import BudgetError, RejectRateError
+from hexdata.formats import open_source
+from hexdata.formats.legacy import LegacyReader
 from hexdata.formats.trmph import write_trmph
 
 
@@ -176,12 +178,53 @@ def test_a_disk_that_will_not_take_the_spool_is_no_fault_of_the_source(make, con
     assert convert(make.folder).result.rejected == 0
 
 
-def test_a_failure_of_our_own_names_the_file(make, convert, monkeypatch):
+def test_a_failure_of_a_reader_costs_its_file_only(make, convert, monkeypatch):
     make.v2("a.pkl.gz", make.games(3))
-    monkeypatch.setattr(spool, "open_source", lambda path, **options: [][1])
-    with pytest.raises(IndexError) as caught:
-        convert(make.folder)
-    assert caught.value.__notes__ == [f"while reading {make.folder / 'a.pkl.gz'}"]
+    make.v2("b.pkl.gz", make.games(30))
+
+    def fails(path, **options):
+        return [][1] if path.name == "a.pkl.gz" else open_source(path, **options)
+
+    monkeypatch.setattr(spool, "open_source", fails)
+    store = convert(make.folder, max_reject_rate=0.5, workers=1)
+    (row,) = store.rows("rejected")
+    assert (row["record"], row["reason"]) == (None, "reader-error")
+    assert row["detail"] == "its reader failed: IndexError; found list index out of range"
+    assert store.rows("positions")
+
+
+def test_a_failure_in_a_record_names_the_record(make, convert, monkeypatch):
+    make.v2("a.pkl.gz", make.games(3))
+    make.v2("b.pkl.gz", make.games(30))
+    spell = LegacyReader._convert_block
+
+    def fails(reader, items, count):
+        return {}["lost"] if reader.path.name == "a.pkl.gz" else spell(reader, items, count)
+
+    monkeypatch.setattr(LegacyReader, "_convert_block", fails)
+    store = convert(make.folder, max_reject_rate=0.5, workers=1)
+    (row,) = store.rows("rejected")
+    assert row["reason"] == "reader-error"
+    assert row["detail"].startswith("record 0 or one of the 8,192 after it")
+
+
+def test_a_file_that_is_rejected_record_by_record_is_given_up(make, convert, monkeypatch):
+    monkeypatch.setattr(spool, "MOST_REJECTED", 50)
+    make.v2("b.pkl.gz", make.games(30))
+    (make.folder / "a.pkl").write_bytes(pickle.dumps({"examples": [None] * 200}))
+    store = convert(make.folder, max_reject_rate=0.5)
+    (row,) = store.rows("rejected")
+    assert row["reason"] == "limit-rejected"
+    assert "example-layout" in row["detail"]
+
+
+def test_an_empty_game_id_is_a_rejected_record(make, convert):
+    make.v2("b.pkl.gz", make.games(30))
+    board = np.zeros((2, make.n, make.n), "f4")
+    example = {"board": board, "policy": None, "value": 0.0, "metadata": {"game_id": ()}}
+    (make.folder / "a.pkl").write_bytes(pickle.dumps({"examples": [example]}))
+    store = convert(make.folder, max_reject_rate=0.5)
+    assert [row["reason"] for row in store.rows("rejected")] == ["game-id"]
 
 
 # One board size a store.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import pickle
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from hexdata.errors import FormatError
+from hexdata.formats.legacy import LegacyReader
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fuzz"))
 
@@ -105,3 +107,14 @@ def test_what_follows_the_examples_may_share_with_what_came_before(tmp_path):
     shared = {"zoo": [1]}
     raw = pickle.dumps({"before": shared, "examples": [], "after": shared}, 4)
     assert differential.check(raw, tmp_path / "a") == "whole"
+
+
+def test_a_second_gzip_member_is_salvaged_as_a_cut_one_is(tmp_path):
+    path, first = tmp_path / "a.pkl.gz", gzip.compress(sound(4), mtime=0)
+    for second in (gzip.compress(sound(4), mtime=0), gzip.compress(sound(4), mtime=0)[:40]):
+        path.write_bytes(first + second)
+        with LegacyReader(path, salvage=True) as reader:
+            assert sum(batch.positions.num_rows for batch in reader.batches()) == 1
+        assert reader.damage is not None
+        with LegacyReader(path) as reader, pytest.raises(FormatError):
+            list(reader.batches())

@@ -154,9 +154,9 @@ def singles(monkeypatch):
     seen = []
     group_examples = reader.group_examples
 
-    def watch(items, reject):
+    def watch(items, reject, limits):
         seen.extend(items)
-        return group_examples(items, reject)
+        return group_examples(items, reject, limits)
 
     monkeypatch.setattr(reader, "group_examples", watch)
     return seen

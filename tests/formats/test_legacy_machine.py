@@ -235,7 +235,7 @@ def test_metadata_that_explodes_costs_its_record_only(tmp_path):
     path.write_bytes(pickle.dumps({"examples": [example]}))
     with LegacyReader(path) as file:
         (batch,) = file.batches()
-    assert [item.reason for item in batch.rejected] == ["metadata-value"]
+    assert [item.reason for item in batch.rejected] == ["metadata-size"]
 
 
 def test_deep_nesting_is_no_recursion(refused):

@@ -256,3 +256,18 @@ def test_the_command_line(made):
     assert not facts["ok"]
     assert [source["ok"] for source in facts["round_trip"]] == [False, True, True, False]
     assert verify("--round-trip", store).returncode == 1
+
+
+def test_keys_that_begin_as_ours_come_back(tmp_path):
+    own = {"hexdata:dialect": "int", "hexdata:value": 0.25, "dialect": 3, "hexdata:key:zoo": 4}
+    examples = [example(1, ply, **own) for ply in range(10)]
+    save(tmp_path / "in" / "a.pkl.gz", examples, dialect="theirs", **{"hexdata:key:more": [1]})
+    convert_sources([tmp_path / "in"], tmp_path / "store", ConvertOptions(value_sense="blue-is-0"))
+    (found,) = check_round_trip(tmp_path / "store", tmp_path / "in")
+    assert found.ok, found.detail
+    export_pickles(tmp_path / "store", PicklesOptions(order="original"))
+    (written,) = (tmp_path / "store" / "pickles" / "original").rglob("*.pkl.gz")
+    raw = gzip.decompress(written.read_bytes())
+    assert b"theirs" in raw
+    assert b"hexdata:key:hexdata" not in raw
+    assert b"hexdata:key:dialect" not in raw

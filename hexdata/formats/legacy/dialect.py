@@ -18,9 +18,19 @@ import pyarrow as pa
 from hexdata.errors import FormatError
 from hexdata.formats.legacy.examples import ArrayKind, Coded, Group
 from hexdata.formats.legacy.limits import Limits
+from hexdata.formats.legacy.machine import Examples, irregular
 from hexdata.formats.legacy.standins import EnumValue, Scalar, kind_of
 
-__all__ = ["DIALECT_KEY", "WINNER_SPELLINGS", "Dialect", "extra_text", "header_value", "with_spellings"]
+__all__ = [
+    "DIALECT_KEY",
+    "WINNER_SPELLINGS",
+    "Dialect",
+    "TooMuchError",
+    "escaped_key",
+    "extra_text",
+    "header_json",
+]
+__all__ += ["unescaped_key", "with_spellings"]
 
 WINNER_SPELLINGS: Final = {
     "BLUE/RED": ("BLUE", "RED"),
@@ -33,6 +43,10 @@ WINNER_SPELLINGS: Final = {
 DIALECT_KEY: Final = "hexdata:dialect"
 """Key in ``extra`` of an example that is spelled otherwise than the first of its file: its own spellings."""
 
+_RESERVED: Final = "hexdata:"
+_ESCAPE: Final = "hexdata:key:"
+"""Stands before a file's own key that begins as keys of ours do, or is a name of ours."""
+
 _PLAIN: Final = frozenset([bool, int, float, str])
 _FIELDS: Final = ("winner", "game_id", "position_in_game", "total_positions", "value_sample_tier")
 
@@ -43,7 +57,8 @@ Spellings = dict[str, object]
 class Dialect:
     """Counts, over the accepted examples, how each field is spelled. Nulls are data and not counted."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
         self._counts: dict[str, Counter[Any]] = {}
         self._first: Spellings = {}
 
@@ -57,6 +72,9 @@ class Dialect:
         Returns:
             By its place, each example that spells a field otherwise than the file's first one with that
             field, and how it spells what differs.
+
+        Raises:
+            FormatError: "limit-layouts".
         """
         columns = [
             (field, group.places, column, accepted[group.places])
@@ -68,6 +86,12 @@ class Dialect:
             for spelling, size in zip(column.values, sizes.tolist(), strict=True):
                 if spelling is not None and size:
                     self._counts.setdefault(field, Counter())[spelling] += size
+        if any(len(counts) > self._limits.layouts for counts in self._counts.values()):
+            raise FormatError(
+                "more layouts of examples than the limit",
+                code="limit-layouts",
+                expected=f"at most {self._limits.layouts:,}",
+            )
         self._settle_first(columns)
         found: dict[int, Spellings] = {}
         for field, places, column, taken in columns:
@@ -157,7 +181,7 @@ def _winner_spelling(value: object) -> str:
 
 def _game_id_spelling(value: object) -> str:
     """Return how both numbers are spelled, or, where they differ, the two."""
-    if not isinstance(value, tuple):
+    if not isinstance(value, tuple) or len(value) != 2:
         return _spelling(value)
     spellings = [_spelling(part) for part in value]
     return spellings[0] if spellings[0] == spellings[-1] else ", ".join(spellings)
@@ -183,40 +207,88 @@ class _NotJsonError(ValueError):
     """A value that JSON would not give back as it was."""
 
 
+def escaped_key(key: str) -> str:
+    """Return the key under which a key of a file is kept, such that none is taken for one of ours."""
+    return _ESCAPE + key if key.startswith(_RESERVED) or key == "dialect" else key
+
+
+def unescaped_key(key: str) -> str:
+    """Return the key of the file; the inverse of :func:`escaped_key`."""
+    return key.removeprefix(_ESCAPE)
+
+
+class TooMuchError(Exception):
+    """Metadata that takes more values or bytes than the limit, written out."""
+
+
 def extra_text(extra: dict[str, Any], limits: Limits) -> str | None:
-    """Return JSON text of metadata, keys sorted; None if JSON would not give back the same values."""
-    budget = _Budget(limits.metadata_values)
-    try:
-        values = {key: _to_json(extra[key], limits.nesting, budget, strict=True) for key in sorted(extra)}
-    except (_NotJsonError, FormatError):
-        return None
-    return json.dumps(values, separators=(",", ":"))
-
-
-def header_value(value: object, limits: Limits) -> object:
-    """Return a header's value for JSON; what JSON does not know becomes a dict with one ``__key__``.
+    """Return JSON text of metadata, keys sorted; None if JSON would not give back the same values.
 
     Raises:
-        FormatError: "limit-nesting" or "limit-header".
+        TooMuchError: it is past a limit.
     """
-    return _to_json(value, limits.nesting, _Budget(limits.header_values), strict=False)
+    budget = _Budget(limits.metadata_values, limits.metadata_bytes)
+    values = {}
+    try:
+        for key in sorted(extra):
+            budget.spend(len(key))
+            values[escaped_key(key)] = _to_json(extra[key], limits.nesting, budget, strict=True)
+    except _NotJsonError:
+        return None
+    except FormatError as error:
+        raise TooMuchError from error
+    text = json.dumps(dict(sorted(values.items())), separators=(",", ":"))
+    if len(text) > limits.metadata_bytes:
+        raise TooMuchError
+    return text
+
+
+def header_json(top: Mapping[Any, Any], limits: Limits) -> dict[str, object]:
+    """Return what stands beside the examples for JSON, with escaped keys.
+
+    What JSON does not know becomes a dict with one ``__key__``.
+
+    Raises:
+        FormatError: "limit-nesting" or "limit-header"; "unknown-layout", if a key is no text.
+    """
+    budget = _Budget(limits.header_values, limits.header_bytes)
+    header = {}
+    for key, value in top.items():
+        if not isinstance(key, str):
+            raise FormatError("a top-level key that is no text", found=kind_of(key), expected="a text")
+        budget.spend(len(key))
+        if key != "examples":
+            header[escaped_key(key)] = _to_json(value, limits.nesting, budget, strict=False)
+    return header
 
 
 class _Budget:
-    """So many values may still be written out: a list that holds one list twice, and so on, explodes."""
+    """How much may still be written out: a list that holds one list twice, and so on, explodes.
 
-    def __init__(self, values: int) -> None:
-        self._left = values
+    Args:
+        values: how many.
+        size: characters of all texts.
+    """
 
-    def spend(self) -> None:
-        self._left -= 1
-        if self._left < 0:
-            raise FormatError("more values in the header than the limit", code="limit-header")
+    def __init__(self, values: int, size: int) -> None:
+        self._values = values
+        self._size = size
+
+    def spend(self, size: int) -> None:
+        """Count one value, of which a text has ``size`` characters.
+
+        Raises:
+            FormatError: "limit-header".
+        """
+        self._values -= 1
+        self._size -= size
+        if self._values < 0 or self._size < 0:
+            raise FormatError("more beside the examples than the limit", code="limit-header")
 
 
 def _to_json(value: Any, depth: int, budget: _Budget, *, strict: bool) -> object:
     """Recurses, but no deeper than ``depth``."""
-    budget.spend()
+    budget.spend(len(value) if isinstance(value, str) else 0)
     if value is None or isinstance(value, (bool, str)):
         return value
     if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
@@ -226,7 +298,11 @@ def _to_json(value: Any, depth: int, budget: _Budget, *, strict: bool) -> object
     if isinstance(value, list):
         return [_to_json(item, depth - 1, budget, strict=strict) for item in value]
     if isinstance(value, dict) and (strict or not _is_tag(value)) and all(isinstance(k, str) for k in value):
-        return {key: _to_json(item, depth - 1, budget, strict=strict) for key, item in value.items()}
+        written = {}
+        for key, item in value.items():
+            budget.spend(len(key))
+            written[key] = _to_json(item, depth - 1, budget, strict=strict)
+        return written
     if strict:
         raise _NotJsonError
     if isinstance(value, dict):
@@ -237,6 +313,8 @@ def _to_json(value: Any, depth: int, budget: _Budget, *, strict: bool) -> object
         return {"__tuple__": _to_json(list(value), depth, budget, strict=False)}
     if isinstance(value, float):
         return {"__float__": str(value)}
+    if isinstance(value, Examples):
+        raise irregular()
     if isinstance(value, Scalar):
         return {"__numpy__": [value.dtype, _to_json(value.value, depth - 1, budget, strict=False)]}
     return {"__object__": kind_of(value)}

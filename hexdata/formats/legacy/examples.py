@@ -13,7 +13,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from hexdata.formats.legacy.standins import Array, kind_of
+from hexdata.board import MAX_SIZE
+from hexdata.formats.legacy.limits import Limits
+from hexdata.formats.legacy.standins import Array, kind_of, shortened
 
 __all__ = ["ArrayKind", "Coded", "Group", "Layout", "Reject", "group_examples", "layout_of"]
 
@@ -23,6 +25,8 @@ Reject = Callable[[int, str, str], None]
 """Takes the place of a record in its block, a reason code, and details."""
 
 _REQUIRED: Final = ("board", "policy", "value")
+_MOST_PAYLOAD: Final = 2 * MAX_SIZE**2 * 8
+"""Bytes of the largest board."""
 _OPTIONAL: Final = ("player_to_move", "metadata")
 
 
@@ -93,7 +97,7 @@ class Group:
     metadata: dict[str, Coded] = field(default_factory=dict)
 
 
-def layout_of(example: object) -> Layout | tuple[str, str]:
+def layout_of(example: object, limits: Limits) -> Layout | tuple[str, str]:
     """Return the layout of an example; or, if it has none, a reason code and the details."""
     if isinstance(example, tuple) and len(example) == 3:
         return Layout(None, None, _array_kind(example[0]), _array_kind(example[1]))
@@ -103,10 +107,14 @@ def layout_of(example: object) -> Layout | tuple[str, str]:
     missing = [key for key in _REQUIRED if key not in example]
     unknown = [key for key in example if key not in _REQUIRED and key not in _OPTIONAL]
     if missing or unknown:
-        return "example-layout", f"missing keys {missing}, unknown keys {unknown[:8]}"
+        names = [shortened(str(key)) for key in unknown[:8]]
+        return "example-layout", f"missing keys {missing}, unknown keys {names}"
     metadata = example.get("metadata", {})
     if not isinstance(metadata, dict) or not all(isinstance(key, str) for key in metadata):
         return "metadata-type", f"found {kind_of(metadata)}; expected a dict with texts as keys"
+    size = sum(map(len, metadata))
+    if len(metadata) > limits.metadata_keys or size > limits.metadata_bytes:
+        return "metadata-size", f"{len(metadata):,} keys of {size:,} characters; {limits.metadata_expected}"
     return Layout(
         tuple(example),
         tuple(metadata) if "metadata" in example else None,
@@ -115,11 +123,11 @@ def layout_of(example: object) -> Layout | tuple[str, str]:
     )
 
 
-def group_examples(items: Iterable[tuple[int, Any]], reject: Reject) -> Iterable[Group]:
+def group_examples(items: Iterable[tuple[int, Any]], reject: Reject, limits: Limits) -> Iterable[Group]:
     """Sort examples, each with its place in the block, into groups; reject what is no example."""
     members: dict[Layout, list[tuple[int, Any]]] = {}
     for place, example in items:
-        layout = layout_of(example)
+        layout = layout_of(example, limits)
         if isinstance(layout, Layout):
             members.setdefault(layout, []).append((place, example))
         else:
@@ -154,6 +162,8 @@ def _array_kind(value: object) -> ArrayKind | str:
 def _payloads(arrays: list[Array], kind: ArrayKind | str) -> UInt8Array | None:
     if isinstance(kind, str):
         return None
+    if len(arrays[0].payload) > _MOST_PAYLOAD:
+        return None  # no board or policy, so nothing looks at it; arrays that share one would take a lot
     joined = b"".join([array.payload for array in arrays])
     return np.frombuffer(joined, np.uint8).reshape(len(arrays), len(arrays[0].payload))
 

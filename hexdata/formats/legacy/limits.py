@@ -60,5 +60,13 @@ class Limits(GunzipLimits):
     """``metadata-size``: bytes of JSON text a record, on average over the records read together. Later
     stages hold 65,536 records at once."""
 
+    @property
+    def metadata_expected(self) -> str:
+        """How much metadata a record may have, in words."""
+        return (
+            f"expected at most {self.metadata_keys:,} keys, {self.metadata_values:,} values and "
+            f"{self.metadata_bytes:,} bytes, {self.nesting} levels deep"
+        )
+
 
 DEFAULT_LIMITS = Limits()

@@ -15,14 +15,14 @@ import numpy as np
 
 from hexdata.errors import FormatError
 from hexdata.formats.gunzip import GunzipFile
-from hexdata.formats.legacy.dialect import Dialect, header_value, with_spellings
+from hexdata.formats.legacy.dialect import Dialect, header_json, with_spellings
 from hexdata.formats.legacy.examples import Group, Layout, group_examples, layout_of
 from hexdata.formats.legacy.fastpath import FastPath, Run, take_apart
 from hexdata.formats.legacy.limits import DEFAULT_LIMITS, Limits
 from hexdata.formats.legacy.machine import Event, Examples, Machine, irregular
 from hexdata.formats.legacy.sheet import Sheet
 from hexdata.formats.legacy.skeleton import Skeleton
-from hexdata.formats.legacy.standins import kind_of
+from hexdata.formats.legacy.standins import kind_of, shortened
 from hexdata.formats.source import BATCH_ROWS, SALVAGEABLE, RawBatch
 from hexdata.remote import AnyPath, as_path, open_binary
 
@@ -30,6 +30,8 @@ __all__ = ["LegacyReader"]
 
 _BLOCK: Final = 7168
 """From so many examples on, those at hand are turned into columns: batches of a thousand then fill eight."""
+_BLOCK_WEIGHT: Final = 64 << 20
+"""The same for ``Machine.batch_weight``. Examples of a 13 x 13 board have 55 MB a block at most."""
 
 
 class LegacyReader:
@@ -68,7 +70,7 @@ class LegacyReader:
         self._file = GunzipFile(open_binary(self.path), limits, salvage=salvage)
         self._machine = Machine(self._file, limits)
         self._fast = FastPath(self._machine) if fast else None
-        self._dialect = Dialect()
+        self._dialect = Dialect(limits)
         self._records = 0
 
     def __enter__(self) -> Self:
@@ -98,15 +100,16 @@ class LegacyReader:
 
     def _batches(self) -> Iterator[RawBatch]:
         pending: list[Any] = []
-        count = 0
+        count = weight = 0
         while (event := self._next_event()) not in (Event.STOP, None):
             if event is Event.BATCH:
                 items = self._machine.items
                 count += self._count(items)
                 pending += items
-                if count >= _BLOCK:
+                weight += self._machine.batch_weight
+                if count >= _BLOCK or weight >= _BLOCK_WEIGHT:
                     yield from self._convert(pending)
-                    pending, count = [], 0
+                    pending, count, weight = [], 0, 0
         if self.damage is not None:
             pending += self._whole_examples()
         top = self._top_level()
@@ -131,7 +134,7 @@ class LegacyReader:
     def _whole_examples(self) -> list[Any]:
         """Return what was read whole of the batch of examples that the damage broke off."""
         items = self._machine.unfinished()
-        if items and not _is_whole(*items[-2:]):
+        if items and not _is_whole(self._limits, *items[-2:]):
             items.pop()
         self._count(items)
         return items
@@ -158,7 +161,7 @@ class LegacyReader:
         if not isinstance(top.get("examples"), Examples):
             raise FormatError(
                 "not a legacy file of examples",
-                found=f"top-level keys {[key for key in top if isinstance(key, str)][:10]}",
+                found=f"top-level keys {[shortened(key) for key in top if isinstance(key, str)][:10]}",
                 expected='"examples", a list written in its place',
             )
         return top
@@ -167,7 +170,7 @@ class LegacyReader:
         if "shuffling_stats" in top:
             self.format = "legacy-shuffled"
         place = [*top, "examples"].index("examples")
-        header = {str(key): header_value(top[key], self._limits) for key in top if key != "examples"}
+        header = header_json(top, self._limits)
         dialect = self._dialect.as_json() | ({"examples": place} if place else {})
         self.header = header | {"dialect": dialect}
 
@@ -181,7 +184,7 @@ class LegacyReader:
     def _convert_block(self, items: list[Any], count: int) -> RawBatch:
         sheet = Sheet(self._records, count, self.board_size, self._limits)
         groups, singles = self._take_apart(items)
-        groups += group_examples(singles, sheet.reject)
+        groups += group_examples(singles, sheet.reject, self._limits)
         sheet.fill(groups)
         if self._records == 0 and groups:
             first = min(groups, key=lambda group: int(group.places[0]))
@@ -216,11 +219,11 @@ class LegacyReader:
         return groups, singles
 
 
-def _is_whole(*items: object) -> bool:
+def _is_whole(limits: Limits, *items: object) -> bool:
     """Say whether the last one of these examples was read whole, judged by itself and the one before."""
     keys = [set(item) for item in items if isinstance(item, dict)]
     return isinstance(items[-1], Run) or (
-        isinstance(layout_of(items[-1]), Layout) and all(keys[-1] >= before for before in keys)
+        isinstance(layout_of(items[-1], limits), Layout) and all(keys[-1] >= before for before in keys)
     )
 
 

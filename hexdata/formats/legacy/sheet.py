@@ -14,10 +14,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from hexdata.board import MAX_SIZE, MIN_SIZE, pack_boards
-from hexdata.formats.legacy.dialect import WINNER_SPELLINGS, extra_text
+from hexdata.formats.legacy.dialect import WINNER_SPELLINGS, TooMuchError, extra_text
 from hexdata.formats.legacy.examples import ArrayKind, Coded, Group
 from hexdata.formats.legacy.limits import Limits
-from hexdata.formats.legacy.standins import EnumValue, Scalar, kind_of
+from hexdata.formats.legacy.standins import EnumValue, Scalar, kind_of, shortened
 from hexdata.formats.source import Rejection
 from hexdata.schema import MAX_TIER, board_bytes, raw_schema
 from hexdata.text import encodable
@@ -88,6 +88,11 @@ class Sheet:
         self._boards: list[tuple[Int64Array, int, UInt8Array]] = []
         self._policies: list[tuple[Int64Array, npt.NDArray[np.float32]]] = []
         self._texts = {name: _Texts(count) for name in ("origin", "extra")}
+        room = limits.metadata_bytes + limits.metadata_mean * count
+        self._extra_left = room
+        """Characters of distinct metadata that may still be turned into text."""
+        self._extra_room = room
+        """The same, each counted as often as records have it."""
 
     def reject(self, place: int, code: str, detail: str) -> None:
         """Book a record as rejected, unless it has a reason already."""
@@ -151,7 +156,7 @@ class Sheet:
     def _take_boards(self, group: Group) -> bool:
         """Take in the boards; False if they are none at all, so that nothing else can be said."""
         kind = group.layout.board
-        if isinstance(kind, str) or group.board is None:
+        if isinstance(kind, str):
             self._reject_all(group, "board-type", f"found {kind}; expected an array (2, n, n)")
             return False
         shape = kind.shape
@@ -159,6 +164,7 @@ class Sheet:
             expected = f"(2, n, n), n from {MIN_SIZE} to {MAX_SIZE}"
             self._reject_all(group, "board-shape", f"found {shape}; expected {expected}")
             return False
+        assert group.board is not None  # of that shape, it is kept
         words, one = _words(group.board, kind)
         stones = words == one
         if np.count_nonzero(words) != np.count_nonzero(stones):
@@ -197,13 +203,14 @@ class Sheet:
         kind, board = group.layout.policy, group.layout.board
         if kind == "None" or isinstance(board, str):
             return
-        if isinstance(kind, str) or group.policy is None:
+        if isinstance(kind, str):
             self._reject_all(group, "policy-type", f"found {kind}; expected an array (n·n,) or None")
             return
         cells = board.shape[-1] ** 2
         if kind.shape != (cells,):
             self._reject_all(group, "policy-shape", f"found {kind.shape}; expected ({cells},)")
             return
+        assert group.policy is not None  # of that shape, it is kept
         words, one = _words(group.policy, kind)
         moves, one_hot = _one_hot(words, one)
         self._numbers["move"][group.places[one_hot]] = moves[one_hot]
@@ -275,7 +282,9 @@ class Sheet:
     def _take_extra(self, group: Group, names: list[str]) -> None:
         extra = Coded.zipped([group.metadata[name] for name in names])
         objects = [dict(zip(names, values, strict=True)) for values in extra.values]
-        texts = [extra_text(values, self._limits) for values in objects]
+        texts = [self._extra_text(values) for values in objects]
+        self._reject_large(group, extra, texts)
+        texts = [text or None for text in texts]
         lossy = np.array([text is None for text in texts])[extra.codes]
         self._reject(
             group,
@@ -283,11 +292,43 @@ class Sheet:
             "metadata-value",
             lambda row: (
                 "not of JSON: "
-                + ", ".join(f"{name} ({kind_of(value)})" for name, value in objects[extra.codes[row]].items())
+                + ", ".join(
+                    f"{shortened(name)} ({kind_of(value)})"
+                    for name, value in [*objects[extra.codes[row]].items()][:8]
+                )
             ),
         )
+        origins = [text and _origin(values) for text, values in zip(texts, objects, strict=True)]
         self._texts["extra"].put(group.places, extra.codes, texts)
-        self._texts["origin"].put(group.places, extra.codes, [_origin(values) for values in objects])
+        self._texts["origin"].put(group.places, extra.codes, origins)
+
+    def _extra_text(self, values: dict[str, Any]) -> str | None:
+        """Return the text of metadata; None if JSON does not hold it, "" if it is too much."""
+        if self._extra_left < 0:
+            return ""  # whatever it is, nothing more fits into the block
+        try:
+            text = extra_text(values, self._limits)
+        except TooMuchError:
+            return ""
+        self._extra_left -= len(text or "")
+        return text
+
+    def _reject_large(self, group: Group, extra: Coded, texts: list[str | None]) -> None:
+        """Reject records whose metadata is too much, or with which the block has too much.
+
+        A text that several records share counts for each: the store writes it out each time.
+        """
+        sizes = np.array([len(text or "") for text in texts])[extra.codes]
+        large = np.array([text == "" for text in texts])[extra.codes]
+        large |= np.cumsum(sizes) > self._extra_room
+        self._extra_room -= int(sizes[~large].sum())
+        mean = self._limits.metadata_mean
+        self._reject(
+            group,
+            large,
+            "metadata-size",
+            lambda _: f"{self._limits.metadata_expected}, and {mean:,} a record over {self._count:,} records",
+        )
 
     def _read(
         self, group: Group, column: Coded, read: Callable[[Any], Any], null: object
@@ -390,7 +431,9 @@ def _read_winner(value: object) -> int | _Problem | None:
         return value - 1
     if isinstance(value, EnumValue) and value.value in (0, 1):
         return int(value.value)
-    found = repr(value)[:40] if isinstance(value, (str, EnumValue)) else kind_of(value)
+    if isinstance(value, EnumValue):
+        value = f"{value.kind} of {value.value if isinstance(value.value, int) else value.value[:40]!r}"
+    found = repr(value[:40]) if isinstance(value, str) else kind_of(value)
     return _Problem("winner-value", f"found {found}; expected BLUE, RED, an enum member of 0 or 1, or None")
 
 

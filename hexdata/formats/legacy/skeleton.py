@@ -200,7 +200,7 @@ def _traced(value: Any, at: slice) -> Any:
 
 
 def _skeleton(tracer: _Tracer, example: Any) -> Skeleton:
-    layout = layout_of(example)
+    layout = layout_of(example, tracer.limits)
     if not isinstance(layout, Layout) or len(tracer.stack) > 1 or tracer.marks:
         raise _IrregularError
     if layout.keys is None:

@@ -26,10 +26,13 @@ __all__ = [
     "call",
     "find_name",
     "kind_of",
+    "shortened",
 ]
 
 _DTYPE_CODES: Final = frozenset(["b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"])
 _MAX_DIMENSIONS: Final = 8
+_LONGEST_NAME: Final = 80
+"""Characters of a file's own name in a message."""
 
 
 @dataclass(slots=True)
@@ -110,6 +113,11 @@ def kind_of(value: object) -> str:
     if isinstance(value, bytes):
         return "bytes"  # also where the fast path traces it
     return "None" if value is None else type(value).__name__
+
+
+def shortened(name: str) -> str:
+    """Return a name out of a file for messages: at most 80 characters of it."""
+    return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"
 
 
 def _unsafe(reason: str, found: object, code: str) -> UnsafePickleError:

@@ -22,7 +22,7 @@ from zlib_ng import gzip_ng
 
 from hexdata.board import unpack_boards
 from hexdata.errors import InputError
-from hexdata.formats.legacy.dialect import DIALECT_KEY, WINNER_SPELLINGS
+from hexdata.formats.legacy.dialect import DIALECT_KEY, WINNER_SPELLINGS, escaped_key, unescaped_key
 
 __all__ = ["DIALECTS", "write_legacy"]
 
@@ -130,7 +130,7 @@ def write_legacy(
 
 
 def _items(header: Mapping[str, object]) -> list[tuple[str, object]]:
-    return [(key, value) for key, value in header.items() if key != "dialect"]
+    return [(unescaped_key(key), value) for key, value in header.items() if key != "dialect"]
 
 
 def _pairs(write: _Opcodes, items: Iterable[tuple[str, object]]) -> bytes:
@@ -215,7 +215,7 @@ class _Opcodes:
         return self.member(str(spelling), int(value))
 
     def value(self, value: Any, *, tagged: bool) -> bytes:
-        """Return a value out of JSON; ``tagged``: ``dialect.header_value`` made it, so undo that."""
+        """Return a value out of JSON; ``tagged``: ``dialect.header_json`` made it, so undo that."""
         if value is None or isinstance(value, bool):
             return {None: b"N", True: b"\x88", False: b"\x89"}[value]
         if isinstance(value, int):
@@ -336,7 +336,9 @@ class _Examples:
                 parts.append(self._winner(values["winner"], dialect.get("winner", "BLUE/RED")))
             elif key in values:
                 parts.append(write.number(values[key], dialect.get(key, "int")))
-            elif key in extra:
+            elif (kept := escaped_key(key)) in extra:
+                parts.append(write.value(extra[kept], tagged=False))
+            elif key in extra:  # stores written before such keys were escaped
                 parts.append(write.value(extra[key], tagged=False))
             else:
                 raise InputError("metadata without a value", found=key, expected="it in the column `extra`")

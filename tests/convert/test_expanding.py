@@ -1,0 +1,73 @@
+"""Kilobytes that expand to gigabytes: convert stays within its memory, and says what it refused."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pyarrow.parquet as pq
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from legacy_pickles import EXPANDING, write_expanding
+
+MEMORY = 1_000_000_000
+SECONDS = 300
+"""On the slowest machine; some took hours."""
+
+REASONS = {
+    "a shared list": ("metadata-size", 1),
+    "a shared header": ("limit-header", 1),
+    "unknown keys": ("example-layout", 5000),
+    "a long key": ("metadata-size", 5000),
+    "a shared note": ("metadata-size", 5000),
+    "distinct notes": ("limit-held", 1),
+    "nones": ("limit-rejected", 1),
+    "distinct keys": ("limit-layouts", 1),
+    "many keys": ("metadata-size", 1),
+    "a shared payload": ("shared-payload", 1),
+    "header keys": ("limit-memo", 1),
+    "lists": ("example-layout", 20_000),
+}
+
+
+def peak_of(process: subprocess.Popen[bytes]) -> int:
+    """Wait for a process; return the most bytes that it and its children had at once."""
+    peak, begun = 0, time.monotonic()
+    root = psutil.Process(process.pid)
+    while process.poll() is None:
+        total = 0
+        try:
+            for one in [root, *root.children(recursive=True)]:
+                total += one.memory_info().rss
+        except psutil.Error:
+            continue  # one of them just ended
+        peak = max(peak, total)
+        if peak > MEMORY or time.monotonic() - begun > SECONDS:
+            for one in [*root.children(recursive=True), root]:
+                one.kill()
+        time.sleep(0.02)
+    return peak
+
+
+@pytest.mark.parametrize("name", EXPANDING)
+def test_convert_stays_within_its_memory(tmp_path, name):
+    source, store = tmp_path / "a.pkl.gz", tmp_path / "store"
+    write_expanding(name, source)
+    options = ["--memory", "1GB", "--max-reject-rate", "1", "--value-sense", "blue-is-0"]
+    command = [sys.executable, "-m", "hexdata", "convert", str(source), str(store), *options]
+    process = subprocess.Popen(command, env=os.environ, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    peak = peak_of(process)
+    assert process.stderr is not None
+    assert process.wait() == 0, process.stderr.read().decode()
+    assert peak < MEMORY
+    (part,) = (store / "rejected").glob("*")
+    rejected = pq.read_table(part)
+    assert set(rejected["reason"].to_pylist()) == {REASONS[name][0]}
+    assert rejected.num_rows == REASONS[name][1]
+    assert max(map(len, rejected["detail"].to_pylist())) < 1000
