@@ -1,4 +1,4 @@
-"""The tree of errors: what a message says, and that it survives the way between processes."""
+"""Error classes: messages and pickling."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_message_says_where_what_and_what_to_do(keywords, message):
 
 
 def test_detail_leaves_out_path_and_hint():
-    """What ``rejected`` keeps of an error: the path stands in the source's own row."""
+    """The table ``rejected`` stores the detail; the path is in the table of sources."""
     detail = HexdataError("board has another shape", **WHOLE).detail()
     assert detail == "record 12: board has another shape; found 3 planes; expected 2 planes"
 
@@ -96,7 +96,7 @@ def test_codes_are_stable():
     assert InputError("wrong").code == "input-error"
     assert FormatError("wrong").code == "unknown-layout"
     assert UnsafePickleError("wrong", code="unsafe-global").code == "unsafe-global"
-    assert FormatError.code == "input-error"  # what was given to one error stays with that error
+    assert FormatError.code == "input-error"  # the code of an instance does not change the class
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind is not HexdataError])

@@ -1,4 +1,4 @@
-"""How many workers a stage has: by the cores and the memory."""
+"""Number of workers of a stage, from cores and memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts out of files: what cannot be stored or shown becomes an escape, and nothing else changes."""
+"""Escaping of texts from files."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def test_an_ordinary_name_stays_as_it_is(text):
     assert encodable(text) == printable(text) == text
 
 
-def test_what_is_odd_is_written_out():
+def test_unprintable_characters_are_escaped():
     name = os.fsdecode(b"h\xe4user.pkl")
     assert encodable(name) == printable(name) == "h\\udce4user.pkl"
     assert printable("a\x1b[31m\tb\nc") == "a\\x1b[31m\\tb\\nc"
-    assert printable("\u202egnp.exe") == "\\u202egnp.exe"  # would be read from right to left
+    assert printable("\u202egnp.exe") == "\\u202egnp.exe"  # the override would reverse the text
     assert encodable("a\nb") == "a\nb"
 
 

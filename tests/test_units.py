@@ -1,4 +1,4 @@
-"""Sizes in bytes: what people write is what is meant, and what is shown can be read back."""
+"""Sizes in bytes as text: parsing and formatting."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from hexdata.units import format_bytes, parse_bytes
         (5_000, 5_000),
     ],
 )
-def test_a_size_is_what_it_says(text: str | int, size: int) -> None:
+def test_sizes_are_parsed(text: str | int, size: int) -> None:
     assert parse_bytes(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "GB", "-1GB", "1 GB more", "1e9", "1,000", "1.GB", ".5GB", "1PB"])
-def test_what_is_no_size_is_refused(text: str) -> None:
+def test_invalid_sizes_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="not a size"):
         parse_bytes(text)
 
 
-def test_a_size_beyond_every_disk_is_refused() -> None:
+def test_too_large_sizes_are_refused() -> None:
     with pytest.raises(ConfigError, match="size too large"):
         parse_bytes("1000001TB")
 
@@ -43,10 +43,10 @@ def test_a_size_beyond_every_disk_is_refused() -> None:
     ("size", "text"),
     [(0, "0 B"), (999, "999 B"), (1_000, "1 kB"), (43_210, "43.2 kB"), (999_600, "1 MB"), (10**12, "1 TB")],
 )
-def test_a_size_is_shown_in_three_digits(size: int, text: str) -> None:
+def test_sizes_are_formatted_with_three_digits(size: int, text: str) -> None:
     assert format_bytes(size) == text
 
 
 @given(st.integers(0, 10**15))
-def test_what_is_shown_is_the_size_to_half_a_percent(size: int) -> None:
+def test_formatted_sizes_are_within_half_a_percent(size: int) -> None:
     assert parse_bytes(format_bytes(size).replace(",", "")) == pytest.approx(size, rel=0.0051)

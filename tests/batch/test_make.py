@@ -1,4 +1,4 @@
-"""What a batch holds, against a plain definition that takes one position at a time, bit by bit."""
+"""Batches, compared with a reference implementation for single positions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TIERS = (1.0, 0.5, 0.25, 0.0)
 
 
 def block_of(n: int, size: int, seed: int, dense: bool) -> Arrays:
-    """A block with every stored field, spare bits of boards 0; final positions and unknowns among it."""
+    """Return a block with all stored fields, including final positions and unknown values."""
     rng = np.random.default_rng([n, size, seed])
     move = rng.integers(0, n * n, size).astype(np.uint16)
     move[rng.random(size) < 0.2] = NO_MOVE
@@ -52,7 +52,7 @@ def block_of(n: int, size: int, seed: int, dense: bool) -> Arrays:
 
 
 def rows_of(block: Arrays, rows: list[int]) -> Arrays:
-    """Cut out a block of these rows, one at a time."""
+    """Return a block of these rows."""
     cut = {name: array[rows] for name, array in block.items() if name not in ("policy", "policy_row")}
     places = [(new, np.flatnonzero(block["policy_row"] == old)) for new, old in enumerate(rows)]
     cut["policy_row"] = np.array([new for new, found in places if len(found)], np.uint32)
@@ -74,7 +74,7 @@ def draw(identity: int, purpose: str) -> int:
 
 
 def plain_position(block: Arrays, row: int, options: BatchOptions, n: int) -> dict[str, Any]:
-    """All fields of one position, by the words of the documentation."""
+    """Return all fields of one position, as documented."""
     stored = {
         name: block[name][row].item() for name in block if name not in ("board", "policy", "policy_row")
     }
@@ -146,7 +146,7 @@ def plain_batch(block: Arrays, options: BatchOptions, n: int) -> Arrays:
 
 
 def made(block: Arrays, options: BatchOptions, n: int) -> Arrays:
-    """Make the batch out of the members that it asks for, and nothing else."""
+    """Make a batch from only the members it needs."""
     members = {name: block[name] for name in members_of(options, block)}
     return make_batch(members, options, n, seed=SEED, epoch=EPOCH)
 
@@ -179,7 +179,7 @@ options_of_batches = st.builds(
     st.booleans(),
     options_of_batches,
 )
-def test_batches_hold_what_the_plain_definition_says(
+def test_batches_equal_the_reference(
     n: int, size: int, seed: int, dense: bool, options: BatchOptions
 ) -> None:
     block = block_of(n, size, seed, dense)
@@ -223,7 +223,7 @@ def test_the_draws_follow_seed_and_epoch() -> None:
                 assert (made_of[first][name] != made_of[second][name]).any()
 
 
-def test_the_block_is_left_as_it_is() -> None:
+def test_the_block_is_not_modified() -> None:
     block = block_of(5, 40, 4, dense=True)
     before = {name: array.copy() for name, array in block.items()}
     for array in block.values():
@@ -251,14 +251,14 @@ def test_the_block_is_left_as_it_is() -> None:
         (BatchOptions(("move",), tier_probability=TIERS), {"move", "position_id", "value_sample_tier"}),
     ],
 )
-def test_a_batch_is_made_of_no_more_members_than_it_needs(options: BatchOptions, members: set[str]) -> None:
+def test_members_of_lists_only_the_needed_members(options: BatchOptions, members: set[str]) -> None:
     dense = block_fields(5, with_policy=True)
     assert members_of(options, dense) == sorted(members)
     one_hot = block_fields(5, with_policy=False)
     assert members_of(options, one_hot) == sorted(members - {"policy", "policy_row"})
 
 
-def test_other_options_add_the_fields_that_they_are_about() -> None:
+def test_options_add_their_fields() -> None:
     assert BatchOptions(tier_probability=TIERS).delivered == ("board", "policy", "value", "value_weight")
     packed = BatchOptions(("board", "player_to_move", "value"), planes=3, board="packed")
     assert packed.delivered == packed.fields
@@ -290,6 +290,6 @@ def test_other_options_add_the_fields_that_they_are_about() -> None:
         ({"symmetry": "auto"}, "symmetry cannot be used; found 'auto'; expected True or False"),
     ],
 )
-def test_options_without_meaning_are_refused(options: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         BatchOptions(**options)

@@ -1,4 +1,4 @@
-"""Symmetries of packed blocks against plain loops over cells, and the draws that choose them."""
+"""Symmetries of blocks compared with loops over cells, and the draws that choose them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIZES = [3, 4, 5, 8, 11, 13]
 
 
 def image_of(symmetry: int, row: int, column: int, n: int) -> tuple[int, int]:
-    """Say where a symmetry takes a cell, as docs/format.md has it."""
+    """Return the cell to which a symmetry maps a cell, as defined in docs/format.md."""
     return [
         (row, column),
         (n - 1 - row, n - 1 - column),
@@ -43,7 +43,7 @@ def batch_of(n: int, seed: int, size: int = 40) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("n", SIZES)
-def test_stones_go_where_plain_loops_put_them(n: int) -> None:
+def test_stones_equal_those_of_plain_loops(n: int) -> None:
     batch = batch_of(n, 1)
     planes, symmetries = batch["planes"], batch["symmetries"]
     expected = np.zeros_like(planes)
@@ -74,7 +74,7 @@ def test_a_batch_of_one_symmetry_is_that_of_the_board(n: int, symmetry: Symmetry
 
 
 @pytest.mark.parametrize("n", SIZES)
-def test_labels_go_where_plain_loops_put_them(n: int) -> None:
+def test_labels_equal_those_of_plain_loops(n: int) -> None:
     batch = batch_of(n, 3)
     before = {name: array.copy() for name, array in batch.items()}
     images = transform_labels(batch, batch["symmetries"], n)
@@ -133,7 +133,7 @@ def test_the_draws_are_the_documented_ones() -> None:
     assert draw_symmetries(ids, 7, 3).tolist() == [key // 2**62 for key in keys]
 
 
-def test_each_symmetry_comes_as_often_and_anew_every_epoch() -> None:
+def test_symmetries_are_uniform_and_differ_between_epochs() -> None:
     ids = np.arange(40_000)
     drawn = np.stack([draw_symmetries(ids, 42, epoch) for epoch in range(3)] + [draw_symmetries(ids, 43, 0)])
     for first in range(4):

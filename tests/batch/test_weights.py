@@ -1,4 +1,4 @@
-"""Value tiers: who carries value weight follows from (seed, epoch, position), as often as asked."""
+"""Value weights by tier: frequency and dependence on (seed, epoch, position)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_the_draws_are_the_documented_ones() -> None:
     assert draw_value_weights(ids, tiers, TIERS, 7, 3).tolist() == expected
 
 
-def test_a_tier_carries_weight_as_often_as_asked() -> None:
+def test_the_frequency_equals_the_probability_of_the_tier() -> None:
     size = 40_000
     ids = np.arange(4 * size)
     tiers = np.repeat(np.arange(4, dtype=np.uint8), size)
@@ -57,10 +57,10 @@ def test_a_draw_must_fall_below_the_probability() -> None:
             assert weights.tolist() == [weight]
 
 
-def test_an_unknown_tier_always_carries_weight() -> None:
+def test_an_unknown_tier_always_has_weight() -> None:
     tiers = np.full(1_000, NO_TIER, np.uint8)
     assert draw_value_weights(np.arange(1_000), tiers, (0, 0, 0, 0), 1, 0).all()
 
 
-def test_no_position_has_no_weight() -> None:
+def test_an_empty_batch_has_no_weights() -> None:
     assert draw_value_weights(np.zeros(0, np.int64), np.zeros(0, np.uint8), TIERS, 1, 0).shape == (0,)

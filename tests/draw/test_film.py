@@ -1,4 +1,4 @@
-"""Filmstrips: every frame is the board it should be, and they do not lie on each other."""
+"""Filmstrips: contents and layout of the frames."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_every_frame_has_its_stones_and_its_caption():
 @pytest.mark.parametrize(
     ("count", "columns", "wide"), [(1, None, 1), (3, None, 2), (50, None, 6), (5, 2, 2), (2, 9, 2)]
 )
-def test_frames_stand_in_rows_within_the_view(count, columns, wide):
+def test_frames_are_in_rows_within_the_view(count, columns, wide):
     root = ElementTree.fromstring(
         film_svg(frames(min(count, 26)) * (1 + count // 26), columns=columns, title="")
     )
@@ -62,7 +62,7 @@ def test_frames_stand_in_rows_within_the_view(count, columns, wide):
         assert rows_at[-1] + np.diff(rows_at).min() <= height + 0.1
 
 
-def test_all_frames_share_one_board_of_a_name_that_no_other_has():
+def test_frames_share_one_board_with_a_unique_id():
     films = [film_svg(frames(4, n), title="") for n in (5, 6)]
     names = []
     for film, cells in zip(films, (25, 36), strict=True):
@@ -80,6 +80,6 @@ def test_all_frames_share_one_board_of_a_name_that_no_other_has():
 @pytest.mark.parametrize(
     ("boards", "columns"), [([], None), ([*frames(1), *frames(1, 6)], None), (frames(2), 0)]
 )
-def test_what_is_no_film_is_refused(boards, columns):
+def test_invalid_filmstrips_are_refused(boards, columns):
     with pytest.raises(ConfigError):
         film_svg(boards, columns=columns, title="")

@@ -1,4 +1,4 @@
-"""The slanted board: neighbours touch, nothing else does, and the edges lie where their owners play."""
+"""Geometry of the board: neighbours, hexagons and edge bands."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SIZES = (3, 4, 13, 26)
 
 
 def neighbours(row: int, column: int, n: int) -> set[tuple[int, int]]:
-    """The rules' own definition: six, fewer at the edges."""
+    """Return the neighbours by the rules of Hex: six, fewer at the edges."""
     steps = ((0, 1), (0, -1), (1, 0), (-1, 0), (-1, 1), (1, -1))
     return {
         (row + down, column + across)
@@ -78,7 +78,7 @@ def as_points(polygon: np.ndarray) -> set[tuple[float, float]]:
 
 @pytest.mark.parametrize("n", SIZES)
 def test_the_bands_are_images_of_each_other(n):
-    """A half turn takes top to bottom and left to right; the long diagonal's reflection takes top to left."""
+    """A rotation maps top to bottom and left to right; reflection in the long diagonal maps top to left."""
     bands = edge_bands(n, 0.3)
     far = np.array(centre(n - 1, n - 1))
     assert as_points(far - bands.top) == as_points(bands.bottom)
@@ -95,7 +95,7 @@ def area(polygon: np.ndarray) -> float:
 
 @pytest.mark.parametrize("n", SIZES)
 def test_the_bands_have_their_width_and_neither_gaps_nor_overlaps(n):
-    """Their areas add up to that of the rim: its length times its width, and its corners.
+    """Their areas add up to that of the rim: its length times its width, plus the corners.
 
     Of the outline's 8n - 2 corners of 60 degrees, 6 more turn outward than inward.
     """

@@ -1,4 +1,4 @@
-"""Boards as SVG, read back with an XML parser and held against the position that they show."""
+"""Boards as SVG, parsed and compared with the position."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hexdata.errors import ConfigError, FormatError
 
 NS = "{http://www.w3.org/2000/svg}"
 SIDE = 16
-"""Pixels of a cell's side."""
+"""Length of a cell's side in pixels."""
 
 
 def parse(svg: str) -> ElementTree.Element:
@@ -25,7 +25,7 @@ def parse(svg: str) -> ElementTree.Element:
 
 
 def painted(root: ElementTree.Element, tag: str, name: str) -> list[ElementTree.Element]:
-    """Elements of a tag that have this class, or stand in a group that has."""
+    """Return elements of a tag with this class, or in a group with this class."""
     found = []
     for element in root.iter():
         if name in element.get("class", "").split():
@@ -34,7 +34,7 @@ def painted(root: ElementTree.Element, tag: str, name: str) -> list[ElementTree.
 
 
 def hexagons(path: str) -> np.ndarray:
-    """The corners of each part of a path: (cells, 6, 2)."""
+    """Return the corners of each part of a path (cells, 6, 2)."""
     parts = [part for part in path.split("M") if part]
     assert all(part.endswith("Z") for part in parts)
     return np.array(
@@ -43,13 +43,13 @@ def hexagons(path: str) -> np.ndarray:
 
 
 def cells_of(root: ElementTree.Element) -> np.ndarray:
-    """The centres of the cells as they are drawn: (n·n, 2)."""
+    """Return the centres of the drawn cells (n·n, 2)."""
     (path,) = painted(root, "path", "hexdata-fill-cell")
     return hexagons(path.get("d", "")).mean(axis=1)
 
 
 def places(root: ElementTree.Element, circles: list[ElementTree.Element]) -> list[int]:
-    """The cells on whose centres circles stand."""
+    """Return the cells with circles at their centres."""
     centres = cells_of(root)
     found = []
     for circle in circles:
@@ -82,7 +82,7 @@ def diagrams(draw: st.DrawFn) -> Diagram:
 
 
 @given(diagrams())
-def test_every_stone_stands_on_its_cell(diagram):
+def test_stones_are_on_their_cells(diagram):
     root = parse(board_svg(diagram))
     blue, red = (plane.ravel().nonzero()[0].tolist() for plane in diagram.planes)
     assert stones(root) == {"blue": blue, "red": red}
@@ -95,7 +95,7 @@ def test_every_stone_stands_on_its_cell(diagram):
 
 
 @pytest.mark.parametrize("n", [3, 13, 26])
-def test_there_is_one_hexagon_a_cell_and_rows_go_right(n):
+def test_each_cell_is_one_hexagon_and_rows_are_shifted_right(n):
     (path,) = painted(parse(board_svg(Diagram(n))), "path", "hexdata-fill-cell")
     corners = hexagons(path.get("d", ""))
     assert corners.shape == (n * n, 6, 2)
@@ -138,7 +138,7 @@ def texts(root: ElementTree.Element, name: str = "ink") -> list[tuple[str, float
     ]
 
 
-def test_letters_stand_above_their_columns_and_numbers_beside_their_rows():
+def test_letters_label_columns_and_numbers_label_rows():
     root = parse(board_svg(Diagram(4)))
     centres = cells_of(root).reshape(4, 4, 2)
     written = texts(root)
@@ -155,7 +155,7 @@ def test_letters_stand_above_their_columns_and_numbers_beside_their_rows():
 
 
 @pytest.mark.parametrize("n", [3, 13, 26])
-def test_all_of_it_is_in_view(n):
+def test_everything_is_within_the_view(n):
     values = np.arange(n * n)
     svg = board_svg(
         Diagram(n, shades=Shades(values, label="a label"), caption=["one", "two " * 8, "three " * 9])
@@ -179,7 +179,7 @@ def test_all_of_it_is_in_view(n):
     assert lowest > inside[:, 1].max()
 
 
-def test_numbers_stand_on_their_stones():
+def test_numbers_are_on_their_stones():
     planes = np.zeros((2, 3, 3))
     planes[0, 0, 1] = planes[1, 2, 2] = 1
     root = parse(board_svg(Diagram(3, planes, numbers={1: 1, 8: 102}, last_move=8)))
@@ -192,7 +192,7 @@ def test_numbers_stand_on_their_stones():
     assert mark.get("fill") == "none"  # a ring, as a dot would cover the number
 
 
-def test_stones_on_top_of_each_other_are_both_seen():
+def test_two_stones_on_one_cell_are_both_visible():
     root = parse(board_svg(Diagram(3, np.ones((2, 3, 3)))))
     assert stones(root) == {"blue": [*range(9)], "red": [*range(9)]}
     radii = {
@@ -232,13 +232,13 @@ def test_shades_can_be_shares_and_have_a_top():
 
 
 @pytest.mark.parametrize("values", [np.zeros(9), np.full(9, np.nan)])
-def test_nothing_to_shade_leaves_cells_bare(values):
+def test_cells_without_numbers_have_no_shade(values):
     root = parse(board_svg(Diagram(3, shades=Shades(values, label="none"))))
     assert not painted(root, "path", "hexdata-fill-heat")
     assert "none" not in [text for text, *_ in texts(root)]
 
 
-def test_the_text_is_safe_wherever_it_is_put():
+def test_text_is_escaped():
     hostile = '</title><script>alert(1)</script> & "quoted" \x00\x0b\ud800 ünïcode'
     svg = board_svg(Diagram(3, title=hostile, caption=[hostile], shades=Shades(np.ones(9), label=hostile)))
     root = parse(svg)
@@ -250,8 +250,8 @@ def test_the_text_is_safe_wherever_it_is_put():
     assert svg.encode()
 
 
-def test_it_stands_alone_and_beside_others():
-    """No ids to collide, nothing fetched, rules for classes of its own; and the same text each time."""
+def test_the_svg_is_self_contained_and_deterministic():
+    """It has no ids and no external resources, and its CSS applies to its own classes only."""
     diagram = Diagram(13, np.zeros((2, 13, 13)), shades=Shades(np.arange(169)))
     svg = board_svg(diagram)
     assert board_svg(diagram) == svg
@@ -265,11 +265,11 @@ def test_it_stands_alone_and_beside_others():
         r"([^{}]+)\{[^{}]*\}", style.replace("@media screen and (prefers-color-scheme:dark){", "")
     )
     assert rules
-    # One class and nothing around it, or what <use> repeats in a filmstrip has no colours of its scheme.
+    # Each selector is a single class; otherwise elements repeated by <use> would lack the scheme's colours.
     assert all(re.fullmatch(r"\.hexdata-(fill|stroke)-[a-z-]+", rule) for rule in rules)
 
 
-def test_every_colour_may_be_set_by_the_page():
+def test_a_page_can_set_every_colour():
     style = parse(board_svg(Diagram(3))).find(NS + "style").text
     assert set(re.findall(r"var\(--hexdata-([a-z-]+),#[0-9a-f]{6}\)", style)) == set(PALETTE)
     assert not re.search(r":#", style)
@@ -293,7 +293,7 @@ def contrast(one: np.ndarray, other: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_everything_can_be_told_apart(scheme):
+def test_colours_have_sufficient_contrast(scheme):
     colour = {name: rgb(getattr(shade, scheme)) for name, shade in PALETTE.items()}
     for strength in np.linspace(0, 1, 101):
         ground = (1 - strength) * colour["cell"] + strength * colour["heat"]
@@ -323,7 +323,7 @@ def test_everything_can_be_told_apart(scheme):
         lambda: Shades(np.ones(9), top=0),
     ],
 )
-def test_what_is_not_of_the_board_is_refused(make):
+def test_attributes_that_do_not_fit_the_board_are_refused(make):
     with pytest.raises(ConfigError, match="found"):
         make()
 

@@ -1,4 +1,4 @@
-"""Boards as text: drawings made by hand, and every stone where its cell is."""
+"""Boards as text, compared with expected drawings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def diagram() -> Diagram:
     return Diagram(3, planes, last_move=5, next_move=6, player=0, caption=["game 7", "ply 4 of 9"])
 
 
-BY_HAND = """\
+EXPECTED_BOARD = """\
      a b c
    ───────
  1 ╲ ○ · ● ╲ 1
@@ -35,7 +35,7 @@ BY_HAND = """\
 game 7 · ply 4 of 9
 """
 
-ASCII_BY_HAND = """\
+ASCII_EXPECTED_BOARD = """\
      a b c
    -------
  1 \\ R . B \\ 1
@@ -49,24 +49,24 @@ game 7; ply 4 of 9
 """
 
 
-def test_a_board_is_drawn_as_by_hand():
-    assert board_text(diagram()) == BY_HAND
+def test_a_board_in_unicode():
+    assert board_text(diagram()) == EXPECTED_BOARD
 
 
-def test_a_board_is_drawn_in_ascii_as_by_hand():
+def test_a_board_in_ascii():
     drawn = board_text(diagram(), unicode=False)
-    assert drawn == ASCII_BY_HAND
+    assert drawn == ASCII_EXPECTED_BOARD
     assert drawn.isascii()
 
 
 @pytest.mark.parametrize("unicode", [True, False])
-def test_colour_changes_no_letter_but_reds_circle(unicode):
+def test_colour_changes_only_the_symbol_of_red(unicode):
     plain = board_text(diagram(), unicode=unicode).replace("○", "●")
     assert ANSI.sub("", board_text(diagram(), color=True, unicode=unicode)) == plain
 
 
 def colours(text: str) -> list[list[tuple[str, str]]]:
-    """Of each line: each letter with the style in force."""
+    """Return the letters of each line with their styles."""
     lines = []
     for line in text.splitlines():
         style, letters = "", []
@@ -81,7 +81,7 @@ def colours(text: str) -> list[list[tuple[str, str]]]:
     return lines
 
 
-def test_stones_and_edges_have_their_owners_colours():
+def test_stones_and_edges_have_the_colours_of_their_players():
     lines = colours(board_text(diagram(), color=True))
     blue, red = "94", "91"
     assert {style for letter, style in lines[1] + lines[5] if letter == "─"} == {blue}
@@ -102,7 +102,7 @@ def boards(draw: st.DrawFn) -> tuple[Diagram, list[int]]:
 
 
 @given(boards())
-def test_a_cell_is_two_columns_and_a_row_goes_one_to_the_right(drawn):
+def test_a_cell_has_two_columns_and_rows_are_shifted_by_one(drawn):
     diagram, kinds = drawn
     n = diagram.size
     lines = board_text(diagram).splitlines()
@@ -135,7 +135,7 @@ def test_shades_are_tenths_of_the_strongest():
     assert lines[8].endswith("1 to 9: policy, in tenths of 40")
 
 
-def test_facts_are_never_cut():
+def test_captions_are_not_split():
     facts = [f"fact number {number}" for number in range(20)] + ["x" * 100]
     lines = board_text(Diagram(3, caption=facts)).splitlines()[9:]
     assert " · ".join(lines).split(" · ") == facts
