@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
 __all__ = ["encodable", "printable"]
+
+_INVISIBLE: Final = re.compile(
+    r"[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
+"""Letters and marks without width, which ``str.isprintable`` allows: two names would look alike."""
 
 
 def encodable(text: str) -> str:
@@ -11,7 +19,17 @@ def encodable(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Return text on one line; characters that are not printable are escaped."""
-    if text.isprintable():
+    """Return text on one line; characters that a terminal does not show as a letter are escaped.
+
+    Escaped are control characters, line and paragraph separators, what turns the direction of writing, what
+    has no width, spaces other than the common one, unassigned characters and lone surrogates.
+    """
+    if text.isprintable() and (text.isascii() or _INVISIBLE.search(text) is None):
         return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+    return "".join(map(_shown, text))
+
+
+def _shown(letter: str) -> str:
+    if letter.isprintable() and not _INVISIBLE.match(letter):
+        return letter
+    return letter.encode("unicode_escape").decode("ascii")

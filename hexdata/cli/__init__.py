@@ -6,10 +6,11 @@ Heavy imports wait until a command runs.
 from __future__ import annotations
 
 import sys
+import traceback
 import warnings
 
 from hexdata.cli import convert, demo, export, live, load, report, run, show, shuffle, sql, verify
-from hexdata.cli.app import INTERRUPTED, app
+from hexdata.cli.app import INTERRUPTED, app, tell
 from hexdata.errors import ConfigError, HexdataError
 
 __all__ = ["app", "main"]
@@ -41,19 +42,30 @@ def main() -> None:
     except HexdataError as error:
         _fail(error, 1)
     except KeyboardInterrupt:  # while a command is still being loaded
-        sys.stderr.write(f"hexdata: {INTERRUPTED}\n")
+        tell(f"hexdata: {INTERRUPTED}")
         sys.exit(130)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        sys.stderr.write(f"hexdata: {where}{error.strerror or error}\n")
+        tell(f"hexdata: {where}{error.strerror or error}")
         sys.exit(1)
+    except Exception as error:  # noqa: BLE001  # Python itself would print the message as it is
+        _show_fault(error)
+        sys.exit(1)
+
+
+def _show_fault(error: Exception) -> None:
+    """Show an error that nobody expected, with its traceback: its message may name a file as well."""
+    for part in traceback.format_exception(error):
+        is_frame = part.startswith("  ")  # a name in a message begins no line
+        for line in part.splitlines() if is_frame else [part.rstrip("\n")]:
+            tell(line)
 
 
 def _as_note(message: Warning | str, *_: object, **__: object) -> None:
     """Show a warning as commands show their notes; the line of code that it came from helps nobody here."""
-    sys.stderr.write(f"note: {message}\n")
+    tell(f"note: {message}")
 
 
 def _fail(error: HexdataError, status: int) -> None:
-    sys.stderr.write(f"hexdata: {error}\n")
+    tell(f"hexdata: {error}")
     sys.exit(status)

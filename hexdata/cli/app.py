@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer.core import TyperGroup
 
 import hexdata
+from hexdata.text import printable
 
 if TYPE_CHECKING:
     from hexdata.cli.bar import Bar
@@ -36,11 +38,44 @@ __all__ = [
     "facts_alone",
     "read_path",
     "running_on",
+    "tell",
 ]
 
 INTERRUPTED = "interrupted; run the same command again and it goes on from there"
 
+
+def tell(message: str) -> None:
+    """Write one line to standard error, without what a name in it could do to a terminal."""
+    sys.stderr.write(f"{printable(message)}\n")
+
+
+class _Group(TyperGroup):
+    """Commands whose errors of usage are printable: they repeat arguments, often names of files."""
+
+    def make_context(self, *args: Any, **more: Any) -> Any:
+        """Parse the arguments of ``hexdata`` itself."""
+        with _printable_usage():
+            return super().make_context(*args, **more)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Parse the arguments of a command, and run it."""
+        with _printable_usage():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _printable_usage() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        if hasattr(error, "format_message"):  # an error of click, which typer may bring along
+            text = printable(error.format_message())
+            error.format_message = lambda: text
+        raise
+
+
 app = typer.Typer(
+    cls=_Group,
     name="hexdata",
     help="Board-game training data: legacy pickles to a queryable store, a provable global shuffle, "
     "training shards and batches.",
@@ -124,7 +159,7 @@ def running_on(name: str, address: str | None) -> Iterator[Engine]:
     from hexdata.engine import open_engine
 
     def note(message: str) -> None:
-        print(f"note: {message}", file=sys.stderr)  # above the bar, which has taken its place meanwhile
+        tell(f"note: {message}")  # above the bar, which has taken its place meanwhile
 
     with facts_alone(), open_engine(name, address, note) as engine:
         yield engine

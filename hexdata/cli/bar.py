@@ -5,12 +5,12 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from hexdata.cli.render import Output
+from hexdata.cli.render import Output, console
 from hexdata.pool import resident_bytes
+from hexdata.text import printable
 from hexdata.units import format_bytes
 
 __all__ = ["Bar"]
@@ -45,13 +45,13 @@ class Bar:
     def __init__(self, output: Output) -> None:
         self._output = output
         self._bar = Progress(
-            TextColumn("{task.description:<14}"),
+            TextColumn("{task.description:<14}", markup=False),
             BarColumn(),
             TextColumn("{task.percentage:>3.0f}%"),
             _Rate(),
             _Memory(),
             TimeRemainingColumn(compact=True),
-            console=Console(stderr=True),
+            console=console(stderr=True, soft_wrap=False),
             disable=not output.err.is_terminal,
             transient=True,
         )
@@ -69,7 +69,7 @@ class Bar:
     def begin(self, stage: str, total: int | None, unit: str) -> None:
         """Show the next stage; the one before it stays as it ended."""
         self._end_task()
-        self._task = self._bar.add_task(stage, total=total or None, unit=unit)
+        self._task = self._bar.add_task(printable(stage), total=total or None, unit=unit)
 
     def _end_task(self) -> None:
         """Let the stage before stand still, if nobody knew how long it would be."""
@@ -86,6 +86,6 @@ class Bar:
     def note(self, message: str) -> None:
         """Print a line above the bar."""
         if self._output.err.is_terminal:
-            self._bar.console.print(f"note: {message}", markup=False, highlight=False)
+            self._bar.console.print(f"note: {printable(message)}")
         else:
             self._output.note(message)

@@ -102,7 +102,8 @@ def _show(output: Output, result: QueryResult) -> None:
     if output.out.is_terminal:
         rows, more = _first_rows(result)
         table = _Table(names, result.numeric, output.out.width)
-        output.line("\n".join([table.head(rows), *table.lines(rows)]))
+        for line in (table.head(rows), *table.lines(rows)):
+            output.line(line)
         if more:
             counted = f"more than {_COUNTED_ROWS:,}" if more > _COUNTED_ROWS else f"{more:,}"
             output.note(f"{counted} rows are not shown; --csv, --json, --parquet or a pipe give all")

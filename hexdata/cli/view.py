@@ -11,6 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from hexdata.cli.render import console
 from hexdata.live.watch import LiveFacts, StageFacts
 from hexdata.text import printable
 
@@ -50,7 +51,7 @@ class LiveView:
 
     def __init__(self, title: str) -> None:
         self._title = title
-        self._live = Live(console=Console(stderr=True), auto_refresh=False, transient=True)
+        self._live = Live(console=console(stderr=True, soft_wrap=False), auto_refresh=False, transient=True)
 
     def __enter__(self) -> Callable[[LiveFacts], None]:
         self._live.start()
@@ -90,7 +91,7 @@ def _headlines(facts: LiveFacts) -> Table:
     grid.add_column(overflow="fold")
     for name, figures in lines.items():
         if figures:
-            grid.add_row(name, Text(", ".join(figures)))
+            grid.add_row(name, Text(printable(", ".join(figures))))
     return grid
 
 
@@ -101,7 +102,11 @@ def _stages(stages: list[StageFacts], *, wide: bool, ascii_only: bool) -> Table:
     for name in ("items/s", "queue", *(("", "dropped", "busy") if wide else ("dropped",))):
         table.add_column(name, justify="right" if name else "left", no_wrap=True)
     for stage in stages:
-        row: list[str | Text] = [stage.name, f"{stage.per_second:,.1f}", f"{stage.queued}/{stage.capacity}"]
+        row: list[str | Text] = [
+            Text(printable(stage.name)),
+            f"{stage.per_second:,.1f}",
+            f"{stage.queued}/{stage.capacity}",
+        ]
         if wide:
             row.append(_bar(stage.queued / stage.capacity, ascii_only))
         row.append(Text(f"{stage.dropped:,}", style="yellow" if stage.dropped else ""))
@@ -126,16 +131,16 @@ def _counts(stages: list[StageFacts]) -> Iterator[Text]:
     for stage in stages:
         counts = [f"{name.replace('_', ' ')} {_number(value)}" for name, value in stage.counts.items()]
         if counts:
-            yield Text(f"{stage.name}: {', '.join(counts)}", style="dim", overflow="fold")
+            yield Text(printable(f"{stage.name}: {', '.join(counts)}"), style="dim", overflow="fold")
 
 
 def _notes(notes: Mapping[str, Mapping[str, Any]]) -> Iterator[Text]:
     """Yield a line for a directory that is gone, and for each of the last bad files, with its reason."""
     for said in notes.values():
         if "gone" in said:
-            yield Text(f"gone, and waited for: {said['gone']}", style="yellow", overflow="fold")
+            yield Text(printable(f"gone, and waited for: {said['gone']}"), style="yellow", overflow="fold")
         for name, reason in said.get("bad", [])[-_BAD_FILES:]:
-            yield Text(f"bad file {name}: {reason}", style="yellow", overflow="fold")
+            yield Text(printable(f"bad file {name}: {reason}"), style="yellow", overflow="fold")
 
 
 def _number(value: float) -> str:

@@ -69,10 +69,15 @@ def json_rows(result: QueryResult) -> Iterator[str]:
     for batch in result.batches:
         for rows in _rows(batch):
             objects = (dict(zip(names, map(_plain, row), strict=True)) for row in rows)
-            lines = (json.dumps(one, ensure_ascii=False, allow_nan=False) for one in objects)
-            yield before + ",\n".join(lines)
+            yield before + ",\n".join(map(_json_line, objects))
             before = ",\n"
     yield "[]\n" if before == "[" else "]\n"
+
+
+def _json_line(row: dict[str, Any]) -> str:
+    """Return a row as JSON; letters as they are, unless a text has some that no terminal should get."""
+    text = json.dumps(row, ensure_ascii=False, allow_nan=False)
+    return text if text.isprintable() else json.dumps(row, allow_nan=False)
 
 
 def text_rows(batch: pa.RecordBatch) -> Iterator[list[str]]:
