@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from hexdata.errors import ConfigError
 
-__all__ = ["did_you_mean", "read_toml"]
+__all__ = ["did_you_mean", "read_toml", "with_present_names"]
+
+_FORMER: Final = {"value_sense": "value_convention"}
+"""Keys that are still read under their former names."""
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
@@ -33,3 +36,15 @@ def did_you_mean(name: str, known: Collection[str]) -> str | None:
     """Return a hint with the most similar known name, or None if none is similar."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"Did you mean {near[0]!r}?" if near else None
+
+
+def with_present_names(section: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a section with the present names of keys that once had another.
+
+    Raises:
+        ConfigError: it has a key under both names.
+    """
+    for former, present in _FORMER.items():
+        if former in section and present in section:
+            raise ConfigError(f"{former!r} is the former name of {present!r}", hint="Leave one of them out.")
+    return {_FORMER.get(key, key): value for key, value in section.items()}

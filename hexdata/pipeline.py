@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from hexdata.config import did_you_mean, read_toml
+from hexdata.config import did_you_mean, read_toml, with_present_names
 from hexdata.convert import ConvertOptions, convert_sources
 from hexdata.demo import FOLDER, DemoOptions, make_legacy
 from hexdata.engine import Engine, EngineOptions, open_engine
@@ -89,7 +89,9 @@ class Config(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _parse_sizes(cls, content: dict[str, Any]) -> dict[str, Any]:
-        """Read ``memory = "1GB"`` in any section."""
+        """Read ``memory = "1GB"`` in any section, and keys by their former names in [convert]."""
+        if isinstance(content.get("convert"), dict):
+            content = {**content, "convert": with_present_names(content["convert"])}
         return {
             name: {**section, "memory": parse_bytes(section["memory"])}
             if isinstance(section, dict) and isinstance(section.get("memory"), str)

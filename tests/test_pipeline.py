@@ -344,3 +344,16 @@ def test_a_config_runs_no_command(config, text: str, tmp_path: Path, monkeypatch
     with pytest.raises(ConfigError, match="a config runs no commands"):
         run_config(load_config(config(text)))
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("key", ["value_convention", "value_sense"])
+def test_the_former_name_of_the_value_convention_is_still_read(tmp_path, key):
+    path = tmp_path / "config.toml"
+    path.write_text(f'store = "s"\n[convert]\ninputs = ["in"]\n{key} = "blue-is-1"\n')
+    assert load_config(path).convert.value_convention == "blue-is-1"
+    with path.open("a") as file:
+        file.write(
+            'value_sense = "blue-is-1"\n' if key == "value_convention" else 'value_convention = "auto"\n'
+        )
+    with pytest.raises(ConfigError, match="'value_sense' is the former name of 'value_convention'"):
+        load_config(path)

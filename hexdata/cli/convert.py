@@ -39,12 +39,15 @@ def convert(
     max_reject_rate: Annotated[
         float, typer.Option("--max-reject-rate", min=0, max=1, help="Publish nothing above this share.")
     ] = 0.01,
-    value_sense: Annotated[
-        str,
+    value_convention: Annotated[
+        str | None,
         typer.Option(
-            "--value-sense", help="What a value means in files that do not show it: blue-is-0 or blue-is-1."
+            "--value-convention",
+            help="What a value means in files that do not show it: blue-is-0 or blue-is-1. Default: auto.",
+            show_default=False,
         ),
-    ] = "auto",
+    ] = None,
+    value_sense: Annotated[str | None, typer.Option("--value-sense", hidden=True)] = None,
     val: Annotated[float, typer.Option("--val", help="Share of games held out for validation.")] = 0.05,
     test: Annotated[float, typer.Option("--test", help="Share of games held out for testing.")] = 0.01,
     salvage: Annotated[
@@ -60,11 +63,13 @@ def convert(
     """Convert legacy files into a store, new or existing."""
     from hexdata.convert import ConvertOptions, convert_sources
 
+    if value_convention is not None and value_sense is not None:
+        raise typer.BadParameter("--value-sense is the former name of --value-convention: give one of them")
     options = ConvertOptions(
         workers=workers,
         memory=parse_bytes(memory),
         max_reject_rate=max_reject_rate,
-        value_sense=value_sense,
+        value_convention=value_convention or value_sense or "auto",
         val=val,
         test=test,
         salvage=salvage,

@@ -1,6 +1,6 @@
 """From legacy files to the store: positions, games, sources, rejected. The first stage.
 
-Three passes: every source is read once into a spool (``spool``), the run decides ids, senses and
+Three passes: every source is read once into a spool (``spool``), the run decides ids, conventions and
 duplicates over all of them (``run``), and every spool is published (``publish``). The manifest comes last.
 """
 
@@ -41,7 +41,7 @@ def convert_sources(
         engine: where the sources are read and written.
 
     Raises:
-        InputError: an input is missing or has changed, or its value sense is not clear.
+        InputError: an input is missing or has changed, or its value convention is not clear.
         RejectRateError: too much was rejected; nothing was published.
         StoreError: the store cannot be used, or another process writes to it; an object store fails.
         EngineError: the engine's machines cannot do it.

@@ -19,8 +19,8 @@ import pyarrow as pa
 from hexdata.board import game_hash
 from hexdata.convert.inputs import SourceFile
 from hexdata.convert.spool import Spool, SpoolFacts, write_arrow
+from hexdata.games.convention import Convention
 from hexdata.games.find import GAMES, ROWS, column, identity_hash
-from hexdata.games.sense import Sense
 
 __all__ = ["collection_of", "resolve_collection"]
 
@@ -33,14 +33,14 @@ COLUMNS: Final = ("position_in_game", "total_positions", "winner", "move", "play
 IDS: Final = ("origin", "file_idx", "line_idx")
 
 
-def collection_of(file: SourceFile, facts: SpoolFacts, sense: Sense | None) -> str:
+def collection_of(file: SourceFile, facts: SpoolFacts, convention: Convention | None) -> str:
     """Name the shuffle that a mixed source came from: files of one shuffle share their games.
 
     They lie in one folder and list the same sources, each in the order in which it met them. Sources
     without any id are one collection if their values mean the same: boards tell all their games apart.
     """
     if not facts.with_id:
-        return f"no ids, {sense}"
+        return f"no ids, {convention}"
     stats = facts.header.get("shuffling_stats")
     if not isinstance(stats, dict) or not isinstance(stats.get("source_files"), list):
         return file.sha256

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from hexdata.checks import check_shares
 from hexdata.errors import ConfigError
-from hexdata.games.sense import SENSES
+from hexdata.games.convention import CONVENTIONS
 from hexdata.pool import WorkerOptions
 
 __all__ = ["ConvertOptions", "ConvertResult"]
@@ -21,8 +21,8 @@ class ConvertOptions(WorkerOptions):
         workers, memory: as ``WorkerOptions`` has them.
         max_reject_rate: publish nothing if a larger share of the records, or of the input's bytes (for
             files that cannot be read at all), is rejected.
-        value_sense: the sense of the sources whose final boards and named winners do not show it; with
-            "auto", such a source is an error.
+        value_convention: what the values of sources mean whose games and layout do not show it, blue-is-0 or
+            blue-is-1; with "auto", such a source is an error.
         val: share of games in the validation split.
         test: share of games in the test split.
         salvage: of a truncated or corrupt file, keep the whole examples before the damage.
@@ -35,7 +35,7 @@ class ConvertOptions(WorkerOptions):
     WORKER_MEMORY: ClassVar[int] = 400 << 20
 
     max_reject_rate: float = 0.01
-    value_sense: str = "auto"
+    value_convention: str = "auto"
     val: float = 0.05
     test: float = 0.01
     salvage: bool = False
@@ -45,9 +45,11 @@ class ConvertOptions(WorkerOptions):
         super().__post_init__()
         if not 0 <= self.max_reject_rate <= 1:
             raise ConfigError("max_reject_rate must be between 0 and 1", found=self.max_reject_rate)
-        if self.value_sense not in ("auto", *SENSES):
+        if self.value_convention not in ("auto", *CONVENTIONS):
             raise ConfigError(
-                "unknown value_sense", found=self.value_sense, expected=" or ".join(("auto", *SENSES))
+                "unknown value_convention",
+                found=self.value_convention,
+                expected=" or ".join(("auto", *CONVENTIONS)),
             )
         check_shares(self.val, self.test)
 

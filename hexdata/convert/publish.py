@@ -1,4 +1,4 @@
-"""The second pass over one source: from its spool to its parts of the store, ids and sense decided."""
+"""The second pass over one source: from its spool to its parts of the store, ids and convention decided."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ import pyarrow.compute as pc
 from hexdata.convert.companions import with_origins
 from hexdata.convert.spool import Spool
 from hexdata.formats import BATCH_ROWS
+from hexdata.games.convention import Convention
 from hexdata.games.evidence import found_schema
 from hexdata.games.find import ROWS, column
 from hexdata.games.findings import flag_lists
 from hexdata.games.labels import players_of, split_of, winners_of
-from hexdata.games.sense import Sense
 from hexdata.remote import AnyPath
 from hexdata.schema import games_schema, positions_schema
 from hexdata.store.files import FileFacts
-from hexdata.store.originals import KEPT_PREFIX, WINNERS, in_sense
+from hexdata.store.originals import KEPT_PREFIX, WINNERS, in_convention
 from hexdata.store.parquet import regroup, write_parquet
 
 __all__ = ["Assignment", "Judged", "publish_games", "publish_positions"]
@@ -38,7 +38,7 @@ class Assignment:
     first_position: int
     first_game: int
     """Store id of the game that the spool counts as 0."""
-    sense: Sense
+    convention: Convention
     val: float
     test: float
     origins: tuple[tuple[int, str], ...] = ()
@@ -66,7 +66,7 @@ def _positions(spool: Spool, assigned: Assignment, schema: pa.Schema) -> Iterato
     spoken = _keys_of(spool)
     for raw, row in _with_rows(spool, assigned.board_size):
         value = column(raw, "value", np.nan)
-        stored = in_sense(value, assigned.sense).astype(np.float32)
+        stored = in_convention(value, assigned.convention).astype(np.float32)
         columns = {
             "position_id": pa.array(assigned.first_position + np.arange(done, done + raw.num_rows)),
             "game_id": pc.add(row.column("game").cast(pa.int64()), assigned.first_game),
@@ -82,7 +82,7 @@ def _positions(spool: Spool, assigned: Assignment, schema: pa.Schema) -> Iterato
                 raw.column("winner").cast(pa.int8()), pa.array(WINNERS, pa.string())
             ),
         }
-        kept = _kept_values(value, in_sense(stored.astype(np.float64), assigned.sense))
+        kept = _kept_values(value, in_convention(stored.astype(np.float64), assigned.convention))
         kept += _kept_ids(raw, row)
         kept += [entry for name in _FILLED & spoken for entry in _kept_nulls(name, raw, columns)]
         columns["extra"] = _with_kept(raw.column("extra"), kept)
@@ -170,7 +170,7 @@ def _games(spool: Spool, assigned: Assignment, judged: Judged, schema: pa.Schema
             "game_id": pa.array(assigned.first_game + np.arange(done, done + count)),
             "source_id": pa.array(np.full(count, assigned.source_id, np.int32)),
             "origin": with_origins(games, dict(assigned.origins)),
-            "winner": _named(winners_of(games, assigned.sense)),
+            "winner": _named(winners_of(games, assigned.convention)),
             "duplicate_of": pa.array(copies, mask=copies < 0),
             "split": pa.array([split_of(h, assigned.val, assigned.test) for h in hashes], pa.string()),
             "flags": flag_lists(judged.flags[done : done + count]),

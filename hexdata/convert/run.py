@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -33,9 +33,15 @@ from hexdata.convert.tables import Source, failed_files, notes_of, reasons_of, r
 from hexdata.engine import Engine
 from hexdata.errors import ConfigError, InputError, RejectRateError, StoreError
 from hexdata.formats import SALVAGEABLE
+from hexdata.games.convention import (
+    Convention,
+    Decision,
+    decide,
+    layout_convention,
+    votes_text,
+)
 from hexdata.games.findings import count_flags, flags_of
 from hexdata.games.labels import winners_of
-from hexdata.games.sense import decide
 from hexdata.pool import default_workers
 from hexdata.progress import Progress
 from hexdata.remote import CLIENT_MEMORY, AnyPath, objects_below
@@ -100,7 +106,7 @@ class Run:
             self.progress.note(f"{file.name}: same bytes as {name}, which the store has; skipped")
         sources = self._one_board_size(self._read(new))
         self._check_rejected(sources)
-        sources = self._with_companions(self._resolve([self._with_sense(source) for source in sources]))
+        sources = self._with_companions(self._resolve(self._with_conventions(sources)))
         sources = self._assign(sources)
         judged = self._judge(sources)
         result = self._result(sources, len(same), judged)
@@ -161,21 +167,36 @@ class Run:
             for file in files
         ]
 
-    def _with_sense(self, source: Source) -> Source:
-        """Decide the sense by the source's own evidence, and only where that decides nothing by the option.
+    def _with_conventions(self, sources: list[Source]) -> list[Source]:
+        """Decide what the values of each source mean: by its own evidence, else as given.
 
-        A sense that was given for some odd files must not turn the labels of those that are clear.
+        Raises:
+            InputError: some are undecided; it lists all of them.
         """
-        if not source.facts.positions:
+        result = [self._with_convention(source) for source in sources]
+        undecided = [s for s in result if s.facts.positions and s.decided is None]
+        if not undecided:
+            return result
+        found = [votes_text(s.facts.ballots, layout_convention(s.facts.header)) for s in undecided]
+        names = [s.file.name for s in undecided]
+        one = len(names) == 1
+        raise InputError(
+            "it is not clear which value means that blue won" + ("" if one else f" in {len(names)} files"),
+            path=names[0] if one else None,
+            found=found[0] if one else "; ".join(f"{n}: {f}" for n, f in zip(names, found, strict=True)),
+            expected="votes that agree, but for a few",
+            hint=_HINT,
+        )
+
+    def _with_convention(self, source: Source) -> Source:
+        facts = source.facts
+        if not facts.positions:
             return source
-        if source.facts.format == "trmph":
-            return replace(source, sense="blue-is-0")  # values come from the winner, in the store's sense
-        try:
-            return replace(source, sense=decide(source.facts.votes, source.file.name))
-        except InputError:
-            if self.options.value_sense == "auto":
-                raise
-            return replace(source, sense=self.options.value_sense, sense_given=True)  # type: ignore[arg-type]
+        if facts.format == "trmph":  # values come from the winner, in the store's convention
+            return replace(source, decided=Decision("blue-is-0", "winners"))
+        asked = self.options.value_convention
+        given = None if asked == "auto" else cast("Convention", asked)
+        return replace(source, decided=decide(facts.ballots, layout_convention(facts.header), given))
 
     def _one_board_size(self, sources: list[Source]) -> list[Source]:
         """Reject, as a whole, each source with another board size than the store's."""
@@ -218,7 +239,7 @@ class Run:
         collections: dict[str, list[int]] = {}
         for place, source in enumerate(sources):
             if source.facts.mixed and source.facts.positions:
-                name = collection_of(source.file, source.facts, source.sense)
+                name = collection_of(source.file, source.facts, source.convention)
                 collections.setdefault(name, []).append(place)
         resolved = list(sources)
         for name, places in collections.items():
@@ -370,13 +391,13 @@ class Run:
 
     def _assignment(self, source: Source) -> Assignment:
         assert self.board_size is not None
-        assert source.sense is not None
+        assert source.convention is not None
         return Assignment(
             source.source_id,
             self.board_size,
             source.first_position,
             source.first_game,
-            source.sense,
+            source.convention,
             self.options.val,
             self.options.test,
             source.origins,
@@ -425,6 +446,12 @@ class Run:
         )
 
 
+_HINT: Final = (
+    "Look at the games of these files. If you know the convention, give it with --value-convention blue-is-0 "
+    "or --value-convention blue-is-1; it does not override named winners that agree."
+)
+
+
 def _parts_in(folder: AnyPath) -> list[AnyPath]:
     """Return the parts that lie in a folder; none if there is no folder."""
     if isinstance(folder, Path):
@@ -440,18 +467,18 @@ def _spool(folder: AnyPath, facts: SpoolFacts) -> Spool:
 def _games_of(source: Source) -> Iterator[tuple[pa.RecordBatch, npt.NDArray[np.int64]]]:
     """Read what is compared of the games that a source owns, with their winners."""
     if source.owns_games and source.facts.games:
-        assert source.sense is not None
+        assert source.convention is not None
         for batch in source.spool.batches("games", [*COLUMNS, "winner", "value"]):
-            yield batch, winners_of(batch, source.sense)
+            yield batch, winners_of(batch, source.convention)
 
 
 def _flags_of(source: Source) -> npt.NDArray[np.uint32]:
     """Return the flags of the games that a source owns, but for those of duplicates."""
     if not (source.owns_games and source.facts.games):
         return np.zeros(0, np.uint32)
-    assert source.sense is not None
+    assert source.convention is not None
     found = [batch.column("findings").to_numpy() for batch in source.spool.batches("findings")]
-    return flags_of(np.concatenate(found), source.sense)
+    return flags_of(np.concatenate(found), source.convention)
 
 
 def _other_size(found: int | None, expected: int | None) -> str:

@@ -20,10 +20,10 @@ from hexdata import __version__
 from hexdata.convert.truncate import NO_CUT, Cuts, cut_games, cut_rows, find_cuts
 from hexdata.errors import FormatError, HexdataError, SourceChangedError
 from hexdata.formats import BATCH_ROWS, RawBatch, Rejection, SourceReader, open_source
+from hexdata.games.convention import Votes
 from hexdata.games.evidence import Tally, found_schema, is_mixed, with_findings
 from hexdata.games.find import EVIDENCE, GAMES, ROWS, find_games
-from hexdata.games.findings import game_findings, loose_findings
-from hexdata.games.sense import Votes
+from hexdata.games.findings import ballots_of, game_findings, loose_findings, loose_of
 from hexdata.remote import AnyPath, is_passing, open_binary, telling, version_of
 from hexdata.store.files import atomic_file, digest_file, names_below, remove_tree, write_bytes
 from hexdata.text import encodable
@@ -90,6 +90,9 @@ class SpoolFacts:
     failure: tuple[str, str] | None = None
     """Reason and detail of a file that was rejected as a whole: one record, and no position."""
     votes: Votes = field(default_factory=Votes)
+    """What all positions say of the convention of ``value``."""
+    ballots: Votes = field(default_factory=Votes)
+    """The same of sound games, a vote each; of sound positions where ``mixed``. What decides."""
     header: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     damage: tuple[str, str] | None = None
@@ -123,10 +126,14 @@ class Spool:
             return None
         if content.get("version") != __version__:
             return None
-        votes = Votes(**{kind: tuple(counts) for kind, counts in content.pop("votes").items()})
+        votes, ballots = (
+            Votes(**{kind: tuple(counts) for kind, counts in content.pop(name).items()})
+            for name in ("votes", "ballots")
+        )
         failure, damage = content.pop("failure"), content.pop("damage")
         return SpoolFacts(
             votes=votes,
+            ballots=ballots,
             failure=failure and tuple(failure),
             damage=damage and tuple(damage),
             reading=Reading(**content.pop("reading")),
@@ -324,14 +331,16 @@ def _read(path: AnyPath, spool: Spool, reading: Reading) -> SpoolFacts:
         facts.format = reader.format
         facts.header = json.loads(json.dumps(reader.header))  # plain JSON, whatever mappings it was made of
     facts.records = facts.positions + facts.rejected
-    facts.votes = tally.votes
+    facts.votes, facts.ballots = tally.votes, tally.ballots
     facts.with_id = tally.with_id
     facts.mixed = is_mixed(facts.format, facts.header)
     if facts.damage is not None and tally.with_id and facts.format != "trmph":
         facts.mixed = True  # what says that a file was shuffled stands at its end, which is lost
     if facts.positions and not facts.mixed:
         _group(spool, facts, tally)
-        settle_games([spool], [facts])
+        (settled,) = settle_games([spool], [facts])
+        games = [batch.column("findings").to_numpy() for batch in settled.batches("findings")]
+        facts.ballots = ballots_of(np.concatenate([np.zeros(0, np.uint32), *games]), loose_of(settled))
     return facts
 
 

@@ -18,8 +18,8 @@ from hexdata.convert.inputs import SourceFile
 from hexdata.convert.options import ConvertOptions
 from hexdata.convert.publish import Judged
 from hexdata.convert.spool import REJECTED, Spool, SpoolFacts
+from hexdata.games.convention import Convention, Decision, layout_convention
 from hexdata.games.findings import count_flags, loose_flags
-from hexdata.games.sense import Sense
 from hexdata.schema import rejected_schema, sources_schema
 
 __all__ = ["Source", "failed_files", "notes_of", "reasons_of", "rejected_batches", "source_table"]
@@ -34,8 +34,8 @@ class Source:
     file: SourceFile
     spool: Spool
     facts: SpoolFacts
-    sense: Sense | None = None
-    sense_given: bool = False
+    decided: Decision | None = None
+    """What its values mean; None without positions."""
     source_id: int = -1
     first_position: int = 0
     first_game: int = 0
@@ -45,14 +45,38 @@ class Source:
     origins: tuple[tuple[int, str], ...] = ()
     """Raw files by ``file_idx``, where only a companion names them."""
 
+    @property
+    def convention(self) -> Convention | None:
+        """Which value means that blue won."""
+        return None if self.decided is None else self.decided.convention
+
 
 def notes_of(source: Source) -> list[str]:
     """Return the notes on a source, with what was found in positions of unknown games."""
-    if not any(source.facts.loose) or source.sense is None:
-        return source.facts.notes
-    loose = loose_flags(source.facts.loose, source.sense).items()
-    listed = ", ".join(f"{count:,} {code}" for code, count in loose)
-    return [*source.facts.notes, f"positions of unknown games: {listed}"] if listed else source.facts.notes
+    notes = source.facts.notes
+    if source.convention is None:
+        return notes
+    if (note := _note_of_decision(source)) is not None:
+        notes = [*notes, note]
+    if any(source.facts.loose):
+        loose = loose_flags(source.facts.loose, source.convention).items()
+        listed = ", ".join(f"{count:,} {code}" for code, count in loose)
+        notes = [*notes, f"positions of unknown games: {listed}"] if listed else notes
+    return notes
+
+
+def _note_of_decision(source: Source) -> str | None:
+    """Return what a person should know of a convention that the file itself hardly shows."""
+    assert source.decided is not None
+    convention, by = source.decided.convention, source.decided.by
+    layout = layout_convention(source.facts.header)
+    if by == "layout":
+        return f"nothing in it shows what its values mean; {convention}, as the legacy tool wrote this layout"
+    if by == "given" and layout not in (None, convention):
+        return (
+            f"nothing in it shows what its values mean; {convention} as given, though its layout has {layout}"
+        )
+    return None
 
 
 def source_table(sources: list[Source], judged: list[Judged], options: ConvertOptions) -> pa.Table:
@@ -64,10 +88,8 @@ def source_table(sources: list[Source], judged: list[Judged], options: ConvertOp
             "bytes": s.file.bytes,
             "sha256": s.file.sha256,
             "format": s.facts.format,
-            "value_sense": s.sense,
-            "value_sense_evidence": json.dumps(
-                {"chains": s.facts.votes.chains, "winners": s.facts.votes.winners, "given": s.sense_given}
-            ),
+            "value_sense": s.convention,
+            "value_sense_evidence": json.dumps(_evidence(s)),
             "records": s.facts.records,
             "positions": s.facts.positions,
             "games": s.facts.games,
@@ -80,6 +102,18 @@ def source_table(sources: list[Source], judged: list[Judged], options: ConvertOp
         for s, own in zip(sources, judged, strict=True)
     ]
     return pa.Table.from_pylist(rows, schema=sources_schema())
+
+
+def _evidence(source: Source) -> dict[str, Any]:
+    """Return what the convention of a source was decided by."""
+    facts, decided = source.facts, source.decided
+    return {
+        "chains": facts.votes.chains,
+        "winners": facts.votes.winners,
+        "given": decided is not None and decided.by == "given",
+        "by": decided and decided.by,
+        "counted": {"chains": facts.ballots.chains, "winners": facts.ballots.winners},
+    }
 
 
 def rejected_batches(source: Source) -> Iterator[pa.RecordBatch]:

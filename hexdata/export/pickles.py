@@ -201,7 +201,7 @@ class _ShuffledFile:
             return file.facts(count)
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
-        """Read the bucket as ``raw_schema``, in the sense of dict files: 0.0 where blue won."""
+        """Read the bucket as ``raw_schema``, in the convention of dict files: 0.0 where blue won."""
         games = self._games()
         rows = Rows(((self.bucket, self.positions),), 0, self.positions)
         for batch in read_rows(rows, positions_schema(self.board_size)):

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
 import pyarrow as pa
 
+from hexdata.games.convention import Votes
 from hexdata.games.find import Grouping
-from hexdata.games.findings import find_positions, votes_of
-from hexdata.games.sense import Votes
+from hexdata.games.findings import ballots_of, find_positions, votes_of
 from hexdata.schema import raw_schema
 
 __all__ = ["Tally", "found_schema", "is_mixed", "with_findings"]
@@ -45,15 +46,19 @@ def is_mixed(kind: str, header: Mapping[str, object]) -> bool:
 
 @dataclass
 class Tally:
-    """The evidence of a source: what positions say of the sense of ``value``, and how many name a game."""
+    """The evidence of a source: what positions say of its values, and how many name a game."""
 
     votes: Votes = field(default_factory=Votes)
+    ballots: Votes = field(default_factory=Votes)
+    """The votes of sound positions: what counts where games are not known yet."""
     with_id: int = 0
     with_ply: int = 0
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Count positions of ``found_schema``."""
-        self.votes += votes_of(batch.column("findings").to_numpy())
+        found = batch.column("findings").to_numpy()
+        self.votes += votes_of(found)
+        self.ballots += ballots_of(np.zeros(0, np.uint32), found)
         self.with_id += batch.num_rows - batch.column("line_idx").null_count
         self.with_ply += batch.num_rows - batch.column("position_in_game").null_count
 

@@ -66,7 +66,7 @@ GAMES: Final = pa.schema(
         ("provenance", pa.string()),
     ]
 )
-"""One row a game of a source; ``value`` is its first position's, in the source's own sense."""
+"""One row a game of a source; ``value`` is its first position's, in the source's own convention."""
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from hexdata.board import BLUE, RED, unpack_boards, winner_of
+from hexdata.games.convention import Convention, Votes
 from hexdata.games.find import binary_matrix, column
-from hexdata.games.sense import Sense, Votes
 
 __all__ = [
     "Finding",
     "Flag",
     "Tables",
+    "ballots_of",
     "count_flags",
     "find_positions",
     "flag_lists",
@@ -30,6 +31,7 @@ __all__ = [
     "game_findings",
     "loose_findings",
     "loose_flags",
+    "loose_of",
     "on_final",
     "side_by_side",
     "votes_of",
@@ -71,7 +73,7 @@ class Flag(IntFlag):
 
 
 class Finding(IntFlag):
-    """What is found, in the source's own sense of ``value``: the first 16 in a position, the rest in a game.
+    """What is found, in the convention of the source: the first 16 in a position, the rest in a game.
 
     Of those that exclude each other, at most one is set for a position.
     """
@@ -236,10 +238,41 @@ def on_final(found: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def votes_of(found: npt.NDArray[Any]) -> Votes:
-    """Count what positions say of the sense of ``value``: flags call the outvoted contradictions."""
+    """Count what positions say of the convention of ``value``: flags call the outvoted contradictions."""
     found = on_final(found)
     count = [int(np.count_nonzero(_has(found, bit))) for bit in _VOTES]
     return Votes(chains=(count[0], count[1]), winners=(count[2], count[3]))
+
+
+_DOUBTFUL: Final = Finding.FAR_AHEAD | Finding.REPEATED | Finding.VALUE_DIFFERS | Finding.CUT
+"""What makes the final board of a game, or its value, no evidence."""
+
+
+def ballots_of(found: Bits, loose: npt.NDArray[Any] | None = None) -> Votes:
+    """Count what games say of the convention of ``value``, a vote each, unless they are flagged.
+
+    A game has no vote for the chain on its board if moves are repeated, stones impossible or values not
+    constant, or if it was cut. One that red began has a vote only where no other game has.
+
+    Args:
+        found: findings of games (G,).
+        loose: findings of positions whose games are unknown (N,); a vote each. Default: none.
+    """
+    single = np.zeros(0, np.uint32) if loose is None else on_final(loose).astype(np.uint32)
+    bits = np.concatenate([found, single])
+    began_red = _has(bits, Finding.RED_BEGAN)
+    ahead = np.where(began_red, int(Finding.BLUE_AHEAD), int(Finding.RED_AHEAD))
+    sound = ~_has(bits, ahead | int(_DOUBTFUL))
+    chains = _votes(bits[sound & ~began_red], Finding.CHAIN_FOR_0, Finding.CHAIN_FOR_1)
+    if not sum(chains):
+        chains = _votes(bits[sound & began_red], Finding.CHAIN_FOR_0, Finding.CHAIN_FOR_1)
+    return Votes(chains, _votes(bits, Finding.WINNER_FOR_0, Finding.WINNER_FOR_1))
+
+
+def _votes(bits: Bits, for_0: Finding, for_1: Finding) -> tuple[int, int]:
+    """Count the entries with either finding; those with both contradict themselves."""
+    zero, one = _has(bits, for_0), _has(bits, for_1)
+    return int(np.count_nonzero(zero & ~one)), int(np.count_nonzero(one & ~zero))
 
 
 # Games
@@ -343,14 +376,14 @@ def side_by_side(
 # Flags
 
 
-def flags_of(findings: Bits, sense: Sense) -> Bits:
+def flags_of(findings: Bits, convention: Convention) -> Bits:
     """Return the flags of games: uint32 (G,), bits of :class:`Flag`.
 
     Args:
         findings: (G,).
-        sense: what the values of the source mean.
+        convention: what the values of the source mean.
     """
-    blue_is_0 = sense == "blue-is-0"
+    blue_is_0 = convention == "blue-is-0"
     red_began = _has(findings, Finding.RED_BEGAN)
     against_chain = Finding.CHAIN_FOR_1 if blue_is_0 else Finding.CHAIN_FOR_0
     against_winner = Finding.WINNER_FOR_1 if blue_is_0 else Finding.WINNER_FOR_0
@@ -388,16 +421,25 @@ def loose_findings(spool: Tables) -> npt.NDArray[np.int64]:
     return counts
 
 
-def loose_flags(counts: Sequence[int], sense: Sense) -> dict[str, int]:
+def loose_of(spool: Tables) -> npt.NDArray[np.uint16]:
+    """Return the findings of positions whose game is unknown: uint16 (N,)."""
+    found = [np.zeros(0, np.uint16)]
+    for raw, rows in side_by_side(spool, ["findings"], ["game"]):
+        unknown = ~rows.column("game").is_valid().to_numpy(zero_copy_only=False)
+        found.append(raw.column("findings").to_numpy()[unknown])
+    return np.concatenate(found)
+
+
+def loose_flags(counts: Sequence[int], convention: Convention) -> dict[str, int]:
     """Say how many positions of unknown games give rise to each flag that one position can show.
 
     Args:
         counts: of :func:`loose_findings`. Blue is taken to have begun.
-        sense: what the values of the source mean.
+        convention: what the values of the source mean.
     """
     bits = np.uint32(1) << np.arange(16, dtype=np.uint32)
     result: dict[str, int] = {}
-    for flags, count in zip(flags_of(bits, sense).tolist(), counts, strict=True):
+    for flags, count in zip(flags_of(bits, convention).tolist(), counts, strict=True):
         for flag in Flag(flags):
             if count:
                 result[flag.code] = result.get(flag.code, 0) + count

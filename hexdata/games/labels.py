@@ -8,18 +8,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hexdata.board import player_to_move, unpack_boards
+from hexdata.games.convention import Convention
 from hexdata.games.find import binary_matrix, column
-from hexdata.games.sense import Sense
 
 __all__ = ["players_of", "split_of", "winners_of"]
 
 
-def winners_of(games: pa.RecordBatch, sense: Sense) -> npt.NDArray[np.int64]:
+def winners_of(games: pa.RecordBatch, convention: Convention) -> npt.NDArray[np.int64]:
     """Return each game's winner: as its metadata names it, else as its value says; -1 if unknown."""
     named = column(games, "winner", -1)
     value = column(games, "value", np.nan)
     won = np.where(value == 0.0, 0, np.where(value == 1.0, 1, -1))
-    by_value = won if sense == "blue-is-0" else np.where(won >= 0, 1 - won, -1)
+    by_value = won if convention == "blue-is-0" else np.where(won >= 0, 1 - won, -1)
     winner: npt.NDArray[np.int64] = np.where(named >= 0, named, by_value)
     return winner
 

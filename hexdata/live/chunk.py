@@ -80,7 +80,7 @@ class Chunk:
     moves: npt.NDArray[np.uint16] | None = None
     """(m,): the game has m + 1 positions, whose policies are the moves; the last has none."""
     value: float = 0.0
-    """Of all its positions, in the store's sense: 0.0 blue wins, 1.0 red wins. With ``moves`` alone."""
+    """Of all its positions, in the store's convention: 0.0 blue wins, 1.0 red wins. With ``moves`` alone."""
     tiers: npt.NDArray[np.uint8] | None = None
     """(m + 1,) value sample tiers by ply, 255 where unknown; None for none. With ``moves`` alone."""
     block: Block | None = None

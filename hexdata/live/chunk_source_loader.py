@@ -19,9 +19,9 @@ from hexdata.board import check_board_size
 from hexdata.checks import check_choice, check_count, check_shares
 from hexdata.errors import ConfigError, FormatError, InputError
 from hexdata.formats import open_source
+from hexdata.games.convention import CONVENTIONS, Convention, layout_convention
 from hexdata.games.evidence import is_mixed
 from hexdata.games.labels import split_of
-from hexdata.games.sense import SENSES, Sense
 from hexdata.live.chunk import (
     NOTHING_READ,
     SCANNED,
@@ -96,8 +96,8 @@ class ChunkSourceLoader(Transform):
 
     Args:
         board_size: of all games; a file of another size is bad. None for that of the first good file.
-        value_sense: what the values of a file mean whose final boards and named winners do not show it; with
-            "auto", such a file is bad.
+        value_convention: what the values of a file mean whose games and layout do not show it; with "auto",
+            such a file is bad.
         split: "train", "val" or "test": games of other splits are left out. None for all games.
         val: share of the games in the validation split.
         test: share of the games in the test split.
@@ -114,7 +114,7 @@ class ChunkSourceLoader(Transform):
         self,
         *,
         board_size: int | None = None,
-        value_sense: str = "auto",
+        value_convention: str = "auto",
         split: str | None = None,
         val: float = 0.05,
         test: float = 0.01,
@@ -123,7 +123,7 @@ class ChunkSourceLoader(Transform):
         threads: int = 1,
     ) -> None:
         super().__init__(threads=threads)
-        check_choice("value_sense", value_sense, ("auto", *SENSES))
+        check_choice("value_convention", value_convention, ("auto", *CONVENTIONS))
         if split is not None:
             check_choice("split", split, SPLITS)
         check_shares(val, test)
@@ -135,7 +135,7 @@ class ChunkSourceLoader(Transform):
                     "board_size cannot be used", found=board_size, expected=error.expected
                 ) from None
         self.board_size = board_size
-        self.value_sense = value_sense
+        self.value_convention = value_convention
         self.split = split
         self.val = val
         self.test = test
@@ -265,8 +265,10 @@ class ChunkSourceLoader(Transform):
             )
         if kind == "trmph":
             return _Content(trmph_games(file.name, raw, size), records=records)
-        otherwise = None if self.value_sense == "auto" else cast("Sense", self.value_sense)
-        return _Content(found_games(file.name, raw, size, mixed=is_mixed(kind, header), otherwise=otherwise))
+        otherwise = None if self.value_convention == "auto" else cast("Convention", self.value_convention)
+        layout, mixed = layout_convention(header), is_mixed(kind, header)
+        found = found_games(file.name, raw, size, mixed=mixed, layout=layout, otherwise=otherwise)
+        return _Content(found)
 
     def _read_shard(self, file: FoundFile, path: Path, stopping: threading.Event | None) -> Found:
         raw: list[pa.RecordBatch] = []
@@ -281,7 +283,7 @@ class ChunkSourceLoader(Transform):
             raise FormatError("no position in it", code="no-positions")
         if len(sizes) > 1:
             raise FormatError("boards of more than one size", code="board-size", found=sorted(sizes))
-        return found_games(file.name, raw, sizes.pop(), mixed=True, sure_ids=True, sense="blue-is-0")
+        return found_games(file.name, raw, sizes.pop(), mixed=True, sure_ids=True, convention="blue-is-0")
 
     def _go_on(self, path: Path, records: int, stopping: threading.Event | None) -> None:
         """Be asked, while a file is read, whether to read on: records that are no positions take time too."""

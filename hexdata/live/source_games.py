@@ -15,17 +15,25 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from hexdata.board import BLUE, game_hash
-from hexdata.errors import FormatError, InputError
+from hexdata.errors import FormatError
 from hexdata.formats.shards import Block, columns_to_block
+from hexdata.games.convention import Convention, Votes, decide, votes_text
 from hexdata.games.evidence import Tally, with_findings
 from hexdata.games.find import EVIDENCE, GAMES, ROWS, Grouping, column, find_games, identity_hash
-from hexdata.games.findings import Finding, find_positions, flag_lists, flags_of, game_findings
+from hexdata.games.findings import (
+    Finding,
+    ballots_of,
+    find_positions,
+    flag_lists,
+    flags_of,
+    game_findings,
+    loose_of,
+)
 from hexdata.games.labels import players_of
-from hexdata.games.sense import Sense, decide
 from hexdata.live.chunk import Chunk
 from hexdata.live.rows import slice_rows
 from hexdata.schema import NO_TIER
-from hexdata.store.originals import in_sense
+from hexdata.store.originals import in_convention
 
 __all__ = ["Found", "found_games", "trmph_games"]
 
@@ -88,8 +96,9 @@ def found_games(
     *,
     mixed: bool = False,
     sure_ids: bool = False,
-    sense: Sense | None = None,
-    otherwise: Sense | None = None,
+    convention: Convention | None = None,
+    layout: Convention | None = None,
+    otherwise: Convention | None = None,
 ) -> Found:
     """Return the games of a file, found and judged as ``convert`` does it.
 
@@ -101,16 +110,16 @@ def found_games(
             is named by them.
         sure_ids: these are no legacy ids, which may stand for more than one game where its positions do
             not agree on its length and winner, or a ply stands twice.
-        sense: what the values mean, where that is known.
-        otherwise: what they mean where neither ``sense`` nor the evidence says it.
+        convention: what the values mean, where that is known.
+        layout: what they mean in files of its layout, as the legacy tool wrote them.
+        otherwise: what they mean where nothing else says it.
 
     Raises:
-        FormatError: "value-sense": nothing says what the values mean; "shuffled-without-ids".
+        FormatError: "value-sense": which value means that blue won is near even; "shuffled-without-ids".
     """
     tally = Tally()
     raw = _whole(pa.Table.from_batches([with_findings(batch, board_size) for batch in batches]))
     tally.add(raw)
-    sense = sense or _sense(tally, name, otherwise)
     without_id = 0
     grouping: Grouping = tally.grouping()
     if mixed:
@@ -125,26 +134,31 @@ def found_games(
         raw = _by_game(raw)
         grouping = "ids"
     rows, games = _games(raw, board_size, grouping)
-    flags = flags_of(game_findings([_Tables({"raw": raw, "rows": rows, "games": games})]), sense)
-    table = _Positions.of(raw, rows, board_size, sense)
+    tables = _Tables({"raw": raw, "rows": rows, "games": games})
+    findings = game_findings([tables])
+    if convention is None:
+        ballots = tally.ballots if mixed else ballots_of(findings, loose_of(tables))
+        convention = _convention(ballots, name, layout, otherwise)
+    flags = flags_of(findings, convention)
+    table = _Positions.of(raw, rows, board_size, convention)
     chunks, left_out = table.chunks(name, games, flag_lists(flags).to_pylist(), mixed, sure_ids or not mixed)
     return Found(chunks, without_id + left_out + rows.column("game").null_count)
 
 
-def _sense(tally: Tally, name: str, otherwise: Sense | None) -> Sense:
-    try:
-        return decide(tally.votes, name)
-    except InputError as error:
-        if otherwise is not None:
-            return otherwise
+def _convention(
+    ballots: Votes, name: str, layout: Convention | None, otherwise: Convention | None
+) -> Convention:
+    decided = decide(ballots, layout, otherwise)
+    if decided is None:
         raise FormatError(
-            error.reason,
+            "it is not clear which value means that blue won",
             code="value-sense",
             path=name,
-            found=error.found,
-            expected=error.expected,
-            hint="If you know it, say so with value_sense.",
-        ) from None
+            found=votes_text(ballots, layout),
+            expected="votes that agree, but for a few",
+            hint="If you know it, say so with value_convention.",
+        )
+    return decided.convention
 
 
 def _whole(table: pa.Table) -> pa.RecordBatch:
@@ -193,14 +207,16 @@ class _Positions:
     value: npt.NDArray[np.float32]
 
     @classmethod
-    def of(cls, raw: pa.RecordBatch, rows: pa.RecordBatch, board_size: int, sense: Sense) -> _Positions:
+    def of(
+        cls, raw: pa.RecordBatch, rows: pa.RecordBatch, board_size: int, convention: Convention
+    ) -> _Positions:
         game, ply = column(rows, "game", -1), column(rows, "ply", -1)
         order = np.lexsort((ply, game))
         order = order[game[order] >= 0]
         taken = pa.array(order)
         raw, rows = raw.take(taken), rows.take(taken)
         player = players_of(raw, rows, board_size).to_numpy(zero_copy_only=False)
-        value = in_sense(column(raw, "value", np.nan), sense).astype(np.float32)
+        value = in_convention(column(raw, "value", np.nan), convention).astype(np.float32)
         return cls(board_size, raw, game[order], ply[order], column(rows, "total", -1), player, value)
 
     def chunks(

@@ -1,7 +1,7 @@
 """The sources of a store as their files had them: its tables turned back into raw batches.
 
-The inverse of publishing: undoes the turning of the value's sense, and takes out what was filled in. Knows
-the columns and what the files are called, and writes none.
+The inverse of publishing: restores the convention of values, and takes out what was filled in. Knows the
+columns and what the files are called, and writes none.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = [
     "PICKLE_SUFFIX",
     "WINNERS",
     "Original",
-    "in_sense",
+    "in_convention",
     "list_originals",
     "pickle_names",
     "with_file_idx",
@@ -42,7 +42,7 @@ _RAW_SUFFIX: Final = re.compile(r"\.trmph(\.gz)?$")
 KEPT_PREFIX: Final = "hexdata:"
 """Keys of ours in ``extra`` begin so: what an example says where its columns cannot.
 
-``hexdata:value`` is in the source's sense; ``hexdata:player_to_move``, ``hexdata:position_in_game`` and
+``hexdata:value`` is in the source's convention; ``hexdata:player_to_move``, ``hexdata:position_in_game`` and
 ``hexdata:total_positions`` stand where the column was filled in; ``hexdata:game_id`` is a legacy id without
 a game.
 """
@@ -62,9 +62,9 @@ _NUMBERS: Final = (
 """Columns of ``raw_schema`` that ``extra`` may overrule."""
 
 
-def in_sense(value: npt.NDArray[np.float64], sense: str) -> npt.NDArray[np.float64]:
-    """Turn values from the store's sense, 0.0 where blue won, to a source's, or back."""
-    return value if sense == "blue-is-0" else 1.0 - value
+def in_convention(value: npt.NDArray[np.float64], convention: str) -> npt.NDArray[np.float64]:
+    """Turn values from the store's convention, 0.0 where blue won, to a source's, or back."""
+    return value if convention == "blue-is-0" else 1.0 - value
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class Original:
         columns = {name: stored.column(name) for name in schema.names if name in stored.schema.names}
         columns |= {
             "record": stored.column("position_id"),
-            "value": pa.array(in_sense(value, self.value_sense or "blue-is-0")),
+            "value": pa.array(in_convention(value, self.value_sense or "blue-is-0")),
             "file_idx": legacy["file_idx"].combine_chunks(),
             "line_idx": legacy["line_idx"].combine_chunks(),
             "winner": pc.index_in(stored.column("winner").cast(pa.string()), pa.array(WINNERS)),

@@ -130,7 +130,7 @@ def test_converting(legacy, versus, tmp_path, variant):
     stores = itertools.count()
 
     def convert() -> None:
-        options = ConvertOptions(workers=1, value_sense="blue-is-0")
+        options = ConvertOptions(workers=1, value_convention="blue-is-0")
         assert convert_sources([path], tmp_path / f"store-{next(stores)}", options).positions == positions
 
     assert versus(convert, lambda: bare_load(path), positions, rounds=3) > 1

@@ -192,7 +192,7 @@ WRONG = {
     "no number": (["shuffle", "STORE", "--seed", "x"], "--seed"),
     "out of range": (["convert", "IN", "STORE", "--max-reject-rate", "2"], "--max-reject-rate"),
     "shares": (["convert", "IN", "STORE", "--val", "1"], "val and test"),
-    "sense": (["convert", "IN", "STORE", "--value-sense", "red-is-7"], "red-is-7"),
+    "sense": (["convert", "IN", "STORE", "--value-convention", "red-is-7"], "red-is-7"),
     "no size": (["export", "STORE", "--memory", "much"], "not a size"),
     "layout": (["export", "STORE", "--layout", "block"], "layout"),
     "no config": (["run", "missing.toml"], "missing.toml: the config does not exist"),
@@ -203,6 +203,15 @@ WRONG = {
 def test_wrong_usage_is_2(case):
     arguments, part = WRONG[case]
     check_message(hexdata_run(*arguments), 2, part)
+
+
+@pytest.mark.parametrize("option", ["--value-convention", "--value-sense"])
+def test_the_value_convention_is_given_under_either_name(legacy, tmp_path, monkeypatch, option):
+    asked = []
+    monkeypatch.setattr("hexdata.convert.convert_sources", lambda *args, **_: asked.append(args[2]))
+    hexdata_run("convert", legacy, tmp_path / "store", option, "blue-is-1")
+    assert [options.value_convention for options in asked] == ["blue-is-1"]
+    assert "--value-sense" not in hexdata_run("convert", "--help").out
 
 
 def test_an_interrupt_is_130_and_says_how_to_go_on(legacy, tmp_path, monkeypatch):

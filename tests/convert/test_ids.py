@@ -221,6 +221,6 @@ def test_games_of_one_move_and_of_all_cells(make, convert):
     """The shortest game there can be on paper, and one that fills the board."""
     make.n = 3
     full = Game(np.array([0, 3, 1, 4, 5, 2, 7, 6, 8], dtype=np.uint16), 0)
-    store = convert(make.v2("a.pkl.gz", [full, Game(full.moves[:1], 0)]), value_sense="blue-is-0")
+    store = convert(make.v2("a.pkl.gz", [full, Game(full.moves[:1], 0)]), value_convention="blue-is-0")
     assert [game["total_positions"] for game in store.games()] == [10, 2]
     assert [len(game["moves"]) for game in store.games()] == [9, 1]

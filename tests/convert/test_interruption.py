@@ -143,14 +143,14 @@ def test_parts_of_an_interrupted_run_do_not_outlive_one_of_other_sources(sources
     assert verify_store(store.path).ok
 
 
-@pytest.mark.parametrize("options", [{"value_sense": "blue-is-1"}, {"val": 0.4}, {"test": 0.4}])
+@pytest.mark.parametrize("options", [{"value_convention": "blue-is-1"}, {"val": 0.4}, {"test": 0.4}])
 def test_parts_of_an_interrupted_run_hold_for_its_own_decisions_only(make, convert, options):
     for name, start in (("a.pkl.gz", 0), ("b.pkl.gz", 9)):
         examples = list(chain.from_iterable(game[:-1] for game in make.dicts(make.games(9, start=start))))
         for example in examples:
             example["metadata"]["winner"] = None  # nothing shows the sense
         make.write(name, examples)
-    first = {"value_sense": "blue-is-0"}
+    first = {"value_convention": "blue-is-0"}
     stop_after("write", convert, make.folder, **first)
     store = convert(make.folder, **{**first, **options})
     assert store.files() == convert(make.folder, store="undisturbed", **{**first, **options}).files()

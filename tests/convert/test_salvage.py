@@ -291,7 +291,7 @@ def test_cutting_leaves_other_games_as_they_are(repeating, make, convert):
 
 def test_what_was_asked_for_is_no_loss(make, convert):
     make.write("a.pkl.gz", make.tuples(with_repeat(make, at=2, tail=5)[0]))
-    store = convert(make.folder, truncate_repeats=True, max_reject_rate=0.0, value_sense="blue-is-1")
+    store = convert(make.folder, truncate_repeats=True, max_reject_rate=0.0, value_convention="blue-is-1")
     assert store.result.reasons == {"after-repeat": 6}
 
 

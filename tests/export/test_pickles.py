@@ -123,7 +123,7 @@ def assert_same(one, other, where="top"):
 
 def there_and_back(folder, **options):
     """Convert what lies in ``folder`` and return the folder of the pickles in the original order."""
-    asked = ConvertOptions(workers=1, max_reject_rate=0.99, value_sense="blue-is-0")
+    asked = ConvertOptions(workers=1, max_reject_rate=0.99, value_convention="blue-is-0")
     convert_sources([folder], folder.parent / "store", asked)
     export_pickles(folder.parent / "store", PicklesOptions(order="original", workers=1, level=1, **options))
     return folder.parent / "store" / "pickles" / "original"
@@ -296,7 +296,7 @@ def test_real_files_come_back(tmp_path):
     big = ["v1/neurohex_v1_00_processed.pkl.gz"]
     inputs = [*(LEGACY / name for name in folders), *(LEGACY / name for name in big)]
     store = tmp_path / "store"
-    convert_sources(inputs, store, ConvertOptions(workers=2, value_sense="blue-is-0"))
+    convert_sources(inputs, store, ConvertOptions(workers=2, value_convention="blue-is-0"))
     export_pickles(store, PicklesOptions(order="original", workers=2, level=1))
     written = sorted((store / "pickles" / "original").rglob("*.pkl.gz"))
     assert len(written) == 11
@@ -357,7 +357,9 @@ def test_extra_is_small_where_nothing_is_odd(tmp_path):
     save(tmp_path / "in" / "a.pkl.gz", games(3))
     save(tmp_path / "in" / "b.pkl.gz", [tuples(e) for e in games(3)])
     save(tmp_path / "in" / "c.pkl.gz", games(3, player_to_move=every(6, None, 1)), number=3)
-    convert_sources([tmp_path / "in"], tmp_path / "store", ConvertOptions(workers=1, value_sense="blue-is-0"))
+    convert_sources(
+        [tmp_path / "in"], tmp_path / "store", ConvertOptions(workers=1, value_convention="blue-is-0")
+    )
     extra = [
         pq.read_table(path)["extra"].to_pylist() for path in Store.open(tmp_path / "store").files("positions")
     ]

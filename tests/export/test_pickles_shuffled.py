@@ -81,7 +81,7 @@ def mixed_store(tmp_path_factory):
     save(folder / "in" / "lost.pkl.gz", lost, source_file=3, shuffling_stats={"num_buckets": 1})
     lines = [(np.array([0, 1, 5, 6, i % 18 + 7], np.uint16), i % 2) for i in range(25)]
     write_trmph(folder / "in" / "raw.trmph", lines, N)
-    options = ConvertOptions(workers=1, val=0.2, test=0.2, value_sense="blue-is-0")
+    options = ConvertOptions(workers=1, val=0.2, test=0.2, value_convention="blue-is-0")
     convert_sources([folder / "in"], folder / "store", options)
     shuffle_store(folder / "store", ShuffleOptions(seed=5, buckets=3, threads=1))
     return folder / "store"

@@ -265,7 +265,7 @@ def is_legacy(path: Path) -> bool:
 def check_converting(path: Path) -> None:
     """Hold a whole conversion to the law: every record in the store, rejected, or the file named."""
     store = path.parent / "store"
-    options = ConvertOptions(workers=1, max_reject_rate=1.0, value_sense="blue-is-0", salvage=True)
+    options = ConvertOptions(workers=1, max_reject_rate=1.0, value_convention="blue-is-0", salvage=True)
     try:
         with guarded(path.parent):
             result = convert_sources([path], store, options)
@@ -285,7 +285,9 @@ def load_everything(folder: Path) -> None:
         path = folder / name / "file"
         path.parent.mkdir()
         path.write_bytes(content)
-        convert_sources([path], path.parent / "store", ConvertOptions(workers=1, value_sense="blue-is-0"))
+        convert_sources(
+            [path], path.parent / "store", ConvertOptions(workers=1, value_convention="blue-is-0")
+        )
 
 
 # Held for a few seconds here

@@ -313,7 +313,8 @@ def bad_files(folder: Path) -> dict[str, Path]:
     for code, content in made.items():
         paths[code] = folder / f"{code}.bad"
         paths[code].write_bytes(content)
-    undecided = [dict(e, value=0.5, metadata={}) for e in flat(by_id(games(2)))]
+    even = by_id(games(2))
+    undecided = [dict(e, value=abs(i - e["value"]), metadata={}) for i, game in enumerate(even) for e in game]
     paths["value-sense"] = write_pickle(folder / "sense.pkl.gz", undecided)
     stripped = flat(by_id(games(2)))
     for example in stripped:
@@ -435,15 +436,15 @@ def test_a_name_that_no_terminal_takes_is_named_so_that_it_can_be_read(tmp_path:
     assert reason.startswith("gone: ")
 
 
-def test_a_sense_that_is_given_is_used_where_there_is_no_evidence(tmp_path: Path) -> None:
+def test_a_convention_that_is_given_is_used_where_there_is_no_evidence(tmp_path: Path) -> None:
     made = [examples(game, (0, line)) for line, game in enumerate(games(3), start=1)]
     cut = [e for game in made for e in game[:-1]]
     for example in cut:
         del example["metadata"]["winner"]
     path = write_pickle(tmp_path / "a.pkl.gz", cut)
-    with pytest.raises(FormatError, match="which value means that blue won"):
-        load(path)
-    values = [[row[4] for row in rows_of(c)] for c in load(path, value_sense="blue-is-1")]
+    values = [[row[4] for row in rows_of(c)] for c in load(path)]
+    assert values == [[float(game.winner)] * len(game.moves) for game in games(3)], "as dicts were written"
+    values = [[row[4] for row in rows_of(c)] for c in load(path, value_convention="blue-is-1")]
     assert values == [[1.0 - game.winner] * len(game.moves) for game in games(3)]
 
 
@@ -463,7 +464,7 @@ def test_reading_ends_early_when_the_pipeline_stops(tmp_path: Path) -> None:
         {"val": -0.1},
         {"val": 0.9, "test": 0.1},
         {"board_size": 1},
-        {"value_sense": "red"},
+        {"value_convention": "red"},
         {"max_file_bytes": 0},
         {"max_positions": 0},
         {"threads": 0},

@@ -225,3 +225,9 @@ def test_values_of_knobs_are_checked_when_the_pipeline_is_made():
 def test_the_config_names_every_stage_but_those_that_are_left_out():
     sections = tomllib.loads(CONFIG.read_text(encoding="utf-8"))
     assert set(STAGES) - set(sections) == {"ChunkRelabeller"}
+
+
+def test_the_former_name_of_the_value_convention_is_still_read() -> None:
+    options = parse_live_config({"ChunkSourceLoader": {"value_sense": "blue-is-1"}})
+    (stage,) = [stage for stage in options.stages if stage.name == "ChunkSourceLoader"]
+    assert stage.knobs == {"value_convention": "blue-is-1"}

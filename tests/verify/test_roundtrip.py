@@ -232,7 +232,7 @@ def test_a_source_that_cannot_be_written_back_says_why(tmp_path):
 @pytest.mark.skipif(not SHARED.exists(), reason="no real legacy files beside the repository")
 def test_real_files_come_back(tmp_path):
     inputs = [SHARED / "legacy" / "variants", SHARED / "legacy" / "found", SHARED / "trmph/neurohex_04.trmph"]
-    convert_sources(inputs, tmp_path / "store", ConvertOptions(workers=2, value_sense="blue-is-0"))
+    convert_sources(inputs, tmp_path / "store", ConvertOptions(workers=2, value_convention="blue-is-0"))
     found = check_round_trip(tmp_path / "store", [SHARED])
     assert len(found) == 11
     assert [source.detail for source in found if not (source.ok and source.checked)] == []

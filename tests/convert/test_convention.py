@@ -1,0 +1,349 @@
+"""Which value means that blue won: decided by evidence, source by source, and recorded with its counts."""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import chain
+
+import numpy as np
+import pytest
+
+from hexdata.board import winner_of
+from hexdata.errors import ConfigError, InputError
+from hexdata.games.convention import Decision, Votes, decide
+from hexdata.sql import run_query
+
+
+def without_winners(games):
+    """The examples of some games, flat, with no winner named."""
+    examples = list(chain.from_iterable(games))
+    for example in examples:
+        example["metadata"]["winner"] = None
+    return examples
+
+
+def turned(examples):
+    for example in examples:
+        example["value"] = 1.0 - example["value"]
+    return examples
+
+
+def stored_values(store):
+    return store.table("positions")["value"].to_pylist()
+
+
+@pytest.mark.parametrize(("turn", "convention"), [(list, "blue-is-0"), (turned, "blue-is-1")])
+def test_winning_chains_on_final_boards_decide(make, convert, turn, convention):
+    values = [example["value"] for example in without_winners(make.dicts(make.games(9)))]
+    store = convert(make.write("a.pkl.gz", turn(without_winners(make.dicts(make.games(9))))))
+    source = store.source("a.pkl.gz")
+    chains = [9, 0] if convention == "blue-is-0" else [0, 9]
+    assert (source["value_sense"], source["evidence"]["chains"]) == (convention, chains)
+    assert source["evidence"]["given"] is False
+    assert stored_values(store) == values
+    assert [g["winner"] for g in store.games()] == [("BLUE", "RED")[g.winner] for g in make.games(9)]
+
+
+@pytest.mark.parametrize(("turn", "convention"), [(list, "blue-is-0"), (turned, "blue-is-1")])
+def test_named_winners_decide_where_no_game_is_finished(make, convert, turn, convention):
+    examples = list(chain.from_iterable(game[:-1] for game in make.dicts(make.games(9))))
+    values = [example["value"] for example in examples]
+    store = convert(make.write("a.pkl.gz", turn(examples)))
+    source = store.source("a.pkl.gz")
+    assert source["evidence"]["chains"] == [0, 0]
+    assert max(source["evidence"]["winners"]) == len(examples)
+    assert source["value_sense"] == convention
+    assert stored_values(store) == values
+
+
+def test_each_source_has_a_convention_of_its_own(make, convert):
+    games = make.games(12)
+    make.v1("a.pkl.gz", games[:6])
+    make.v2("b.pkl.gz", games[6:])
+    store = convert(make.folder)
+    assert [s["value_sense"] for s in store.rows("sources")] == ["blue-is-1", "blue-is-0"]
+    expected = chain.from_iterable([float(game.winner)] * (len(game.moves) + 1) for game in games)
+    assert stored_values(store) == list(expected)
+
+
+def unclear(make, name="a.pkl.gz", wrong=4, start=0):
+    """A file of ten games, some of whose values contradict their boards; its winners are not named."""
+    games = make.dicts(make.games(10, start=start))
+    turned(chain.from_iterable(games[:wrong]))
+    return make.write(name, without_winners(games))
+
+
+def silent(make, name="a.pkl.gz"):
+    """A file without a finished game or a named winner."""
+    return make.write(name, without_winners([game[:-1] for game in make.dicts(make.games(5))]))
+
+
+def named_and_refuted(make, name="a.pkl.gz", games=4):
+    """A file whose values and named winners agree, and contradict every board."""
+    examples = list(chain.from_iterable(make.dicts(make.games(games))))
+    for example in turned(examples):
+        example["metadata"]["winner"] = ("BLUE", "RED")[int(example["value"])]
+    return make.write(name, examples)
+
+
+@pytest.mark.parametrize(
+    ("write", "votes"),
+    [
+        (
+            unclear,
+            "winning chains 6 for blue-is-0 and 4 for blue-is-1, named winners 0 and 0, layout blue-is-0",
+        ),
+        (named_and_refuted, "winning chains 0 for blue-is-0 and 4 for blue-is-1, named winners 4 and 0"),
+    ],
+)
+def test_a_source_whose_evidence_is_near_even_stops_the_run(make, convert, write, votes, tmp_path):
+    write(make)
+    with pytest.raises(InputError, match="--value-convention blue-is-0 or --value-convention") as caught:
+        convert(make.folder)
+    assert caught.value.path == "legacy/a.pkl.gz"
+    assert votes in str(caught.value)
+    assert not (tmp_path / "store" / "manifest.json").exists()
+
+
+def test_one_error_lists_every_undecided_file(make, convert):
+    for index in range(20):
+        if index % 4 == 3:
+            unclear(make, f"{index:02}.pkl.gz", start=10 * index)
+        else:
+            (make.v1 if index % 2 else make.v2)(f"{index:02}.pkl.gz", make.games(10, start=10 * index))
+    with pytest.raises(InputError, match="in 5 files") as caught:
+        convert(make.folder)
+    named = re.findall(r"legacy/(\d+)\.pkl\.gz: winning chains 6", str(caught.value))
+    assert named == ["03", "07", "11", "15", "19"]
+    assert "\n" not in str(caught.value)
+    store = convert(make.folder, value_convention="blue-is-0")
+    decided = [
+        (row["value_sense"], json.loads(row["value_sense_evidence"])["by"]) for row in store.rows("sources")
+    ]
+    assert decided[:4] == [
+        ("blue-is-0", "winners"),
+        ("blue-is-1", "chains"),
+        ("blue-is-0", "winners"),
+        ("blue-is-0", "given"),
+    ]
+
+
+@pytest.mark.parametrize("write", [unclear, silent])
+@pytest.mark.parametrize("convention", ["blue-is-0", "blue-is-1"])
+def test_a_given_convention_is_that_of_a_source_that_does_not_show_it(
+    make, convert, write, convention, request
+):
+    write(make)
+    if write is unclear:
+        with pytest.raises(InputError):
+            convert(make.folder)
+        request.getfixturevalue("no_reader")  # what was read is kept
+    store = convert(make.folder, value_convention=convention)
+    source = store.source("a.pkl.gz")
+    assert (source["value_sense"], source["evidence"]["given"]) == (convention, True)
+    assert source["evidence"]["by"] == "given"
+    noted = any("though its layout has blue-is-0" in note for note in store.result.notes)
+    assert noted == (convention == "blue-is-1")
+
+
+@pytest.mark.parametrize(("layout", "convention"), [("v1", "blue-is-1"), ("v2", "blue-is-0")])
+def test_the_layout_decides_where_nothing_else_does(make, convert, layout, convention):
+    examples = without_winners([game[:-1] for game in make.dicts(make.games(5))])
+    values = [example["value"] for example in examples]
+    make.write("a.pkl.gz", make.tuples(examples) if layout == "v1" else examples)
+    store = convert(make.folder)
+    source = store.source("a.pkl.gz")
+    assert (source["value_sense"], source["evidence"]["by"]) == (convention, "layout")
+    assert stored_values(store) == values
+    (note,) = store.result.notes
+    assert f"nothing in it shows what its values mean; {convention}, as the legacy tool wrote" in note
+
+
+def repeated(make, game):
+    """A game as the tuple era wrote it with a move on an occupied cell; in the convention of dicts."""
+    moves = [*game.moves[:4], game.moves[0], *game.moves[4:]]
+    boards = [np.zeros((2, make.n, make.n), np.float32)]
+    for ply, move in enumerate(moves):
+        board = boards[-1].copy()
+        board[:, move // make.n, move % make.n] = 0
+        board[ply % 2, move // make.n, move % make.n] = 1
+        boards.append(board)
+    policies = [*map(make.policy, moves), None]
+    return [(board, policy, float(game.winner)) for board, policy in zip(boards, policies, strict=True)]
+
+
+def test_games_with_flags_are_no_evidence(make, convert):
+    """The one contrary chain of a tuple file is that of a game with a repeated move."""
+    examples = make.tuples(example for game in make.games(9) for example in make.game(game, None))
+    bad = next(
+        made
+        for made in (repeated(make, game) for game in make.games(200, seed=3))
+        if winner_of(made[-1][0][np.newaxis].astype(np.uint8))[0] == made[-1][2]
+    )
+    make.write("a.pkl.gz", examples + bad)
+    store = convert(make.folder)
+    source = store.source("a.pkl.gz")
+    assert source["value_sense"] == "blue-is-1"
+    assert source["evidence"]["chains"] == [1, 9]
+    assert source["evidence"]["counted"]["chains"] == [0, 9]
+    assert {"repeated-move", "label-contradicts-chain"} <= set(store.games()[9]["flags"])
+    assert not any(game["flags"] for game in store.games()[:9])
+
+
+def test_named_winners_decide_against_a_mislabelled_game(make, convert):
+    """The chains are 4 : 1, and every named winner agrees with the values."""
+    games = make.dicts(make.games(60))
+    unfinished = [example for game in games[5:] for example in game[:-1]]
+    for example in turned(games[4]):
+        example["metadata"]["winner"] = ("BLUE", "RED")[int(example["value"])]
+    make.write("a.pkl.gz", [e for game in games[:5] for e in game] + unfinished)
+    for given in ("auto", "blue-is-0", "blue-is-1"):
+        store = convert(make.folder, store=given, value_convention=given)
+        source = store.source("a.pkl.gz")
+        assert (source["value_sense"], source["evidence"]["by"]) == ("blue-is-0", "winners")
+        assert source["evidence"]["counted"] == {"chains": [4, 1], "winners": [60, 0]}
+        assert store.result.flags["label-contradicts-chain"] == 1
+        assert [g["game_id"] for g in store.games() if "label-contradicts-chain" in g["flags"]] == [4]
+    with run_query(store.path, "@flags") as result:
+        counts = {row["flag"]: row["games"] for batch in result.batches for row in batch.to_pylist()}
+    assert counts["label-contradicts-chain"] == 1
+
+
+def test_one_mislabelled_game_alone_is_flagged(make, convert):
+    store = convert(named_and_refuted(make, games=1))
+    assert store.source("a.pkl.gz")["value_sense"] == "blue-is-0"
+    assert "label-contradicts-chain" in store.games()[0]["flags"]
+
+
+def test_named_winners_that_the_boards_refute_can_be_confirmed_and_not_overridden(make, convert):
+    path = named_and_refuted(make)
+    with pytest.raises(InputError, match="not override"):
+        convert(path, value_convention="blue-is-1")
+    store = convert(path, value_convention="blue-is-0")
+    assert store.source("a.pkl.gz")["evidence"]["by"] == "given"
+    assert store.result.flags["label-contradicts-chain"] == 4
+
+
+def test_half_the_games_inverted_is_near_even(make, convert):
+    games = make.dicts(make.games(10))
+    turned(chain.from_iterable(games[::2]))
+    path = make.write("a.pkl.gz", [example for game in games for example in game])  # named as they were
+    with pytest.raises(InputError, match="chains 5 for blue-is-0 and 5 for blue-is-1, named winners 5 and 5"):
+        convert(path)
+
+
+@pytest.mark.parametrize("flipped", [False, True])
+def test_a_file_in_which_red_begins_decides_by_its_own_games(make, convert, flipped):
+    """Such games are flagged, but where there are no others they are the evidence."""
+
+    def mirrored(example):
+        board = np.ascontiguousarray(example["board"].transpose(0, 2, 1)[::-1])
+        policy = example["policy"]
+        policy = None if policy is None else policy.reshape(make.n, make.n).T.reshape(-1).copy()
+        value = 1.0 - example["value"] if flipped else example["value"]
+        return {**example, "board": board, "policy": policy, "value": value}
+
+    examples = without_winners(make.dicts(make.games(6)))
+    store = convert(make.write("a.pkl.gz", [mirrored(example) for example in examples]))
+    source = store.source("a.pkl.gz")
+    assert source["value_sense"] == ("blue-is-0" if flipped else "blue-is-1")
+    assert all("colours-swapped" in g["flags"] for g in store.games())
+    assert not any("label-contradicts-chain" in g["flags"] for g in store.games())
+
+
+def test_a_given_convention_decides_how_the_values_are_stored(make, convert):
+    path = silent(make)
+    zero = stored_values(convert(path, store="zero", value_convention="blue-is-0"))
+    one = stored_values(convert(path, store="one", value_convention="blue-is-1"))
+    assert one == [1.0 - value for value in zero]
+    assert zero == list(chain.from_iterable([float(game.winner)] * len(game.moves) for game in make.games(5)))
+
+
+def test_a_given_convention_does_not_turn_what_is_clear(make, convert):
+    """One odd file among many must not cost the labels of the others."""
+    make.v1("older.pkl.gz", make.games(6))
+    silent(make, "odd.pkl.gz")
+    store = convert(make.folder, value_convention="blue-is-0")
+    older = store.source("older.pkl.gz")
+    assert (older["value_sense"], older["evidence"]) == (
+        "blue-is-1",
+        {
+            "chains": [0, 6],
+            "winners": [0, 0],
+            "given": False,
+            "by": "chains",
+            "counted": {"chains": [0, 6], "winners": [0, 0]},
+        },
+    )
+    assert store.source("odd.pkl.gz")["evidence"]["given"] is True
+
+
+def test_trmph_needs_no_evidence(make, convert):
+    """Its winner is written out; a resigned game has no chain on its final board."""
+    make.folder.mkdir()
+    (make.folder / "a.trmph").write_text("#5,a1b1 b\n#5,c3b1a2 r\n")
+    store = convert(make.folder)
+    assert store.source("a.trmph")["value_sense"] == "blue-is-0"
+    assert stored_values(store) == [0.0] * 3 + [1.0] * 4
+
+
+def test_a_source_without_positions_has_no_convention(make, convert):
+    store = convert(make.write("a.pkl.gz", []))
+    assert store.source("a.pkl.gz")["value_sense"] is None
+
+
+ZERO, ONE = "blue-is-0", "blue-is-1"
+DICT, TUPLE = ZERO, ONE
+
+
+@pytest.mark.parametrize(
+    ("chains", "winners", "layout", "expected"),
+    [
+        # Named winners: 19 for each against, whatever boards and layout say ...
+        ((0, 0), (1, 0), TUPLE, (ZERO, "winners")),
+        ((4, 1), (766, 0), DICT, (ZERO, "winners")),
+        ((0, 0), (1, 19), DICT, (ONE, "winners")),
+        ((0, 2), (10, 0), DICT, (ZERO, "winners")),
+        ((5, 5), (10, 0), DICT, (ZERO, "winners")),
+        # ... unless three boards or more refute them, and more than agree.
+        ((0, 3), (1000, 0), DICT, None),
+        ((4, 5), (1000, 0), DICT, None),
+        ((100, 0), (0, 100), None, None),
+        # Chains: the layout is worth a game, four votes outweigh one against.
+        ((1, 9), (0, 0), TUPLE, (ONE, "chains")),
+        ((4, 1), (0, 0), DICT, (ZERO, "chains")),
+        ((3, 1), (0, 0), DICT, (ZERO, "chains")),
+        ((2, 1), (0, 0), DICT, None),
+        ((1, 1), (0, 0), DICT, None),
+        ((8, 2), (0, 0), DICT, (ZERO, "chains")),
+        ((79, 21), (0, 0), DICT, None),
+        ((8, 2), (0, 0), TUPLE, (ZERO, "chains")),
+        ((7, 2), (0, 0), TUPLE, None),
+        ((1, 0), (0, 0), TUPLE, None),
+        ((2, 0), (0, 0), TUPLE, (ZERO, "chains")),
+        ((1, 0), (0, 0), None, (ZERO, "chains")),
+        ((100, 0), (50, 50), None, (ZERO, "chains")),
+        # Names that do not agree, without a board: the same count.
+        ((0, 0), (9, 1), DICT, (ZERO, "winners")),
+        ((0, 0), (6, 4), DICT, None),
+        # Nothing but the layout, or not even that.
+        ((0, 0), (0, 0), DICT, (ZERO, "layout")),
+        ((0, 0), (0, 0), TUPLE, (ONE, "layout")),
+        ((0, 0), (0, 0), None, None),
+    ],
+)
+def test_the_weight_of_evidence_decides(chains, winners, layout, expected):
+    votes = Votes(chains, winners)
+    decided = decide(votes, layout)
+    assert decided == (expected and Decision(*expected))
+    other = {ZERO: ONE, ONE: ZERO, None: None}
+    mirrored = decide(Votes(chains[::-1], winners[::-1]), other[layout])
+    assert mirrored == (expected and Decision(other[expected[0]], expected[1]))
+    if expected and expected[1] != "layout":
+        assert {decide(votes, layout, given) for given in (ZERO, ONE)} == {decided}, "what is clear stays"
+
+
+def test_an_unknown_convention_is_a_wrong_option(make, convert):
+    with pytest.raises(ConfigError, match="blue-is-2"):
+        convert(make.folder, value_convention="blue-is-2")
