@@ -47,7 +47,9 @@ def convert(
             show_default=False,
         ),
     ] = None,
-    value_sense: Annotated[str | None, typer.Option("--value-sense", hidden=True)] = None,
+    value_sense: Annotated[
+        str | None, typer.Option("--value-sense", hidden=True, help="The former name of --value-convention.")
+    ] = None,
     val: Annotated[float, typer.Option("--val", help="Share of games held out for validation.")] = 0.05,
     test: Annotated[float, typer.Option("--test", help="Share of games held out for testing.")] = 0.01,
     salvage: Annotated[

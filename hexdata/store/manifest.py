@@ -33,12 +33,14 @@ _KIND: Final = "hexdata store"
 _HINT: Final = "Restore manifest.json from a copy, or convert the sources into a new store."
 
 _SPLITS: Final = "(?:train|val|test)"
+_SOURCE_NAME: Final = PLAIN_NAME.replace("\\\\", "")
+"""A part of a source's name may have backslashes, which also escape bytes that are no UTF-8."""
 _FILE_NAME: Final = (
     r"^(?:(?:sources|rejected|games|positions)/part-[0-9]{6,9}\.parquet"
     rf"|shuffled/{_SPLITS}/bucket-[0-9]{{6,9}}\.parquet"
     rf"|shards/(?:manifest\.json|{_SPLITS}-[0-9]{{6,9}}\.tar)"
     rf"|pickles/shuffled/{_SPLITS}/(?:shuffled_[0-9]{{4,9}}\.pkl\.gz|shuffling_progress\.json)"
-    rf"|pickles/original(?:/{PLAIN_NAME})+)$"
+    rf"|pickles/original(?:/{_SOURCE_NAME})+)$"
 )
 StoreFile = Annotated[str, Matching(_FILE_NAME, "a file that a stage writes below the store")]
 """A path relative to the store."""

@@ -143,6 +143,7 @@ def test_no_command_prints_a_name_as_it_is(hostile, tmp_path, line):
         again = hexdata_run(*arguments, "--json")
         check(again.err)
         check(again.out)
+        assert again.status == 0, again.err
         [json.loads(text) for text in (again.out.splitlines() if line.startswith("live") else [again.out])]
 
 

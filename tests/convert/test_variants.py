@@ -137,6 +137,8 @@ def test_a_game_without_a_named_winner_has_the_one_that_its_value_names(make, co
         "chains": [6, 0],
         "winners": [0, 0],
         "given": False,
+        "by": "chains",
+        "counted": {"chains": [6, 0], "winners": [0, 0]},
     }
 
 

@@ -178,7 +178,7 @@ def test_the_short_way_for_text_gives_what_the_long_way_gives(tmp_path_factory: 
     with open_source(path) as reader:
         raw = [batch.positions for batch in reader.batches() if batch.positions.num_rows]
     if raw:
-        short, long = trmph_games("a", raw, 3), found_games("a", raw, 3, sense="blue-is-0")
+        short, long = trmph_games("a", raw, 3), found_games("a", raw, 3, convention="blue-is-0")
         assert short.loose == long.loose == 0
         assert [described(chunk) for chunk in short.chunks] == [described(chunk) for chunk in long.chunks]
 
@@ -384,7 +384,8 @@ def test_a_shard_of_impossible_numbers_is_bad(tmp_path: Path, field: str, number
 
 
 def test_the_size_of_the_boards_is_that_of_the_first_good_file(tmp_path: Path) -> None:
-    undecided = [dict(e, value=0.5, metadata={}) for e in flat(by_id(games(2)))]
+    even = by_id(games(2))
+    undecided = [dict(e, value=abs(i - e["value"]), metadata={}) for i, game in enumerate(even) for e in game]
     bad = write_pickle(tmp_path / "a.pkl.gz", undecided)
     good = tmp_path / "b.trmph"
     write_trmph(good, make_games(2, 1, 7), 7)

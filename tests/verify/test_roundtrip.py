@@ -262,7 +262,7 @@ def test_keys_that_begin_as_ours_come_back(tmp_path):
     own = {"hexdata:dialect": "int", "hexdata:value": 0.25, "dialect": 3, "hexdata:key:zoo": 4}
     examples = [example(1, ply, **own) for ply in range(10)]
     save(tmp_path / "in" / "a.pkl.gz", examples, dialect="theirs", **{"hexdata:key:more": [1]})
-    convert_sources([tmp_path / "in"], tmp_path / "store", ConvertOptions(value_sense="blue-is-0"))
+    convert_sources([tmp_path / "in"], tmp_path / "store", ConvertOptions(value_convention="blue-is-0"))
     (found,) = check_round_trip(tmp_path / "store", tmp_path / "in")
     assert found.ok, found.detail
     export_pickles(tmp_path / "store", PicklesOptions(order="original"))
