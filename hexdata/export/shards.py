@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 from hexdata.engine import LOCAL, Engine
 from hexdata.errors import ConfigError, StoreError
 from hexdata.export.workers import run_workers
+from hexdata.formats.block_check import block_fields, find_bad_row
 from hexdata.formats.shard_manifest import LAYOUTS, MANIFEST_NAME, FieldSpec, ShardEntry, ShardManifest
-from hexdata.formats.shards import ShardWriter, block_fields, block_samples, columns_to_block
+from hexdata.formats.shards import Block, ShardWriter, block_samples, columns_to_block
 from hexdata.pool import WorkerOptions
 from hexdata.progress import SILENT, Progress
 from hexdata.remote import AnyPath
@@ -94,6 +95,7 @@ def _write_shard(shard: _Shard, folder: AnyPath) -> ShardEntry:
         blocks = regroup(read_rows(shard.rows, schema), schema, shard.block_size)
         for key, table in enumerate(blocks, start=shard.first_block):
             block = columns_to_block(table, shard.with_policy)
+            _check_values(shard, key, block)
             if shard.layout == "blocks":
                 writer.write_block(key, block)
             else:
@@ -101,6 +103,25 @@ def _write_shard(shard: _Shard, folder: AnyPath) -> ShardEntry:
                     writer.write_sample(position_id, sample)
         writer.close()
         return writer.entry(shard.name, file.facts(writer.positions).sha256)
+
+
+def _check_values(shard: _Shard, key: int, block: Block) -> None:
+    """Refuse to write what every reader of shards would refuse.
+
+    Raises:
+        StoreError: the buckets hold it.
+    """
+    for name, array in block.items():
+        bad = find_bad_row(name, array, shard.board_size, len(block["position_id"]))
+        if bad is not None:
+            raise StoreError(
+                "the shuffled positions hold what no position has",
+                path=shard.rows.files[0][0].parent,
+                record=f"row {bad.row} of block {key} of {shard.name}",
+                found=f"{name} {bad.found}",
+                expected=bad.expected,
+                hint="Run `hexdata verify` to see which files are wrong.",
+            )
 
 
 def export_shards(

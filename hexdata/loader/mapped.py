@@ -29,6 +29,8 @@ Array = npt.NDArray[Any]
 Int64Array = npt.NDArray[np.int64]
 
 _NO_POLICY: Final = -1
+_SHARE_OF_SPLIT: Final = 8
+"""Of a split of which a chunk takes more than an eighth, whole blocks are checked, once in a process."""
 _OF_WHOLE_BLOCKS: Final = ("position_id", "policy_row")
 """The fields of which one value can be wrong because of another: they are checked a block at a time.
 
@@ -95,7 +97,8 @@ class _Field(NamedTuple):
     ``views`` gives each shard as elements of the field, from its first byte on. Single numbers are
     aligned, so ``step`` is 1 and ``starts`` counts numbers. Rows of several numbers may begin at any
     byte, so elements overlap, one beginning at every byte; ``step`` is a row's width, and ``starts``
-    counts bytes. ``starts`` and ``checked``, whether it may be used, go by block.
+    counts bytes. ``starts`` and ``checked``, whether it may be used, go by block, as does
+    ``sound``, whether all of its values have been checked.
     """
 
     dtype: np.dtype[Any]
@@ -104,6 +107,7 @@ class _Field(NamedTuple):
     starts: Int64Array
     views: list[Array]
     checked: npt.NDArray[np.bool_]
+    sound: npt.NDArray[np.bool_]
 
 
 class MappedShards:
@@ -250,6 +254,15 @@ class MappedShards:
         Raises:
             FormatError: as ``check_field`` does of the block, so that it is the error of stream mode.
         """
+        sound = self._open_fields[name].sound
+        if sound.all():
+            return
+        if len(found) * _SHARE_OF_SPLIT >= self.positions:  # soon all are read: check each once and no more
+            for block in np.unique(blocks[~sound[blocks]]).tolist():
+                shard, number = self._shard_of(block)
+                shard.check_values(name, number)
+            sound[blocks] = True
+            return
         bad = find_bad_row(name, found, self._board_size)
         if bad is not None:
             shard, number = self._shard_of(int(blocks[bad.row]))
@@ -322,13 +335,13 @@ def _open_field(name: str, spec: FieldSpec, shards: Sequence[LocalShard]) -> _Fi
         views: list[Array] = [
             np.frombuffer(shard.open(), dtype, shard.entry.bytes // dtype.itemsize) for shard in shards
         ]
-        return _Field(dtype, (), 1, starts // dtype.itemsize, views, checked)
+        return _Field(dtype, (), 1, starts // dtype.itemsize, views, checked, checked.copy())
     width = _width(spec)
     views = [
         np.ndarray((shard.entry.bytes - width + 1,), f"V{width}", shard.open(), strides=(1,))
         for shard in shards
     ]
-    return _Field(dtype, spec.shape, width, starts, views, checked)
+    return _Field(dtype, spec.shape, width, starts, views, checked, checked.copy())
 
 
 def _pick(view: Array, places: Int64Array, found: Array) -> None:

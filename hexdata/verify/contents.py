@@ -32,6 +32,7 @@ from hexdata.verify.tables import (
     check_stage,
     check_tables,
 )
+from hexdata.verify.values import check_game_values, check_position_values
 
 __all__ = ["Check", "VerifyResult", "verify_store"]
 
@@ -130,6 +131,8 @@ class _Run:
         self._check("position ids", partial(check_dense_ids, store, "positions", "position_id"))
         self._check("game ids", partial(check_dense_ids, store, "games", "game_id"))
         self._check("games", partial(check_games, store, self.options))
+        self._check("position values", partial(check_position_values, store))
+        self._check("game values", partial(check_game_values, store, self.options))
         shuffled = self._stage("shuffle")
         if shuffled:
             self.progress.begin("compare rows", None, "positions")

@@ -46,7 +46,7 @@ def test_a_good_store_passes_at_each_stage(trmph_store: Path, copy_store: CopySt
         result.require()
         assert result.skipped == skipped
         made.append(len(result.checks))
-    assert made == [6, 10, 12]
+    assert made == [8, 12, 14]
 
 
 def test_the_oddest_store_passes(store: Path, failures: Failures) -> None:
@@ -55,7 +55,7 @@ def test_the_oddest_store_passes(store: Path, failures: Failures) -> None:
 
 def test_what_failed_is_raised_with_all_its_names(store: Path, rewrite: Rewrite) -> None:
     rewrite(store, BUCKET, lambda table: table[1:])
-    with pytest.raises(VerifyError, match=r"2 of 12 checks failed; found shuffled rows: .*shards: "):
+    with pytest.raises(VerifyError, match=r"2 of 14 checks failed; found shuffled rows: .*shards: "):
         verify_store(store).require()
 
 

@@ -1,0 +1,149 @@
+"""Shards with other contents under right digests: every reader refuses them, or all deliver the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from hexdata.errors import HexdataError
+from hexdata.formats.shards import Block
+from hexdata.live.shard_source import shard_batches
+from hexdata.loader import Loader
+from hexdata.show import read_shard_position
+from tests.publisher import alter_blocks, alter_bytes, set_header
+
+if TYPE_CHECKING:
+    from .conftest import MakeShards
+
+SHARD = "train-000000.tar"
+POSITIONS = 16
+FIELDS = ("board", "policy", "value", "position_id", "move", "player_to_move", "value_sample_tier", "game_id")
+
+
+def loaded(folder: Path, mode: Any) -> dict[str, list[Any]] | str:
+    """Return what a mode of the loader delivers, or the error's code."""
+    try:
+        batches = list(Loader(folder, mode=mode, shuffle=False, batch_size=16, fields=FIELDS))
+    except HexdataError as error:
+        return type(error).__name__
+    return {name: np.concatenate([batch[name] for batch in batches]).tolist() for name in FIELDS}
+
+
+def outcome(folder: Path) -> str:
+    """Read a shard in every way; see that they agree; return "refused" or "delivered"."""
+    exact, stream = loaded(folder, "exact"), loaded(folder, "stream")
+    assert exact == stream
+    alone = 0
+    for read in (
+        lambda: list(shard_batches(folder / SHARD)),
+        lambda: read_shard_position(folder / SHARD, 15),
+    ):
+        try:
+            read()
+            alone += 1
+        except HexdataError:
+            pass
+    if isinstance(exact, str):
+        return "refused"
+    values = np.array(exact["value"])
+    assert ((values >= 0) & (values <= 1)).all()
+    assert np.isfinite(exact["policy"]).all()
+    assert (np.array(exact["policy"]) >= 0).all()
+    assert (np.array(exact["board"])[:, :2].sum(axis=1) <= 1).all()
+    assert alone == 2, "the loader delivers what others refuse"
+    return "delivered"
+
+
+def change_values(rng: np.random.Generator, block: Block) -> None:
+    """Change one number of a block to any bits, or one array to another type or length."""
+    name = sorted(block)[rng.integers(len(block))]
+    array = block[name]
+    kind = rng.integers(10)
+    if kind < 8 and array.size:
+        flat = array.reshape(-1)
+        flat[rng.integers(len(flat))] = np.frombuffer(rng.bytes(array.itemsize), array.dtype)[0]
+    elif kind == 8:
+        block[name] = array[:-1]
+    else:
+        block[name] = array.astype("<f4" if array.dtype != np.float32 else "<i8")
+
+
+HEADER_FIELDS = {
+    "name": (0, 100),
+    "mode": (100, 8),
+    "size": (124, 12),
+    "time": (136, 12),
+    "type": (156, 1),
+    "magic": (257, 8),
+    "prefix": (345, 155),
+}
+ODD_HEADERS = (
+    ("size", b"\x80" + (1 << 60).to_bytes(11, "big")),
+    ("size", b"\x80" + (1 << 63).to_bytes(11, "big")),
+    ("size", b"\xff" * 12),
+    ("size", b"77777777777\0"),
+    ("size", b"-0000000001\0"),
+    ("size", b"0000000020x\0"),
+    *(("type", bytes([kind])) for kind in b"S1235xgLK7V\0"),
+    ("prefix", b"x"),
+    ("magic", b"ustar  \0"),
+)
+
+
+def begin_of(data: bytearray, number: int) -> int:
+    """Return where the header of the ``number``-th member of any block begins."""
+    starts = [i for i in range(0, len(data) - 512, 512) if data[i + 257 : i + 262] == b"ustar"]
+    return starts[number % len(starts)]
+
+
+@pytest.mark.parametrize(("field", "content"), ODD_HEADERS)
+def test_odd_headers_are_refused_by_all(make_shards: MakeShards, field: str, content: bytes) -> None:
+    folder = make_shards(train=POSITIONS, dense=True).path
+    place = HEADER_FIELDS[field][0]
+    alter_bytes(folder, SHARD, lambda data: set_header(data, begin_of(data, 4), place, content))
+    assert outcome(folder) == "refused"
+    with pytest.raises(HexdataError):
+        list(shard_batches(folder / SHARD))
+
+
+@pytest.mark.parametrize("rows", [[1, 1, 6], [1, 0, 6], [0, 3, 8], [5, 6, 2**32 - 1]])
+def test_both_modes_refuse_the_same_policy_rows(make_shards: MakeShards, rows: list[int]) -> None:
+    folder = make_shards(train=POSITIONS, dense=True).path
+
+    def change(blocks: dict[str, Block]) -> dict[str, Block]:
+        blocks["000000"]["policy_row"] = np.array(rows, "<u4")
+        return blocks
+
+    alter_blocks(folder, SHARD, change)
+    assert outcome(folder) == "refused"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_contents_are_refused_or_the_same_everywhere(make_shards: MakeShards, seed: int) -> None:
+    folder = make_shards(train=POSITIONS, dense=True).path
+    original = {path.name: path.read_bytes() for path in folder.iterdir()}
+    counts = {"refused": 0, "delivered": 0}
+    for case in range(20):
+        rng = np.random.default_rng([seed, case])
+        for name, data in original.items():
+            (folder / name).write_bytes(data)
+        if case % 2:
+
+            def change_header(data: bytearray, rng: np.random.Generator = rng) -> None:
+                place, length = list(HEADER_FIELDS.values())[rng.integers(len(HEADER_FIELDS))]
+                set_header(data, begin_of(data, int(rng.integers(22))), place, rng.bytes(length))
+
+            alter_bytes(folder, SHARD, change_header)
+        else:
+
+            def change(blocks: dict[str, Block], rng: np.random.Generator = rng) -> dict[str, Block]:
+                change_values(rng, blocks[sorted(blocks)[rng.integers(len(blocks))]])
+                return blocks
+
+            alter_blocks(folder, SHARD, change)
+        counts[outcome(folder)] += 1
+    assert counts["refused"]
+    assert counts["delivered"]

@@ -1,0 +1,62 @@
+"""Values that no position and no game has, under digests that agree with them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hexdata.errors import StoreError
+from hexdata.export import ExportOptions, export_shards
+
+if TYPE_CHECKING:
+    from .conftest import Edit, Failures, Rewrite
+
+PART = "positions/part-000000.parquet"
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        ("board", b"\xff" * 7, "row 3: .*found board the board ffffffffffffff"),
+        ("move", 25, "row 3: .*found move 25; expected a number from 0 to 24"),
+        ("move", 65535, "row 3: .*found move 65535; expected null"),
+        ("value", 7.0, "row 3: .*found value 7"),
+        ("value", float("nan"), "row 3: .*found value nan"),
+        ("player_to_move", 9, "row 3: .*found player_to_move 9"),
+        ("value_sample_tier", 200, "row 3: .*found value_sample_tier 200"),
+        ("policy", [-1.0] * 25, "row 3: .*found policy -1.0 for cell 0"),
+        ("policy", [1.0] * 24, "a dense policy does not cover the board"),
+        ("winner", "GREEN", "row 3: .*found winner 'GREEN'"),
+        ("extra", "{not JSON", "row 3: .*found extra '{not JSON'"),
+        ("extra", "[" * 100_000, "row 3: .*found extra"),
+    ],
+)
+def test_values_that_no_position_has(
+    store: Path, rewrite: Rewrite, edit: Edit, failures: Failures, column: str, value: Any, message: str
+) -> None:
+    rewrite(store, PART, lambda table: edit(table, column, 3, value))
+    failed = failures(store)
+    assert "position values" in failed
+    assert re.search(message, failed["position values"])
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("split", "bogus"), ("moves", [1, 1, 1, 1]), ("moves", [25]), ("duplicate_of", -7), ("first_player", 2)],
+)
+def test_values_that_no_game_has(
+    store: Path, rewrite: Rewrite, edit: Edit, failures: Failures, column: str, value: Any
+) -> None:
+    name = min(path.name for path in (store / "games").iterdir())
+    rewrite(store, f"games/{name}", lambda table: edit(table, column, 1, value))
+    assert f"game 1: the table holds what no game has; found {column}" in failures(store)["game values"]
+
+
+def test_export_refuses_what_no_position_has(store: Path, rewrite: Rewrite, edit: Edit) -> None:
+    bucket = min((store / "shuffled" / "train").iterdir()).name
+    rewrite(store, f"shuffled/train/{bucket}", lambda table: edit(table, "value", 3, 7.0))
+    with pytest.raises(StoreError, match=r"found value 7\.0; expected a number from 0 to 1"):
+        export_shards(store, ExportOptions(shard_size=96, block_size=32, workers=1))
