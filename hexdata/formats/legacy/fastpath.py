@@ -178,7 +178,7 @@ class FastPath:
         machine, memo, skeleton = self._machine, self._memo, self._known[rank]
         count = len(raw) // skeleton.length
         start = machine.origin + machine.pos
-        if start < machine.frame_end < start + len(raw) and isinstance(raw, memoryview):
+        if start <= machine.frame_end < start + len(raw) and isinstance(raw, memoryview):
             within = (machine.frame_end - start) % skeleton.length
             machine.leave_frame(machine.frame_end if within in skeleton.starts else -1)
         run = Run(skeleton, raw, count, memo.next, start)
