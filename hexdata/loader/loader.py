@@ -367,10 +367,11 @@ class Loader:
         Raises:
             ConfigError: another step is next.
         """
-        _, batch = self._next()
+        epoch, batch = self._next()
         if step != batch:
             raise ConfigError("steps are recorded in their order", found=step, expected=batch)
-        self._end_whole_epoch()
+        if epoch != self._epoch:
+            self.end_epoch()
         self._batch += 1
         if self._digest:
             self._digest.add(step, position_ids)
