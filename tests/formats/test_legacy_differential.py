@@ -118,3 +118,21 @@ def test_a_second_gzip_member_is_salvaged_as_a_cut_one_is(tmp_path):
         assert reader.damage is not None
         with LegacyReader(path) as reader, pytest.raises(FormatError):
             list(reader.batches())
+
+
+def test_a_run_that_refers_to_what_came_before_is_refused_as_an_example_is(tmp_path):
+    """The fast path takes runs apart after the examples, when what follows them may refer to it again."""
+    examples = [
+        {"board": np.zeros((2, 3, 3), "f4"), "policy": None, "value": 0.5, "metadata": {"zoo": "text"}}
+        for _ in range(20)
+    ]
+    pieces = differential.opcodes_of(pickle.dumps({"before": {}, "examples": examples}, 4), frames=False)
+    reference = max(place for place, piece in enumerate(pieces) if piece[:1] == b"h")
+    pieces[reference] = b"h\x02"
+    raw = b"".join(pieces)
+    assert load_code(tmp_path, raw, fast=True) == load_code(tmp_path, raw, fast=False) == "shared-payload"
+
+
+def load_code(folder: Path, raw: bytes, *, fast: bool) -> str:
+    (folder / "a").write_bytes(raw)
+    return differential.read_rows(folder / "a", fast)[3]

@@ -433,7 +433,7 @@ class Machine(Window):
                 raise self.corrupt("a dict with a key that is neither text nor a number", kind_of(key))
         target.update(zip(items[::2], items[1::2], strict=True))
         if self._examples is not None and len(self.stack) == 1:
-            self._end_examples()
+            self._examples_done = True
 
     def _tuple(self) -> bool:
         items = self._pop_mark()
@@ -510,9 +510,12 @@ class Machine(Window):
         self._get(self._index())
 
     def _get(self, index: int) -> None:
-        if index in self.memo.header and self._is_past_examples():
-            self._end_examples()
-        self.stack.append(self.memo.get(index))
+        header = self.memo.header
+        if index in header and (self._examples_done or self._is_past_examples()):
+            self._examples_done = True
+            self.stack.append(header[index])
+        else:
+            self.stack.append(self.memo.get(index))
 
     def _is_past_examples(self) -> bool:
         """Say whether the list of examples is followed by another key of the outermost dict."""
@@ -520,10 +523,6 @@ class Machine(Window):
             return False
         after = self.stack.index(self._examples) + 1
         return after < len(self.stack) and isinstance(self.stack[after], str)
-
-    def _end_examples(self) -> None:
-        self._examples_done = True
-        self.memo.end_examples()
 
     def _index(self) -> int:
         line = self.line(_LINE)

@@ -76,7 +76,7 @@ class Memo:
         self._kept_cost = 0
         self._referred_cost = 0
         self.header: dict[int, object] = {}
-        """What came before the examples and may change later: not to be shared by examples."""
+        """What came before the examples and may change later: for what follows them, not for examples."""
         self._pairs: dict[int, tuple[int, int]] = {}
         self._more_pairs: list[tuple[Int64Array, Int64Array]] = []
         self._settled: deque[tuple[Int64Array, Int64Array]] = deque()
@@ -143,11 +143,6 @@ class Memo:
         for index in [index for index, value in self.lasting.items() if not _is_settled(value)]:
             self.header[index] = self.lasting.pop(index)
         self.into = self.current
-
-    def end_examples(self) -> None:
-        """Let what follows the examples refer again to what was read before them."""
-        self.lasting |= self.header
-        self.header = {}
 
     def forget(self, value: object) -> None:
         """Forget what was just put, if it is ``value``: a text whose bytes are all that counts."""
