@@ -24,6 +24,7 @@ from hexdata.store.room import telling_full_temporary
 from hexdata.verify.options import VerifyOptions
 from hexdata.verify.shards import check_shards
 from hexdata.verify.shuffled import check_order, check_quality, check_rows
+from hexdata.verify.stages import check_stage_facts
 from hexdata.verify.tables import (
     check_counts,
     check_dense_ids,
@@ -128,6 +129,7 @@ class _Run:
         if not (files and self._check("tables", partial(check_tables, store))):
             return self.result  # what follows would only stumble over the same files
         self._check("in = out + rejected", partial(check_counts, store))
+        self._check("stages", partial(check_stage_facts, store))
         self._check("position ids", partial(check_dense_ids, store, "positions", "position_id"))
         self._check("game ids", partial(check_dense_ids, store, "games", "game_id"))
         self._check("games", partial(check_games, store, self.options))

@@ -16,6 +16,7 @@ from hexdata.store.integrity import find_damage
 from hexdata.store.parquet import parquet_input
 from hexdata.store.session import duckdb_session, read_parquet_sql
 from hexdata.verify.options import VerifyOptions
+from hexdata.verify.stages import FOLDERS
 
 __all__ = ["check_counts", "check_dense_ids", "check_files", "check_games", "check_stage", "check_tables"]
 
@@ -23,8 +24,7 @@ __all__ = ["check_counts", "check_dense_ids", "check_files", "check_games", "che
 def check_files(store: Store, progress: Progress, engine: Engine, workers: int) -> str:
     """Every file of the manifest is there with its size and digest, and no other beside them."""
     progress.begin("rehash", sum(f.bytes for f in store.manifest.files.values()), "bytes")
-    folders = sorted({name.split("/")[0] for name in store.manifest.files})
-    there = {f"{folder}/{name}" for folder in folders for name in names_below(store.path / folder)}
+    there = {f"{folder}/{name}" for folder in FOLDERS for name in names_below(store.path / folder)}
     files = store.manifest.files
     damage = find_damage(store, files, engine=engine, workers=workers, progress=progress)
     if damage:

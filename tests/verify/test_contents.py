@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,8 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from hexdata.convert import ConvertOptions, convert_sources
+from hexdata.demo.games import make_games
 from hexdata.errors import BudgetError, ConfigError, StoreError, VerifyError
-from hexdata.export import ExportOptions, export_shards
+from hexdata.export import ExportOptions, PicklesOptions, export_pickles, export_shards
+from hexdata.formats.trmph import write_trmph
 from hexdata.shuffle import ShuffleOptions, shuffle_store
 from hexdata.store.files import FileFacts, canonical_json, digest_file, write_bytes
 from hexdata.store.manifest import Manifest
@@ -46,7 +50,7 @@ def test_a_good_store_passes_at_each_stage(trmph_store: Path, copy_store: CopySt
         result.require()
         assert result.skipped == skipped
         made.append(len(result.checks))
-    assert made == [8, 12, 14]
+    assert made == [9, 13, 15]
 
 
 def test_the_oddest_store_passes(store: Path, failures: Failures) -> None:
@@ -55,7 +59,7 @@ def test_the_oddest_store_passes(store: Path, failures: Failures) -> None:
 
 def test_what_failed_is_raised_with_all_its_names(store: Path, rewrite: Rewrite) -> None:
     rewrite(store, BUCKET, lambda table: table[1:])
-    with pytest.raises(VerifyError, match=r"2 of 14 checks failed; found shuffled rows: .*shards: "):
+    with pytest.raises(VerifyError, match=r"2 of 15 checks failed; found shuffled rows: .*shards: "):
         verify_store(store).require()
 
 
@@ -136,6 +140,10 @@ def test_an_extra_file_is_found(store: Path, name: str, failures: Failures) -> N
         (("stages", "convert", "records"), "in = out + rejected"),
         (("stages", "convert", "positions"), "in = out + rejected"),
         (("stages", "convert", "rejected"), "in = out + rejected"),
+        (("stages", "convert", "val"), "stages"),
+        (("stages", "convert", "test"), "stages"),
+        (("stages", "convert", "salvage"), "stages"),
+        (("files", "shards/manifest.json", "rows"), "stages"),
         (("stages", "shuffle", "positions"), "shuffle stage"),
         (("stages", "shuffle", "rejected"), "shuffle stage"),
         (("stages", "shuffle", "of"), "shuffle stage"),
@@ -158,10 +166,69 @@ def test_an_altered_manifest_is_found(
     place = content
     for name in path:
         place = place[name]
-    place[last] = place[last][::-1] if isinstance(place[last], str) else place[last] + 1
+    if isinstance(place.get(last, False), bool):
+        place[last] = not place.get(last, False)
+    elif isinstance(place[last], float):
+        place[last] /= 2
+    else:
+        place[last] = place[last][::-1] if isinstance(place[last], str) else place[last] + 1
     content["digest"] = hashlib.sha256(canonical_json(content)).hexdigest()
     (store / "manifest.json").write_text(json.dumps(content))
     assert next(iter(failures(store))) == check
+
+
+@pytest.mark.parametrize("stage", ["convert", "shuffle", "export"])
+@pytest.mark.parametrize("with_files", [False, True])
+def test_a_deleted_stage_is_found(store: Path, stage: str, with_files: bool, failures: Failures) -> None:
+    manifest = Manifest.load(store)
+    gone = {"convert": ["convert"], "shuffle": ["shuffle", "export"], "export": ["export"]}[stage]
+    for name in gone:
+        del manifest.stages[name]
+    if with_files:
+        folders = {"convert": ("rejected/",), "shuffle": ("shuffled/", "shards/"), "export": ("shards/",)}
+        manifest.files = {n: f for n, f in manifest.files.items() if not n.startswith(folders[stage])}
+    manifest.save(store)
+    assert failures(store).keys() & {"stages", "files"}
+
+
+@pytest.fixture(scope="module")
+def pickled(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with pickles in both orders. Read only: copy it."""
+    store = tmp_path_factory.mktemp("pickled") / "store"
+    demo = tmp_path_factory.mktemp("pickled-games")
+    write_trmph(demo / "a.trmph", list(make_games(6, 1, 7)), 7)
+    write_trmph(demo / "b.trmph", list(make_games(6, 2, 7)), 7)
+    convert_sources(demo, store, ConvertOptions(workers=1))
+    shuffle_store(store, ShuffleOptions(seed=7, buckets=2))
+    for order in ("original", "shuffled"):
+        export_pickles(store, PicklesOptions(order=order, workers=1))
+    return store
+
+
+@pytest.mark.parametrize("order", ["original", "shuffled"])
+@pytest.mark.parametrize("change", ["rows", "files", "order", "positions", "gone", "gone with its files"])
+def test_altered_facts_of_pickles_are_found(
+    pickled: Path, copy_store: CopyStore, order: str, change: str, failures: Failures
+) -> None:
+    store = copy_store(pickled)
+    assert failures(store) == {}
+    manifest = Manifest.load(store)
+    first, second, *_ = manifest.files_in(f"pickles/{order}")
+    stage = manifest.stages[f"pickles-{order}"]
+    if change == "rows":
+        manifest.files[first] = replace(manifest.files[first], rows=manifest.files[first].rows + 1)
+        manifest.files[second] = replace(manifest.files[second], rows=manifest.files[second].rows - 1)
+    elif change.startswith("gone"):
+        del manifest.stages[f"pickles-{order}"]
+        if change.endswith("files"):
+            kept = {n: f for n, f in manifest.files.items() if not n.startswith("pickles/")}
+            manifest.files = kept
+    else:
+        stage[change] = {"original": "shuffled", "shuffled": "original"}.get(stage[change]) or stage[
+            change
+        ] + 1
+    manifest.save(store)
+    assert failures(store).keys() & {"stages", "files"}
 
 
 # --- contents with every digest put right ---------------------------------------------------------------

@@ -296,7 +296,13 @@ def test_a_shuffle_that_does_not_mix_is_found(
     def all_train(table: pa.Table) -> pa.Table:
         first = games.slice(0, 1).to_pylist()[0]
         made = [
-            {**first, "game_id": game, "positions": 20, "split": "train", "game_hash": bytes([game] * 16)}
+            {
+                **first,
+                "game_id": game,
+                "positions": 20,
+                "split": "train",
+                "game_hash": bytes([0x40 + game] * 16),
+            }
             for game in range(100)
         ]
         return pa.Table.from_pylist(made, schema=table.schema)
