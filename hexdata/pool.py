@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
@@ -10,10 +12,14 @@ import psutil
 
 from hexdata.errors import BudgetError, ConfigError
 
-__all__ = ["LEADER_MEMORY", "WorkerOptions", "default_workers", "resident_bytes"]
+__all__ = ["LEADER_MEMORY", "WorkerOptions", "default_workers", "memory_limit", "resident_bytes"]
 
 LEADER_MEMORY: Final = 128 << 20
 """Bytes that a process holds while its workers do the work."""
+
+_STACK: Final = 8 << 20
+"""Bytes that the system counts for the stack of a thread, used or not."""
+_OTHER_THREADS: Final = 4
 
 
 def default_workers() -> int:
@@ -31,6 +37,38 @@ def resident_bytes() -> int:
         except psutil.Error:  # the process ended between the two calls
             continue
     return total
+
+
+@contextmanager
+def memory_limit(memory: int, threads: int | None = None) -> Iterator[None]:
+    """Let the system refuse this process more memory than ``memory`` for the time of a ``with`` block.
+
+    It has no effect where the system cannot do that (it is Linux's ``RLIMIT_DATA``).
+
+    Args:
+        memory: bytes for the whole process, what it holds now included.
+        threads: that the block starts, for whose stacks room is left. Default: one per core.
+
+    Raises:
+        BudgetError: an allocation was refused.
+    """
+    import resource
+
+    held = psutil.Process().memory_info()
+    before, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    stacks = _STACK * ((threads or default_workers()) + _OTHER_THREADS)
+    limit = getattr(held, "data", 0) + max(memory - held.rss, 0) + stacks
+    known = [bound for bound in (before, hard) if bound != resource.RLIM_INFINITY]
+    if hasattr(held, "data"):
+        resource.setrlimit(resource.RLIMIT_DATA, (min([limit, *known]), hard))
+    try:
+        yield
+    except MemoryError as error:
+        raise BudgetError(
+            "the memory is used up", expected=f"at most {memory / 1e6:,.0f} MB", hint="Raise --memory."
+        ) from error
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (before, hard))
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,7 @@ def sql(
 ) -> None:
     """Ask the store in SQL: positions, games, sources, rejected, shuffled, shards."""
     from hexdata.cli.render import Output
+    from hexdata.pool import memory_limit
     from hexdata.remote import telling
     from hexdata.sql import json_rows, named_queries, run_query, save_parquet, write_csv
 
@@ -74,6 +75,7 @@ def sql(
     try:
         with (
             telling(store, parquet),
+            memory_limit(parse_bytes(memory), threads),
             run_query(store, query, memory=parse_bytes(memory), threads=threads) as result,
         ):
             if as_json:

@@ -142,6 +142,8 @@ def duckdb_session(
                 found=_first_line(error),
                 hint="Run `hexdata verify` to see whether a file of the store is damaged.",
             ) from error
+        except MemoryError as error:
+            raise _out_of_memory(error, memory, temporary) from error
         except (OSError, ValueError) as error:  # as Arrow gives it, where rows are streamed
             if _OUT_OF_MEMORY in str(error):
                 raise _out_of_memory(error, memory, temporary) from error

@@ -9,6 +9,7 @@ import json
 import os
 import pty
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -149,3 +150,35 @@ def test_a_reader_may_leave(trmph_store: Path) -> None:
             child.stdout.close()
             assert b"Traceback" not in child.stderr.read()
         assert child.returncode != 0
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="RLIMIT_DATA is enforced on Linux")
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT len(list_resize([1], 1000000000, 1))",
+        "SELECT len(range(0, 500000000))",
+        "SELECT length(repeat('x', 3000000000))",
+        "SELECT sum(x) FROM (SELECT unnest(range(0, 300000000)) AS x)",
+    ],
+)
+def test_no_value_exceeds_the_memory(trmph_store: Path, query: str) -> None:
+    """These once took 6 to 16 GB under a limit of 600 MB."""
+    code = (
+        "import resource, sys\nfrom hexdata.cli import main\n"
+        "try:\n    main()\n"
+        "finally:\n    sys.stderr.write(f'peak {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}')"
+    )
+    command = [sys.executable, "-c", code, "sql", str(trmph_store), query, "--memory", "600MB"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 1
+    assert "Raise --memory." in done.stderr
+    assert "Traceback" not in done.stderr
+    assert int(done.stderr.rpartition("peak ")[2]) * 1024 < 800_000_000
+
+
+def test_the_limit_of_memory_ends_with_the_command(ask: Ask, trmph_store: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    assert ask(trmph_store, "SELECT 1")[0] == 0
+    assert ask(trmph_store, "SELECT nothing")[0] == 2
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
