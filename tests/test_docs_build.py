@@ -1,8 +1,7 @@
-"""The documents as one work: links lead somewhere, and the reference leaves out no command, key or name.
+"""Links between the documents, and whether the reference covers every command, option, key and name.
 
-Sphinx itself builds them in ``.ci/run``; what is tested here needs nothing but the files. What the
-reference of the library says of a name comes from its docstring, so a name that Sphinx is told to
-document is documented.
+``.ci/run`` builds the documents with Sphinx; these tests read the files only. The library reference is
+generated from docstrings, so a module that ``library.md`` lists is documented.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import re
 import tomllib
 from dataclasses import fields
 from pathlib import Path
+from typing import Annotated
 
 import pytest
 import typer
@@ -24,11 +24,15 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 DOCUMENTS = sorted([ROOT / "README.md", *DOCS.rglob("*.md")])
 
-INTERNAL = {"checks", "config", "formats", "games", "pool", "remote", "schema", "store", "text"}
-"""Rooms that are of no use to anybody outside."""
+INTERNAL = {
+    *("checks", "config", "formats", "games", "pool"),
+    *("remote", "schema", "store", "strict_json", "text"),
+}
+"""Packages and modules that are not for users."""
 
 LINK = re.compile(r"\]\((?P<target>[^()\s]+)\)")
-HEADING = re.compile(r"^#+ +(?P<text>.+?)\s*$", re.MULTILINE)
+HEADING = re.compile(r"^#{1,3} +(?P<text>.+?)\s*$", re.MULTILINE)
+"""A heading that can be linked to: ``myst_heading_anchors`` of ``docs/conf.py`` is 3."""
 FENCED = re.compile(r"^ *```.*?^ *```\s*$", re.MULTILINE | re.DOTALL)
 ROW = re.compile(r"^\| `(?P<option>--[\w-]+)[^`]*` \|(?P<default>[^|]*)\|", re.MULTILINE)
 
@@ -92,11 +96,11 @@ def sections_of(text: str) -> dict[str, str]:
 
 
 def options_of(command) -> dict[str, str | None]:
-    """Return the long spellings of a command's options, and what their defaults look like in a table."""
+    """Return the long spellings of a command's visible options, each with its default as in a table."""
     return {
         flag: None if option.default is None else "" if option.default is False else str(option.default)
         for option in command.params
-        if option.param_type_name == "option"
+        if option.param_type_name == "option" and not option.hidden
         for flag in (*option.opts, *option.secondary_opts)
         if flag.startswith("--")
     }
@@ -138,7 +142,7 @@ def test_a_wrong_page_of_the_command_line_is_found():
     def shuffle(seed: int = 0, where: str = "", dry_run: bool = False) -> None: ...
 
     @sample.command("show")
-    def show() -> None: ...
+    def show(former: Annotated[str, typer.Option("--former", hidden=True)] = "") -> None: ...
 
     rows = "| `--seed N` | 1 | x |\n| `--dry-run` | | x |\n| `--old` | | x |\n"
     page = f"## hexdata shuffle\n{rows}## hexdata sql\n"
@@ -176,19 +180,19 @@ def names_of(source: str) -> list[str]:
 
 
 def public_names() -> dict[str, list[str]]:
-    """Return the names of every room that is meant for users; a room is a module or a folder."""
+    """Return the public names of every package and module of ``hexdata`` that is meant for users."""
     found = {}
     for path in sorted((ROOT / "hexdata").iterdir()):
         source = path / "__init__.py" if path.is_dir() else path
-        room = path.stem
+        unit = path.stem
         if (
             source.suffix == ".py"
             and source.exists()
-            and room not in INTERNAL | {"__init__", "__main__", "cli"}
+            and unit not in INTERNAL | {"__init__", "__main__", "cli"}
         ):
             names = names_of(source.read_text(encoding="utf-8"))
             if names:
-                found[f"hexdata.{room}"] = names
+                found[f"hexdata.{unit}"] = names
     return found
 
 
@@ -197,12 +201,12 @@ def test_every_public_name_is_in_the_reference():
     whole = set(
         re.findall(r"^\.\. automodule:: ([\w.]+)\n   :members:\n   :imported-members:$", page, re.MULTILINE)
     )
-    rooms = public_names()
-    assert len(rooms) > 10
-    assert sorted(rooms.keys() - whole) == []
+    units = public_names()
+    assert len(units) > 10
+    assert sorted(units.keys() - whole) == []
     top = dict(re.findall(r"^\| `hexdata\.(\w+)` \| \[`hexdata\.(\w+)`\]", page, re.MULTILINE))
     assert set(top) == set(hexdata.__all__)
-    assert [name for name, room in top.items() if name not in rooms[f"hexdata.{room}"]] == []
+    assert [name for name, unit in top.items() if name not in units[f"hexdata.{unit}"]] == []
 
 
 def test_every_mention_of_the_supported_pythons_agrees():

@@ -31,9 +31,8 @@ def read_trmph(text: str) -> Game:
     Without a stated winner, the winner is the player with a winning chain in the final position, if any.
 
     Raises:
-        FormatError: "trmph-syntax", "board-size", or, with the number of the move counted from 1,
-        "trmph-cell" or
-            "repeated-move".
+        FormatError: "trmph-syntax", "board-size", "trmph-cell" or "repeated-move". The last two name the
+            number of the move, counted from 1.
     """
     start = _START.match(text)
     if start is None:
