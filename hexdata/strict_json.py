@@ -77,11 +77,12 @@ class Matching:
 
     pattern: str
     meaning: str
+    max_length: int = 4096
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
         """Return the schema of the text with its pattern."""
         _MEANINGS[self.pattern] = self.meaning
-        return {**handler(source), "pattern": self.pattern}
+        return {**handler(source), "pattern": self.pattern, "max_length": self.max_length}
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ HexDigest = Annotated[str, Matching("^[0-9a-f]{64}$", "64 hexadecimal digits")]
 
 PLAIN_NAME: Final = r"(?:[^./\\\x00][^/\\\x00]*|\.[^./\\\x00][^/\\\x00]*|\.\.[^/\\\x00]+)"
 """Pattern of one part of a path: any name except ``.`` and ``..``, without slashes, backslashes and NUL."""
-FileName = Annotated[str, Matching(f"^{PLAIN_NAME}$", "the plain name of a file")]
+FileName = Annotated[str, Matching(f"^{PLAIN_NAME}$", "the plain name of a file", max_length=255)]
 """A file in the folder of the text that names it."""
 
 

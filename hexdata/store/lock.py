@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple, NoReturn
 
-from hexdata.errors import StoreLockedError
+from hexdata.errors import StoreError, StoreLockedError
 from hexdata.remote import (
     AnyPath,
     Changed,
@@ -31,10 +31,13 @@ from hexdata.remote import (
 )
 from hexdata.store.files import make_folder, open_in_place
 from hexdata.store.room import name_file
+from hexdata.strict_json import parse_json, shortened
 
 __all__ = ["LOCK_NAME", "Turn", "find_writer", "locked"]
 
 LOCK_NAME: Final = ".lock"
+_MAX_BYTES: Final = 4096
+"""Maximum size of a lock file or a lease."""
 LEASE_SECONDS: Final = 90.0
 """After which an object that was not renewed is nobody's."""
 RENEW_SECONDS: Final = 20.0
@@ -140,10 +143,13 @@ def find_writer(store: AnyPath) -> str | None:
 
 def _holder(path: Path) -> str:
     try:
-        holder = json.loads(path.read_text())
-        return f"process {holder['pid']} ({holder['stage']})"
-    except (OSError, ValueError, KeyError, TypeError):
+        with path.open("rb") as file:
+            holder = _holder_in(file.read(_MAX_BYTES + 1))
+    except OSError:
         return _NOBODY
+    if not {"pid", "stage"} <= holder.keys():
+        return _NOBODY
+    return shortened(f"process {holder['pid']} ({holder['stage']})")
 
 
 # --- a lease in an object store -----------------------------------------------------------------------
@@ -270,8 +276,8 @@ def _age(path: RemotePath) -> float:
 def _holder_in(data: bytes) -> dict[str, object]:
     """Return what a lease says; nothing where it cannot be read."""
     try:
-        holder = json.loads(data)
-    except ValueError:
+        holder = parse_json(data, LOCK_NAME, max_bytes=_MAX_BYTES)
+    except StoreError:
         return {}
     return holder if isinstance(holder, dict) else {}
 
@@ -280,4 +286,4 @@ def _named(data: bytes) -> str:
     holder = _holder_in(data)
     if not {"pid", "host", "stage"} <= holder.keys():
         return _NOBODY
-    return f"process {holder['pid']} on {holder['host']} ({holder['stage']})"
+    return shortened(f"process {holder['pid']} on {holder['host']} ({holder['stage']})")

@@ -102,8 +102,12 @@ def test_a_failed_writer_holds_no_lock(store: Store) -> None:
 
 def test_a_lock_file_that_says_nothing_is_no_obstacle(store: Store) -> None:
     with store.writing("export"):
-        (store.path / ".lock").write_text("{")
-        with pytest.raises(StoreLockedError, match="did not say its name"), store.writing("shuffle"):
+        for text in ("{", "[" * 4000, "[" * 200_000, '{"pid": 1, "pid": 2, "stage": "x"}', "[]", "\0"):
+            (store.path / ".lock").write_text(text)
+            with pytest.raises(StoreLockedError, match="did not say its name"), store.writing("shuffle"):
+                pytest.fail("written twice")
+        (store.path / ".lock").write_text('{"pid": 1, "stage": "\\u001b[31m"}')
+        with pytest.raises(StoreLockedError, match=r"process 1 \(\\x1b"), store.writing("shuffle"):
             pytest.fail("written twice")
 
 
