@@ -216,10 +216,10 @@ def open_in_place(path: Path) -> io.FileIO:
 
 def _foreign(path: Path) -> StoreError:
     return StoreError(
-        "hexdata writes to this file in place, and it is no file of the store's own",
+        "hexdata writes to this file in place, but it may belong to something else",
         path=path,
-        found="a symbolic link, a file with several names, or a device",
-        expected="a regular file with one name",
+        found="a symbolic or hard link, a folder or a device",
+        expected="a regular file that is not linked",
         hint="Remove it and run the command again.",
     )
 

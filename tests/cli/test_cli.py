@@ -179,10 +179,12 @@ def test_an_altered_store_fails_verify(legacy, tmp_path):
     assert (as_json.status, as_json.facts["ok"]) == (1, False)
 
 
-def test_a_file_of_the_system_that_fails_is_1(legacy, tmp_path):
+def test_a_folder_where_a_file_belongs_ends_with_status_1(legacy, tmp_path):
     lock = tmp_path / "store" / ".lock"
     lock.mkdir(parents=True)
-    check_message(hexdata_run("convert", legacy, lock.parent), 1, f"hexdata: {lock}: Is a directory")
+    check_message(
+        hexdata_run("convert", legacy, lock.parent), 1, f"hexdata: {lock}: ", "a folder", "Remove it"
+    )
 
 
 WRONG = {

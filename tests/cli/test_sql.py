@@ -89,7 +89,7 @@ def test_what_is_wrong_is_said_once(tmp_path: Path, trmph_store: Path, ask: Ask)
         ((trmph_store, "DROP VIEW games"), 2, "DROP is no statement that only reads"),
         ((trmph_store, "@nix"), 2, "no named query of that name; found @nix; expected one of @dispersion"),
         ((trmph_store, "SELECT 1", "--csv", "--json"), 2, "more than one form of output"),
-        ((trmph_store, "SELECT 1", "--memory", "10MB"), 1, "Raise --memory, or lower --threads"),
+        ((trmph_store, "SELECT 1", "--memory", "10MB"), 1, "Raise --memory"),
         ((trmph_store, "SELECT 1", "--memory", "much"), 2, "not a size"),
         ((trmph_store, "SELECT 1", "--parquet", trmph_store / "x"), 1, "writes nothing into the store"),
         ((tmp_path, "SELECT 1"), 1, "not a hexdata store"),
