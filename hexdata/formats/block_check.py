@@ -7,7 +7,7 @@ comparison over a whole array, which takes some nanoseconds per position. Reads 
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -23,6 +23,7 @@ __all__ = [
     "BadRow",
     "bad_values",
     "block_fields",
+    "blocks_are_right",
     "check_block",
     "check_field",
     "find_bad_row",
@@ -36,7 +37,9 @@ POLICY_FIELDS: Final = ("policy", "policy_row")
 
 _MAX_ID: Final = (1 << 62) - 1
 _ROWS: Final = 2048
-"""Rows that are compared at once, a multiple of 8: more would not fit into the processor's cache."""
+"""Rows of several numbers that are compared at once, a multiple of 8: they fit into the processor's cache."""
+_NUMBERS: Final = 1 << 14
+"""Single numbers that are compared at once."""
 
 
 class BadRow(NamedTuple):
@@ -175,12 +178,35 @@ def find_bad_row(name: str, array: Array, board_size: int, rows: int | None = No
         return None
     if name == "policy_row":
         return None if rows is None else _find_bad_policy_row(array, rows)
-    for start in range(0, len(array), _ROWS):
-        part = array[start : start + _ROWS]
+    step = _NUMBERS if array.ndim == 1 else _ROWS
+    for start in range(0, len(array), step):
+        part = array[start : start + step]
         if not _is_right(name, part, board_size):
             row = int(np.flatnonzero(_find_wrong(name, part, board_size))[0])
             return BadRow(start + row, *_explain(name, part[row], board_size))
     return _find_repeated(array) if name == "position_id" and rows is not None else None
+
+
+def blocks_are_right(name: str, blocks: Sequence[Array], board_size: int, rows: int) -> bool:
+    """Return whether :func:`find_bad_row` finds nothing in a field of any of several blocks.
+
+    Args:
+        name: of the field.
+        blocks: its values in each block, in the dtype and the shape that :func:`block_fields` gives.
+        board_size: n.
+        rows: positions of every block.
+    """
+    if name == "policy_row":
+        return all(_find_bad_policy_row(array, rows) is None for array in blocks if len(array))
+    values = np.concatenate(blocks)
+    if find_bad_row(name, values, board_size) is not None:
+        return False
+    if name != "position_id":
+        return True
+    if len(values) != rows * len(blocks):
+        return all(_find_repeated(array) is None for array in blocks)
+    ordered = np.sort(values.reshape(-1, rows), axis=1)
+    return bool((ordered[:, 1:] != ordered[:, :-1]).all())
 
 
 def _find_bad_policy_row(array: Array, rows: int) -> BadRow | None:

@@ -17,7 +17,7 @@ from hexdata.board import pack_boards, unpack_boards
 from hexdata.errors import StoreError
 from hexdata.formats.block_check import POLICY_FIELDS, bad_values, block_fields
 from hexdata.formats.shard_manifest import FieldSpec, ShardEntry, ShardManifest
-from hexdata.formats.tar_members import MemberHeader, MemberReader, broken, npy_header
+from hexdata.formats.tar_members import MemberHeader, MemberReader, broken, member_headers
 from hexdata.remote import AnyPath, as_path, open_binary
 from hexdata.schema import NO_GAME, NO_MOVE, NO_PLY, NO_TIER, board_size_of
 
@@ -224,13 +224,10 @@ class ShardWriter:
             array = arrays[name]
             # Little-endian on every machine. np.ascontiguousarray would give a scalar a dimension.
             array = np.asarray(array, array.dtype.newbyteorder("<"), order="C")
-            header = npy_header(array.dtype.str, array.shape)
-            info = tarfile.TarInfo(f"{key}.{name}.npy")
-            info.size = len(header) + array.nbytes
-            self._write(info.tobuf(tarfile.USTAR_FORMAT, "ascii", "strict") + header)
+            self._write(member_headers(key, name, array.dtype.str, array.shape))
             yield name, self.bytes
             self._write(array.reshape(-1).view(np.uint8).data)
-            self._write(bytes(-info.size % tarfile.BLOCKSIZE))
+            self._write(bytes(-self.bytes % tarfile.BLOCKSIZE))
 
     def _write(self, data: bytes | memoryview) -> None:
         self._file.write(data)

@@ -25,6 +25,7 @@ __all__ = [
     "MemberReader",
     "broken",
     "check_end",
+    "member_headers",
     "npy_header",
     "parse_headers",
     "parse_npy_header",
@@ -40,6 +41,8 @@ _NPY: Final = re.compile(
     rb"\x93NUMPY\x01\x00v\x00\{'descr': '([<|][uif][1248])', 'fortran_order': False, "
     rb"'shape': \(((?:[0-9]{1,12}, ?)*(?:[0-9]{1,12})?)\), \} *\n"
 )
+_CHECKSUM_AT: Final = 148
+"""The byte of a tar header at which its checksum begins."""
 _END_BYTES: Final = 2 * tarfile.BLOCKSIZE
 """Fewest zeros at the end of an archive."""
 MOST_END_BYTES: Final = _END_BYTES + tarfile.RECORDSIZE
@@ -102,6 +105,30 @@ def npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
     facts = {"descr": dtype, "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(buffer, facts)
     return buffer.getvalue()
+
+
+@functools.lru_cache(maxsize=1 << 10)
+def _header_template(digits: int, field: str, dtype: str, shape: tuple[int, ...]) -> tuple[bytes, int, bytes]:
+    """Return what surrounds the checksum in the headers of a member whose key is ``digits`` zeros, and it."""
+    npy = npy_header(dtype, shape)
+    info = tarfile.TarInfo(f"{'0' * digits}.{field}.npy")
+    info.size = len(npy) + math.prod(shape) * int(dtype[2])
+    header = info.tobuf(tarfile.USTAR_FORMAT, "ascii", "strict")
+    return header[digits:_CHECKSUM_AT], int(header[_CHECKSUM_AT : _CHECKSUM_AT + 6], 8), header[155:] + npy
+
+
+def member_headers(key: str, field: str, dtype: str, shape: tuple[int, ...]) -> bytes:
+    """Return the tar header and the npy header of a member, 640 bytes, as ``ShardWriter`` writes them.
+
+    Args:
+        key: of its block or sample, decimal digits.
+        field: whose numbers it holds.
+        dtype: NumPy's type string.
+        shape: of the array.
+    """
+    between, checksum, rest = _header_template(len(key), field, dtype, shape)
+    digits = key.encode("ascii")
+    return b"%b%b%06o\0%b" % (digits, between, checksum + sum(digits) - len(digits) * ord("0"), rest)
 
 
 @functools.lru_cache(maxsize=256)

@@ -6,6 +6,7 @@ ones. Never reads the numbers themselves.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
@@ -13,6 +14,8 @@ from hexdata.errors import FormatError
 from hexdata.formats.block_check import POLICY_FIELDS
 from hexdata.formats.shard_manifest import FieldSpec, ShardEntry
 from hexdata.formats.tar_members import HEADER_BYTES, MemberHeader
+
+_begin: Final = operator.attrgetter("begin")
 
 __all__ = ["HINT", "BlockPlace", "altered", "place_block"]
 
@@ -99,20 +102,21 @@ class BlockPlace(NamedTuple):
             FormatError: there is a gap, or there are more of the one than of the other.
         """
         place = self.start if self.number else 0
-        for header in sorted(headers.values(), key=lambda header: header.begin):
+        for header in sorted(headers.values(), key=_begin):
             if header.begin != place + HEADER_BYTES:
                 raise altered(self.path, header.name, f"byte {header.begin}", f"byte {place + HEADER_BYTES}")
             place = header.end
         if self.number + 1 < self.entry.blocks and place != self.stop:
             raise altered(self.path, f"block {self.key}", f"an end at byte {place}", f"byte {self.stop}")
-        counts = [headers[name].shape[0] for name in POLICY_FIELDS if name in headers]
-        if len(set(counts)) > 1:
-            raise altered(
-                self.path,
-                self.member("policy"),
-                f"{counts[0]} policies",
-                f"{counts[1]}, as its policy_row has",
-            )
+        if not headers.keys().isdisjoint(POLICY_FIELDS):
+            counts = [headers[name].shape[0] for name in POLICY_FIELDS if name in headers]
+            if len(set(counts)) > 1:
+                raise altered(
+                    self.path,
+                    self.member("policy"),
+                    f"{counts[0]} policies",
+                    f"{counts[1]}, as its policy_row has",
+                )
 
     def _start_of(self, number: int) -> int:
         return min(places[number] for places in self.entry.offsets.values()) - HEADER_BYTES

@@ -9,7 +9,6 @@ mapped ends the process with SIGBUS: replace shards by renaming, as ``hexdata ex
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -20,7 +19,7 @@ from hexdata.formats.block_check import POLICY_FIELDS, find_bad_row
 from hexdata.formats.shard_manifest import FieldSpec, ShardManifest
 from hexdata.formats.shards import Block
 from hexdata.loader.options import Check, OnError
-from hexdata.loader.shard_files import LocalShard, ShardPlace, open_shards
+from hexdata.loader.shard_files import LocalShard, ShardPlace, open_shards, row_bytes
 from hexdata.progress import SILENT, Progress
 
 __all__ = ["Gathered", "MappedShards"]
@@ -29,14 +28,13 @@ Array = npt.NDArray[Any]
 Int64Array = npt.NDArray[np.int64]
 
 _NO_POLICY: Final = -1
-_SHARE_OF_SPLIT: Final = 8
-"""Of a split of which a chunk takes more than an eighth, whole blocks are checked, once in a process."""
-_OF_WHOLE_BLOCKS: Final = ("position_id", "policy_row")
-"""The fields of which one value can be wrong because of another: they are checked a block at a time.
+_CHECKED_AHEAD: Final = 8
+"""Rows of whole blocks that are checked for each that is delivered, until all of a field are checked.
 
-Of the others the rows that are delivered are checked: whole blocks would make the first batches read
-the whole split.
+More would make the first batches slow, fewer would check more rows twice.
 """
+_OF_WHOLE_BLOCKS: Final = ("position_id", "policy_row")
+"""The fields of which one value can be wrong because of another: blocks of them are checked at first use."""
 
 
 class Gathered:
@@ -97,8 +95,7 @@ class _Field(NamedTuple):
     ``views`` gives each shard as elements of the field, from its first byte on. Single numbers are
     aligned, so ``step`` is 1 and ``starts`` counts numbers. Rows of several numbers may begin at any
     byte, so elements overlap, one beginning at every byte; ``step`` is a row's width, and ``starts``
-    counts bytes. ``starts`` and ``checked``, whether it may be used, go by block, as does
-    ``sound``, whether all of its values have been checked.
+    counts bytes. ``starts`` goes by block, as does ``sound``, whether its values have been checked.
     """
 
     dtype: np.dtype[Any]
@@ -106,7 +103,6 @@ class _Field(NamedTuple):
     step: int
     starts: Int64Array
     views: list[Array]
-    checked: npt.NDArray[np.bool_]
     sound: npt.NDArray[np.bool_]
 
 
@@ -159,7 +155,7 @@ class MappedShards:
 
     def bytes_each(self, members: Sequence[str]) -> int:
         """Return how many bytes a position takes in these members, if it has a dense policy."""
-        return sum(_width(self._fields[name]) for name in members)
+        return sum(row_bytes(self._fields[name]) for name in members)
 
     def gather(self, rows: Int64Array, members: Sequence[str]) -> Gathered:
         """Fetch these members of rows (B,), which may stand in any order and repeat.
@@ -173,6 +169,7 @@ class MappedShards:
         if len(rows) and not (rows.min() >= 0 and rows.max() < self.positions):
             raise IndexError(f"row outside the {self.positions:,} of the split")
         groups = self._group(rows)
+        self._check_blocks(groups.blocks)
         fields = {name: self._gather_field(name, groups) for name in members if name not in POLICY_FIELDS}
         slots = None
         if "policy" in members:
@@ -192,15 +189,16 @@ class MappedShards:
         for number, shard in enumerate(self._shards):
             first = int(self._first_blocks[number])
             blocks = np.arange(first, first + shard.entry.blocks)
+            self._check_blocks(blocks)
             scanned: Block = {"policy_row": self._dense_of(number).rows}
             for name in members:
-                field = self._field(name, blocks)
+                field = self._field(name)
+                self._check_values(name, _not_yet(field.sound, blocks))
                 parts = [
                     field.views[number][start : start + shard.stored_rows(name, block)]
                     for block, start in enumerate(field.starts[blocks].tolist())
                 ]
                 scanned[name] = np.concatenate(parts)
-                self._check_rows(name, scanned[name], np.repeat(blocks, [len(part) for part in parts]))
             yield scanned
 
     # --- finding --------------------------------------------------------------------------------------
@@ -225,54 +223,67 @@ class MappedShards:
         places[order] = np.arange(len(order))
         return _Groups(blocks[order], within[order], parts, places)
 
-    def _field(self, name: str, blocks: Int64Array) -> _Field:
-        """Return a field, of which these blocks have been seen to be what they must be."""
+    def _check_blocks(self, blocks: Int64Array) -> None:
+        """Check once that blocks are where the manifest says, with their own headers.
+
+        Raises:
+            FormatError: one is not.
+        """
+        for block in _not_yet(self._whole, blocks).tolist():
+            shard, number = self._shard_of(block)
+            shard.check_block(number)
+            self._whole[block] = True
+
+    def _field(self, name: str) -> _Field:
         if name not in self._open_fields:
             self._open_fields[name] = _open_field(name, self._fields[name], self._shards)
-        field = self._open_fields[name]
-        new = blocks[~field.checked[blocks]]
-        if len(new):
-            new = np.unique(new)
-            for block in new.tolist():
-                shard, number = self._shard_of(block)
-                if not self._whole[block]:
-                    shard.check_block(number)
-                    self._whole[block] = True
-                if name in _OF_WHOLE_BLOCKS:
-                    shard.check_values(name, number)
-            field.checked[new] = True
-        return field
+        return self._open_fields[name]
 
     def _shard_of(self, block: int) -> tuple[LocalShard, int]:
         """Return the shard that a block is in, and the block's number in it."""
         number = int(self._shard_of_block[block])
         return self._shards[number], block - int(self._first_blocks[number])
 
+    def _check_values(self, name: str, blocks: Int64Array) -> None:
+        """Check once what a field of these blocks holds; they ascend.
+
+        Raises:
+            FormatError: as ``check_field``.
+        """
+        sound = self._field(name).sound
+        shards = self._shard_of_block[blocks]
+        for part in np.split(blocks, np.flatnonzero(np.diff(shards)) + 1):
+            if len(part):
+                shard, number = self._shard_of(int(part[0]))
+                shard.check_values(name, (part - part[0] + number).tolist())
+                sound[part] = True
+
     def _check_rows(self, name: str, found: Array, blocks: Int64Array) -> None:
         """Check the values of a field that were read from these blocks, a row each.
 
+        Whole blocks are checked, each once, but never so many that a batch waits for long. Of the other
+        blocks only what was read is checked.
+
         Raises:
-            FormatError: as ``check_field`` does of the block, so that it is the error of stream mode.
+            FormatError: as ``check_field`` of the block, so that it is the error of stream mode.
         """
-        sound = self._open_fields[name].sound
-        if sound.all():
+        sound = self._field(name).sound
+        new = _not_yet(sound, blocks)
+        if name not in _OF_WHOLE_BLOCKS:
+            new = new[: -(-_CHECKED_AHEAD * len(found) // self._block_size)]
+        self._check_values(name, new)
+        if not len(new) or sound.all():
             return
-        if len(found) * _SHARE_OF_SPLIT >= self.positions:  # soon all are read: check each once and no more
-            for block in np.unique(blocks[~sound[blocks]]).tolist():
-                shard, number = self._shard_of(block)
-                shard.check_values(name, number)
-            sound[blocks] = True
-            return
-        bad = find_bad_row(name, found, self._board_size)
+        left = np.flatnonzero(~sound[blocks])
+        bad = find_bad_row(name, found[left], self._board_size)
         if bad is not None:
-            shard, number = self._shard_of(int(blocks[bad.row]))
-            shard.check_values(name, number)
+            self._check_values(name, blocks[left[bad.row]].reshape(1))
 
     # --- fetching -------------------------------------------------------------------------------------
 
     def _gather_field(self, name: str, groups: _Groups) -> Array:
         """Return one field of the rows, grouped."""
-        field = self._field(name, groups.blocks)
+        field = self._field(name)
         starts = field.starts[groups.blocks] + groups.within * field.step
         found = np.empty(len(starts), field.views[0].dtype if field.views else field.dtype)
         for shard, part in groups.parts:
@@ -283,7 +294,7 @@ class MappedShards:
 
     def _gather_policies(self, groups: _Groups) -> tuple[Int64Array, Array]:
         """Return the dense policies of the rows, and for each grouped row which is its own, or -1."""
-        field = self._field("policy", groups.blocks)
+        field = self._field("policy")
         slots = np.full(len(groups.blocks), _NO_POLICY, np.int64)
         found: list[Array] = [np.empty((0, *field.shape), field.dtype)]
         count = 0
@@ -315,7 +326,9 @@ class MappedShards:
         if "policy_row" not in shard.entry.offsets:
             return _Dense(np.empty(0, np.int32), np.zeros(shard.entry.blocks, np.int64))
         blocks = np.arange(first, first + shard.entry.blocks)
-        policies, field = self._field("policy", blocks), self._field("policy_row", blocks)
+        self._check_blocks(blocks)
+        policies, field = self._field("policy"), self._field("policy_row")
+        self._check_values("policy_row", blocks)
         rows: list[Array] = []
         starts, count = [], 0
         for block, start in enumerate(field.starts[blocks].tolist()):
@@ -330,18 +343,18 @@ class MappedShards:
 def _open_field(name: str, spec: FieldSpec, shards: Sequence[LocalShard]) -> _Field:
     dtype = np.dtype(spec.dtype)
     starts = np.array([start for shard in shards for start in shard.entry.offsets[name]], np.int64)
-    checked = np.zeros(len(starts), np.bool_)
+    sound = np.zeros(len(starts), np.bool_)
     if not spec.shape:
         views: list[Array] = [
             np.frombuffer(shard.open(), dtype, shard.entry.bytes // dtype.itemsize) for shard in shards
         ]
-        return _Field(dtype, (), 1, starts // dtype.itemsize, views, checked, checked.copy())
-    width = _width(spec)
+        return _Field(dtype, (), 1, starts // dtype.itemsize, views, sound)
+    width = row_bytes(spec)
     views = [
         np.ndarray((shard.entry.bytes - width + 1,), f"V{width}", shard.open(), strides=(1,))
         for shard in shards
     ]
-    return _Field(dtype, spec.shape, width, starts, views, checked, checked.copy())
+    return _Field(dtype, spec.shape, width, starts, views, sound)
 
 
 def _pick(view: Array, places: Int64Array, found: Array) -> None:
@@ -353,6 +366,10 @@ def _pick(view: Array, places: Int64Array, found: Array) -> None:
         found[...] = view[places]  # take would first copy the overlapping elements of the whole shard
 
 
-def _width(spec: FieldSpec) -> int:
-    """Return the bytes of one row of a field."""
-    return math.prod(spec.shape) * np.dtype(spec.dtype).itemsize
+def _not_yet(done: npt.NDArray[np.bool_], blocks: Int64Array) -> Int64Array:
+    """Return those of the blocks, each once and ascending, that are not done."""
+    if done.all():
+        return blocks[:0]
+    new = np.zeros(len(done), np.bool_)
+    new[blocks] = True
+    return np.flatnonzero(new & ~done)

@@ -20,7 +20,7 @@ from hexdata.board import pack_boards
 from hexdata.errors import FormatError, StoreError
 from hexdata.formats import shards
 from hexdata.formats.shards import ShardManifest, ShardWriter
-from hexdata.formats.tar_members import npy_header, parse_npy_header
+from hexdata.formats.tar_members import member_headers, npy_header, parse_npy_header
 from hexdata.schema import NO_GAME, NO_MOVE, NO_TIER, board_bytes, board_size_of, positions_schema
 
 SIZE = 5
@@ -435,3 +435,16 @@ def test_a_signed_manifest_is_checked_key_by_key(
 def first(facts: dict[str, Any]) -> dict[str, Any]:
     entry: dict[str, Any] = facts["splits"]["train"]["shards"][0]
     return entry
+
+
+@pytest.mark.parametrize("key", ["000000", "000019", "999999", "1000000", "123456789"])
+@pytest.mark.parametrize(
+    ("dtype", "shape"), [("|u1", (1024, 43)), ("<f4", (3, 169)), ("<i8", (5,)), ("<u2", ())]
+)
+def test_member_headers_are_those_of_tarfile_and_numpy(key: str, dtype: str, shape: tuple[int, ...]) -> None:
+    npy = io.BytesIO()
+    np.save(npy, np.zeros(shape, dtype))
+    info = tarfile.TarInfo(f"{key}.position_in_game.npy")
+    info.size = len(npy.getvalue())
+    expected = info.tobuf(tarfile.USTAR_FORMAT) + npy.getvalue()[:128]
+    assert member_headers(key, "position_in_game", dtype, shape) == expected

@@ -6,7 +6,7 @@ import itertools
 import pickle
 import resource
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from hexdata.errors import BudgetError, FormatError, StoreError
 from hexdata.formats.shards import ShardManifest, block_to_policy, read_blocks
 from hexdata.loader.mapped import MappedShards
+from hexdata.loader.shard_files import LocalShard
 from tests.publisher import set_header
 
 if TYPE_CHECKING:
@@ -316,3 +317,28 @@ def test_skipping_leaves_out_whatever_is_wrong(make_shards: MakeShards) -> None:
     for path in folder.path.glob("*.tar"):
         path.unlink()
     assert mapped(folder, on_error="skip").positions == 0
+
+
+def test_values_are_checked_once_whatever_is_read_first(
+    folders: dict[str, ShardFolder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = mapped(folders["uneven"])
+    whole: list[tuple[str, str, int]] = []
+    rows_checked = 0
+
+    def check_values(shard: LocalShard, name: str, blocks: Sequence[int]) -> None:
+        whole.extend((name, shard.entry.name, block) for block in blocks)
+
+    def find_row(name: str, found: np.ndarray, board_size: int) -> None:
+        nonlocal rows_checked
+        rows_checked += len(found)
+
+    monkeypatch.setattr(LocalShard, "check_values", check_values)
+    monkeypatch.setattr("hexdata.loader.mapped.find_bad_row", find_row)
+    order = np.random.default_rng(3).permutation(134)
+    for epoch in range(2):
+        for start in range(0, 134, 2):
+            shards.take(order[start : start + 2], DENSE)
+        blocks = sum(shard.entry.blocks for shard in shards._shards)
+        assert len(whole) == len(set(whole)) == len(DENSE) * blocks, epoch
+        assert rows_checked < 134 * len(DENSE)
