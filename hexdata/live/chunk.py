@@ -51,6 +51,8 @@ class FoundFile:
     size: int = 0
     after: Reading | None = None
     """How far it was read before, if it came before and has changed: only what follows is new."""
+    is_moved: bool = False
+    """Whether ``after`` is of an earlier name, going by the inode: one that begins otherwise is a new file."""
 
     @property
     def is_mark(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Protocol, cast, runtime_checkable
 
@@ -54,6 +54,8 @@ class _Content:
     """Which split its name says that it is of."""
     records: int | None = None
     """How many it has, if more may come at its end: of a text."""
+    passed_over: Counter[str] = field(default_factory=Counter)
+    """Reasons of rejected records that were counted when the file came before."""
 
     @property
     def chunks(self) -> list[Chunk]:
@@ -158,7 +160,7 @@ class ChunkSourceLoader(Transform):
             found = self._find(item, item.path, self.hub.stopping)
         except InputError as error:
             self._name_bad(item, error.code, error.detail())
-            self._tell(item, item.after or NOTHING_READ)
+            self._tell(item, NOTHING_READ if item.is_moved else item.after or NOTHING_READ)
             return []
         except OSError as error:
             gone = isinstance(error, FileNotFoundError)
@@ -167,10 +169,13 @@ class ChunkSourceLoader(Transform):
                 self._finder.was_not_read(item)
             return []
         if item.after and not begins_as(found.chunks, item.after):
-            games = f"its {item.after.games:,} games that came before"
-            self._name_bad(item, "rewritten", f"it does not begin with {games}, so none of it is taken")
-            self._tell(item, None)
-            return []
+            if not item.is_moved:
+                games = f"its {item.after.games:,} games that came before"
+                self._name_bad(item, "rewritten", f"it does not begin with {games}, so none of it is taken")
+                self._tell(item, None)
+                return []
+            self._count_rejected(found.passed_over)
+            item = replace(item, after=None)
         source = self._source(item, found)
         self._tell(item, source.reading)
         return self._pass_on(source)
@@ -197,6 +202,11 @@ class ChunkSourceLoader(Transform):
         self.count(f"bad.{code}")
         with self._lock:
             self._bad.append((printable(file.name), printable(f"{code}: {reason}")))
+
+    def _count_rejected(self, reasons: Counter[str]) -> None:
+        for reason, amount in reasons.items():
+            self.count("rejected", amount)
+            self.count(f"rejected.{reason}", amount)
 
     def read(self, file: FoundFile, stopping: threading.Event | None = None) -> ChunkSource:
         """Return the games of a file that are of the split, in the file's order; none that came before.
@@ -247,24 +257,25 @@ class ChunkSourceLoader(Transform):
         known = file.after.records if file.after else 0
         raw: list[pa.RecordBatch] = []
         rejected: Counter[str] = Counter()
+        passed_over: Counter[str] = Counter()
         records = 0
         with open_source(path) as reader:
             for batch in reader.batches():
-                rejected.update(each.reason for each in batch.rejected if each.record >= known)
+                for each in batch.rejected:
+                    (rejected if each.record >= known else passed_over)[each.reason] += 1
                 if batch.positions.num_rows:
                     raw.append(batch.positions)
                 records += batch.records
                 self._go_on(path, records, stopping)
             size, kind, header = reader.board_size, reader.format, reader.header
-        for reason, amount in rejected.items():
-            self.count("rejected", amount)
-            self.count(f"rejected.{reason}", amount)
+        self._count_rejected(rejected)
         if not raw or size is None:
             raise FormatError(
                 "no position in it", code="no-positions", found=f"{rejected.total():,} rejected"
             )
         if kind == "trmph":
-            return _Content(trmph_games(file.name, raw, size), records=records)
+            games = trmph_games(file.name, raw, size)
+            return _Content(games, records=records, passed_over=passed_over)
         otherwise = None if self.value_convention == "auto" else cast("Convention", self.value_convention)
         layout, mixed = layout_convention(header), is_mixed(kind, header)
         found = found_games(file.name, raw, size, mixed=mixed, layout=layout, otherwise=otherwise)

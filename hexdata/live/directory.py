@@ -24,8 +24,20 @@ __all__ = ["TEMPORARY", "Directory", "Folders", "Look", "Seen", "names_in_tempor
 TEMPORARY: Final = (".tmp", ".part")
 """Ends of names that a file has only while it is written; names that begin with a dot are such too."""
 
-Look = tuple[int, int]
-"""Size and modification time of a file, in nanoseconds."""
+_64_BITS: Final = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What the file system says of a file. Two are equal if size and time are."""
+
+    size: int
+    mtime_ns: int
+    """Time of the last modification, in nanoseconds."""
+    inode: int = field(default=0, compare=False)
+    """64 bits; stays when the file is renamed. 0 where the file system has none."""
+    device: int = field(default=0, compare=False)
+    """Number of the file system."""
 
 
 @dataclass
@@ -74,12 +86,14 @@ class Directory:
         """Folders elsewhere to which links lead, by their own paths: what names in them begin with."""
 
     def look_at(self, name: str) -> Look | None:
-        """Return size and time of a file; None if there is no such regular file, or we may not look at it."""
+        """Return size, time and inode of a file; None if there is no such regular file, or we may not look at it."""
         try:
             found = (self.path / name).stat()
         except OSError:
             return None
-        return (found.st_size, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else None
+        if not stat.S_ISREG(found.st_mode):
+            return None
+        return Look(found.st_size, found.st_mtime_ns, found.st_ino & _64_BITS, found.st_dev)
 
     def look_through(self, folder: Path, stopping: threading.Event) -> Seen:
         """Find the files below a folder of the directory, or of all of it, that may be wanted.

@@ -66,15 +66,21 @@ class FilePathProvider(Stage):
     A folder to which links lead from within the directory is entered once, by its own name; one elsewhere by
     that of the link that was found first, for as long as that leads there.
 
+    A file that came and has another name now, in the directory or a folder of it, does not come again
+    (``moved``): its inode, size and time tell. Its old name is free for another file. One that may go on goes
+    on under its new name. Another name of a file that is still there under its first one, a link, does
+    not come (``linked``). A copy is another file. Where a drive has no inodes that stay, a file that
+    was moved comes again.
+
     The system tells of changes; now and then all names are looked through besides, for those that it did not
     tell. A directory that goes, or cannot be read any more, is warned of (``gone``) and waited for; when
     it is back, all names are looked through. One that is put in its place is watched like the first.
 
     Remembered are the names of the files that are there, and of the last ``pool_size`` that came, whose games
-    may be in the pool: 240 bytes each, and as much again for one that is followed. A name that was forgotten
+    may be in the pool: 300 bytes each, and 250 more for one that is followed. A name that was forgotten
     may come again.
 
-    Counted are ``files``, ``again``, ``rewritten`` (names), ``vanished`` and ``gone``.
+    Counted are ``files``, ``again``, ``moved``, ``linked``, ``rewritten`` (names), ``vanished`` and ``gone``.
 
     Args:
         directory: where to look, and below.
@@ -137,6 +143,10 @@ class FilePathProvider(Stage):
         self._unread: set[str] = set()
         """Files that have changed since they came, and of which it is not told how far they were read."""
         self._candidates: dict[str, _Candidate] = {}
+        self._freed: set[str] = set()
+        """Names that were those of moved files, and are those of others now, which are to be considered."""
+        self._is_searched = False
+        """Whether files that were moved since a state was made have been looked for."""
         self._scanned = False
         self._to_come: list[str] | None = None
         """Without watching: the names still to come, the first one last; None before they are known."""
@@ -169,7 +179,7 @@ class FilePathProvider(Stage):
             look = self._place.look_at(name)
             if look is None:
                 self.count("vanished")
-            else:
+            elif not self._recognise(name, look):
                 self._give(worker, name, look)
 
     def _newest(self, names: list[str]) -> list[str]:
@@ -177,8 +187,9 @@ class FilePathProvider(Stage):
 
     def _give(self, worker: Worker, name: str, look: Look, *, follow: bool = False) -> None:
         self.count("again" if name in self._known else "files")
+        is_moved = name in self._known and self._known.has_moved(name)
         after = self._known.come(name, look, follow=follow and self._hears)
-        self.put(worker, [FoundFile(self.directory / name, name, look[0], after)])
+        self.put(worker, [FoundFile(self.directory / name, name, look.size, after, is_moved)])
 
     # --- new ones -------------------------------------------------------------------------------------
 
@@ -189,7 +200,7 @@ class FilePathProvider(Stage):
         found = sorted(seen.names)
         kept = self._newest(found)
         for name in found[: len(found) - len(kept)]:
-            self._known.skip(name)
+            self._known.skip(name, self._place.look_at(name))
         self._consider(kept)
         until = time.monotonic() + self.settle
         while self._candidates and (left := until - time.monotonic()) > 0:
@@ -250,7 +261,7 @@ class FilePathProvider(Stage):
 
     def _give_renamed(self, worker: Worker, name: str) -> None:
         look = self._place.look_at(name)
-        if look is not None and look[0]:
+        if look is not None and look.size and not self._recognise(name, look):
             self._candidates.pop(name, None)
             self._give(worker, name, look)
 
@@ -269,9 +280,12 @@ class FilePathProvider(Stage):
                 continue
             if name in self._known:
                 known += [name] if compare or self._known.is_due(name) else []
-            elif (look := self._place.look_at(name)) is not None:
+            elif (look := self._place.look_at(name)) is not None and not self._recognise(name, look):
                 self._candidates[name] = _Candidate(look, now, self.settle)
         self._compare(known)
+        freed, self._freed = self._freed, set()
+        if freed:
+            self._consider(freed)
 
     def _compare(self, names: Iterable[str]) -> None:
         """Look whether files that have come have changed, and wait for those that are to come again."""
@@ -280,6 +294,8 @@ class FilePathProvider(Stage):
             if name not in self._known or name in self._candidates:
                 continue
             look = self._place.look_at(name)
+            if look is not None and self._recognise(name, look):
+                continue
             verdict = self._known.compare(name, look)
             if verdict == "rewritten":
                 self.count("rewritten")
@@ -302,11 +318,58 @@ class FilePathProvider(Stage):
                 candidate.look, candidate.since = look, now
             elif now >= candidate.since + candidate.settle:
                 del self._candidates[name]  # an empty one will be told of when it is written to
-                as_it_was = name in self._known and self._known.compare(name, look) != "again"
-                if look[0] and not as_it_was:
+                if name in self._known:
+                    is_new = self._known.compare(name, look) == "again"
+                else:
+                    is_new = not self._recognise(name, look)
+                if look.size and is_new:
                     complete.append((name, look))
-        for name, look in sorted(complete):
-            self._give(worker, name, look, follow=True)
+        for name, look in sorted(complete, key=lambda each: each[0]):
+            if name in self._known or not self._recognise(name, look):  # a link to one that has just come
+                self._give(worker, name, look, follow=True)
+
+    # --- moved files ----------------------------------------------------------------------------------
+
+    def _recognise(self, name: str, look: Look) -> bool:
+        """Say whether a file is one that came under another name, which is gone: then this is its name now.
+
+        A link to one that came is remembered, and is not to come either. A file that has changed since it
+        came is to come: its content tells whether it goes on, or is another one with that inode.
+
+        Args:
+            name: under which the file was found.
+            look: of the file.
+        """
+        old = self._known.owner(look)
+        if old is None or self._known.has_inode(name, look):
+            return False
+        there = None if self._known.is_displaced(look) else self._place.look_at(old)
+        if there is not None and there.inode == look.inode:
+            if there.device != look.device or name in self._known:
+                return False
+            self._known.skip(name)
+            self.count("linked")
+            return True
+        is_as_it_came = self._known.move(look, name)
+        if is_as_it_came:
+            self._candidates.pop(name, None)
+            self.count("moved")
+        if there is not None:
+            self._freed.add(old)
+        return is_as_it_came
+
+    def find_moved(self, name: str) -> list[str]:
+        """Return the names that the file of a state may have now, which had this one; for the pool.
+
+        All files are looked at for that, once.
+        """
+        if not self._is_searched:
+            self._is_searched = True
+            seen = self._search(self.directory)
+            for each in sorted(seen.names) if seen else ():
+                if (look := self._place.look_at(each)) is not None:
+                    self._recognise(each, look)
+        return self._known.later_names(name)
 
     # --- how far files were read ----------------------------------------------------------------------
 
@@ -331,6 +394,8 @@ class FilePathProvider(Stage):
                 self._known.was_read(file.name, reading)
             else:
                 self._known.was_not_read(file.name, reading)
+                if self._known.current_name(file.name) != file.name:  # it was moved while it was in a queue
+                    self._unread.add(self._known.current_name(file.name))
 
     # --- the directory --------------------------------------------------------------------------------
 
@@ -365,6 +430,9 @@ class FilePathProvider(Stage):
             self.count("gone")
             self._warn("another file system is there now, and none of the files that came")
         self._device = device
+        for name in seen.names:  # before names that are gone are forgotten
+            if len(self._known) and name not in self._known and (look := self._place.look_at(name)):
+                self._recognise(name, look)
         self._known.note(seen)
         return seen
 

@@ -37,6 +37,13 @@ class _Reader(Protocol):
     def read(self, file: FoundFile) -> ChunkSource: ...
 
 
+@runtime_checkable
+class _Mover(Protocol):
+    """What knows the later names of a file that was moved."""
+
+    def find_moved(self, name: str) -> list[str]: ...
+
+
 @dataclass
 class _Source:
     """A file of which at least one game is in the window."""
@@ -111,6 +118,7 @@ class ShufflingChunkPool(Stage):
         self.passes = None if passes is None else check_count("passes", passes, 1)
         self.directory = None if directory is None else Path(directory)
         self._reread: Callable[[FoundFile], ChunkSource] | None = None
+        self._mover: _Mover | None = None
         self._window = threading.Lock()
         """Held while what follows is changed or read; never while a thread waits for something else."""
         self._shuffler = StreamShuffler(seed)
@@ -123,7 +131,8 @@ class ShufflingChunkPool(Stage):
         self._missing: deque[tuple[str, str]] = deque(maxlen=NAMED)
 
     def meet(self, stages: Sequence[Stage]) -> None:
-        """Find who can read a file again."""
+        """Find who can read a file again, and who knows where it was moved."""
+        self._mover = next((stage for stage in stages if isinstance(stage, _Mover)), None)
         self._reread = next((stage.read for stage in stages if isinstance(stage, _Reader)), None)
 
     @property
@@ -244,6 +253,19 @@ class ShufflingChunkPool(Stage):
             count: so many came then, of the split;
             which: and these.
         """
+        found = self._read_named(name, size, before, count, which)
+        if isinstance(found, str) and self._mover is not None:
+            for later in self._mover.find_moved(name):
+                moved = self._read_named(later, size, before, count, which)
+                found = found if isinstance(moved, str) else moved
+        if not isinstance(found, str):
+            return found
+        self.count("missing")
+        self._missing.append((printable(name), printable(found)))
+        return None
+
+    def _read_named(self, name: str, size: int, before: int, count: int, which: bytes) -> ChunkSource | str:
+        """Return what a state had of a file, if it has this name now; else the reason why it is not that."""
         if self._reread is None or self.directory is None:
             raise ConfigError(
                 "the pool cannot read the files of its state again",
@@ -256,18 +278,14 @@ class ShufflingChunkPool(Stage):
             found = path.stat().st_size
             source = self._reread(FoundFile(path, name, found, after))
         except (InputError, OSError) as error:
-            reason = str(error)
-        else:
-            longer = found > size and source.reading is not None
-            kept = source.chunks[:count] if longer else source.chunks
-            same = len(kept) == count and digest_games(kept) == which
-            if same and (longer or found == size):
-                return ChunkSource(FoundFile(path, name, size, after), kept)
-            games = f"{count:,} other games" if len(kept) == count else f"{count:,}"
-            reason = f"{found:,} bytes and {len(source.chunks):,} games now, not {size:,} and {games}"
-        self.count("missing")
-        self._missing.append((printable(name), printable(reason)))
-        return None
+            return str(error)
+        longer = found > size and source.reading is not None
+        kept = source.chunks[:count] if longer else source.chunks
+        same = len(kept) == count and digest_games(kept) == which
+        if same and (longer or found == size):
+            return ChunkSource(FoundFile(path, name, size, after), kept)
+        games = f"{count:,} other games" if len(kept) == count else f"{count:,}"
+        return f"{found:,} bytes and {len(source.chunks):,} games now, not {size:,} and {games}"
 
     def metrics(self) -> dict[str, float]:
         """Return what people watch: see the class."""

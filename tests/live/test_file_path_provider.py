@@ -174,7 +174,7 @@ def test_a_file_that_grows_in_place_waits_until_it_is_settled(
             for count in range(1, 5):
                 file.write("12345")
                 file.flush()
-                until(lambda size=5 * count: [each.look[0] for each in list(candidates.values())] == [size])
+                until(lambda size=5 * count: [each.look.size for each in list(candidates.values())] == [size])
                 clock.now += 99
                 assert len(pipeline.queues[0]) == 0
         clock.now += 2

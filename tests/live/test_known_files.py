@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hexdata.live.chunk import NOTHING_READ, ChunkSource, FoundFile, Reading
-from hexdata.live.directory import Seen
+from hexdata.live.directory import Look, Seen
 from hexdata.live.known_files import KnownFiles
 from hexdata.live.state import decode_state, encode_state
 
@@ -98,7 +98,7 @@ def test_what_is_remembered_is_what_the_rule_says(
         elif verb == "come":
             model.there.add(what)
             model.came = [*(name for name in model.came if name != what), what]
-            known.come(what, (1, 1), follow=False)
+            known.come(what, Look(1, 1), follow=False)
         elif verb == "go":
             model.there.discard(what)
         elif verb == "return":
@@ -113,7 +113,7 @@ def test_files_that_are_there_are_remembered_however_many() -> None:
     known = KnownFiles(10)
     seen = Seen({f"{n}.trmph": HERE for n in range(1000)}, {"": HERE})
     for name in seen.names:
-        known.come(name, (1, 1), follow=False)
+        known.come(name, Look(1, 1), follow=False)
     known.note(seen)
     assert len(known) == 1000
     known.note(Seen({}, {"": HERE}))
@@ -125,7 +125,7 @@ def test_of_files_that_come_and_go_only_so_many_names_are_kept() -> None:
     for start in range(0, 20_000, 50):
         names = [f"games-{n:08d}.trmph" for n in range(start, start + 50)]
         for name in names:
-            known.come(name, (1, 1), follow=True)
+            known.come(name, Look(1, 1), follow=True)
         known.note(Seen(dict.fromkeys(names, HERE), {"": HERE}))
         assert len(known) <= 150
         assert len(pickle.dumps(encode_state(known.state()))) < 20_000
@@ -134,7 +134,7 @@ def test_of_files_that_come_and_go_only_so_many_names_are_kept() -> None:
 def test_a_drive_that_has_another_number_when_it_is_back_is_the_same_drive() -> None:
     known = KnownFiles(1)
     for name in ("a.trmph", "b.trmph", "c.trmph"):
-        known.come(name, (1, 1), follow=False)
+        known.come(name, Look(1, 1), follow=False)
     known.note(Seen(dict.fromkeys(("a.trmph", "b.trmph", "c.trmph"), DRIVE), {"": DRIVE}))
     known.note(Seen({}, {"": HERE}))
     known.note(Seen(dict.fromkeys(("a.trmph", "b.trmph"), OTHER), {"": OTHER}))
@@ -150,7 +150,7 @@ def test_a_state_says_what_is_known() -> None:
     known = KnownFiles(10)
     odd = b"\xff\xc3.trmph".decode("utf-8", "surrogateescape")
     for name in ("whole", "sub/goes on", "unread", "missed", odd, "skipped"):
-        known.come(name, (len(name), 1 << 62), follow=name not in ("whole", odd))
+        known.come(name, Look(len(name), 1 << 62), follow=name not in ("whole", odd))
     known.skip("never")
     for name, reading in (("whole", None), ("sub/goes on", READING), (odd, NOTHING_READ), ("skipped", None)):
         known.was_read(name, reading)
@@ -159,18 +159,18 @@ def test_a_state_says_what_is_known() -> None:
     other.load_state(decode_state(pickle.loads(pickle.dumps(encode_state(known.state())))))
     for each in (known, other):
         assert all(name in each for name in ("whole", "sub/goes on", "unread", "missed", odd, "never"))
-        assert each.compare("sub/goes on", (11, 1 << 62)) == "same"
-        assert each.compare("sub/goes on", (12, 1 << 62)) == "again"
-        assert each.compare("unread", (7, 1 << 62)) == "unread"
-        assert each.compare("missed", (6, 1 << 62)) == "again"
+        assert each.compare("sub/goes on", Look(11, 1 << 62)) == "same"
+        assert each.compare("sub/goes on", Look(12, 1 << 62)) == "again"
+        assert each.compare("unread", Look(7, 1 << 62)) == "unread"
+        assert each.compare("missed", Look(6, 1 << 62)) == "again"
         assert each.is_due("missed")
         assert each.times("sub/goes on") == 1
-        assert each.come("sub/goes on", (12, 1 << 62), follow=True) == READING
-        assert each.come("missed", (6, 1 << 62), follow=True) == READING
-        assert each.come(odd, (7, 1), follow=False) == NOTHING_READ
+        assert each.come("sub/goes on", Look(12, 1 << 62), follow=True) == READING
+        assert each.come("missed", Look(6, 1 << 62), follow=True) == READING
+        assert each.come(odd, Look(7, 1), follow=False) == NOTHING_READ
         assert each.times("sub/goes on") == 2
-    assert known.compare("whole", (9, 9)) == "rewritten"
-    assert [known.compare("whole", (9, 9)), other.compare("whole", (9, 9))] == ["same", "same"]
+    assert known.compare("whole", Look(9, 9)) == "rewritten"
+    assert [known.compare("whole", Look(9, 9)), other.compare("whole", Look(9, 9))] == ["same", "same"]
 
 
 def test_a_state_keeps_how_far_a_file_in_a_queue_was_read() -> None:
@@ -189,7 +189,7 @@ def test_what_may_go_on_is_due_for_two_looks_after_each_reading() -> None:
     known = KnownFiles(10)
     names = ("goes on", "bad", "whole")
     for name in names:
-        known.come(name, (1, 1), follow=name == "goes on")
+        known.come(name, Look(1, 1), follow=name == "goes on")
     seen = Seen(dict.fromkeys(names, HERE), {"": HERE})
     for _ in range(2):
         for name, reading in (("goes on", READING), ("bad", NOTHING_READ), ("whole", None)):

@@ -1,0 +1,355 @@
+"""Files that are moved within the directory, or got another name: known by their inodes, and not read again."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hexdata.live.directory import Directory, Look, Seen
+from hexdata.live.known_files import KnownFiles
+from hexdata.live.pipeline import Pipeline
+from hexdata.live.state import decode_state, encode_state
+from tests.live.counting import PATIENCE, until
+from tests.live.test_files_that_go_on import Clock, Steps, clock, start_hands, text_of, wait_until
+from tests.live.watched import names, take, watching
+
+__all__ = ["clock"]
+
+pytestmark = pytest.mark.usefixtures("no_thread_survives")
+
+
+@pytest.fixture
+def steps(tmp_path: Path, clock: Clock) -> Steps:
+    """The first two stages, which have read ``a`` and ``b`` of 3 games and ``sub/c`` of 5."""
+    (tmp_path / "sub").mkdir()
+    for name, count, seed in (("a", 3, 1), ("b", 3, 2), ("sub/c", 5, 3)):
+        (tmp_path / f"{name}.trmph").write_bytes(text_of(count, seed=seed))
+    made = Steps(tmp_path, clock)
+    assert len(made.step()) == 11
+    return made
+
+
+def rename(steps: Steps, old: str, new: str) -> None:
+    (steps.folder / old).rename(steps.folder / new)
+
+
+Change = Callable[[Steps], None]
+
+
+def to_another_name(steps: Steps) -> None:
+    rename(steps, "a.trmph", "z.trmph")
+
+
+def into_a_folder(steps: Steps) -> None:
+    (steps.folder / "done").mkdir()
+    rename(steps, "a.trmph", "done/a.trmph")
+
+
+def the_folder(steps: Steps) -> None:
+    rename(steps, "sub", "other")
+
+
+def by_a_temporary_name(steps: Steps) -> None:
+    rename(steps, "a.trmph", ".z.trmph.tmp")
+    assert not steps.step()
+    rename(steps, ".z.trmph.tmp", "z.trmph")
+
+
+def over_another(steps: Steps) -> None:
+    rename(steps, "a.trmph", "b.trmph")
+
+
+def swapped(steps: Steps) -> None:
+    rename(steps, "a.trmph", ".x")
+    rename(steps, "b.trmph", "a.trmph")
+    rename(steps, ".x", "b.trmph")
+
+
+def in_a_ring(steps: Steps) -> None:
+    rename(steps, "a.trmph", ".x")
+    rename(steps, "b.trmph", "a.trmph")
+    rename(steps, "sub/c.trmph", "b.trmph")
+    rename(steps, ".x", "sub/c.trmph")
+
+
+def away_and_back(steps: Steps) -> None:
+    away = steps.folder.parent / f"{steps.folder.name}-away"
+    away.mkdir()
+    rename(steps, "a.trmph", str(away / "a.trmph"))
+    assert not steps.step()
+    (away / "a.trmph").rename(steps.folder / "back.trmph")
+
+
+def hard_linked(steps: Steps) -> None:
+    (steps.folder / "link.trmph").hardlink_to(steps.folder / "a.trmph")
+
+
+def linked(steps: Steps) -> None:
+    (steps.folder / "link.trmph").symlink_to("a.trmph")
+
+
+def linked_and_unlinked(steps: Steps) -> None:
+    hard_linked(steps)
+    assert not steps.step()
+    (steps.folder / "a.trmph").unlink()
+
+
+CHANGES = {
+    each.__name__: each
+    for each in (
+        to_another_name, into_a_folder, the_folder, by_a_temporary_name, over_another, swapped, in_a_ring,
+        away_and_back, hard_linked, linked, linked_and_unlinked,
+    )
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+@pytest.mark.parametrize("change", CHANGES)
+def test_no_game_comes_again_and_what_is_appended_later_comes(
+    steps: Steps, clock: Clock, change: str, resumed: bool
+) -> None:
+    """Watching, or while nobody does, between a state and its loading."""
+    state = pickle.loads(pickle.dumps(encode_state(steps.provider.state())))
+    CHANGES[change](steps)
+    if resumed:
+        steps = Steps(steps.folder, clock)
+        steps.provider.load_state(decode_state(state))
+    for _ in range(2):
+        assert not steps.step()
+    assert steps.counts().get("bad_files", 0) == 0
+    assert any(steps.counts().get(name) for name in ("moved", "linked"))
+    files = sorted({path.resolve() for path in steps.folder.rglob("*.trmph")})
+    for path in files:
+        with path.open("ab") as file:
+            file.write(text_of(1, seed=50))
+    assert len(steps.step()) == len(files)
+    assert not steps.step()
+
+
+def test_a_name_that_was_freed_is_that_of_a_new_file(steps: Steps) -> None:
+    """As where a log is rotated."""
+    rename(steps, "b.trmph", "b.2.trmph")
+    rename(steps, "a.trmph", "b.trmph")
+    (steps.folder / "a.trmph").write_bytes(text_of(7, seed=9))
+    assert [chunk.source for chunk in steps.step()] == ["a.trmph"] * 7
+    assert steps.counts()["moved"] == 2
+
+
+def test_a_file_that_was_appended_to_and_moved_at_once_gives_what_is_new(steps: Steps) -> None:
+    text = text_of(8, seed=1)
+    (steps.folder / "a.trmph").write_bytes(text)
+    rename(steps, "a.trmph", "full.trmph")
+    (steps.folder / "a.trmph").write_bytes(text_of(2, seed=9))
+    new = [(chunk.source, chunk.place) for chunk in steps.step()]
+    assert new == [("a.trmph", 0), ("a.trmph", 1), *(("full.trmph", place) for place in range(3, 8))]
+    assert not steps.step()
+
+
+def test_a_copy_is_another_file(steps: Steps) -> None:
+    shutil.copy2(steps.folder / "a.trmph", steps.folder / "copy.trmph")
+    assert [chunk.source for chunk in steps.step()] == ["copy.trmph"] * 3
+
+
+@pytest.mark.parametrize("bad", [False, True])
+def test_a_new_file_with_the_inode_of_a_deleted_one_is_read(
+    steps: Steps, monkeypatch: pytest.MonkeyPatch, bad: bool
+) -> None:
+    """File systems use inodes again at once; the content says that it is another file."""
+    inode = (steps.folder / "a.trmph").stat().st_ino
+    before = steps.counts()["rejected"]
+    (steps.folder / "a.trmph").unlink()
+    text = b"nothing\n" + text_of(6, seed=8)
+    (steps.folder / "new.trmph").write_bytes(b"nothing\n" if bad else text)
+    look_at = Directory.look_at
+
+    def look_with_inode(place: Directory, name: str) -> Look | None:
+        look = look_at(place, name)
+        return replace(look, inode=inode) if look is not None and name == "new.trmph" else look
+
+    monkeypatch.setattr(Directory, "look_at", look_with_inode)
+    if bad:
+        assert not steps.step()
+        (steps.folder / "new.trmph").write_bytes(text)
+    assert [chunk.place for chunk in steps.step()] == list(range(6))
+    assert steps.counts()["rejected"] == before + 2
+    assert "bad.rewritten" not in steps.counts()
+
+
+def test_without_inodes_a_moved_file_is_read_again(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look_at = Directory.look_at
+
+    def look_without(place: Directory, name: str) -> Look | None:
+        look = look_at(place, name)
+        return None if look is None else replace(look, inode=0)
+
+    monkeypatch.setattr(Directory, "look_at", look_without)
+    (tmp_path / "a.trmph").write_bytes(text_of(3))
+    steps = Steps(tmp_path, clock)
+    assert len(steps.step()) == 3
+    rename(steps, "a.trmph", "b.trmph")
+    assert len(steps.step()) == 3
+
+
+def test_a_file_that_was_moved_before_it_was_opened_is_read_once(steps: Steps, clock: Clock) -> None:
+    (steps.folder / "d.trmph").write_bytes(text_of(4, seed=7))
+    found = steps.find()
+    rename(steps, "d.trmph", "e.trmph")
+    assert not steps.step()
+    assert not steps.read(found)  # it is gone under that name
+    steps.provider._compare(steps.provider._unread)
+    assert [chunk.source for chunk in steps.step()] == ["e.trmph"] * 4
+    assert not steps.step()
+
+
+def test_of_more_files_than_are_remembered_none_comes_again_when_their_folder_is_renamed(
+    tmp_path: Path,
+) -> None:
+    """No event tells of them: only the look through all names does, which forgets names too."""
+    (tmp_path / "in").mkdir()
+    for number in range(50):
+        (tmp_path / "in" / f"{number}.trmph").write_text("x")
+    with watching(tmp_path, pool_size=5, force_polling=True) as pipeline:
+        provider = pipeline.stages[0]
+        pipeline.start()
+        names(pipeline, 51)
+        (tmp_path / "in").rename(tmp_path / "out")
+        until(lambda: provider.counts.get("moved") == 50)
+        (tmp_path / "z.trmph").write_text("x")
+        assert take(pipeline).name == "z.trmph"
+        assert provider.counts["files"] == 51
+
+
+@pytest.mark.parametrize("polling", [False, True])
+def test_a_renamed_file_and_a_renamed_folder_do_not_come_again(tmp_path: Path, polling: bool) -> None:
+    (tmp_path / "in").mkdir()
+    for name in ("a.trmph", "in/b.trmph"):
+        (tmp_path / name).write_text(name)
+    with watching(tmp_path, force_polling=polling) as pipeline:
+        provider = pipeline.stages[0]
+        pipeline.start()
+        names(pipeline, 3)
+        (tmp_path / "a.trmph").rename(tmp_path / "z.trmph")
+        (tmp_path / "in").rename(tmp_path / "out")
+        until(lambda: provider.counts.get("moved") == 2)
+        (tmp_path / "new.trmph").write_text("x")
+        assert take(pipeline).name == "new.trmph"
+
+
+def test_files_left_out_at_the_start_do_not_come_when_they_are_moved(tmp_path: Path) -> None:
+    for name in ("a.trmph", "b.trmph"):
+        (tmp_path / name).write_text(name)
+    with watching(tmp_path, newest_files=1) as pipeline:
+        provider = pipeline.stages[0]
+        pipeline.start()
+        assert names(pipeline, 2) == ["b.trmph", ""]
+        (tmp_path / "a.trmph").rename(tmp_path / "c.trmph")
+        until(lambda: provider.counts.get("moved") == 1)
+
+
+# --- states and the pool ------------------------------------------------------------------------------
+
+
+def drawn(pipeline: Pipeline, count: int) -> list[list[bytes]]:
+    return [[chunk.game_hash for chunk in pipeline.take(PATIENCE)] for _ in range(count)]
+
+
+@pytest.mark.parametrize("when", ["watching", "stopped", "both"])
+@pytest.mark.parametrize("swap", [False, True])
+def test_resumed_the_games_of_moved_files_are_drawn_as_they_would_have_been(
+    tmp_path: Path, when: str, swap: bool
+) -> None:
+    def move(number: int) -> None:
+        if swap:
+            (tmp_path / "a.trmph").rename(tmp_path / ".x")
+            (tmp_path / "b.trmph").rename(tmp_path / "a.trmph")
+            (tmp_path / ".x").rename(tmp_path / "b.trmph")
+        else:
+            old, new = (f"a-{each}.trmph" if each else "a.trmph" for each in (number, number + 1))
+            (tmp_path / old).rename(tmp_path / new)
+
+    for name, seed in (("a", 1), ("b", 2)):
+        (tmp_path / f"{name}.trmph").write_bytes(text_of(6, seed=seed))
+    with start_hands(tmp_path) as pipeline:
+        pipeline.start()
+        wait_until(pipeline, lambda told: told["ShufflingChunkPool"]["entered"] == 12)
+        drawn(pipeline, 3)
+        if when != "stopped":
+            move(0)
+            moves = 2 if swap else 1
+            wait_until(pipeline, lambda told: told["FilePathProvider"].get("moved") == moves)
+        state = pickle.loads(pickle.dumps(encode_state(pipeline.state())))
+        expected = drawn(pipeline, 20)
+    if when != "watching":
+        move(int(when == "both"))
+    with start_hands(tmp_path) as resumed:
+        resumed.load_state(decode_state(state))
+        assert "missing" not in resumed.metrics()["ShufflingChunkPool"]
+        resumed.start()
+        assert drawn(resumed, 20) == expected
+        assert resumed.metrics()["ShufflingChunkPool"]["entered"] == 12
+
+
+def test_resumed_a_file_that_was_moved_and_appended_to_is_drawn_and_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "a.trmph").write_bytes(text_of(6))
+    with start_hands(tmp_path) as pipeline:
+        pipeline.start()
+        wait_until(pipeline, lambda told: told["ShufflingChunkPool"]["entered"] == 6)
+        state = pipeline.state()
+    (tmp_path / "a.trmph").rename(tmp_path / "b.trmph")
+    with (tmp_path / "b.trmph").open("ab") as file:
+        file.write(text_of(3, seed=5))
+    with start_hands(tmp_path) as resumed:
+        resumed.load_state(state)
+        assert "missing" not in resumed.metrics()["ShufflingChunkPool"]
+        resumed.start()
+        wait_until(resumed, lambda told: told["ShufflingChunkPool"]["entered"] == 9)
+
+
+def test_a_state_from_before_inodes_were_known_can_be_loaded(steps: Steps, clock: Clock) -> None:
+    state = steps.provider.state()
+    for name in ("inodes", "looks", "moved"):
+        del state["came"][name]
+    rename(steps, "a.trmph", "z.trmph")
+    resumed = Steps(steps.folder, clock)
+    resumed.provider.load_state(state)
+    assert [chunk.source for chunk in resumed.step()] == ["z.trmph"] * 3
+
+
+def test_names_that_moved_files_had_are_kept_up_to_a_number() -> None:
+    known = KnownFiles(10)
+    known.come("0", Look(1, 1, 5), follow=False)
+    for number in range(1000):
+        known.move(Look(1, 1, 5), str(number + 1))
+    assert known.current_name("995") == "1000"
+    assert len(known.later_names("990")) == 10
+    assert known.later_names("980") == []
+    known.note(Seen({}, {"": 1}))
+    assert len(pickle.dumps(encode_state(known.state()))) < 1000
+
+
+def test_of_files_that_are_forgotten_no_inode_is_kept() -> None:
+    known = KnownFiles(10)
+    for number in range(100):
+        known.come(str(number), Look(1, 1, number + 1), follow=False)
+    known.note(Seen({}, {"": 1}))
+    owners = [known.owner(Look(1, 1, number + 1)) for number in range(100)]
+    assert owners == [None] * 90 + [str(number) for number in range(90, 100)]
+
+
+def test_an_inode_of_64_bits_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As network drives have them."""
+    known = KnownFiles(10)
+    look = Look(1, 1, (1 << 64) - 1)
+    known.come("a", look, follow=False)
+    other = KnownFiles(10)
+    other.load_state(decode_state(encode_state(known.state())))
+    assert other.owner(look) == "a"
+    assert os.name == "nt" or Directory(tmp_path, ["*"]).look_at("missing") is None
