@@ -52,7 +52,7 @@ class FoundFile:
     after: Reading | None = None
     """How far it was read before, if it came before and has changed: only what follows is new."""
     is_moved: bool = False
-    """Whether ``after`` is of an earlier name, going by the inode: one that begins otherwise is a new file."""
+    """Whether ``after`` is of an earlier name, going by the inode: what begins otherwise is a new file."""
 
     @property
     def is_mark(self) -> bool:

@@ -86,7 +86,7 @@ class Directory:
         """Folders elsewhere to which links lead, by their own paths: what names in them begin with."""
 
     def look_at(self, name: str) -> Look | None:
-        """Return size, time and inode of a file; None if there is no such regular file, or we may not look at it."""
+        """Return size, time and inode of a file; None if it is no regular file that we may look at."""
         try:
             found = (self.path / name).stat()
         except OSError:

@@ -1,4 +1,4 @@
-"""What the first stage remembers of the files that came: names, inodes, and how far those that may go on were read.
+"""What the first stage remembers of the files that came: names, inodes, and how far some of them were read.
 
 Holds as many names as files are there, and a bounded number besides. Never looks at the directory itself.
 """

@@ -1,4 +1,4 @@
-"""Files that are moved within the directory, or got another name: known by their inodes, and not read again."""
+"""Files that are moved within the directory, or have another name, are known by their inodes."""
 
 from __future__ import annotations
 
