@@ -36,7 +36,7 @@ def collection(make):
 
 def test_the_bytes_do_not_depend_on_the_number_of_workers(collection, convert):
     stores = [
-        convert(collection, store=f"w{workers}", workers=workers, max_reject_rate=1.0)
+        convert(collection, store=f"w{workers}", workers=workers, memory=2 * 10**9, max_reject_rate=1.0)
         for workers in (1, 2, 3)
     ]
     assert stores[0].result.games == 28

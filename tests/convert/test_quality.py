@@ -192,7 +192,7 @@ def test_one_wrong_player_is_enough(sound, flags_with):
     assert flags_with(game) == ["player-contradicts-stones"]
 
 
-@pytest.mark.parametrize(("ply", "tier"), [(0, 1), (12, 3), (3, 4), (3, None)])
+@pytest.mark.parametrize(("ply", "tier"), [(0, 1), (12, 3), (3, 2), (3, None)])
 def test_tier_counts(sound, flags_with, ply, tier):
     game = next(game for game in sound(20) if len(game) > 13)
     game[ply]["metadata"]["value_sample_tier"] = tier
