@@ -29,7 +29,15 @@ from hexdata.convert.spool import (
     read_source,
     settle_games,
 )
-from hexdata.convert.tables import Source, failed_files, notes_of, reasons_of, rejected_batches, source_table
+from hexdata.convert.tables import (
+    Source,
+    failed_files,
+    note_of_unused_option,
+    notes_of,
+    reasons_of,
+    rejected_batches,
+    source_table,
+)
 from hexdata.engine import Engine
 from hexdata.errors import ConfigError, InputError, RejectRateError, StoreError
 from hexdata.formats import SALVAGEABLE
@@ -109,7 +117,8 @@ class Run:
         sources = self._with_companions(self._resolve(self._with_conventions(sources)))
         sources = self._assign(sources)
         judged = self._judge(sources)
-        result = self._result(sources, len(same), judged)
+        notes = self._notes(sources, (name for _, name in same))
+        result = self._result(sources, len(same), judged, notes)
         if sources:
             facts = self._publish(sources, judged)
             self._publish_tables(sources, facts, judged)
@@ -430,7 +439,9 @@ class Run:
         }
         manifest.save(self.store.path)
 
-    def _result(self, sources: list[Source], skipped: int, judged: list[Judged]) -> ConvertResult:
+    def _result(
+        self, sources: list[Source], skipped: int, judged: list[Judged], notes: list[str]
+    ) -> ConvertResult:
         return ConvertResult(
             sources=len(sources),
             skipped=skipped,
@@ -442,8 +453,32 @@ class Run:
             reasons=reasons_of(sources),
             failed_files=failed_files(sources),
             flags=count_flags(own.flags for own in judged),
-            notes=[f"{s.file.name}: {note}" for s in sources for note in notes_of(s)],
+            notes=notes,
         )
+
+    def _notes(self, sources: list[Source], same: Iterable[str]) -> list[str]:
+        """Return the notes on the sources of this run, and on an option that some files were read without.
+
+        Args:
+            sources: of this run.
+            same: names of the sources that the store has, of those that were given.
+        """
+        notes = [f"{s.file.name}: {note}" for s in sources for note in notes_of(s)]
+        given = self.options.value_convention
+        if given == "auto":
+            return notes
+        other = [
+            s.file.name for s in sources if s.facts.format != "trmph" and s.convention not in (None, given)
+        ]
+        unused = note_of_unused_option(sorted([*other, *self._otherwise_stored(set(same), given)]), given)
+        return notes if unused is None else [*notes, unused]
+
+    def _otherwise_stored(self, names: set[str], given: str) -> list[str]:
+        """Return which sources of the store, of these names, have another value convention."""
+        other = ~pc.field("value_sense").isin([given]) & pc.field("value_sense").is_valid()
+        legacy = pc.field("format") != "trmph"
+        tables = [read_parquet(path, ["name"], other & legacy) for path in self.store.files("sources")]
+        return [name for table in tables for name in table["name"].to_pylist() if name in names]
 
 
 _HINT: Final = (

@@ -9,7 +9,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +22,15 @@ from hexdata.games.convention import Convention, Decision, layout_convention
 from hexdata.games.findings import count_flags, loose_flags
 from hexdata.schema import rejected_schema, sources_schema
 
-__all__ = ["Source", "failed_files", "notes_of", "reasons_of", "rejected_batches", "source_table"]
+__all__ = [
+    "Source",
+    "failed_files",
+    "note_of_unused_option",
+    "notes_of",
+    "reasons_of",
+    "rejected_batches",
+    "source_table",
+]
 
 
 @dataclass(frozen=True)
@@ -54,29 +62,57 @@ class Source:
 def notes_of(source: Source) -> list[str]:
     """Return the notes on a source, with what was found in positions of unknown games."""
     notes = source.facts.notes
-    if source.convention is None:
+    if source.decided is None:
         return notes
-    if (note := _note_of_decision(source)) is not None:
-        notes = [*notes, note]
+    notes = [*notes, *_notes_of_decision(source, source.decided)]
     if any(source.facts.loose):
-        loose = loose_flags(source.facts.loose, source.convention).items()
+        loose = loose_flags(source.facts.loose, source.decided.convention).items()
         listed = ", ".join(f"{count:,} {code}" for code, count in loose)
         notes = [*notes, f"positions of unknown games: {listed}"] if listed else notes
     return notes
 
 
-def _note_of_decision(source: Source) -> str | None:
-    """Return what a person should know of a convention that the file itself hardly shows."""
-    assert source.decided is not None
-    convention, by = source.decided.convention, source.decided.by
-    layout = layout_convention(source.facts.header)
-    if by == "layout":
-        return f"nothing in it shows what its values mean; {convention}, as the legacy tool wrote this layout"
-    if by == "given" and layout not in (None, convention):
-        return (
-            f"nothing in it shows what its values mean; {convention} as given, though its layout has {layout}"
+def _notes_of_decision(source: Source, decided: Decision) -> Iterator[str]:
+    """Give what the file shows only in part, and what in it contradicts the convention."""
+    if source.facts.format == "trmph":
+        return
+    convention, layout = decided.convention, layout_convention(source.facts.header)
+    chains, winners = source.facts.ballots.chains, source.facts.ballots.winners
+    if decided.by == "layout":
+        yield f"nothing in it shows what its values mean; {convention}, as the legacy tool wrote this layout"
+    elif layout not in (None, convention):
+        shown = {
+            "given": f"it does not show what its values mean; {convention} as given",
+            "winners": f"{convention} by {max(winners):,} of {sum(winners):,} named winners",
+            "chains": f"{convention} by {max(chains):,} of {sum(chains):,} winning chains",
+        }
+        yield f"{shown[decided.by]}, though its layout has {layout}"
+    if decided.contradicting:
+        yield (
+            f"{decided.contradicting:,} of {sum(chains):,} winning chains contradict its value convention, "
+            f"{convention}, decided by {_DECIDED_BY[decided.by]}"
         )
-    return None
+
+
+_DECIDED_BY: Final = {
+    "winners": "named winners",
+    "chains": "the other chains",
+    "layout": "the layout",
+    "given": "the option",
+}
+
+
+def note_of_unused_option(names: list[str], given: str) -> str | None:
+    """Return a note on the files whose values were read by another convention than the given one."""
+    if not names:
+        return None
+    files = "1 file, which has" if len(names) == 1 else f"{len(names):,} files, which have"
+    listed = ", ".join(names[:_LISTED]) + (", ..." if len(names) > _LISTED else "")
+    return f"the value convention {given} was not applied to {files} the other one: {listed}"
+
+
+_LISTED: Final = 5
+"""Files that a note names."""
 
 
 def source_table(sources: list[Source], judged: list[Judged], options: ConvertOptions) -> pa.Table:

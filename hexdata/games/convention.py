@@ -21,10 +21,9 @@ _AGREEING: Final = 19
 """Games whose named winner agrees for each that does not: 95 %, where names decide alone."""
 _OUTVOTED: Final = 4
 """Votes that outweigh one game against them."""
-_REFUTING: Final = 3
-"""Winning chains against the named winners from which these may be wrong throughout."""
 
 _Count = tuple[int, int]
+_By = Literal["winners", "chains", "layout", "given"]
 
 
 @dataclass(frozen=True)
@@ -50,10 +49,15 @@ def _sum(one: _Count, other: _Count) -> _Count:
 
 @dataclass(frozen=True)
 class Decision:
-    """The convention of a source, and what decided it: named winners, chains, the layout, or the option."""
+    """The convention of a source.
+
+    ``by``: what decided it: named winners, chains, the layout of the examples, or the option.
+    ``contradicting``: chains against it, of those that vote.
+    """
 
     convention: Convention
-    by: Literal["winners", "chains", "layout", "given"]
+    by: _By
+    contradicting: int = 0
 
 
 def layout_convention(header: Mapping[str, object]) -> Convention | None:
@@ -72,24 +76,38 @@ def decide(votes: Votes, layout: Convention | None, given: Convention | None = N
 
     Args:
         votes: one vote per game, where games are known.
-        layout: the convention of the file's layout. It is worth one game.
-        given: what the user says of files that do not show it. It decides where votes and layout do not,
-            and in place of the layout where there is no vote; never against named winners that agree.
+        layout: the convention of the file's layout. It is worth one game where votes differ.
+        given: what the user says of files that do not show it. It decides where the votes do not, and in
+            place of the layout where there is no vote.
     """
-    named = _unanimous(votes.winners)
+    convention, by = _shown(votes, layout)
+    if convention is None and given is not None:
+        convention, by = given, "given"
+    elif by is None and layout is not None:
+        convention, by = layout, "layout"
+    if convention is None or by is None:
+        return None
+    return Decision(convention, by, votes.chains[1 - CONVENTIONS.index(convention)])
+
+
+def _shown(votes: Votes, layout: Convention | None) -> tuple[Convention | None, _By | None]:
+    """Return what the votes show, None if they are near even, and which of them decide, None without any."""
+    named = _majority(votes.winners, _AGREEING, None)
     if named is not None:
-        if not _refuted(votes.chains, named):
-            return Decision(named, "winners")
-        return Decision(named, "given") if given == named else None
-    for by, count in (("chains", votes.chains), ("winners", votes.winners)):
-        if sum(count):
-            shown = _majority(count, layout)
-            if shown is None:
-                return given and Decision(given, "given")
-            return Decision(shown, by)  # type: ignore[arg-type]
-    if given is not None:
-        return Decision(given, "given")
-    return layout and Decision(layout, "layout")
+        return named, "winners"
+    if sum(votes.chains):
+        return _majority(votes.chains, _OUTVOTED, layout), "chains"
+    if sum(votes.winners):
+        return _majority(votes.winners, _OUTVOTED, layout), "winners"
+    return None, None
+
+
+def _majority(games: _Count, ratio: int, layout: Convention | None) -> Convention | None:
+    """Return the convention with ``ratio`` votes or more for each game against it; the layout is a vote."""
+    for index, convention in enumerate(CONVENTIONS):
+        if games[index] and games[index] + (layout == convention) >= ratio * games[1 - index]:
+            return convention  # type: ignore[no-any-return]
+    return None
 
 
 def votes_text(votes: Votes, layout: Convention | None) -> str:
@@ -99,27 +117,3 @@ def votes_text(votes: Votes, layout: Convention | None) -> str:
         f"named winners {votes.winners[0]:,} and {votes.winners[1]:,}"
     )
     return text if layout is None else f"{text}, layout {layout}"
-
-
-def _unanimous(winners: _Count) -> Convention | None:
-    """Return what named winners say, if they agree but for slips."""
-    if sum(winners):
-        for index, convention in enumerate(CONVENTIONS):
-            if winners[index] >= _AGREEING * winners[1 - index]:
-                return convention  # type: ignore[no-any-return]
-    return None
-
-
-def _refuted(chains: _Count, named: Convention) -> bool:
-    """Say whether the boards contradict the named winners in more games than they agree with them."""
-    agreeing, against = chains if named == CONVENTIONS[0] else chains[::-1]
-    return against >= _REFUTING and against > agreeing
-
-
-def _majority(games: _Count, layout: Convention | None) -> Convention | None:
-    """Return the convention with more votes, the layout's among them, that outweigh the games against it."""
-    votes = [games[index] + (layout == convention) for index, convention in enumerate(CONVENTIONS)]
-    for index, convention in enumerate(CONVENTIONS):
-        if votes[index] > votes[1 - index] and votes[index] >= _OUTVOTED * games[1 - index]:
-            return convention  # type: ignore[no-any-return]
-    return None

@@ -108,7 +108,9 @@ class Watcher(Silent):
 
 
 def stage(store: str, inputs: str, name: str) -> None:
-    convert_sources([inputs], store, ConvertOptions(workers=2, memory=2 * 10**9, max_reject_rate=1.0), Watcher(name))
+    convert_sources(
+        [inputs], store, ConvertOptions(workers=2, memory=2 * 10**9, max_reject_rate=1.0), Watcher(name)
+    )
 
 
 def still_there(printed: str) -> list[psutil.Process]:

@@ -87,21 +87,12 @@ def named_and_refuted(make, name="a.pkl.gz", games=4):
     return make.write(name, examples)
 
 
-@pytest.mark.parametrize(
-    ("write", "votes"),
-    [
-        (
-            unclear,
-            "winning chains 6 for blue-is-0 and 4 for blue-is-1, named winners 0 and 0, layout blue-is-0",
-        ),
-        (named_and_refuted, "winning chains 0 for blue-is-0 and 4 for blue-is-1, named winners 4 and 0"),
-    ],
-)
-def test_a_source_whose_evidence_is_near_even_stops_the_run(make, convert, write, votes, tmp_path):
-    write(make)
+def test_a_source_whose_evidence_is_near_even_stops_the_run(make, convert, tmp_path):
+    unclear(make)
     with pytest.raises(InputError, match="--value-convention blue-is-0 or --value-convention") as caught:
         convert(make.folder)
     assert caught.value.path == "legacy/a.pkl.gz"
+    votes = "winning chains 6 for blue-is-0 and 4 for blue-is-1, named winners 0 and 0, layout blue-is-0"
     assert votes in str(caught.value)
     assert not (tmp_path / "store" / "manifest.json").exists()
 
@@ -216,13 +207,44 @@ def test_one_mislabelled_game_alone_is_flagged(make, convert):
     assert "label-contradicts-chain" in store.games()[0]["flags"]
 
 
-def test_named_winners_that_the_boards_refute_can_be_confirmed_and_not_overridden(make, convert):
+@pytest.mark.parametrize("given", ["auto", "blue-is-0", "blue-is-1"])
+def test_named_winners_decide_against_every_board_and_the_notes_say_so(make, convert, given):
     path = named_and_refuted(make)
-    with pytest.raises(InputError, match="not override"):
-        convert(path, value_convention="blue-is-1")
-    store = convert(path, value_convention="blue-is-0")
-    assert store.source("a.pkl.gz")["evidence"]["by"] == "given"
+    store = convert(path, value_convention=given)
+    source = store.source("a.pkl.gz")
+    assert (source["value_sense"], source["evidence"]["by"]) == ("blue-is-0", "winners")
     assert store.result.flags["label-contradicts-chain"] == 4
+    told = "4 of 4 winning chains contradict its value convention, blue-is-0, decided by named winners"
+    assert json.loads(source["notes"]) == [told]
+    unused = "the value convention blue-is-1 was not applied to 1 file, which has the other one: "
+    assert store.result.notes == [f"legacy/a.pkl.gz: {told}"] + (
+        [f"{unused}legacy/a.pkl.gz"] if given == "blue-is-1" else []
+    )
+
+
+def test_one_finished_game_decides_against_the_layout_with_a_note(make, convert):
+    games = make.dicts(make.games(5))
+    examples = without_winners([*(game[:-1] for game in games[:4]), games[4]])
+    values = [example["value"] for example in examples]
+    store = convert(make.write("a.pkl.gz", turned(examples)))
+    source = store.source("a.pkl.gz")
+    assert (source["value_sense"], source["evidence"]["by"]) == ("blue-is-1", "chains")
+    assert store.result.notes == [
+        "legacy/a.pkl.gz: blue-is-1 by 1 of 1 winning chains, though its layout has blue-is-0"
+    ]
+    assert stored_values(store) == values
+
+
+def test_another_convention_for_a_file_that_the_store_has_changes_nothing_and_is_noted(make, convert):
+    silent(make)
+    (make.folder / "b.trmph").write_text("#5,a1b1 b\n")
+    files = convert(make.folder, value_convention="blue-is-0").files()
+    again = convert(make.folder, value_convention="blue-is-1")
+    assert again.files() == files
+    assert again.result.notes == [
+        "the value convention blue-is-1 was not applied to 1 file, which has the other one: legacy/a.pkl.gz"
+    ]
+    assert convert(make.folder, value_convention="blue-is-0").result.notes == []
 
 
 def test_half_the_games_inverted_is_near_even(make, convert):
@@ -306,11 +328,10 @@ DICT, TUPLE = ZERO, ONE
         ((0, 0), (1, 19), DICT, (ONE, "winners")),
         ((0, 2), (10, 0), DICT, (ZERO, "winners")),
         ((5, 5), (10, 0), DICT, (ZERO, "winners")),
-        # ... unless three boards or more refute them, and more than agree.
-        ((0, 3), (1000, 0), DICT, None),
-        ((4, 5), (1000, 0), DICT, None),
-        ((100, 0), (0, 100), None, None),
-        # Chains: the layout is worth a game, four votes outweigh one against.
+        ((0, 3), (1000, 0), DICT, (ZERO, "winners")),
+        ((4, 5), (1000, 0), TUPLE, (ZERO, "winners")),
+        ((100, 0), (0, 100), None, (ONE, "winners")),
+        # Chains: four votes for each against, of which the layout may be one.
         ((1, 9), (0, 0), TUPLE, (ONE, "chains")),
         ((4, 1), (0, 0), DICT, (ZERO, "chains")),
         ((3, 1), (0, 0), DICT, (ZERO, "chains")),
@@ -320,7 +341,9 @@ DICT, TUPLE = ZERO, ONE
         ((79, 21), (0, 0), DICT, None),
         ((8, 2), (0, 0), TUPLE, (ZERO, "chains")),
         ((7, 2), (0, 0), TUPLE, None),
-        ((1, 0), (0, 0), TUPLE, None),
+        ((1, 0), (0, 0), TUPLE, (ZERO, "chains")),
+        ((3, 1), (0, 0), TUPLE, None),
+        ((4, 1), (0, 0), TUPLE, (ZERO, "chains")),
         ((2, 0), (0, 0), TUPLE, (ZERO, "chains")),
         ((1, 0), (0, 0), None, (ZERO, "chains")),
         ((100, 0), (50, 50), None, (ZERO, "chains")),
@@ -336,12 +359,15 @@ DICT, TUPLE = ZERO, ONE
 def test_the_weight_of_evidence_decides(chains, winners, layout, expected):
     votes = Votes(chains, winners)
     decided = decide(votes, layout)
-    assert decided == (expected and Decision(*expected))
+    against = chains[expected[0] == ZERO] if expected else 0
+    assert decided == (expected and Decision(*expected, against))
     other = {ZERO: ONE, ONE: ZERO, None: None}
     mirrored = decide(Votes(chains[::-1], winners[::-1]), other[layout])
-    assert mirrored == (expected and Decision(other[expected[0]], expected[1]))
+    assert mirrored == (expected and Decision(other[expected[0]], expected[1], against))
     if expected and expected[1] != "layout":
         assert {decide(votes, layout, given) for given in (ZERO, ONE)} == {decided}, "what is clear stays"
+    else:
+        assert [decide(votes, layout, given).convention for given in (ZERO, ONE)] == [ZERO, ONE]
 
 
 def test_an_unknown_convention_is_a_wrong_option(make, convert):
