@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pytest
 
+from hexdata.order import ORDER_VERSION
 from hexdata.store.manifest import Manifest
 from hexdata.store.parquet import write_parquet
 
@@ -54,9 +55,13 @@ def arrange(tmp_path: Path) -> Arrange:
             manifest.files[name] = write_parquet(store / name, SCHEMA, [table])
         manifest.stages["shuffle"] = {
             "seed": 5,
+            "order_version": ORDER_VERSION,
+            "positions": len(order),
+            "rejected": 0,
             "splits": {"train": len(order)},
             "buckets": {"train": len(bounds) - 1},
             "choices": choices or {},
+            "left_out": {},
             "of": manifest.digest("games", "positions"),
         }
         manifest.save(store)
