@@ -1,28 +1,40 @@
 """Strict reading of JSON: bounded, without duplicate keys or NaN, and checked against a schema.
 
-A schema is a dataclass with ``__pydantic_config__ = FORBID_EXTRA``, beside the thing it describes; ``Within``
-and ``Matching`` narrow its numbers and texts. pydantic is loaded when the first schema is used.
+A schema is a dataclass, or a type built of such, beside the thing it describes: an object has the fields
+as keys and no others, and those without a default must be there. ``field(metadata={"key": …})`` gives a field
+a key that is no name in Python. ``Within``, ``Matching`` and ``AtMost`` narrow numbers, texts and lists. The
+checks are plain Python: importing a library for them takes longer than reading a manifest.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import math
 import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeVar, cast
+from types import NoneType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    Literal,
+    NoReturn,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from hexdata.errors import HexdataError, StoreError
-from hexdata.text import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from pydantic import TypeAdapter, ValidationError
+from hexdata.text import encodable, printable
 
 __all__ = [
-    "FORBID_EXTRA",
     "MAX_JSON_BYTES",
     "PLAIN_NAME",
     "AtMost",
@@ -42,19 +54,10 @@ MAX_JSON_BYTES: Final = 64 << 20
 _MAX_VALUES: Final = 4_000_000
 """Maximum number of values in one text: each takes about 100 bytes of memory."""
 _MAX_DEPTH: Final = 64
-_MAX_ERRORS: Final = 1_000
-"""If a text has more wrong values than this, none of them is named."""
 _SHOWN: Final = 80
 """Characters of a value, or of a key, in a message."""
 _TOKENS: Final = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[\[\]{}]', re.DOTALL)
 """A string, or a bracket outside of strings."""
-
-_MISSING: Final = ("missing", "missing_argument", "missing_keyword_only_argument")
-_UNKNOWN: Final = ("extra_forbidden", "unexpected_keyword_argument")
-"""What pydantic calls a key that is absent, and one that is unknown."""
-
-FORBID_EXTRA: Final = {"extra": "forbid"}
-"""Pydantic's configuration of every schema: unknown keys are refused."""
 
 Schema = TypeVar("Schema")
 
@@ -66,9 +69,11 @@ class Within:
     least: float
     most: float
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
-        """Return the schema of the number with its bounds."""
-        return {**handler(source), "ge": self.least, "le": self.most}
+    def check(self, value: Any) -> Any:
+        """Return the number, or raise ``_WrongValue``."""
+        if not self.least <= value <= self.most:
+            raise _WrongValue(value, f"{self.least} to {self.most}")
+        return value
 
 
 @dataclass(frozen=True)
@@ -79,25 +84,25 @@ class Matching:
     meaning: str
     max_length: int = 4096
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
-        """Return the schema of the text with its pattern."""
-        _MEANINGS[self.pattern] = self.meaning
-        return {**handler(source), "pattern": self.pattern, "max_length": self.max_length}
+    def check(self, value: Any) -> Any:
+        """Return the text, or raise ``_WrongValue``."""
+        if len(value) > self.max_length or not re.fullmatch(self.pattern, value):
+            raise _WrongValue(value, self.meaning)
+        return value
 
 
 @dataclass(frozen=True)
 class AtMost:
-    """Narrows a list in a schema to ``items`` or fewer."""
+    """Narrows a list or a text in a schema to ``items`` items or characters, or fewer."""
 
     items: int
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
-        """Return the schema of the list with its bound."""
-        return {**handler(source), "max_length": self.items}
+    def check(self, value: Any) -> Any:
+        """Return the list or the text, or raise ``_WrongValue``."""
+        if len(value) > self.items:
+            raise _WrongValue(value, f"at most {self.items:,} items")
+        return value
 
-
-_MEANINGS: dict[str, str] = {}
-"""What each pattern of a schema means, for messages."""
 
 Count = Annotated[int, Within(0, 1 << 62)]
 """A number of rows, files or bytes."""
@@ -178,7 +183,7 @@ def load_json(
             or a value is not what the schema has there. The message names the first such key.
     """
     content = parse_json(data, path, what=what, hint=hint, error=error, max_bytes=max_bytes)
-    return check_value(kind, content, path, what=what, hint=hint, error=error, text=data)
+    return check_value(kind, content, path, what=what, hint=hint, error=error)
 
 
 def check_value(
@@ -189,7 +194,6 @@ def check_value(
     what: str,
     hint: str | None = None,
     error: type[HexdataError] = StoreError,
-    text: bytes | str | None = None,
 ) -> Schema:
     """Return a value of plain dicts, lists, texts and numbers as an instance of a schema.
 
@@ -200,23 +204,18 @@ def check_value(
         what: what the value is, as errors name it.
         hint: what errors advise.
         error: class of the errors.
-        text: the JSON text of ``value``, if it is at hand.
 
     Raises:
-        HexdataError: of the class ``error``: the value is not what the schema describes.
+        HexdataError: of the class ``error``: the value is not what the schema describes. The message names
+            the first key that is missing, unknown or wrong.
     """
-    from pydantic import ValidationError
-
     try:
-        if text is None:
-            text = json.dumps(value, allow_nan=False)
-        checked: Schema = _adapter(cast("Any", kind)).validate_json(text, strict=True)
+        checked: Schema = _check_of(cast("Any", kind))(value)
         return checked
-    except ValidationError as wrong:
-        raise _explain(wrong, path, what, hint, error) from wrong
-    except (TypeError, ValueError, RecursionError) as wrong:
-        found = shortened(str(wrong))
-        raise error(f"{what} holds what JSON does not", path=path, found=found, hint=hint) from wrong
+    except _WrongValue as wrong:
+        raise wrong.explained(path, what, hint, error) from None
+    except HexdataError as wrong:  # parts of a value that contradict each other
+        raise wrong if path is None else wrong.at(path) from None
 
 
 def shortened(text: str) -> str:
@@ -225,38 +224,237 @@ def shortened(text: str) -> str:
     return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"
 
 
+# --- schemas ------------------------------------------------------------------------------------------
+
+
+class _WrongValue(Exception):  # noqa: N818 - never leaves this module
+    """A value that its schema does not describe; ``keys`` lead to it."""
+
+    def __init__(self, found: object = None, expected: str | None = None, problem: str = "value") -> None:
+        super().__init__()
+        self.keys: list[str] = []
+        self.found = found
+        self.expected = expected
+        self.problem = problem
+
+    def below(self, key: object) -> _WrongValue:
+        """Return the error as one of the object or list that holds the value under ``key``."""
+        self.keys.insert(0, shortened(str(key)))
+        return self
+
+    def explained(self, path: object, what: str, hint: str | None, error: type[HexdataError]) -> HexdataError:
+        """Return the error for people."""
+        where = ".".join(self.keys)
+        if self.problem == "missing":
+            return error(f"{what} lacks the key {where}", path=path, hint=hint)
+        found = shortened(repr(self.found))
+        if self.problem == "unknown":
+            within, found = f" in {where}" if where else "", shortened(str(self.found))
+            message = f"{what} has an unknown key{within}"
+        else:
+            message = f"{what} has a wrong value of {where}" if where else f"{what} has a wrong value"
+        return error(message, path=path, found=found, expected=self.expected, hint=hint)
+
+
+_Check = Callable[[Any], Any]
+"""Returns a value as its schema has it, or raises ``_WrongValue``."""
+
+
 @functools.cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    from pydantic import TypeAdapter
+def _check_of(kind: Any) -> _Check:
+    """Return the check of a schema."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return _narrowed(arguments[0], arguments[1:])
+    if origin in (Union, UnionType):
+        return _check_union(arguments)
+    if origin is Literal:
+        return _check_literal(arguments)
+    if dataclasses.is_dataclass(kind):
+        return _check_dataclass(cast("type", kind))
+    if origin in (dict, Mapping):
+        return _check_dict(*map(_check_of, arguments))
+    if origin is tuple and arguments[-1] is not Ellipsis:
+        return _check_tuple(arguments)
+    if origin in (list, tuple, Sequence):
+        return _check_list(arguments[0], tuple if origin is tuple else list)
+    return _PLAIN[kind]
 
-    return TypeAdapter(kind)
+
+def _check_union(kinds: tuple[Any, ...]) -> _Check:
+    checks = [_check_of(kind) for kind in kinds if kind is not NoneType]
+    optional = len(checks) < len(kinds)
+
+    def check(value: Any) -> Any:
+        if value is None and optional:
+            return None
+        expected = []
+        for each in checks:
+            try:
+                return each(value)
+            except _WrongValue as wrong:
+                if len(checks) == 1:
+                    raise
+                expected.append(wrong.expected or "")
+        raise _WrongValue(value, " or ".join(expected))
+
+    return check
 
 
-def _explain(
-    wrong: ValidationError, path: object, what: str, hint: str | None, error: type[HexdataError]
-) -> HexdataError:
-    """Turn pydantic's findings into one error, on the first of them."""
-    count = wrong.error_count()
-    if count > _MAX_ERRORS:
-        return error(f"{what} has {count:,} wrong values", path=path, hint=hint)
-    first = wrong.errors(include_url=False)[0]
-    names = [shortened(str(part)) for part in first["loc"]]
-    expected = _MEANINGS.get(first.get("ctx", {}).get("pattern", ""))
-    if first["type"] == "json_invalid":  # such as half a surrogate pair
-        return error(f"{what} is not valid JSON", path=path, found=first["ctx"]["error"], hint=hint)
-    if first["type"] in _MISSING:
-        return error(f"{what} lacks the key {'.'.join(names)}", path=path, hint=hint)
-    if first["type"] in _UNKNOWN or names[-1:] == ["[key]"]:
-        names = names[:-1] if names[-1] == "[key]" else names
-        within = f" in {'.'.join(names[:-1])}" if names[:-1] else ""
-        if expected is None:
-            expected = first.get("ctx", {}).get("expected")
-        return error(
-            f"{what} has an unknown key{within}", path=path, found=names[-1], expected=expected, hint=hint
-        )
-    where = f"{what} has a wrong value of {'.'.join(names)}" if names else f"{what} has a wrong value"
-    expected = expected or first["msg"].removeprefix("Input should be ")
-    return error(where, path=path, found=shortened(repr(first["input"])), expected=expected, hint=hint)
+def _check_literal(known: tuple[Any, ...]) -> _Check:
+    *others, last = map(repr, known)
+    expected = f"{', '.join(others)} or {last}" if others else last
+
+    def check(value: Any) -> Any:
+        if not (isinstance(value, str) and value in known):
+            raise _WrongValue(value, expected)
+        return value
+
+    return check
+
+
+def _check_dataclass(kind: type) -> _Check:
+    hints = get_type_hints(kind, include_extras=True)
+    fields = [each for each in dataclasses.fields(kind) if each.init]
+    checks = {
+        each.metadata.get("key", each.name): (each.name, _check_of(hints[each.name])) for each in fields
+    }
+    missing = dataclasses.MISSING
+    required = [
+        each.metadata.get("key", each.name)
+        for each in fields
+        if each.default is missing and each.default_factory is missing
+    ]
+
+    def check(value: Any) -> Any:
+        if not isinstance(value, dict):
+            raise _WrongValue(value, "an object")
+        found = {}
+        for key, (name, of_field) in checks.items():
+            if key in value:
+                try:
+                    found[name] = of_field(value[key])
+                except _WrongValue as wrong:
+                    raise wrong.below(key) from None
+            elif key in required:
+                raise _WrongValue(problem="missing").below(key)
+        if len(found) < len(value):
+            raise _WrongValue(next(key for key in value if key not in checks), problem="unknown")
+        return kind(**found)
+
+    return check
+
+
+def _check_dict(of_key: _Check, of_value: _Check) -> _Check:
+    def check(value: Any) -> Any:
+        if not isinstance(value, dict):
+            raise _WrongValue(value, "an object")
+        for key in value:
+            try:
+                of_key(key)
+            except _WrongValue as wrong:
+                raise _WrongValue(key, wrong.expected, "unknown") from None
+        found = {}
+        for key, item in value.items():
+            try:
+                found[key] = of_value(item)
+            except _WrongValue as wrong:
+                raise wrong.below(key) from None
+        return found
+
+    return check
+
+
+def _check_list(kind: Any, made: type[list[Any]] | type[tuple[Any, ...]]) -> _Check:
+    of_item = _check_of(kind)
+    # Lists of many integers, such as offsets, are checked as a whole.
+    bounds = _bounds(kind) if get_args(kind)[:1] == (int,) else None
+
+    def check(value: Any) -> Any:
+        if not isinstance(value, list | tuple):
+            raise _WrongValue(value, "a list")
+        integers = bounds is not None and set(map(type, value)) == {int}
+        if bounds and integers and bounds.least <= min(value) and max(value) <= bounds.most:
+            return made(value)
+        found = []
+        for number, item in enumerate(value):
+            try:
+                found.append(of_item(item))
+            except _WrongValue as wrong:
+                raise wrong.below(number) from None
+        return made(found)
+
+    return check
+
+
+def _bounds(kind: Any) -> Within | None:
+    return next((each for each in get_args(kind)[1:] if isinstance(each, Within)), None)
+
+
+def _check_tuple(kinds: tuple[Any, ...]) -> _Check:
+    checks = [_check_of(kind) for kind in kinds]
+
+    def check(value: Any) -> Any:
+        if not isinstance(value, list | tuple) or len(value) != len(checks):
+            raise _WrongValue(value, f"a list of {len(checks)}")
+        found = []
+        for number, (each, item) in enumerate(zip(checks, value, strict=True)):
+            try:
+                found.append(each(item))
+            except _WrongValue as wrong:
+                raise wrong.below(number) from None
+        return tuple(found)
+
+    return check
+
+
+def _narrowed(kind: Any, limits: tuple[Any, ...]) -> _Check:
+    checks = [_check_of(kind), *(limit.check for limit in limits)]
+
+    def check(value: Any) -> Any:
+        for each in checks:
+            value = each(value)
+        return value
+
+    return check
+
+
+def _check_int(value: Any) -> int:
+    if type(value) is not int:
+        raise _WrongValue(value, "an integer")
+    return value
+
+
+def _check_float(value: Any) -> float:
+    if type(value) not in (int, float) or not abs(value) <= sys.float_info.max:
+        raise _WrongValue(value, "a finite number")
+    return float(value)
+
+
+def _check_bool(value: Any) -> bool:
+    if type(value) is not bool:
+        raise _WrongValue(value, "true or false")
+    return value
+
+
+def _check_text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise _WrongValue(value, "text")
+    if not value.isascii() and encodable(value) != value:
+        raise _WrongValue(value, "text that UTF-8 can hold")
+    return value
+
+
+_PLAIN: Final[dict[Any, _Check]] = {
+    int: _check_int,
+    float: _check_float,
+    bool: _check_bool,
+    str: _check_text,
+    Any: lambda value: value,
+}
+
+
+# --- texts -------------------------------------------------------------------------------------------
 
 
 def _depth_exceeds(text: str, limit: int) -> bool:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 import pytest
 
 from hexdata.errors import ConfigError, StoreError
 from hexdata.strict_json import (
-    FORBID_EXTRA,
     Count,
     HexDigest,
     Matching,
@@ -25,8 +24,6 @@ PATH = "/store/made.json"
 
 @dataclass(frozen=True)
 class Part:
-    __pydantic_config__ = FORBID_EXTRA
-
     rows: Count
     sha256: HexDigest = "0" * 64
     shape: tuple[int, ...] = ()
@@ -34,11 +31,12 @@ class Part:
 
 @dataclass(frozen=True)
 class Made:
-    __pydantic_config__ = FORBID_EXTRA
-
     parts: dict[Annotated[str, Matching("^[a-z]{1,8}$", "a small letter or more")], Part]
     layout: Literal["blocks", "samples"] = "blocks"
     share: Annotated[float, Within(0, 1)] = 0.5
+    note: str | None = field(default=None, metadata={"key": "note"})
+    pair: tuple[int, int | str] = (0, 0)
+    of_: bool = field(default=False, metadata={"key": "is-of"})
 
 
 def refused(text: str | bytes) -> str:
@@ -52,8 +50,9 @@ def refused(text: str | bytes) -> str:
 
 
 def test_a_sound_text_gives_the_values() -> None:
-    text = b'{"parts": {"a": {"rows": 3, "shape": [1, 2]}}, "share": 1}'
-    assert load_json(Made, text, PATH) == Made({"a": Part(3, shape=(1, 2))}, share=1.0)
+    text = b'{"parts": {"a": {"rows": 3, "shape": [1, 2]}}, "share": 1, "pair": [1, "x"], "is-of": true}'
+    made = Made({"a": Part(3, shape=(1, 2))}, share=1.0, pair=(1, "x"), of_=True)
+    assert load_json(Made, text, PATH) == made
 
 
 @pytest.mark.parametrize(
@@ -70,7 +69,6 @@ def test_a_sound_text_gives_the_values() -> None:
         ('{"parts": {}, "share": 1e999}', "1e999 is too large"),
         ('{"parts": {}, "parts": {}}', "the key 'parts' stands twice"),
         ('{"parts": {"a": {"rows": ' + "1" * 5000 + "}}}", "is not valid JSON"),
-        ('{"parts": {}, "layout": "\\ud800"}', "is not valid JSON"),
         ("[" * 200_000, "nested too deeply"),
         ('{"a":' * 200_000, "nested too deeply"),
         ('["' + '\\"' * 100_000 + "[" * 100, "is not valid JSON"),
@@ -101,10 +99,10 @@ def test_a_text_that_is_too_long_is_not_read() -> None:
         ({}, "lacks the key parts"),
         ({"parts": {"a": {}}}, "lacks the key parts.a.rows"),
         ({"parts": {"a": {"rows": True}}}, "wrong value of parts.a.rows; found True"),
-        ({"parts": {"a": {"rows": 1.0}}}, "wrong value of parts.a.rows; found 1.0; expected a valid integer"),
+        ({"parts": {"a": {"rows": 1.0}}}, "wrong value of parts.a.rows; found 1.0; expected an integer"),
         ({"parts": {"a": {"rows": "1"}}}, "wrong value of parts.a.rows; found '1'"),
-        ({"parts": {"a": {"rows": -1}}}, "expected greater than or equal to 0"),
-        ({"parts": {"a": {"rows": 10**30}}}, "expected less than or equal to"),
+        ({"parts": {"a": {"rows": -1}}}, "expected 0 to 4611686018427387904"),
+        ({"parts": {"a": {"rows": 10**30}}}, "expected 0 to"),
         ({"parts": {"a": {"rows": 1, "sha256": "F" * 64}}}, "expected 64 hexadecimal digits"),
         ({"parts": {"a": {"rows": 1, "sha256": "0" * 64 + "\n"}}}, "expected 64 hexadecimal digits"),
         ({"parts": {"a": {"rows": 1, "shape": [1, "\x1b" * 999]}}}, "of parts.a.shape.1"),
@@ -115,8 +113,17 @@ def test_a_text_that_is_too_long_is_not_read() -> None:
             {"parts": {}, "layout": "tar"},
             "of layout; found 'tar'; expected 'blocks' or 'samples'",
         ),
-        ({"parts": {}, "share": 1.5}, "wrong value of share; found 1.5; expected less than or equal to 1"),
-        ({"parts": dict.fromkeys(map(chr, range(10_000, 12_000)), 1)}, "wrong values"),
+        ({"parts": {}, "share": 1.5}, "wrong value of share; found 1.5; expected 0 to 1"),
+        ({"parts": dict.fromkeys(map(chr, range(10_000, 12_000)), 1)}, "unknown key in parts"),
+        ({"parts": {}, "layout": "\ud800"}, r"wrong value of layout; found '\ud800'"),
+        (
+            {"parts": {}, "note": "\ud800"},
+            r"wrong value of note; found '\ud800'; expected text that UTF-8 can",
+        ),
+        ({"parts": {}, "pair": [1]}, "wrong value of pair; found [1]; expected a list of 2"),
+        ({"parts": {}, "pair": [1, None]}, "wrong value of pair.1; found None; expected an integer or text"),
+        ({"parts": {}, "share": 10**400}, "wrong value of share"),
+        ({"parts": {}, "of": 1}, "unknown key; found of"),
     ],
 )
 def test_what_the_schema_does_not_say_is_named(value: Any, said: str) -> None:

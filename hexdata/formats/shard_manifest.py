@@ -16,7 +16,6 @@ from hexdata.order import ORDER_VERSION
 from hexdata.remote import AnyPath, as_path, open_binary
 from hexdata.schema import SCHEMA_VERSION
 from hexdata.strict_json import (
-    FORBID_EXTRA,
     MAX_JSON_BYTES,
     AtMost,
     Count,
@@ -54,8 +53,6 @@ class ShardEntry:
     ``offsets`` holds, a field, one byte position a block; it is empty in the layout ``samples``, where
     ``blocks`` counts samples.
     """
-
-    __pydantic_config__ = FORBID_EXTRA
 
     name: FileName
     positions: Count
@@ -173,9 +170,7 @@ class ShardManifest:
         facts = parse_json(data, where, what="the shard manifest", hint=hint)
         _check_identity(facts, where)
         try:
-            checked = check_value(
-                _ShardManifestFile, facts, where, what="the shard manifest", hint=hint, text=data
-            )
+            checked = check_value(_ShardManifestFile, facts, where, what="the shard manifest", hint=hint)
             return checked.manifest()
         except StoreError as error:
             raise error.at(where) from None
@@ -183,16 +178,12 @@ class ShardManifest:
 
 @dataclass(frozen=True)
 class _FieldFacts:
-    __pydantic_config__ = FORBID_EXTRA
-
     dtype: Annotated[str, Matching("^(?:\\|[iu]1|<[iu][248]|<f[248])$", "the NumPy type of a plain number")]
     shape: Annotated[list[Annotated[int, Within(1, 4096)]], AtMost(3)]
 
 
 @dataclass(frozen=True)
 class _SplitFacts:
-    __pydantic_config__ = FORBID_EXTRA
-
     positions: Count
     shards: list[ShardEntry]
 
@@ -200,8 +191,6 @@ class _SplitFacts:
 @dataclass(frozen=True)
 class _ShardManifestFile:
     """The schema of shards/manifest.json."""
-
-    __pydantic_config__ = FORBID_EXTRA
 
     version: int
     schema_version: int

@@ -36,7 +36,7 @@ from hexdata.remote import (
     upload,
 )
 from hexdata.store.room import name_file, naming_full
-from hexdata.strict_json import FORBID_EXTRA, MAX_JSON_BYTES, Count, HexDigest
+from hexdata.strict_json import MAX_JSON_BYTES, Count, HexDigest
 
 __all__ = [
     "FileFacts",
@@ -68,8 +68,6 @@ _TEMPORARY_NAME: Final = re.compile(r"\..+\.\d+\.tmp", re.DOTALL)
 @dataclass(frozen=True)
 class FileFacts:
     """What a manifest keeps of one file."""
-
-    __pydantic_config__ = FORBID_EXTRA
 
     rows: Count
     bytes: Count

@@ -11,7 +11,7 @@ from typing import Any, Final
 from hexdata.errors import StoreError
 from hexdata.remote import AnyPath
 from hexdata.store.files import canonical_json, exists, read_bounded, write_bytes
-from hexdata.strict_json import FORBID_EXTRA, HexDigest, check_value, parse_json, shortened
+from hexdata.strict_json import HexDigest, check_value, parse_json, shortened
 
 __all__ = ["Ledger"]
 
@@ -21,8 +21,6 @@ _UNITS_A_SAVE: Final = 256
 
 @dataclass(frozen=True)
 class _LedgerFile:
-    __pydantic_config__ = FORBID_EXTRA
-
     stage: str
     plan: str
     sha256: HexDigest
@@ -70,7 +68,7 @@ class Ledger:
         hint = f"Remove {self.path.name}; the {self._stage} stage then starts from its beginning."
         data = read_bounded(self.path)
         content: dict[str, Any] = parse_json(data, self.path, what="the progress file", hint=hint)
-        file = check_value(_LedgerFile, content, self.path, what="the progress file", hint=hint, text=data)
+        file = check_value(_LedgerFile, content, self.path, what="the progress file", hint=hint)
         if file.stage != self._stage:
             raise StoreError(
                 "the progress file is of another stage",

@@ -15,7 +15,6 @@ from hexdata.remote import AnyPath, Changed, put_if, read_tagged
 from hexdata.schema import SCHEMA_VERSION
 from hexdata.store.files import FileFacts, canonical_json, read_bounded, write_bytes
 from hexdata.strict_json import (
-    FORBID_EXTRA,
     PLAIN_NAME,
     Count,
     HexDigest,
@@ -50,8 +49,6 @@ _Share = Annotated[float, Within(0, 1)]
 
 @dataclass(frozen=True)
 class _TableCounts:
-    __pydantic_config__ = FORBID_EXTRA
-
     games: Count = 0
     positions: Count = 0
     rejected: Count = 0
@@ -60,8 +57,6 @@ class _TableCounts:
 
 @dataclass(frozen=True)
 class _ConvertStage:
-    __pydantic_config__ = FORBID_EXTRA
-
     val: _Share
     test: _Share
     records: Count
@@ -73,8 +68,6 @@ class _ConvertStage:
 
 @dataclass(frozen=True)
 class _ShuffleStage:
-    __pydantic_config__ = FORBID_EXTRA
-
     of: HexDigest
     seed: int
     order_version: Count
@@ -90,8 +83,6 @@ class _ShuffleStage:
 
 @dataclass(frozen=True)
 class _ExportStage:
-    __pydantic_config__ = FORBID_EXTRA
-
     of: HexDigest
     shard_size: Count
     block_size: Count
@@ -105,8 +96,6 @@ class _ExportStage:
 
 @dataclass(frozen=True)
 class _PicklesStage:
-    __pydantic_config__ = FORBID_EXTRA
-
     of: HexDigest
     order: Literal["original", "shuffled"]
     level: Annotated[int, Within(0, 9)]
@@ -117,20 +106,16 @@ class _PicklesStage:
 
 @dataclass(frozen=True)
 class _Stages:
-    __pydantic_config__ = {"extra": "forbid", "alias_generator": lambda name: name.replace("_", "-")}  # noqa: RUF012
-
     convert: _ConvertStage | None = None
     shuffle: _ShuffleStage | None = None
     export: _ExportStage | None = None
-    pickles_original: _PicklesStage | None = None
-    pickles_shuffled: _PicklesStage | None = None
+    pickles_original: _PicklesStage | None = field(default=None, metadata={"key": "pickles-original"})
+    pickles_shuffled: _PicklesStage | None = field(default=None, metadata={"key": "pickles-shuffled"})
 
 
 @dataclass(frozen=True)
 class _ManifestFile:
     """The schema of manifest.json."""
-
-    __pydantic_config__ = FORBID_EXTRA
 
     kind: str
     schema_version: int
@@ -195,7 +180,7 @@ class Manifest:
                     hint="Read it with the hexdata release that wrote it, or convert the sources again.",
                 )
         _check_digest(content, path)
-        checked = check_value(_ManifestFile, content, path, what="the manifest", hint=_HINT, text=data)
+        checked = check_value(_ManifestFile, content, path, what="the manifest", hint=_HINT)
         stages = {name: stage for name, stage in content["stages"].items() if stage is not None}
         _check_stages(checked, path)
         return cls(
