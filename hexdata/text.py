@@ -1,11 +1,13 @@
-"""Escaping of texts from files, which may contain any characters, for storage and display."""
+"""Escaping of texts from files, which may contain any characters, for storage, display and shells."""
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 from typing import Final
 
-__all__ = ["encodable", "printable"]
+__all__ = ["encodable", "printable", "shell_word"]
 
 _INVISIBLE: Final = re.compile(
     r"[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
@@ -33,3 +35,21 @@ def _shown(letter: str) -> str:
     if letter.isprintable() and not _INVISIBLE.match(letter):
         return letter
     return letter.encode("unicode_escape").decode("ascii")
+
+
+def shell_word(text: str) -> str:
+    """Return text as a word of a command line of sh, which can be printed and copied.
+
+    What a terminal does not show as a letter is escaped in ``$'...'``, which bash, zsh and ksh read.
+    """
+    if printable(text) == text:
+        return shlex.quote(text)
+    return "$'" + "".join(map(_escaped, text)) + "'"
+
+
+def _escaped(letter: str) -> str:
+    if letter in "\\'":
+        return f"\\{letter}"
+    if printable(letter) == letter:
+        return letter
+    return "".join(f"\\x{byte:02x}" for byte in os.fsencode(letter))

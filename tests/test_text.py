@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexdata.text import encodable, printable
+from hexdata.text import encodable, printable, shell_word
 
 
 @pytest.mark.parametrize("text", ["", "games/a b.trmph", "häuser.pkl", "\u7530.trmph"])
@@ -29,3 +31,28 @@ def test_any_text_can_be_stored_and_shown(text):
     encodable(text).encode("utf-8")
     assert printable(text).isprintable()
     printable(text).encode("utf-8")
+
+
+WORDS = [
+    "",
+    "a b",
+    "a'b",
+    "a\nb",
+    "$HOME `id` \\",
+    "\x1b[31m'\\",
+    "h\udce4user",
+    "\u202egnp",
+    "*?[a]",
+    "日本",
+]
+
+
+@pytest.mark.parametrize("text", WORDS)
+def test_a_word_of_a_command_line_can_be_copied_from_the_screen(text):
+    """Bash reads back what was printed, byte for byte."""
+    word = shell_word(text)
+    assert printable(word) == word
+    if shutil.which("bash") is None:
+        pytest.skip("no bash")
+    read = subprocess.run(["bash", "-c", f"printf %s {word}"], capture_output=True, check=True)
+    assert read.stdout == os.fsencode(text)

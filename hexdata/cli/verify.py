@@ -63,6 +63,7 @@ def _show_checks(output: Output, result: VerifyResult, returned: list[RoundTrip]
     facts = {
         "ok": result.ok and all(source.ok for source in returned),
         "checks": result.checks,
+        "commands": result.commands,
         "skipped": result.skipped,
         "quality": result.quality,
         "round_trip": returned,
@@ -72,6 +73,11 @@ def _show_checks(output: Output, result: VerifyResult, returned: list[RoundTrip]
     output.table(
         ["check", "", "found"], [[c.name, "ok" if c.ok else "FAILED", c.detail] for c in result.checks]
     )
+    if result.commands:
+        output.line()
+        output.line("These commands write the damaged files again, in this order:")
+        for line in result.commands:  # below the table, which would fold it
+            output.line(f"  {line}")
     for stage in result.skipped:
         output.note(f"no {stage} to verify yet")
     if result.quality is not None:

@@ -39,7 +39,7 @@ from hexdata.loader.headers import HINT, BlockPlace, altered, place_block
 from hexdata.loader.options import Check, OnError
 from hexdata.loader.shard_cache import CopyFile
 from hexdata.progress import SILENT, Progress
-from hexdata.remote import AnyPath, is_fault
+from hexdata.remote import AnyPath, is_fault, open_file
 from hexdata.store import Store
 from hexdata.store.files import exists
 
@@ -200,7 +200,7 @@ class LocalShard:
 
     def _file(self, digest: bool) -> CopyFile:
         if isinstance(self.place, Path):
-            return (self.place / self.entry.name).open("rb")
+            return open_file(self.place / self.entry.name)
         return self.place.open_to_map(self.entry, digest=digest)
 
     def stored_rows(self, name: str, block: int) -> int:

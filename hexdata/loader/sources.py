@@ -40,7 +40,7 @@ from hexdata.loader.source import (
     missing,
     unreachable,
 )
-from hexdata.remote import AnyPath
+from hexdata.remote import AnyPath, open_file
 from hexdata.remote.address import PROTOCOLS
 
 __all__ = ["CommandSource", "FolderSource", "HttpSource", "load_manifest", "make_source"]
@@ -119,7 +119,7 @@ class FolderSource:
         """Open the file at byte ``start``; see ``Source``."""
         address = self.address(name)
         try:
-            file = (self.folder / name).open("rb")
+            file = open_file(self.folder / name)
         except FileNotFoundError:
             raise missing(name, address) from None
         except OSError as error:

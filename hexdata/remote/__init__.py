@@ -28,7 +28,7 @@ from hexdata.remote.objects import (
     version_of,
 )
 from hexdata.remote.patience import is_passing, patiently
-from hexdata.remote.reading import file_system, open_binary, read_range, read_tail
+from hexdata.remote.reading import file_system, open_binary, open_file, read_range, read_tail
 from hexdata.remote.scratch import scratch_folder
 
 __all__ = [
@@ -46,6 +46,7 @@ __all__ = [
     "local_path",
     "objects_below",
     "open_binary",
+    "open_file",
     "patiently",
     "prefix_of",
     "put_if",

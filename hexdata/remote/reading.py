@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import stat
 from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -13,7 +15,16 @@ from hexdata.remote.patience import naming, patiently
 if TYPE_CHECKING:
     from upath import UPath
 
-__all__ = ["PART", "file_system", "open_binary", "open_object", "read_range", "read_tail", "speaks_s3"]
+__all__ = [
+    "PART",
+    "file_system",
+    "open_binary",
+    "open_file",
+    "open_object",
+    "read_range",
+    "read_tail",
+    "speaks_s3",
+]
 
 PART: Final = 8 << 20
 """Bytes that are sent or asked for at a time."""
@@ -31,6 +42,18 @@ def speaks_s3(system: Any) -> bool:
     return hasattr(system, "call_s3")
 
 
+def open_file(path: Path) -> BufferedReader:
+    """Open a file of this machine to be read. A pipe or a device would be waited for, or never end.
+
+    Raises:
+        OSError: it cannot be opened, or is no regular file.
+    """
+    kind = path.stat().st_mode
+    if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):  # a folder has an error of its own
+        raise OSError(errno.EINVAL, "Not a regular file", str(path))
+    return path.open("rb")
+
+
 def open_binary(path: AnyPath, *, block: int = PART) -> BufferedReader:
     """Open a file or an object to be read, from the front or by seeking.
 
@@ -40,7 +63,7 @@ def open_binary(path: AnyPath, *, block: int = PART) -> BufferedReader:
         OSError: it cannot be opened, or, later, read.
     """
     if isinstance(path, Path):
-        return path.open("rb")
+        return open_file(path)
     return open_object(file_system(path), path.path, str(path), block=block)
 
 
@@ -51,7 +74,7 @@ def read_range(path: AnyPath, start: int, stop: int) -> bytes:
         OSError: it cannot be read.
     """
     if isinstance(path, Path):
-        with path.open("rb") as file:
+        with open_file(path) as file:
             file.seek(start)
             return file.read(stop - start)
     with naming(path):
@@ -66,7 +89,7 @@ def read_tail(path: AnyPath, count: int) -> bytes:
         OSError: it cannot be read.
     """
     if isinstance(path, Path):
-        with path.open("rb") as file:
+        with open_file(path) as file:
             file.seek(-min(count, file.seek(0, io.SEEK_END)), io.SEEK_END)
             return file.read()
     with naming(path):

@@ -75,7 +75,7 @@ def write_report(
     progress.begin("draw", None, "charts")
     verdict = judge(facts)
     page = make_page(facts, verdict).encode("utf-8")
-    with telling_full(path, "Free disk space or choose another --output, and run the command again."):
+    with telling_full(path, "Choose another --output or free disk space, and run the command again."):
         write_bytes(path, page)
     return Report(str(path), len(page), verdict, facts)
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
 from hexdata.report.blocks import Section, Table
 from hexdata.report.facts import Facts, StageFacts
+from hexdata.store.integrity import stage_command
 from hexdata.units import format_bytes
 
-__all__ = ["command_of", "history_sections"]
+__all__ = ["history_sections"]
 
 _NAMES: Final = {
     "convert": "convert",
@@ -77,7 +76,10 @@ def _duration(seconds: float) -> str:
 
 
 def _lineage(facts: Facts) -> Section:
-    rows = [[_NAMES[stage.stage], command_of(stage), stage.digest] for stage in facts.stages]
+    rows = [
+        [_NAMES[stage.stage], stage_command(stage.stage, stage.lineage, "STORE"), stage.digest]
+        for stage in facts.stages
+    ]
     export = facts.stage("export")
     if export:
         rows.append(["shards, as the loader checks them", "", export.lineage["digest"]])
@@ -99,27 +101,3 @@ def _lineage(facts: Facts) -> Section:
             )
         ],
     )
-
-
-def command_of(stage: StageFacts) -> str:
-    """Return the command that repeats a stage with the options recorded in the manifest."""
-    lineage = stage.lineage
-    if stage.stage == "convert":
-        words = ["hexdata convert INPUT... STORE", *_options(lineage, ("val", "test"))]
-        return " ".join(
-            [*words, *(f"--{_flag(it)}" for it in ("salvage", "truncate_repeats") if lineage.get(it))]
-        )
-    if stage.stage == "shuffle":
-        asked = {"seed": lineage["seed"], "buckets": max(lineage["buckets"].values()), **lineage["choices"]}
-        return " ".join(["hexdata shuffle STORE", *_options(asked, asked)])
-    if stage.stage == "export":
-        return " ".join(["hexdata export STORE", *_options(lineage, ("shard_size", "block_size", "layout"))])
-    return f"hexdata export STORE --format pickle --order {stage.stage.removeprefix('pickles-')}"
-
-
-def _options(asked: dict[str, Any], names: Iterable[str]) -> list[str]:
-    return [f"--{_flag(name)} {shlex.quote(str(asked[name]))}" for name in names]
-
-
-def _flag(name: str) -> str:
-    return name.replace("_", "-")

@@ -16,7 +16,7 @@ from hexdata.store import Store
 from hexdata.store.files import size_of_tree
 from hexdata.store.ledger import Ledger
 from hexdata.store.parquet import ROW_GROUP_ROWS
-from hexdata.store.room import disk_full, free_disk
+from hexdata.store.room import disk_full, free_disk, system_text
 from hexdata.units import format_bytes
 
 __all__ = ["FOLDERS", "ShufflePlan", "free_room", "look_ahead"]
@@ -102,14 +102,24 @@ class ShufflePlan:
                 "too little disk for a shuffle", self.store, self.disk_free + self.disk_freed
             )
 
-    def disk_full(self, reason: str, path: AnyPath | str, free: int) -> BudgetError:
-        """Return the error for a disk without room, with what the whole plan needs."""
+    def disk_full(
+        self, reason: str, path: AnyPath | str, free: int, error: OSError | None = None
+    ) -> BudgetError:
+        """Return the error for a disk without room, with what the whole plan needs.
+
+        Args:
+            reason: what is wrong.
+            path: of the file or folder.
+            free: bytes.
+            error: of the system, if there was one: a quota may be used up where a disk has room.
+        """
         needed = (
             f"{format_bytes(self.disk_needed)}: {format_bytes(self.run_bytes)} of runs, which go again, "
             f"{format_bytes(self.bucket_bytes)} of buckets and some to spare, less "
             f"{format_bytes(self.disk_done)} that an earlier run has written"
         )
-        return disk_full(reason, path, f"{format_bytes(free)} free", needed=needed)
+        found = f"{format_bytes(free)} free"
+        return disk_full(reason, path, f"{system_text(error)}, {found}" if error else found, needed=needed)
 
 
 def look_ahead(

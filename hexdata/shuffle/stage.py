@@ -124,7 +124,7 @@ class Run:
             if plan is None or not is_disk_full(error):
                 raise  # a full disk is told of by the store then, which knows of no plan
             path = error.filename or self.store.path
-            raise plan.disk_full("the disk is full", path, free_room(self.store)) from error
+            raise plan.disk_full("the disk is full", path, free_room(self.store), error) from error
         made = prepared.selection
         return replace(
             self._result(resumed), duplicates=made.duplicates, balance=made.balance, notes=made.notes

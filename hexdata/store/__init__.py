@@ -14,8 +14,9 @@ from hexdata.store.files import exists, has_size, refuse_links, remove_file, rem
 from hexdata.store.lock import LOCK_NAME, Turn, locked
 from hexdata.store.manifest import MANIFEST_NAME, Manifest
 from hexdata.store.room import telling_full
+from hexdata.text import shell_word
 
-__all__ = ["Store"]
+__all__ = ["Store", "store_word"]
 
 _WORK_NAME: Final = ".work"
 _FIRST_FOLDERS: Final = {"positions", "games", "sources", "rejected"}
@@ -127,14 +128,18 @@ class Store:
             raise StoreError(
                 f"this store has no {stage} stage yet",
                 path=self.path,
-                hint=f"Run `hexdata {stage} {self.path}`.",
+                hint=f"Run `hexdata {stage} {store_word(self.path)}`.",
             )
         if stage in _MADE_OF and lineage["of"] != self.made_of(stage):
             raise StoreError(
                 f"the {stage} stage is older than the {_MADE_OF[stage][-1]} it was made of",
                 path=self.path,
-                hint=f"Run `hexdata {_COMMANDS.get(stage, stage)} {self.path}` again.",
+                hint=f"Run `{self._command(stage)}` again.",
             )
+
+    def _command(self, stage: str) -> str:
+        verb, *options = _COMMANDS.get(stage, stage).split(maxsplit=1)
+        return " ".join(["hexdata", verb, store_word(self.path), *options])
 
     @contextmanager
     def writing(self, stage: str) -> Iterator[None]:
@@ -204,6 +209,12 @@ class Store:
         for folder in _FOLDERS:
             remove_temporaries(self.path / folder)
         remove_temporaries(self.path, below=False)
+
+
+def store_word(path: str | AnyPath) -> str:
+    """Return the path of a store as a word of a command line, which is no option."""
+    text = str(path)
+    return shell_word(f"./{text}" if text.startswith("-") else text)
 
 
 def _encodable(path: str | AnyPath) -> AnyPath:

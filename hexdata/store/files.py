@@ -295,7 +295,8 @@ def remove_file(path: AnyPath) -> None:
 def remove_tree(folder: AnyPath) -> None:
     """Remove a folder and all below it, if it is there."""
     if isinstance(folder, Path):
-        shutil.rmtree(folder, ignore_errors=True)
+        if folder.is_dir():  # else rmtree would wait for the other end of a pipe
+            shutil.rmtree(folder, ignore_errors=True)
         return
     if set("*?[") & set(folder.path):  # fsspec would take it for a pattern
         for name in objects_below(folder):

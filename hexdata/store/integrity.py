@@ -7,7 +7,6 @@ them done. Between the digest and the read that follows, the page cache of the s
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -16,13 +15,24 @@ from hexdata.engine import LOCAL, Engine
 from hexdata.errors import StoreError
 from hexdata.progress import SILENT, Progress
 from hexdata.remote import AnyPath, telling
-from hexdata.store import Store
+from hexdata.store import Store, store_word
 from hexdata.store.files import FileFacts, digest_file
+from hexdata.text import shell_word
 
-__all__ = ["find_damage", "find_published_damage", "rebuild_command", "rebuild_hint", "require_intact"]
+__all__ = [
+    "find_damage",
+    "find_published_damage",
+    "rebuild_command",
+    "rebuild_commands",
+    "rebuild_hint",
+    "require_intact",
+    "stage_command",
+]
 
 _TABLES: Final = ("positions", "games", "sources", "rejected")
 """Folders that ``convert`` writes."""
+_ORDER: Final = (*_TABLES, "shuffled", "shards", "pickles")
+"""Folders before those that are made of them."""
 _THREADS: Final = 8
 """Files hashed at a time, at most: more do not make a disk faster."""
 _SHOWN_DIGITS: Final = 16
@@ -132,7 +142,7 @@ def require_intact(
         error.reason += (
             f", and so {'was 1 other' if len(damage) == 2 else f'were {len(damage) - 1:,} others'}"
         )
-        error.hint = f"{error.hint} `hexdata verify {_quoted(store)}` lists all of them."
+        error.hint = f"{error.hint} `hexdata verify {store_word(store.path)}` lists all of them."
     raise error
 
 
@@ -149,36 +159,52 @@ def rebuild_command(store: Store, name: str) -> str:
 
     The tables cannot be written again in place: their command makes a new store.
     """
-    at, stages = _quoted(store), store.manifest.stages
     match name.split("/"):
         case ["shuffled", *_]:
-            return f"hexdata shuffle {at}{_shuffle_options(stages.get('shuffle', {}))}"
+            stage = "shuffle"
         case ["shards", *_]:
-            made = stages.get("export", {})
-            names = ("shard_size", "block_size", "layout")
-            return f"hexdata export {at}{_options({name: made.get(name) for name in names})}"
+            stage = "export"
         case ["pickles", order, *_]:
-            return f"hexdata export {at} --format pickle --order {order}"
+            stage = f"pickles-{order}"
         case _:
-            made = stages.get("convert", {})
-            flags = [name for name in ("salvage", "truncate_repeats") if made.get(name)]
-            options = _options({name: made.get(name) for name in ("val", "test")})
-            options += "".join(f" --{name.replace('_', '-')}" for name in flags)
-            return f"hexdata convert INPUT... {shlex.quote(f'{store.path}-again')}{options}"
+            stage = "convert"
+    at = f"{store.path}-again" if stage == "convert" else str(store.path)
+    return stage_command(stage, store.manifest.stages.get(stage, {}), at)
 
 
-def _shuffle_options(made: dict[str, Any]) -> str:
-    buckets = max(made.get("buckets", {}).values(), default=None)
-    return _options({"seed": made.get("seed"), "buckets": buckets, **made.get("choices", {})})
+def rebuild_commands(store: Store, names: Iterable[str]) -> list[str]:
+    """Return the command lines that write files of a store again, each once, in the order to run them in."""
+    ordered = sorted(names, key=lambda name: _ORDER.index(name.partition("/")[0]))
+    return list(dict.fromkeys(rebuild_command(store, name) for name in ordered))
+
+
+def stage_command(stage: str, lineage: Mapping[str, Any], store: str) -> str:
+    """Return the command line that runs a stage with the options that the manifest records.
+
+    Args:
+        stage: its name in the manifest.
+        lineage: what the manifest records of it.
+        store: path or address of the store.
+    """
+    word = store_word(store)
+    if stage == "shuffle":
+        buckets = max(lineage.get("buckets", {}).values(), default=None)
+        asked = {"seed": lineage.get("seed"), "buckets": buckets, **lineage.get("choices", {})}
+        return f"hexdata shuffle {word}{_options(asked)}"
+    if stage == "export":
+        names = ("shard_size", "block_size", "layout")
+        return f"hexdata export {word}{_options({name: lineage.get(name) for name in names})}"
+    if stage == "convert":
+        flags = [name for name in ("salvage", "truncate_repeats") if lineage.get(name)]
+        options = _options({name: lineage.get(name) for name in ("val", "test")})
+        options += "".join(f" --{name.replace('_', '-')}" for name in flags)
+        return f"hexdata convert INPUT... {word}{options}"
+    return f"hexdata export {word} --format pickle --order {stage.removeprefix('pickles-')}"
 
 
 def _options(values: dict[str, Any]) -> str:
     return "".join(
-        f" --{name.replace('_', '-')} {shlex.quote(value if isinstance(value, str) else json.dumps(value))}"
+        f" --{name.replace('_', '-')} {shell_word(value if isinstance(value, str) else json.dumps(value))}"
         for name, value in values.items()
         if value is not None
     )
-
-
-def _quoted(store: Store) -> str:
-    return shlex.quote(str(store.path))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from hexdata.errors import BudgetError, StoreError
-from hexdata.remote import AnyPath
+from hexdata.remote import AnyPath, is_fault
 from hexdata.units import format_bytes
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "is_disk_full",
     "name_file",
     "naming_full",
+    "system_text",
     "telling_full",
     "telling_full_temporary",
 ]
@@ -39,6 +40,10 @@ _HINTS: Final = {
     "EACCES": "Check the permissions of the file and its folder, and run the command again.",
     "EPERM": "Check the permissions of the file and its folder, and run the command again.",
     "ENOLCK": "Use a file system that has locks, and run the command again.",
+    **dict.fromkeys(
+        ("EEXIST", "EINVAL", "EISDIR", "ELOOP", "ENOTDIR"),
+        "Something else is where hexdata keeps this file or folder. Move it away, and run the command again.",
+    ),
     **dict.fromkeys(
         ("EIO", "ENODEV", "ENXIO", "EREMOTEIO", "ESTALE", "ETIMEDOUT"),
         "Check the disk and its connection, and run the command again; it goes on from there.",
@@ -95,7 +100,9 @@ def disk_full(
 
 @contextmanager
 def telling_full(place: AnyPath, hint: str = _RUN_AGAIN) -> Iterator[None]:
-    """Turn a full or failing disk into one error that names the file. Other errors stay as they are.
+    """Turn a full or failing disk into one error that names the file.
+
+    Other errors stay as they are, and so do those of an object store.
 
     Args:
         place: what is written, where the system does not say.
@@ -108,6 +115,8 @@ def telling_full(place: AnyPath, hint: str = _RUN_AGAIN) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if is_fault(error) or "://" in str(error.filename):
+            raise  # of an object store
         path = _file_of(error) or place
         if is_disk_full(error):
             raise _told(error, path, hint) from error
@@ -118,7 +127,7 @@ def telling_full(place: AnyPath, hint: str = _RUN_AGAIN) -> Iterator[None]:
             "the system cannot read or write this file",
             path=path,
             found=error.strerror or str(error),
-            hint=remedy,
+            hint=remedy if hint is _RUN_AGAIN else hint,
         ) from error
 
 
@@ -138,15 +147,19 @@ def telling_full_temporary() -> Iterator[None]:
         raise _told(error, path, _TEMPORARY) from error
 
 
+def system_text(error: OSError) -> str:
+    """Return what the system says of an error, without the file where that is known."""
+    found, plain = error.strerror or str(error), os.strerror(error.errno or 0)
+    return plain if error.filename is not None and plain in found else found  # DuckDB's text names the file
+
+
 def _file_of(error: OSError) -> Path | None:
     """Return the file that an error names; a descriptor names none."""
     return Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else None
 
 
 def _told(error: OSError, path: AnyPath, hint: str) -> BudgetError:
-    found, plain = error.strerror or str(error), os.strerror(error.errno or 0)
-    if error.filename is not None and plain in found:
-        found = plain  # DuckDB's text names the file too
+    found = system_text(error)
     if isinstance(path, Path):
         found += f", {format_bytes(free_disk(path))} free"
     return disk_full("the disk is full", path, found, hint=hint)

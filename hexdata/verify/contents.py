@@ -18,6 +18,7 @@ from hexdata.progress import SILENT, Progress
 from hexdata.quality import Quality, measure_quality
 from hexdata.remote import AnyPath, client_memory, is_fault
 from hexdata.store import Store
+from hexdata.store.integrity import find_damage, rebuild_commands
 from hexdata.store.lock import find_writer
 from hexdata.store.manifest import Manifest
 from hexdata.store.room import telling_full_temporary
@@ -55,11 +56,13 @@ class VerifyResult:
         checks: in the order in which they were made.
         skipped: the stages that the store does not have.
         quality: of the shuffle, if the store has one that could be measured.
+        commands: command lines that write damaged files again, in the order to run them in.
     """
 
     checks: list[Check] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     quality: Quality | None = None
+    commands: list[str] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
@@ -125,7 +128,7 @@ class _Run:
         store = self.store
         room = self.options.memory // (DIGEST_MEMORY + client_memory(store.path))
         workers = max(1, min(self.options.threads or self.engine.machines.cores, room))
-        files = self._check("files", partial(check_files, store, self.progress, self.engine, workers))
+        files = self._check("files", partial(self._files, workers))
         if not (files and self._check("tables", partial(check_tables, store))):
             return self.result  # what follows would only stumble over the same files
         self._check("in = out + rejected", partial(check_counts, store))
@@ -148,6 +151,13 @@ class _Run:
             if stage in store.manifest.stages:  # written for those who ask, compared by the round trip
                 self._stage(stage)
         return self.result
+
+    def _files(self, workers: int) -> str:
+        store, files = self.store, self.store.manifest.files
+        self.progress.begin("rehash", sum(facts.bytes for facts in files.values()), "bytes")
+        damage = find_damage(store, files, engine=self.engine, workers=workers, progress=self.progress)
+        self.result.commands = rebuild_commands(store, damage)
+        return check_files(store, damage)
 
     def _stage(self, stage: str) -> bool:
         """Check that a stage was run on what the store holds now; say whether it was."""

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from hexdata.engine import Engine
 from hexdata.errors import StoreError, VerifyError
-from hexdata.progress import Progress
 from hexdata.schema import games_schema, positions_schema, rejected_schema, sources_schema
 from hexdata.store import Store
 from hexdata.store.files import names_below
-from hexdata.store.integrity import find_damage
 from hexdata.store.parquet import parquet_input
 from hexdata.store.session import duckdb_session, read_parquet_sql
 from hexdata.verify.options import VerifyOptions
@@ -21,12 +20,9 @@ from hexdata.verify.stages import FOLDERS
 __all__ = ["check_counts", "check_dense_ids", "check_files", "check_games", "check_stage", "check_tables"]
 
 
-def check_files(store: Store, progress: Progress, engine: Engine, workers: int) -> str:
+def check_files(store: Store, damage: Mapping[str, StoreError]) -> str:
     """Every file of the manifest is there with its size and digest, and no other beside them."""
-    progress.begin("rehash", sum(f.bytes for f in store.manifest.files.values()), "bytes")
     there = {f"{folder}/{name}" for folder in FOLDERS for name in names_below(store.path / folder)}
-    files = store.manifest.files
-    damage = find_damage(store, files, engine=engine, workers=workers, progress=progress)
     if damage:
         raise _all_damage(store, list(damage.values()))
     if foreign := sorted(there - set(store.manifest.files)):

@@ -63,7 +63,7 @@ print(json.dumps(told))
 AGAIN = "Make room and run the command again; it goes on from there."
 ELSEWHERE = "Make room there, or let TMPDIR name a folder that has some, and run the command again."
 EXPECTED = {
-    "report": ("after.html", "Free disk space or choose another --output, and run the command again."),
+    "report": ("after.html", "Choose another --output or free disk space, and run the command again."),
     "show": ("game.svg", "Free disk space, or choose another file."),
     "sql": ("a.parquet", "Make room, or give a file elsewhere, and run the query again."),
     "spill": ("tmp/duckdb-", ELSEWHERE),

@@ -18,9 +18,9 @@ from hexdata.board import cell_name
 from hexdata.cli import app
 from hexdata.progress import SILENT
 from hexdata.report.facts import QUERIES, Facts, gather_facts
-from hexdata.report.history import command_of
 from hexdata.sql import Limits
 from hexdata.store import Store
+from hexdata.store.integrity import stage_command
 
 Row = dict[str, Any]
 
@@ -143,7 +143,7 @@ def test_the_commands_of_the_lineage_reproduce_the_digests(demo_store: Path, tmp
     facts = facts_of(demo_store)
     again = tmp_path / "again"
     for stage in facts.stages:
-        words = command_of(stage).split()
+        words = stage_command(stage.stage, stage.lineage, "STORE").split()
         arguments = {"STORE": str(again), "INPUT...": str(demo_store.parent / "legacy")}
         alone = (
             ["--threads", "1"] if stage.stage == "shuffle" else ["--workers", "1"]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shlex
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -211,6 +213,50 @@ def test_the_commands_shown_write_the_files_again(
         done = CliRunner().invoke(app, words, catch_exceptions=False)
         assert done.exit_code == 0, done.output
         assert store_bytes(store) == store_bytes(whole)
+
+
+@pytest.mark.parametrize("name", ["a store with a long name " * 8, "-dash", "new\nline", "q'uote", "$(id)"])
+def test_verify_lists_commands_that_can_be_copied(
+    name: str,
+    whole: Path,
+    copy_store: CopyStore,
+    store_bytes: StoreBytes,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One a line, not folded, in an order in which each finds its inputs intact, for any name of a store."""
+    from typer.testing import CliRunner
+
+    from hexdata.cli import app
+
+    if shutil.which("bash") is None:
+        pytest.skip("no bash")
+    store = copy_store(whole, name)
+    monkeypatch.chdir(tmp_path)
+    manifest = Store.open(store).manifest
+    for folder in ("shards", "pickles/original", "shuffled"):
+        flip(store / min(manifest.files_in(folder)), random.Random(4))
+    found = CliRunner().invoke(app, ["verify", f"./{name}"])
+    assert found.exit_code == 1
+    printed = found.stdout.partition("in this order:\n")[2]
+    lines = [line.strip() for line in printed.splitlines() if line.startswith("  hexdata ")]
+    assert [line.split()[1] for line in lines] == ["shuffle", "export", "export"]
+    for line in lines:
+        split = subprocess.run(["bash", "-c", f"printf '%s\\0' {line}"], capture_output=True, check=True)
+        words = [os.fsdecode(word) for word in split.stdout.split(b"\0")[1:-1]]
+        done = CliRunner().invoke(app, words, catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+    assert store_bytes(store) == store_bytes(whole)
+
+
+@pytest.mark.parametrize("name", ["positions/part-000000.parquet", "manifest.json"])
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(name: str, whole: Path, copy_store: CopyStore) -> None:
+    store = copy_store(whole)
+    (store / name).unlink()
+    os.mkfifo(store / name)
+    with pytest.raises(StoreError, match="Not a regular file") as caught:
+        shuffle_store(store, ShuffleOptions(seed=4, threads=1))
+    assert caught.value.path == str(store / name)
 
 
 def test_an_interrupted_stage_does_not_trust_what_rotted_meanwhile(

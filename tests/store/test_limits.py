@@ -32,7 +32,7 @@ def test_what_is_enough_here_may_be_too_little_there(limits: type[QueryLimits]) 
     least = limits.BASE + limits.BUFFERS + 2 * (limits.THREAD + limits.THREAD_BUFFERS)
     given = limits(least, threads=2)
     assert given.share(Path()).memory == limits.BUFFERS + 2 * limits.THREAD_BUFFERS
-    expected = f"{(least + CLIENT) / 1e6:,.0f} MB"
+    expected = f"{-(-(least + CLIENT) // 10**6):,} MB"
     with pytest.raises(BudgetError, match=f"with 2 threads; found .* MB; expected at least {expected}"):
         given.share(as_path(FAR))
     assert limits(least + CLIENT, threads=2).share(as_path(FAR)) == given.share(Path())
