@@ -102,7 +102,7 @@ class Config(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _refuse_commands(cls, content: dict[str, Any]) -> dict[str, Any]:
-        """Refuse what the loader would run as a shell command: a config may be a stranger's."""
+        """Refuse shell commands and clusters: a config may be a stranger's."""
         for key, text in _texts(content):
             template = "{name}" in text and not re.match("https?://", text, re.IGNORECASE)
             if template or text.strip().lower().startswith("pipe:"):
@@ -112,6 +112,15 @@ class Config(BaseModel):
                     expected="a path or an address",
                     hint="Give the command to `hexdata load`, or to the Loader in your own program.",
                 )
+        engine = content.get("engine")
+        address = engine.get("address") if isinstance(engine, dict) else None
+        if address not in (None, "auto"):  # what a cluster sends back can run code here
+            raise ConfigError(
+                "engine.address: a config names no cluster",
+                found=shortened(repr(address)),
+                expected="auto, the cluster of this machine",
+                hint="Name it in the environment: RAY_ADDRESS=HOST:PORT hexdata run CONFIG.",
+            )
         return content
 
     @model_validator(mode="after")

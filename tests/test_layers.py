@@ -78,7 +78,7 @@ LIBRARIES = {
     "webdataset": ("loader", "formats"),
     "torch": ("torch",),
     "ray": ("engine/ray.py",),
-    "pydantic": ("pipeline", "strict_json"),
+    "pydantic": ("pipeline",),
     "matplotlib": ("report",),
     "jinja2": ("report",),
     "typer": ("cli",),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -73,7 +74,7 @@ def test_a_config_holds_the_options_of_its_stages(config):
             epochs = 2
             [engine]
             name = "ray"
-            address = "10.0.0.1:6379"
+            address = "auto"
             [report]
             output = "page.html"
             memory = "2GB"
@@ -88,7 +89,7 @@ def test_a_config_holds_the_options_of_its_stages(config):
     assert (loaded.verify.memory, loaded.verify.threads) == (2_000_000_000, 3)
     assert loaded.verify.round_trip == ["a"]
     assert loaded.load == LoadOptions(epochs=2)
-    assert loaded.engine == EngineOptions("ray", "10.0.0.1:6379")
+    assert loaded.engine == EngineOptions("ray", "auto")
     assert loaded.report == pipeline.ReportSection(output="page.html", memory=2_000_000_000)
 
 
@@ -232,9 +233,10 @@ def test_a_run_needs_the_engine_that_it_names(tmp_path, config):
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{bound.getsockname()[1]}"
-        path = config(f'store = "{tmp_path}"\n[engine]\nname = "ray"\naddress = "{address}"\n[verify]\n')
+        path = config(f'store = "{tmp_path}"\n[engine]\nname = "ray"\n[verify]\n')
         command = [sys.executable, "-m", "hexdata", "run", str(path)]
-        run = subprocess.run(command, capture_output=True, text=True, check=False)
+        environment = {**os.environ, "RAY_ADDRESS": address}
+        run = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert run.returncode == 1
     assert "the Ray cluster does not answer" in run.stderr
     assert address in run.stderr.replace("\n", "")
@@ -344,6 +346,11 @@ def test_a_config_runs_no_command(config, text: str, tmp_path: Path, monkeypatch
     with pytest.raises(ConfigError, match="a config runs no commands"):
         run_config(load_config(config(text)))
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_config_names_no_cluster_of_a_stranger(config) -> None:
+    with pytest.raises(ConfigError, match=r"engine\.address: a config names no cluster.*RAY_ADDRESS"):
+        load_config(config('store = "s"\n[engine]\nname = "ray"\naddress = "10.0.0.1:6379"\n[verify]\n'))
 
 
 @pytest.mark.parametrize("key", ["value_convention", "value_sense"])

@@ -26,6 +26,9 @@ def live(
         str | None,
         typer.Option("--config", metavar="FILE", help="A TOML file such as configs/live.toml."),
     ] = None,
+    allow_code: Annotated[
+        bool, typer.Option("--allow-code", help="Import the stages and functions that the config names.")
+    ] = False,
     seed: Annotated[int | None, typer.Option("--seed", help="Of every draw.")] = None,
     split: Annotated[str | None, typer.Option("--split", help="train, val or test.")] = None,
     batch_size: Annotated[int | None, typer.Option("--batch-size", help="Positions a batch.")] = None,
@@ -54,7 +57,7 @@ def live(
     from hexdata.live import LiveOptions, load_live_config
     from hexdata.live.drive import DriveOptions, drive_live
 
-    options = LiveOptions() if config is None else load_live_config(config)
+    options = LiveOptions() if config is None else load_live_config(config, allow_code=allow_code)
     given: dict[str, Any] = {"seed": seed, "split": split, "batch_size": batch_size}
     given |= {"pool_size": pool_size, "reservoir": reservoir}
     options = replace(options, **{name: value for name, value in given.items() if value is not None})

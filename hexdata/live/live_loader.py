@@ -41,7 +41,8 @@ class LiveLoader:
 
     Args:
         directory: where the games are, and appear.
-        config: a ``LiveOptions``, or the path of a file such as configs/live.toml; None for what is usual.
+        config: a ``LiveOptions``, or the path of a file such as configs/live.toml, which names no code of
+            yours (else ``load_live_config(path, allow_code=True)``); None for what is usual.
         seed: any integer, of every draw.
         batch_size: positions a batch.
         split: "train", "val" or "test".

@@ -21,6 +21,7 @@ from hexdata.live.queue import OVERFLOWS, Overflow
 from hexdata.live.stage import Stage
 from hexdata.remote import local_path
 from hexdata.schema import SPLITS
+from hexdata.strict_json import shortened
 
 __all__ = [
     "STAGES",
@@ -200,16 +201,21 @@ class LiveOptions:
         return replace(self, stages=tuple(stages))
 
 
-def load_live_config(path: str | Path) -> LiveOptions:
+def load_live_config(path: str | Path, *, allow_code: bool = False) -> LiveOptions:
     """Read a config such as configs/live.toml.
+
+    Args:
+        path: of the file.
+        allow_code: whether its ``"package.module:name"`` are imported, which runs their code. Default False:
+            a config may be a stranger's.
 
     Raises:
         ConfigError: the file is missing, unreadable or no TOML, or holds an unknown key or a wrong value; the
-            message names the nearest known key.
+            message names the nearest known key. Or it names code and ``allow_code`` is False.
     """
     content = read_toml(local_path(path, "a config"))
     try:
-        return parse_live_config(content)
+        return parse_live_config(content, allow_code=allow_code)
     except ConfigError as error:
         if error.path is None:
             raise error.at(path) from None
@@ -217,19 +223,25 @@ def load_live_config(path: str | Path) -> LiveOptions:
         raise error from None
 
 
-def parse_live_config(content: Mapping[str, Any]) -> LiveOptions:
+def parse_live_config(content: Mapping[str, Any], *, allow_code: bool = False) -> LiveOptions:
     """Return the options that the content of such a file names.
 
     ``stages`` lists the stages in order, and a section of the name of one has its knobs. A section of a
     stage of hexdata's that is not listed is checked like the others and not used, so that a stage is left
     out by taking its name off the list.
 
+    Args:
+        content: of the file, as ``tomllib`` reads it.
+        allow_code: whether names of code in it are imported. Default False.
+
     Raises:
-        ConfigError: an unknown key or a wrong value.
+        ConfigError: an unknown key or a wrong value, or a name of code that ``allow_code`` does not allow.
     """
     kinds = content.get("stages", list(_USUAL))
     if not (isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)):
         raise ConfigError("stages cannot be used", found=repr(kinds), expected="a list of names")
+    if not allow_code:
+        _refuse_code(content, kinds)
     by_name = {kind.rpartition(":")[2]: kind for kind in [*STAGES, *kinds]}
     known = [*_SHARED, "stages", "batch", *by_name]
     sections = {key: value for key, value in content.items() if key in by_name or key == "batch"}
@@ -252,6 +264,26 @@ def parse_live_config(content: Mapping[str, Any]) -> LiveOptions:
         batch=_parse_batch(sections.get("batch", {})),
         stages=tuple(listed),
     )
+
+
+def _refuse_code(content: Mapping[str, Any], kinds: list[str]) -> None:
+    """Refuse names of code: importing a module runs it.
+
+    Raises:
+        ConfigError: ``stages`` or ``relabel`` names some.
+    """
+    named = [("stages", kind) for kind in kinds if kind not in STAGES and ":" in kind]
+    section = content.get("ChunkRelabeller")
+    if isinstance(section, dict) and "relabel" in section:
+        named.append(("ChunkRelabeller.relabel", section["relabel"]))
+    if named:
+        key, found = named[0]
+        raise ConfigError(
+            f"{key}: a config runs no code of its own accord",
+            found=shortened(repr(found)),
+            hint="If you trust that code, give --allow-code, or "
+            "load_live_config(path, allow_code=True) in Python.",
+        )
 
 
 def _parse_stage(kind: str, section: Mapping[str, Any]) -> StageOptions:

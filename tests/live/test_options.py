@@ -12,6 +12,7 @@ import pytest
 
 from hexdata.batch import BatchOptions
 from hexdata.errors import ConfigError
+from hexdata.live import LiveLoader
 from hexdata.live.options import (
     STAGES,
     LiveOptions,
@@ -99,7 +100,8 @@ def content(*stages: str, **sections: Any) -> dict[str, Any]:
 
 def test_stages_are_left_out_and_put_in_by_name():
     options = parse_live_config(
-        content("ChunkUnpacker", COUNTING, "TensorGenerator", Counting={"step": 5, "capacity": 2})
+        allow_code=True,
+        content=content("ChunkUnpacker", COUNTING, "TensorGenerator", Counting={"step": 5, "capacity": 2}),
     )
     assert [stage.name for stage in options.stages] == [
         "MadeGames",
@@ -111,24 +113,29 @@ def test_stages_are_left_out_and_put_in_by_name():
 
 
 def test_a_section_of_a_stage_that_is_left_out_is_checked_and_not_used():
-    options = parse_live_config(content(*TAIL, ChunkValidator={"min_positions": 5}))
+    options = parse_live_config(allow_code=True, content=content(*TAIL, ChunkValidator={"min_positions": 5}))
     assert [stage.name for stage in options.stages] == ["MadeGames", *TAIL]
     with pytest.raises(ConfigError, match="min_position'"):
-        parse_live_config(content(*TAIL, ChunkValidator={"min_position": 5}))
+        parse_live_config(allow_code=True, content=content(*TAIL, ChunkValidator={"min_position": 5}))
 
 
 def test_the_relabeller_is_put_in():
     options = parse_live_config(
-        content("ChunkRelabeller", *TAIL, ChunkRelabeller={"relabel": "tests.live.made:whole_chunks"})
+        allow_code=True,
+        content=content(
+            "ChunkRelabeller", *TAIL, ChunkRelabeller={"relabel": "tests.live.made:whole_chunks"}
+        ),
     )
     assert options.stages[1].knobs == {"relabel": "tests.live.made:whole_chunks"}
     with pytest.raises(ConfigError, match=r"\[ChunkRelabeller\]: the stage needs relabel"):
-        parse_live_config(content("ChunkRelabeller", *TAIL))
+        parse_live_config(allow_code=True, content=content("ChunkRelabeller", *TAIL))
 
 
 def test_a_stage_can_take_any_keyword():
     kind = "tests.live.test_options:Anything"
-    options = parse_live_config(content("ChunkUnpacker", kind, "TensorGenerator", Anything={"what": [1]}))
+    options = parse_live_config(
+        allow_code=True, content=content("ChunkUnpacker", kind, "TensorGenerator", Anything={"what": [1]})
+    )
     assert make_pipeline(options, "nowhere").stages[2].options == {"what": [1]}
 
 
@@ -207,8 +214,35 @@ def test_what_cannot_be_is_said_with_the_file_and_the_place(text, message, tmp_p
     path = tmp_path / "live.toml"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match=message) as caught:
-        load_live_config(path)
+        load_live_config(path, allow_code=True)
     assert str(caught.value).startswith(f"{path}: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("stages = ['evil:Stage', 'TensorGenerator']", "stages"),
+        ("stages = ['FilePathProvider', 'evil.more:Stage']", "stages"),
+        (
+            "stages = ['ChunkRelabeller']\n[ChunkRelabeller]\nrelabel = 'evil:relabel'",
+            "ChunkRelabeller.relabel",
+        ),
+        ("[ChunkRelabeller]\nrelabel = 'evil.relabel'", "ChunkRelabeller.relabel"),
+    ],
+)
+def test_a_config_runs_no_code(text: str, key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n", encoding="utf-8")
+    (tmp_path / "live.toml").write_text(text, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    directory = tmp_path / "games"
+    directory.mkdir()
+    for refuse in (
+        lambda: load_live_config(tmp_path / "live.toml"),
+        lambda: LiveLoader(directory, config=tmp_path / "live.toml"),
+    ):
+        with pytest.raises(ConfigError, match=f"{key}: a config runs no code.*--allow-code"):
+            refuse()
+    assert not (tmp_path / "ran").exists()
 
 
 def test_a_config_that_is_missing(tmp_path):
