@@ -7,8 +7,9 @@ characters nor begin a line of their own.
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 import typer
 from rich.console import Console
@@ -30,7 +31,22 @@ def console(*, stderr: bool = False, soft_wrap: bool = True) -> Console:
         stderr: print on standard error. Default: standard output.
         soft_wrap: leave lines as long as they are.
     """
-    return Console(stderr=stderr, soft_wrap=soft_wrap, highlight=False, markup=False, emoji=False)
+    return Console(
+        force_terminal=_is_terminal(sys.stderr if stderr else sys.stdout),
+        stderr=stderr,
+        soft_wrap=soft_wrap,
+        highlight=False,
+        markup=False,
+        emoji=False,
+    )
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    """Return whether a stream is a terminal, whatever ``FORCE_COLOR`` says of colours."""
+    try:
+        return stream is not None and stream.isatty()
+    except ValueError:  # it is closed
+        return False
 
 
 class Output:

@@ -47,7 +47,9 @@ def sql(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print a JSON array, one object a row and one row a line.")
     ] = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV with a header.")] = False,
+    as_csv: Annotated[
+        bool, typer.Option("--csv", help="Print CSV with a header; texts are exact except on a terminal.")
+    ] = False,
     parquet: Annotated[
         AnyPath | None,
         typer.Option(
@@ -82,7 +84,7 @@ def sql(
                 for text in json_rows(result):
                     typer.echo(text, nl=False)
             elif as_csv:
-                write_csv(typer.get_binary_stream("stdout"), result)
+                write_csv(typer.get_binary_stream("stdout"), result, escaped=output.out.is_terminal)
             elif parquet is not None:
                 facts = save_parquet(parquet, result)
                 output.line(f"{parquet}: {facts.rows:,} rows, {format_bytes(facts.bytes)}")

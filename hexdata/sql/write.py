@@ -23,6 +23,7 @@ from hexdata.sql.run import QueryResult
 from hexdata.store.files import FileFacts
 from hexdata.store.parquet import write_parquet
 from hexdata.store.room import telling_full
+from hexdata.text import printable
 
 __all__ = ["json_rows", "save_parquet", "text_rows", "write_csv"]
 
@@ -77,7 +78,7 @@ def json_rows(result: QueryResult) -> Iterator[str]:
 def _json_line(row: dict[str, Any]) -> str:
     """Return a row as JSON; letters as they are, unless a text has some that no terminal should get."""
     text = json.dumps(row, ensure_ascii=False, allow_nan=False)
-    return text if text.isprintable() else json.dumps(row, allow_nan=False)
+    return text if printable(text) == text else json.dumps(row, allow_nan=False)
 
 
 def text_rows(batch: pa.RecordBatch) -> Iterator[list[str]]:
@@ -113,18 +114,29 @@ def _text(value: Any) -> str:
     return plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False)
 
 
-def write_csv(file: BinaryIO, result: QueryResult) -> None:
+def write_csv(file: BinaryIO, result: QueryResult, *, escaped: bool = False) -> None:
     """Write rows as CSV with a header, UTF-8: NULL is empty, an empty text is ``""``.
 
     Lists and structs are JSON text, blobs hexadecimal text.
+
+    Args:
+        file: open for writing.
+        result: the rows.
+        escaped: replace what a terminal does not show as a letter by escapes, also in names of columns.
+            Default: texts are exact.
     """
-    schema = pa.schema([pa.field(field.name, _csv_type(field.type)) for field in result.schema])
+    kinds = [_csv_type(kind) for kind in result.schema.types]
+    names = [printable(name) if escaped else name for name in result.schema.names]
+    schema = pa.schema([*map(pa.field, names, kinds)])
     with pyarrow.csv.CSVWriter(file, schema) as writer:
         for batch in result.batches:
-            kept = [column.type == kind for column, kind in zip(batch.columns, schema.types, strict=True)]
+            kept = [
+                column.type == kind and not (escaped and pa.types.is_string(kind))
+                for column, kind in zip(batch.columns, kinds, strict=True)
+            ]
             columns = [c if same else _shortest(c) for c, same in zip(batch.columns, kept, strict=True)]
             for piece in _pieces(columns):
-                written = [c if same else _as_text(c) for c, same in zip(piece, kept, strict=True)]
+                written = [c if same else _as_text(c, escaped) for c, same in zip(piece, kept, strict=True)]
                 writer.write_batch(pa.RecordBatch.from_arrays(written, schema=schema))
 
 
@@ -134,8 +146,9 @@ def _csv_type(kind: pa.DataType) -> pa.DataType:
     return kind if flat or pa.types.is_decimal(kind) or pa.types.is_string(kind) else pa.string()
 
 
-def _as_text(column: pa.Array) -> pa.Array:
-    return pa.array([None if v is None else _text(v) for v in column.to_pylist()], pa.string())
+def _as_text(column: pa.Array, escaped: bool) -> pa.Array:
+    texts = [None if v is None else _text(v) for v in column.to_pylist()]
+    return pa.array([t and printable(t) for t in texts] if escaped else texts, pa.string())
 
 
 def save_parquet(path: str | AnyPath, result: QueryResult) -> FileFacts:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import csv
+import io
 import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -151,6 +156,69 @@ def test_json_holds_names_exactly(hostile):
     ran = hexdata_run("sql", hostile / f"store{HOSTILE}", "SELECT name FROM sources ORDER BY name", "--json")
     names = [row["name"] for row in json.loads(ran.out)]
     assert f"in/{HOSTILE}.trmph" in names
+
+
+def on_a_terminal(*arguments):
+    """Run with both outputs on a terminal; return what it gets, with line feeds as they were written."""
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-m", "hexdata", *map(str, arguments)]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "200"}
+    child = subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environment)
+    os.close(theirs)
+    shown = bytearray()
+    with contextlib.suppress(OSError):  # what reading gives once the other side is closed
+        while piece := os.read(ours, 65536):
+            shown += piece
+    os.close(ours)
+    assert child.wait(timeout=300) == 0, shown
+    return shown.decode().replace("\r\n", "\n")
+
+
+BAR = re.compile(r"\x1b\[[0-9;]*[mAK]|\x1b\[\?25[lh]|\r")
+"""What rich itself sends to a terminal: styles, cursor movements, and its return to the first column."""
+
+
+@pytest.mark.parametrize("form", ["--csv", "--json", None])
+@pytest.mark.parametrize(
+    "query", ["SELECT name FROM sources", f'SELECT 1 AS "{HOSTILE}"', "SELECT [name] FROM sources"]
+)
+def test_a_terminal_gets_no_name_as_it_is(hostile, form, query):
+    store = hostile / f"store{HOSTILE}"
+    shown = on_a_terminal("sql", store, query, *([form] if form else []))
+    check(BAR.sub("", shown))
+    assert r"a\x1b[31m" in shown or r"a\\x1b[31m" in shown or r"a\u001b[31m" in shown
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "convert IN NEW --max-reject-rate 1",
+        "verify STORE --round-trip IN",
+        "load STORE",
+        "sql STORE @sources",
+    ],
+)
+def test_the_bar_of_a_terminal_holds_no_name_as_it_is(hostile, tmp_path, line):
+    shutil.copytree(hostile / f"store{HOSTILE}", tmp_path / f"store{HOSTILE}")
+    places = {
+        "IN": hostile / "in",
+        "NEW": tmp_path / f"new{HOSTILE}",
+        "STORE": tmp_path / f"store{HOSTILE}",
+    }
+    shown = on_a_terminal(*(places.get(word, word) for word in line.split()))
+    check(BAR.sub("", shown))
+
+
+def test_csv_in_a_pipe_is_exact_whatever_is_said_of_colours(hostile, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    query = f"SELECT name AS \"{HOSTILE}\" FROM sources, range(50) WHERE name LIKE '%red%trmph'"
+    command = [sys.executable, "-m", "hexdata", "sql", str(hostile / f"store{HOSTILE}"), query]
+    found = subprocess.run([*command, "--csv"], capture_output=True, check=True, timeout=300).stdout
+    rows = list(csv.reader(io.StringIO(found.decode(), newline="")))
+    assert rows == [[HOSTILE]] + [[f"in/{HOSTILE}.trmph"]] * 50
+    shown = subprocess.run(command, capture_output=True, check=True, timeout=300).stdout.decode()
+    assert shown.count("\n") == 51, "a pipe gets all rows"
+    check(shown)
 
 
 def test_brackets_and_colons_of_names_are_no_markup(hostile):
