@@ -165,7 +165,10 @@ class Manifest:
             ) from error
         except OSError as error:
             raise StoreError(
-                "the manifest cannot be read", path=path, found=error.strerror or error
+                "the manifest cannot be read",
+                path=path,
+                found=error.strerror or error,
+                hint="Check the disk and the permissions of the file, and run the command again.",
             ) from error
         content = parse_json(data, path, what="the manifest", hint=_HINT)
         if not isinstance(content, dict) or content.get("kind") != _KIND:

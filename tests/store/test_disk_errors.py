@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
+import io
 import os
 import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -117,6 +120,91 @@ def test_every_failing_call_is_one_message(
         STAGES[stage](store, inputs)  # goes on from there
         opened = Store.open(store)
         assert not find_damage(opened, opened.manifest.files)
+
+
+class FailingBelow(Failing):
+    """A function of the system that fails at its n-th call for a path below a folder, and names the path."""
+
+    def __init__(self, function: Callable[..., Any], call: int, code: int, folder: Path) -> None:
+        super().__init__(function, call, code)
+        self.folder = folder
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        named = args[0] if isinstance(args[0], str | Path) else getattr(args[0], "name", "")
+        if not str(named).startswith(f"{self.folder}/"):
+            return self.function(*args, **kwargs)
+        try:
+            return super().__call__(*args, **kwargs)
+        except OSError as error:
+            if not self.left and error.errno == self.code:
+                error.filename = str(named)
+            raise
+
+
+CALLS: dict[str, tuple[Any, str]] = {
+    "mkdir": (os, "mkdir"),
+    "open": (io, "open"),
+    "os.open": (os, "open"),
+    "read": (hashlib, "file_digest"),
+    "rename": (os, "replace"),
+    "list": (os, "scandir"),
+}
+"""Functions of the system that take a path or a file, by what they do."""
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC], ids=errno.errorcode.get)
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_failing_call_for_a_path_is_one_message(
+    stage: str,
+    call: str,
+    code: int,
+    shuffled: Path,
+    demo_trmph: DemoTrmph,
+    tmp_path: Path,
+    copy_store: CopyStore,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Or a warning, where a log or the database is concerned, and the stage is complete."""
+    inputs = tmp_path / "more"
+    demo_trmph(inputs, files=1, games=8, seed=5)
+    module, name = CALLS[call]
+    for number in (1, 4):
+        store = copy_store(shuffled, f"store-{number}")
+        failing = FailingBelow(getattr(module, name), number, code, store)
+        error = None
+        with monkeypatch.context() as patch, warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            patch.setattr(module, name, failing)
+            try:
+                STAGES[stage](store, inputs)
+            except HexdataError as caught:
+                error = caught
+        if failing.left > 0:  # it is not called so often
+            break
+        if error is None:
+            assert warned
+        else:
+            assert str(error.path).startswith(str(store))
+            assert os.strerror(code) in str(error)
+            assert error.hint
+        STAGES[stage](store, inputs)  # goes on from there
+        opened = Store.open(store)
+        assert not find_damage(opened, opened.manifest.files)
+
+
+def test_a_lock_that_cannot_be_truncated_is_named(
+    shuffled: Path, copy_store: CopyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Untruncatable(io.FileIO):
+        def truncate(self, size: int | None = None) -> int:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    store = copy_store(shuffled)
+    monkeypatch.setattr("hexdata.store.lock.open_in_place", lambda path: Untruncatable(path, "a+"))
+    with pytest.raises(StoreError, match=r"Input/output error.*Check the disk") as caught:
+        shuffle_store(store, ShuffleOptions(seed=9, threads=1))
+    assert caught.value.path == str(store / ".lock")
 
 
 def test_a_database_that_cannot_be_written_is_a_note(
