@@ -28,8 +28,10 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         raise ConfigError("the config does not exist", path=path) from error
     except OSError as error:
         raise ConfigError("the config cannot be read", path=path, found=error.strerror) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # also wrong UTF-8, and numbers of too many digits
         raise ConfigError("not valid TOML", path=path, found=str(error)) from error
+    except RecursionError as error:
+        raise ConfigError("not valid TOML", path=path, found="brackets nested too deeply") from error
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str | None:

@@ -149,6 +149,8 @@ WRONG = {
     "out of range": (STORE + '[convert]\ninputs = ["a"]\nval = 2.0\n', "val and test are shares", "2.0"),
     "an unknown word": (STORE + '[export]\nlayout = "block"\n', "layout", "block"),
     "no TOML": ("store =\n", "not valid TOML", "line 1"),
+    "deep brackets": ("a = " + "[" * 100_000, "not valid TOML", "brackets nested too deeply"),
+    "many digits": (f"a = {'9' * 5_000}", "not valid TOML", "4300 digits"),
 }
 
 

@@ -10,9 +10,13 @@ import numpy as np
 import pytest
 
 from hexdata.board import winner_of
-from hexdata.errors import ConfigError, InputError
+from hexdata.errors import ConfigError, FormatError, InputError
 from hexdata.games.convention import Decision, Votes, decide
+from hexdata.live.chunk import FoundFile
+from hexdata.live.chunk_source_loader import ChunkSourceLoader
 from hexdata.sql import run_query
+from hexdata.verify import verify_store
+from hexdata.verify.roundtrip import check_round_trip
 
 
 def without_winners(games):
@@ -166,13 +170,7 @@ def repeated(make, game):
 
 def test_games_with_flags_are_no_evidence(make, convert):
     """The one contrary chain of a tuple file is that of a game with a repeated move."""
-    examples = make.tuples(example for game in make.games(9) for example in make.game(game, None))
-    bad = next(
-        made
-        for made in (repeated(make, game) for game in make.games(200, seed=3))
-        if winner_of(made[-1][0][np.newaxis].astype(np.uint8))[0] == made[-1][2]
-    )
-    make.write("a.pkl.gz", examples + bad)
+    one_repeats(make)
     store = convert(make.folder)
     source = store.source("a.pkl.gz")
     assert source["value_sense"] == "blue-is-1"
@@ -368,6 +366,60 @@ def test_the_weight_of_evidence_decides(chains, winners, layout, expected):
         assert {decide(votes, layout, given) for given in (ZERO, ONE)} == {decided}, "what is clear stays"
     else:
         assert [decide(votes, layout, given).convention for given in (ZERO, ONE)] == [ZERO, ONE]
+
+
+def mislabelled(make):
+    """Five finished games, one of them mislabelled with its name, and many that are not finished."""
+    games = make.dicts(make.games(40))
+    for example in turned(games[4]):
+        example["metadata"]["winner"] = ("BLUE", "RED")[int(example["value"])]
+    examples = [e for game in games[:5] for e in game] + [e for game in games[5:] for e in game[:-1]]
+    return make.write("a.pkl.gz", examples)
+
+
+def one_repeats(make):
+    """Nine sound games as tuples, and one with a repeated move whose chain contradicts its value."""
+    examples = make.tuples(example for game in make.games(9) for example in make.game(game, None))
+    bad = next(
+        made
+        for made in (repeated(make, game) for game in make.games(200, seed=3))
+        if winner_of(made[-1][0][np.newaxis].astype(np.uint8))[0] == made[-1][2]
+    )
+    return make.write("a.pkl.gz", examples + bad)
+
+
+@pytest.mark.parametrize("given", ["auto", "blue-is-0", "blue-is-1"])
+@pytest.mark.parametrize("size", [3, 5, 11])
+@pytest.mark.parametrize("write", [mislabelled, one_repeats, named_and_refuted, silent, unclear])
+def test_whatever_was_decided_live_decides_the_same_and_the_values_come_back(
+    make, convert, write, size, given
+):
+    if size != 5 and given == "blue-is-0":
+        pytest.skip("the other two options tell")
+    if write is one_repeats and size == 3:
+        pytest.skip("no game of so few moves repeats one")
+    make.n = size
+    path = write(make)
+    file = FoundFile(path, path.name, path.stat().st_size)
+    loader = ChunkSourceLoader(value_convention=given)
+    if write is unclear and given == "auto":
+        with pytest.raises(InputError):
+            convert(path)
+        with pytest.raises(FormatError, match="not clear which value"):
+            loader.read(file)
+        return
+    store = convert(path, value_convention=given)
+    (trip,) = check_round_trip(store.path, path)
+    assert trip.ok, trip.detail
+    assert verify_store(store.path).ok
+    chunks = loader.read(file).chunks
+    flags = [[flag for flag in game["flags"] if "duplicate" not in flag] for game in store.games()]
+    assert [list(chunk.flags) for chunk in chunks] == flags
+    values = [
+        [chunk.value] * (len(chunk.moves) + 1) if chunk.moves is not None else chunk.block["value"].tolist()
+        for chunk in chunks
+    ]
+    assert list(chain.from_iterable(values)) == stored_values(store)
 
 
 def test_an_unknown_convention_is_a_wrong_option(make, convert):
