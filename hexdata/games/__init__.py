@@ -1,4 +1,4 @@
-"""Which game each position of a source belongs to, what is suspicious about it, and what its labels mean.
+"""Finds the game of each position of a source, flags what is suspicious about it, and interprets its labels.
 
-Works on raw batches and tables of a source, wherever they lie. Never opens a file and never repairs.
+Works on raw batches and tables in memory. It opens no file and repairs nothing.
 """

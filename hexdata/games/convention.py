@@ -15,7 +15,7 @@ Convention = Literal["blue-is-0", "blue-is-1"]
 CONVENTIONS: Final = get_args(Convention)
 
 _LAYOUTS: Final[dict[object, Convention]] = {"tuple": "blue-is-1", "dict": "blue-is-0"}
-"""What the legacy tool wrote, by the layout of its examples."""
+"""The convention of files of the legacy tool, by the layout of their examples."""
 
 _AGREEING: Final = 19
 """Games whose named winner agrees for each that does not: 95 %, where names decide alone."""

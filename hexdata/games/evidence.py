@@ -1,4 +1,4 @@
-"""What a source says that tells its games apart and what its values mean, counted while it streams by."""
+"""Counts of the evidence on a source's games and on its value convention, made while the source is read."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ __all__ = ["Tally", "found_schema", "is_mixed", "with_findings"]
 
 
 def found_schema(board_size: int) -> pa.Schema:
-    """Return ``raw_schema`` with plain text in place of dictionaries: an Arrow file has but one of them.
+    """Return ``raw_schema`` with plain text in place of dictionaries: Arrow files allow one each.
 
-    ``findings`` comes with it: the bits of ``findings.Finding`` of each position.
+    It has a further column ``findings``: the bits of ``findings.Finding`` of each position.
     """
     schema = raw_schema(board_size)
     schema = schema.set(schema.get_field_index("origin"), pa.field("origin", pa.string()))
@@ -35,22 +35,22 @@ def with_findings(positions: pa.RecordBatch, board_size: int) -> pa.RecordBatch:
 
 
 def is_mixed(kind: str, header: Mapping[str, object]) -> bool:
-    """Say whether the positions of a source come from everywhere: contiguity says nothing about its games.
+    """Return whether the positions of a source were shuffled, so that neighbours need not be of one game.
 
     Args:
-        kind: the format of the source, as its reader tells it.
-        header: what the file says of itself.
+        kind: the format of the source, as its reader names it.
+        header: the header of the file.
     """
     return kind == "legacy-shuffled" or not {"chunk_info", "pass_info"}.isdisjoint(header)
 
 
 @dataclass
 class Tally:
-    """The evidence of a source: what positions say of its values, and how many name a game."""
+    """The evidence of a source: votes on its value convention, and counts of named games."""
 
     votes: Votes = field(default_factory=Votes)
     ballots: Votes = field(default_factory=Votes)
-    """The votes of sound positions: what counts where games are not known yet."""
+    """The votes of unflagged positions, which count where games are not known yet."""
     with_id: int = 0
     with_ply: int = 0
 
@@ -63,7 +63,7 @@ class Tally:
         self.with_ply += batch.num_rows - batch.column("position_in_game").null_count
 
     def grouping(self) -> Grouping:
-        """Return how the games of the source are told apart."""
+        """Return how the games of the source are found."""
         if self.with_id:
             return "ids"
         return "runs" if self.with_ply else "boards"

@@ -1,4 +1,4 @@
-"""Which game each position of a source belongs to: by its metadata, or recovered from the boards.
+"""Assigns each position of a source to a game, by its metadata or by its boards.
 
 Works on windows of a source cut where a game certainly begins, so memory does not grow with the source.
 """
@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 Grouping = Literal["boards", "ids", "runs"]
-"""How the games of a source are told apart: by its boards (tuples, no metadata), by the ids in its
+"""How the games of a source are found: by its boards (tuples, no metadata), by the ids in its
 metadata, or by runs of plies (metadata without ids)."""
 
 Array = npt.NDArray[Any]
@@ -43,13 +43,13 @@ EVIDENCE: Final = (
     *("board", "move", "value", "file_idx", "line_idx", "origin"),
     *("position_in_game", "total_positions", "winner"),
 )
-"""The columns of ``raw_schema`` that tell games apart."""
+"""The columns of ``raw_schema`` by which games are found."""
 
 ROWS: Final = pa.schema(
     [("game", pa.int32()), ("ply", pa.uint16()), ("total", pa.uint16()), ("player", pa.uint8())]
 )
-"""For each position its game, counted from 0 within the source, its place in it, and who moves by the
-boards of the game; null if unknown."""
+"""For each position its game, counted from 0 within the source, its ply in it, and the player to move by
+the boards of the game; null if unknown."""
 
 GAMES: Final = pa.schema(
     [
@@ -71,7 +71,7 @@ GAMES: Final = pa.schema(
 
 @dataclass(frozen=True)
 class Window:
-    """Some consecutive positions of a source as NumPy columns; -1 stands for null."""
+    """Some consecutive positions of a source as NumPy columns; null is -1."""
 
     board_size: int
     boards: npt.NDArray[np.uint8]
@@ -128,7 +128,7 @@ def binary_matrix(boards: pa.ChunkedArray | pa.Array) -> npt.NDArray[np.uint8]:
 def find_games(
     batches: Iterable[pa.RecordBatch], board_size: int, grouping: Grouping
 ) -> Iterator[tuple[pa.Table, pa.Table]]:
-    """Tell the games of a source apart, front to back.
+    """Find the games of a source, front to back.
 
     Args:
         batches: ``EVIDENCE`` of its positions, in record order.
@@ -215,7 +215,7 @@ _SEGMENTERS: Final[dict[str, Callable[[Window, bool], Segments]]] = {
 
 
 def _movers(boards: npt.NDArray[np.uint8], move: Array, board_size: int) -> npt.NDArray[np.int8]:
-    """Say who made the move that leads from each board to the next: int8 (N - 1,), -1 if nobody did.
+    """Return the player whose move leads from each board to the next: int8 (N - 1,), -1 for no player.
 
     A stone set on an occupied cell takes the cell, as the legacy code that did not look had it.
     """
@@ -307,7 +307,7 @@ def _or_none(value: Any) -> int | None:
 def position_hash(board: npt.NDArray[np.uint8], board_size: int) -> bytes:
     """Return 16 bytes that a packed board (width,) shares with its images under the four symmetries.
 
-    What names a game whose moves are not all at hand: the hash of its deepest board.
+    Names a game some of whose moves are missing, by its deepest board.
     """
     planes = unpack_boards(board[np.newaxis], board_size, np.uint8)
     images = (pack_boards(transform_planes(planes, symmetry)).tobytes() for symmetry in Symmetry)
@@ -315,10 +315,10 @@ def position_hash(board: npt.NDArray[np.uint8], board_size: int) -> bytes:
 
 
 def identity_hash(origin: str | None, file_idx: int | None, line_idx: int, board_size: int) -> bytes:
-    """Return 16 bytes that name a game by the ids in its metadata; None and -1 both stand for no file_idx.
+    """Return 16 bytes that name a game by the ids in its metadata; None and -1 both mean no file_idx.
 
-    What names a game whose moves are not all at hand, where its positions may lie in more than one file, so
-    that nobody knows which of its boards is the deepest.
+    Names a game some of whose moves are missing, where its positions may be in more than one file, so that
+    its deepest board is unknown.
     """
     file = -1 if file_idx is None else file_idx
     identity = json.dumps([board_size, origin, file, line_idx]).encode("ascii")

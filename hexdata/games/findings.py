@@ -1,4 +1,4 @@
-"""What is suspicious about a game, though each of its positions can be used: flags, never repairs.
+"""Flags of games that are suspicious although each of their positions can be used.
 
 Findings are made a position at a time while a source is read, gathered a game at a time once the games
 are known, and become flags once it is known what the source's values mean.
@@ -42,10 +42,10 @@ Bits = npt.NDArray[np.uint32]
 
 
 class Flag(IntFlag):
-    """What may be wrong with a game. The codes in ``games.flags`` are the names, spelled with hyphens.
+    """A reason to doubt a game. The codes in ``games.flags`` are the names, spelled with hyphens.
 
-    The meaning of each stands in docs/format.md. Names ascend, so that codes in the order of bits are
-    sorted; what is stored are the codes, so bits may move.
+    docs/format.md defines each. Names ascend, so that codes in the order of bits are sorted. Files hold the
+    codes, so the numbers of the bits may change.
     """
 
     COLOURS_SWAPPED = auto()
@@ -73,7 +73,7 @@ class Flag(IntFlag):
 
 
 class Finding(IntFlag):
-    """What is found, in the convention of the source: the first 16 in a position, the rest in a game.
+    """Findings, in the convention of the source: the first 16 are of positions, the rest of games.
 
     Of those that exclude each other, at most one is set for a position.
     """
@@ -83,25 +83,25 @@ class Finding(IntFlag):
     OCCUPIED_POLICY = auto()
     """Another policy gives weight to an occupied cell."""
     RED_AHEAD = auto()
-    """By one stone: impossible where blue began."""
+    """Red has one stone more: impossible where blue began."""
     BLUE_AHEAD = auto()
-    """By one stone: impossible where red began."""
+    """Blue has one stone more: impossible where red began."""
     FAR_AHEAD = auto()
     """One player by two stones or more: always impossible."""
     PLAYER_AHEAD = auto()
-    """Who is ahead is to move."""
+    """The player with more stones is to move."""
     BLUE_MOVES_EVEN = auto()
     """Blue is to move with nobody ahead, so blue began."""
     RED_MOVES_EVEN = auto()
     CHAIN_FOR_0 = auto()
-    """The winning chain says that a value of 0 means blue. Chains are looked for on final positions
+    """By the winning chain, a value of 0 means that blue won. Chains are looked for on final positions
     (no policy), and on those with ``OCCUPIED_MOVE``, which are final if the game is cut there."""
     CHAIN_FOR_1 = auto()
     NO_CHAIN = auto()
     WINNER_AGAINST_CHAIN = auto()
     """The value is neither 0 nor 1, and the named winner is not the chain's."""
     WINNER_FOR_0 = auto()
-    """The named winner says that a value of 0 means blue."""
+    """By the named winner, a value of 0 means that blue won."""
     WINNER_FOR_1 = auto()
     _SPARE_1 = auto()
     _SPARE_2 = auto()
@@ -122,7 +122,7 @@ TIER_SIZES: Final = (5, 5, 10)
 
 
 def _mark(bits: Array, where: Array, bit: int) -> None:
-    """Set a bit where ``where`` says: a mask as long as ``bits``, or rows."""
+    """Set a bit at ``where``: a mask as long as ``bits``, or indices."""
     one = bits.dtype.type(bit)  # NumPy takes a member of an IntFlag for an int64
     if where.dtype == bool:
         bits |= where * one  # several times as fast as bits[where] |= one
@@ -131,7 +131,7 @@ def _mark(bits: Array, where: Array, bit: int) -> None:
 
 
 def _has(bits: Array, sign: int | Array) -> npt.NDArray[np.bool_]:
-    """Say where any bit of ``sign`` is set."""
+    """Return a mask of the entries that have any bit of ``sign``."""
     found: npt.NDArray[np.bool_] = bits & np.asarray(sign, bits.dtype) != 0
     return found
 
@@ -169,7 +169,7 @@ def _blue_words(board_size: int) -> npt.NDArray[np.uint64]:
 
 
 def _ahead(boards: npt.NDArray[np.uint8], board_size: int) -> npt.NDArray[np.int16]:
-    """Return by how many stones blue is ahead on packed boards (N, width): int16 (N,)."""
+    """Return the number of blue stones less that of red ones on packed boards (N, width): int16 (N,)."""
     masks = _blue_words(board_size)
     padded = np.zeros((len(boards), 8 * len(masks)), np.uint8)
     padded[:, : boards.shape[1]] = boards
@@ -181,7 +181,7 @@ def _ahead(boards: npt.NDArray[np.uint8], board_size: int) -> npt.NDArray[np.int
 
 
 def _stones(ahead: npt.NDArray[np.int16], player: Array) -> npt.NDArray[np.uint16]:
-    """Return what stone counts say; ``player`` (N,) is to move, -1 if the source does not say."""
+    """Return the findings of stone counts; ``player`` (N,) is to move, -1 if unknown."""
     found = np.zeros(len(ahead), np.uint16)
     _mark(found, ahead == -1, Finding.RED_AHEAD)
     _mark(found, ahead == 1, Finding.BLUE_AHEAD)
@@ -212,7 +212,7 @@ def _labels(
     winner: Array,
     final: npt.NDArray[np.bool_],
 ) -> None:
-    """Add to ``found`` what chain, value and named winner say of each other."""
+    """Add to ``found`` the agreements and contradictions of chain, value and named winner."""
     decided = (value == 0.0) | (value == 1.0)
     named = decided & (winner >= 0)
     _mark(found, named & (value == winner), Finding.WINNER_FOR_0)
@@ -233,23 +233,23 @@ def _labels(
 
 
 def on_final(found: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return findings without what was said of chains on positions that have a move, and so are not final."""
+    """Return findings without those of chains on positions that have a move, because these are not final."""
     return np.where(_has(found, Finding.OCCUPIED_MOVE), found & ~found.dtype.type(_CHAINS), found)
 
 
 def votes_of(found: npt.NDArray[Any]) -> Votes:
-    """Count what positions say of the convention of ``value``: flags call the outvoted contradictions."""
+    """Count the votes of positions on the convention of ``value``."""
     found = on_final(found)
     count = [int(np.count_nonzero(_has(found, bit))) for bit in _VOTES]
     return Votes(chains=(count[0], count[1]), winners=(count[2], count[3]))
 
 
 _DOUBTFUL: Final = Finding.FAR_AHEAD | Finding.REPEATED | Finding.VALUE_DIFFERS | Finding.CUT
-"""What makes the final board of a game, or its value, no evidence."""
+"""Findings that exclude the final board of a game, or its value, from the evidence."""
 
 
 def ballots_of(found: Bits, loose: npt.NDArray[Any] | None = None) -> Votes:
-    """Count what games say of the convention of ``value``, a vote each, unless they are flagged.
+    """Count the votes of games on the convention of ``value``: one a game, none of flagged games.
 
     A game has no vote for the chain on its board if moves are repeated, stones impossible or values not
     constant, or if it was cut. One that red began has a vote only where no other game has.
@@ -279,7 +279,7 @@ def _votes(bits: Bits, for_0: Finding, for_1: Finding) -> tuple[int, int]:
 
 
 class Tables(Protocol):
-    """What a spool gives."""
+    """The tables of a spool."""
 
     def batches(self, table: str, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """Read a table batch by batch."""
@@ -290,7 +290,7 @@ _RAW: Final = ("findings", "move", "policy", "value", "value_sample_tier")
 
 
 def game_findings(spools: Sequence[Tables], cut: npt.NDArray[np.bool_] | None = None) -> Bits:
-    """Gather the findings of games that lie in ``spools``: the first has the table of them.
+    """Gather the findings of the games in ``spools``, of which the first has the table of games.
 
     Reads all rows once, in any order of games; memory grows by 30 bytes a game.
 
@@ -347,7 +347,7 @@ def _gather(bits: Bits, tiers: Array, value: Array, raw: pa.RecordBatch, rows: p
 
 
 def _tiers_odd(counts: Array, positions: Array) -> npt.NDArray[np.bool_]:
-    """Say which games have tiers, (G, 5) counts, but not those of as many positions (G,)."""
+    """Return which games have tiers (G, 5), but not as many of each as their positions (G,) require."""
     expected = np.zeros_like(counts, dtype=np.int64)
     left = positions.astype(np.int64)
     for tier, size in enumerate(TIER_SIZES):
@@ -431,7 +431,7 @@ def loose_of(spool: Tables) -> npt.NDArray[np.uint16]:
 
 
 def loose_flags(counts: Sequence[int], convention: Convention) -> dict[str, int]:
-    """Say how many positions of unknown games give rise to each flag that one position can show.
+    """Count the positions of unknown games with each flag that a single position can have.
 
     Args:
         counts: of :func:`loose_findings`. Blue is taken to have begun.

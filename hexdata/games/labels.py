@@ -1,4 +1,4 @@
-"""What is decided for a game or a position from what its source says: winner, who moves, split."""
+"""Decides the winner and the split of a game, and the player to move of a position."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["players_of", "split_of", "winners_of"]
 
 
 def winners_of(games: pa.RecordBatch, convention: Convention) -> npt.NDArray[np.int64]:
-    """Return each game's winner: as its metadata names it, else as its value says; -1 if unknown."""
+    """Return each game's winner: by its metadata, else by its value; -1 if unknown."""
     named = column(games, "winner", -1)
     value = column(games, "value", np.nan)
     won = np.where(value == 0.0, 0, np.where(value == 1.0, 1, -1))
@@ -25,7 +25,7 @@ def winners_of(games: pa.RecordBatch, convention: Convention) -> npt.NDArray[np.
 
 
 def players_of(raw: pa.RecordBatch, row: pa.RecordBatch, board_size: int) -> pa.Array:
-    """Return who moves: as the source says, else by the game's boards, the ply, the stones: uint8 (N,).
+    """Return the player to move: by the source, else the game's boards, the ply, or the stones: uint8 (N,).
 
     Args:
         raw: positions of ``raw_schema``.
