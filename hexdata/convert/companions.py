@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
@@ -42,7 +42,7 @@ class _Entry:
     """The name of the pickle made of it; empty if not said."""
     stats: dict[str, Any]
 
-    def is_of(self, name: str, header: dict[str, Any]) -> bool:
+    def is_of(self, name: str, header: Mapping[str, Any]) -> bool:
         """Say whether it speaks of the source of that file name, which has that header."""
         if self.output:
             return self.output == name

@@ -25,16 +25,19 @@ from hexdata.convert.spool import (
     UNREADABLE,
     Reading,
     Spool,
+    SpooledHeader,
     SpoolFacts,
     read_source,
     settle_games,
 )
 from hexdata.convert.tables import (
+    SMALL_HEADER,
     Source,
     failed_files,
     note_of_unused_option,
     notes_of,
     reasons_of,
+    refuse_large_headers,
     rejected_batches,
     source_table,
 )
@@ -168,9 +171,12 @@ class Run:
         reading = Reading(self.options.salvage, self.options.truncate_repeats)
         tasks = [(file.path, self.work / file.sha256, reading, file.version) for file in readable]
         for index, found in self._run(read_source, tasks):
+            if found.header_bytes > SMALL_HEADER:
+                found.header = SpooledHeader(Spool(self.work / readable[index].sha256))
             facts[readable[index].name] = found
             release_memory()
             self.progress.advance(readable[index].bytes)
+        refuse_large_headers(facts)
         return [
             Source(file, _spool(self.work / file.identity, facts[file.name]), facts[file.name])
             for file in files

@@ -7,9 +7,9 @@ which ids the source gets. A spool is complete when its ``facts.json`` is there.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,6 +33,8 @@ __all__ = [
     "Reading",
     "Spool",
     "SpoolFacts",
+    "SpooledHeader",
+    "read_header",
     "read_source",
     "settle_games",
     "write_arrow",
@@ -93,7 +95,9 @@ class SpoolFacts:
     """What all positions say of the convention of ``value``."""
     ballots: Votes = field(default_factory=Votes)
     """The same of sound games, a vote each; of sound positions where ``mixed``. What decides."""
-    header: dict[str, Any] = field(default_factory=dict)
+    header: Mapping[str, Any] = field(default_factory=dict)
+    header_bytes: int = 0
+    """Of the header as JSON text."""
     notes: list[str] = field(default_factory=list)
     damage: tuple[str, str] | None = None
     """Code and detail of what broke the source off, of which whole examples before it were salvaged."""
@@ -143,7 +147,8 @@ class Spool:
     def save_facts(self, facts: SpoolFacts) -> None:
         """Complete the spool."""
         facts.digests = self._digests()
-        write_bytes(self.folder / "facts.json", json.dumps(asdict(facts)).encode("ascii"))
+        content = asdict(replace(facts, header={})) | {"header": read_header(facts.header)}
+        write_bytes(self.folder / "facts.json", json.dumps(content).encode("ascii"))
 
     def is_intact(self, facts: SpoolFacts) -> bool:
         """Return whether the tables have the bytes that they had when the facts were saved."""
@@ -185,12 +190,43 @@ class Spool:
         remove_tree(self.folder)
 
 
+class SpooledHeader(Mapping[str, Any]):
+    """The header of a source, read from the facts of its spool whenever it is asked for."""
+
+    def __init__(self, spool: Spool) -> None:
+        self._spool = spool
+
+    def read(self) -> Mapping[str, Any]:
+        """Return the whole header."""
+        facts = self._spool.facts()
+        assert facts is not None  # the spool was complete when this was made
+        return facts.header
+
+    def __getitem__(self, key: str) -> Any:
+        return self.read()[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.read())
+
+    def __len__(self) -> int:
+        return len(self.read())
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return the value of a key, or ``default``."""
+        return self.read().get(key, default)
+
+
 @contextmanager
 def write_arrow(path: AnyPath, schema: pa.Schema) -> Iterator[pa.ipc.RecordBatchFileWriter]:
     """Write an Arrow IPC file, atomically; compressed, since boards and texts are mostly alike."""
     options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
     with atomic_file(path) as file, pa.ipc.new_file(file, schema, options=options) as writer:
         yield writer
+
+
+def read_header(header: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a header of which JSON text can be made."""
+    return header.read() if isinstance(header, SpooledHeader) else header
 
 
 def read_source(path: AnyPath, folder: AnyPath, reading: Reading, version: str) -> SpoolFacts:
@@ -329,7 +365,9 @@ def _read(path: AnyPath, spool: Spool, reading: Reading) -> SpoolFacts:
             _book_damage(reader.damage, rejected, facts)
         facts.board_size = reader.board_size
         facts.format = reader.format
-        facts.header = json.loads(json.dumps(reader.header))  # plain JSON, whatever mappings it was made of
+        text = json.dumps(reader.header)
+        facts.header_bytes = len(text)
+        facts.header = json.loads(text)  # plain JSON, whatever mappings it was made of
     facts.records = facts.positions + facts.rejected
     facts.votes, facts.ballots = tally.votes, tally.ballots
     facts.with_id = tally.with_id

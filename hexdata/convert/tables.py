@@ -17,7 +17,7 @@ import pyarrow as pa
 from hexdata.convert.inputs import SourceFile
 from hexdata.convert.options import ConvertOptions
 from hexdata.convert.publish import Judged
-from hexdata.convert.spool import REJECTED, Spool, SpoolFacts
+from hexdata.convert.spool import REJECTED, Spool, SpoolFacts, read_header
 from hexdata.games.convention import Convention, Decision, layout_convention
 from hexdata.games.findings import count_flags, loose_flags
 from hexdata.schema import rejected_schema, sources_schema
@@ -31,6 +31,12 @@ __all__ = [
     "rejected_batches",
     "source_table",
 ]
+
+
+SMALL_HEADER: Final = 4096
+"""Headers of at most so many bytes are kept in memory and always accepted; real ones have 300 to 40,000."""
+_LARGE_HEADERS: Final = 64 << 20
+"""``limit-headers``: bytes of JSON text of all larger headers of a run. Later stages read them together."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +136,7 @@ def source_table(sources: list[Source], judged: list[Judged], options: ConvertOp
             "positions": s.facts.positions,
             "games": s.facts.games,
             "rejected": s.facts.rejected,
-            "header": json.dumps(s.facts.header),
+            "header": json.dumps(read_header(s.facts.header)),
             "notes": json.dumps(notes_of(s)) if notes_of(s) else None,
             "flags": json.dumps(count_flags([own.flags])),
             "salvaged": s.facts.damage is not None if options.salvage else None,
@@ -179,3 +185,17 @@ def reasons_of(sources: list[Source]) -> dict[str, int]:
 def failed_files(sources: list[Source]) -> dict[str, str]:
     """Return the reason of each file that was rejected as a whole, by name."""
     return {s.file.name: ": ".join(s.facts.failure) for s in sources if s.facts.failure}
+
+
+def refuse_large_headers(facts: dict[str, SpoolFacts]) -> None:
+    """Fail the sources with the largest headers, until the others are within ``_LARGE_HEADERS``."""
+    left = _LARGE_HEADERS
+    sizes = [(own.header_bytes, name) for name, own in facts.items() if own.header_bytes > SMALL_HEADER]
+    for size, name in sorted(sizes):
+        left -= size
+        if left < 0:
+            facts[name] = SpoolFacts.failed(
+                "limit-headers",
+                f"its header takes {size:,} bytes; expected at most {_LARGE_HEADERS:,} in all large headers "
+                "of a run: convert fewer of these files at once",
+            )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import pickle
 import subprocess
 import sys
 import time
@@ -14,7 +16,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from legacy_pickles import EXPANDING, write_expanding
+from legacy_pickles import EXPANDING, _example, write_expanding
+
+from hexdata.convert import ConvertOptions, convert_sources, tables
 
 MEMORY = 1_000_000_000
 SECONDS = 300
@@ -71,3 +75,20 @@ def test_convert_stays_within_its_memory(tmp_path, name):
     assert set(rejected["reason"].to_pylist()) == {REASONS[name][0]}
     assert rejected.num_rows == REASONS[name][1]
     assert max(map(len, rejected["detail"].to_pylist())) < 1000
+
+
+def test_large_headers_are_spooled_and_bounded_together(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "_LARGE_HEADERS", 25_000)
+    for number, size in enumerate((10, 12_000, 9_000, 20_000)):
+        content = _example({"winner": "RED"}) | {"value": 1.0}
+        top = {"examples": [content], "more": "x" * size, "n": number}
+        (tmp_path / f"{number}.pkl").write_bytes(pickle.dumps(top, 4))
+    options = ConvertOptions(max_reject_rate=1, value_convention="blue-is-0")
+    result = convert_sources([tmp_path], tmp_path / "store", options)
+    ((name, reason),) = result.failed_files.items()
+    assert name.endswith("3.pkl")
+    assert reason.startswith("limit-headers: its header takes 20,")
+    (part,) = (tmp_path / "store" / "sources").glob("*")
+    headers = [json.loads(text) for text in pq.read_table(part)["header"].to_pylist()]
+    assert [len(header.get("more", "")) for header in headers] == [10, 12_000, 9_000, 0]
+    assert [header.get("n") for header in headers] == [0, 1, 2, None]

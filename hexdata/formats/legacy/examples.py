@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hexdata.board import MAX_SIZE
+from hexdata.errors import FormatError
 from hexdata.formats.legacy.limits import Limits
 from hexdata.formats.legacy.standins import Array, kind_of, shortened
 
@@ -74,6 +75,8 @@ class Coded:
     @classmethod
     def zipped(cls, columns: Sequence[Coded]) -> Coded:
         """Return the column of tuples, one object of each column; there is at least one."""
+        if len(columns[0].codes) == 1:
+            return cls(np.zeros(1, np.intp), [tuple(column.values[column.codes[0]] for column in columns)])
         mixed = columns[0].codes
         for column in columns[1:]:
             mixed = np.unique(mixed, return_inverse=True)[1] * len(column.values) + column.codes
@@ -123,8 +126,20 @@ def layout_of(example: object, limits: Limits) -> Layout | tuple[str, str]:
     )
 
 
-def group_examples(items: Iterable[tuple[int, Any]], reject: Reject, limits: Limits) -> Iterable[Group]:
-    """Sort examples, each with its place in the block, into groups; reject what is no example."""
+def group_examples(
+    items: Iterable[tuple[int, Any]], reject: Reject, limits: Limits, seen: set[int]
+) -> Iterable[Group]:
+    """Sort examples into groups of one layout, and reject what is not an example.
+
+    Args:
+        items: index in the block and content of each.
+        reject: takes the index, a reason code and the details.
+        limits: of the file.
+        seen: hashes of the layouts of the file so far; those of this block are added.
+
+    Raises:
+        FormatError: "limit-layouts". Each layout takes milliseconds, accepted or not.
+    """
     members: dict[Layout, list[tuple[int, Any]]] = {}
     for place, example in items:
         layout = layout_of(example, limits)
@@ -132,6 +147,13 @@ def group_examples(items: Iterable[tuple[int, Any]], reject: Reject, limits: Lim
             members.setdefault(layout, []).append((place, example))
         else:
             reject(place, *layout)
+    seen.update(map(hash, members))
+    if len(seen) > limits.layouts:
+        raise FormatError(
+            "more layouts of examples than the limit",
+            code="limit-layouts",
+            expected=f"at most {limits.layouts:,}",
+        )
     for layout, placed in members.items():
         yield _group(layout, np.array([place for place, _ in placed]), [example for _, example in placed])
 

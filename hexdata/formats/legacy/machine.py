@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from hexdata.errors import FormatError, UnsafePickleError
 from hexdata.formats.legacy.limits import Limits
-from hexdata.formats.legacy.memo import Memo, mixed_numbers
+from hexdata.formats.legacy.memo import ENTRY_COST, Memo, mixed_numbers
 from hexdata.formats.legacy.opcodes import HANDLERS
 from hexdata.formats.legacy.source import ByteSource
 from hexdata.formats.legacy.standins import ByteArray, build, call, find_name, kind_of
@@ -90,6 +90,7 @@ class Machine(Window):
         """The memo number of the first object of the example being read."""
         self._fence = 0  # what is below it on the stack belongs to an open mark
         self._held_from = 0
+        self._numbers_before = 0  # memo numbers that had been given when the last batch ended
         self._examples: Examples | None = None
         self._examples_done = False
         self._batch_marks = -1  # number of open marks between two examples of a batch
@@ -159,11 +160,15 @@ class Machine(Window):
         limits = self.limits
         if max(len(self.stack) + self.recognised, len(self.marks)) > limits.stack:
             raise self.past("limit-stack", "more objects on the stack than the limit", limits.stack)
-        if self.payload + self.overhead > limits.held_bytes:
+        if self.payload + self.overhead + self._memo_cost() > limits.held_bytes:
             raise self.past("limit-held", "too many bytes before the next batch", limits.held_bytes)
         if self.offset - self._held_from - self.payload > limits.items:
             raise self.past("limit-items", "too many objects before the next batch", limits.items)
         self.memo.check()
+
+    def _memo_cost(self) -> int:
+        """Return the bytes of memory that memo numbers given since the last batch take, roughly."""
+        return ENTRY_COST * (self.memo.next - self.memo.skipped - self._numbers_before)
 
     def skip_frame(self) -> None:
         """Pass over the FRAME opcode at ``pos``, all of which is at hand."""
@@ -217,8 +222,9 @@ class Machine(Window):
         self.memo.end_example()
         self._batch_marks = -1
         opcodes = self.offset - self._held_from - self.payload
-        self.batch_weight = self.payload + self.overhead + _OPCODE_WEIGHT * opcodes
+        self.batch_weight = self.payload + self.overhead + max(_OPCODE_WEIGHT * opcodes, self._memo_cost())
         self._held_from = self.offset
+        self._numbers_before = self.memo.next - self.memo.skipped
         self.payload = self.overhead = 0
         self._event = Event.BATCH
         return True

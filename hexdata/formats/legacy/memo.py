@@ -19,7 +19,7 @@ from hexdata.errors import FormatError
 from hexdata.formats.legacy.limits import Limits
 from hexdata.formats.legacy.standins import Dtype, EnumValue, Name, Scalar
 
-__all__ = ["Memo", "PendingPairs", "is_kept", "is_pair", "mixed_numbers"]
+__all__ = ["ENTRY_COST", "Memo", "PendingPairs", "is_kept", "is_pair", "mixed_numbers"]
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -27,9 +27,11 @@ _SMALL: Final = frozenset([str, EnumValue, Dtype, Name])
 """Kept of a finished example. Arrays, dicts and tuples are forgotten, but for pairs of integers: a game's
 id is one tuple, which all its positions share."""
 
-_ENTRY_COST: Final = 150
+ENTRY_COST: Final = 150
 """Bytes that a kept object takes beside its characters, roughly."""
 
+_NEW_PAIRS: Final = 1 << 18
+"""Pairs that are kept as Python objects until they are settled; the oldest half is forgotten first."""
 _PAIRS: Final = 1 << 21
 """Settled pairs that are kept, 24 bytes each; the oldest are forgotten first."""
 _PLAIN: Final = frozenset([str, bytes, int, float, bool, type(None), EnumValue, Scalar, Dtype, Name])
@@ -69,6 +71,8 @@ class Memo:
         self.current: dict[int, object] = {}
         self.into = self.lasting
         """Where new objects go: ``lasting``, or ``current`` once the examples have begun."""
+        self.skipped = 0
+        """Numbers below ``next`` that were never given: a pickle that names its numbers may leave gaps."""
         self.pending: PendingPairs | None = None
         self.explicit = False
         """The pickle names its memo numbers, as protocols before 4 do."""
@@ -103,6 +107,7 @@ class Memo:
         self.explicit = True
         if index < self.next:
             raise FormatError("a memo number is given twice", code="corrupt-pickle", found=index)
+        self.skipped += index - self.next
         self.next = index
         self.put(value)
 
@@ -159,6 +164,18 @@ class Memo:
             elif is_pair(value):
                 self._pairs[index] = value  # type: ignore[assignment]  # is_pair says so
         self.current.clear()
+        if self._kept_cost > 2 * self._limits.memo_bytes:
+            self._forget_oldest()
+        if len(self._pairs) > _NEW_PAIRS:
+            for index in [*islice(self._pairs, _NEW_PAIRS // 2)]:
+                del self._pairs[index]
+
+    def _forget_oldest(self) -> None:
+        """Forget small objects that were never referred to, oldest first, until the rest fits the limit."""
+        for index in [*self._kept]:
+            if self._kept_cost <= self._limits.memo_bytes:
+                break
+            self._kept_cost -= _cost(self._kept.pop(index))
 
     def put_pairs(self, indices: Int64Array, values: Int64Array) -> None:
         """Take in pairs that did not come through :meth:`end_example`.
@@ -184,10 +201,7 @@ class Memo:
         while self._settled_pairs > _PAIRS and len(self._settled) > 1:
             self._settled_pairs -= len(self._settled.popleft()[0])
         if self._kept_cost > self._limits.memo_bytes:
-            for index in [*self._kept]:
-                self._kept_cost -= _cost(self._kept.pop(index))
-                if self._kept_cost <= self._limits.memo_bytes:
-                    break
+            self._forget_oldest()
 
     def check(self) -> None:
         """See that no more objects are kept than the limit allows.
@@ -252,4 +266,4 @@ def _is_settled(value: object) -> bool:
 
 
 def _cost(value: object) -> int:
-    return _ENTRY_COST + (getsizeof(value) if isinstance(value, str) else 0)
+    return ENTRY_COST + (getsizeof(value) if isinstance(value, str) else 0)

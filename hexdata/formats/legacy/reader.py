@@ -71,6 +71,7 @@ class LegacyReader:
         self._machine = Machine(self._file, limits)
         self._fast = FastPath(self._machine) if fast else None
         self._dialect = Dialect(limits)
+        self._layouts: set[int] = set()
         self._records = 0
 
     def __enter__(self) -> Self:
@@ -184,7 +185,7 @@ class LegacyReader:
     def _convert_block(self, items: list[Any], count: int) -> RawBatch:
         sheet = Sheet(self._records, count, self.board_size, self._limits)
         groups, singles = self._take_apart(items)
-        groups += group_examples(singles, sheet.reject, self._limits)
+        groups += group_examples(singles, sheet.reject, self._limits, self._layouts)
         sheet.fill(groups)
         if self._records == 0 and groups:
             first = min(groups, key=lambda group: int(group.places[0]))
