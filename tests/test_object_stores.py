@@ -286,7 +286,7 @@ def test_a_missing_bucket_is_one_clear_message(object_store: ObjectStore, line: 
 
 @pytest.mark.parametrize("opening", [Store.open, Loader])
 def test_a_missing_bucket_is_told_in_python_too(object_store: ObjectStore, opening: Any) -> None:
-    with pytest.raises(StoreError, match=r"there is no such bucket\. See that the address is right"):
+    with pytest.raises(StoreError, match=r"there is no such bucket\. Check the address"):
         opening("s3://test-no-such-bucket/store")
 
 

@@ -1,7 +1,7 @@
-"""Paths that may lead into an object store: ``s3://…``, ``gs://…``, ``az://…``, through fsspec.
+"""Access to object stores through fsspec: ``s3://…``, ``gs://…`` and ``az://…``.
 
-Everything here works on addresses and bytes; what a store, a shard or a game is, it does not know. A local
-path stays a ``pathlib.Path`` and never comes here.
+This package handles addresses and bytes only, not the formats of stores, shards or games. Local paths remain
+``pathlib.Path``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What people write for a path, as a path: of this machine, or of an object store. Touches neither."""
+"""Parsing of paths and addresses given by users. Accesses no file and no object store."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RemotePath: TypeAlias = "UPath"
 """A path in an object store."""
 
 AnyPath: TypeAlias = "Path | UPath"
-"""A path of this machine, or one in an object store, which has the same methods: a ``Path`` or not."""
+"""A local path (``pathlib.Path``) or a path in an object store, which has the same methods."""
 
 PROTOCOLS: Final = {
     "s3": "s3",
@@ -41,22 +41,22 @@ PROTOCOLS: Final = {
     "abfss": "azure",
     "memory": "",
 }
-"""What an address may begin with, and the extra of hexdata that it needs. ``memory`` is fsspec's own, for
-trying things out: it ends with the process."""
+"""Supported protocols, with the extra of hexdata that each needs. ``memory`` is fsspec's store for
+experiments, which exists only in the process."""
 
 _ONE_NAME: Final = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az"}
-"""Of protocols with several: a store has one address, so that all who write to it meet."""
+"""Aliases, with the protocol that replaces them: all writers of a store must use the same address."""
 
 CLIENT_MEMORY: Final = 48 << 20
-"""Bytes that a process holds besides once it reads or writes objects: client and buffers, as measured."""
+"""Measured bytes that the client library and its buffers add to a process which accesses objects."""
 
 _URL: Final = re.compile(r"(?P<protocol>[a-z][a-z0-9+.-]*):/{1,2}(?P<rest>.*)", re.IGNORECASE | re.DOTALL)
 _SECRET: Final = re.compile(
     r"(?<=://)(?:[^/?\s]+|(?<!http://)(?<!https://)[^/?@:\s]+:[^?@\s]+)@"
     r"|(?<=[^\s?])\?[^\s\"'?]+=[^\s\"']*"
 )
-"""What may hold a secret: a URL's user and query. A secret key of S3 may hold a slash; of HTTP, what stands
-before one is a port."""
+"""The user and query of a URL, which may contain secrets. A secret key of S3 may contain a slash; in an HTTP
+URL, a colon before a slash introduces a port."""
 _UNCACHED: Final[dict[str, Any]] = {"use_listings_cache": False}
 _OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "s3": {
@@ -71,18 +71,21 @@ _OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "azure": _UNCACHED,
     "": {},
 }
-"""Of fsspec's file systems. Listings are not kept, since other machines write too. Credentials are never
-among them: the libraries find them in the environment and in the user's profiles."""
+"""Options for the file systems of fsspec. Listings are not cached, since other machines may write.
+Credentials are never passed: the libraries find them in the environment and in the user's profiles."""
 
 
 def as_path(text: str | AnyPath) -> AnyPath:
-    """Return the path that a text means; ``file://`` is a path of this machine.
+    """Return the path or address given as text.
 
-    An address that can be written in several ways, as ``s3a://`` for ``s3://``, comes out in one.
+    Aliases are replaced, so ``s3a://`` becomes ``s3://``. ``file://`` gives a local path.
+
+    Args:
+        text: Local path, address, or a path object, which is returned unchanged.
 
     Raises:
-        ConfigError: it is an address of a kind that is not known, has no bucket, holds credentials or an
-            account, or is of a file of another machine; or the library for it is not installed.
+        ConfigError: The address has an unknown protocol, has no bucket, contains credentials or an account,
+            or names a file of another machine; or its library is not installed.
     """
     if not isinstance(text, str):
         return text
@@ -94,7 +97,7 @@ def as_path(text: str | AnyPath) -> AnyPath:
         return _path_of_url(text)
     if protocol not in PROTOCOLS:
         raise ConfigError(
-            "an address of this kind cannot be read and written here",
+            "unsupported protocol in an address",
             found=f"{protocol}://",
             expected=", ".join(f"{name}://" for name in PROTOCOLS if name != "memory"),
         )
@@ -104,8 +107,8 @@ def as_path(text: str | AnyPath) -> AnyPath:
     extra = PROTOCOLS[protocol]
     if "@" in bucket or (":" in bucket and "@" in below and not bucket.startswith("arn:")):
         what = "an account does" if extra == "azure" else "credentials do"
-        raise ConfigError(  # and what it was is not said
-            f"{what} not belong into an address",
+        raise ConfigError(  # the message omits the address, which contains the secret
+            f"{what} not belong in an address",
             hint="Set them in the environment or in a profile, as for any other tool.",
         )
     protocol = _ONE_NAME.get(protocol, protocol)
@@ -125,15 +128,15 @@ def as_path(text: str | AnyPath) -> AnyPath:
 
 
 def local_path(text: str | AnyPath, what: str, hint: str = "Give a path of this machine.") -> Path:
-    """Return the path that a text means, where none but one of this machine will do.
+    """Return the local path given as text.
 
     Args:
-        text: what a person wrote, or a path; ``file://`` is a path of this machine.
-        what: it is for, as the error names it.
-        hint: what else a person can do.
+        text: Path object or text; ``file://`` gives a local path.
+        what: Name of the argument for the error message.
+        hint: Remedy for the error message.
 
     Raises:
-        ConfigError: it is an address.
+        ConfigError: The text is an address.
     """
     if isinstance(text, Path):
         return text
@@ -149,14 +152,14 @@ def local_path(text: str | AnyPath, what: str, hint: str = "Give a path of this 
 
 
 def _url(text: str) -> re.Match[str] | None:
-    """Return the parts of an address; None of a path, even one that begins with a drive."""
+    """Return the parts of an address, or None for a path, including one with a drive letter."""
     match = _URL.fullmatch(text)
     is_drive = match is not None and len(match["protocol"]) == 1 and not text.startswith("//", 2)
     return None if is_drive else match
 
 
 def without_secrets(text: str) -> str:
-    """Return a text of one line, without what may be secret in the addresses that it names."""
+    """Return a text as one line, with possible secrets removed from its addresses."""
     return _SECRET.sub("", " ".join(text.split()))
 
 
@@ -164,22 +167,22 @@ def _path_of_url(url: str) -> Path:
     parts = urlsplit(url)
     if parts.netloc not in ("", "localhost"):
         raise ConfigError(
-            "file:// with two slashes names another machine",
+            "a file:// address cannot name another machine",
             found=without_secrets(url),
             expected="file:///PATH",
-            hint="A path of this machine needs no file:// at all.",
+            hint="Give a local path without file://.",
         )
     return Path(url2pathname(parts.path))
 
 
-def client_memory(*places: AnyPath) -> int:
-    """Return the bytes that a process holds besides, if any of the places that it works on is an address."""
-    return 0 if all(isinstance(place, Path) for place in places) else CLIENT_MEMORY
+def client_memory(*paths: AnyPath) -> int:
+    """Return the bytes that a client library adds to a process: 0 if all paths are local."""
+    return 0 if all(isinstance(path, Path) for path in paths) else CLIENT_MEMORY
 
 
 def prefix_of(folder: AnyPath) -> str:
-    """Return what stands before the names of what lies in a folder: its path, and one slash.
+    """Return the path of a folder with exactly one slash at its end.
 
-    The path of a whole bucket ends with a slash, as that of a whole disk does; others do not.
+    Only the path of a whole bucket or disk already ends with a slash.
     """
     return str(folder).rstrip("/") + "/"

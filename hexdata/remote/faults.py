@@ -1,6 +1,6 @@
-"""What an object store raises, in the words of hexdata: what is wrong, at which address, what to do.
+"""Translation of object store errors into hexdata errors with an address and a hint.
 
-For the outermost layer: below it, faults stay the OSErrors that they are. Repeats nothing that is secret.
+Only the outermost layer translates; inner layers raise OSErrors. Secrets are removed from messages.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["is_fault", "telling"]
 
 
 class _Fault(NamedTuple):
-    """A kind of fault: what is wrong, what to do, and, if anything, what the store's own words follow."""
+    """A kind of fault. ``found`` precedes the store's own message; None omits that message."""
 
     reason: str
     hint: str
@@ -32,36 +32,33 @@ _NO_CREDENTIALS: Final = _Fault(
 )
 _REFUSED: Final = _Fault(
     "the object store does not accept the credentials",
-    "See which ones the environment and the profile give, and whether they have expired.",
+    "Check the credentials in the environment and the profile, and whether they have expired.",
 )
 _DENIED: Final = _Fault(
     "the object store denies access",
-    "See that these credentials may list, read and, to make something, write there.",
+    "Check that these credentials allow listing, reading and, to change the store, writing.",
 )
-_NO_BUCKET: Final = _Fault(
-    "there is no such bucket", "See that the address is right, or make the bucket.", None
-)
+_NO_BUCKET: Final = _Fault("there is no such bucket", "Check the address, or create the bucket.", None)
 _REACHING: Final = (
-    "See that the address, the network and the endpoint (of S3: AWS_ENDPOINT_URL) are right, and run the "
-    "command again."
+    "Check the address, the network and the endpoint (for S3: AWS_ENDPOINT_URL), and run the command again."
 )
 _UNREACHABLE: Final = _Fault("the object store does not answer", _REACHING)
 _SLOW: Final = _Fault("the object store does not answer in time", _REACHING)
 _NO_NAME: Final = _Fault(
-    "the object store's name leads nowhere",
-    "See that the endpoint (of S3: AWS_ENDPOINT_URL) or the region is right, and that this machine can "
-    "look up names.",
+    "the host name of the object store is unknown",
+    "Check the endpoint (for S3: AWS_ENDPOINT_URL) or the region, and that this machine can "
+    "resolve host names.",
 )
 _NO_ENDPOINT: Final = _Fault(
-    "the object store's endpoint is no URL",
-    "Set it (of S3: AWS_ENDPOINT_URL) to one such as http://10.0.0.5:9000.",
+    "the endpoint of the object store is not a valid URL",
+    "Set it (for S3: AWS_ENDPOINT_URL) to a URL such as http://10.0.0.5:9000.",
 )
 _FAILED: Final = _Fault(
-    "the object store failed at every attempt", "Run the command again later; what is done stays done."
+    "the object store failed at every attempt", "Run the command again later; completed work is kept."
 )
 _OTHER: Final = _Fault(
-    "the object store does not do what it was asked",
-    "See what it says, and whether it does all that is asked of it.",
+    "the object store rejected a request",
+    "Read its message, and check that the store supports this operation.",
 )
 
 _CODES: Final = {
@@ -78,9 +75,9 @@ _CODES: Final = {
     "TokenRefreshRequired": _REFUSED,
     "NoSuchBucket": _NO_BUCKET,
 }
-"""By the code that S3 gives."""
+"""Faults by the error code of S3."""
 _ABSENT: Final = ("NoSuchKey", "NotFound", "404")
-"""Codes that say no more than that something is not there, which is no fault."""
+"""Error codes of missing objects, which are not faults."""
 _KINDS: Final = {
     "CredentialRetrievalError": _NO_CREDENTIALS,
     "DefaultCredentialsError": _NO_CREDENTIALS,
@@ -101,87 +98,88 @@ _KINDS: Final = {
     "SocketTimeoutError": _SLOW,
     "UnauthorizedSSOTokenError": _REFUSED,
 }
-"""By the name of the exception."""
+"""Faults by the name of the exception."""
 _STATUSES: Final = {401: _REFUSED, 403: _DENIED}
-"""By the number that the libraries of other stores than S3 give."""
+"""Faults by the HTTP status, for stores other than S3."""
 _CLIENTS: Final = ("aiobotocore", "aiohttp", "botocore")
-_ROOMS: Final = (*_CLIENTS, "adlfs", "azure", "gcsfs", "google", "s3fs")
-"""Libraries whose exceptions are an object store's."""
+_LIBRARIES: Final = (*_CLIENTS, "adlfs", "azure", "gcsfs", "google", "s3fs")
+"""Libraries whose exceptions are faults of an object store."""
 _LONGEST: Final = 300
 
 
 @contextmanager
-def telling(*places: object) -> Iterator[None]:
-    """Let faults of an object store come out as errors that name an address and say what to do.
+def telling(*paths: object) -> Iterator[None]:
+    """Translate faults of an object store into errors with an address and a hint.
 
     Args:
-        places: paths or texts that are worked on; where none is an address, nothing is done.
+        paths: Paths or texts in use. If none is an address, errors are not translated.
 
     Raises:
-        StoreError: the object store cannot be used. Another error of hexdata's that stems from this stays
-            what it is, with these words.
+        StoreError: The object store cannot be used. A hexdata error caused by a fault keeps its type and gets
+            the translated message.
     """
-    address = next((str(place) for place in places if _is_address(place)), None)
+    address = next((str(path) for path in paths if _is_address(path)), None)
     try:
         yield
     except Exception as error:
-        told = None if address is None else _told_by(error)
-        if told is None:
+        found_fault = None if address is None else _fault_behind(error)
+        if found_fault is None:
             raise
-        fault, said = told
-        found = None if fault.found is None else fault.found + _shown(said)
+        fault, origin = found_fault
+        found = None if fault.found is None else fault.found + _message_of(origin)
         if isinstance(error, HexdataError):
             error.reason, error.found, error.expected, error.hint = fault.reason, found, None, fault.hint
             error.path = error.path or address
             raise
-        named = getattr(error, "filename", None)
-        path = named if _is_address(named) else address
+        filename = getattr(error, "filename", None)
+        path = filename if _is_address(filename) else address
         raise StoreError(fault.reason, path=path, found=found, hint=fault.hint) from error
 
 
-def _is_address(place: object) -> bool:
-    return place is not None and not isinstance(place, Path) and "://" in str(place)
+def _is_address(path: object) -> bool:
+    return path is not None and not isinstance(path, Path) and "://" in str(path)
 
 
 def is_fault(error: BaseException) -> bool:
-    """Say whether an object store is at the root of an error, and not that something is not there."""
-    return _told_by(error) is not None
+    """Return whether a fault of an object store caused an error. A missing object is not a fault."""
+    return _fault_behind(error) is not None
 
 
-def _told_by(error: BaseException) -> tuple[_Fault, BaseException] | None:
-    """Return what an object store did, if that is at the root of an error, and who has words for it."""
-    fault, said = None, error
+def _fault_behind(error: BaseException) -> tuple[_Fault, BaseException] | None:
+    """Return the fault that caused an error, and the exception with the clearest message, or None."""
+    fault, origin = None, error
     one: BaseException | None = error
     while one is not None:
-        if named := _named(one):
-            said = one if fault is None else said  # the outermost says it best
-            fault = named  # the deepest knows most
+        if known := _fault_of(one):
+            origin = one if fault is None else origin  # the outermost has the clearest message
+            fault = known  # the innermost is the most specific
         one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
-    return None if fault is None else (fault, said)
+    return None if fault is None else (fault, origin)
 
 
-def _named(error: BaseException) -> _Fault | None:
+def _fault_of(error: BaseException) -> _Fault | None:
+    """Return the kind of fault of one exception, without its causes; None if it is not a fault."""
     if code := code_of(error):
         return None if code in _ABSENT else _CODES.get(code, _FAILED if is_passing(error) else _OTHER)
     if is_no_endpoint(error):
         return _NO_ENDPOINT
     kind = type(error)
-    room = kind.__module__.partition(".")[0]
-    if room not in _ROOMS:
+    library = kind.__module__.partition(".")[0]
+    if library not in _LIBRARIES:
         return None
     if kind.__name__ in _KINDS:
         return _KINDS[kind.__name__]
-    # Of Azure, of aiohttp (whose ``code`` warns), of Google.
+    # Attributes of Azure, aiohttp (whose ``code`` emits a warning) and Google, in this order.
     status = next(
         (found for name in ("status_code", "status", "code") if (found := getattr(error, name, None))), None
     )
     if isinstance(status, int):
         return None if status == 404 else _STATUSES.get(status, _FAILED if status >= 500 else _OTHER)
-    return _UNREACHABLE if room in _CLIENTS else _FAILED
+    return _UNREACHABLE if library in _CLIENTS else _FAILED
 
 
-def _shown(error: BaseException) -> str:
-    """Return what was said, as a line without secrets."""
+def _message_of(error: BaseException) -> str:
+    """Return the message of an error as one line without secrets."""
     code, message = answer_of(error)
     text = f"{code}{'' if code.isdigit() else ':'} {message}" if code and message else code
     line = without_secrets(text or str(error)) or type(error).__name__

@@ -1,7 +1,6 @@
-"""Objects: put whole and checked, put only if nobody else did, read with the tag that names their version.
+"""Verified uploads, conditional puts and versioned reads of objects.
 
-An object appears when its upload ends, or not at all: that is the store's promise.
-Nothing is renamed here.
+An object store makes an object visible only when its upload is complete.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from hexdata.errors import StoreError
 from hexdata.remote.address import AnyPath
-from hexdata.remote.patience import code_of, naming, patiently
+from hexdata.remote.patience import add_path, code_of, patiently
 from hexdata.remote.reading import PART, file_system, open_binary, speaks_s3
 
 if TYPE_CHECKING:
@@ -38,12 +37,12 @@ _NO_CONDITIONS: Final = ("NotImplemented", "501")
 _MD5: Final = re.compile(r"[0-9a-f]{32}(-\d+)?")
 
 
-class Changed(Exception):  # noqa: N818 - no fault: what was read has been replaced since
-    """An object is not the one that was expected: somebody else has put another."""
+class Changed(Exception):  # noqa: N818 - a signal, not an error
+    """Another process has replaced the object."""
 
 
 class Tagged(NamedTuple):
-    """The bytes of an object, and the tag that names this version of it."""
+    """The bytes of an object, and the tag of this version."""
 
     data: bytes
     tag: str | None
@@ -53,57 +52,59 @@ class Tagged(NamedTuple):
 
 
 def upload(local: Path, target: UPath, *, replace: bool = True) -> None:
-    """Put a file as an object, and see that the store has its bytes; repeated while errors may pass.
+    """Upload a file and verify the object. Temporary errors are retried.
 
     Args:
-        local: the file.
-        target: where it goes.
-        replace: what is there; else S3, and stores that speak as it does, put it only where nothing is,
-            and the object that is there must be the same.
+        local: File to upload.
+        target: Address of the object.
+        replace: Whether to replace an existing object, True by default. Otherwise stores with the S3 protocol
+            reject the upload if an object exists, and an existing object must have the same bytes.
 
     Raises:
-        OSError: the store does not take it.
-        StoreError: what the store has is not what was sent.
+        OSError: The upload failed.
+        StoreError: The object differs from the file.
     """
     system = file_system(target)
-    # In parts, of which two are under way: in memory are they alone.
+    # Two parts at a time, to limit memory.
     how: dict[str, Any] = {"chunksize": PART, "max_concurrency": 2} if speaks_s3(system) else {}
     if speaks_s3(system) and not replace:
         how["mode"] = "create"
 
     def attempt() -> None:
-        hint = "If this repeats, something between here and the store alters files."
+        hint = "If it fails again, the connection to the store may corrupt data."
         try:
             system.put_file(str(local), target.path, **how)
         except OSError as error:
             code = code_of(error)
             if code == "ConditionalRequestConflict" or (code in _NO_CONDITIONS and how.pop("mode", None)):
-                raise TimeoutError("to be put again, without a condition if there are none") from error
+                raise TimeoutError(
+                    "the upload must be repeated, unconditionally if the store has no conditional puts"
+                ) from error
             if not isinstance(error, FileExistsError) and code not in _PRECONDITION:
                 raise
-            hint = "Something else is there: see that only one process writes to a store."
+            hint = "Another object exists: make sure that only one process writes to the store."
         _require_same(local, target, hint)
 
-    with naming(target):
+    with add_path(target):
         patiently(attempt)
 
 
 def _require_same(local: Path, target: UPath, hint: str) -> None:
-    """Hold the object against the file: by size and the digest that the store names, else by reading it."""
+    """Compare the size and digest of an object with a file. Without a reported digest, read the object."""
     info, size = file_system(target).info(target.path), local.stat().st_size
     if info["size"] != size:
         raise _altered(target, f"{info['size']} bytes", f"{size} bytes", hint)
-    named = _digest_of(info)
-    if named is None or named not in (_digest(local.open("rb"), "md5"), _digest_of_parts(local)):
+    reported = _digest_of(info)
+    if reported is None or reported not in (_digest(local.open("rb"), "md5"), _digest_of_parts(local)):
         sent = _digest(local.open("rb"), "sha256")
-        there = _digest(open_binary(target), "sha256")
-        if sent != there:
-            raise _altered(target, f"sha256 {there}", f"sha256 {sent}", hint)
+        stored = _digest(open_binary(target), "sha256")
+        if sent != stored:
+            raise _altered(target, f"sha256 {stored}", f"sha256 {sent}", hint)
 
 
 def _altered(target: UPath, found: str, expected: str, hint: str) -> StoreError:
     return StoreError(
-        "the object store does not hold what was sent",
+        "the uploaded object differs from the file",
         path=str(target),
         found=found,
         expected=expected,
@@ -112,10 +113,10 @@ def _altered(target: UPath, found: str, expected: str, hint: str) -> StoreError:
 
 
 def _digest_of(info: dict[str, Any]) -> str | None:
-    """Return the MD5 by which a store names an object, as hexadecimal text, if it does.
+    """Return the MD5 that a store reports for an object, in hexadecimal, or None.
 
-    Of one that came in parts, S3 names the MD5 of their MD5s, with a dash and their number. Under some keys
-    of encryption it names neither.
+    For an upload in parts, S3 reports the MD5 of the parts' MD5s, a dash and the number of parts. With some
+    encryption settings it reports neither.
     """
     tag = str(info.get("ETag", "")).strip('"')
     if _MD5.fullmatch(tag):
@@ -138,7 +139,7 @@ def _digest(opened: Any, name: str) -> str:
 
 
 def _digest_of_parts(local: Path) -> str:
-    """Return the name that S3 gives a file sent in parts of ``PART`` bytes."""
+    """Return the digest that S3 reports for a file uploaded in parts of ``PART`` bytes."""
     with local.open("rb") as file:
         digests = [
             hashlib.md5(data, usedforsecurity=False).digest() for data in iter(lambda: file.read(PART), b"")
@@ -147,12 +148,12 @@ def _digest_of_parts(local: Path) -> str:
 
 
 def version_of(path: AnyPath) -> str:
-    """Return what changes when the content of a file or an object does; nothing if it is not there.
+    """Return a text that changes with the content of a file or an object; empty if it does not exist.
 
-    Of a file its size and time, of an object the tag, or the number of the version, that the store names.
+    For a file it contains size and time, for an object its tag or version number.
 
     Raises:
-        OSError: it cannot be asked for.
+        OSError: The request failed.
     """
     try:
         if isinstance(path, Path):
@@ -165,12 +166,12 @@ def version_of(path: AnyPath) -> str:
 
 
 def objects_below(folder: UPath) -> dict[str, int]:
-    """Return the sizes of the objects below an address, by their names from there on, sorted.
+    """Return the sizes of the objects below an address, by relative name, sorted.
 
-    An object at the very address is named by no text; one that only marks a folder is left out.
+    An object at the address itself has an empty name. Folder markers are omitted.
 
     Raises:
-        OSError: they cannot be listed.
+        OSError: The objects cannot be listed.
     """
     system = file_system(folder)
     root = folder.path.rstrip("/")
@@ -184,11 +185,11 @@ def objects_below(folder: UPath) -> dict[str, int]:
 
 
 def read_tagged(path: UPath) -> Tagged:
-    """Read a small object whole, with the tag of the version that was read; None if the store has no tags.
+    """Read a small object and the tag of its version, which is None if the store has no tags.
 
     Raises:
-        FileNotFoundError: there is none.
-        OSError: the store does not give it.
+        FileNotFoundError: The object does not exist.
+        OSError: The request failed.
     """
     system = file_system(path)
 
@@ -208,17 +209,22 @@ def _tag(info: dict[str, Any]) -> str | None:
 
 
 def put_if(path: UPath, data: bytes, tag: str | None) -> str | None:
-    """Put a small object if the store still has the version of this tag, or none if the tag is None.
+    """Put a small object if the stored version still has the given tag.
 
-    S3 decides that itself, and so do stores that speak as it does. Where a store has no conditional put,
-    the tag is compared before, which leaves a moment between the two.
+    Stores with the S3 protocol check this themselves. In a store without conditional puts the tag is compared
+    first, so another process can still write between the comparison and the put.
+
+    Args:
+        path: Address of the object.
+        data: Bytes to put.
+        tag: Expected tag, or None if no object may exist.
 
     Returns:
         The new tag.
 
     Raises:
-        Changed: the store has another version.
-        OSError: the store does not take it.
+        Changed: The store has another version.
+        OSError: The request failed.
     """
     system = file_system(path)
 
@@ -226,21 +232,21 @@ def put_if(path: UPath, data: bytes, tag: str | None) -> str | None:
         try:
             if speaks_s3(system) and (put := _put_s3(path, data, tag)) is not None:
                 return put
-            if _tag_now(path) != tag:
+            if _current_tag(path) != tag:
                 raise Changed(str(path))
             system.pipe_file(path.path, data)
-            return _tag_now(path)
+            return _current_tag(path)
         except Changed:
-            there = _now(path)
-            if there is None or there.data != data:
+            current = _read_if_exists(path)
+            if current is None or current.data != data:
                 raise
-            return there.tag  # it is ours: the answer to an earlier attempt was lost
+            return current.tag  # written by an earlier attempt whose response was lost
 
     return patiently(attempt)  # type: ignore[no-any-return]
 
 
 def _put_s3(path: UPath, data: bytes, tag: str | None) -> str | None:
-    """Put with a condition; return the new tag, or None if the store knows no conditions."""
+    """Put conditionally; return the new tag, or None if the store has no conditional puts."""
     bucket, key, _ = file_system(path).split_path(path.path)
     condition = {"IfNoneMatch": "*"} if tag is None else {"IfMatch": tag}
     try:
@@ -257,14 +263,14 @@ def _put_s3(path: UPath, data: bytes, tag: str | None) -> str | None:
     return str(answer["ETag"])
 
 
-def _tag_now(path: UPath) -> str | None:
+def _current_tag(path: UPath) -> str | None:
     try:
         return _tag(file_system(path).info(path.path))
     except FileNotFoundError:
         return None
 
 
-def _now(path: UPath) -> Tagged | None:
+def _read_if_exists(path: UPath) -> Tagged | None:
     try:
         return read_tagged(path)
     except FileNotFoundError:
@@ -272,10 +278,10 @@ def _now(path: UPath) -> Tagged | None:
 
 
 def remove_object(path: UPath) -> None:
-    """Remove an object, if it is there. A path's own ``unlink`` takes its name for a pattern.
+    """Remove an object if it exists. ``UPath.unlink`` would interpret the name as a pattern.
 
     Raises:
-        OSError: the store does not do it.
+        OSError: The request failed.
     """
     try:
         patiently(file_system(path).rm_file, path.path)
@@ -284,22 +290,22 @@ def remove_object(path: UPath) -> None:
 
 
 def abort_uploads(folder: UPath) -> int:
-    """End the uploads in parts below a folder that nobody will finish; return how many there were.
+    """Abort the unfinished multipart uploads below a folder; return their number.
 
-    Call it only while no other process writes there. Other stores than S3 forget such parts by themselves.
+    Call it only while no other process writes there. Stores other than S3 discard such parts themselves.
 
     Raises:
-        OSError: the store does not answer.
+        OSError: A request failed.
     """
     system = file_system(folder)
     if not speaks_s3(system):
         return 0
     bucket, key, _ = system.split_path(folder.path)
-    place: dict[str, str] = {}
-    ended = 0
+    marker: dict[str, str] = {}
+    aborted = 0
     while True:
         listed = patiently(
-            system.call_s3, "list_multipart_uploads", Bucket=bucket, Prefix=f"{key}/" if key else "", **place
+            system.call_s3, "list_multipart_uploads", Bucket=bucket, Prefix=f"{key}/" if key else "", **marker
         )
         for one in listed.get("Uploads", []):
             patiently(
@@ -309,7 +315,7 @@ def abort_uploads(folder: UPath) -> int:
                 Key=one["Key"],
                 UploadId=one["UploadId"],
             )
-            ended += 1
+            aborted += 1
         if not listed.get("IsTruncated"):
-            return ended
-        place = {"KeyMarker": listed["NextKeyMarker"], "UploadIdMarker": listed["NextUploadIdMarker"]}
+            return aborted
+        marker = {"KeyMarker": listed["NextKeyMarker"], "UploadIdMarker": listed["NextUploadIdMarker"]}

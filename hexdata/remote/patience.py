@@ -1,7 +1,4 @@
-"""Faults of an object store that pass, and those that do not: what is tried again, and how it is told.
-
-Knows errors, and nothing of objects.
-"""
+"""Retries of object store requests, and conversion of client errors to OSErrors."""
 
 from __future__ import annotations
 
@@ -15,17 +12,17 @@ from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_expo
 
 __all__ = [
     "ATTEMPTS",
+    "add_path",
     "answer_of",
     "as_os_error",
     "code_of",
     "is_no_endpoint",
     "is_passing",
-    "naming",
     "patiently",
 ]
 
 ATTEMPTS: Final = 3
-"""Of an operation, each of which is several of the store's own client."""
+"""Attempts per operation; the client library makes several requests in each."""
 FIRST_WAIT: Final = 0.2
 """Seconds before the second attempt, doubled before each further one."""
 LONGEST_WAIT: Final = 20.0
@@ -41,22 +38,22 @@ _PASSING: Final = (
     *("500", "502", "503", "504", "InternalError", "RequestTimeout", "ServiceUnavailable", "SlowDown"),
     *("RequestTimeTooSkewed", "Throttling", "ThrottlingException", "BadDigest", "OperationAborted"),
 )
-"""Codes of answers of S3 that are worth another attempt."""
+"""Error codes of S3 that are retried."""
 _NEVER: Final = ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound")
-"""What the libraries raise of which another attempt changes nothing, by name."""
+"""Names of client exceptions that are never retried."""
 _NO_ENDPOINT: Final = "Invalid endpoint: "
-"""How botocore begins what it says of one, in a plain ValueError."""
+"""Start of the message in botocore's ValueError for an invalid endpoint."""
 _NUMBERS: Final = {
     FileNotFoundError: errno.ENOENT,
     PermissionError: errno.EACCES,
     FileExistsError: errno.EEXIST,
     TimeoutError: errno.ETIMEDOUT,
 }
-"""Of errors that the libraries raise without a number. One without is the data's fault to Arrow and gzip."""
+"""Numbers for errors without one, which Arrow and gzip would attribute to damaged data."""
 
 
 def answer_of(error: BaseException) -> tuple[str, str]:
-    """Return the code by which S3 names an error, and what it says of it; or nothing of either."""
+    """Return the error code and message of S3, or two empty texts."""
     one: BaseException | None = error
     while one is not None:
         response = getattr(one, "response", None)
@@ -68,17 +65,17 @@ def answer_of(error: BaseException) -> tuple[str, str]:
 
 
 def code_of(error: BaseException) -> str:
-    """Return the code by which S3 names an error, or nothing."""
+    """Return the error code of S3, or an empty text."""
     return answer_of(error)[0]
 
 
 def is_no_endpoint(error: BaseException) -> bool:
-    """Say whether S3's library was given something for an endpoint that is no URL."""
+    """Return whether an error reports an S3 endpoint that is not a URL."""
     return isinstance(error, ValueError) and str(error).startswith(_NO_ENDPOINT)
 
 
 def is_passing(error: BaseException) -> bool:
-    """Say whether an error of an object store may be gone at the next attempt."""
+    """Return whether an error of an object store may be temporary."""
     if isinstance(error, _PERMANENT) or not isinstance(error, Exception):
         return False
     if code := code_of(error):
@@ -92,10 +89,18 @@ def is_passing(error: BaseException) -> bool:
 
 
 def patiently(what: Any, *arguments: Any, **named: Any) -> Any:
-    """Call something until it succeeds or fails for good; the last error comes out as an ``OSError``.
+    """Call a function, and call it again after temporary errors, with growing pauses.
+
+    Args:
+        what: Function to call.
+        arguments: Its positional arguments.
+        named: Its keyword arguments.
+
+    Returns:
+        The result of the function.
 
     Raises:
-        OSError: as the store gave it; what is no OSError yet is made one.
+        OSError: The last attempt failed. Errors of the client library are converted.
     """
     retrying = Retrying(
         stop=stop_after_attempt(ATTEMPTS),
@@ -109,24 +114,24 @@ def patiently(what: Any, *arguments: Any, **named: Any) -> Any:
 
 @contextmanager
 def as_os_error() -> Iterator[None]:
-    """Turn what the libraries of an object store raise into an OSError that says the same, with a number."""
+    """Convert errors of the client libraries to OSErrors with a number and the same message."""
     try:
         yield
     except OSError as error:
         if error.errno is not None:
             raise
         number = next((code for kind, code in _NUMBERS.items() if isinstance(error, kind)), errno.EIO)
-        raise OSError(number, _said(error)) from error
+        raise OSError(number, _text_of(error)) from error
     except Exception as error:
-        theirs = type(error).__module__.partition(".")[0] in ("aiohttp", "botocore", "aiobotocore")
-        if not (theirs or is_no_endpoint(error)):
+        from_client = type(error).__module__.partition(".")[0] in ("aiohttp", "botocore", "aiobotocore")
+        if not (from_client or is_no_endpoint(error)):
             raise
-        raise OSError(errno.EIO, _said(error)) from error
+        raise OSError(errno.EIO, _text_of(error)) from error
 
 
 @contextmanager
-def naming(path: object) -> Iterator[None]:
-    """Let an OSError say of which object it is, as one of a file does."""
+def add_path(path: object) -> Iterator[None]:
+    """Set the path of an object as the file name of an OSError that has none."""
     try:
         yield
     except OSError as error:
@@ -136,5 +141,5 @@ def naming(path: object) -> Iterator[None]:
         raise
 
 
-def _said(error: Exception) -> str:
+def _text_of(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__

@@ -1,4 +1,4 @@
-"""Objects read: opened like a file, by ranges, in blocks, and again where that fails. Writes nothing."""
+"""Reading of local files and objects, with retries for objects."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from hexdata.remote.address import AnyPath
-from hexdata.remote.patience import naming, patiently
+from hexdata.remote.patience import add_path, patiently
 
 if TYPE_CHECKING:
     from upath import UPath
@@ -27,40 +27,42 @@ __all__ = [
 ]
 
 PART: Final = 8 << 20
-"""Bytes that are sent or asked for at a time."""
+"""Bytes per request and per uploaded part."""
 _BUFFER: Final = 1 << 17
-"""Bytes that are taken at a time from those that were asked for."""
+"""Bytes per read from the current block."""
 
 
 def file_system(path: UPath) -> Any:
-    """Return the file system of a path: fsspec's, the one object that Python and DuckDB read through."""
+    """Return the fsspec file system of a path, which Python and DuckDB share."""
     return path.fs
 
 
 def speaks_s3(system: Any) -> bool:
-    """Say whether a file system is that of S3."""
+    """Return whether a file system uses the S3 protocol."""
     return hasattr(system, "call_s3")
 
 
 def open_file(path: Path) -> BufferedReader:
-    """Open a file of this machine to be read. A pipe or a device would be waited for, or never end.
+    """Open a local file for reading. Rejects pipes and devices, which may block or never end.
 
     Raises:
-        OSError: it cannot be opened, or is no regular file.
+        OSError: The file cannot be opened or is not a regular file.
     """
     kind = path.stat().st_mode
-    if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):  # a folder has an error of its own
+    if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):  # open() raises its own error for a folder
         raise OSError(errno.EINVAL, "Not a regular file", str(path))
     return path.open("rb")
 
 
 def open_binary(path: AnyPath, *, block: int = PART) -> BufferedReader:
-    """Open a file or an object to be read, from the front or by seeking.
+    """Open a file or an object for reading and seeking.
 
-    Of an object, so many bytes are asked for at a time, and kept until others are.
+    Args:
+        path: Local path or address.
+        block: Bytes per request for an object, 8 MiB by default. The last block is kept in memory.
 
     Raises:
-        OSError: it cannot be opened, or, later, read.
+        OSError: It cannot be opened or, later, read.
     """
     if isinstance(path, Path):
         return open_file(path)
@@ -68,31 +70,31 @@ def open_binary(path: AnyPath, *, block: int = PART) -> BufferedReader:
 
 
 def read_range(path: AnyPath, start: int, stop: int) -> bytes:
-    """Return bytes [start, stop) of a file or an object, or fewer where it ends before.
+    """Return bytes [start, stop) of a file or an object, or fewer if it is shorter.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: It cannot be read.
     """
     if isinstance(path, Path):
         with open_file(path) as file:
             file.seek(start)
             return file.read(stop - start)
-    with naming(path):
+    with add_path(path):
         found: bytes = patiently(file_system(path).cat_file, path.path, start=start, end=stop)
     return found
 
 
 def read_tail(path: AnyPath, count: int) -> bytes:
-    """Return the last ``count`` bytes of a file or an object, or all where it has fewer.
+    """Return the last ``count`` bytes of a file or an object, or all if it is shorter.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: It cannot be read.
     """
     if isinstance(path, Path):
         with open_file(path) as file:
             file.seek(-min(count, file.seek(0, io.SEEK_END)), io.SEEK_END)
             return file.read()
-    with naming(path):
+    with add_path(path):
         found: bytes = patiently(file_system(path).tail, path.path, count)
     return found
 
@@ -103,58 +105,58 @@ def open_object(
     """Open an object of a file system, as :func:`open_binary` does.
 
     Args:
-        system: fsspec's.
-        path: in it.
-        name: by which errors call it.
-        block: bytes that are asked for at a time.
-        info: what the store has said of the object, if it has: it is then not asked again, and another
-            version of the object is not read.
+        system: File system of fsspec.
+        path: Path in this file system.
+        name: Name of the object for error messages.
+        block: Bytes per request, 8 MiB by default.
+        info: Properties of the object, if already known. They save a request, and any other version of the
+            object is rejected.
 
     Raises:
-        OSError: it cannot be opened, or, later, read.
+        OSError: It cannot be opened or, later, read.
     """
     known = {"size": info["size"]} if info is not None and speaks_s3(system) else {}
-    with naming(name):
+    with add_path(name):
         opened = patiently(system.open, path, "rb", block_size=block, cache_type="readahead", **known)
     if known and info is not None:
         opened.details = info
-        if "ETag" in info:  # which s3fs leaves out where it is given the size
+        if "ETag" in info:  # s3fs omits this condition if the size is given
             opened.read_kw = {**opened.read_kw, "IfMatch": info["ETag"]}
-    return BufferedReader(_Reading(opened, name), _BUFFER)
+    return BufferedReader(_RetryingReader(opened, name), _BUFFER)
 
 
-class _Reading(io.RawIOBase):
-    """An object that fsspec has opened; what it cannot give now, it is asked for again."""
+class _RetryingReader(io.RawIOBase):
+    """Raw reader of an object opened by fsspec, which retries failed reads."""
 
     def __init__(self, opened: Any, name: str) -> None:
         self._opened = opened
         self._name = name
 
     def readable(self) -> bool:
-        """Say yes."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """Say yes."""
+        """Return True."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Read into a writable buffer; return how many bytes, 0 at the end."""
+        """Read into a writable buffer; return the number of bytes, 0 at the end."""
         view = memoryview(buffer).cast("B")
-        with naming(self._name):
-            piece: bytes = patiently(self._opened.read, len(view))
-        view[: len(piece)] = piece
-        return len(piece)
+        with add_path(self._name):
+            data: bytes = patiently(self._opened.read, len(view))
+        view[: len(data)] = data
+        return len(data)
 
-    def seek(self, place: int, whence: int = io.SEEK_SET) -> int:
-        """Go to a place."""
-        return int(self._opened.seek(place, whence))
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move to an offset and return it."""
+        return int(self._opened.seek(offset, whence))
 
     def tell(self) -> int:
-        """Return the place."""
+        """Return the current offset."""
         return int(self._opened.tell())
 
     def close(self) -> None:
-        """Let go of the object; again does nothing."""
+        """Close the object. Repeated calls have no effect."""
         super().close()
         self._opened.close()

@@ -1,4 +1,4 @@
-"""Where this machine keeps what belongs to an object store: unfinished work, and copies."""
+"""Local cache folders for unfinished work and copies of objects."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ if TYPE_CHECKING:
 __all__ = ["FOLDER_VARIABLE", "scratch_folder"]
 
 FOLDER_VARIABLE: Final = "HEXDATA_CACHE"
-"""The variable of the environment that names the folder; by default ``hexdata`` in the user's cache."""
+"""Environment variable with the cache folder. The default is ``hexdata`` in the user's cache folder."""
 
 
 def scratch_folder(purpose: str, address: UPath | None = None) -> Path:
-    """Return the folder for a purpose, such as "work", and for one address, if given.
+    """Return the local folder for a purpose, such as "work". The folder may not exist.
 
-    It may not be there yet. Its name says nothing of the address, and two addresses never share one.
+    Args:
+        purpose: Name of the folder below the cache folder.
+        address: Address with a separate folder, named by a hash of the address.
 
     Raises:
-        ConfigError: the environment names an address.
+        ConfigError: The environment variable contains an address.
     """
     root = os.environ.get(FOLDER_VARIABLE)
     if not root:

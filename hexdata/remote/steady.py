@@ -1,6 +1,6 @@
-"""A file system for queries over objects that stay as they are meanwhile: none is asked for twice.
+"""Read-only file system for queries, which caches the properties of objects.
 
-DuckDB asks for an object's size and time whenever it opens one, which it does several times. Only reads.
+DuckDB asks for the size and time of an object each time it opens it.
 """
 
 from __future__ import annotations
@@ -19,22 +19,21 @@ from hexdata.remote.reading import open_object
 __all__ = ["SteadyFileSystem"]
 
 _UNFINISHED: Final = "/."
-"""In the key of what lies in a hidden folder, which may change while a query runs."""
+"""Part of the keys in hidden folders, whose objects may change during a query."""
 
 _KEPT: Final = ("name", "size", "type", "ETag", "LastModified")
-"""Of what is listed, since there may be very many."""
+"""Properties kept from a listing, to save memory with many objects."""
 
 
-class SteadyFileSystem(AbstractFileSystem):  # type: ignore[misc]  # of which no types are known
-    """Reads through another file system, and remembers what that says of objects.
+class SteadyFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no type information
+    """Reads through another file system and caches the properties of objects outside hidden folders.
 
-    Of what lies in a hidden folder nothing is remembered. DuckDB turns an exception into its text, so the
-    first one is kept as ``failure``.
+    DuckDB converts exceptions to text, so the first one is kept as ``failure``.
 
     Args:
-        system: of an object store.
-        protocol: by which queries name its objects, as ``s3``: a library may know it by several, of which
-            DuckDB would take the first.
+        system: File system of an object store.
+        protocol: Protocol in the addresses of queries, such as ``s3``. Without it, DuckDB would use the first
+            of the library's protocols.
     """
 
     cachable = False
@@ -49,8 +48,8 @@ class SteadyFileSystem(AbstractFileSystem):  # type: ignore[misc]  # of which no
         self._listed: set[str] = set()
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Keep the first exception of those that go through here."""
+    def keep_failure(self) -> Iterator[None]:
+        """Keep the first exception raised in this context, and raise it again."""
         try:
             yield
         except BaseException as error:
@@ -58,13 +57,13 @@ class SteadyFileSystem(AbstractFileSystem):  # type: ignore[misc]  # of which no
             raise
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
-        """Return what the store says of an object. With the first of a folder, all are listed.
+        """Return the properties of an object. The first request in a folder lists the whole folder.
 
         Raises:
-            FileNotFoundError: there is none.
-            OSError: the store does not answer.
+            FileNotFoundError: The object does not exist.
+            OSError: The request failed.
         """
-        with self.watching():
+        with self.keep_failure():
             return self._find(path)
 
     def _find(self, path: str) -> dict[str, Any]:
@@ -81,17 +80,17 @@ class SteadyFileSystem(AbstractFileSystem):  # type: ignore[misc]  # of which no
                 if one["type"] == "file"
             }
             self._listed.add(folder)
-        if key not in self._known:  # it has been made since, or is not there
+        if key not in self._known:  # created after the listing, or missing
             self._known[key] = patiently(self._system.info, key)
         return self._known[key]
 
     def exists(self, path: str, **_: Any) -> bool:
-        """Say whether there is an object.
+        """Return whether an object exists.
 
         Raises:
-            OSError: the store does not answer.
+            OSError: The request failed.
         """
-        with self.watching():
+        with self.keep_failure():
             try:
                 self._find(path)
             except FileNotFoundError:
@@ -99,68 +98,68 @@ class SteadyFileSystem(AbstractFileSystem):  # type: ignore[misc]  # of which no
             return True
 
     def modified(self, path: str) -> Any:
-        """Return the time of an object."""
-        with self.watching():
+        """Return the modification time of an object."""
+        with self.keep_failure():
             return self._find(path).get("LastModified") or patiently(self._system.modified, path)
 
     def ls(self, path: str, detail: bool = True, **named: Any) -> Any:
-        """List a folder, as the store has it now."""
-        with self.watching():
+        """List a folder without the cache."""
+        with self.keep_failure():
             return patiently(self._system.ls, path, detail=detail, **named)
 
     def glob(self, path: str, **named: Any) -> Any:
-        """Return the objects that a pattern means."""
+        """Return the paths of the objects that match a pattern."""
         if any(character in path for character in "*?["):
-            with self.watching():
+            with self.keep_failure():
                 return patiently(self._system.glob, path, **named)
         return [self._strip_protocol(path)] if self.exists(path) else []
 
     def open(self, path: str, mode: str = "rb", **_: Any) -> Any:
-        """Open an object to be read. Each thread keeps one block of it, whatever the store's default is."""
+        """Open an object for reading. Each thread keeps one block in memory."""
         if mode != "rb":
-            raise NotImplementedError(f"{path}: objects are only read here")
+            raise NotImplementedError(f"{path}: this file system is read-only")
         info = self.info(path)
-        return _Shared(self, lambda: open_object(self._system, path, path, info=info))
+        return _SharedObject(self, lambda: open_object(self._system, path, path, info=info))
 
 
-class _Shared:
-    """An open object that threads share: each has its own place in it, and its own block.
+class _SharedObject:
+    """An open object shared by threads, with a separate offset and block for each thread.
 
-    DuckDB seeks and then reads, and several of its threads do so with one handle. Its threads are known by
-    their numbers, as what Python keeps for such a thread is gone between two calls.
+    Several DuckDB threads seek and read through one handle. Threads are identified by number, because Python
+    discards thread-local data of DuckDB's threads between two calls.
     """
 
-    def __init__(self, system: SteadyFileSystem, opening: Callable[[], BufferedReader]) -> None:
+    def __init__(self, system: SteadyFileSystem, open_for_thread: Callable[[], BufferedReader]) -> None:
         self._system = system
-        self._opening = opening
+        self._open_for_thread = open_for_thread
         self._opened: dict[int, BufferedReader] = {}
 
-    def _own(self) -> BufferedReader:
+    def _of_this_thread(self) -> BufferedReader:
         number = threading.get_ident()
         if number not in self._opened:
-            self._opened[number] = self._opening()
+            self._opened[number] = self._open_for_thread()
         return self._opened[number]
 
     def read(self, size: int = -1) -> bytes:
-        """Read so many bytes, or all, from this thread's place on."""
-        with self._system.watching():
-            return self._own().read(size)
+        """Read ``size`` bytes, or all that remain, at the offset of this thread."""
+        with self._system.keep_failure():
+            return self._of_this_thread().read(size)
 
-    def seek(self, place: int, whence: int = SEEK_SET) -> int:
-        """Go to a place with this thread."""
-        with self._system.watching():
-            return self._own().seek(place, whence)
+    def seek(self, offset: int, whence: int = SEEK_SET) -> int:
+        """Move this thread to an offset and return it."""
+        with self._system.keep_failure():
+            return self._of_this_thread().seek(offset, whence)
 
     def tell(self) -> int:
-        """Return this thread's place."""
-        return self._own().tell()
+        """Return the offset of this thread."""
+        return self._of_this_thread().tell()
 
     def seekable(self) -> bool:
-        """Say yes."""
+        """Return True."""
         return True
 
     def close(self) -> None:
-        """Let go of the object."""
+        """Close the object for all threads."""
         for opened in self._opened.values():
             opened.close()
         self._opened.clear()

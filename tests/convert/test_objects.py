@@ -417,7 +417,7 @@ def test_what_another_has_put_stays(bucket: UPath, few: Path, expected_of_few: d
             if amount and self.stage == "write" and not path.exists():
                 path.write_bytes(b"another's")
 
-    with pytest.raises(StoreError, match=r"000002\.parquet: the object store does not hold what was sent"):
+    with pytest.raises(StoreError, match=r"000002\.parquet: the uploaded object differs from the file"):
         convert_sources(few, bucket / "store", OPTIONS, Intruding())
     assert path.read_bytes() == b"another's"
     convert_sources(few, bucket / "store", OPTIONS)

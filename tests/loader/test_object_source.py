@@ -42,7 +42,7 @@ def test_an_address_names_its_source(place: str, folder: str) -> None:
 def test_an_address_without_sense_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"has no \{name\}; found s3://bucket/\{name\}\. Give the folder"):
         make_source("s3://bucket/{name}")
-    with pytest.raises(ConfigError, match="credentials do not belong into an address") as caught:
+    with pytest.raises(ConfigError, match="credentials do not belong in an address") as caught:
         make_source("s3://key:geheim@bucket/shards")
     assert "geheim" not in str(caught.value)
 

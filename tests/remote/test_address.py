@@ -51,12 +51,15 @@ def test_an_object_has_one_address(text: str, address: str) -> None:
     [
         ("ftp://host/a", "found ftp://; expected s3://"),
         ("s3://", "needs a bucket"),
-        ("file://host/a", "names another machine; found file://host/a; expected file:///PATH"),
-        ("file://a", "names another machine"),
-        ("s3://me:geheim@bucket/a", "^credentials do not belong into an address"),
-        ("s3://me:ge/heim@bucket/a", "^credentials do not belong into an address"),
-        ("file://me:geheim@host/a", "names another machine; found file://host/a; expected file:///PATH"),
-        ("abfss://games@account.dfs.core.windows.net/a", "^an account does not belong into an address"),
+        ("file://host/a", "cannot name another machine; found file://host/a; expected file:///PATH"),
+        ("file://a", "cannot name another machine"),
+        ("s3://me:geheim@bucket/a", "^credentials do not belong in an address"),
+        ("s3://me:ge/heim@bucket/a", "^credentials do not belong in an address"),
+        (
+            "file://me:geheim@host/a",
+            "cannot name another machine; found file://host/a; expected file:///PATH",
+        ),
+        ("abfss://games@account.dfs.core.windows.net/a", "^an account does not belong in an address"),
     ],
 )
 def test_what_is_no_address(text: str, message: str) -> None:

@@ -20,13 +20,12 @@ if TYPE_CHECKING:
     from tests.object_store import ObjectStore
 
 REACHING = (
-    "See that the address, the network and the endpoint (of S3: AWS_ENDPOINT_URL) are right, and run the "
-    "command again."
+    "Check the address, the network and the endpoint (for S3: AWS_ENDPOINT_URL), and run the command again."
 )
 CREDENTIALS = "Set them in the environment or in a profile, as for any other tool."
-REFUSED = "See which ones the environment and the profile give, and whether they have expired."
-DENIED = "See that these credentials may list, read and, to make something, write there."
-LATER = "Run the command again later; what is done stays done."
+REFUSED = "Check the credentials in the environment and the profile, and whether they have expired."
+DENIED = "Check that these credentials allow listing, reading and, to change the store, writing."
+LATER = "Run the command again later; completed work is kept."
 NO_HOST = "nowhere.invalid"
 IN_CLOUDS = (
     "CONTAINER_CREDENTIALS_FULL_URI",
@@ -117,7 +116,7 @@ def test_an_answer_that_names_its_fault(
 
 
 def test_no_such_bucket(told: Told) -> None:
-    hint = "See that the address is right, or make the bucket."
+    hint = "Check the address, or create the bucket."
     for line in ("verify s3://test-none/store", "convert . s3://test-none/store"):
         assert told(line) == f"hexdata: s3://test-none/store: there is no such bucket. {hint}\n"
 
@@ -160,17 +159,17 @@ def test_a_name_that_leads_nowhere(told: Told, bucket: UPath, monkeypatch: pytes
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{NO_HOST}:9000")
     url = f"http://{NO_HOST}:9000/{bucket.path.strip('/')}/store/manifest.json"
     assert told(f"verify {bucket}store") == (
-        f"hexdata: {bucket}store/manifest.json: the object store's name leads nowhere; found Could not "
-        f'connect to the endpoint URL: "{url}". See that the endpoint (of S3: AWS_ENDPOINT_URL) or the '
-        "region is right, and that this machine can look up names.\n"
+        f"hexdata: {bucket}store/manifest.json: the host name of the object store is unknown; found "
+        f'Could not connect to the endpoint URL: "{url}". Check the endpoint (for S3: AWS_ENDPOINT_URL) or '
+        "the region, and that this machine can resolve host names.\n"
     )
 
 
 def test_an_endpoint_that_is_none(told: Told, bucket: UPath, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "10.0.0.5")
     assert told(f"verify {bucket}store") == (
-        f"hexdata: {bucket}store/manifest.json: the object store's endpoint is no URL; found Invalid "
-        "endpoint: 10.0.0.5. Set it (of S3: AWS_ENDPOINT_URL) to one such as http://10.0.0.5:9000.\n"
+        f"hexdata: {bucket}store/manifest.json: the endpoint of the object store is not a valid URL; found "
+        "Invalid endpoint: 10.0.0.5. Set it (for S3: AWS_ENDPOINT_URL) to a URL such as http://10.0.0.5:9000.\n"
     )
 
 

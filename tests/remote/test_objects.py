@@ -57,7 +57,7 @@ def test_what_a_store_holds_otherwise_is_told(
         bucket.fs.pipe_file(target, bytes(file.stat().st_size))
 
     monkeypatch.setattr(bucket.fs, "put_file", put_altered)
-    with pytest.raises(StoreError, match=r"does not hold what was sent.*sha256"):
+    with pytest.raises(StoreError, match=r"the uploaded object differs from the file.*sha256"):
         upload(file, bucket / "a")
     monkeypatch.setattr(
         bucket.fs, "put_file", lambda local, target, **named: bucket.fs.pipe_file(target, b"")
@@ -91,7 +91,7 @@ def test_an_upload_that_replaces_nothing(
     assert object_store.all_met()
     upload(file, bucket / "a", replace=False)
     file.write_bytes(b"x" * size)
-    with pytest.raises(StoreError, match=r"does not hold what was sent.*Something else is there"):
+    with pytest.raises(StoreError, match=r"the uploaded object differs from the file.*Another object exists"):
         upload(file, bucket / "a", replace=False)
     assert (bucket / "a").read_bytes() == bytes(size)
     assert not bucket.fs.call_s3("list_multipart_uploads", Bucket=bucket.path.strip("/")).get("Uploads")

@@ -196,7 +196,7 @@ def test_what_another_has_put_stays(remote: UPath, expected: dict[str, str]) -> 
         ("sort", "shuffled/test/bucket-000000.parquet", lambda told: shuffle_store(remote, SHUFFLE, told)),
         ("export", "shards/train-000002.tar", lambda told: export_shards(remote, EXPORT, told)),
     ):
-        with pytest.raises(StoreError, match=f"{name}: the object store does not hold what was sent"):
+        with pytest.raises(StoreError, match=f"{name}: the uploaded object differs from the file"):
             run(Intruding(stage, remote / name))
         assert (remote / name).read_bytes() == b"another's"
         run(Silent())
