@@ -27,6 +27,7 @@ __all__ = [
     "rejected_schema",
     "sources_schema",
     "sql_columns",
+    "table_schema",
 ]
 
 SCHEMA_VERSION: Final = 1
@@ -170,6 +171,18 @@ def rejected_schema() -> pa.Schema:
             pa.field("detail", pa.string(), nullable=False),
         ]
     )
+
+
+def table_schema(table: str, board_size: int | None) -> pa.Schema:
+    """Return the schema of the Parquet files of a folder of a store.
+
+    Args:
+        table: "positions", "shuffled", "games", "sources" or "rejected".
+        board_size: n; None in a store without positions.
+    """
+    if table in ("positions", "shuffled"):
+        return positions_schema(board_size or 0)
+    return {"games": games_schema, "sources": sources_schema, "rejected": rejected_schema}[table]()
 
 
 def sql_columns(schema: pa.Schema) -> dict[str, str]:

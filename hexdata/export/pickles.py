@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -19,6 +20,7 @@ from hexdata.engine import LOCAL, Engine
 from hexdata.errors import ConfigError, InputError, StoreError
 from hexdata.export.workers import run_workers
 from hexdata.formats.legacy import DIALECTS, write_legacy
+from hexdata.formats.position_check import check_positions
 from hexdata.pool import WorkerOptions
 from hexdata.progress import SILENT, Progress
 from hexdata.remote import AnyPath
@@ -139,7 +141,7 @@ class _OriginalFile:
         with atomic_file(path, replace=False) as file:
             count = write_legacy(
                 file,  # type: ignore[arg-type]
-                source.batches(),
+                source.batches(partial(check_positions, games=sum(rows for _, rows in source.game_parts))),
                 board_size=source.board_size or 0,
                 dialect=source.dialect,
                 header=_processed_header(source) if source.is_raw else source.header,
@@ -204,7 +206,10 @@ class _ShuffledFile:
         """Read the bucket as ``raw_schema``, in the convention of dict files: 0.0 where blue won."""
         games = self._games()
         rows = Rows(((self.bucket, self.positions),), 0, self.positions)
+        row = 0
         for batch in read_rows(rows, positions_schema(self.board_size)):
+            check_positions(batch, self.bucket, row, games.num_rows)
+            row += batch.num_rows
             yield self._raw(batch, games)
 
     def _games(self) -> pa.Table:
@@ -237,6 +242,13 @@ class _ShuffledFile:
     def _extra(self, stored: pa.RecordBatch, of_game: pa.Array) -> pa.Array:
         """Return ``original_source``, as JSON: the raw file that game, metadata or source names."""
         place = np.searchsorted(self.sources["end"], stored.column("position_id"), side="right")
+        if len(place) and place.max() >= self.sources.num_rows:
+            raise StoreError(
+                "the sources have fewer positions than the store",
+                path=self.bucket,
+                found=f"position {stored.column('position_id')[int(place.argmax())]}",
+                hint="Run `hexdata verify` to list the faults.",
+            )
         of_source = self.sources["origin"].combine_chunks().take(pa.array(place))
         origin = pc.coalesce(of_game, _named_origins(stored.column("extra")), of_source).dictionary_encode()
         texts = [json.dumps({"original_source": name}) for name in origin.dictionary.to_pylist()]

@@ -7,6 +7,7 @@ from typing import Final, Literal
 import numpy as np
 
 from hexdata.draw import Diagram, Shades, board_svg
+from hexdata.errors import StoreError
 from hexdata.report.blocks import Section, Table
 from hexdata.report.charts import lengths_chart, tiers_chart
 from hexdata.report.facts import Facts, Row
@@ -157,6 +158,13 @@ def _board(
     values = np.full(size * size, np.nan)
     texts = [""] * (size * size)
     for cell, share in shares.items():
+        if cell is None or not 0 <= cell < size * size:
+            raise StoreError(
+                "the games hold a move that no game has",
+                found=cell,
+                expected=f"0 to {size * size - 1}",
+                hint="Run `hexdata verify` to see which game.",
+            )
         values[cell] = share
         percent = round(100 * share)
         texts[cell] = str(percent) if percent or top else ""

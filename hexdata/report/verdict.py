@@ -226,7 +226,7 @@ def _duplicates(facts: Facts) -> str:
 
 
 def _flags(facts: Facts) -> str:
-    flags = [row for row in facts.tables["flags"] if not row["flag"].startswith("duplicate-")]
+    flags = [row for row in facts.tables["flags"] if row["flag"] and not row["flag"].startswith("duplicate-")]
     if not flags:
         return ""
     return "Flagged games: " + ", ".join(f"{row['games']:,} {row['flag']}" for row in flags[:4]) + "."

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from hexdata.board import unpack_boards
 from hexdata.errors import StoreError
 from hexdata.remote import AnyPath
-from hexdata.schema import games_schema, positions_schema
+from hexdata.schema import games_schema, positions_schema, sources_schema
 from hexdata.show.game import Game
 from hexdata.show.position import Position, played_moves
 from hexdata.store import Store
@@ -97,6 +97,12 @@ def _read_row(store: Store, table: str, key: str, number: int) -> Row:
     for batch in read_rows(Rows(files, number, number + 1), schema):
         row: Row = batch.to_pylist()[0]
         if row[key] == number:
+            if None in (row.get("moves") or ()):
+                raise StoreError(
+                    f"{kind} {number} has a move that is null",
+                    path=store.path,
+                    hint="Run `hexdata verify` to list the faults.",
+                )
             return row
     raise StoreError(
         f"{kind} {number} is not at its row of the table",
@@ -108,7 +114,7 @@ def _read_row(store: Store, table: str, key: str, number: int) -> Row:
 def _rows_of_game(store: Store, game_id: int, schema: pa.Schema) -> list[Row]:
     rows: list[Row] = []
     for path in store.files("positions"):
-        with open_parquet(path) as file:
+        with open_parquet(path, schema) as file:
             column = file.schema_arrow.get_field_index("game_id")
             for group in range(file.num_row_groups):
                 if _may_contain(file.metadata.row_group(group).column(column).statistics, game_id):
@@ -179,7 +185,7 @@ def _leads(before: Position, move: int, after: Position) -> bool:
 def _source_name(store: Store, source_id: int) -> str | None:
     """Return the name of a source file."""
     for path in store.files("sources"):
-        found = read_parquet(path, ["name"], pc.field("source_id") == source_id)
+        found = read_parquet(path, ["name"], pc.field("source_id") == source_id, sources_schema())
         if found.num_rows:
             name: str = found.column("name")[0].as_py()
             return name

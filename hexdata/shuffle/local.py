@@ -19,6 +19,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from hexdata.errors import StoreError
+from hexdata.formats.position_check import find_bad_position
 from hexdata.order import sort_key
 from hexdata.remote import AnyPath
 from hexdata.schema import positions_schema
@@ -86,9 +88,11 @@ class Mover:
         """Write rows as a run; the list is emptied."""
         table = pa.Table.from_batches(batches)
         batches.clear()
+        rows = as_run(table, self.board_size)
+        _check_values(rows)
         split, bucket, key = (table.column(name).to_numpy() for name in ("split", "bucket", "sort_key"))
         unit = self.layout.unit_numbers(split, bucket, key)
-        return write_run(run, as_run(table, self.board_size), unit)
+        return write_run(run, rows, unit)
 
     def sort(self, runs: Runs, job: Job) -> Iterator[tuple[Bucket, Rows]]:
         """Phase 2: yield the buckets of a job, each with its rows in order.
@@ -180,6 +184,23 @@ class Mover:
             chunk.append(batch)
         if chunk:
             yield chunk
+
+
+def _check_values(rows: pa.Table) -> None:
+    """Refuse positions that every reader of shards would refuse.
+
+    Raises:
+        StoreError: there is one.
+    """
+    bad = find_bad_position(rows, texts=False)
+    if bad is not None:
+        raise StoreError(
+            "the store holds what no position has",
+            record=f"position {rows.column('position_id')[bad.row]}",
+            found=bad.found,
+            expected=bad.expected,
+            hint="Run `hexdata verify` to see which file is wrong.",
+        )
 
 
 def _take(table: pa.Table, order: npt.NDArray[np.int64], schema: pa.Schema) -> Rows:

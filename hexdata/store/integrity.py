@@ -15,11 +15,14 @@ from hexdata.engine import LOCAL, Engine
 from hexdata.errors import StoreError
 from hexdata.progress import SILENT, Progress
 from hexdata.remote import AnyPath, telling
+from hexdata.schema import table_schema
 from hexdata.store import Store, store_word
 from hexdata.store.files import FileFacts, digest_file
+from hexdata.store.parquet import check_table
 from hexdata.text import shell_word
 
 __all__ = [
+    "check_tables",
     "find_damage",
     "find_published_damage",
     "rebuild_command",
@@ -129,13 +132,14 @@ def require_intact(
         progress: told of a step "check files".
 
     Raises:
-        StoreError: a file is missing, altered or unreadable; the message names it, and the command that
-            writes it again.
+        StoreError: a file is missing, altered or unreadable, or has other columns or rows than its table; the
+            message names it, and the command that writes it again.
     """
     files = {name: facts for folder in folders for name, facts in store.manifest.files_in(folder).items()}
     progress.begin("check files", None, "bytes")
     damage = list(find_damage(store, files, engine=engine).values())
     if not damage:
+        check_tables(store, files, engine=engine)
         return
     error = damage[0]
     if len(damage) > 1:
@@ -144,6 +148,22 @@ def require_intact(
         )
         error.hint = f"{error.hint} `hexdata verify {store_word(store.path)}` lists all of them."
     raise error
+
+
+def check_tables(store: Store, files: Mapping[str, FileFacts], *, engine: Engine = LOCAL) -> None:
+    """Check that the Parquet files among some files of a store are of their tables.
+
+    Raises:
+        StoreError: one has other columns or rows.
+    """
+    size, tables = store.manifest.board_size, (*_TABLES, "shuffled")
+    tasks = [
+        (store.path / name, table_schema(table, size), facts.rows)
+        for name, facts in sorted(files.items())
+        if (table := name.partition("/")[0]) in tables
+    ]
+    for _ in engine.run_light(check_table, tasks, workers=_THREADS):
+        pass
 
 
 def rebuild_hint(store: Store, name: str) -> str:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -67,6 +67,10 @@ def in_convention(value: npt.NDArray[np.float64], convention: str) -> npt.NDArra
     return value if convention == "blue-is-0" else 1.0 - value
 
 
+Check = Callable[[pa.RecordBatch, AnyPath, int], None]
+"""Raises where stored positions cannot be used."""
+
+
 @dataclass(frozen=True)
 class Original:
     """One source of a store."""
@@ -99,18 +103,25 @@ class Original:
         """How its examples are spelled; those of raw games as the legacy tool spelled them."""
         return "dicts-player" if self.is_raw else self.header["dialect"]
 
-    def batches(self) -> Iterator[pa.RecordBatch]:
+    def batches(self, check: Check | None = None) -> Iterator[pa.RecordBatch]:
         """Read its positions as ``raw_schema``, in record order, as its file had them.
 
         But ``record`` counts the positions of the store, ``origin`` is null, and what has the number of
         a line and not of a file, as raw games do, gets the source's id for it: a legacy id is both.
+
+        Args:
+            check: called with each batch as it is stored, its file and its first row. Default None.
         """
         if not self.positions:
             return
         assert self.board_size is not None
         rows = Rows(((self.part, self.positions),), 0, self.positions)
         first_game, ids = self._legacy_ids()
+        row = 0
         for batch in read_rows(rows, positions_schema(self.board_size)):
+            if check is not None:
+                check(batch, self.part, row)
+            row += batch.num_rows
             yield with_file_idx(self._raw(batch, first_game, ids), self.source_id)
 
     def _legacy_ids(self) -> tuple[int, pa.Table]:
@@ -191,7 +202,7 @@ def list_originals(store: Store) -> list[Original]:
     )
     return [
         Original(
-            **row | {"header": json.loads(row["header"] or "{}")},
+            **row | {"header": _header_of(path, row)},
             board_size=store.manifest.board_size,
             part=(store.path / "positions" / f"part-{row['source_id']:06d}.parquet").resolve(),
             game_parts=parts,
@@ -199,6 +210,26 @@ def list_originals(store: Store) -> list[Original]:
         for path in store.files("sources")
         for row in read_parquet(path, names).cast(schema).to_pylist()
     ]
+
+
+def _header_of(path: AnyPath, row: dict[str, Any]) -> dict[str, Any]:
+    """Return the header of a source, with the dialect that a legacy file has."""
+    text = row["header"]
+    try:
+        header = json.loads(text or "{}")
+        fine = isinstance(header, dict) and (row["format"] == "trmph" or "dialect" in header)
+    except (ValueError, RecursionError):
+        fine = False
+    if not fine:
+        raise StoreError(
+            "the header of a source is not one that hexdata writes",
+            path=path,
+            record=f"source {row['source_id']}",
+            found=repr(text)[:80],
+            expected="a JSON object with the dialect of the file",
+            hint="Make the store again from its sources.",
+        )
+    return cast("dict[str, Any]", header)
 
 
 def pickle_names(originals: Sequence[Original]) -> list[str]:

@@ -21,6 +21,7 @@ from hexdata.store.files import FileFacts, HashingFile, atomic_file
 
 __all__ = [
     "Rows",
+    "check_table",
     "encode_parquet",
     "open_parquet",
     "parquet_input",
@@ -128,14 +129,21 @@ def parquet_input(path: AnyPath) -> Path | BinaryIO:
 
 
 @contextmanager
-def open_parquet(path: AnyPath) -> Iterator[pq.ParquetFile]:
+def open_parquet(path: AnyPath, schema: pa.Schema | None = None) -> Iterator[pq.ParquetFile]:
     """Open a Parquet file of a store.
 
+    Args:
+        path: of the file.
+        schema: columns that it must have, with their types. Default None: whatever it has.
+
     Raises:
-        StoreError: it is missing or damaged; also while it is being read.
+        StoreError: it is missing or damaged, also while it is being read; or a column is missing or has
+            another type.
     """
     try:
         with pq.ParquetFile(parquet_input(path)) as file:
+            if schema is not None:
+                _require_columns(path, file.schema_arrow, schema)
             yield file
     except (pa.ArrowException, OSError) as error:
         if not _is_damage(error):
@@ -148,6 +156,49 @@ def open_parquet(path: AnyPath) -> Iterator[pq.ParquetFile]:
         ) from error
 
 
+def _require_columns(path: AnyPath, found: pa.Schema, schema: pa.Schema) -> None:
+    for field in schema:
+        index = found.get_field_index(field.name)  # -1 as well if several have the name
+        if index < 0 or not found.field(index).equals(field):
+            raise StoreError(
+                "a file of the store has other columns than its table",
+                path=path,
+                record=f"column {field.name}",
+                found="no such column, or several" if index < 0 else _kind(found.field(index)),
+                expected=_kind(field),
+                hint="Run `hexdata verify` to see what else is; restore the file, or make the store again.",
+            )
+
+
+def _kind(field: pa.Field) -> str:
+    return f"{field.type}{'' if field.nullable else ', never null'}"
+
+
+def check_table(path: AnyPath, schema: pa.Schema, rows: int) -> None:
+    """Check that a Parquet file of a store has the columns of its table, and the rows that are stated of it.
+
+    Raises:
+        StoreError: it has others, or is missing or damaged.
+    """
+    with open_parquet(path, schema) as file:
+        if file.schema_arrow.names != schema.names:
+            raise StoreError(
+                "a file of the store has other columns than its table",
+                path=path,
+                found=", ".join(file.schema_arrow.names),
+                expected=", ".join(schema.names),
+                hint="Restore the file, or make the store again.",
+            )
+        if file.metadata.num_rows != rows:
+            raise StoreError(
+                "the manifest states other rows of the file",
+                path=path,
+                found=f"{file.metadata.num_rows:,}",
+                expected=f"{rows:,}",
+                hint="Restore the file, or make the store again.",
+            )
+
+
 def _is_damage(error: Exception) -> bool:
     """Say whether the fault is the file's, and not that of the disk or of the memory at hand.
 
@@ -158,20 +209,25 @@ def _is_damage(error: Exception) -> bool:
     return not isinstance(error, OSError) or error.errno in (None, errno.ENOENT)
 
 
-def read_parquet(path: AnyPath, columns: Sequence[str], filters: pc.Expression | None = None) -> pa.Table:
+def read_parquet(
+    path: AnyPath,
+    columns: Sequence[str],
+    filters: pc.Expression | None = None,
+    schema: pa.Schema | None = None,
+) -> pa.Table:
     """Read some columns of a small Parquet file of a store.
 
     Raises:
-        StoreError: it is missing or damaged.
+        StoreError: it is missing or damaged, or has other columns than the ``schema``, if one is given.
     """
-    with open_parquet(path) as file:
+    with open_parquet(path, schema) as file:
         if filters is None:
             return file.read(columns=list(columns))
         return file.read().filter(filters).select(list(columns))
 
 
 def _read_file(path: AnyPath, start: int, stop: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    with open_parquet(path) as file:
+    with open_parquet(path, schema) as file:
         first = 0
         for group in range(file.num_row_groups):
             count = file.metadata.row_group(group).num_rows

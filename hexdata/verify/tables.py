@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hexdata.errors import StoreError, VerifyError
-from hexdata.schema import games_schema, positions_schema, rejected_schema, sources_schema
 from hexdata.store import Store
 from hexdata.store.files import names_below
+from hexdata.store.integrity import check_tables as require_tables
 from hexdata.store.parquet import parquet_input
 from hexdata.store.session import duckdb_session, read_parquet_sql
 from hexdata.verify.options import VerifyOptions
@@ -48,25 +48,10 @@ def _all_damage(store: Store, damage: list[StoreError]) -> VerifyError:
 
 def check_tables(store: Store) -> str:
     """Every Parquet file has its table's columns and as many rows as stated, and so has each table."""
-    schemas = {"sources": sources_schema(), "games": games_schema(), "rejected": rejected_schema()}
-    if store.manifest.board_size is not None:
-        schemas["positions"] = schemas["shuffled"] = positions_schema(store.manifest.board_size)
+    require_tables(store, store.manifest.files)
     rows = dict.fromkeys(store.manifest.counts, 0)
     for name, facts in store.manifest.files.items():
         table = name.split("/")[0]
-        if table in ("shards", "pickles"):
-            continue
-        path = store.path / name
-        with pq.ParquetFile(parquet_input(path)) as file:
-            if table not in schemas or not file.schema_arrow.equals(schemas[table]):
-                raise VerifyError("not the columns of its table", path=path)
-            if file.metadata.num_rows != facts.rows:
-                raise VerifyError(
-                    "the manifest states other rows",
-                    path=path,
-                    found=f"{file.metadata.num_rows:,}",
-                    expected=f"{facts.rows:,}",
-                )
         if table in rows:
             rows[table] += facts.rows
     if rows != store.manifest.counts:
@@ -77,12 +62,13 @@ def check_tables(store: Store) -> str:
 def check_counts(store: Store) -> str:
     """Per source, in = out + rejected, recounted from the tables; likewise per stage."""
     sources = _read(store, "sources", ["source_id", "name", "records", "positions", "rejected"])
-    rejected = np.bincount(
-        _read(store, "rejected", ["source_id"])["source_id"].to_numpy(), minlength=sources.num_rows
-    )
+    counted = _read(store, "rejected", ["source_id"])["source_id"].value_counts()
+    rejected = dict(zip(*(counted.field(i).to_pylist() for i in range(2)), strict=True))
+    if sources["source_id"].to_pylist() != list(range(sources.num_rows)):
+        raise VerifyError("the ids of the sources do not count up", path=store.path / "sources")
     for row in sources.to_pylist():
         part = store.manifest.files.get(f"positions/part-{row['source_id']:06d}.parquet")
-        found = (part.rows if part else 0, int(rejected[row["source_id"]]))
+        found = (part.rows if part else 0, rejected.get(row["source_id"], 0))
         if found != (row["positions"], row["rejected"]) or row["records"] != sum(found):
             raise VerifyError(
                 "records are missing or too many",
@@ -95,6 +81,10 @@ def check_counts(store: Store) -> str:
     stated = store.manifest.stages.get("convert", {})
     if not recounted.items() <= stated.items() or positions != store.manifest.counts.get("positions", 0):
         raise VerifyError("the sources do not add up to the store", found=recounted, expected=stated)
+    if unknown := sorted(set(rejected) - set(range(sources.num_rows))):
+        raise VerifyError(
+            "rejected records of no source", path=store.path / "rejected", found=f"source {unknown[0]}"
+        )
     return f"{records:,} = {positions:,} + {records - positions:,} in {sources.num_rows:,} sources"
 
 

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, Final
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from hexdata.errors import VerifyError
-from hexdata.formats.block_check import find_bad_row
-from hexdata.formats.shards import SENTINELS, columns_to_block
+from hexdata.formats.position_check import find_bad_position
 from hexdata.remote import AnyPath
 from hexdata.schema import SPLITS, positions_schema
 from hexdata.store import Store
@@ -22,7 +16,6 @@ from hexdata.verify.options import VerifyOptions
 __all__ = ["check_game_values", "check_position_values"]
 
 _HINT: Final = "Make the store again from its sources."
-_WINNERS: Final = ("BLUE", "RED")
 
 
 def check_position_values(store: Store) -> str:
@@ -36,47 +29,12 @@ def check_position_values(store: Store) -> str:
         row = 0
         with open_parquet(path) as file:
             for batch in file.iter_batches(columns=schema.names):
-                _check_batch(path, row, batch, size)
+                bad = find_bad_position(batch)
+                if bad is not None:
+                    raise _wrong(path, f"row {row + bad.row}", bad.found, bad.expected)
                 row += batch.num_rows
         count += row
     return f"{count:,} positions have values that positions can have"
-
-
-def _check_batch(path: AnyPath, first: int, batch: pa.RecordBatch, size: int) -> None:
-    for name, null in SENTINELS.items():
-        stated = pc.equal(batch.column(name), null).fill_null(False).to_numpy(zero_copy_only=False)
-        if stated.any():
-            row = first + int(np.flatnonzero(stated)[0])
-            raise _wrong(path, f"row {row}", f"{name} {null}", "null, for which shards have that number")
-    block = columns_to_block(batch, with_policy=batch.column("policy").null_count < batch.num_rows)
-    for name, array in block.items():
-        bad = find_bad_row(name, array, size)
-        if bad is not None:
-            at = int(block["policy_row"][bad.row]) if name == "policy" else bad.row
-            raise _wrong(path, f"row {first + at}", f"{name} {bad.found}", bad.expected)
-    for row, winner in _known(batch, "winner"):
-        if winner not in _WINNERS:
-            raise _wrong(path, f"row {first + row}", f"winner {winner!r}", "BLUE, RED or null")
-    for row, extra in _known(batch, "extra"):
-        try:
-            fine = isinstance(json.loads(extra), dict)
-        except (ValueError, RecursionError):
-            fine = False
-        if not fine:
-            raise _wrong(path, f"row {first + row}", f"extra {extra[:80]!r}", "a JSON object or null")
-
-
-def _known(batch: pa.RecordBatch, name: str) -> list[tuple[int, str]]:
-    """Return the rows that are not null with their texts; of a dictionary column, one row for each text."""
-    column = batch.column(name)
-    if isinstance(column, pa.DictionaryArray):
-        indices = column.indices.fill_null(-1).to_numpy()
-        texts = column.dictionary.to_pylist()
-        return [
-            (int(np.flatnonzero(indices == code)[0]), texts[code]) for code in np.unique(indices) if code >= 0
-        ]
-    rows = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
-    return list(zip(rows.tolist(), column.drop_null().to_pylist(), strict=True))
 
 
 def _wrong(path: AnyPath, record: str, found: object, expected: object) -> VerifyError:
@@ -101,8 +59,15 @@ def check_game_values(store: Store, options: VerifyOptions) -> str:
         "winner": ("winner NOT IN ('BLUE', 'RED')", "BLUE, RED or null"),
         "first_player": ("first_player > 1", "0 for blue or 1 for red"),
         "positions": ("positions < 1", "1 or more"),
+        "source_id": (
+            f"source_id NOT BETWEEN 0 AND {store.manifest.counts.get('sources', 0) - 1}",
+            "one of the sources",
+        ),
+        "provenance": ("provenance NOT IN ('metadata', 'recovered')", "metadata or recovered"),
+        "flags": ("len(flags) <> list_count(flags)", "names of flags or null"),
         "moves": (
-            f"""list_max(moves) >= {size * size} OR (len(moves) <> len(list_distinct(moves))
+            f"""list_max(moves) >= {size * size} OR len(moves) <> list_count(moves)
+                OR (len(moves) <> len(list_distinct(moves))
                 AND NOT coalesce(list_contains(flags, 'repeated-move'), false))""",
             f"cells below {size * size}, each once unless the game has the flag repeated-move",
         ),
@@ -112,6 +77,15 @@ def check_game_values(store: Store, options: VerifyOptions) -> str:
             found = con.sql(f"SELECT game_id, {name} FROM {games} WHERE {rule} LIMIT 1").fetchall()
             if found:
                 raise _wrong_game(store, found[0], name, expected)
+        found = con.sql(f"""
+            SELECT game_id, position_in_game FROM {read_parquet_sql(store.files("positions"))} p
+            JOIN {games} g USING (game_id) WHERE position_in_game IS NOT NULL AND g.provenance = 'recovered'
+            GROUP BY game_id, position_in_game
+            HAVING count(*) > 1 OR position_in_game >= min(p.total_positions) LIMIT 1""").fetchall()
+        if found:
+            # Those that metadata states are kept as they are, whatever they are.
+            expected = "each position of a recovered game once, below its total_positions"
+            raise _wrong_game(store, found[0], "position_in_game", expected)
         found = con.sql(f"""
             SELECT g.game_id, g.duplicate_of FROM {games} g LEFT JOIN {games} d ON d.game_id = g.duplicate_of
             WHERE g.duplicate_of IS NOT NULL AND (d.game_id IS NULL OR d.game_id >= g.game_id

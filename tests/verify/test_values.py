@@ -10,6 +10,8 @@ import pytest
 
 from hexdata.errors import StoreError
 from hexdata.export import ExportOptions, export_shards
+from hexdata.shuffle import ShuffleOptions, shuffle_store
+from tests.publisher import alter_bytes, set_header
 
 if TYPE_CHECKING:
     from .conftest import Edit, Failures, Rewrite
@@ -60,3 +62,19 @@ def test_export_refuses_what_no_position_has(store: Path, rewrite: Rewrite, edit
     rewrite(store, f"shuffled/train/{bucket}", lambda table: edit(table, "value", 3, 7.0))
     with pytest.raises(StoreError, match=r"found value 7\.0; expected a number from 0 to 1"):
         export_shards(store, ExportOptions(shard_size=96, block_size=32, workers=1))
+
+
+def test_shuffle_refuses_what_no_position_has(store: Path, rewrite: Rewrite, edit: Edit) -> None:
+    rewrite(store, PART, lambda table: edit(table, "value", 3, 7.0))
+    with pytest.raises(StoreError, match=r"position 3: .*found value 7\.0; expected a number from 0 to 1"):
+        shuffle_store(store, ShuffleOptions(seed=11, buckets=3))
+
+
+@pytest.mark.parametrize("size", [2**60, 2**63])
+def test_a_shard_of_a_huge_size_field_is_named(store: Path, failures: Failures, size: int) -> None:
+    shard = "train-000000.tar"
+    field = b"\x80" + size.to_bytes(11, "big")
+    alter_bytes(store / "shards", shard, lambda data: set_header(data, 0, 124, field))
+    failed = failures(store)
+    assert list(failed) == ["shards"]
+    assert shard in failed["shards"]
