@@ -5,8 +5,9 @@ from __future__ import annotations
 import operator
 from collections.abc import Collection, Iterable, Mapping
 from numbers import Real
+from os import PathLike
 from pathlib import PurePath
-from typing import Any
+from typing import Any, Final, TypeVar
 
 from hexdata.errors import ConfigError, HexdataError, StoreError
 
@@ -15,6 +16,9 @@ __all__ = [
     "as_tuple",
     "check_choice",
     "check_count",
+    "check_fields",
+    "check_location",
+    "check_options",
     "check_same_options",
     "check_seed",
     "check_shares",
@@ -23,18 +27,68 @@ __all__ = [
     "is_count",
 ]
 
+T = TypeVar("T")
+
+_LARGEST: Final = (1 << 63) - 1
+
 
 def check_count(name: str, value: Any, least: int) -> int:
-    """Return a number as Python's int: any integer will do, NumPy's too, but no bool.
+    """Return a number as Python's int: any integer of 64 bits will do, NumPy's too, but no bool.
 
     Raises:
         ConfigError: it is no integer, or below ``least``.
     """
     count = as_int(value)
-    if count is None or count < least:
-        expected = f"an integer, at least {least}"
+    if count is None or not least <= count <= _LARGEST:
+        expected = f"an integer, at least {least}" + (" and of 64 bits" if count and count > _LARGEST else "")
         raise ConfigError(f"{name} cannot be used", found=repr(value), expected=expected)
     return count
+
+
+def check_fields(options: Any, least: Mapping[str, int] | None = None, flags: Collection[str] = ()) -> None:
+    """Check fields of frozen options while they are made, and keep them as Python's own kinds.
+
+    Args:
+        options: a dataclass. None is accepted where it is the default.
+        least: names of the fields that are integers, each with the smallest one. Default None: none.
+        flags: names of the fields that are True or False.
+
+    Raises:
+        ConfigError: a field is no such value.
+    """
+    for name, smallest in (least or {}).items():
+        value = getattr(options, name)
+        if value is not None or getattr(type(options), name) is not None:
+            object.__setattr__(options, name, check_count(name, value, smallest))
+    for name in flags:
+        value = getattr(options, name)
+        if not isinstance(value, bool):
+            raise ConfigError(f"{name} cannot be used", found=repr(value), expected="True or False")
+
+
+def check_location(name: str, value: object) -> None:
+    """Check that a value can be a path or an address.
+
+    Raises:
+        ConfigError: it is neither text nor a path, or is empty.
+    """
+    if not (isinstance(value, (str, PathLike)) or hasattr(value, "fs")) or value == "":
+        expected = "a path, or an address as text"
+        raise ConfigError(f"{name} cannot be used", found=repr(value), expected=expected)
+
+
+def check_options(options: Any, kind: type[T]) -> T:
+    """Return the options of a function: those given, or the defaults for None.
+
+    Raises:
+        ConfigError: they are of another kind.
+    """
+    if options is None:
+        return kind()
+    if not isinstance(options, kind):
+        expected = f"hexdata.{kind.__name__}, or None"
+        raise ConfigError("options cannot be used", found=repr(options), expected=expected)
+    return options
 
 
 def as_tuple(value: Any) -> Any:
@@ -72,7 +126,7 @@ def check_choice(name: str, value: object, known: Collection[str]) -> None:
     Raises:
         ConfigError: it is not.
     """
-    if value not in known:
+    if not isinstance(value, str) or value not in known:
         raise ConfigError(f"unknown {name}", found=repr(value), expected=" or ".join(map(repr, known)))
 
 

@@ -10,7 +10,8 @@ from typing import ClassVar, Final
 
 import psutil
 
-from hexdata.errors import BudgetError, ConfigError
+from hexdata.checks import check_fields
+from hexdata.errors import BudgetError
 
 __all__ = ["LEADER_MEMORY", "WorkerOptions", "default_workers", "memory_limit", "resident_bytes"]
 
@@ -92,8 +93,7 @@ class WorkerOptions:
     memory: int = 1_000_000_000
 
     def __post_init__(self) -> None:
-        if self.workers is not None and self.workers < 1:
-            raise ConfigError("workers must be at least 1", found=self.workers)
+        check_fields(self, {"workers": 1, "memory": 0})
         self._require_memory(self.WORKER_MEMORY)
 
     def _require_memory(self, each: int) -> None:

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from hexdata.batch import BatchOptions, BoardForm, make_batch
 from hexdata.board import MAX_SIZE, MIN_SIZE, RED
-from hexdata.checks import check_choice, check_count
+from hexdata.checks import as_int, check_choice, check_count
 from hexdata.errors import ConfigError, HexdataError
 from hexdata.formats.shards import block_to_policy
 from hexdata.loader import Loader
@@ -73,8 +73,64 @@ def to_device(batch: Mapping[str, Any], device: torch.device | str | int | None)
     """Return a batch, of arrays or tensors, on a device.
 
     From pinned memory the copy runs beside what the device computes, and this returns at once.
+
+    Raises:
+        ConfigError: it is no batch, or there is no such device.
     """
-    return {name: tensor.to(device, non_blocking=True) for name, tensor in as_tensors(batch).items()}
+    given: Any = batch
+    if not isinstance(given, Mapping):
+        expected = "a mapping of names to arrays or tensors"
+        raise ConfigError("batch cannot be used", found=repr(batch)[:80], expected=expected)
+    device = _check_device(device)
+    tensors = {name: _as_tensor(f"batch[{name!r}]", value) for name, value in batch.items()}
+    return {name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()}
+
+
+def _as_tensor(name: str, value: Any) -> Tensor:
+    """Return an argument as a tensor on its memory.
+
+    Raises:
+        ConfigError: it cannot be one.
+    """
+    try:
+        return torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        expected = "an array or a tensor"
+        raise ConfigError(f"{name} cannot be used", found=repr(value)[:80], expected=expected) from error
+
+
+def _check_device(device: Any) -> torch.device | None:
+    if device is None or isinstance(device, torch.device):
+        return device
+    number = as_int(device)
+    try:
+        if isinstance(device, str) or number is not None:
+            return torch.device(device if number is None else number)
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(
+            "device cannot be used", found=repr(device), expected=f"another: {reason}"
+        ) from error
+    expected = "a torch.device, its name, its number, or None"
+    raise ConfigError("device cannot be used", found=repr(device), expected=expected)
+
+
+def _check_dtype(dtype: Any) -> None:
+    if not isinstance(dtype, torch.dtype):
+        raise ConfigError("dtype cannot be used", found=repr(dtype), expected="a torch.dtype")
+
+
+def _check_row(name: str, tensor: Tensor, length: int | None = None) -> None:
+    """Check that a tensor has one integer per position.
+
+    Raises:
+        ConfigError: it has not.
+    """
+    is_integer = not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
+    if tensor.dim() != 1 or not is_integer or length not in (None, len(tensor)):
+        expected = f"integers of shape ({'B' if length is None else length},)"
+        found = f"{tensor.dtype} of shape {tuple(tensor.shape)}"
+        raise ConfigError(f"{name} cannot be used", found=found, expected=expected)
 
 
 def unpack(
@@ -101,13 +157,15 @@ def unpack(
         (B, 2 or 3, n, n) of that dtype, cells 0 or 1, contiguous.
 
     Raises:
-        ConfigError: ``packed`` cannot be boards, or not of that size.
+        ConfigError: ``packed`` cannot be boards, or not of that size; or another argument cannot be used.
     """
-    packed = torch.as_tensor(packed).to(device, non_blocking=True)
+    _check_dtype(dtype)
+    packed = _as_tensor("packed", packed).to(_check_device(device), non_blocking=True)
     n = _board_size(packed, board_size)
     player = player_to_move
     if player is not None:
-        player = torch.as_tensor(player).to(packed.device, non_blocking=True)
+        player = _as_tensor("player_to_move", player).to(packed.device, non_blocking=True)
+        _check_row("player_to_move", player, len(packed))
     if _is_here(packed):
         return _unpack_here(packed, n, player, dtype)
     shifts = torch.arange(7, -1, -1, dtype=torch.uint8, device=packed.device)
@@ -138,7 +196,9 @@ def _board_options(dtype: torch.dtype, planes: int) -> BatchOptions:
 
 def _board_size(packed: Tensor, asked: int | None) -> int:
     """Return n, for which ceil(2·n·n / 8) is the width of a packed board."""
-    width = packed.shape[-1]
+    if asked is not None:
+        asked = check_count("board_size", asked, MIN_SIZE)
+    width = packed.shape[-1] if packed.dim() else 0
     n = board_size_of(width)
     fits = board_bytes(n) == width and MIN_SIZE <= n <= MAX_SIZE and asked in (None, n)
     if packed.dtype != torch.uint8 or packed.dim() != 2 or not fits:
@@ -175,12 +235,19 @@ def expand_policy(
         (B, cells) of that dtype.
 
     Raises:
-        ConfigError: there is no such ``final_policy``.
+        ConfigError: there is no such ``final_policy``, or another argument cannot be used. Moves that are not
+            on the board are found on the CPU alone.
     """
+    _check_dtype(dtype)
+    cells = check_count("cells", cells, 1)
+    if cells > MAX_SIZE**2:
+        raise ConfigError("cells cannot be used", found=cells, expected=f"at most {MAX_SIZE**2}")
     if final_policy not in ("zeros", "uniform"):
         raise ConfigError("unknown final_policy", found=repr(final_policy), expected="'zeros' or 'uniform'")
-    move = torch.as_tensor(move).to(device, non_blocking=True)
+    move = _as_tensor("move", move).to(_check_device(device), non_blocking=True)
+    _check_row("move", move)
     if _is_here(move):
+        _check_moves(move.numpy(), cells)
         policy = torch.from_numpy(block_to_policy({"move": move.numpy()}, cells)).to(dtype)
     else:
         policy = torch.zeros((len(move), cells), dtype=dtype, device=move.device)
@@ -190,6 +257,13 @@ def expand_policy(
     if final_policy == "uniform":
         policy.masked_fill_((move.to(torch.int32) == NO_MOVE).unsqueeze(1), 1 / cells)
     return policy
+
+
+def _check_moves(moves: npt.NDArray[Any], cells: int) -> None:
+    wrong = ((moves < 0) | (moves >= cells)) & (moves != NO_MOVE)
+    if wrong.any():
+        expected = f"cells below {cells}, or {NO_MOVE} for none"
+        raise ConfigError("move cannot be used", found=int(moves[wrong.argmax()]), expected=expected)
 
 
 def _of_this_rank(loader: Loader, rank: int | None, world_size: int | None) -> Loader:

@@ -8,11 +8,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hexdata import Loader, Permutation, PositionDataset, balanced_take, derive_key, shuffle_indices
-from hexdata.errors import ConfigError
+from hexdata import (
+    ConvertOptions,
+    LiveLoader,
+    Loader,
+    Permutation,
+    PositionDataset,
+    balanced_take,
+    convert_sources,
+    derive_key,
+    read_game,
+    read_position,
+    shuffle_indices,
+    verify_store,
+)
+from hexdata.errors import BudgetError, ConfigError, HexdataError
 from hexdata.export import ExportOptions, export_shards
 from hexdata.loader.mixture import Mixture
 from hexdata.shuffle import ShuffleOptions, shuffle_store
+from hexdata.verify import VerifyOptions
 
 NO_INTEGERS = [None, "2", 2.0, True, np.True_, float("nan"), [2], -1]
 
@@ -132,3 +146,207 @@ def test_a_torch_loader_is_made_of_a_loader(loader):
     for form in (TorchLoader, LoaderDataset):
         with pytest.raises(ConfigError, match=r"loader cannot be used; found .*; expected a hexdata\.Loader"):
             form(loader)
+
+
+# --- stages -------------------------------------------------------------------------------------------
+
+NO_NUMBERS = [value for value in NO_INTEGERS if value is not None]
+NO_PATHS = [None, 7, True, b"store", ["store"], ""]
+REFUSED = r"(cannot be used|unknown .*|leave some for train); found .*; expected "
+
+INTEGERS = {
+    ConvertOptions: {"workers": 2, "memory": 10**9},
+    ExportOptions: {"workers": 2, "memory": 10**9, "shard_size": 8192, "block_size": 4},
+    ShuffleOptions: {"seed": 2, "buckets": 2, "memory": 10**9, "threads": 2, "per_game": 2},
+    VerifyOptions: {"memory": 10**9, "threads": 2},
+}
+OPTIONAL = {"workers", "buckets", "threads", "per_game"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(kind, name) for kind, numbers in INTEGERS.items() for name in numbers]
+)
+def test_integers_of_a_stage_are_integers(kind, name):
+    for value in [*NO_NUMBERS, 10**30, *([] if name in OPTIONAL else [None])]:
+        if name == "seed" and type(value) is int:
+            assert kind(seed=value).seed == value
+            continue
+        with pytest.raises(ConfigError, match=f"{name} {REFUSED}"):
+            kind(**{name: value})
+    for number in (np.int64, np.uint32):
+        accepted = getattr(kind(**{name: number(INTEGERS[kind][name])}), name)
+        assert type(accepted) is int
+        assert accepted == INTEGERS[kind][name]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "values"),
+    [
+        (ConvertOptions, "max_reject_rate", ["0.1", True, None, float("nan"), -0.1, 1.1, 10**400, [0.1]]),
+        (ConvertOptions, "value_convention", ["red", True, None, 0, ["auto"]]),
+        (ConvertOptions, "val", ["0.1", True, None, float("nan"), -0.1, 1, [0.1]]),
+        (ConvertOptions, "test", ["0.1", True, None, float("nan"), -0.1, 1, [0.1]]),
+        (ConvertOptions, "salvage", ["yes", 1, None, []]),
+        (ConvertOptions, "truncate_repeats", ["yes", 1, None, []]),
+        (ExportOptions, "layout", ["tar", True, None, 0, ["blocks"]]),
+        (ShuffleOptions, "where", [True, 3, ["ply > 3"], b"true"]),
+        (ShuffleOptions, "balance_by", [True, 3, ["ply"]]),
+        (ShuffleOptions, "stratify_by", [True, 3, ["ply"]]),
+        (ShuffleOptions, "dedup", [True, None, 0, ["exact"]]),
+        (ShuffleOptions, "per_game_by", [True, None, 0, ["key"]]),
+        (ShuffleOptions, "assign", [True, None, 0, ["game"]]),
+    ],
+)
+def test_other_options_of_a_stage_are_checked(kind, name, values):
+    for value in values:
+        with pytest.raises(ConfigError, match=REFUSED):
+            kind(**{name: value})
+
+
+def test_too_little_memory_is_another_error():
+    for kind in INTEGERS:
+        with pytest.raises(BudgetError):
+            kind(memory=0)
+
+
+STAGES = [
+    (shuffle_store, "store", ()),
+    (export_shards, "store", ()),
+    (verify_store, "store", ()),
+    (read_game, "store", (1,)),
+    (read_position, "store", (1,)),
+    (convert_sources, "inputs", ("new",)),
+    (lambda store: convert_sources("games.trmph", store), "store", ()),
+    (lambda path: convert_sources([path], "new"), "inputs", ()),
+    (LiveLoader, "directory", ()),
+]
+
+
+@pytest.mark.parametrize(("function", "name", "others"), STAGES)
+@pytest.mark.parametrize("value", NO_PATHS)
+def test_a_location_is_a_path_or_an_address(function, name, others, value):
+    if value == ["store"] and function is convert_sources:
+        value = [value]  # a list of inputs is what it takes
+    with pytest.raises(ConfigError, match=f"{name} cannot be used; found .*; expected a path"):
+        function(value, *others)
+
+
+@pytest.mark.parametrize("options", [{}, {"seed": 1}, 3, "fast", True])
+def test_options_of_a_stage_are_of_its_kind(shards, options):
+    store = shards.parent
+    for function in (shuffle_store, export_shards, verify_store):
+        with pytest.raises(ConfigError, match=r"options cannot be used; found .*; expected hexdata\."):
+            function(store, options)
+    with pytest.raises(ConfigError, match=r"options cannot be used; found .*; expected hexdata\."):
+        convert_sources("games.trmph", store, options)
+
+
+@pytest.mark.parametrize(("function", "name"), [(read_game, "game_id"), (read_position, "position_id")])
+def test_a_record_is_named_by_an_integer(shards, function, name):
+    store = shards.parent
+    assert getattr(function(store, np.uint8(1)), name) == 1
+    for value in [None, "1", 1.0, True, np.True_, float("nan"), [1]]:
+        with pytest.raises(ConfigError, match=f"{name} cannot be used; found .*; expected an integer"):
+            function(store, value)
+    for value in (-1, 10**30):
+        with pytest.raises(HexdataError, match=f"no such .*; found .* {value}; expected 0 to"):
+            function(store, value)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        *((name, [*NO_NUMBERS, 10**30]) for name in ("batch_size", "pool_size", "reservoir")),
+        ("seed", ["2", 2.0, True, float("nan"), [2]]),
+        ("planes", ["2", 2.5, float("nan"), 10**30, [2]]),
+        ("split", ["all", 3, True, ["train"]]),
+        ("watch", ["yes", 1, [True]]),
+        ("symmetry", ["yes", 2, [True]]),
+        ("fields", ["board", 3, [3], ["bored"]]),
+        ("board", ["float", 3, True]),
+        ("final_policy", ["one", 3, True]),
+        ("tier_probability", ["1", 1, [1, 1], [1, 1, 1, float("nan")], [1, 1, 1, "1"], [1, 1, 1, 2]]),
+        ("warn_after", ["1", True, 0, -1, float("nan"), [1], None]),
+        ("timeout", ["1", True, 0, -1, float("nan"), [1]]),
+        ("config", [3, True, b"live.toml", [], ""]),
+    ],
+)
+def test_arguments_of_a_live_loader_are_checked(tmp_path, name, values):
+    for value in values:
+        with pytest.raises(ConfigError, match=r"; (found|expected) "):
+            LiveLoader(tmp_path, **{name: value})
+
+
+def test_numpys_numbers_do_for_a_live_loader(tmp_path):
+    with LiveLoader(tmp_path, seed=np.int64(3), batch_size=np.uint8(4), pool_size=np.int16(5)) as loader:
+        assert [loader.options.seed, loader.options.batch_size, loader.options.pool_size] == [3, 4, 5]
+
+
+# --- positions and tensors ----------------------------------------------------------------------------
+
+
+def test_positions_are_indexed_like_a_list(shards):
+    dataset = PositionDataset(shards, fields=("position_id",))
+    ids = [dataset[index]["position_id"] for index in range(len(dataset))]
+    for index in (-1, -len(ids), np.int8(3), np.uint64(2), np.array(1)):
+        assert dataset[index]["position_id"] == ids[int(index)]
+    for index in (len(ids), -len(ids) - 1, 10**30, -(10**30), np.uint64((1 << 64) - 1)):
+        with pytest.raises(IndexError, match=f"no position {index} among the {len(ids):,}"):
+            dataset[index]
+        with pytest.raises(IndexError, match=f"no position {index} among the {len(ids):,}"):
+            dataset.batch([index])
+    for index in ("2", 2.0, True, np.True_, None, float("nan"), [1], slice(0, 2)):
+        with pytest.raises(TypeError, match="a position is given by an integer, not "):
+            dataset[index]
+    for several in ([0, -1], (0, np.int8(1)), np.array([1, 0], np.uint8), range(3), []):
+        expected = [ids[int(index)] for index in several]
+        assert dataset.batch(several)["position_id"].tolist() == expected
+    for several in (5, None, "12", slice(2), [True, False], [0.0], ["1"], [[0, 1]], [[0], [1, 2]], [None]):
+        with pytest.raises(TypeError, match="positions are given by a sequence or an array of integers, not"):
+            dataset.batch(several)
+
+
+def tensor_calls():
+    """(function, keyword arguments that it can use, argument, values that it cannot use)."""
+    torch = pytest.importorskip("torch")
+    from hexdata.torch import expand_policy, to_device, unpack
+
+    boards = {"packed": np.zeros((2, 43), np.uint8)}
+    moves = {"move": np.array([1, 65535], np.uint16), "cells": 4}
+    batch = {"batch": {"value": np.zeros(2, np.float32)}, "device": "cpu"}
+    devices = ["nowhere", True, 1.5, [], -1]
+    dtypes = ["float32", np.float32, float, None, 3]
+    rows = ["x", [0.5, 1.0], [[0], [1]], [True, False], 3]
+    return [
+        (unpack, boards, "packed", [None, "x", 3, [[0] * 43], np.zeros((2, 43)), np.zeros(43, np.uint8)]),
+        (unpack, boards, "board_size", ["13", 13.0, True, -1, 10**30, float("nan"), 12, [13]]),
+        (unpack, boards, "player_to_move", [*rows, [0], [0, 1, 0]]),
+        (unpack, boards, "dtype", dtypes),
+        (unpack, boards, "device", devices),
+        (expand_policy, moves, "move", [None, *rows, [4], [-1], torch.tensor([70000])]),
+        (expand_policy, moves, "cells", ["4", 4.0, True, None, 0, -1, 10**30, 10**6, float("nan"), [4]]),
+        (expand_policy, moves, "final_policy", ["skip", None, 0, ["zeros"]]),
+        (expand_policy, moves, "dtype", dtypes),
+        (expand_policy, moves, "device", devices),
+        (to_device, batch, "batch", [None, 3, "batch", [1], {"value": "x"}, {"value": None}]),
+        (to_device, batch, "device", devices),
+    ]
+
+
+def test_arguments_of_the_functions_for_tensors_are_checked():
+    for function, usable, name, values in tensor_calls():
+        function(**usable)
+        for value in values:
+            refused = "these are not packed boards" if name in ("packed", "board_size") else f"unknown {name}"
+            with pytest.raises(
+                ConfigError, match=rf"({name}.* cannot be used|{refused}); found .*; expected "
+            ):
+                function(**{**usable, name: value})
+
+
+def test_numpys_integers_do_for_tensors():
+    pytest.importorskip("torch")
+    from hexdata.torch import expand_policy, unpack
+
+    assert unpack(np.zeros((2, 43), np.uint8), np.int64(13)).shape == (2, 2, 13, 13)
+    assert expand_policy([1, 2], np.uint8(4)).tolist() == [[0, 1, 0, 0], [0, 0, 1, 0]]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hexdata.checks import check_location, check_options
 from hexdata.convert.inputs import find_sources
 from hexdata.convert.options import ConvertOptions, ConvertResult
 from hexdata.convert.run import Run
@@ -41,13 +42,16 @@ def convert_sources(
         engine: where the sources are read and written.
 
     Raises:
+        ConfigError: an argument is of another kind.
         InputError: an input is missing or has changed, or its value convention is not clear.
         RejectRateError: too much was rejected; nothing was published.
         StoreError: the store cannot be used, or another process writes to it; an object store fails.
         EngineError: the engine's machines cannot do it.
     """
-    options = options or ConvertOptions()
+    options = check_options(options, ConvertOptions)
     given = [inputs] if isinstance(inputs, str) or not isinstance(inputs, Sequence) else inputs
+    for path in given:
+        check_location("inputs", path)
     listed = [as_path(path) for path in given]
     target = Store.open_or_create(store, shares_work=engine.machines.separate)
     files = find_sources(listed, target.path)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from numbers import Real
+from typing import Any, ClassVar
 
-from hexdata.checks import check_shares
+from hexdata.checks import check_choice, check_fields, check_shares
 from hexdata.errors import ConfigError
 from hexdata.games.convention import CONVENTIONS
 from hexdata.pool import WorkerOptions
@@ -43,14 +44,14 @@ class ConvertOptions(WorkerOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.max_reject_rate <= 1:
-            raise ConfigError("max_reject_rate must be between 0 and 1", found=self.max_reject_rate)
-        if self.value_convention not in ("auto", *CONVENTIONS):
+        check_fields(self, flags=("salvage", "truncate_repeats"))
+        rate: Any = self.max_reject_rate
+        is_number = isinstance(rate, Real) and not isinstance(rate, bool)
+        if not (is_number and 0 <= rate <= 1):
             raise ConfigError(
-                "unknown value_convention",
-                found=self.value_convention,
-                expected=" or ".join(("auto", *CONVENTIONS)),
+                "max_reject_rate cannot be used", found=repr(rate), expected="a number between 0 and 1"
             )
+        check_choice("value_convention", self.value_convention, ("auto", *CONVENTIONS))
         check_shares(self.val, self.test)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
+from hexdata.checks import check_choice, check_fields, check_options
 from hexdata.engine import LOCAL, Engine
 from hexdata.errors import ConfigError, StoreError
 from hexdata.export.workers import run_workers
@@ -51,14 +52,14 @@ class ExportOptions(WorkerOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.block_size < 1 or self.shard_size < 1 or self.shard_size % self.block_size:
+        check_fields(self, {"shard_size": 1, "block_size": 1})
+        if self.shard_size % self.block_size:
             raise ConfigError(
                 "shard_size must be a multiple of block_size",
                 found=f"{self.shard_size} and {self.block_size}",
                 hint="Give both: --block-size divides --shard-size, such as 4096 and 262144.",
             )
-        if self.layout not in LAYOUTS:
-            raise ConfigError("unknown layout", found=self.layout, expected=" or ".join(LAYOUTS))
+        check_choice("layout", self.layout, LAYOUTS)
 
 
 @dataclass(frozen=True)
@@ -136,16 +137,18 @@ def export_shards(
     The same store, seed and sizes give the same bytes. Other options replace earlier shards.
 
     Raises:
+        ConfigError: an argument is of another kind.
         StoreError: there is no shuffled store, or another process writes to it.
         BudgetError: the workers asked for do not fit into the memory, or the disk is full.
         EngineError: the engine's machines cannot do it.
     """
+    asked = check_options(options, ExportOptions)
     target = Store.open(store, shares_work=engine.machines.separate)
     with target.writing("export"), journaled(target.path, "export") as watched:
         target.require_stage("shuffle")
         engine.require([], target.path)
         with arrow_system_memory():
-            result = _Run(target, options or ExportOptions(), progress, engine).export()
+            result = _Run(target, asked, progress, engine).export()
         write_database(target)
         if not result.already_done:
             watched.finish(positions=result.positions, bytes=result.bytes, resumed=result.resumed > 0)

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Final, NoReturn, Self
 
 from hexdata.batch import Batch, BoardForm, FinalPolicy
-from hexdata.checks import as_tuple, check_same_options, check_versions
+from hexdata.checks import as_tuple, check_location, check_same_options, check_versions
 from hexdata.errors import ConfigError, HexdataError, StoreError
 from hexdata.live.options import LiveOptions, load_live_config, make_pipeline, watched_path
 from hexdata.live.state import decode_state, encode_state
@@ -78,6 +78,7 @@ class LiveLoader:
         warn_after: float = 60.0,
         timeout: float | None = None,
     ) -> None:
+        check_location("directory", directory)
         options = config if isinstance(config, LiveOptions) else _read_config(config)
         whole = {"seed": seed, "batch_size": batch_size, "split": split, "pool_size": pool_size}
         whole |= {"reservoir": reservoir, "watch": watch}
@@ -280,7 +281,10 @@ class LiveLoader:
 
 
 def _read_config(path: str | Path | None) -> LiveOptions:
-    return LiveOptions() if path is None else load_live_config(path)
+    if path is None:
+        return LiveOptions()
+    check_location("config", path)
+    return load_live_config(path)
 
 
 def _given(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ Maps the shards as exact mode does. Never decides which index comes: that is the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, SupportsIndex
+from typing import Any, Final, SupportsIndex
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from hexdata.batch import (
     make_batch,
     members_of,
 )
-from hexdata.checks import as_tuple, check_count
+from hexdata.checks import as_int, as_tuple, check_count
 from hexdata.loader.exact import ExactShards
 from hexdata.loader.options import CACHE_SIZE, CacheFolder, CacheOptions, Check, LoaderOptions
 from hexdata.loader.place import behind_cache, find_source, place_to_map
@@ -31,6 +31,10 @@ __all__ = ["PositionDataset"]
 
 Position = dict[str, Any]
 """The arrays of one position, without a leading dimension; a number where a batch has one a position."""
+
+
+_FAR: Final = 1 << 62
+"""Beyond every position."""
 
 
 class PositionDataset:
@@ -114,7 +118,10 @@ class PositionDataset:
             TypeError: it is no integer.
             FormatError: its shard is not what the manifest says.
         """
-        return self.__getitems__([index])[0]
+        number = as_int(index)
+        if number is None:
+            raise TypeError(f"a position is given by an integer, not {_kind(index)}")
+        return self.__getitems__([number])[0]
 
     def __getitems__(self, indices: Sequence[SupportsIndex]) -> list[Position]:
         """Return these positions, in this order: what PyTorch's fetcher calls for a batch.
@@ -130,13 +137,35 @@ class PositionDataset:
         Raises:
             IndexError, TypeError, FormatError: as for one position.
         """
-        indices = np.asarray(indices)
-        if len(indices) and indices.dtype.kind not in "iu":
-            raise TypeError(f"positions are given by integers, not {indices.dtype}")
-        indices = indices.astype(np.int64, copy=False)
-        numbers = np.where(indices < 0, indices + len(self), indices)
-        if len(numbers) and not (numbers.min() >= 0 and numbers.max() < len(self)):
-            raise IndexError(f"no such position among the {len(self):,} of {self.options.split}")
+        try:
+            given = np.asarray(indices)
+        except ValueError as error:  # rows of several lengths
+            raise _no_indices(indices) from error
+        if given.dtype == object and given.ndim == 1 and all(as_int(each) is not None for each in given):
+            given = np.clip(given, -_FAR, _FAR).astype(np.int64)
+        if given.ndim != 1 or (len(given) and given.dtype.kind not in "iu"):
+            raise _no_indices(indices)
+        if given.dtype.kind == "u":
+            given = np.minimum(given.astype(np.uint64), _FAR)
+        numbers = given.astype(np.int64, copy=False)
+        numbers = np.where(numbers < 0, numbers + len(self), numbers)
+        wrong = (numbers < 0) | (numbers >= len(self))
+        if wrong.any():
+            index = indices[int(wrong.argmax())]
+            raise IndexError(f"no position {index} among the {len(self):,} of {self.options.split}")
         block = self._shards.take(numbers)
         options = self.options
         return make_batch(block, options.batch, self.board_size, seed=options.seed, epoch=self._epoch)
+
+
+def _no_indices(found: Any) -> TypeError:
+    return TypeError(f"positions are given by a sequence or an array of integers, not {_kind(found)}")
+
+
+def _kind(value: Any) -> str:
+    """Return what a value is that cannot be an index: its type, and of several the type and the shape."""
+    dtype = getattr(value, "dtype", None)
+    kind = type(value).__name__
+    if isinstance(value, (list, tuple)):
+        return f"{value!r:.80}"
+    return kind if dtype is None else f"{kind} of {dtype} and shape {tuple(value.shape)}"

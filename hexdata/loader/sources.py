@@ -19,13 +19,14 @@ from http import HTTPStatus
 from http.client import HTTPException, HTTPResponse, InvalidURL
 from pathlib import Path
 from subprocess import Popen
-from typing import IO, Any, Final, TypeVar
+from typing import IO, Final, TypeVar
 from urllib.error import HTTPError
 from urllib.parse import quote, urlsplit
 from urllib.request import Request, url2pathname, urlopen
 
 from webdataset.gopen import Pipe, gopen
 
+from hexdata.checks import check_location
 from hexdata.errors import ConfigError, StoreError
 from hexdata.formats.shard_manifest import MANIFEST_NAME, ShardManifest
 from hexdata.loader.headers import HINT
@@ -66,10 +67,7 @@ def make_source(place: str | AnyPath) -> Source:
     """
     if isinstance(place, Path):
         return FolderSource(place)
-    given: Any = place
-    if given is None or isinstance(given, (bool, int, float, bytes, list, tuple, dict)) or given == "":
-        found, expected = repr(place), "a path, or an address as text"
-        raise ConfigError("store cannot be used", found=found, expected=expected)
+    check_location("store", place)
     place = str(place)
     if not _URL.match(place):
         return FolderSource(Path(place))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, Final, Literal
 
+from hexdata.checks import check_fields
 from hexdata.errors import ConfigError
 
 __all__ = ["SelectionOptions"]
@@ -62,8 +63,7 @@ class SelectionOptions:
                 )
         for name in _EXPRESSIONS:
             _check_text(name, getattr(self, name))
-        if self.per_game is not None and self.per_game < 1:
-            raise ConfigError("per_game must be at least 1", found=self.per_game)
+        check_fields(self, {"per_game": 1})
         if self.per_game is None and self.per_game_by != "key":
             raise ConfigError(
                 "per_game_by needs per_game",
@@ -83,9 +83,11 @@ class SelectionOptions:
         return {name: getattr(self, name) for name in defaults if getattr(self, name) != defaults[name]}
 
 
-def _check_text(name: str, text: str | None) -> None:
+def _check_text(name: str, text: Any) -> None:
     if text is None:
         return
+    if not isinstance(text, str):
+        raise ConfigError(f"{name} cannot be used", found=repr(text), expected="an SQL expression as text")
     if not text.strip():
         raise ConfigError(f"{name} is empty", expected="an SQL expression", hint=f"Remove {name} or set it.")
     if "\0" in text or any("\ud800" <= letter <= "\udfff" for letter in text):

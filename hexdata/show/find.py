@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from hexdata.checks import check_suffix
+from hexdata.checks import check_fields, check_suffix
 from hexdata.errors import ConfigError
 from hexdata.remote import AnyPath, as_path
 from hexdata.show.game import Game
@@ -45,10 +45,7 @@ class ShowOptions:
     numbers: bool = False
 
     def __post_init__(self) -> None:
-        for name, least in (("position", 0), ("game", 0), ("ply", 0), ("every", 1)):
-            number = getattr(self, name)
-            if number is not None and number < least:
-                raise ConfigError(f"{name} must be at least {least}", found=number)
+        check_fields(self, {"position": 0, "game": 0, "ply": 0, "every": 1}, flags=("numbers",))
         if self.position is not None and (self.game is not None or self.ply is not None):
             raise ConfigError("choose a position by its id, or by game and ply, not both")
         if self.every is not None and self.ply is not None:

@@ -12,7 +12,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from hexdata.board import unpack_boards
-from hexdata.errors import StoreError
+from hexdata.checks import as_int
+from hexdata.errors import ConfigError, StoreError
 from hexdata.remote import AnyPath
 from hexdata.schema import games_schema, positions_schema, sources_schema
 from hexdata.show.game import Game
@@ -35,8 +36,10 @@ def read_position(store: str | AnyPath, position_id: int) -> Position:
         position_id: id of the position, from 0.
 
     Raises:
+        ConfigError: the id is no integer.
         StoreError: the position or the store does not exist, or the store is damaged.
     """
+    position_id = _check_id("position_id", position_id)
     opened = Store.open(store)
     row = _read_row(opened, "positions", "position_id", position_id)
     assert opened.manifest.board_size is not None  # a store without one has no positions
@@ -57,8 +60,10 @@ def read_game(store: str | AnyPath, game_id: int) -> Game:
         game_id: id of the game, from 0.
 
     Raises:
+        ConfigError: the id is no integer.
         StoreError: the game or the store does not exist, or the store is damaged.
     """
+    game_id = _check_id("game_id", game_id)
     opened = Store.open(store)
     game = _read_row(opened, "games", "game_id", game_id)
     size = opened.manifest.board_size
@@ -79,6 +84,13 @@ def read_game(store: str | AnyPath, game_id: int) -> Game:
         duplicate_of=game["duplicate_of"],
         flags=game["flags"] or (),
     )
+
+
+def _check_id(name: str, value: Any) -> int:
+    number = as_int(value)
+    if number is None:
+        raise ConfigError(f"{name} cannot be used", found=repr(value), expected="an integer")
+    return number
 
 
 def _read_row(store: Store, table: str, key: str, number: int) -> Row:

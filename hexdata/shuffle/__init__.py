@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+from hexdata.checks import check_options
 from hexdata.engine import LOCAL, Engine
 from hexdata.progress import SILENT, Progress
 from hexdata.remote import AnyPath
@@ -34,11 +35,11 @@ def plan_shuffle(
 
     Raises:
         StoreError: there is no store, or it holds no position.
-        ConfigError: a choice cannot be made on this store.
+        ConfigError: an argument is of another kind, or a choice cannot be made on this store.
         BudgetError: the memory is too small, or the disk full that temporary files are on.
     """
     target = Store.open(store, shares_work=engine.machines.separate)
-    options = options or ShuffleOptions()
+    options = check_options(options, ShuffleOptions)
     with telling_full_temporary(), tempfile.TemporaryDirectory(prefix="hexdata-plan-") as folder:
         prepared = prepare(target, options, Path(folder), None, engine.machines)
     path = target.work / "shuffle" / LEDGER_NAME
@@ -74,10 +75,11 @@ def shuffle_store(
         BudgetError: the memory or the disk is too small.
         EngineError: the engine's machines cannot do it.
     """
+    asked = check_options(options, ShuffleOptions)
     target = Store.open(store, shares_work=engine.machines.separate)
     with target.writing("shuffle"), journaled(target.path, "shuffle") as watched:
         engine.require([], target.path)
-        run = Run(target, options or ShuffleOptions(), progress, patience or Patience(), engine)
+        run = Run(target, asked, progress, patience or Patience(), engine)
         result = run.shuffle()
         write_database(target)
         if not result.already_done:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from hexdata.checks import check_fields, check_seed
 from hexdata.errors import BudgetError, ConfigError
 from hexdata.selection import SelectionOptions
 
@@ -44,9 +45,9 @@ class ShuffleOptions(SelectionOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.buckets is not None and not 1 <= self.buckets <= MOST_BUCKETS:
+        object.__setattr__(self, "seed", check_seed(self.seed))
+        check_fields(self, {"buckets": 1, "threads": 1, "memory": 0})
+        if self.buckets is not None and self.buckets > MOST_BUCKETS:
             raise ConfigError(f"buckets must be between 1 and {MOST_BUCKETS:,}", found=self.buckets)
-        if self.threads is not None and self.threads < 1:
-            raise ConfigError("threads must be at least 1", found=self.threads)
         if self.memory < MINIMUM_MEMORY:
             raise too_little_memory(self.memory, MINIMUM_MEMORY)

@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from hexdata.checks import check_location
 from hexdata.errors import StoreError, StoreLockedError
 from hexdata.remote import AnyPath, as_path, objects_below, scratch_folder, telling
 from hexdata.store.files import exists, has_size, refuse_links, remove_file, remove_temporaries, remove_tree
@@ -222,8 +223,9 @@ def _encodable(path: str | AnyPath) -> AnyPath:
 
     Raises:
         StoreError: its bytes are not UTF-8.
-        ConfigError: it is an address that cannot be used.
+        ConfigError: it is no path, or an address that cannot be used.
     """
+    check_location("store", path)
     try:
         os.fsencode(str(path)).decode("utf-8")
     except UnicodeDecodeError:

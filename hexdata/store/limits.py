@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from hexdata.errors import BudgetError, ConfigError
+from hexdata.checks import check_fields
+from hexdata.errors import BudgetError
 from hexdata.pool import default_workers
 from hexdata.remote import AnyPath, client_memory
 
@@ -48,8 +49,7 @@ class QueryLimits:
     threads: int | None = None
 
     def __post_init__(self) -> None:
-        if self.threads is not None and self.threads < 1:
-            raise ConfigError("threads must be at least 1", found=self.threads)
+        check_fields(self, {"threads": 1, "memory": 0})
         self._require_room(self.BASE)
 
     def _require_room(self, base: int) -> None:

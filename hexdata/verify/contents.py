@@ -11,6 +11,7 @@ from functools import partial
 
 import pyarrow as pa
 
+from hexdata.checks import check_options
 from hexdata.engine import LOCAL, Engine
 from hexdata.engine.protocol import DIGEST_MEMORY
 from hexdata.errors import BudgetError, EngineError, HexdataError, StoreLockedError, VerifyError
@@ -88,12 +89,14 @@ def verify_store(
     Files are read through where the engine has it, everything else is done by this process.
 
     Raises:
+        ConfigError: an argument is of another kind.
         StoreError: there is no store, or its manifest cannot be read.
         StoreLockedError: a stage is writing to it.
         BudgetError: the memory is too small, or the disk full that rows are spilled to.
         EngineError: the engine's machines cannot do it.
     """
-    target, limits = Store.open(store), options or VerifyOptions()
+    limits = check_options(options, VerifyOptions)
+    target = Store.open(store)
     _require_no_writer(target)
     limits.share(target.path)  # before all files are read, if there is no room for it
     engine.require([target.path / name for name in sorted(target.manifest.files)[:1]])

@@ -16,7 +16,7 @@ from hexdata.selection import SelectionOptions
         ({"dedup": "yes"}, "unknown value of dedup; found 'yes'; expected none or exact or symmetric"),
         ({"assign": "ply"}, "unknown value of assign"),
         ({"per_game": 5, "per_game_by": "ply"}, "unknown value of per_game_by"),
-        ({"per_game": 0}, "per_game must be at least 1; found 0"),
+        ({"per_game": 0}, "per_game cannot be used; found 0; expected an integer, at least 1"),
         ({"per_game_by": "tier"}, "per_game_by needs per_game"),
         ({"where": ""}, "where is empty"),
         ({"balance_by": " \t\n"}, "balance_by is empty"),

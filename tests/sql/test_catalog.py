@@ -189,7 +189,7 @@ def test_no_store_is_no_catalog(tmp_path: Path) -> None:
 
 
 def test_limits_say_what_does_not_fit() -> None:
-    with pytest.raises(ConfigError, match="threads must be at least 1"):
+    with pytest.raises(ConfigError, match="threads cannot be used; found 0"):
         Limits(threads=0)
     with pytest.raises(BudgetError, match="with 4 threads; found 500 MB; expected at least"):
         Limits(500_000_000, threads=4)

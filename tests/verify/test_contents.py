@@ -87,7 +87,7 @@ def test_threads_follow_from_the_memory() -> None:
     assert VerifyOptions(threads=5).share(Path()).threads == 5
     assert VerifyOptions(memory=395_000_000).share(Path()).threads == 1
     assert VerifyOptions(memory=395_000_000).share(Path()).memory < 395_000_000 - 300_000_000
-    with pytest.raises(ConfigError, match="threads must be at least 1"):
+    with pytest.raises(ConfigError, match="threads cannot be used; found 0"):
         VerifyOptions(threads=0)
 
 
