@@ -10,8 +10,7 @@ from typing import ClassVar, Final
 
 import psutil
 
-from hexdata.checks import check_fields
-from hexdata.errors import BudgetError
+from hexdata.errors import BudgetError, ConfigError
 
 __all__ = ["LEADER_MEMORY", "WorkerOptions", "default_workers", "memory_limit", "resident_bytes"]
 
@@ -93,7 +92,8 @@ class WorkerOptions:
     memory: int = 1_000_000_000
 
     def __post_init__(self) -> None:
-        check_fields(self, {"workers": 1, "memory": 0})
+        if self.workers is not None and self.workers < 1:
+            raise ConfigError("workers must be at least 1", found=self.workers)
         self._require_memory(self.WORKER_MEMORY)
 
     def _require_memory(self, each: int) -> None:

@@ -119,7 +119,7 @@ LAZY = {
 }
 """Libraries that neither ``import hexdata`` nor ``hexdata --help`` may load."""
 
-MAX_FILE_LINES = 560
+MAX_FILE_LINES = 600
 
 
 @dataclass(frozen=True)

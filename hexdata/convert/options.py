@@ -43,6 +43,7 @@ class ConvertOptions(WorkerOptions):
     truncate_repeats: bool = False
 
     def __post_init__(self) -> None:
+        check_fields(self, {"workers": 1, "memory": 0})
         super().__post_init__()
         check_fields(self, flags=("salvage", "truncate_repeats"))
         rate: Any = self.max_reject_rate

@@ -51,6 +51,7 @@ class ExportOptions(WorkerOptions):
     layout: str = "blocks"
 
     def __post_init__(self) -> None:
+        check_fields(self, {"workers": 1, "memory": 0})
         super().__post_init__()
         check_fields(self, {"shard_size": 1, "block_size": 1})
         if self.shard_size % self.block_size:
