@@ -10,6 +10,7 @@ from pathlib import PurePath
 from typing import Any, Final, TypeVar
 
 from hexdata.errors import ConfigError, HexdataError, StoreError
+from hexdata.text import printable
 
 __all__ = [
     "as_int",
@@ -172,7 +173,7 @@ def check_versions(state: Mapping[str, Any], expected: Mapping[str, Any]) -> Non
         if state[name] != expected[name]:
             raise StoreError(
                 f"the state has another {name}",
-                found=state[name],
+                found=printable(repr(state[name])[:80]),
                 expected=expected[name],
                 hint="Resume with the hexdata release that wrote it, or start a new epoch.",
             )

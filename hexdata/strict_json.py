@@ -46,6 +46,7 @@ __all__ = [
     "check_value",
     "load_json",
     "parse_json",
+    "parse_metadata",
     "shortened",
 ]
 
@@ -54,6 +55,9 @@ MAX_JSON_BYTES: Final = 64 << 20
 _MAX_VALUES: Final = 4_000_000
 """Maximum number of values in one text: each takes about 100 bytes of memory."""
 _MAX_DEPTH: Final = 64
+_MAX_METADATA_DEPTH: Final = 400
+"""Of what source files say of themselves: the readers of sources limit it further."""
+_VERIFY: Final = "Run `hexdata verify` to see what is wrong."
 _SHOWN: Final = 80
 """Characters of a value, or of a key, in a message."""
 _TOKENS: Final = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[\[\]{}]', re.DOTALL)
@@ -123,6 +127,7 @@ def parse_json(
     hint: str | None = None,
     error: type[HexdataError] = StoreError,
     max_bytes: int = MAX_JSON_BYTES,
+    metadata: bool = False,
 ) -> Any:
     """Return the value of a JSON text.
 
@@ -133,6 +138,8 @@ def parse_json(
         hint: what errors advise.
         error: class of the errors.
         max_bytes: maximum length of ``data``.
+        metadata: whether it holds what source files say of themselves: NaN and infinite numbers are accepted,
+            and up to 400 levels. Default False.
 
     Raises:
         HexdataError: of the class ``error``: the text is too long, nested more than 64 levels deep, not
@@ -143,15 +150,16 @@ def parse_json(
         raise problem(f"{what} is too large", found=f"more than {max_bytes:,} bytes")
     try:
         text = data if isinstance(data, str) else data.decode("utf-8")
-        if _depth_exceeds(text, _MAX_DEPTH):
-            raise problem(f"{what} is nested too deeply", expected=f"at most {_MAX_DEPTH} levels")
+        levels = _MAX_METADATA_DEPTH if metadata else _MAX_DEPTH
+        if _depth_exceeds(text, levels):
+            raise problem(f"{what} is nested too deeply", expected=f"at most {levels} levels")
         if sum(map(text.count, ",[{")) > _MAX_VALUES:
             raise problem(f"{what} has too many values", expected=f"at most {_MAX_VALUES:,}")
         return json.loads(
             text,
             object_pairs_hook=_without_duplicates,
-            parse_constant=_refuse_constant,
-            parse_float=_finite_float,
+            parse_constant=None if metadata else _refuse_constant,
+            parse_float=None if metadata else _finite_float,
         )
     except (ValueError, RecursionError) as wrong:
         raise problem(f"{what} is not valid JSON", found=shortened(str(wrong))) from wrong
@@ -166,6 +174,7 @@ def load_json(
     hint: str | None = None,
     error: type[HexdataError] = StoreError,
     max_bytes: int = MAX_JSON_BYTES,
+    metadata: bool = False,
 ) -> Schema:
     """Return the value of a JSON text as an instance of a schema.
 
@@ -177,12 +186,15 @@ def load_json(
         hint: what errors advise.
         error: class of the errors.
         max_bytes: maximum length of ``data``.
+        metadata: as :func:`parse_json` has it.
 
     Raises:
         HexdataError: of the class ``error``: as :func:`parse_json`, or a key is missing or unknown,
             or a value is not what the schema has there. The message names the first such key.
     """
-    content = parse_json(data, path, what=what, hint=hint, error=error, max_bytes=max_bytes)
+    content = parse_json(
+        data, path, what=what, hint=hint, error=error, max_bytes=max_bytes, metadata=metadata
+    )
     return check_value(kind, content, path, what=what, hint=hint, error=error)
 
 
@@ -216,6 +228,23 @@ def check_value(
         raise wrong.explained(path, what, hint, error) from None
     except HexdataError as wrong:  # parts of a value that contradict each other
         raise wrong if path is None else wrong.at(path) from None
+
+
+def parse_metadata(text: str | None, path: object, what: str) -> dict[str, Any]:
+    """Return the object that a column of a store holds as JSON, such as ``sources.header``; ``{}`` for null.
+
+    Args:
+        text: of the column.
+        path: the file that it is of, which errors name.
+        what: the column and its row, as errors name it.
+
+    Raises:
+        StoreError: it is not JSON, or not an object.
+    """
+    content = parse_json(text or "{}", path, what=what, hint=_VERIFY, metadata=True)
+    if not isinstance(content, dict):
+        raise StoreError(f"{what} is not an object", path=path, found=shortened(repr(content)), hint=_VERIFY)
+    return content
 
 
 def shortened(text: str) -> str:
@@ -296,7 +325,7 @@ def _check_union(kinds: tuple[Any, ...]) -> _Check:
                 if len(checks) == 1:
                     raise
                 expected.append(wrong.expected or "")
-        raise _WrongValue(value, " or ".join(expected))
+        raise _WrongValue(value, " or ".join(sorted(expected)))
 
     return check
 

@@ -11,12 +11,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import numpy as np
 import pyarrow as pa
 
 from hexdata import __version__
+from hexdata.board import MAX_SIZE, MIN_SIZE
 from hexdata.convert.truncate import NO_CUT, Cuts, cut_games, cut_rows, find_cuts
 from hexdata.errors import FormatError, HexdataError, SourceChangedError
 from hexdata.formats import BATCH_ROWS, RawBatch, Rejection, SourceReader, open_source
@@ -25,7 +26,8 @@ from hexdata.games.evidence import Tally, found_schema, is_mixed, with_findings
 from hexdata.games.find import EVIDENCE, GAMES, ROWS, find_games
 from hexdata.games.findings import ballots_of, game_findings, loose_findings, loose_of
 from hexdata.remote import AnyPath, is_passing, open_binary, telling, version_of
-from hexdata.store.files import atomic_file, digest_file, names_below, remove_tree, write_bytes
+from hexdata.store.files import atomic_file, digest_file, names_below, read_bounded, remove_tree, write_bytes
+from hexdata.strict_json import AtMost, Count, HexDigest, Matching, Within, check_value, parse_json
 from hexdata.text import encodable
 
 __all__ = [
@@ -74,19 +76,22 @@ class Reading:
     truncate_repeats: bool = False
 
 
+_TableName = Annotated[str, Matching("(?:cut/)?[a-z]{1,20}\\.arrow", "a table of the spool")]
+
+
 @dataclass
 class SpoolFacts:
     """What the first pass found out about a source. in = ``positions`` + ``rejected``."""
 
     version: str = __version__
     format: str = "unknown"
-    board_size: int | None = None
-    records: int = 0
-    positions: int = 0
-    rejected: int = 0
-    with_id: int = 0
+    board_size: Annotated[int, Within(MIN_SIZE, MAX_SIZE)] | None = None
+    records: Count = 0
+    positions: Count = 0
+    rejected: Count = 0
+    with_id: Count = 0
     """Positions whose metadata names their game."""
-    games: int = 0
+    games: Count = 0
     mixed: bool = False
     """Its positions come from everywhere: contiguity says nothing about games."""
     failure: tuple[str, str] | None = None
@@ -95,18 +100,18 @@ class SpoolFacts:
     """What all positions say of the convention of ``value``."""
     ballots: Votes = field(default_factory=Votes)
     """The same of sound games, a vote each; of sound positions where ``mixed``. What decides."""
-    header: Mapping[str, Any] = field(default_factory=dict)
-    header_bytes: int = 0
+    header: Mapping[Any, Any] = field(default_factory=dict)
+    header_bytes: Count = 0
     """Of the header as JSON text."""
     notes: list[str] = field(default_factory=list)
     damage: tuple[str, str] | None = None
     """Code and detail of what broke the source off, of which whole examples before it were salvaged."""
-    cut: int = 0
+    cut: Count = 0
     """Positions rejected because they come after a repeated move: these were asked for."""
-    loose: list[int] = field(default_factory=list)
+    loose: Annotated[list[Count], AtMost(32)] = field(default_factory=list)
     """Findings of positions of unknown games, counted by bit."""
     reading: Reading = field(default_factory=Reading)
-    digests: dict[str, str] = field(default_factory=dict)
+    digests: dict[_TableName, HexDigest] = field(default_factory=dict)
     """SHA-256 of each table when the facts were saved, by name below the spool."""
 
     @classmethod
@@ -122,27 +127,21 @@ class Spool:
         self.folder = folder
 
     def facts(self) -> SpoolFacts | None:
-        """Return the facts, or None if the spool is not complete or is of another release."""
+        """Return the facts, or None if the spool is not complete or is of another release.
+
+        Raises:
+            StoreError: they are damaged.
+        """
         try:
-            with open_binary(self.folder / "facts.json") as file:
-                content = json.load(file)
+            data = read_bounded(self.folder / "facts.json")
         except FileNotFoundError:
             return None
-        if content.get("version") != __version__:
+        path, what = self.folder / "facts.json", "what is known of a source"
+        hint = f"Remove {self.folder}; the source is then read again."
+        content = parse_json(data, path, what=what, hint=hint, metadata=True)
+        if isinstance(content, dict) and content.get("version") != __version__:
             return None
-        votes, ballots = (
-            Votes(**{kind: tuple(counts) for kind, counts in content.pop(name).items()})
-            for name in ("votes", "ballots")
-        )
-        failure, damage = content.pop("failure"), content.pop("damage")
-        return SpoolFacts(
-            votes=votes,
-            ballots=ballots,
-            failure=failure and tuple(failure),
-            damage=damage and tuple(damage),
-            reading=Reading(**content.pop("reading")),
-            **content,
-        )
+        return check_value(SpoolFacts, content, path, what=what, hint=hint)
 
     def save_facts(self, facts: SpoolFacts) -> None:
         """Complete the spool."""

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from hexdata.engine import LOCAL, Engine
-from hexdata.errors import ConfigError, InputError, StoreError
+from hexdata.errors import ConfigError, HexdataError, StoreError
 from hexdata.export.workers import run_workers
 from hexdata.formats.legacy import DIALECTS, write_legacy
 from hexdata.formats.position_check import check_positions
@@ -32,6 +32,7 @@ from hexdata.store.journal import journaled
 from hexdata.store.ledger import Ledger
 from hexdata.store.originals import PICKLE_SUFFIX, WINNERS, Original, list_originals, pickle_names
 from hexdata.store.parquet import Rows, parquet_input, read_rows
+from hexdata.strict_json import parse_metadata, shortened
 from hexdata.text import encodable
 
 __all__ = ["ORDERS", "PicklesOptions", "PicklesResult", "export_pickles"]
@@ -305,7 +306,10 @@ def _named_origins(extra: pa.Array) -> pa.Array:
     """Return the raw file that metadata in ``extra`` names; null where it names none."""
     named = pc.match_substring_regex(extra, '"(source_file|original_source)":').fill_null(False)
     texts = pc.if_else(named, extra, None).dictionary_encode()
-    origins = [_named_origin(json.loads(text)) for text in texts.dictionary.to_pylist()]
+    origins = [
+        _named_origin(parse_metadata(text, None, "extra of a position"))
+        for text in texts.dictionary.to_pylist()
+    ]
     return pa.array(origins, pa.string()).take(texts.indices)
 
 
@@ -481,12 +485,24 @@ def _pickles_in(names: Iterable[str]) -> int:
     return sum(name.endswith(PICKLE_SUFFIX) for name in names)
 
 
+_WRONG_METADATA: Final = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""Errors that the pickle writer raises on spellings that ``convert`` never writes."""
+
+
 def _write_file(file: _File, path: AnyPath, level: int) -> FileFacts:
     """Worker: write one file; a pure function of its arguments and the store."""
     try:
         return file.write(path, level)
-    except InputError as error:
+    except HexdataError as error:
         raise error.at(path) from None
+    except _WRONG_METADATA as error:
+        raise StoreError(
+            "the pickle cannot be written from what the store says of its source",
+            path=path,
+            found=shortened(f"{type(error).__name__}: {error}"),
+            expected="headers and extras as `hexdata convert` writes them",
+            hint="Run `hexdata verify` to see what is wrong.",
+        ) from error
 
 
 def _source_table(sources: list[Original]) -> pa.Table:

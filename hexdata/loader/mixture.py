@@ -14,17 +14,18 @@ import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from hexdata.batch import Batch
-from hexdata.checks import as_tuple, check_count, check_same_options, check_versions, is_count
+from hexdata.checks import as_tuple, check_count, check_same_options, check_versions
 from hexdata.errors import ConfigError
 from hexdata.loader.loader import Loader
 from hexdata.loader.options import RankedOptions
 from hexdata.order import ORDER_VERSION, Permutation, derive_key
+from hexdata.strict_json import AtMost, Count, Matching, check_value
 
 __all__ = ["Mixture", "MixtureOptions", "SourceCounts", "SourceShare"]
 
@@ -41,6 +42,23 @@ _NOT_OF_A_SOURCE: Final = {
 """What the state of a loader says beyond the order of its positions: a mixture does not use it."""
 _MOST_SOURCES: Final = 256
 """As many as ``source``, uint8, can name."""
+
+
+@dataclass(frozen=True)
+class _State:
+    """The schema of a state."""
+
+    version: int
+    order_version: int
+    sources: Annotated[
+        list[Annotated[str, Matching("[0-9a-f]{16}", "16 hexadecimal digits")]], AtMost(_MOST_SOURCES)
+    ]
+    weights: Annotated[list[float], AtMost(_MOST_SOURCES)]
+    global_batch: Count
+    seed: int
+    pace: Count
+    epoch: Count
+    batch: Count
 
 
 @dataclass(frozen=True)
@@ -329,16 +347,16 @@ class Mixture:
             ConfigError: it was taken with other sources or options, or is no state.
         """
         fixed = self._fixed()
-        if not isinstance(state, dict) or state.keys() != {*fixed, "epoch", "batch"}:
-            raise ConfigError(
-                "not the state of a mixture", found=state, expected=f"a dict of {', '.join(fixed)}"
-            )
-        check_versions(state, fixed)
+        if isinstance(state, dict) and {"version", "order_version"} <= state.keys():
+            check_versions(state, fixed)
+        checked = check_value(_State, state, what="the state of the mixture", error=ConfigError)
         check_same_options(state, fixed, fixed, "mixture, and its loaders,")
-        epoch, batch = state["epoch"], state["batch"]
-        if not (is_count(epoch) and is_count(batch) and batch <= self._steps):
-            raise ConfigError("the state stands nowhere", found=f"batch {batch!r} of epoch {epoch!r}")
-        self._epoch, self._batch = epoch, batch
+        if checked.batch > self._steps:
+            found = f"batch {checked.batch} of epoch {checked.epoch}"
+            raise ConfigError(
+                "the state stands nowhere", found=found, expected=f"at most batch {self._steps}"
+            )
+        self._epoch, self._batch = checked.epoch, checked.batch
         self._epoch, self._batch = self._next()
 
     def _fixed(self) -> dict[str, Any]:

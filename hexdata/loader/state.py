@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from hexdata.checks import check_same_options, check_versions, is_count
+from hexdata.checks import check_same_options, check_versions
 from hexdata.errors import ConfigError, StoreError
 from hexdata.loader.options import LoaderOptions
 from hexdata.order import ORDER_VERSION
+from hexdata.strict_json import AtMost, Count, Matching, check_value
 
 __all__ = ["Place", "check_state", "make_state"]
 
 _STATE_VERSION: Final = 3
+_Name = Annotated[str, AtMost(128)]
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,32 @@ class Place:
     epoch: int = 0
     batch: int = 0
     digest: int | None = 0
+
+
+@dataclass(frozen=True)
+class _State:
+    """The schema of a state."""
+
+    version: int
+    order_version: int
+    digest: _Name
+    rows: _Name | None
+    split: _Name
+    seed: int
+    shuffle: bool
+    mode: _Name
+    global_batch: Count
+    remainder: _Name
+    where: str | None
+    newest: Count | None
+    final_policy_skip: bool
+    streams: Annotated[list[Count], AtMost(2)] | None
+    window: Count | None
+    rank: Count
+    world_size: Count
+    epoch: Count
+    batch: Count
+    epoch_digest: Annotated[str, Matching("[0-9a-f]{16}", "16 hexadecimal digits")] | None
 
 
 def make_state(options: LoaderOptions, shards: str, rows: str | None, place: Place) -> dict[str, Any]:
@@ -63,13 +91,9 @@ def check_state(
         ConfigError: if it was taken with other options, which the message names, or is no state.
     """
     expected = make_state(options, shards, rows, Place())
-    is_state = isinstance(state, dict) and {"version", "order_version"} <= state.keys()
-    if is_state:
+    if isinstance(state, dict) and {"version", "order_version"} <= state.keys():
         check_versions(state, expected)
-    if not is_state or state.keys() != expected.keys():
-        raise ConfigError(
-            "not the state of a loader", found=state, expected=f"a dict of {', '.join(expected)}"
-        )
+    checked = check_value(_State, state, what="the state of the loader", error=ConfigError)
     other = [name for name in _order_options(options) if state[name] != expected[name]]
     for name, what in (("digest", "other shards"), ("rows", "other positions of these shards")):
         if state[name] != expected[name] and not (name == "rows" and other):
@@ -80,7 +104,7 @@ def check_state(
                 hint="Resume on the shards of that run, or start a new epoch.",
             )
     check_same_options(state, expected, other, "loader")
-    return _read_place(state, options, steps)
+    return _read_place(checked, options, steps)
 
 
 def _order_options(options: LoaderOptions) -> dict[str, Any]:
@@ -101,15 +125,12 @@ def _order_options(options: LoaderOptions) -> dict[str, Any]:
     }
 
 
-def _read_place(state: dict[str, Any], options: LoaderOptions, steps: int) -> Place:
-    epoch, batch, digest = state["epoch"], state["batch"], state["epoch_digest"]
-    if not (is_count(epoch) and is_count(batch) and batch <= steps):
-        raise ConfigError("the state stands nowhere", found=f"batch {batch!r} of epoch {epoch!r}")
-    if not batch:
-        return Place(epoch, 0, 0)
-    if (state["rank"], state["world_size"]) != (options.rank, options.world_size) or digest is None:
-        return Place(epoch, batch, None)
-    try:
-        return Place(epoch, batch, int(digest, 16))
-    except (TypeError, ValueError):
-        raise ConfigError("the state has a broken digest", found=repr(digest)) from None
+def _read_place(state: _State, options: LoaderOptions, steps: int) -> Place:
+    if state.batch > steps:
+        found = f"batch {state.batch} of epoch {state.epoch}"
+        raise ConfigError("the state stands nowhere", found=found, expected=f"at most batch {steps}")
+    if not state.batch:
+        return Place(state.epoch, 0, 0)
+    is_of_rank = (state.rank, state.world_size) == (options.rank, options.world_size)
+    known = state.epoch_digest if is_of_rank else None
+    return Place(state.epoch, state.batch, None if known is None else int(known, 16))

@@ -17,12 +17,11 @@ from hexdata.shuffle.options import ShuffleOptions
 from hexdata.shuffle.outlook import ShufflePlan, look_ahead
 from hexdata.shuffle.patience import Patience
 from hexdata.shuffle.prepare import is_same_shuffle, prepare
-from hexdata.shuffle.stage import LEDGER_NAME, Run, ShuffleResult
+from hexdata.shuffle.stage import LEDGER_NAME, Run, ShuffleResult, open_ledger
 from hexdata.sql.database import write_database
 from hexdata.store import Store
 from hexdata.store.integrity import find_published_damage
 from hexdata.store.journal import journaled
-from hexdata.store.ledger import Ledger
 from hexdata.store.room import telling_full_temporary
 
 __all__ = ["Patience", "ShuffleOptions", "ShufflePlan", "ShuffleResult", "plan_shuffle", "shuffle_store"]
@@ -43,7 +42,7 @@ def plan_shuffle(
     with telling_full_temporary(), tempfile.TemporaryDirectory(prefix="hexdata-plan-") as folder:
         prepared = prepare(target, options, Path(folder), None, engine.machines)
     path = target.work / "shuffle" / LEDGER_NAME
-    ledger = Ledger(path, "shuffle", prepared.ledger_plan, only_look=True)
+    ledger = open_ledger(path, prepared.ledger_plan, only_look=True)
     is_done = is_same_shuffle(target, options) and not find_published_damage(
         target, "shuffled", engine=engine
     )

@@ -10,7 +10,6 @@ from hexdata.errors import BudgetError
 from hexdata.remote import AnyPath
 from hexdata.selection import BalanceRow, Duplicates
 from hexdata.shuffle.options import ShuffleOptions
-from hexdata.shuffle.plan import Layout
 from hexdata.shuffle.prepare import Prepared
 from hexdata.store import Store
 from hexdata.store.files import size_of_tree
@@ -126,7 +125,9 @@ def look_ahead(
     store: Store, options: ShuffleOptions, prepared: Prepared, ledger: Ledger, already_done: bool
 ) -> ShufflePlan:
     """Return the plan of a shuffle, less what its ledger says is done."""
-    layout = Layout.from_json(ledger["layout"]) if "layout" in ledger else prepared.layout
+    layout = (
+        prepared.layout.recorded(ledger["layout"], ledger.path) if "layout" in ledger else prepared.layout
+    )
     limits, cost = prepared.limits, prepared.cost
     rows = sum(prepared.selection.rows.values())
     runs, buckets = int(rows * cost.run_bytes), int(rows * cost.bucket_bytes)

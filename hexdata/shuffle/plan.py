@@ -9,18 +9,20 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from itertools import accumulate
 from math import ceil, isqrt, sqrt
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from hexdata.engine.protocol import Machines
+from hexdata.errors import StoreError
 from hexdata.order import bucket_bounds
 from hexdata.pool import default_workers
 from hexdata.remote import CLIENT_MEMORY
 from hexdata.schema import SPLITS, board_bytes
 from hexdata.shuffle.options import ShuffleOptions, too_little_memory
 from hexdata.store.parquet import ROW_GROUP_ROWS
+from hexdata.strict_json import Matching, Within, check_value
 
 __all__ = [
     "BUCKET_ROWS",
@@ -37,6 +39,10 @@ __all__ = [
 
 BUCKET_ROWS: Final = 1 << 20
 """Rows of a bucket of the largest split, where their number is not given."""
+MOST_UNITS: Final = 1_000_000
+"""Slices, and units, of a shuffle; its buckets are at most as many."""
+_Number = Annotated[int, Within(1, MOST_UNITS)]
+_Split = Annotated[str, Matching("train|val|test", "train, val or test")]
 BASE_MEMORY: Final = 312 << 20
 """Bytes held besides DuckDB's buffers and the rows at hand: interpreter and libraries, as measured."""
 TRANSFER_MEMORY: Final = 24 << 20
@@ -124,9 +130,9 @@ class Grouping:
         parts: units in a bucket, ranges of its keys; 1 unless ``group`` is.
     """
 
-    buckets: int
-    group: int
-    parts: int
+    buckets: _Number
+    group: _Number
+    parts: _Number
 
     @property
     def units(self) -> int:
@@ -145,20 +151,35 @@ class Layout:
         groups: the splits that have rows, in the order of ``SPLITS``.
     """
 
-    positions: int
-    slice_rows: int
+    positions: Annotated[int, Within(1, 1 << 62)]
+    slice_rows: Annotated[int, Within(1, 1 << 62)]
     by_key: bool
-    groups: dict[str, Grouping]
+    groups: dict[_Split, Grouping]
 
     def to_json(self) -> dict[str, Any]:
         """Return the layout as the ledger keeps it."""
         return asdict(self)
 
-    @classmethod
-    def from_json(cls, content: dict[str, Any]) -> Layout:
-        """Read what :meth:`to_json` gave."""
-        groups = {split: Grouping(**group) for split, group in content["groups"].items()}
-        return cls(**{**content, "groups": groups})
+    def recorded(self, content: dict[str, Any], path: object) -> Layout:
+        """Return the layout that the ledger at ``path`` keeps: this one, cut for other limits.
+
+        Raises:
+            StoreError: it is of other rows, or cut into more slices or units than any plan makes.
+        """
+        found = check_value(Layout, content, path, what="the layout of the shuffle")
+        buckets, expected = (
+            {split: group.buckets for split, group in layout.groups.items()} for layout in (found, self)
+        )
+        slices = -(-found.positions // found.slice_rows)
+        if (found.positions, buckets) != (self.positions, expected) or max(slices, found.units) > MOST_UNITS:
+            raise StoreError(
+                "the layout of the shuffle is not of this store",
+                path=path,
+                found=f"{found.positions:,} positions, {slices:,} slices, {found.units:,} units",
+                expected=f"{self.positions:,} positions, at most {MOST_UNITS:,} slices and units",
+                hint="Remove the file; the shuffle then starts from its beginning.",
+            )
+        return found
 
     @property
     def slices(self) -> list[Slice]:

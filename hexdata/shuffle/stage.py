@@ -33,9 +33,10 @@ from hexdata.store.files import FileFacts, has_size, remove_tree
 from hexdata.store.integrity import find_damage, find_published_damage, require_intact
 from hexdata.store.ledger import Ledger
 from hexdata.store.room import is_disk_full
+from hexdata.strict_json import Count
 from hexdata.units import format_bytes
 
-__all__ = ["LEDGER_NAME", "Run", "ShuffleResult"]
+__all__ = ["LEDGER_NAME", "Run", "ShuffleResult", "open_ledger"]
 
 LEDGER_NAME: Final = "shuffling_progress.json"
 _MADE_OF_IT: Final = ("export", "pickles-shuffled")
@@ -44,6 +45,24 @@ _INPUTS: Final = ("positions", "games", "sources")
 """The folders of the tables that a shuffle reads."""
 _LAYOUT: Final = "layout"
 """The ledger's first entry: how the rows were cut when the shuffle began, whatever the limits are now."""
+
+
+@dataclass(frozen=True)
+class _ScatteredSlice:
+    """What the ledger keeps of a slice: bytes of each of its runs."""
+
+    bytes: list[Count]
+
+
+def open_ledger(path: AnyPath, plan: object, *, only_look: bool = False) -> Ledger:
+    """Open the ledger of a shuffle: its layout, and facts of slices and buckets."""
+    return Ledger(path, "shuffle", plan, unit_of=_unit_kind, only_look=only_look)
+
+
+def _unit_kind(name: str) -> object:
+    if name == _LAYOUT:
+        return Layout
+    return _ScatteredSlice if name.startswith("slice ") else FileFacts
 
 
 @dataclass(frozen=True)
@@ -100,7 +119,7 @@ class Run:
         self.progress.begin("choose", None, "positions")
         try:
             prepared = prepare(self.store, self.options, self.tables, self.spill, self.machines)
-            ledger = partial(Ledger, self.work / LEDGER_NAME, "shuffle", prepared.ledger_plan)
+            ledger = partial(open_ledger, self.work / LEDGER_NAME, prepared.ledger_plan)
             plan = look_ahead(self.store, self.options, prepared, ledger(only_look=True), already_done=False)
             plan.require_disk()
             log = Log(self.store.path)
@@ -259,7 +278,7 @@ class _Phases:
         self.prepared = prepared
         self.ledger = ledger
         self.books = _Books(ledger, run.progress, log)
-        self.layout = Layout.from_json(ledger[_LAYOUT])
+        self.layout = prepared.layout.recorded(ledger[_LAYOUT], ledger.path)
         self.work = Work(
             store=run.store.path,
             folder=run.runs,

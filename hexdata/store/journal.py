@@ -13,16 +13,17 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Annotated, Any, Final, Self
 
 from hexdata import __version__
 from hexdata.errors import StoreError
 from hexdata.pool import resident_bytes
 from hexdata.remote import AnyPath, open_binary
 from hexdata.store.files import append_line
+from hexdata.strict_json import Count, Within, load_json
 
 __all__ = ["JOURNAL_NAME", "Entry", "StageRun", "journaled", "read_journal"]
 
@@ -33,8 +34,6 @@ _LONGEST_LINE: Final = 1 << 12
 """Bytes of a line that could be ours."""
 _READ: Final = 1 << 20
 """Bytes at the journal's end that are read: some thousand runs."""
-_LARGEST: Final = 1 << 62
-"""Beyond what any of its numbers can be."""
 
 
 @dataclass(frozen=True)
@@ -55,10 +54,10 @@ class Entry:
 
     stage: str
     finished: str
-    seconds: float
-    positions: int
-    bytes: int
-    peak_bytes: int
+    seconds: Annotated[float, Within(0, 1 << 62)]
+    positions: Count
+    bytes: Count
+    peak_bytes: Count
     resumed: bool
     version: str
 
@@ -127,29 +126,10 @@ def read_journal(store: AnyPath) -> list[Entry]:
 
 
 def _entry(line: bytes) -> Entry | None:
-    if len(line) > _LONGEST_LINE:
-        return None
     try:
-        content = json.loads(line)
-    except (ValueError, RecursionError):
+        return load_json(Entry, line, JOURNAL_NAME, max_bytes=_LONGEST_LINE)
+    except StoreError:
         return None
-    if not isinstance(content, dict) or content.keys() != _KINDS.keys():
-        return None
-    if any(type(content[name]) not in kinds for name, kinds in _KINDS.items()):
-        return None
-    entry = Entry(**content)
-    numbers = entry.seconds, entry.positions, entry.bytes, entry.peak_bytes
-    return entry if all(0 <= number < _LARGEST for number in numbers) else None
-
-
-_TYPES: Final[dict[str, tuple[type, ...]]] = {
-    "str": (str,),
-    "int": (int,),
-    "float": (float, int),
-    "bool": (bool,),
-}
-_KINDS: Final = {field.name: _TYPES[str(field.type)] for field in fields(Entry)}
-"""What each entry of a line may be."""
 
 
 class _Memory:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -37,7 +37,14 @@ class Ledger:
     """
 
     def __init__(
-        self, path: AnyPath, stage: str, plan: object, unit: Any = Any, *, only_look: bool = False
+        self,
+        path: AnyPath,
+        stage: str,
+        plan: object,
+        unit: Any = Any,
+        *,
+        unit_of: Callable[[str], object] | None = None,
+        only_look: bool = False,
     ) -> None:
         """Open the ledger at ``path``, keeping its units if they were made under the same plan.
 
@@ -46,6 +53,7 @@ class Ledger:
             stage: that it is of.
             plan: under which units are done, as JSON.
             unit: the schema of a unit's facts.
+            unit_of: returns the schema by the unit's name, where not all units have one.
             only_look: whether the file of a foreign one stays as it is.
 
         Raises:
@@ -53,7 +61,7 @@ class Ledger:
         """
         self.path = path
         self._stage = stage
-        self._unit = unit
+        self._unit_of = unit_of or (lambda _: unit)
         self._plan = hashlib.sha256(canonical_json(plan)).hexdigest()
         self._done: dict[str, Any] = {}
         self._unsaved = 0
@@ -82,9 +90,10 @@ class Ledger:
                 "the progress file is corrupt", path=self.path, found="units of another digest", hint=hint
             )
         if file.plan == self._plan:
-            units: Any = dict
-            what = "the progress file"
-            check_value(units[str, self._unit], content["done"], self.path, what=what, hint=hint)
+            for name, facts in file.done.items():
+                kind: Any = self._unit_of(name)
+                unit = f"the progress file's unit {shortened(name)}"
+                check_value(kind, facts, self.path, what=unit, hint=hint)
         return content
 
     def __contains__(self, unit: str) -> bool:

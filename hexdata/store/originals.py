@@ -24,6 +24,7 @@ from hexdata.remote import AnyPath
 from hexdata.schema import games_schema, positions_schema, raw_schema, sources_schema
 from hexdata.store import Store
 from hexdata.store.parquet import Rows, open_parquet, read_parquet, read_rows
+from hexdata.strict_json import parse_metadata, shortened
 
 __all__ = [
     "KEPT_PREFIX",
@@ -176,7 +177,14 @@ def _overruled(columns: dict[str, pa.Array], extra: pa.Array) -> dict[str, pa.Ar
         if own.any():
             mask = np.zeros(len(extra), bool)
             mask[rows[own]] = True
-            values = pa.array([kept[code].get(name) for code in codes[own]], columns[name].type)
+            try:
+                values = pa.array([kept[code].get(name) for code in codes[own]], columns[name].type)
+            except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+                raise StoreError(
+                    f"extra of a position has a wrong value of {KEPT_PREFIX}{name}",
+                    found=shortened(str(error)),
+                    expected=str(columns[name].type),
+                ) from error
             result[name] = pc.replace_with_mask(columns[name], pa.array(mask), values)
     return result
 
@@ -185,10 +193,17 @@ def _kept(text: str) -> dict[str, Any]:
     """Return what keys of ours in an ``extra`` say, by column of ``raw_schema``."""
     kept = {
         key.removeprefix(KEPT_PREFIX): value
-        for key, value in json.loads(text).items()
+        for key, value in parse_metadata(text, None, "extra of a position").items()
         if key.startswith(KEPT_PREFIX)
     }
-    file_idx, line_idx = kept.get("game_id", (None, None))
+    game_id = kept.get("game_id", [None, None])
+    if not (isinstance(game_id, list) and len(game_id) == 2):
+        raise StoreError(
+            f"extra of a position has a wrong value of {KEPT_PREFIX}game_id",
+            found=shortened(repr(game_id)),
+            expected="a list of 2 numbers",
+        )
+    file_idx, line_idx = game_id
     return kept | ({"file_idx": file_idx, "line_idx": line_idx} if "game_id" in kept else {})
 
 

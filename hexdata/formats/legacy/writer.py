@@ -23,6 +23,7 @@ from zlib_ng import gzip_ng
 from hexdata.board import unpack_boards
 from hexdata.errors import InputError
 from hexdata.formats.legacy.dialect import DIALECT_KEY, WINNER_SPELLINGS, escaped_key, unescaped_key
+from hexdata.strict_json import parse_metadata
 
 __all__ = ["DIALECTS", "write_legacy"]
 
@@ -257,6 +258,10 @@ def _integer(value: int) -> bytes:
     return b"\x8a%c" % len(raw) + raw
 
 
+def _metadata(text: str) -> dict[str, Any]:
+    return parse_metadata(text, None, "extra of a position")
+
+
 class _Examples:
     """Rows of raw batches as opcodes, each in the dialect of the file or in its own."""
 
@@ -272,7 +277,7 @@ class _Examples:
         self.write = _Opcodes()
         self._size = board_size
         self._dialect = {**dialect, **first}
-        self._extra = lru_cache(maxsize=1024)(json.loads)
+        self._extra = lru_cache(maxsize=1024)(_metadata)
 
     def encode(self, batch: pa.RecordBatch) -> Iterator[bytes]:
         """Give the opcodes of a batch's examples, one after the other."""
