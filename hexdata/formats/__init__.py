@@ -1,7 +1,7 @@
-"""From the bytes of one source file to Arrow record batches: the registry of formats.
+"""Readers of source files: each turns the bytes of one file into Arrow record batches.
 
-Each format has its own file or folder. A reader never walks directories and never decides to skip: it
-says what each record is, or why it cannot be one, and leaves the rest to ``convert``.
+Each format has its own module or package. A reader returns every record of its file, either as a position
+or as a rejection with a reason. It never walks directories and never skips a record: ``convert`` does that.
 """
 
 from __future__ import annotations
@@ -20,16 +20,21 @@ _HEAD_LIMITS: Final = GunzipLimits(decompressed_bytes=_HEAD_BYTES, ratio=1, rati
 
 
 def open_source(path: AnyPath, *, salvage: bool = False) -> SourceReader:
-    """Open a source file with the reader that its content asks for; its name decides nothing.
+    """Open a source file with the reader for its format.
+
+    The format is detected from the first bytes of the content. The name matters only if the file is empty:
+    an empty ``.trmph`` file holds no games.
 
     Args:
-        path: the file, or the object, which is read piece by piece.
-        salvage: of a damaged file, give the whole examples before the damage.
+        path: Local file or remote object. Remote objects are read piece by piece.
+        salvage: If True, a damaged file yields the complete records before the damage instead of raising.
+
+    Returns:
+        The open reader, a context manager.
 
     Raises:
-        FormatError: "empty-file", "unknown-layout", "truncated", "corrupt-gzip", or what the reader finds
-            at once.
-        OSError: the file cannot be opened.
+        FormatError: "empty-file", "unknown-layout", "truncated" or "corrupt-gzip".
+        OSError: The file cannot be opened.
     """
     from hexdata.formats.legacy import LegacyReader, looks_like_pickle
     from hexdata.formats.trmph import TrmphReader, looks_like_trmph
@@ -49,7 +54,7 @@ def open_source(path: AnyPath, *, salvage: bool = False) -> SourceReader:
 
 
 def _head(path: AnyPath) -> bytes:
-    """Return the first bytes of a file, gunzipped if it is gzipped; of a damaged one, those before that."""
+    """Return the first bytes of a file, decompressed; of a damaged file, those before the damage."""
     head = b""
     with GunzipFile(open_binary(path, block=_HEAD_BYTES), _HEAD_LIMITS, salvage=True) as file:
         try:

@@ -1,7 +1,7 @@
-"""The one check of what stands in a block of positions, whoever reads it.
+"""Checks of the fields and values of a block of positions, shared by all readers of shards.
 
-A digest shows that a file is the one that was published, not that its numbers are right. Every check is a
-comparison over a whole array, which takes some nanoseconds per position. Reads no files.
+A digest proves that a file was not altered, not that its values are valid. Every check compares whole arrays
+and takes some nanoseconds per position. Reads no files.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ Array = npt.NDArray[Any]
 BoolArray = npt.NDArray[np.bool_]
 
 POLICY_FIELDS: Final = ("policy", "policy_row")
-"""The fields that are as long as the block has dense policies, not positions."""
+"""Fields with one entry per dense policy of the block, not one per position."""
 
 _MAX_ID: Final = (1 << 62) - 1
 _ROWS: Final = 2048
-"""Rows of several numbers that are compared at once, a multiple of 8: they fit into the processor's cache."""
+"""Number of rows of several numbers compared at once: they fit into the CPU cache. A multiple of 8."""
 _NUMBERS: Final = 1 << 14
-"""Single numbers that are compared at once."""
+"""Number of single values compared at once."""
 
 
 class BadRow(NamedTuple):
-    """The first row of an array that holds what no position has."""
+    """The first row of an array with an invalid value, the value found, and the values allowed."""
 
     row: int
     found: str
@@ -51,7 +51,12 @@ class BadRow(NamedTuple):
 
 
 def block_fields(board_size: int, with_policy: bool) -> dict[str, FieldSpec]:
-    """Return the fields of every block of a split; ``with_policy`` where it holds any dense policy."""
+    """Return the fields of every block of a split by name.
+
+    Args:
+        board_size: Cells along an edge.
+        with_policy: Whether the split contains any dense policy, which adds ``POLICY_FIELDS``.
+    """
     fields = {
         "board": FieldSpec("|u1", (board_bytes(board_size),)),
         "game_id": FieldSpec("<i8", ()),
@@ -73,10 +78,10 @@ def block_fields(board_size: int, with_policy: bool) -> dict[str, FieldSpec]:
 
 
 def _shape_of(block: Mapping[str, Array], path: object, key: str) -> tuple[int, int]:
-    """Return (rows, board size) of a block whose board size nobody has stated.
+    """Return (rows, board size) of a block, taken from the shape of its boards.
 
     Raises:
-        FormatError: "broken-shard": it has no packed boards.
+        FormatError: "broken-shard": The block has no packed boards.
     """
     board = block.get("board")
     width = board.shape[1] if board is not None and board.ndim == 2 else 0
@@ -96,21 +101,22 @@ def check_block(
     rows: int | None = None,
     members: Collection[str] | None = None,
 ) -> int:
-    """Check that a block has the fields of one, and that each holds what positions can have.
+    """Check that a block has the right fields, dtypes and shapes, and that every value is valid.
 
     Args:
-        block: arrays by field.
-        path: of the shard, for messages.
-        key: of the block, for messages.
-        board_size: the n that boards must have; None takes it from the boards.
-        rows: how many positions the block must have; None takes them from the boards.
-        members: the fields it must have; None for all.
+        block: Arrays by field.
+        path: Path of the shard, for messages.
+        key: Key of the block, for messages.
+        board_size: Expected board size in cells along an edge. None derives it from the boards.
+        rows: Expected number of positions. None derives it from the boards.
+        members: Names of the expected fields; None for all fields.
 
     Returns:
         The board size.
 
     Raises:
-        FormatError: "broken-shard", naming the member, its first bad row, what stands there and what may.
+        FormatError: "broken-shard"; names the member, its first invalid row, the value found and the values
+            allowed.
     """
     if board_size is None or rows is None:
         found_rows, found_size = _shape_of(block, path, key)
@@ -138,10 +144,18 @@ def check_block(
 
 
 def check_field(name: str, array: Array, board_size: int, rows: int, path: object, member: str) -> None:
-    """Check the values of one field of a block of ``rows`` positions, whose type and shape are right.
+    """Check the values of one field of a block. Its dtype and shape must be right already.
+
+    Args:
+        name: Name of the field.
+        array: Values of the field.
+        board_size: Cells along an edge.
+        rows: Number of positions in the block.
+        path: Path of the shard, for messages.
+        member: Name of the member, for messages.
 
     Raises:
-        FormatError: "broken-shard", naming the member and its first bad row.
+        FormatError: "broken-shard"; names the member and its first invalid row.
     """
     bad = find_bad_row(name, array, board_size, rows)
     if bad is not None:
@@ -149,7 +163,14 @@ def check_field(name: str, array: Array, board_size: int, rows: int, path: objec
 
 
 def bad_values(path: object, record: str, found: object, expected: object) -> FormatError:
-    """Return the error for a shard that is whole, and holds what no position has."""
+    """Return the error for a shard that is complete but contains invalid values.
+
+    Args:
+        path: Path of the shard.
+        record: Name of the member, with the row if there is one.
+        found: The value found.
+        expected: The values allowed.
+    """
     return FormatError(
         "the shard holds what no position has",
         code="broken-shard",
@@ -165,14 +186,14 @@ def bad_values(path: object, record: str, found: object, expected: object) -> Fo
 
 
 def find_bad_row(name: str, array: Array, board_size: int, rows: int | None = None) -> BadRow | None:
-    """Return the first row of a field that holds what no position has; None if there is none.
+    """Return the first row of a field with an invalid value; None if all are valid.
 
     Args:
-        name: of the field.
-        array: its values, in the dtype and the shape that :func:`block_fields` gives.
-        board_size: n.
-        rows: positions of the block, if the array is a whole one: ids must then be unique in it, and
-            ``policy_row`` below it. None for any positions.
+        name: Name of the field.
+        array: Values, in the dtype and shape of :func:`block_fields`.
+        board_size: Cells along an edge.
+        rows: Number of positions in the block, if ``array`` is the field of a whole block: position ids must
+            then be unique and ``policy_row`` below ``rows``. None if the positions are arbitrary.
     """
     if not len(array):
         return None
@@ -188,13 +209,13 @@ def find_bad_row(name: str, array: Array, board_size: int, rows: int | None = No
 
 
 def blocks_are_right(name: str, blocks: Sequence[Array], board_size: int, rows: int) -> bool:
-    """Return whether :func:`find_bad_row` finds nothing in a field of any of several blocks.
+    """Return whether the values of one field are valid in all of several blocks.
 
     Args:
-        name: of the field.
-        blocks: its values in each block, in the dtype and the shape that :func:`block_fields` gives.
-        board_size: n.
-        rows: positions of every block.
+        name: Name of the field.
+        blocks: Values of the field in each block, in the dtype and shape of :func:`block_fields`.
+        board_size: Cells along an edge.
+        rows: Number of positions in every block.
     """
     if name == "policy_row":
         return all(_find_bad_policy_row(array, rows) is None for array in blocks if len(array))
@@ -231,7 +252,7 @@ def _find_repeated(ids: Array) -> BadRow | None:
 
 
 class _Range(NamedTuple):
-    """What the values of a field may be, both ends included, or what stands for null."""
+    """Allowed values of a field: ``low`` to ``high``, both included, or ``null``."""
 
     low: int
     high: float
@@ -246,16 +267,16 @@ _RANGES: Final = {
     "value": _Range(0, 1),
     "value_sample_tier": _Range(0, MAX_TIER, NO_TIER),
 }
-"""By field; any ``position_in_game`` and ``total_positions`` is one that a source can state."""
+"""Allowed values by field. ``position_in_game`` and ``total_positions`` allow every value of their type."""
 
 
 def _range_of(name: str, n: int) -> _Range | None:
-    """Return what a field may hold; None for the board and for what may hold anything."""
+    """Return the allowed values of a field; None for the board and for fields that allow any value."""
     return _Range(0, n * n - 1, NO_MOVE) if name == "move" else _RANGES.get(name)
 
 
 def _is_right(name: str, values: Array, n: int) -> bool:
-    """Return whether all values of a field are what a position can have."""
+    """Return whether all values of a field are valid."""
     if name == "board":
         return not _overlaps(values, n).max() and not (values[:, -1] & _padding(n)).any()
     allowed = _range_of(name, n)
@@ -264,15 +285,15 @@ def _is_right(name: str, values: Array, n: int) -> bool:
     low, high = allowed.low, allowed.high
     if (
         allowed.null is not None and allowed.null > 0
-    ):  # the highest number of its type: adding 1 makes it 0, and one comparison is enough
+    ):  # null is the highest number of the type: adding 1 wraps it to 0, so one comparison is enough
         return bool((values + values.dtype.type(1)).max() <= high + 1)
     if allowed.null is not None:
         low = min(low, allowed.null)
-    return bool(values.min() >= low and values.max() <= high)  # of NaNs, neither holds
+    return bool(values.min() >= low and values.max() <= high)  # both are False for NaN
 
 
 def _find_wrong(name: str, values: Array, n: int) -> BoolArray:
-    """Return which rows of a field hold what no position has."""
+    """Return which rows of a field have an invalid value, bool (rows,)."""
     if name == "board":
         overlaps = _overlaps(values, n).view(np.uint8).reshape(-1, values.shape[1])[: len(values)]
         in_boards: BoolArray = overlaps.any(axis=1) | (values[:, -1] & _padding(n) != 0)
@@ -287,7 +308,7 @@ def _find_wrong(name: str, values: Array, n: int) -> BoolArray:
 
 
 def _explain(name: str, value: Any, n: int) -> tuple[str, str]:
-    """Return what stands in a row, and what may."""
+    """Return the value of a row and the values allowed, as texts for a message."""
     if name == "board":
         return (
             f"the board {value.tobytes().hex()}",
@@ -307,10 +328,10 @@ Words = npt.NDArray[np.uint64]
 
 @functools.lru_cache(maxsize=4)
 def _masks(n: int) -> tuple[Words, Words]:
-    """Return the bits of the blue planes in ``_ROWS`` packed boards, as :func:`_overlaps` uses them.
+    """Return two masks over ``_ROWS`` packed boards that select bits of the blue planes.
 
-    The first has those that come from the same byte of the red plane once that is moved, the second those
-    that come from the byte after it.
+    :func:`_overlaps` shifts the red planes onto the blue ones. The first mask selects the bits that are
+    compared with bits of the same shifted byte, the second those compared with bits of the byte after it.
     """
     whole, shift = divmod(n * n, 8)
     blue = np.zeros(board_bytes(n), np.uint8)
@@ -322,10 +343,10 @@ def _masks(n: int) -> tuple[Words, Words]:
 
 
 def _overlaps(boards: Array, n: int) -> Words:
-    """Return the bits of the cells that are blue and red in up to ``_ROWS`` packed boards, row after row.
+    """Return the bits of the cells that are both blue and red in up to ``_ROWS`` packed boards.
 
-    The red planes are moved onto the blue ones, eight bytes at a time over all rows at once. Bits that a
-    shift takes across a byte's border are masked out.
+    The red planes of all rows are shifted onto the blue ones, eight bytes at a time. Bits that cross a byte
+    boundary in the shift are masked out.
     """
     width, (whole, shift) = board_bytes(n), divmod(n * n, 8)
     size = -(-len(boards) // 8) * 8 * width
@@ -343,5 +364,5 @@ def _overlaps(boards: Array, n: int) -> Words:
 
 
 def _padding(n: int) -> np.uint8:
-    """Return the bits of a packed board's last byte that are of no cell."""
+    """Return the padding bits in the last byte of a packed board, which belong to no cell."""
     return np.uint8((1 << -2 * n * n % 8) - 1)

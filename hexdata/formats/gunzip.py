@@ -1,6 +1,6 @@
-"""The bytes of one file, gunzipped piece by piece within limits. Never looks at what they mean.
+"""Incremental decompression of one gzipped or plain file, within limits.
 
-Every reader of a format that may be gzipped reads through here, so that none meets a bomb unguarded.
+Every reader of a format that may be gzipped uses this module, so that all are protected against gzip bombs.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ __all__ = ["GunzipFile", "GunzipLimits"]
 
 _MAGIC: Final = b"\x1f\x8b"
 _INPUT: Final = 1 << 16
-"""Compressed bytes that a :class:`_Gunzip` takes at a time."""
+"""Compressed bytes that a :class:`_Gunzip` reads at a time."""
 _OUTPUT: Final = 1 << 14
-"""Decompressed bytes that it gives at a time."""
+"""Maximum number of decompressed bytes that it returns at a time."""
 
 
 @dataclass(frozen=True)
 class GunzipLimits:
-    """How far one file may expand; each format knows what its real files need.
+    """Limits on the decompression of one file; each format sets its own.
 
     Raises:
-        ValueError: if a bound is not positive.
+        ValueError: A limit is not positive.
     """
 
     decompressed_bytes: int
-    """``limit-size``: bytes of the whole file, gunzipped if it was gzipped."""
+    """``limit-size``: maximum size of the decompressed file in bytes."""
     ratio: int
-    """``limit-ratio``: decompressed to compressed bytes, looked at from ``ratio_floor`` on. Gzip itself
-    cannot pass 1,032, which is what a bomb has."""
+    """``limit-ratio``: maximum ratio of decompressed to compressed bytes, checked above ``ratio_floor``.
+    Gzip cannot exceed 1,032, the ratio of a gzip bomb."""
     ratio_floor: int
-    """Decompressed bytes up to which any ratio will do."""
+    """Number of decompressed bytes up to which any ratio is accepted."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -46,18 +46,18 @@ class GunzipLimits:
 
 
 class GunzipFile(io.RawIOBase):
-    """A gzipped or plain file, open for reading; its content tells which.
+    """A gzipped or plain file, open for reading. Gzip is detected from the first bytes.
 
-    Several gzip members, one after the other, are read as one, and so is zero padding after the last;
-    the checksums are verified.
+    Consecutive gzip members are read as one stream, zero padding after the last one is ignored, and the
+    checksums are verified.
 
     Args:
-        raw: the file, open at its beginning; closed with this one.
-        limits: how far it may expand.
-        salvage: give whatever decompresses before damage.
+        raw: The file, open at its beginning. It is closed together with this object.
+        limits: Limits on the decompressed size and on the compression ratio.
+        salvage: If True, all bytes that can be decompressed before damage are returned, at lower speed.
 
     Attributes:
-        offset: how many decompressed bytes have been read.
+        offset: Number of decompressed bytes read so far.
     """
 
     def __init__(self, raw: io.BufferedReader, limits: GunzipLimits, *, salvage: bool = False) -> None:
@@ -73,21 +73,26 @@ class GunzipFile(io.RawIOBase):
             self._stream = gzip_ng.GzipNGFile(fileobj=raw, mode="rb")  # type: ignore[no-untyped-call]
 
     def readable(self) -> bool:
-        """Say yes."""
+        """Return True, as ``io.RawIOBase`` requires."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Read into a writable buffer, as ``read`` does: what ``io.BufferedReader`` asks for."""
+        """Read up to ``len(buffer)`` bytes into a writable buffer and return their number.
+
+        Raises:
+            FormatError: As for :meth:`read`.
+        """
         view = memoryview(buffer).cast("B")
         piece = self.read(len(view))
         view[: len(piece)] = piece
         return len(piece)
 
     def read(self, size: int = -1) -> bytes:
-        """Return at most ``size`` more bytes, none at the end; all, in pieces, if ``size`` is negative.
+        """Return at most ``size`` decompressed bytes, none at the end; all the rest if ``size`` is negative.
 
         Raises:
-            FormatError: "truncated" or "corrupt-gzip"; "limit-size" or "limit-ratio".
+            FormatError: "truncated", "corrupt-gzip", "limit-size" or "limit-ratio".
+            OSError: The file below cannot be read.
         """
         if size < 0:
             return self.readall()
@@ -102,7 +107,7 @@ class GunzipFile(io.RawIOBase):
             ) from None
         except (zlib_ng.error, zlib.error, OSError) as error:  # type: ignore[misc]  # its stub hides that it is a class
             if isinstance(error, OSError) and error.errno is not None:
-                raise  # the disk's error, not the data's
+                raise  # an error of the disk, not of the data
             raise FormatError(
                 "the gzip stream is damaged",
                 code="corrupt-gzip",
@@ -133,16 +138,16 @@ class GunzipFile(io.RawIOBase):
                 )
 
     def close(self) -> None:
-        """Close the file; again does nothing."""
+        """Close the file. A second call does nothing."""
         super().close()
         self._stream.close()
         self._raw.close()
 
 
 class _Gunzip:
-    """Gunzips a file such that what comes before damage is not lost, more slowly than ``GzipNGFile`` does.
+    """Decompresses a gzip file without losing the bytes before damage.
 
-    That one decompresses into its caller's buffer, and what it had is gone when the input ends early.
+    It is slower than ``GzipNGFile``, which discards the bytes it has already decompressed when it raises.
     """
 
     def __init__(self, raw: BinaryIO) -> None:
@@ -152,9 +157,9 @@ class _Gunzip:
         self._step = _OUTPUT
 
     def read(self, size: int) -> bytes:
-        """Return at most ``size`` more bytes, none at the end; errors as ``GzipNGFile.read`` has them."""
+        """Return at most ``size`` more bytes, none at the end; raise as ``GzipNGFile.read`` does."""
         piece = b""
-        while size and not piece:  # to zlib, a size of 0 is no bound at all
+        while size and not piece:  # zlib takes a size of 0 as unlimited
             self._input = self._input or self._raw.read(_INPUT)
             at_end = not self._input
             if self._member.eof:
@@ -170,7 +175,10 @@ class _Gunzip:
         return piece
 
     def _decompress(self, size: int) -> bytes:
-        """Decompress on; where corruption shows, less and less at a time, since an error gives nothing."""
+        """Return up to ``size`` more bytes. After an error, retry with half the size, down to one byte.
+
+        zlib returns nothing from a call that fails, so smaller steps get closer to the damage.
+        """
         before = self._member.copy()
         try:
             piece: bytes = self._member.decompress(self._input, size)
@@ -184,4 +192,4 @@ class _Gunzip:
         return piece
 
     def close(self) -> None:
-        """Do nothing: the file below is not its own."""
+        """Do nothing: :class:`GunzipFile` closes the file below."""

@@ -1,4 +1,7 @@
-"""shards/manifest.json: what lies in a folder of shards. Never opens a shard, never writes a file."""
+"""The manifest of a directory of shards, ``shards/manifest.json``.
+
+Builds, reads and checks manifests. Never opens a shard and never writes a file.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ from hexdata.strict_json import (
 __all__ = ["LAYOUTS", "MANIFEST_NAME", "MANIFEST_VERSION", "FieldSpec", "ShardEntry", "ShardManifest"]
 
 MANIFEST_VERSION: Final = 1
-"""Version of the manifest. A reader refuses a version that it does not know."""
+"""Version of the manifest format. Manifests of another version are refused."""
 MANIFEST_NAME: Final = "manifest.json"
 LAYOUTS: Final = ("blocks", "samples")
 
@@ -40,7 +43,7 @@ _Size = Annotated[int, Within(1, 1 << 40)]
 
 
 class FieldSpec(NamedTuple):
-    """One field of a block: its NumPy type string, and its shape without the leading dimension."""
+    """One field of a block: its NumPy type string and its shape without the leading dimension."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -48,10 +51,19 @@ class FieldSpec(NamedTuple):
 
 @dataclass(frozen=True)
 class ShardEntry:
-    """One shard as the manifest has it; :meth:`ShardWriter.entry` makes it.
+    """The entry of one shard in the manifest, as :meth:`ShardWriter.entry` returns it.
 
-    ``offsets`` holds, a field, one byte position a block; it is empty in the layout ``samples``, where
-    ``blocks`` counts samples.
+    Attributes:
+        name: Plain file name of the shard.
+        positions: Number of positions.
+        blocks: Number of blocks; in the layout ``samples``, number of samples.
+        bytes: Size of the file.
+        sha256: SHA-256 of the file, in hexadecimal.
+        offsets: For each field, the byte offset of its numbers in every block. Empty in the layout
+            ``samples``.
+
+    Raises:
+        StoreError: ``name`` is not a plain file name, or a field does not have one offset per block.
     """
 
     name: FileName
@@ -70,14 +82,24 @@ class ShardEntry:
 
 @dataclass(frozen=True)
 class ShardManifest:
-    """What lies in a folder of shards, ``shards/manifest.json``.
+    """The content of ``shards/manifest.json``: the shards of each split, and the settings they share.
 
-    ``splits`` gives the shards of each split in their order. In the layout ``blocks`` every block holds
-    ``block_size`` positions, but for the last block of each shard, and block keys count upward over the
-    split.
+    In the layout ``blocks``, every block holds ``block_size`` positions, except that the last block of a
+    shard may hold fewer. Block keys count upward over the split.
+
+    Attributes:
+        board_size: Cells along an edge.
+        layout: One of ``LAYOUTS``.
+        block_size: Positions per block.
+        shard_size: Maximum number of positions per shard, a multiple of ``block_size``.
+        seed: Seed of the shuffle.
+        fields: The fields of the blocks by name.
+        splits: The shards of each split, in order.
+        schema_version: Version of the position schema.
+        order_version: Version of the shuffle order.
 
     Raises:
-        StoreError: if the parts contradict each other.
+        StoreError: The values contradict each other.
     """
 
     board_size: int
@@ -107,20 +129,20 @@ class ShardManifest:
             raise StoreError(f"impossible sizes of {shard.name}", found=found)
 
     def positions(self, split: str) -> int:
-        """Return how many positions the split holds."""
+        """Return the number of positions in a split."""
         return sum(shard.positions for shard in self.splits[split])
 
     @functools.cached_property
     def digest(self) -> str:
-        """SHA-256 over the canonical JSON of everything else: the identity of the shards."""
+        """Identity of the shards: SHA-256 of the canonical JSON of all other values."""
         return _digest(self._facts())
 
     def to_json(self) -> dict[str, Any]:
-        """Return the manifest as JSON-able values."""
+        """Return the manifest as JSON values."""
         return {**self._facts(), "digest": self.digest}
 
     def dumps(self) -> bytes:
-        """Return the bytes of manifest.json: one line, as it holds an offset a block and field."""
+        """Return the bytes of manifest.json: compact JSON, as it holds one offset per block and field."""
         return json.dumps(self.to_json(), separators=(",", ":")).encode("ascii") + b"\n"
 
     def _facts(self) -> dict[str, Any]:
@@ -146,8 +168,12 @@ class ShardManifest:
     def load(cls, folder: str | AnyPath) -> ShardManifest:
         """Read and check ``folder``/manifest.json.
 
+        Args:
+            folder: Directory of the shards.
+
         Raises:
-            StoreError: if it is missing, another kind of file, of another version, or altered.
+            StoreError: The file is missing or cannot be read, is not a shard manifest, has another version,
+                or was altered.
         """
         path = as_path(folder) / MANIFEST_NAME
         try:
@@ -161,10 +187,14 @@ class ShardManifest:
 
     @classmethod
     def loads(cls, data: bytes, where: str | AnyPath) -> ShardManifest:
-        """Read and check the bytes of a manifest.json; errors name ``where`` they came from.
+        """Read and check the bytes of a manifest.json.
+
+        Args:
+            data: The bytes.
+            where: Their path or URL, for errors.
 
         Raises:
-            StoreError: if they are another kind of file, of another version, or altered.
+            StoreError: The bytes are not a shard manifest, have another version, or were altered.
         """
         hint = "Run `hexdata export` again."
         facts = parse_json(data, where, what="the shard manifest", hint=hint)
@@ -190,7 +220,7 @@ class _SplitFacts:
 
 @dataclass(frozen=True)
 class _ShardManifestFile:
-    """The schema of shards/manifest.json."""
+    """JSON schema of shards/manifest.json."""
 
     version: int
     schema_version: int
@@ -205,10 +235,10 @@ class _ShardManifestFile:
     digest: HexDigest
 
     def manifest(self) -> ShardManifest:
-        """Return the manifest, with its parts compared.
+        """Return the manifest after checking that its values agree with each other.
 
         Raises:
-            StoreError: they contradict each other.
+            StoreError: They contradict each other.
         """
         made = ShardManifest(
             board_size=self.board_size,
@@ -240,7 +270,11 @@ def _digest(facts: Mapping[str, Any]) -> str:
 
 
 def _check_identity(facts: object, path: str | AnyPath) -> None:
-    """Refuse what is no shard manifest, one of another version, and one that was altered."""
+    """Check that ``facts`` is a shard manifest of this version and that it matches its digest.
+
+    Raises:
+        StoreError: It does not.
+    """
     if not isinstance(facts, dict) or not {"version", "digest", "block_size"} <= facts.keys():
         raise StoreError("not a shard manifest", path=path, hint="Run `hexdata export` first.")
     for name, known in (("version", MANIFEST_VERSION), ("schema_version", SCHEMA_VERSION)):

@@ -1,4 +1,4 @@
-"""What every reader of a source file gives: the contract between a format and ``convert``."""
+"""The interface of source readers: the contract between a format and ``convert``."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from hexdata.errors import FormatError
 __all__ = ["BATCH_ROWS", "SALVAGEABLE", "RawBatch", "Rejection", "SourceReader"]
 
 BATCH_ROWS = 8192
-"""At most so many rows a raw batch."""
+"""Maximum number of rows in a raw batch."""
 
 SALVAGEABLE: Final = frozenset({"truncated", "corrupt-gzip", "corrupt-pickle", "trailing-data"})
-"""Codes of the damage that what comes before it survives."""
+"""Error codes of damage that leaves the records before it readable."""
 
 
 @dataclass(frozen=True)
 class Rejection:
-    """A record that cannot be a position: its number in the file, a stable reason code, the details."""
+    """A record that is not a valid position: its number in the file, a stable reason code and the details."""
 
     record: int
     reason: str
@@ -31,38 +31,41 @@ class Rejection:
 
 @dataclass(frozen=True)
 class RawBatch:
-    """The next records of a source: those that are positions, and those that cannot be, with why."""
+    """The next records of a source: the valid positions, and the rejected records with their reasons."""
 
     positions: pa.RecordBatch
-    """``schema.raw_schema(board_size)``, at most ``BATCH_ROWS`` rows, in record order."""
+    """At most ``BATCH_ROWS`` rows of ``schema.raw_schema(board_size)``, in record order."""
     rejected: list[Rejection] = field(default_factory=list)
 
     @property
     def records(self) -> int:
-        """How many records of the file the batch accounts for."""
+        """Number of records of the file in the batch, rejected ones included."""
         return int(self.positions.num_rows) + len(self.rejected)
 
 
 class SourceReader(Protocol):
-    """One source file, open; a context manager."""
+    """One open source file; a context manager."""
 
     format: str
-    """The variant, told by content: ``legacy-tuples``, ``legacy-dicts``, ``legacy-shuffled``, ``trmph``."""
+    """Detected variant: ``legacy-tuples``, ``legacy-dicts``, ``legacy-shuffled`` or ``trmph``."""
     board_size: int | None
-    """Cells along an edge, from the first usable record; None while there has been none."""
+    """Cells along an edge, from the first usable record; None before that record."""
     header: dict[str, object]
-    """What the file says of itself, JSON-able: ``source_file``, ``processing_stats``, how fields are
-    spelled … Complete once ``batches`` is exhausted."""
+    """Metadata of the file as JSON values, such as ``source_file``, ``processing_stats`` and the spelling of
+    fields. Complete once ``batches`` is exhausted."""
     damage: FormatError | None
-    """What broke the file off, if it was opened to be salvaged and is damaged: known once ``batches`` is
+    """The error at which salvaging stopped; None if the file is undamaged. Set once ``batches`` is
     exhausted."""
 
     def batches(self) -> Iterator[RawBatch]:
-        """Read the file once, front to back, in memory that does not grow with it.
+        """Read the file once, from front to back, in memory that does not grow with the file.
+
+        Yields:
+            The records of the file in order.
 
         Raises:
-            FormatError: the file as a whole cannot be read; its batches so far are void. One that was
-                opened to be salvaged gives its whole examples before the damage instead.
+            FormatError: The file cannot be read, and the batches yielded so far are invalid. A damaged file
+                that was opened for salvage does not raise: its batches end before the damage.
         """
 
     def __enter__(self) -> Self: ...

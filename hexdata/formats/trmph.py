@@ -1,6 +1,7 @@
-"""TRMPH text, one game a line: every line becomes the positions of its game, or a rejection.
+"""Reader and writer of TRMPH text, one game per line.
 
-Reads plain and gzip text, and writes plain text. Repairs nothing: a line that is no game says why.
+The reader takes plain and gzipped text and turns each line into the positions of its game, or into a
+rejection with a reason. It repairs nothing. The writer produces plain text.
 """
 
 from __future__ import annotations
@@ -41,23 +42,28 @@ from hexdata.schema import raw_schema
 __all__ = ["DEFAULT_LIMITS", "TrmphReader", "looks_like_trmph", "write_trmph"]
 
 DEFAULT_LIMITS: Final = GunzipLimits(decompressed_bytes=1 << 40, ratio=100, ratio_floor=4 << 20)
-"""Real games gzip 2:1 to 3:1, and have 120 bytes each. A line that is no game takes as long as one that
-is, however short: so both the ratio and its floor are lower than for pickles."""
+"""Limits for TRMPH files. Real games take about 120 bytes each and compress 2:1 to 3:1.
+
+Ratio and floor are lower than for pickles, as every short invalid line takes as long to read as a game.
+"""
 
 _MAX_LINE: Final = 1 << 16
-"""Bytes of a line. The longest game, 676 moves, takes 2 kB; the rest leaves room for a comment."""
+"""Maximum length of a line in bytes. The longest game, 676 moves, takes 2 kB; a comment may follow it."""
 
 _BUFFER: Final = 1 << 14
-"""Bytes at hand: no more than ``_MAX_LINE``, so that a blank line seen whole among them is none too long."""
+"""Bytes of the read buffer: at most ``_MAX_LINE``, so that no blank line within it is too long."""
 
 _COMMENT: Final = re.compile(rb"#(?![0-9]+,)")
 _GAME: Final = re.compile(rb"^[ \t]*(?:https?://[^\s#]*)?#[0-9]{1,3},(?:[a-z][0-9]|\s|$)", re.MULTILINE)
 
 
 def looks_like_trmph(head: bytes) -> bool:
-    """Say whether a file that begins so (some kB, decompressed) is TRMPH text.
+    """Return whether the beginning of a file is TRMPH text.
 
-    It is if a game stands in it, whatever comes before, or nothing but comments and blank lines.
+    It is if it contains a game, or if it contains only comments and blank lines.
+
+    Args:
+        head: The first bytes of the file, decompressed; some kB are enough.
     """
     if not head or b"\0" in head:
         return False
@@ -69,12 +75,12 @@ def looks_like_trmph(head: bytes) -> bool:
 
 @dataclass(slots=True)
 class _Line:
-    """A line that is neither blank nor a comment: a game, or, once it has a reason, not one."""
+    """A line that is neither blank nor a comment: a game, or a rejected line if ``reason`` is set."""
 
     number: int
-    """Of all lines, from 1, as an editor counts."""
+    """Line number, counting all lines from 1, as in an editor."""
     line_idx: int
-    """Of the lines that are not blank, from 1, as the legacy tool counts."""
+    """Line number, counting the lines that are not blank from 1, as in the legacy tool."""
     board_size: int = 0
     moves: npt.NDArray[np.uint16] = field(default_factory=lambda: np.empty(0, np.uint16))
     winner: int | None = None
@@ -83,7 +89,7 @@ class _Line:
 
     @property
     def records(self) -> int:
-        """Positions of the game, or 1 for a line that is none."""
+        """Number of positions of the game; 1 for a rejected line."""
         return 1 if self.reason else len(self.moves) + 1
 
     def reject(self, error: FormatError) -> None:
@@ -91,18 +97,19 @@ class _Line:
 
 
 class TrmphReader:
-    """One file of games: a :class:`hexdata.formats.source.SourceReader`.
+    """Reader of one TRMPH file: a :class:`hexdata.formats.source.SourceReader`.
 
-    A game of m moves gives m + 1 positions. A line that is no game counts as one record; its reason is
-    "trmph-syntax", "no-moves", "trmph-cell", "repeated-move", "board-size" (also: not that of the first good
-    game), "no-winner" (none stated, and nobody has a winning chain), "line-too-long" or "not-utf8".
+    A game of m moves yields m + 1 positions. A line that is not a valid game counts as one record and is
+    rejected with one of these reasons: "trmph-syntax", "no-moves", "trmph-cell", "repeated-move",
+    "board-size" (an invalid size, or another size than the first valid game), "no-winner" (none is stated
+    and the final board has no winning chain), "line-too-long" or "not-utf8".
 
-    A stated winner is kept even where the chain on the final board is the other player's.
+    A stated winner is kept even if the final board has a winning chain of the other player.
 
     Args:
-        path: the file, gzipped or plain.
-        limits: how far it may expand.
-        salvage: of a damaged file, give the whole lines before the damage.
+        path: The file, gzipped or plain.
+        limits: Limits on the decompressed size and on the compression ratio.
+        salvage: If True, a damaged file yields the complete lines before the damage instead of raising.
     """
 
     format: str = "trmph"
@@ -129,14 +136,17 @@ class TrmphReader:
         self._file.close()
 
     def batches(self) -> Iterator[RawBatch]:
-        """Read the file once, front to back, in memory that does not grow with it.
+        """Read the file once, from front to back, in memory that does not grow with the file.
 
-        No game is cut by the end of a batch. Until the first good game the board size is unknown, and
-        batches, which then hold rejections only, have the schema of the smallest board.
+        All positions of a game are in the same batch. The board size is unknown before the first valid game:
+        batches before it contain only rejections and have the schema of the smallest board.
+
+        Yields:
+            The records of the file in order, at most ``BATCH_ROWS`` per batch.
 
         Raises:
-            FormatError: "corrupt-gzip", if the gzip stream is corrupt or ends early and the file was not
-                opened to be salvaged; "limit-size" or "limit-ratio".
+            FormatError: "corrupt-gzip", if the gzip stream is damaged or ends early and the file was not
+                opened for salvage; "limit-size" or "limit-ratio".
         """
         record = 0
         for lines in self._chunks():
@@ -147,7 +157,7 @@ class TrmphReader:
             yield batch
 
     def _chunks(self) -> Iterator[list[_Line]]:
-        """Group the lines so that each group gives at most ``BATCH_ROWS`` records."""
+        """Yield the lines in groups of at most ``BATCH_ROWS`` records."""
         chunk: list[_Line] = []
         records = 0
         for line in self._lines():
@@ -172,13 +182,13 @@ class TrmphReader:
             yield game
 
     def _filled_lines(self) -> Iterator[tuple[int, bytes]]:
-        """Give number and bytes of each line but blank ones; of a line too long, its beginning only."""
+        """Yield number and bytes of each line that is not blank; only the beginning of lines too long."""
         number = 0
         try:
             while line := self._file.readline(_MAX_LINE + 1):
                 number += 1
                 if number == 1:
-                    line = line.removeprefix(BOM_UTF8)  # what some editors put first says nothing
+                    line = line.removeprefix(BOM_UTF8)  # some editors write a byte order mark
                 if (not line or line.isspace()) and len(line) <= _MAX_LINE:
                     number += self._skip_blank_lines()
                     continue
@@ -189,13 +199,13 @@ class TrmphReader:
             self._survive(error)
 
     def _skip_blank_lines(self) -> int:
-        """Pass over the blank lines at hand, all at once, and return how many they are."""
+        """Skip all blank lines in the read buffer at once, and return their number."""
         ahead = self._file.peek()
         blank = ahead[: len(ahead) - len(ahead.lstrip())]
         return self._file.read(blank.rfind(b"\n") + 1).count(b"\n")
 
     def _survive(self, error: FormatError) -> None:
-        """Keep damage of the gzip stream for later if the file is to be salvaged; raise all else."""
+        """Store the error in ``damage`` if the file is opened for salvage and is damaged; else raise it."""
         if error.code not in SALVAGEABLE:
             raise error.at(self.path)
         damage = FormatError(
@@ -227,7 +237,10 @@ class TrmphReader:
         self._spelling[_spelling(parts)] += 1
 
     def _decide_winners(self, lines: list[_Line]) -> None:
-        """Where no winner is stated, the chain on the final board decides: Hex has no draws."""
+        """Set the winner of games that state none from the winning chain on the final board.
+
+        Hex has no draws, so a game without a chain is unfinished and is rejected.
+        """
         undecided = [line for line in lines if not line.reason and line.winner is None]
         for size in sorted({line.board_size for line in undecided}):
             games = [line for line in undecided if line.board_size == size]
@@ -262,7 +275,7 @@ class TrmphReader:
 
 
 def _spelling(parts: TrmphLine) -> str:
-    """Name how a line is written, such as "#13,... b/r"."""
+    """Return the notation of a line, such as "#13,... b/r"."""
     prefix = "http://...#" if parts.url else "#"
     if parts.winner_text is None:
         return f"{prefix}{parts.board_size},..."
@@ -270,7 +283,7 @@ def _spelling(parts: TrmphLine) -> str:
 
 
 def _flatten(games: Sequence[_Line]) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.int64]]:
-    """Return the moves of all games one after the other, and how many each has."""
+    """Return the concatenated moves of all games, and the number of moves of each."""
     moves = [np.empty(0, np.uint16), *(game.moves for game in games)]
     return np.concatenate(moves), np.array([len(game.moves) for game in games], dtype=np.int64)
 
@@ -282,7 +295,7 @@ def _chain_winners(games: Sequence[_Line], n: int) -> npt.NDArray[np.int8]:
 
 
 def _batch(lines: list[_Line], record: int, n: int) -> RawBatch:
-    """Number the records of the lines from ``record`` on, and make a batch of them."""
+    """Return a batch of the lines, whose records are numbered from ``record`` on."""
     counts = np.array([line.records for line in lines], dtype=np.int64)
     firsts = record + np.cumsum(counts) - counts
     is_game = np.array([not line.reason for line in lines])
@@ -295,7 +308,13 @@ def _batch(lines: list[_Line], record: int, n: int) -> RawBatch:
 
 
 def _positions(games: list[_Line], first_records: npt.NDArray[np.int64], n: int) -> pa.RecordBatch:
-    """Return every position of the games as ``raw_schema(n)``; ``first_records`` is (len(games),)."""
+    """Return every position of the games as ``raw_schema(n)``.
+
+    Args:
+        games: The games, in order.
+        first_records: Record number of the first position of each game, (len(games),).
+        n: Cells along an edge.
+    """
     moves, lengths = _flatten(games)
     totals = lengths + 1
     rows = int(totals.sum())
@@ -327,15 +346,15 @@ def _positions(games: list[_Line], first_records: npt.NDArray[np.int64], n: int)
 def write_trmph(
     target: str | Path | IO[str], games: Iterable[tuple[npt.NDArray[np.uint16], int | None]], board_size: int
 ) -> int:
-    """Write games in the newer spelling, ``#13,a1b2c3 b``, one a line.
+    """Write games in the newer notation, ``#13,a1b2c3 b``, one per line.
 
     Args:
-        target: a path, overwritten as UTF-8 text with plain line feeds; or an open text file.
-        games: (moves, winner) of each: cell indices, and ``BLUE``, ``RED`` or None.
-        board_size: of all the games.
+        target: Path, which is overwritten as UTF-8 text with LF line endings; or an open text file.
+        games: Moves and winner of each game: cell indices uint16 (m,), and ``BLUE``, ``RED`` or None.
+        board_size: Cells along an edge, the same for all games.
 
     Returns:
-        How many games were written.
+        The number of games written.
     """
     if isinstance(target, str | Path):
         with Path(target).open("w", encoding="utf-8", newline="\n") as file:
