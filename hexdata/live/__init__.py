@@ -1,6 +1,9 @@
-"""Feeding a trainer with games as they are made: stages on threads, joined by bounded queues.
+"""Live feeding of a trainer with the games of a running self-play: a pipeline of stages that run on threads
+and are joined by bounded queues.
 
-``hub``, ``queue``, ``stage`` and ``pipeline`` are the frame; each other file is a stage, or what one needs.
+A chunk is one game, a frame is one position, and a hand is a tuple of chunks that pass through the pipeline
+together. ``hub``, ``queue``, ``stage`` and ``pipeline`` are the framework. Each other module is a stage, or a
+part of one.
 """
 
 from __future__ import annotations

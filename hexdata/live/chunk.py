@@ -1,4 +1,4 @@
-"""What flows through the stages of a live pipeline: files, chunks (games) and blocks of positions."""
+"""Items that pass between the stages of a live pipeline: files, chunks (games) and blocks of positions."""
 
 from __future__ import annotations
 
@@ -25,76 +25,81 @@ __all__ = [
 ]
 
 PLIES = 1 << 10
-"""More than a game on the largest board has positions (677): what a chunk's number is multiplied with, and
-a ply added to, for the ``position_id`` of a live position."""
+"""Factor between a chunk's number and the ``position_id`` of its positions: ``number * PLIES + ply``. It
+exceeds the number of positions of a game on the largest board (677)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How far a file was read that may still be written to: where it goes on once it has changed."""
+    """State of a reading of a file that may grow. The next reading continues from here."""
 
     games: int
-    """So many games of it, of all splits, are known; they are its first."""
+    """Number of games read, of all splits. They are the first games of the file."""
     records: int
-    """So many records of it, positions and rejected ones, are known."""
+    """Number of records read: positions and rejected records."""
     digest: bytes
-    """``digest_games`` of its games."""
+    """``digest_games`` of the games read."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundFile:
-    """A complete file of the directory that is watched; or, as ``SCANNED``, the end of the first scan."""
+    """A complete file of the watched directory; or, as ``SCANNED``, the end of the first scan."""
 
     path: Path | None
     name: str = ""
-    """Relative to the directory, with forward slashes: what messages and states call it."""
+    """Path relative to the directory, with forward slashes. Messages and states use it."""
     size: int = 0
     after: Reading | None = None
-    """How far it was read before, if it came before and has changed: only what follows is new."""
+    """State of the reading before the file changed: only what follows is new. None for a new file."""
     is_moved: bool = False
-    """Whether ``after`` is of an earlier name, going by the inode: what begins otherwise is a new file."""
+    """Whether ``after`` belongs to an earlier name of the same inode. If the games differ, the file counts as
+    new."""
 
     @property
     def is_mark(self) -> bool:
-        """Whether it is ``SCANNED``: a mark, which no queue drops."""
+        """True for ``SCANNED``, a marker that no queue drops."""
         return self.path is None
 
 
 SCANNED = FoundFile(None)
-"""What comes once, after the files that were there at the start."""
+"""Marker emitted once, after the files that exist at the start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One game: all of its positions that its source has, and what its labels mean already decided.
+    """One game: all the positions that its source has, with values in the store's convention.
 
-    A game that is whole and was played by the rules is its moves: boards are made when they are needed.
-    Any other is a ``block``, with the boards that were found.
+    A complete game that follows the rules is stored as its moves, and its boards are computed on demand. Any
+    other game is stored as a ``block``, with the boards of its source.
     """
 
     board_size: int
     source: str
-    """Name of the file it is from."""
+    """Name of the file that contains the game."""
     place: int
-    """Of its file's chunks, from 0."""
+    """Index of the chunk in its file, from 0."""
     game_hash: bytes
-    """16 bytes, as in ``games.game_hash``: decides the split."""
+    """16 bytes, as in ``games.game_hash``. The split depends on it."""
     moves: npt.NDArray[np.uint16] | None = None
-    """(m,): the game has m + 1 positions, whose policies are the moves; the last has none."""
+    """uint16 (m,): the game has m + 1 positions. The policy of a position is its move; the last position has
+    none. None for a game stored as a ``block``."""
     value: float = 0.0
-    """Of all its positions, in the store's convention: 0.0 blue wins, 1.0 red wins. With ``moves`` alone."""
+    """Value of every position, in the store's convention: 0.0 if blue won, 1.0 if red won. Used with
+    ``moves`` only."""
     tiers: npt.NDArray[np.uint8] | None = None
-    """(m + 1,) value sample tiers by ply, 255 where unknown; None for none. With ``moves`` alone."""
+    """uint8 (m + 1,): value sample tiers by ply, 255 where unknown. None for no tiers. Used with ``moves``
+    only."""
     block: Block | None = None
-    """The fields of a shard's block (``position_id`` and ``game_id`` are not looked at), ply by ply."""
+    """The fields of a shard's block, by ply. ``position_id`` and ``game_id`` are ignored. None for a game
+    stored as ``moves``."""
     flags: tuple[str, ...] = ()
-    """Codes of ``games.findings.Flag`` that the game has, sorted: docs/format.md says what they mean."""
+    """Codes of ``games.findings.Flag`` that apply to the game, sorted. docs/format.md defines them."""
     number: int = -1
-    """Counts the chunks that entered the pool, upward for ever; -1 before."""
+    """Number of the chunk in the pool, counted upward without end; -1 before it enters the pool."""
 
     @property
     def positions(self) -> int:
-        """How many positions it gives."""
+        """Number of positions of the game."""
         if self.moves is not None:
             return len(self.moves) + 1
         assert self.block is not None
@@ -103,29 +108,29 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class ChunkSource:
-    """The chunks of one file, or the end of the first scan (``file`` is ``SCANNED``)."""
+    """The chunks of one file; or the end of the first scan, if ``file`` is ``SCANNED``."""
 
     file: FoundFile
     chunks: list[Chunk] = field(default_factory=list)
     reading: Reading | None = None
-    """How far the file was read, if it may go on; None where all of it was there."""
+    """State of the reading, if the file may grow; None if it is complete."""
 
     @property
     def is_mark(self) -> bool:
-        """Whether it is the end of the first scan: a mark, which no queue drops."""
+        """True for the end of the first scan, a marker that no queue drops."""
         return self.file.is_mark
 
 
 def digest_games(chunks: Iterable[Chunk]) -> bytes:
-    """Return 16 bytes that say which games these are, and in which order."""
+    """Return a digest of 16 bytes that identifies these games and their order."""
     return hashlib.blake2b(b"".join(chunk.game_hash for chunk in chunks), digest_size=16).digest()
 
 
 def begins_as(chunks: Sequence[Chunk], reading: Reading) -> bool:
-    """Say whether the games of a file begin with those of an earlier reading of it."""
+    """Return whether the first games of a file are those of an earlier reading of it."""
     first = chunks[: reading.games]
     return len(first) == reading.games and digest_games(first) == reading.digest
 
 
 NOTHING_READ = Reading(0, 0, digest_games([]))
-"""How far a file was read that could not be used."""
+"""A reading of no games, used for files that could not be read."""

@@ -1,6 +1,7 @@
-"""The stage where a function of the user's rewrites what games teach: improved values, policies of a search.
+"""The stage that replaces the targets of games by those that a user's function returns, such as improved
+values or search policies.
 
-The boards stay as they are, and so does every target that the function does not give.
+The boards stay as they are, and so does every target that the function does not return.
 """
 
 from __future__ import annotations
@@ -26,34 +27,35 @@ _SUM_TOLERANCE: Final = 1e-3
 
 @dataclass(frozen=True)
 class Targets:
-    """New targets of the m positions of a game; None leaves a target as it is."""
+    """New targets for the m positions of a game. None leaves a target as it is."""
 
     value: npt.ArrayLike | None = None
-    """(m,), each from 0 (blue wins) to 1 (red wins)."""
+    """Values, shape (m,), each from 0 (blue wins) to 1 (red wins)."""
     policy: npt.ArrayLike | None = None
-    """(k, n·n), no number below 0, each row with the sum 1."""
+    """Policies, shape (k, n·n), with no negative number; each row sums to 1."""
     rows: npt.ArrayLike | None = None
-    """(k,) ascending: the positions that the policies are of, from 0; None for all, so that k = m."""
+    """Indices of the positions that the policies belong to, shape (k,), ascending, from 0. None for all
+    positions; then k = m."""
 
 
 Relabel = Callable[[Chunk, Block], Targets | None]
-"""Gets a game and its positions, as a block of all fields of ``formats.shards.block_fields``, ply by ply and
-read-only; gives the new targets, or None to leave the game as it is. With several threads it is called by
-all of them at once."""
+"""Signature of the function. Its arguments are a game and its positions, as a read-only block of all shard
+fields, by ply. It returns the new targets, or None to leave the game as it is. With several threads, the
+function runs concurrently."""
 
 
 class ChunkRelabeller(Transform):
-    """Hands on games with the targets that a function gives: hands in, hands out.
+    """Replaces the targets of games by those that a function returns: hands in, hands out.
 
-    An error in the function, or targets that cannot be used, stop the pipeline, and the error names the
-    game. Counted are ``relabelled`` games and those left ``as_they_are``.
+    An error in the function, or targets that cannot be used, stop the pipeline; the error names the game. The
+    counts are ``relabelled`` and ``as_they_are`` (games).
 
     Args:
-        relabel: the function, or where to import it from: ``"package.module:function"``.
-        threads: of the stage.
+        relabel: Function, or its import path: ``"package.module:function"``.
+        threads: Number of threads of the stage. Default 1.
 
     Raises:
-        ConfigError: there is no such function.
+        ConfigError: The function does not exist or is not callable.
     """
 
     def __init__(self, *, relabel: Relabel | str, threads: int = 1) -> None:
@@ -105,7 +107,7 @@ def _find_function(relabel: Relabel | str) -> Relabel:
 
 
 def _read_only(block: Block) -> Block:
-    """Return the same arrays in a way that a function cannot write to them."""
+    """Return read-only views of the arrays, so that a function cannot modify them."""
     views = {name: array.view() for name, array in block.items()}
     for view in views.values():
         view.flags.writeable = False
@@ -120,7 +122,7 @@ def _check_values(chunk: Chunk, values: npt.ArrayLike) -> npt.NDArray[np.float32
 
 
 def _check_policies(chunk: Chunk, block: Block, targets: Targets) -> Block:
-    """Return the dense policies of a game: the new ones, and those that it had where there is no new one."""
+    """Return the dense policies of a game: the new ones, and the old ones of positions without a new one."""
     cells = chunk.board_size * chunk.board_size
     rows = np.asarray(np.arange(chunk.positions) if targets.rows is None else targets.rows)
     if (
@@ -145,7 +147,9 @@ def _check_policies(chunk: Chunk, block: Block, targets: Targets) -> Block:
 
 
 def _numbers(chunk: Chunk, name: str, values: Any, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
-    """Return numbers of a function's as float32 of a shape, finite, a copy."""
+    """Return a copy of the numbers as finite float32 of the expected shape; raise InputError if they do not
+    fit.
+    """
     try:
         array = np.asarray(values)
     except ValueError as error:

@@ -1,7 +1,7 @@
-"""The stage that opens files and takes the games out of them. A bad file is counted and named, and no more.
+"""The stage that reads files and extracts their games. It counts and names a bad file, and continues.
 
-What games are in a file, what they are called and what their labels mean is found out by ``games``; how
-the bytes are read is known to ``formats``. Never finds out that a file has changed, and repairs nothing.
+``games`` groups and names the games and determines the meaning of their labels; ``formats`` reads the bytes.
+This module does not detect changed files, and it repairs nothing.
 """
 
 from __future__ import annotations
@@ -42,30 +42,30 @@ from hexdata.text import printable
 __all__ = ["ChunkSourceLoader"]
 
 NAMED: Final = 20
-"""So many of the last bad files are remembered by name."""
+"""Number of bad files whose names are kept: the latest ones."""
 
 
 @dataclass(frozen=True)
 class _Content:
-    """What is in a file."""
+    """The content of a file."""
 
     found: Found
     split: str | None = None
-    """Which split its name says that it is of."""
+    """Split that the file name states; None if it states none."""
     records: int | None = None
-    """How many it has, if more may come at its end: of a text."""
+    """Number of records read, if the file is a text, which may grow; otherwise None."""
     passed_over: Counter[str] = field(default_factory=Counter)
-    """Reasons of rejected records that were counted when the file came before."""
+    """Reasons of rejected records that an earlier reading of the file counted."""
 
     @property
     def chunks(self) -> list[Chunk]:
-        """Its games, of all splits."""
+        """Games of the file, of all splits."""
         return self.found.chunks
 
 
 @runtime_checkable
 class _Finder(Protocol):
-    """What finds files again that have changed, if it is told how far they were read."""
+    """A stage that emits a changed file again, and needs to know how far each file was read."""
 
     def expect_readings(self) -> None: ...
 
@@ -75,41 +75,43 @@ class _Finder(Protocol):
 
 
 class ChunkSourceLoader(Transform):
-    """Turns :class:`FoundFile` into :class:`ChunkSource`: TRMPH games, legacy pickles, shards of hexdata.
+    """Reads the games of each file: :class:`FoundFile` in, :class:`ChunkSource` out. Reads TRMPH games,
+    legacy pickles and hexdata shards.
 
-    The content of a file tells what it is. Games are told apart, named and judged as ``convert`` does it,
-    but file by file, and duplicates are not looked for. Where the positions of a file come from everywhere
-    (shards, pickles that were shuffled), ids tell its games apart, and one of which the file has only a
-    part is named by them. The name of a game decides its split; but a shard, where ``export`` named it, is of
-    the split that it says. Positions of no known game are counted and left out.
+    The format is detected from the content of the file. Games are grouped, named and checked as in
+    ``convert``, but file by file, and without a search for duplicates. If the positions of a file are from
+    many files (shards, shuffled pickles), ids group them into games, and an incomplete game is named by its
+    id. The name of a game determines its split; a shard with a name that ``export`` gave it belongs to the
+    split in that name. Positions of no known game are counted and left out.
 
-    A stage that has ``expect_readings`` is told of each file how far it was read, so that the file may come
-    again once it has changed: a bad one, one that could not be opened, and a text, which may go on. Of a text
-    that comes again, the games that came before are left out; one that does not begin with them is bad
-    ("rewritten").
+    A stage with ``expect_readings`` is notified how far each file was read. It may emit a file again once the
+    file has changed: a bad file, a file that could not be opened, or a text, which may grow. If a text is
+    emitted again, the games of earlier readings are left out. A text that no longer starts with those games
+    is bad ("rewritten").
 
-    With several threads the chunks are the same, but sources may overtake each other, and the end of the
-    first scan the last of its files.
+    With several threads the chunks are the same, but the order of sources may change, and the end of the
+    first scan may precede the last files of that scan.
 
-    Counted are ``files``, ``games`` and ``positions`` that were passed on, ``other_split`` (games), ``loose``
-    (positions of no known game), ``rejected`` (records), ``bad_files``, and by the code of the reason
-    ``rejected.CODE`` and ``bad.CODE``. A file without a game is bad as well. One that comes again is counted
-    as bad each time, and as good once.
+    The counts are ``files``, ``games`` and ``positions`` (passed on), ``other_split`` (games), ``loose``
+    (positions of no known game), ``rejected`` (records), ``bad_files``, and for each reason code
+    ``rejected.CODE`` and ``bad.CODE``. A file without a game is also bad. A file that is emitted again is
+    counted as bad each time and as good once.
 
     Args:
-        board_size: of all games; a file of another size is bad. None for that of the first good file.
-        value_convention: what the values of a file mean whose games and layout do not show it; with "auto",
-            such a file is bad.
-        split: "train", "val" or "test": games of other splits are left out. None for all games.
-        val: share of the games in the validation split.
-        test: share of the games in the test split.
-        max_file_bytes: a larger file is bad.
-        max_positions: a file of more positions, with the records that are none, is bad. Memory is 100 to
-            400 bytes for each of them.
-        threads: of the stage.
+        board_size: Board size n of all games; a file of another size is bad. None (default) for the size of
+            the first good file.
+        value_convention: Meaning of the values in files where neither the games nor the layout show it. With
+            "auto" (default), such a file is bad.
+        split: "train", "val" or "test" to leave out the games of other splits. None (default) for all games.
+        val: Share of the games in the validation split. Default 0.05.
+        test: Share of the games in the test split. Default 0.01.
+        max_file_bytes: Maximum size of a file in bytes; a larger file is bad. Default 1 GiB.
+        max_positions: Maximum number of records in a file, rejected ones included; a file with more is bad.
+            Each record takes 100 to 400 bytes of memory. Default 2,000,000.
+        threads: Number of threads of the stage. Default 1.
 
     Raises:
-        ConfigError: an option cannot be used.
+        ConfigError: An option cannot be used.
     """
 
     def __init__(
@@ -147,13 +149,13 @@ class ChunkSourceLoader(Transform):
         self._finder: _Finder | None = None
 
     def meet(self, stages: Sequence[Stage]) -> None:
-        """Find who is to know how far files were read."""
+        """Find the stage that needs to know how far files were read."""
         self._finder = next((stage for stage in stages if isinstance(stage, _Finder)), None)
         if self._finder is not None:
             self._finder.expect_readings()
 
     def process(self, item: FoundFile) -> Iterable[ChunkSource]:
-        """Open one file; a bad one gives nothing."""
+        """Read one file; return nothing for a bad file."""
         if item.path is None:
             return [ChunkSource(SCANNED)]
         try:
@@ -181,7 +183,7 @@ class ChunkSourceLoader(Transform):
         return self._pass_on(source)
 
     def _pass_on(self, source: ChunkSource) -> list[ChunkSource]:
-        """Count a file that was read; give it, unless it has come before and there is nothing new."""
+        """Count a file that was read and return it, unless it was read before and has no new games."""
         before = source.file.after
         self.count("files", int(before is None or not before.games))
         self.count("games", len(source.chunks))
@@ -209,24 +211,26 @@ class ChunkSourceLoader(Transform):
             self.count(f"rejected.{reason}", amount)
 
     def read(self, file: FoundFile, stopping: threading.Event | None = None) -> ChunkSource:
-        """Return the games of a file that are of the split, in the file's order; none that came before.
+        """Return the games of a file that belong to the split, in the file's order, without those of earlier
+        readings.
 
-        The same file gives the same games. What is left out of it is counted; a bad file is not.
+        The same file always gives the same games. Games and records that are left out are counted; a bad file
+        is not.
 
         Args:
-            file: one that was found; of ``after``, only the numbers count.
-            stopping: when it is set, reading ends early.
+            file: File to read. Of ``after``, only the numbers of games and records are used.
+            stopping: Event that ends the reading early. None (default) to read the whole file.
 
         Raises:
-            InputError: the file is bad; its ``code`` says why.
-            OSError: it cannot be read, or is not there.
+            InputError: The file is bad; its ``code`` gives the reason.
+            OSError: The file does not exist or cannot be read.
             Stopped: ``stopping`` was set.
         """
         assert file.path is not None
         return self._source(file, self._find(file, file.path, stopping))
 
     def _source(self, file: FoundFile, found: _Content) -> ChunkSource:
-        """Return what is new in a file and of the split."""
+        """Return the games of a file that are new and belong to the split."""
         new = found.chunks[file.after.games :] if file.after else found.chunks
         chunks = [chunk for chunk in new if self.split in (None, found.split or self._split_of(chunk))]
         self.count("other_split", len(new) - len(chunks))
@@ -236,7 +240,9 @@ class ChunkSourceLoader(Transform):
         return ChunkSource(file, chunks, reading)
 
     def _find(self, file: FoundFile, path: Path, stopping: threading.Event | None) -> _Content:
-        """Return all that is in a file, whatever came before; errors as :meth:`read` has them."""
+        """Return the whole content of a file, also games of earlier readings. Raises the errors of
+        :meth:`read`.
+        """
         if file.size > self.max_file_bytes:
             raise _too_large(path, f"{file.size:,} bytes", f"{self.max_file_bytes:,}", "max_file_bytes")
         if looks_like_shard(path):
@@ -297,7 +303,10 @@ class ChunkSourceLoader(Transform):
         return found_games(file.name, raw, sizes.pop(), mixed=True, sure_ids=True, convention="blue-is-0")
 
     def _go_on(self, path: Path, records: int, stopping: threading.Event | None) -> None:
-        """Be asked, while a file is read, whether to read on: records that are no positions take time too."""
+        """Raise if the reading has to end: the pipeline stops, or the file has too many records.
+
+        Rejected records count too, because they also take time.
+        """
         if stopping is not None and stopping.is_set():
             raise Stopped
         if records > self.max_positions:
@@ -305,7 +314,7 @@ class ChunkSourceLoader(Transform):
             raise _too_large(path, found, f"{self.max_positions:,}", "max_positions")
 
     def _hold_size(self, size: int) -> None:
-        """See that a good file's boards have the size of all others; the first one says which."""
+        """Check that the boards have the size of all others; the first good file sets it."""
         with self._lock:
             self.board_size = self.board_size or size
         if size != self.board_size:
@@ -317,11 +326,11 @@ class ChunkSourceLoader(Transform):
             )
 
     def state(self) -> dict[str, Any]:
-        """Return the size of the boards."""
+        """Return the board size."""
         return {"board_size": self.board_size}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on with the size of the boards."""
+        """Restore the board size."""
         self.board_size = state["board_size"]
 
     def notes(self) -> dict[str, Any]:

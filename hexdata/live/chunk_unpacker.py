@@ -1,6 +1,6 @@
-"""The stage that turns games into positions, and decides which of a game's positions come.
+"""The stage that turns games into positions and selects the positions of each game.
 
-All games of a hand at once, in NumPy; never keeps a game.
+NumPy processes all games of a hand at once. The stage keeps no game.
 """
 
 from __future__ import annotations
@@ -29,37 +29,37 @@ Int64Array = npt.NDArray[np.int64]
 _NOT_ELIGIBLE: Final = np.uint64(1 << 63)
 _USED: Final = np.uint64(1 << 62)
 _DRAWN_BITS: Final = np.uint64((1 << 62) - PLIES)
-"""The bits of a position's key that are drawn: those between the mark of use and the ply."""
+"""The random bits of a position's key: those between the mark of use and the ply."""
 
 
 class ChunkUnpacker(Transform):
-    """Turns hands of games into blocks of positions: all fields of ``formats.shards.block_fields``.
+    """Turns hands of games into blocks of positions, with all fields of a shard's block.
 
-    ``game_id`` is the number of the chunk, and ``position_id`` that number times ``PLIES`` plus the place of
-    the position in its chunk, so both are the same whenever the game comes round again. A block has its
-    games in the order of the hand and their positions by ply, except that games that are not their moves
-    come last; the sampler mixes them.
+    ``game_id`` is the number of the chunk. ``position_id`` is that number times ``PLIES`` plus the index of
+    the position in its chunk. Both stay the same each time the game is drawn. A block contains its games in
+    the order of the hand and their positions by ply, except that games stored as blocks follow those stored
+    as moves. The sampler mixes the positions later.
 
-    Each time that a game comes, other positions of it are drawn, until all have been used; then all may be
-    drawn again. Where fewer than wanted have not been used, those come, and of the others as many as it
-    takes. No position comes twice at once.
+    Each time a game is drawn, positions of it are selected that have not been used, until all have been used;
+    then all are available again. If fewer unused positions are left than wanted, all of them are selected,
+    and used ones fill up the rest. A position is selected at most once for each draw of its game.
 
-    Counted are ``games`` and ``positions``.
+    The counts are ``games`` and ``positions``.
 
     Args:
-        seed: of the draws, with the number of the chunk and how often it has come.
-        pool_size: of the pool: what is known of a game is forgotten when one comes whose number is that
-            much higher, as the pool has let go of it.
-        positions_per_game: so many of each game come each time, or all if it has fewer; "all" or None for
-            all of every game.
-        position_sampling_rate: instead, where it is given: the share of a game's positions that come each
-            time, as many whole positions, and one more by chance, so that the rate is met on average. A
-            short game may give none.
-        final_positions: False leaves out positions without a policy.
-        threads: of the stage.
+        seed: Seed of the draws, which also depend on the number of the chunk and on how often it was drawn.
+        pool_size: Number of games in the pool. The unpacker discards its record of a game when a game arrives
+            whose number is higher by ``pool_size``: the pool has evicted the old game by then.
+        positions_per_game: Number of positions selected each time a game is drawn, or all if the game has
+            fewer. "all" or None for all positions of every game. Default 8.
+        position_sampling_rate: Share of a game's positions selected each time, above 0 and at most 1;
+            replaces ``positions_per_game``. The number is rounded up or down at random, so that the mean
+            equals the rate; a short game may give no position. Default None.
+        final_positions: False leaves out positions without a policy. Default True.
+        threads: Number of threads of the stage. Default 1.
 
     Raises:
-        ConfigError: the rate is not above 0 and at most 1, or a count is below 1.
+        ConfigError: The rate is not above 0 and at most 1, or a count is below 1.
     """
 
     def __init__(
@@ -82,19 +82,19 @@ class ChunkUnpacker(Transform):
         self._drawing = threading.Lock()
 
     def process(self, item: tuple[Chunk, ...]) -> Iterable[Block]:
-        """Return the positions that are drawn of a hand: as a rule one block."""
+        """Return the selected positions of a hand: usually one block."""
         return [block for hand in self.uses.apart(item) for block in self._unpack(hand)]
 
     def state(self) -> dict[str, Any]:
-        """Return which positions of which games have been used."""
+        """Return which positions of each game have been used."""
         return self.uses.state()
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from a state."""
+        """Restore a state that :meth:`state` returned."""
         self.uses.load_state(state)
 
     def _unpack(self, hand: Sequence[Chunk]) -> Iterator[Block]:
-        """Unpack games none of which comes twice; nothing where no position is drawn."""
+        """Yield the selected positions of distinct games as one block; nothing if none is selected."""
         self._check(hand)
         eligible = self._eligible(hand)
         if self.per_game is None and self.rate == 1.0:
@@ -110,13 +110,13 @@ class ChunkUnpacker(Transform):
             yield unpack_chunks(hand, picked)
 
     def _wanted(self, available: Int64Array, draws: npt.NDArray[np.float64]) -> Int64Array:
-        """Return how many positions are to come of games with so many: int64 (g,), from draws in [0, 1)."""
+        """Return the number of positions to select per game, int64 (g,), for draws in [0, 1)."""
         if self.per_game is not None:
             return np.minimum(available, self.per_game)
         return np.floor(available * self.rate + draws).astype(np.int64)
 
     def _eligible(self, hand: Sequence[Chunk]) -> Bools:
-        """Say which places of the table (games, most positions of one) are positions that may come."""
+        """Return which positions may be selected: bool (games, positions of the longest game)."""
         lengths = np.array([chunk.positions for chunk in hand])
         eligible = np.arange(lengths.max())[np.newaxis] < lengths[:, np.newaxis]
         if self.final_positions:
@@ -133,10 +133,10 @@ class ChunkUnpacker(Transform):
         return eligible
 
     def _check(self, hand: Sequence[Chunk]) -> None:
-        """See that a hand can be unpacked.
+        """Check that a hand can be unpacked.
 
         Raises:
-            StoreError: a game has no number or too many positions, or boards are of different sizes.
+            StoreError: A game has no number or an invalid number of positions, or board sizes differ.
         """
         for chunk in hand:
             if chunk.board_size != hand[0].board_size:
@@ -171,19 +171,19 @@ def _check_rate(rate: object) -> float:
 
 
 class Uses:
-    """Which positions of the games in the pool have been used, and which come next.
+    """Table of the positions already used, for the games in the pool; selects the next positions of a game.
 
-    One row a game: a bit for each of its positions, and how often it has come. A game has the row of its
-    number modulo ``pool_size``, so a row is taken over by the first game that comes so much later.
+    Each row belongs to one game and contains a bit for each position and the number of draws. The row of a
+    game is its number modulo ``pool_size``; a later game with the same remainder replaces it.
 
     Args:
-        seed: of the draws.
-        pool_size: rows.
+        seed: Seed of the draws.
+        pool_size: Number of rows.
     """
 
     def __init__(self, seed: int, pool_size: int) -> None:
         self._size = pool_size
-        # Zeros, and numbers from 1, so that a large table takes no memory before it is used.
+        # Zero is free, and numbers are stored plus 1: untouched pages of zeros take no memory.
         self._owner = np.zeros(pool_size, np.int64)
         self._times = np.zeros(pool_size, np.uint64)
         self._bits = np.zeros((pool_size, 0), np.uint8)
@@ -193,7 +193,7 @@ class Uses:
         self._ply_key = derive_key(seed, "live", "unpack", "ply")
 
     def apart(self, hand: Sequence[Chunk]) -> Iterator[Sequence[Chunk]]:
-        """Cut a hand wherever a row would be asked for a second time, so that each draw knows the last."""
+        """Split a hand before a row repeats, so that each draw sees the result of the last one."""
         rows: set[int] = set()
         start = 0
         for place, chunk in enumerate(hand):
@@ -206,19 +206,19 @@ class Uses:
             yield hand[start:]
 
     def draw(self, numbers: Int64Array, eligible: Bools, wanted: Any) -> Bools:
-        """Draw positions of games, and note that they have been used.
+        """Select positions of games and mark them as used.
 
         Args:
-            numbers: of the games, (g,), no two of one row.
-            eligible: which of the places of each game may be drawn: (g, places).
-            wanted: gives how many to draw, int64 (g,), at most those that may be, from the number of those
-                and a draw in [0, 1) for each game.
+            numbers: Numbers of the games, int64 (g,), no two with the same row.
+            eligible: Positions that may be selected, bool (g, p).
+            wanted: Function of the number of eligible positions and a draw in [0, 1) per game. It returns the
+                number of positions to select, int64 (g,), at most the eligible ones.
 
         Returns:
-            bool (g, places): those drawn, of those not used yet uniformly without replacement.
+            Selected positions, bool (g, p): drawn uniformly without replacement from those not yet used.
 
-        Each position has a key: whether it may not be drawn, whether it is used, 52 bits that are drawn for
-        (game, time, ply), and its ply, so that no two are equal. Those with the lowest keys are drawn.
+        The positions with the lowest keys are selected. The parts of a key, from the highest bit: not
+        eligible; used; 52 random bits for (game, time, ply); ply. No two keys of a game are equal.
         """
         rows = numbers % self._size
         places = eligible.shape[1]
@@ -237,7 +237,7 @@ class Uses:
         drawn: Bools = np.less_equal(keys, last[:, np.newaxis]) & np.greater(count, 0)[:, np.newaxis]
 
         left = eligible & ~used & ~drawn
-        # Where none is left unused, what was drawn a second time is all that has been used of the next round.
+        # Once all positions are used, a new round starts: only the used ones selected now count for it.
         used = np.where(left.any(axis=1, keepdims=True), used | drawn, used & drawn)
         self._bits[rows] = 0
         packed = np.packbits(used, axis=1)
@@ -246,12 +246,12 @@ class Uses:
         return drawn
 
     def state(self) -> dict[str, Any]:
-        """Return the rows that are in use."""
+        """Return the rows in use."""
         rows = np.flatnonzero(self._owner)
         return {"owner": self._owner[rows], "times": self._times[rows], "bits": self._bits[rows]}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take up the rows of a state."""
+        """Restore the rows of a state."""
         rows = (state["owner"] - 1) % self._size
         self._widen(8 * state["bits"].shape[1])
         self._owner[rows] = state["owner"]
@@ -259,13 +259,13 @@ class Uses:
         self._bits[rows, : state["bits"].shape[1]] = state["bits"]
 
     def _widen(self, places: int) -> None:
-        """Make room for the bits of games with so many positions."""
+        """Enlarge the rows to hold ``places`` bits."""
         missing = (places + 7) // 8 - self._bits.shape[1]
         if missing > 0:
             self._bits = np.pad(self._bits, ((0, 0), (0, missing)))
 
     def _take_over(self, rows: Int64Array, numbers: Int64Array) -> None:
-        """Forget the games that had these rows before."""
+        """Clear the rows that belong to other games, and assign them to these."""
         new = rows[self._owner[rows] != numbers + 1]
         self._times[new] = 0
         self._bits[new] = 0

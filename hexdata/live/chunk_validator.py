@@ -24,31 +24,30 @@ UNFIT: Final = tuple(
         Flag.WINNER_CONTRADICTS_VALUE,
     )
 )
-"""The flags of games that a trainer would learn something wrong from.
+"""Flags of games that would teach a trainer something wrong.
 
-Boards that no game has (``impossible-stones``, ``repeated-move``), values against the chain on the board
-or against the winner that is named, a policy on an occupied cell, and a player who cannot be to move.
+They are: impossible boards (``impossible-stones``, ``repeated-move``), values that contradict the chain on
+the board or the named winner, a policy on an occupied cell, and a player who cannot be to move.
 
-The other flags stay in: the positions of such games are right, but some are missing, they are mirrored
-(``colours-swapped``), there are copies of them, their tiers are unusual, or nobody can say more
-(``no-chain``, ``value-not-constant``: improved values are not constant either).
-"""
+Games with other flags pass, because their positions are right: some are missing, they are mirrored
+(``colours-swapped``), copies of them exist, their tiers are unusual, or nothing more is known (``no-chain``,
+``value-not-constant``: improved values are not constant either)."""
 
 
 class ChunkValidator(Transform):
-    """Hands on the games that are fit for training: hands in, hands out; an empty hand is no hand.
+    """Passes on the games that are fit for training: hands in, hands out. An empty hand is dropped.
 
-    Counted are ``passed`` and, by reason, ``left_out.FLAG``, ``left_out.short`` and ``left_out.long``. A
-    game with several reasons counts for each, and once in ``left_out``.
+    The counts are ``passed``, ``left_out``, and for each reason ``left_out.FLAG``, ``left_out.short`` and
+    ``left_out.long``. A game with several reasons counts once for each, and once in ``left_out``.
 
     Args:
-        flags: codes of ``games.findings.Flag``; a game that has one of them is left out.
-        min_positions: fewest positions of a game.
-        max_positions: most; None for no limit.
-        threads: of the stage.
+        flags: Codes of ``games.findings.Flag``; a game with one of them is left out. Default ``UNFIT``.
+        min_positions: Minimum number of positions of a game. Default 1.
+        max_positions: Maximum number of positions of a game. None (default) for no limit.
+        threads: Number of threads of the stage. Default 1.
 
     Raises:
-        ConfigError: there is no such flag, or the limits leave no game.
+        ConfigError: A flag is unknown, or the limits exclude every game.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
-"""How often a batch of a live pipeline holds two positions of one game: what theory says of its sizes.
+"""Expected number of position pairs from one game in a batch of a live pipeline.
 
-Pure arithmetic; docs/live.md derives it.
+This is pure arithmetic; docs/live.md derives it.
 """
 
 from __future__ import annotations
@@ -14,20 +14,21 @@ __all__ = ["expected_pairs"]
 
 
 def expected_pairs(batch_size: int, reservoir: int, pool_size: int, per_visit: float) -> float:
-    """Return the expected number of pairs of positions of one game in a batch, once a pipeline runs evenly.
+    """Return the expected number of pairs of positions from one game in a batch, in the steady state.
 
-    A position leaves the reservoir after a time that is geometric, with a mean of ``reservoir`` steps. So two
-    positions of a batch came in at times whose difference is that of two such times. They are of one game
-    if they came in by the same visit of it, or by visits of it in different passes over the pool.
+    The time that a position spends in the reservoir is geometric, with a mean of ``reservoir`` steps. The
+    entry times of two positions of a batch therefore differ by the difference of two such times. The two are
+    from one game if they entered in the same visit of it, or in visits of it in different passes over the
+    pool.
 
     Args:
-        batch_size: positions; far below ``reservoir``.
-        reservoir: positions; far above ``per_visit``.
-        pool_size: games that are drawn from, each once a pass.
-        per_visit: positions that a game gives each time it is drawn, the same of every game.
+        batch_size: Positions in a batch; far below ``reservoir``.
+        reservoir: Positions in the reservoir; far above ``per_visit``.
+        pool_size: Games in the pool, each drawn once per pass.
+        per_visit: Positions that each draw of a game gives, the same for all games.
 
     Raises:
-        ConfigError: a size is below 1.
+        ConfigError: A size is below 1.
     """
     check_count("batch_size", batch_size, 1)
     check_count("reservoir", reservoir, 1)

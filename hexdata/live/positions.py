@@ -1,6 +1,6 @@
-"""The positions of games, as blocks: of games that are their moves, the boards are made here.
+"""Conversion of games into blocks of positions; computes the boards of games stored as moves.
 
-Whole hands of games at once. Never decides which positions come.
+Whole hands of games are converted at once. The caller selects the positions.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ Bools = npt.NDArray[np.bool_]
 
 
 def unpack_chunks(hand: Sequence[Chunk], picked: Bools) -> Block:
-    """Return some positions of games, with all fields of ``formats.shards.block_fields``.
+    """Return the selected positions of games, with all fields of a shard's block.
 
     Args:
-        hand: games on boards of one size, each with its number.
-        picked: which positions, at least one: (games, places). Places beyond a game's positions are False.
+        hand: Numbered games on boards of one size.
+        picked: Selected positions, at least one: bool (games, positions of the longest game). False beyond
+            the end of a game.
 
     Returns:
-        The positions of games that are their moves, game after game, each by ply; then those of the others.
+        A block: first the positions of games stored as moves, game after game, by ply; then those of the
+            others.
     """
     whole = np.array([chunk.moves is not None for chunk in hand])
     blocks = []
@@ -41,14 +43,14 @@ def unpack_chunks(hand: Sequence[Chunk], picked: Bools) -> Block:
 
 
 def _played(hand: Sequence[Chunk], picked: Bools) -> Block:
-    """Make the positions of games that are their moves."""
+    """Return the selected positions of games stored as moves."""
     games = [chunk.moves for chunk in hand if chunk.moves is not None]
     moves = np.concatenate(games)
     lengths = np.array([len(game) for game in games])
     game, ply = np.nonzero(picked)
     starts = np.concatenate(([0], np.cumsum(lengths[:-1] + 1)))
     rows = starts[game] + ply
-    # The moves of each game and then a place without one: what is played at each position.
+    # The move at each position; the last position of each game has none.
     played = np.insert(moves, np.cumsum(lengths), NO_MOVE)
     tiers = np.full(len(played), NO_TIER, np.uint8)
     for start, chunk in zip(starts.tolist(), hand, strict=True):
@@ -69,7 +71,7 @@ def _played(hand: Sequence[Chunk], picked: Bools) -> Block:
 
 
 def _found(chunk: Chunk, places: npt.NDArray[np.intp]) -> Block:
-    """Take positions whose boards were found."""
+    """Return positions of a game stored as a block."""
     assert chunk.block is not None
     taken = take_rows(chunk.block, places)
     taken["game_id"] = np.full(len(places), chunk.number, np.int64)

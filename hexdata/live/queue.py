@@ -1,4 +1,4 @@
-"""The bounded queues between the stages of a live pipeline, and what they do when they are full."""
+"""Bounded queues between the stages of a live pipeline, with their overflow behaviour."""
 
 from __future__ import annotations
 
@@ -14,20 +14,24 @@ __all__ = ["OVERFLOWS", "Overflow", "Queue"]
 Item = TypeVar("Item")
 
 Overflow = Literal["block", "drop-new", "keep-newest"]
-"""What becomes of an item for which there is no room: its producer waits; it is dropped; or the oldest
-item in the queue is."""
+"""Action of a full queue: the producer waits ("block"), the new item is dropped ("drop-new"), or the oldest
+item is dropped ("keep-newest")."""
 OVERFLOWS: Final = get_args(Overflow)
 
 
 class Queue(Generic[Item]):
-    """A queue of at most ``capacity`` items, for any number of producers and consumers.
+    """Queue of at most ``capacity`` items, for any number of producers and consumers.
 
-    An item that says of itself that it ``is_mark`` takes no room, and is never dropped: what waits for such a
-    mark would wait for ever. Counts are those of the queue's whole life: ``put`` accepted, ``taken``, and
-    ``dropped``.
+    An item whose ``is_mark`` is true does not count towards the capacity and is never dropped, because a
+    stage may wait for it. ``accepted``, ``taken`` and ``dropped`` count items over the lifetime of the queue.
+
+    Args:
+        hub: Hub of the pipeline.
+        capacity: Maximum number of items, at least 1.
+        overflow: Action when the queue is full. Default "block".
 
     Raises:
-        ConfigError: the capacity is below 1, or the overflow behaviour unknown.
+        ConfigError: The capacity is below 1, or the overflow behaviour is unknown.
     """
 
     def __init__(self, hub: Hub, capacity: int, overflow: Overflow = "block") -> None:
@@ -39,9 +43,9 @@ class Queue(Generic[Item]):
         self.taken = 0
         self.dropped = 0
         self.filled = hub.channel()
-        """Notified when there is something to take, or will never be."""
+        """Notified when an item is available, or when the queue is closed."""
         self.emptied = hub.channel()
-        """Notified when there is room."""
+        """Notified when the queue has space."""
         self._items: deque[Item] = deque()
         self._marks = 0
         self._closed = False
@@ -50,36 +54,36 @@ class Queue(Generic[Item]):
         return len(self._items)
 
     def put(self, item: Item) -> None:
-        """Append an item; where there is no room, do what ``overflow`` says.
+        """Append an item; if the queue is full, act as ``overflow`` states.
 
         Raises:
-            Stopped: the pipeline has stopped.
+            Stopped: The pipeline has stopped.
         """
         self.hub.wait_for(lambda: self.accept(item), channel=self.emptied)
 
     def take(self, timeout: float | None = None) -> Item | None:
-        """Take the oldest item; None after ``timeout`` seconds without one.
+        """Remove and return the oldest item; return None after ``timeout`` seconds without one.
 
         Raises:
-            Stopped: the queue is closed and empty, or the pipeline has stopped.
+            Stopped: The queue is closed and empty, or the pipeline has stopped.
         """
         return self.hub.wait_for(self.pop, timeout, self.filled)
 
     def close(self) -> None:
-        """Say that nothing more comes: what is there can still be taken. Its producers have ended."""
+        """Close the queue: its producers have ended. Consumers can still take the remaining items."""
         self.hub.change(self._close)
 
     def contents(self) -> list[Item]:
-        """Return what is in the queue, the oldest first. No worker changes it: the pipeline is paused."""
+        """Return the items in the queue, oldest first. The pipeline must be paused."""
         return self.hub.change(lambda: list(self._items))
 
     def restore(self, items: Iterable[Item]) -> None:
-        """Put items back that :meth:`contents` gave, whatever the capacity. Nothing has been put yet."""
+        """Append items that :meth:`contents` returned to an unused queue, even above the capacity."""
         for item in items:
             self._append(item)
 
     def accept(self, item: Item) -> bool | None:
-        """Put an item without waiting, under the hub's lock; None where its producer is to wait."""
+        """Append an item without waiting, under the hub's lock; return None if the producer has to wait."""
         if len(self._items) - self._marks >= self.capacity and not _is_mark(item):
             if self.overflow == "block":
                 return None
@@ -93,10 +97,11 @@ class Queue(Generic[Item]):
         return True
 
     def pop(self) -> Item | None:
-        """Take an item without waiting, under the hub's lock; None where its consumer is to wait.
+        """Remove and return an item without waiting, under the hub's lock; return None if the consumer has to
+        wait.
 
         Raises:
-            Stopped: the queue is closed and empty.
+            Stopped: The queue is closed and empty.
         """
         if self._items:
             self.taken += 1

@@ -1,6 +1,6 @@
-"""Blocks of positions as the stages of a live pipeline handle them: some rows of one, several in a row.
+"""Row operations on blocks of positions: take, slice and join.
 
-Knows that dense policies are kept apart from the other fields, so that nobody else here has to.
+Dense policies are stored apart from the other fields; only this module and the sampler depend on that.
 """
 
 from __future__ import annotations
@@ -18,12 +18,17 @@ __all__ = ["join_blocks", "plain_fields", "slice_rows", "take_rows"]
 
 
 def plain_fields(block: Block) -> list[str]:
-    """Return the names of the fields that have one row a position, sorted."""
+    """Return the sorted names of the fields with one row per position."""
     return sorted(block.keys() - set(POLICY_FIELDS))
 
 
 def take_rows(block: Block, rows: npt.NDArray[np.integer[Any]]) -> Block:
-    """Return a block of these rows, int (k,), in their order: copies. Any may come more than once."""
+    """Return a block with copies of the given rows.
+
+    Args:
+        block: Block of positions.
+        rows: Row indices, int (k,), in any order; an index may repeat.
+    """
     taken: Block = {name: block[name].take(rows, axis=0) for name in plain_fields(block)}
     if "policy" in block:
         slots = np.full(block_length(block), -1, np.int64)
@@ -35,7 +40,7 @@ def take_rows(block: Block, rows: npt.NDArray[np.integer[Any]]) -> Block:
 
 
 def slice_rows(block: Block, start: int, stop: int) -> Block:
-    """Return a block of the rows [start, stop): views."""
+    """Return a block of views on the rows [start, stop)."""
     cut: Block = {name: block[name][start:stop] for name in plain_fields(block)}
     if "policy" in block:
         first, last = np.searchsorted(block["policy_row"], (start, stop))
@@ -44,10 +49,10 @@ def slice_rows(block: Block, start: int, stop: int) -> Block:
 
 
 def join_blocks(blocks: Sequence[Block]) -> Block:
-    """Return the rows of all blocks, one block after the other; a single one as it is.
+    """Concatenate blocks; return a single block unchanged.
 
     Raises:
-        StoreError: they have different fields.
+        StoreError: The blocks have different fields.
     """
     if len(blocks) == 1:
         return blocks[0]
@@ -72,7 +77,7 @@ def join_blocks(blocks: Sequence[Block]) -> Block:
 
 
 def _add_policies(block: Block, policies: npt.NDArray[Any], rows: npt.NDArray[Any]) -> None:
-    """Give a block its dense policies (k, cells), of the ascending rows (k,); nothing if there are none."""
+    """Add dense policies (k, cells) for the ascending rows (k,) to a block; do nothing if k is 0."""
     if len(rows):
         block["policy"] = policies
         block["policy_row"] = rows.astype(np.uint32, copy=False)
