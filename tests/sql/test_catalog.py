@@ -206,7 +206,11 @@ def test_a_session_has_its_limits(stores: dict[str, Path]) -> None:
     assert (threads, memory) == (1, f"{limits.memory / 2**20:.1f} MiB")
 
 
-def test_a_spill_without_room_is_a_full_disk(stores: dict[str, Path]) -> None:
+def test_a_spill_without_room_is_a_full_disk(
+    stores: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = "SET memory_limit = '40MB'; SET max_temp_directory_size = '1MB'"
+    monkeypatch.setattr("hexdata.sql.catalog._close_in", lambda con, store: con.execute(settings))
     query = "SELECT max(i) FROM (SELECT i, hash(i) h FROM range(3_000_000) t(i) ORDER BY h)"
     with (
         pytest.raises(
@@ -214,4 +218,4 @@ def test_a_spill_without_room_is_a_full_disk(stores: dict[str, Path]) -> None:
         ),
         open_catalog(stores["exported"], memory=MEMORY, threads=1) as con,
     ):
-        con.execute(f"SET memory_limit = '40MB'; SET max_temp_directory_size = '1MB'; {query}").fetchall()
+        con.execute(query).fetchall()
