@@ -1,6 +1,6 @@
-"""Driving a live pipeline as a trainer would, and telling what it delivers while it does.
+"""Trial run of a live pipeline, which takes batches as a trainer does and reports rates.
 
-Takes batches and throws them away. Never changes which come.
+The batches are discarded. The run does not change which batches the pipeline delivers.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from hexdata.live.watch import LiveFacts, Metrics, stage_facts
 __all__ = ["DriveOptions", "drive_live", "same_game_pairs"]
 
 _GAME: Final = "game_id"
-"""The field that tells the games of a batch apart."""
+"""The field that identifies the game of each position in a batch."""
 
 
 @dataclass(frozen=True)
 class DriveOptions:
-    """How long to drive a pipeline, and how often to look at it.
+    """Limits of a trial run, and the interval between reports.
 
     Raises:
-        ConfigError: a limit is no number above 0.
+        ConfigError: A limit is not a number above 0.
     """
 
     batches: int | None = None
-    """To end after."""
+    """Number of batches after which the run ends. None for no limit."""
     seconds: float | None = None
-    """To end after, from the start."""
+    """Seconds after which the run ends, counted from its start. None for no limit."""
     every: float = 1.0
-    """Seconds between two looks."""
+    """Seconds between two reports."""
 
     def __post_init__(self) -> None:
         if self.batches is not None:
@@ -58,20 +58,22 @@ def drive_live(
     show: Callable[[LiveFacts], None] | None = None,
     serve: Callable[[Callable[[], Metrics]], AbstractContextManager[object]] | None = None,
 ) -> LiveFacts:
-    """Take batches as fast as they come, until a limit, the end of the input, or Ctrl-C.
+    """Take batches as fast as possible until a limit, the end of the input, or Ctrl-C.
 
     Args:
-        directory: of the games.
-        live: the pipeline. Its batches get the field ``game_id`` if they have not got it.
-        options: how long.
-        show: called every so often, with the facts since the last time.
-        serve: given what gives the metrics, it gives a context that is open meanwhile: an endpoint.
+        directory: Directory with the games.
+        live: Options of the pipeline. Default ``LiveOptions()``. The field ``game_id`` is added to its
+            batches.
+        options: Limits and report interval. Default ``DriveOptions()``.
+        show: Called after each report interval with the facts since the last report. Default None.
+        serve: Function that receives the pipeline's ``metrics`` and returns a context manager, which is open
+            during the run: an endpoint. Default None.
 
     Returns:
-        The facts of the whole time, with the reason why it ended.
+        The facts of the whole run, with the reason of its end.
 
     Raises:
-        HexdataError: an option cannot be used, or a stage failed.
+        HexdataError: An option cannot be used, or a stage failed.
     """
     live, options = live or LiveOptions(), options or DriveOptions()
     if _GAME not in live.batch.fields:
@@ -84,14 +86,18 @@ def drive_live(
 
 
 def same_game_pairs(games: npt.NDArray[np.int64]) -> int:
-    """Return how many pairs of the positions of a batch are of one game, from their ``game_id`` (B,)."""
+    """Return the number of pairs of positions from one game in a batch.
+
+    Args:
+        games: ``game_id`` of each position of the batch, int64 (B,).
+    """
     counts = np.unique(games, return_counts=True)[1]
     return int((counts * (counts - 1) // 2).sum())
 
 
 @dataclass(frozen=True)
 class _Moment:
-    """What a look back compares with: the time, and what there was by then."""
+    """Time, delivered positions and metrics at one moment."""
 
     time: float
     positions: int
@@ -99,7 +105,7 @@ class _Moment:
 
 
 class _Drive:
-    """One run, and what came of it so far."""
+    """A trial run and its totals so far."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
@@ -109,7 +115,7 @@ class _Drive:
         self.start = self.now()
 
     def run(self, options: DriveOptions, show: Callable[[LiveFacts], None] | None) -> str:
-        """Start the pipeline and take what comes, until something ends it; return what."""
+        """Start the pipeline and take batches until the run ends; return the reason of the end."""
         end = math.inf if options.seconds is None else self.start.time + options.seconds
         last = self.start
         try:
@@ -134,7 +140,7 @@ class _Drive:
             return "interrupted"
 
     def facts(self, since: _Moment, now: _Moment, ended: str | None = None) -> LiveFacts:
-        """Return how it did between two moments, the later of which is the present."""
+        """Return the facts between two moments, the later of which is the present."""
         seconds = max(now.time - since.time, 1e-9)
         notes = self._pipeline.notes()
         games, pool = _tell(now.metrics, "entered"), _tell(now.metrics, "chunks")
@@ -159,10 +165,10 @@ class _Drive:
         self._pairs += same_game_pairs(games)
 
     def now(self) -> _Moment:
-        """Return the present moment."""
+        """Return time, positions and metrics of the present moment."""
         return _Moment(time.monotonic(), self._positions, self._pipeline.metrics())
 
 
 def _tell(said: Any, name: str) -> Any:
-    """Return what a stage tells under a name, whichever does; None if none does."""
+    """Return the first value with this name in the metrics or notes of any stage; None if there is none."""
     return next((found[name] for found in said.values() if name in found), None)

@@ -1,7 +1,8 @@
-"""What the threads of a live pipeline share: when they rest, when they stop, and why.
+"""Synchronisation of the threads of a live pipeline: waiting, pausing and stopping.
 
-One lock for all queues of a pipeline. Items are whole hands of chunks and blocks of positions, so it is
-taken some hundreds of times a second, and one lock makes a state of the whole pipeline a plain matter.
+All queues of a pipeline share one lock. Items are whole hands of chunks and whole blocks of positions, so the
+lock is taken a few hundred times per second. One lock also makes it simple to read the state of the whole
+pipeline.
 """
 
 from __future__ import annotations
@@ -19,24 +20,25 @@ Found = TypeVar("Found")
 
 
 class Stopped(Exception):  # noqa: N818 - no error: how a thread learns that there is nothing more to do
-    """The pipeline has stopped, or a queue is closed: the thread that waits for it ends."""
+    """Raised in a waiting thread when the pipeline has stopped or a queue is closed; the thread then ends."""
 
 
 class Hub:
-    """The meeting point of a pipeline's threads.
+    """Lock, pauses, stop signal and warnings shared by the threads of a pipeline.
 
-    A worker thread is either at work or at rest: it rests while it is in :meth:`wait_for`, and nowhere
-    else. :meth:`paused` brings every worker to rest and keeps it there, so that what the stages and queues
-    hold can be read, or replaced, in one piece.
+    A worker thread is either working or resting. It rests only while it is inside :meth:`wait_for`.
+    :meth:`paused` waits until all workers rest and keeps them resting, so that the contents of stages and
+    queues can be read or replaced consistently.
     """
 
     def __init__(self) -> None:
         self.stopping = threading.Event()
-        """Set as soon as the pipeline stops, in whatever way; for threads that wait for the outer world."""
+        """Set when the pipeline stops for any reason. Threads that wait for something outside the pipeline
+        watch it."""
         self.error: BaseException | None = None
-        """What a stage raised first: the trainer is to see it."""
+        """First error that a stage raised, for the trainer."""
         self.warnings: deque[str] = deque()
-        """What stages warn of, and the trainer has not been told yet."""
+        """Warnings of stages that the trainer has not received yet."""
         # Entered itself, not through a condition, whose own code Ctrl-C can interrupt with the lock taken.
         self._lock = threading.RLock()
         self._channels: list[threading.Condition] = []
@@ -48,23 +50,23 @@ class Hub:
 
     @property
     def elsewhere(self) -> bool:
-        """Whether this is a fork of the process that the threads are in: there is nobody to wait for here.
+        """True in a fork of the process that runs the threads; nothing can be waited for there.
 
-        The lock may have been taken when the process forked, and would never be given back.
+        The lock may have been held when the process forked; then it is never released in the fork.
         """
         return os.getpid() != self._process
 
     def channel(self) -> threading.Condition:
-        """Return a condition on the hub's lock, so that a change wakes only those whom it concerns."""
+        """Return a condition on the hub's lock, so that a change wakes only the threads it concerns."""
         channel = threading.Condition(self._lock)
         self._channels.append(channel)
         return channel
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Count this thread among the workers until it leaves; an error that leaves it stops the pipeline.
+        """Count this thread as a worker during a ``with`` block; an error in the block stops the pipeline.
 
-        During a pause it does not even begin.
+        The block does not start during a pause.
         """
         with self._lock:
             self._workers.add(threading.get_ident())
@@ -83,9 +85,12 @@ class Hub:
                 self._common.notify_all()
 
     def stop(self, error: BaseException | None = None) -> None:
-        """Stop the pipeline at once: whoever waits, or waits from now on, gets :class:`Stopped`.
+        """Stop the pipeline: threads that wait, now or later, get :class:`Stopped`.
 
-        In a fork of its process it does nothing.
+        Does nothing in a fork of the process.
+
+        Args:
+            error: Error for the trainer; kept if it is the first stop. Default None.
         """
         if self.elsewhere:
             return
@@ -101,17 +106,20 @@ class Hub:
         timeout: float | None = None,
         channel: threading.Condition | None = None,
     ) -> Found | None:
-        """Rest until ``attempt()`` gives something other than None, and return that.
+        """Rest until ``attempt()`` returns something other than None, and return that.
 
-        During a pause a worker rests on, whatever its timeout: it must not work while the pipeline is read.
+        During a pause a worker keeps resting, even after its timeout, because it must not work while the
+        pipeline is read.
 
         Args:
-            attempt: takes or puts if it can, and must not wait. It runs under the hub's lock.
-            timeout: seconds after which None is returned; None for no such limit.
-            channel: what is notified when another attempt may succeed; without it, :meth:`change` is.
+            attempt: Function that takes or puts an item if it can. It runs under the hub's lock and must not
+                wait.
+            timeout: Seconds after which None is returned. None (default) for no limit.
+            channel: Condition that is notified when another attempt may succeed. By default, :meth:`change`
+                notifies.
 
         Raises:
-            Stopped: the pipeline has stopped; or ``attempt`` says that there is nothing more.
+            Stopped: The pipeline has stopped, or ``attempt`` raised it.
         """
         worker = threading.get_ident() in self._workers
         channel = channel or self._common
@@ -140,11 +148,17 @@ class Hub:
         return found[0] if found else None
 
     def warn(self, message: str) -> None:
-        """Let the trainer be warned, in its own thread, when it takes the next item or has waited for one."""
+        """Queue a warning. It is issued in the trainer's thread when that takes the next item or its wait
+        ends.
+        """
         self.warnings.append(message)
 
     def change(self, action: Callable[[], Found]) -> Found:
-        """Do something that others may wait for, under the hub's lock; it must not wait itself."""
+        """Run a short action under the hub's lock, notify waiting threads, and return its result.
+
+        Args:
+            action: Function that changes something other threads wait for; it must not wait itself.
+        """
         with self._lock:
             try:
                 return action()
@@ -153,10 +167,11 @@ class Hub:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Bring all workers to rest for the time of a ``with`` block. Not to be called by a worker.
+        """Keep all workers resting during a ``with`` block. A worker must not call this.
 
         Raises:
-            Stopped: the pipeline has stopped, before or meanwhile: what was read may be in pieces.
+            Stopped: The pipeline has stopped, before or during the block; state read in the block may be
+                inconsistent.
         """
         assert threading.get_ident() not in self._workers, "a worker would wait for itself"
         pause = object()

@@ -1,4 +1,4 @@
-"""Stages in a row, joined by queues: started, read from, paused for a state, and ended together."""
+"""A pipeline of stages joined by queues, which start, pause and stop together."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ from hexdata.live.stage import Stage
 __all__ = ["Pipeline"]
 
 _TRAINER: Final = 4
-"""How many calls above ``Pipeline.take`` a warning is about: that of who iterates over a ``LiveLoader``."""
+"""Stack level of warnings in ``Pipeline.take``: the code that iterates over a ``LiveLoader``."""
 
 
 class Pipeline:
-    """Some stages, the first of which needs no input; what the last one puts is taken with :meth:`take`.
+    """A sequence of stages, the first without input; :meth:`take` returns the outputs of the last.
 
-    It is to be closed. One that nobody holds any more stops too, but nobody waits for its threads.
+    Close a pipeline after use. A pipeline without references stops by itself, but nothing waits for its
+    threads.
 
     Args:
-        stages: in order; each belongs to this pipeline alone.
-        queues: the capacity and the overflow behaviour of the queue behind each stage.
+        stages: Stages in order, which belong to this pipeline alone.
+        queues: Capacity and overflow behaviour of the queue behind each stage.
 
     Raises:
-        ConfigError: there are no stages, the first needs an input, a later one has none, or two have one
-            name.
+        ConfigError: There are no stages, the first one needs an input, a later one has none, or two have the
+            same name.
     """
 
     def __init__(self, stages: Sequence[Stage], queues: Sequence[tuple[int, Overflow]]) -> None:
@@ -50,17 +51,18 @@ class Pipeline:
             stage.meet(self.stages)
         self._started = False
         self._turns = threading.RLock()
-        """Held while threads start, so that none does after ``close``, and while they are waited for, which
-        two threads cannot do at once in every Python; a signal may close in between."""
+        """Held while threads start, so that none starts after ``close``; and while they are joined, since two
+        threads cannot join at once in every Python. Reentrant, so that a signal handler may close."""
         weakref.finalize(self, self.hub.stop)
 
     def start(self) -> None:
-        """Start all stages, the last first, so that nothing is made before it can be taken. Once only.
+        """Start all stages, the last first, so that each stage finds its consumer running. Call this once.
 
-        One that was closed, by another thread or a signal meanwhile, starts no more of them.
+        If another thread or a signal handler closes the pipeline meanwhile, the remaining stages are not
+        started.
 
         Raises:
-            HexdataError: this is a fork of the process that the pipeline was made in.
+            HexdataError: This process is a fork of the one that created the pipeline.
         """
         self._check_process()
         with self._turns:
@@ -73,12 +75,15 @@ class Pipeline:
     def take(self, timeout: float | None = None) -> Any:
         """Return the next item of the last stage; None after ``timeout`` seconds without one.
 
-        What a stage warned of since the last call is told as a Python warning.
+        Warnings of stages since the last call are issued as Python warnings.
+
+        Args:
+            timeout: Maximum wait in seconds. None (default) for no limit.
 
         Raises:
-            StopIteration: there is nothing more.
-            HexdataError: this is a fork of the process that it was made in.
-            Exception: what a stage raised.
+            StopIteration: The input has ended, or the pipeline is closed.
+            HexdataError: This process is a fork of the one that created the pipeline.
+            Exception: A stage raised it.
         """
         self._check_process()
         while self.hub.warnings:
@@ -88,17 +93,17 @@ class Pipeline:
         except Stopped:
             pass
         if self.hub.error is not None:
-            raise self.hub.error  # from here, so that its own cause stays
+            raise self.hub.error  # raised outside the except block, to keep its own cause
         raise StopIteration
 
     def state(self) -> dict[str, Any]:
-        """Return what all stages and queues hold, by name of the stage: a copy.
+        """Return a copy of the state of all stages and queues, by stage name.
 
-        The workers come to rest first, each after the item it is at. Where the input has ended and all is
-        done, what is left in the last queue is the state.
+        Each worker finishes its current item first. If the input has ended and all stages are done, the state
+        contains the remaining items of the last queue.
 
         Raises:
-            HexdataError: the pipeline has stopped, or stops meanwhile; or this is a fork of its process.
+            HexdataError: The pipeline has stopped, or stops meanwhile; or this process is a fork.
         """
         self._check_process()
         try:
@@ -115,20 +120,20 @@ class Pipeline:
             raise HexdataError("a pipeline that has stopped has no state") from self.hub.error
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from a state of a pipeline of the same stages. It is not started yet."""
+        """Restore a state of a pipeline with the same stages. The pipeline must not be started yet."""
         assert not self._started
         for stage, queue in zip(self.stages, self.queues, strict=True):
             kept = state[stage.name]
             stage.load_state(kept["stage"])
-            for number, hand in enumerate(kept["hands"]):  # with fewer threads than then, some hold more
+            for number, hand in enumerate(kept["hands"]):  # with fewer threads than before, some hold more
                 stage.workers[number % len(stage.workers)].hand.extend(hand)
             queue.restore(kept["queue"])
 
     def metrics(self) -> dict[str, dict[str, float]]:
-        """Return the metrics of each stage with those of the queue behind it, by the stage's name.
+        """Return the metrics of each stage and of the queue behind it, by stage name.
 
         Raises:
-            HexdataError: this is a fork of the process that the pipeline was made in.
+            HexdataError: This process is a fork of the one that created the pipeline.
         """
         self._check_process()
         return {
@@ -143,17 +148,17 @@ class Pipeline:
         }
 
     def notes(self) -> dict[str, dict[str, Any]]:
-        """Return what each stage says besides numbers, by its name; those that say nothing are left out."""
+        """Return the notes of each stage by stage name, without stages that have none."""
         said = {stage.name: stage.notes() for stage in self.stages}
         return {name: notes for name, notes in said.items() if notes}
 
     def close(self) -> None:
-        """Stop all stages and wait for their threads. What a stage raised is not raised again.
+        """Stop all stages and wait for their threads. Errors of stages are not raised again.
 
-        In a fork of its process there are none, and it does nothing.
+        Does nothing in a fork of the process, which has no such threads.
 
         Raises:
-            HexdataError: a thread has not ended.
+            HexdataError: A thread has not ended.
         """
         if self.hub.elsewhere:
             return

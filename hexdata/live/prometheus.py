@@ -1,6 +1,7 @@
-"""The metrics of a live pipeline over HTTP, as Prometheus scrapes them; on request alone.
+"""HTTP endpoint that serves the metrics of a live pipeline to Prometheus, if requested.
 
-Reads metrics when it is asked, and keeps none. Needs prometheus-client, which the extra ``live`` installs.
+Metrics are read at each request and are not stored. The module needs prometheus-client, which the extra
+``live`` installs.
 """
 
 from __future__ import annotations
@@ -36,25 +37,26 @@ _GAUGES: Final = {
     "threads": ("threads", "Threads of the stage"),
     "busy": ("busy_threads", "Those that are at work"),
 }
-"""What every stage has: name below ``hexdata_live_``, and what it says."""
+"""Metrics of every stage: the name after ``hexdata_live_``, and the help text."""
 
 
 @contextmanager
 def serve_metrics(metrics: Callable[[], Metrics], port: int, host: str = LOOPBACK) -> Iterator[int]:
-    """Serve the metrics of a pipeline at ``http://host:port/metrics`` for the time of a ``with`` block.
+    """Serve the metrics of a pipeline at ``http://host:port/metrics`` during a ``with`` block.
 
-    There is no password: whoever reaches the port reads them.
+    There is no password: anyone who can reach the port can read the metrics.
 
     Args:
-        metrics: that of a ``Pipeline`` or a ``LiveLoader``, called at each request, in another thread.
-        port: to listen at; 0 for any that is free.
-        host: the address to listen at; other machines reach no loopback address.
+        metrics: ``metrics`` of a ``Pipeline`` or a ``LiveLoader``. It is called at each request, in another
+            thread.
+        port: Port to listen on; 0 for any free port.
+        host: Address to listen on. The default is a loopback address, which other machines cannot reach.
 
     Yields:
         The port.
 
     Raises:
-        ConfigError: nobody can listen there.
+        ConfigError: The address or the port cannot be used.
     """
     registry = CollectorRegistry()
     registry.register(_StagesCollector(metrics))
@@ -75,7 +77,9 @@ def serve_metrics(metrics: Callable[[], Metrics], port: int, host: str = LOOPBAC
 
 
 class _StagesCollector(Collector):
-    """Turns metrics into families, with the stage as a label; its own figures have their name as one."""
+    """Converts metrics into Prometheus families with a label for the stage; figures of one stage alone also
+    have a label with their name.
+    """
 
     def __init__(self, metrics: Callable[[], Metrics]) -> None:
         self._metrics = metrics
@@ -92,7 +96,7 @@ class _StagesCollector(Collector):
             for stage, found in metrics.items():
                 gauge.add_metric([stage], found[metric])
             yield gauge
-        # Of a stage's own figures nobody says whether they only go up.
+        # A stage's own figures may be counters or gauges.
         figures = UnknownMetricFamily(
             "hexdata_live_figure", "What a stage counts or measures besides", labels=["stage", "figure"]
         )

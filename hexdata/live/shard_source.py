@@ -1,6 +1,6 @@
-"""A training shard as raw batches, so that its games are found as those of any other source.
+"""Reading of a training shard as raw batches, so that its games are found like those of any other source.
 
-Reads shards of blocks and of samples. Never looks at their manifest.
+Shards of blocks and shards of samples can be read. Their manifest is not used.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ __all__ = ["looks_like_shard", "shard_batches", "shard_split"]
 _MAGIC: Final = (257, b"ustar")
 _NAME: Final = re.compile(rf"({'|'.join(SPLITS)})-\d{{6,}}\.tar")
 _SAMPLES: Final = 4096
-"""So many samples are taken together."""
+"""Number of samples that are combined into one block."""
 _LINE_BITS: Final = 31
 
 
 def looks_like_shard(path: Path) -> bool:
-    """Say whether a file is a tar archive, and so a shard if anything.
+    """Return whether a file is a tar archive, as every shard is.
 
     Raises:
-        OSError: it cannot be opened.
+        OSError: The file cannot be opened.
     """
     place, magic = _MAGIC
     with path.open("rb") as file:
@@ -40,19 +40,20 @@ def looks_like_shard(path: Path) -> bool:
 
 
 def shard_split(name: str) -> str | None:
-    """Return the split that a shard's name says, as ``export`` names it: ``val-000003.tar``; else None."""
+    """Return the split in a shard's name, as in ``val-000003.tar``; None if the name is not of that form."""
     match = _NAME.fullmatch(name.rpartition("/")[2])
     return match and match[1]
 
 
 def shard_batches(path: Path) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Read a shard: (board size, positions as ``raw_schema``), values in the store's sense.
+    """Yield (board size, positions as ``raw_schema``) for each part of a shard, with values in the store's
+    convention.
 
-    Its ``game_id`` stands in ``file_idx`` (the bits above 31) and ``line_idx``.
+    The ``game_id`` is stored in ``file_idx`` (the bits above 31) and ``line_idx``.
 
     Raises:
-        FormatError: "broken-shard": the shard is cut or altered, or is no shard of hexdata.
-        OSError: it cannot be read.
+        FormatError: "broken-shard": the shard is truncated or damaged, or was not written by hexdata.
+        OSError: The file cannot be read.
     """
     record = 0
     for key, block in _blocks(path):
@@ -62,7 +63,7 @@ def shard_batches(path: Path) -> Iterator[tuple[int, pa.RecordBatch]]:
 
 
 def _blocks(path: Path) -> Iterator[tuple[str, Block]]:
-    """Yield blocks with their keys; samples are put together."""
+    """Yield blocks with their keys; samples are combined into blocks."""
     for is_sample, members in groupby(read_blocks(path), lambda member: _is_sample(member[1])):
         if not is_sample:
             yield from members
@@ -106,7 +107,7 @@ def _raw(block: Block, board_size: int, record: int) -> pa.RecordBatch:
 
 
 def _policies(block: Block, cells: int) -> pa.Array:
-    """Return the dense policies as a list column, null for the other rows."""
+    """Return the dense policies as a list column, with null for rows without one."""
     length = len(block["move"])
     kind = raw_schema(MIN_SIZE).field("policy").type
     if not set(POLICY_FIELDS) <= block.keys():

@@ -1,6 +1,6 @@
-"""What a stage of a live pipeline is: an input queue, an output queue, threads, counts, and a way to end.
+"""Base classes of the stages of a live pipeline: queues, threads, counts and an orderly end.
 
-A new stage is a class with ``process``, or with ``work`` where items are not simply turned into others.
+A new stage is a subclass with ``process``; or with ``work``, if it does more than turn each item into others.
 """
 
 from __future__ import annotations
@@ -23,48 +23,53 @@ __all__ = ["Stage", "Transform", "Worker"]
 Found = TypeVar("Found")
 
 _JOIN_SECONDS: Final = 30.0
-"""So long a disk may take to answer a thread that is to end."""
+"""Seconds that :meth:`Stage.join` waits. A slow disk may delay a thread that has to end."""
 
 
 @dataclass
 class Worker:
-    """One thread of a stage, and what it has in hand: outputs for which there was no room yet."""
+    """A thread of a stage, with the outputs in its hand: those that the full output queue has not accepted
+    yet.
+    """
 
     number: int
     hand: deque[Any] = field(default_factory=deque)
     busy_since: float | None = None
-    """On the clock of ``time.monotonic``, while it works on an item."""
+    """Time of ``time.monotonic`` at which the current work began; None while the thread rests."""
     busy_seconds: float = 0.0
 
 
 class Stage(ABC):
-    """One step of a pipeline, on threads of its own.
+    """One step of a pipeline, which runs on its own threads.
 
-    A stage is made from its options, connected to its queues, and started. It ends when its input is
-    closed and all of it is done (its output is closed then), when the pipeline stops, or by an error,
-    which stops the pipeline and reaches the trainer.
+    A stage is created from its options, connected to its queues, and started. It ends when its input is
+    closed and processed (then it closes its output), when the pipeline stops, or with an error, which stops
+    the pipeline and is raised in the trainer.
+
+    Args:
+        threads: Number of worker threads, at least 1. Default 1.
     """
 
     first: ClassVar[bool] = False
-    """Whether the stage begins a pipeline, and so has no input."""
+    """True for a stage that begins a pipeline and has no input."""
 
     def __init__(self, *, threads: int = 1) -> None:
         self.name = type(self).__name__
         self.workers = [Worker(number) for number in range(check_count("threads", threads, 1))]
         self.counts: dict[str, int] = {}
-        """What the stage counts besides its queues, for people to see: bad files, rejected games …"""
+        """Counts of the stage for monitoring, besides those of its queues: bad files, rejected games …"""
         self._lock = threading.Lock()
         self._left = len(self.workers)
         self._threads: list[threading.Thread] = []
 
     def connect(self, hub: Hub, source: Queue[Any] | None, sink: Queue[Any]) -> None:
-        """Give the stage its queues; ``source`` is None for the first."""
+        """Connect the stage to its queues; ``source`` is None for the first stage."""
         self.hub = hub
         self.source = source
         self.sink = sink
 
-    def meet(self, stages: Sequence[Stage]) -> None:  # noqa: B027 - a hook that most do not need
-        """Get to know all stages of the pipeline, in order, once they are connected."""
+    def meet(self, stages: Sequence[Stage]) -> None:  # noqa: B027 - a hook that most stages do not need
+        """Receive all stages of the pipeline, in order, after they are connected."""
 
     def start(self) -> None:
         """Start the threads."""
@@ -74,15 +79,15 @@ class Stage(ABC):
     def start_thread(self, name: str, target: Callable[..., None], *arguments: Any) -> None:
         """Start a thread that :meth:`join` waits for.
 
-        One that is no worker never counts as at work: it ends when ``hub.stopping`` is set, tells the workers
-        what it finds by ``hub.change``, and hands its errors to ``hub.stop``.
+        A thread that is not a worker is never counted as busy. It has to end when ``hub.stopping`` is set,
+        pass its findings to the workers with ``hub.change``, and pass its errors to ``hub.stop``.
         """
         thread = threading.Thread(target=target, args=arguments, name=f"{self.name}-{name}", daemon=True)
         self._threads.append(thread)
         thread.start()
 
     def join(self) -> list[str]:
-        """Wait for the threads, some seconds at most; return the names of those that have not ended."""
+        """Wait for the threads for up to 30 seconds; return the names of those that have not ended."""
         deadline = time.monotonic() + _JOIN_SECONDS
         for thread in self._threads:
             if thread.ident is not None:  # else it could not be started
@@ -91,34 +96,35 @@ class Stage(ABC):
 
     @abstractmethod
     def work(self, worker: Worker) -> None:
-        """Do the work of one thread: take, make, put, until there is nothing more to do.
+        """Do the work of one thread: take, process and put items until the input ends.
 
         Raises:
-            Stopped: out of a queue; the thread ends.
+            Stopped: A queue raised it; the thread ends.
         """
 
     def finish(self) -> Iterable[Any]:
-        """Give up what the stage still holds, once its input is closed and done; the last thread asks.
+        """Return the items that the stage still holds. The last thread calls this once the input is
+        processed.
 
-        What is given up is no longer in :meth:`state`: it is in the worker's hand.
+        The returned items are no longer part of :meth:`state`: they are in the worker's hand.
         """
         return ()
 
     def state(self) -> dict[str, Any]:
-        """Return what the stage needs to go on from here: plain values, ``bytes`` and NumPy arrays.
+        """Return the state that the stage needs to continue: plain values, ``bytes`` and NumPy arrays.
 
-        The pipeline is paused. Outputs in a worker's hand are the pipeline's to keep.
+        The pipeline is paused. The pipeline saves the outputs in the workers' hands itself.
         """
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from a state; the stage is connected and not started."""
+        """Restore a state. The stage is connected and not started."""
         assert not state, f"{self.name} keeps no state"
 
     def metrics(self) -> dict[str, float]:
-        """Return what people watch: ``counts``, threads and how many of them are busy, seconds of work.
+        """Return the metrics: ``counts``, threads, busy threads, and seconds of work.
 
-        The stage may be at work.
+        This may be called while the stage is working.
         """
         now = time.monotonic()
         since = [worker.busy_since for worker in self.workers]
@@ -127,19 +133,19 @@ class Stage(ABC):
         return {"threads": len(since), "busy": len(busy), "busy_seconds": seconds, **self.counts}
 
     def notes(self) -> dict[str, Any]:
-        """Return what people read besides numbers, JSON-able: names of files and why they were left out."""
+        """Return text for people, such as names of bad files and reasons; it can be stored as JSON."""
         return {}
 
     def count(self, name: str, amount: int = 1) -> None:
-        """Add to one of the ``counts``, from any thread."""
+        """Add to one of the ``counts``. Any thread may call this."""
         with self._lock:
             self.counts[name] = self.counts.get(name, 0) + amount
 
     def take(self, worker: Worker, timeout: float | None = None) -> Any:
-        """Take the next item of the input, resting till there is one; None after ``timeout`` seconds.
+        """Return the next item of the input, resting until one exists; None after ``timeout`` seconds.
 
         Raises:
-            Stopped: there will be none.
+            Stopped: The input has ended, or the pipeline has stopped.
         """
         assert self.source is not None
         return self.wait_for(worker, self.source.pop, timeout, self.source.filled)
@@ -151,10 +157,10 @@ class Stage(ABC):
         timeout: float | None = None,
         channel: threading.Condition | None = None,
     ) -> Found | None:
-        """Rest until ``attempt()`` gives something, as ``Hub.wait_for`` has it.
+        """Rest until ``attempt()`` returns something other than None; arguments as for ``Hub.wait_for``.
 
         Raises:
-            Stopped: the pipeline has stopped, or ``attempt`` says so.
+            Stopped: The pipeline has stopped, or ``attempt`` raised it.
         """
         self._rest(worker)
         found = self.hub.wait_for(attempt, timeout, channel)
@@ -162,17 +168,17 @@ class Stage(ABC):
         return found
 
     def put(self, worker: Worker, items: Iterable[Any]) -> None:
-        """Put outputs, resting where there is no room. What is not put yet is in the worker's hand.
+        """Put outputs, resting while the queue is full. Outputs not put yet stay in the worker's hand.
 
         Raises:
-            Stopped: the pipeline has stopped.
+            Stopped: The pipeline has stopped.
         """
         worker.hand.extend(items)
         while worker.hand:
             self.wait_for(worker, lambda: self._put_one(worker), channel=self.sink.emptied)
 
     def _put_one(self, worker: Worker) -> bool | None:
-        """Put the first item of a hand, so that at no moment it is in neither place or in both."""
+        """Move the first item of a hand to the queue; it is always in exactly one of the two."""
         accepted = self.sink.accept(worker.hand[0])
         if accepted:
             worker.hand.popleft()
@@ -187,14 +193,14 @@ class Stage(ABC):
         with self.hub.working():
             try:
                 self._work_to_the_end(worker)
-            except StopIteration as error:  # in the trainer's thread it would be the end of the batches
+            except StopIteration as error:  # in the trainer's thread it would end the batches
                 raise HexdataError(f"{self.name} raised StopIteration") from error
             finally:
                 self._rest(worker)
 
     def _work_to_the_end(self, worker: Worker) -> None:
         try:
-            self.put(worker, ())  # what a state left in its hand
+            self.put(worker, ())  # outputs of a loaded state
             self.work(worker)
         except Stopped:
             pass
@@ -209,14 +215,14 @@ class Stage(ABC):
 
 
 class Transform(Stage):
-    """A stage that turns each item into others."""
+    """A stage that turns each item into zero or more others."""
 
     @abstractmethod
     def process(self, item: Any) -> Iterable[Any]:
-        """Return what comes of an item. With several threads it is called by all of them."""
+        """Return the outputs for an item. With several threads, calls run concurrently."""
 
     def work(self, worker: Worker) -> None:
-        """Take, process, put."""
+        """Take, process and put items until the input ends."""
         while True:
             item = self.take(worker)
             self.put(worker, self.process(item))

@@ -1,6 +1,6 @@
-"""Draws from a range of numbers that moves at both ends: each once a pass, in seeded random order.
+"""Seeded random draws from a range of numbers whose ends move: each number is drawn once per pass.
 
-Knows numbers only, not what they stand for.
+The module handles numbers only; callers map them to games.
 """
 
 from __future__ import annotations
@@ -22,22 +22,24 @@ Int64Array = npt.NDArray[np.int64]
 class StreamShuffler:
     """Draws numbers of [``lower``, ``upper``) without repetition within a pass.
 
-    Each draw is uniform among the numbers of the range that the present pass has not drawn. Numbers that
-    join the range join the present pass; those that leave it are not drawn any more. As soon as nothing is
-    left to draw, the pass is over and the next one begins, over the range as it is then.
+    Each draw is uniform among the numbers of the range that the current pass has not drawn. Numbers that join
+    the range join the current pass; numbers that leave it are not drawn again. When no number is left to
+    draw, the pass ends and the next one begins, over the range at that time.
 
-    What is drawn is a function of the seed, of how many were drawn before, and of which numbers are left, so
-    a state is one bit a number. Memory is two bytes a number of the range at most. To draw some takes about a
-    nanosecond for each number of the range, and a microsecond for each that is drawn.
+    The result of a draw depends on the seed, on the number of earlier draws, and on the numbers left. A state
+    therefore needs one bit per number. Memory is at most two bytes per number of the range. A call takes
+    about one nanosecond per number of the range and one microsecond per number drawn.
 
     Args:
-        seed: any integer.
-        lower: where the range begins; it is empty.
+        seed: Any integer.
+        lower: Start of the range, which is empty at first. Default 0.
 
     Attributes:
-        draws: numbers drawn so far.
-        passes: passes that are over.
-        left: how many numbers the present pass still has.
+        lower: Start of the range.
+        upper: End of the range, exclusive.
+        draws: Numbers drawn so far.
+        passes: Completed passes.
+        left: Numbers that the current pass has not drawn yet.
     """
 
     def __init__(self, seed: int, lower: int = 0) -> None:
@@ -48,17 +50,17 @@ class StreamShuffler:
         self.passes = 0
         self.left = 0
         self._base = lower
-        """The number that the first entry of ``_undrawn`` is about."""
+        """Number that the first entry of ``_undrawn`` represents."""
         self._undrawn: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
 
     def __len__(self) -> int:
         return self.upper - self.lower
 
     def extend(self, upper: int) -> None:
-        """Move the upper end of the range: the numbers up to ``upper``, it excluded, join the pass.
+        """Move the end of the range up to ``upper`` (exclusive); the new numbers join the current pass.
 
         Raises:
-            ValueError: that would move it down.
+            ValueError: ``upper`` is below the current end.
         """
         if upper < self.upper:
             raise ValueError(f"the range ends at {self.upper}; it cannot end at {upper}")
@@ -71,10 +73,10 @@ class StreamShuffler:
         self.upper = upper
 
     def cut(self, lower: int) -> None:
-        """Move the lower end of the range: the numbers below ``lower`` are not drawn any more.
+        """Move the start of the range up to ``lower``; the numbers below are not drawn again.
 
         Raises:
-            ValueError: that would move it down, or past the upper end.
+            ValueError: ``lower`` is below the current start or above the end.
         """
         if not self.lower <= lower <= self.upper:
             raise ValueError(f"the range is [{self.lower}, {self.upper}); it cannot begin at {lower}")
@@ -83,9 +85,9 @@ class StreamShuffler:
         self._end_pass()
 
     def draw(self, count: int) -> Int64Array:
-        """Draw numbers of the present pass: int64, ``count`` of them, or as many as are left if fewer.
+        """Return up to ``count`` numbers of the current pass, int64 (k,); fewer if the pass has fewer left.
 
-        The numbers of one call stem from one pass. It is never empty unless the range is, or ``count`` is 0.
+        All numbers of a call are from one pass. The result is empty only if the range is, or ``count`` is 0.
         """
         left = np.flatnonzero(self._undrawn[self.lower - self._base : self.upper - self._base])
         count = min(count, len(left))
@@ -108,14 +110,14 @@ class StreamShuffler:
             self.left = len(self)
 
     def _make_room(self, upper: int) -> None:
-        """Drop what is known of numbers below the range, and make room for as many again as are in it."""
+        """Remove the entries below the range, and allocate twice the size of the range up to ``upper``."""
         kept = self._undrawn[self.lower - self._base : self.upper - self._base]
         self._undrawn = np.zeros(2 * (upper - self.lower), np.bool_)
         self._undrawn[: len(kept)] = kept
         self._base = self.lower
 
     def state(self) -> dict[str, Any]:
-        """Return what it needs to go on from here: plain values, one bit a number of the range."""
+        """Return the state to continue from: plain values, with one bit per number of the range."""
         undrawn = self._undrawn[self.lower - self._base : self.upper - self._base]
         return {
             "lower": self.lower,
@@ -126,7 +128,7 @@ class StreamShuffler:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state of one with the same seed."""
+        """Restore a state of a shuffler with the same seed."""
         self.lower, self.upper = state["lower"], state["upper"]
         self._base = self.lower
         self.draws, self.passes = state["draws"], state["passes"]
@@ -136,9 +138,9 @@ class StreamShuffler:
 
 
 def _distinct_places(size: int, draws: npt.NDArray[np.float64]) -> Int64Array:
-    """Return distinct places below ``size``, one for each draw in [0, 1), in the order drawn.
+    """Return distinct indices below ``size``, one for each draw in [0, 1), in the order drawn.
 
-    A Fisher-Yates shuffle, broken off; of its array, only the places that differ from their number are held.
+    This is a partial Fisher-Yates shuffle that stores only the array entries that differ from their index.
     """
     moved: dict[int, int] = {}
     places = np.arange(len(draws))

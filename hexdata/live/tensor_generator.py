@@ -1,6 +1,6 @@
 """The stage that collects positions into batches for the trainer, with the fields and options of the Loader.
 
-Takes positions in the order in which they come, and mixes nothing.
+It keeps the order of the positions.
 """
 
 from __future__ import annotations
@@ -19,30 +19,32 @@ from hexdata.schema import board_size_of
 __all__ = ["LastBatch", "TensorGenerator"]
 
 LastBatch = Literal["short", "drop"]
-"""What becomes of positions that do not fill a batch when the input has ended."""
+"""Treatment of the positions at the end of the input that do not fill a batch: deliver a short batch, or drop
+them."""
 
 _Full = tuple[int, list[Block]]
-"""The number of a batch, and the blocks that it is made of."""
+"""Number of a batch, and the blocks that form it."""
 
 
 class TensorGenerator(Transform):
-    """Turns blocks of positions into batches: blocks in, batches out.
+    """Combines blocks of positions into batches: blocks in, batches out.
 
-    Every batch has ``batch_size`` positions, except the last, if the input ends. Symmetries and value
-    weights are drawn with the number of the batch, so a position that comes again is drawn for anew.
+    Every batch has ``batch_size`` positions, except the last one if the input ends. Symmetries and value
+    weights are drawn from the seed and the number of the batch, so a repeated position gets new draws.
 
-    With several threads, batches may overtake each other; each has the positions and the draws that it
-    has with one. Counted are ``batches`` and ``positions``.
+    With several threads, the order of batches may change; each batch has the same positions and draws as with
+    one thread. The counts are ``batches`` and ``positions``.
 
     Args:
-        batch_size: positions a batch.
-        batch: what batches hold.
-        seed: of the draws of symmetries and value weights.
-        remainder: of the end of the input: a ``"short"`` batch, or ``"drop"``.
-        threads: of the stage.
+        batch_size: Positions per batch.
+        batch: Fields and options of batches.
+        seed: Seed for the draws of symmetries and value weights.
+        remainder: Treatment of the positions left when the input ends: ``"short"`` (default) delivers a short
+            batch, ``"drop"`` drops them.
+        threads: Number of threads of the stage. Default 1.
 
     Raises:
-        ConfigError: an option has no meaning.
+        ConfigError: An option has an invalid value.
     """
 
     def __init__(
@@ -66,20 +68,23 @@ class TensorGenerator(Transform):
         self._collecting = threading.Lock()
 
     def work(self, worker: Worker) -> None:
-        """Take and collect in one step, so that threads collect blocks in their order; make, put."""
+        """Take, collect, build and put batches.
+
+        Taking and collecting are one step, so that threads collect the blocks in order.
+        """
         assert self.source is not None
         while True:
             full = self.wait_for(worker, self._collect_next, channel=self.source.filled)
             self.put(worker, self._make_all(full or []))
 
     def process(self, item: Block) -> Iterable[Batch]:
-        """Return the batches that a block completes: what ``work`` does, without a pipeline."""
+        """Return the batches that a block completes, as ``work`` builds them but without a pipeline."""
         with self._collecting:
             full = self._collect(item)
         return self._make_all(full)
 
     def finish(self) -> Iterable[Batch]:
-        """Return the last batch, a short one."""
+        """Return the last, short batch; nothing if no positions are left or the remainder is dropped."""
         if not self._held or self.remainder == "drop":
             return ()
         number, block = self._batches, join_blocks(self._pending)
@@ -87,27 +92,29 @@ class TensorGenerator(Transform):
         return (self._make(number, block),)
 
     def state(self) -> dict[str, Any]:
-        """Return the number of batches made, and the positions that wait for the next."""
+        """Return the number of batches made and the positions that wait for the next one."""
         pending = join_blocks(self._pending) if self._held else {}
         return {"batches": self._batches, "pending": pending}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from a state."""
+        """Restore the number of batches and the waiting positions."""
         self._batches = state["batches"]
         self._pending = [state["pending"]] if state["pending"] else []
         self._held = sum(map(block_length, self._pending))
 
     def _collect_next(self) -> list[_Full] | None:
-        """Take the next block, if there is one, and collect it, under the hub's lock: nothing is copied."""
+        """Take and collect the next block under the hub's lock; return None if there is none. No data is
+        copied.
+        """
         assert self.source is not None
         block = self.source.pop()
         if block is None:
             return None
-        with self._collecting:  # of which nobody else makes use meanwhile
+        with self._collecting:  # uncontended: a pipeline collects under the hub's lock
             return self._collect(block)
 
     def _collect(self, block: Block) -> list[_Full]:
-        """Take in a block; return what fills batches. Under the lock."""
+        """Add a block to the waiting positions; return the batches it fills. The caller holds the lock."""
         full: list[_Full] = []
         start, rows = 0, block_length(block)
         while rows - start >= self.batch_size - self._held:

@@ -1,6 +1,6 @@
-"""What people watch of a live pipeline: rates, fill, drops, busy threads, from its metrics at two moments.
+"""Metrics of a live pipeline for people: rates, fill levels, drops and busy threads between two moments.
 
-Reads metrics and counts; never slows a stage, takes an item, or prints.
+The module reads metrics and counts. It does not slow a stage, take an item, or print.
 """
 
 from __future__ import annotations
@@ -12,39 +12,41 @@ from typing import Any, Final
 __all__ = ["Metrics", "StageFacts", "stage_facts"]
 
 Metrics = Mapping[str, Mapping[str, float]]
-"""What ``Pipeline.metrics`` gives: by stage, by name."""
+"""Result of ``Pipeline.metrics``: metrics by stage name and metric name."""
 
 _SHOWN: Final = frozenset({"threads", "busy", "busy_seconds", "out", "dropped", "queued", "capacity"})
-"""Metrics that every stage has, and that have a place of their own in the facts."""
+"""Metrics of every stage, which have their own field in ``StageFacts``."""
 
 
 @dataclass(frozen=True)
 class StageFacts:
-    """One stage and the queue behind it: how it did between two moments, and where it stands at the later."""
+    """Performance of a stage and the queue behind it between two moments, and their condition at the later
+    one.
+    """
 
     name: str
     threads: int
     busy: float
-    """How many of the threads were at work, on average: 0 … ``threads``."""
+    """Average number of busy threads, from 0 to ``threads``."""
     per_second: float
-    """Items that entered the queue, a second."""
+    """Items put into the queue per second."""
     out: int
-    """Items that ever entered the queue."""
+    """Total number of items put into the queue."""
     dropped: int
-    """Items that never left it, as there was no room."""
+    """Total number of items dropped because the queue was full."""
     queued: int
     capacity: int
     counts: dict[str, float] = field(default_factory=dict)
-    """What else the stage tells: docs/live.md names them, stage by stage."""
+    """Other metrics of the stage. docs/live.md defines them for each stage."""
 
 
 def stage_facts(before: Metrics, after: Metrics, seconds: float) -> list[StageFacts]:
-    """Return the facts of each stage between two moments, in order of the pipeline.
+    """Return the facts of each stage between two moments, in pipeline order.
 
     Args:
-        before: metrics of the earlier moment; empty for the start of the pipeline.
-        after: metrics of the later one.
-        seconds: between the two, above 0.
+        before: Metrics of the earlier moment; empty for the start of the pipeline.
+        after: Metrics of the later moment.
+        seconds: Seconds between the two, above 0.
     """
     return [_facts(name, before.get(name, {}), found, seconds) for name, found in after.items()]
 
@@ -68,27 +70,30 @@ def _facts(name: str, before: Mapping[str, float], after: Mapping[str, float], s
 
 @dataclass(frozen=True)
 class LiveFacts:
-    """How a live pipeline that is driven did between two moments, and where it stands at the later."""
+    """Performance of a live pipeline between two moments, and its condition at the later one."""
 
     seconds: float
-    """Since it was started."""
+    """Seconds since the start."""
     batches: int
-    """Delivered since then."""
+    """Batches delivered since the start."""
     positions: int
-    """In these."""
+    """Positions in these batches."""
     positions_per_second: float
-    """Delivered between the two moments."""
+    """Positions delivered per second between the two moments."""
     games: int | None
-    """That ever entered the pool; this and what follows is None where no stage tells it."""
+    """Total number of games that entered the pool. This field and the next ones are None if no stage reports
+    them."""
     pool: int | None
-    """Games in the pool now."""
+    """Number of games in the pool now."""
     newest_file: str | None
     average_uses: float | None
-    """How often the games that ever entered the pool were drawn."""
+    """Average number of draws per game that entered the pool."""
     pairs: float | None
-    """Pairs of positions of one game in a batch, on average since the start; None before the first."""
+    """Pairs of positions from one game in a batch, on average since the start; None before the first batch.
+    """
     stages: list[StageFacts] = field(default_factory=list)
     notes: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """What stages say besides numbers: ``Pipeline.notes``."""
+    """Text of the stages for people: ``Pipeline.notes``."""
     ended: str | None = None
-    """Why nothing more comes: ``"batches"``, ``"seconds"``, ``"input"`` or ``"interrupted"``."""
+    """Reason of the end: ``"batches"``, ``"seconds"``, ``"input"`` or ``"interrupted"``. None while running.
+    """
