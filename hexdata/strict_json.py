@@ -1,9 +1,10 @@
-"""Strict reading of JSON: bounded, without duplicate keys or NaN, and checked against a schema.
+"""Strict reading of JSON: limited in size, without duplicate keys or NaN, and checked against a schema.
 
-A schema is a dataclass, or a type built of such, beside the thing it describes: an object has the fields
-as keys and no others, and those without a default must be there. ``field(metadata={"key": …})`` gives a field
-a key that is no name in Python. ``Within``, ``Matching`` and ``AtMost`` narrow numbers, texts and lists. The
-checks are plain Python: importing a library for them takes longer than reading a manifest.
+A schema is a dataclass, or a type composed of dataclasses, lists, dicts and plain types. The keys of a JSON
+object must be fields of the dataclass, and fields without a default are required. A key that is not a valid
+Python name is declared with ``field(metadata={"key": …})``. ``Within``, ``Matching`` and ``AtMost`` restrict
+numbers, texts and lists. The checks are plain Python, since importing a validation library takes longer than
+reading a manifest.
 """
 
 from __future__ import annotations
@@ -51,24 +52,24 @@ __all__ = [
 ]
 
 MAX_JSON_BYTES: Final = 64 << 20
-"""Maximum size of a JSON file: a manifest of 400,000 files."""
+"""Maximum size of a JSON file in bytes, enough for a manifest of 400,000 files."""
 _MAX_VALUES: Final = 4_000_000
 """Maximum number of values in one text: each takes about 100 bytes of memory."""
 _MAX_DEPTH: Final = 64
 _MAX_METADATA_DEPTH: Final = 400
-"""Of what source files say of themselves: the readers of sources limit it further."""
+"""Maximum nesting of metadata of source files; the readers of sources have stricter limits."""
 _VERIFY: Final = "Run `hexdata verify` to see what is wrong."
 _SHOWN: Final = 80
-"""Characters of a value, or of a key, in a message."""
+"""Maximum number of characters of a value or a key in a message."""
 _TOKENS: Final = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[\[\]{}]', re.DOTALL)
-"""A string, or a bracket outside of strings."""
+"""Matches a string, or a bracket outside of strings."""
 
 Schema = TypeVar("Schema")
 
 
 @dataclass(frozen=True)
 class Within:
-    """Narrows an integer or a float in a schema to ``least`` <= number <= ``most``."""
+    """Restricts an integer or a float in a schema to ``least`` <= number <= ``most``."""
 
     least: float
     most: float
@@ -82,7 +83,13 @@ class Within:
 
 @dataclass(frozen=True)
 class Matching:
-    """Narrows a text in a schema to those that match a pattern; ``meaning`` says what that is in messages."""
+    """Restricts a text in a schema to those that match a pattern.
+
+    Attributes:
+        pattern: Regular expression that the whole text must match.
+        meaning: The expected text in words, for messages.
+        max_length: Maximum length in characters.
+    """
 
     pattern: str
     meaning: str
@@ -97,7 +104,7 @@ class Matching:
 
 @dataclass(frozen=True)
 class AtMost:
-    """Narrows a list or a text in a schema to ``items`` items or characters, or fewer."""
+    """Restricts a list or a text in a schema to at most ``items`` items or characters."""
 
     items: int
 
@@ -114,9 +121,9 @@ HexDigest = Annotated[str, Matching("^[0-9a-f]{64}$", "64 hexadecimal digits")]
 """A SHA-256."""
 
 PLAIN_NAME: Final = r"(?:[^./\\\x00][^/\\\x00]*|\.[^./\\\x00][^/\\\x00]*|\.\.[^/\\\x00]+)"
-"""Pattern of one part of a path: any name except ``.`` and ``..``, without slashes, backslashes and NUL."""
+"""Pattern of one part of a path: any name except ``.`` and ``..``, without slash, backslash and NUL."""
 FileName = Annotated[str, Matching(f"^{PLAIN_NAME}$", "the plain name of a file", max_length=255)]
-"""A file in the folder of the text that names it."""
+"""Name of a file in the same directory as the JSON file."""
 
 
 def parse_json(
@@ -132,18 +139,18 @@ def parse_json(
     """Return the value of a JSON text.
 
     Args:
-        data: the text. Bytes are UTF-8.
-        path: the file that it is of, which errors name.
-        what: what the text is, as errors name it, such as ``"the manifest"``.
-        hint: what errors advise.
-        error: class of the errors.
-        max_bytes: maximum length of ``data``.
-        metadata: whether it holds what source files say of themselves: NaN and infinite numbers are accepted,
-            and up to 400 levels. Default False.
+        data: The text. Bytes must be UTF-8.
+        path: Path of the file, for errors.
+        what: Name of the text in errors, such as ``"the manifest"``.
+        hint: Advice in errors.
+        error: Class of the errors.
+        max_bytes: Maximum length of ``data``.
+        metadata: Whether the text contains metadata of source files. If True, NaN and infinite numbers are
+            accepted, and up to 400 levels of nesting. Default False.
 
     Raises:
-        HexdataError: of the class ``error``: the text is too long, nested more than 64 levels deep, not
-            JSON, or has an object with duplicate keys, a NaN or an infinite number.
+        HexdataError: Of the class ``error``: the text is too long, nested more than 64 levels deep, has too
+            many values, is not JSON, or contains duplicate keys, a NaN or an infinite number.
     """
     problem = functools.partial(error, path=path, hint=hint)
     if len(data) > max_bytes:
@@ -179,18 +186,19 @@ def load_json(
     """Return the value of a JSON text as an instance of a schema.
 
     Args:
-        kind: the schema: a dataclass, or a type built of such.
-        data: the text. Bytes are UTF-8.
-        path: the file that it is of, which errors name.
-        what: what the text is, as errors name it.
-        hint: what errors advise.
-        error: class of the errors.
-        max_bytes: maximum length of ``data``.
-        metadata: as :func:`parse_json` has it.
+        kind: The schema: a dataclass, or a type composed of dataclasses.
+        data: The text. Bytes must be UTF-8.
+        path: Path of the file, for errors.
+        what: Name of the text in errors, such as ``"the manifest"``.
+        hint: Advice in errors.
+        error: Class of the errors.
+        max_bytes: Maximum length of ``data``.
+        metadata: Whether the text contains metadata of source files. If True, NaN and infinite numbers are
+            accepted, and up to 400 levels of nesting. Default False.
 
     Raises:
-        HexdataError: of the class ``error``: as :func:`parse_json`, or a key is missing or unknown,
-            or a value is not what the schema has there. The message names the first such key.
+        HexdataError: Of the class ``error``: as for :func:`parse_json`, or a key is missing or unknown, or a
+            value does not match the schema. The message names the first such key.
     """
     content = parse_json(
         data, path, what=what, hint=hint, error=error, max_bytes=max_bytes, metadata=metadata
@@ -210,36 +218,36 @@ def check_value(
     """Return a value of plain dicts, lists, texts and numbers as an instance of a schema.
 
     Args:
-        kind: the schema.
-        value: what :func:`parse_json` returned, or the saved state of an object.
-        path: the file that it is of, which errors name; None for none.
-        what: what the value is, as errors name it.
-        hint: what errors advise.
-        error: class of the errors.
+        kind: The schema: a dataclass, or a type composed of dataclasses.
+        value: A result of :func:`parse_json`, or the saved state of an object.
+        path: Path of the file, for errors; None if the value is not from a file.
+        what: Name of the value in errors.
+        hint: Advice in errors.
+        error: Class of the errors.
 
     Raises:
-        HexdataError: of the class ``error``: the value is not what the schema describes. The message names
-            the first key that is missing, unknown or wrong.
+        HexdataError: Of the class ``error``: the value does not match the schema. The message names the first
+            key that is missing, unknown or wrong. Errors raised by the dataclass itself keep their class.
     """
     try:
         checked: Schema = _check_of(cast("Any", kind))(value)
         return checked
     except _WrongValue as wrong:
         raise wrong.explained(path, what, hint, error) from None
-    except HexdataError as wrong:  # parts of a value that contradict each other
+    except HexdataError as wrong:  # raised by a dataclass whose values contradict each other
         raise wrong if path is None else wrong.at(path) from None
 
 
 def parse_metadata(text: str | None, path: object, what: str) -> dict[str, Any]:
-    """Return the object that a column of a store holds as JSON, such as ``sources.header``; ``{}`` for null.
+    """Return a JSON object from a column of a store, such as ``sources.header``.
 
     Args:
-        text: of the column.
-        path: the file that it is of, which errors name.
-        what: the column and its row, as errors name it.
+        text: Value of the column; null gives ``{}``.
+        path: Path of the file, for errors.
+        what: Name of the column and its row in errors.
 
     Raises:
-        StoreError: it is not JSON, or not an object.
+        StoreError: The text is not JSON, or not an object.
     """
     content = parse_json(text or "{}", path, what=what, hint=_VERIFY, metadata=True)
     if not isinstance(content, dict):
@@ -248,7 +256,7 @@ def parse_metadata(text: str | None, path: object, what: str) -> dict[str, Any]:
 
 
 def shortened(text: str) -> str:
-    """Return a text of a file for a message: printable, and cut to 80 characters."""
+    """Return a text from a file for a message: printable, and shortened to 80 characters."""
     shown = printable(text[: _SHOWN + 1])
     return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"
 
@@ -257,7 +265,7 @@ def shortened(text: str) -> str:
 
 
 class _WrongValue(Exception):  # noqa: N818 - never leaves this module
-    """A value that its schema does not describe; ``keys`` lead to it."""
+    """A value that does not match its schema. ``keys`` is the path to it."""
 
     def __init__(self, found: object = None, expected: str | None = None, problem: str = "value") -> None:
         super().__init__()
@@ -267,12 +275,12 @@ class _WrongValue(Exception):  # noqa: N818 - never leaves this module
         self.problem = problem
 
     def below(self, key: object) -> _WrongValue:
-        """Return the error as one of the object or list that holds the value under ``key``."""
+        """Prepend ``key``, under which the parent object or list holds the value, and return the error."""
         self.keys.insert(0, shortened(str(key)))
         return self
 
     def explained(self, path: object, what: str, hint: str | None, error: type[HexdataError]) -> HexdataError:
-        """Return the error for people."""
+        """Return the error as an instance of ``error``, with a message."""
         where = ".".join(self.keys)
         if self.problem == "missing":
             return error(f"{what} lacks the key {where}", path=path, hint=hint)
@@ -286,12 +294,12 @@ class _WrongValue(Exception):  # noqa: N818 - never leaves this module
 
 
 _Check = Callable[[Any], Any]
-"""Returns a value as its schema has it, or raises ``_WrongValue``."""
+"""Takes a JSON value; returns it as an instance of the schema, or raises ``_WrongValue``."""
 
 
 @functools.cache
 def _check_of(kind: Any) -> _Check:
-    """Return the check of a schema."""
+    """Return the function that checks a value against a schema."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
         return _narrowed(arguments[0], arguments[1:])
@@ -396,7 +404,7 @@ def _check_dict(of_key: _Check, of_value: _Check) -> _Check:
 
 def _check_list(kind: Any, made: type[list[Any]] | type[tuple[Any, ...]]) -> _Check:
     of_item = _check_of(kind)
-    # Lists of many integers, such as offsets, are checked as a whole.
+    # Long lists of integers, such as offsets, are checked at once, which is faster.
     bounds = _bounds(kind) if get_args(kind)[:1] == (int,) else None
 
     def check(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The check of Arrow rows of positions, whoever reads them. Reads no files."""
+"""Checks of the values of positions in Arrow tables, shared by all readers of a store. Reads no files."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _WINNERS: Final = ("BLUE", "RED")
 
 
 def find_bad_position(rows: pa.Table | pa.RecordBatch, *, texts: bool = True) -> BadRow | None:
-    """Return the first fault of a field of rows that no position has; None if there is none.
+    """Return the first invalid value of the first invalid field; None if all values are valid.
 
     Args:
-        rows: of ``positions_schema``; ``winner`` may be text.
-        texts: whether ``extra`` is checked as well, which is parsed row by row. Default True.
+        rows: Rows of ``positions_schema``; ``winner`` may be text instead of a dictionary.
+        texts: Whether to check ``extra`` too, for which each distinct text is parsed. Default True.
     """
     size = board_size_of(rows.schema.field("board").type.byte_width)
     for name, null in SENTINELS.items():
@@ -65,16 +65,16 @@ def find_bad_position(rows: pa.Table | pa.RecordBatch, *, texts: bool = True) ->
 
 
 def check_positions(batch: pa.RecordBatch, path: object, first: int, games: int) -> None:
-    """Check the positions of a file of a store.
+    """Check the values of positions in a file of a store.
 
     Args:
-        batch: rows of ``positions_schema``.
-        path: of the file, for messages.
-        first: the row of the file at which the batch begins.
-        games: games of the store.
+        batch: Rows of ``positions_schema``.
+        path: Path of the file, for messages.
+        first: Index of the first row of the batch in the file.
+        games: Number of games in the store.
 
     Raises:
-        StoreError: one holds what no position has, or is of a game that the store has not.
+        StoreError: A value is invalid, or a ``game_id`` is not of a game in the store.
     """
     bad = find_bad_position(batch)
     if bad is None:
@@ -94,7 +94,7 @@ def check_positions(batch: pa.RecordBatch, path: object, first: int, games: int)
 
 
 def _known(rows: pa.Table | pa.RecordBatch, name: str) -> list[tuple[int, str]]:
-    """Return the different texts of a column, each with the first row that has it."""
+    """Return the distinct texts of a column, each with the first row that contains it."""
     column = rows.column(name)
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()

@@ -1,6 +1,6 @@
-"""Training shards: WebDataset tar files whose sample is a block of positions.
+"""Training shards: WebDataset tar files in which each sample is a block of positions.
 
-Turns arrays into bytes and bytes into arrays. Never chooses an order, a split or a place on disk.
+Converts arrays to bytes and bytes to arrays. The order, the splits and the paths are chosen elsewhere.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ __all__ = [
 ]
 
 Block = dict[str, npt.NDArray[Any]]
-"""n positions, one array a field with n as its leading dimension, the fields in :func:`block_fields`.
+"""A block of n positions: one array per field of :func:`block_fields`, with n as its leading dimension.
 
-Only ``policy`` (k, cells) and ``policy_row`` (k,) differ: they hold the dense policies of the block and
-the ascending rows that have one.
+Two fields differ: ``policy`` (k, cells) holds the k dense policies of the block, and ``policy_row`` (k,) the
+rows that have one, in ascending order.
 """
 
 SENTINELS: Final[Mapping[str, int]] = {
@@ -54,19 +54,19 @@ SENTINELS: Final[Mapping[str, int]] = {
     "total_positions": NO_PLY,
     "value_sample_tier": NO_TIER,
 }
-"""What stands for null, a field."""
+"""Value that represents null, by field."""
 _END_OF_ARCHIVE: Final = bytes(2 * tarfile.BLOCKSIZE)
 _MOST_BYTES: Final = 1 << 30
-"""Of one block or sample: a sparse file can claim any size."""
+"""Maximum size of one block or sample in bytes. A sparse file can claim any size."""
 _MOST_MEMBERS: Final = 32
-"""Of one block or sample."""
+"""Maximum number of members of one block or sample."""
 
 
 def block_length(block: Mapping[str, npt.NDArray[Any]]) -> int:
-    """Return n, the positions of a block.
+    """Return n, the number of positions in a block.
 
     Raises:
-        ValueError: if its fields differ in length.
+        ValueError: The fields differ in length.
     """
     lengths = {len(array) for name, array in block.items() if name not in POLICY_FIELDS}
     if len(lengths) != 1:
@@ -78,11 +78,15 @@ def block_length(block: Mapping[str, npt.NDArray[Any]]) -> int:
 
 
 def columns_to_block(table: pa.Table | pa.RecordBatch, with_policy: bool) -> Block:
-    """Turn rows of ``schema.positions_schema`` into one block, nulls into their sentinels.
+    """Convert rows of ``schema.positions_schema`` into one block. Nulls become the values in ``SENTINELS``.
+
+    Args:
+        table: The rows.
+        with_policy: Whether the block gets the fields ``policy`` and ``policy_row``.
 
     Raises:
-        StoreError: if a column that must not be null is, or a dense policy has another length than
-            the board has cells.
+        StoreError: A column without a sentinel contains nulls, or the length of a dense policy is not the
+            number of cells.
     """
     if isinstance(table, pa.RecordBatch):
         table = pa.Table.from_batches([table])
@@ -133,9 +137,13 @@ def _dense_policies(column: pa.ChunkedArray, cells: int) -> Block:
 
 
 def block_to_policy(block: Mapping[str, npt.NDArray[Any]], cells: int) -> npt.NDArray[np.float32]:
-    """Return the policies of a block as float32 (n, cells).
+    """Return the policies of all positions of a block as float32 (n, cells).
 
-    Dense where the position has a dense policy, else one-hot at ``move``, else (final positions) zeros.
+    A position without a dense policy gets a one-hot policy at its ``move``; a final position gets zeros.
+
+    Args:
+        block: The block.
+        cells: Number of cells of the board.
     """
     move = block["move"]
     policy = np.zeros((len(move), cells), np.float32)
@@ -147,10 +155,14 @@ def block_to_policy(block: Mapping[str, npt.NDArray[Any]], cells: int) -> npt.ND
 
 
 def block_samples(block: Block) -> Iterator[tuple[int, Block]]:
-    """Take a block apart for ``--layout samples``: (position_id, its fields without leading dimension).
+    """Split a block into samples of one position, for ``--layout samples``.
 
-    The board is unpacked to uint8 (2, n, n). ``policy`` float32 (n·n,) stands in every sample or, in
-    splits without dense policies, in none, as some readers want the same fields throughout.
+    Every sample of a split has the same fields, which some readers require: ``policy`` is in all samples or,
+    in a split without dense policies, in none.
+
+    Yields:
+        (position_id, fields) of each position: ``board`` uint8 (2, n, n), ``policy`` float32 (n·n,), and the
+        other fields without their leading dimension.
     """
     board_size = board_size_of(block["board"].shape[1])
     fields = {name: array for name, array in block.items() if name != "policy_row"}
@@ -165,15 +177,19 @@ def block_samples(block: Block) -> Iterator[tuple[int, Block]]:
 
 
 class ShardWriter:
-    """Writes one tar shard front to back: USTAR, no times, no owners, so the same arrays give the same bytes.
+    """Writes one tar shard sequentially.
 
-    ``offsets`` gives, a field, where each block's numbers begin in the file (after tar and npy headers),
-    so that a local shard can be read through ``mmap``. ``positions``, ``blocks`` and ``bytes`` count
-    what has been written.
+    The archive is plain USTAR without times and owners, so the same arrays always result in the same bytes.
+
+    Attributes:
+        offsets: For each field, the byte offset of its numbers in every block, for reading through ``mmap``.
+        positions: Number of positions written.
+        blocks: Number of blocks or samples written.
+        bytes: Number of bytes written.
     """
 
     def __init__(self, file: BinaryIO) -> None:
-        """Write to ``file``, which stands at its beginning and stays the caller's to close."""
+        """Create a writer to ``file``, which must be at its beginning. The caller closes the file."""
         self.offsets: dict[str, list[int]] = {}
         self.positions = 0
         self.blocks = 0
@@ -182,10 +198,14 @@ class ShardWriter:
         self._last_key = -1
 
     def write_block(self, key: int, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Append the block ``key``, a number that counts upward over the whole split.
+        """Append one block.
+
+        Args:
+            key: Number of the block, ascending over the whole split.
+            arrays: The fields of the block.
 
         Raises:
-            ValueError: if the key does not ascend, the fields are not those of the shard's earlier
+            ValueError: The key is not greater than the last one, the fields are not those of the earlier
                 blocks, or their lengths differ.
         """
         if key <= self._last_key:
@@ -200,9 +220,11 @@ class ShardWriter:
         self.blocks += 1
 
     def write_sample(self, position_id: int, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Append one position as a sample of its own, as :func:`block_samples` gives it.
+        """Append one position as a sample. ``blocks`` then counts samples, and no offsets are kept.
 
-        No offsets are kept, and ``blocks`` counts samples.
+        Args:
+            position_id: Id of the position, the key of the sample.
+            arrays: Its fields, as :func:`block_samples` yields them.
         """
         for _ in self._write_members(f"{position_id:09d}", arrays):
             pass
@@ -210,19 +232,24 @@ class ShardWriter:
         self.blocks += 1
 
     def close(self) -> None:
-        """End the archive: two blocks of zeros, and more up to a whole record. Leaves the file open."""
+        """Write the end of the archive, zeros up to a whole tar record. The file stays open."""
         end = self.bytes + len(_END_OF_ARCHIVE)
         self._write(_END_OF_ARCHIVE + bytes(-end % tarfile.RECORDSIZE))
 
     def entry(self, name: str, sha256: str) -> ShardEntry:
-        """Return what the manifest says of the shard, closed, under its final name and with its digest."""
+        """Return the manifest entry of the shard. Call it after :meth:`close`.
+
+        Args:
+            name: Final file name of the shard.
+            sha256: SHA-256 of the file, in hexadecimal.
+        """
         return ShardEntry(name, self.positions, self.blocks, self.bytes, sha256, self.offsets)
 
     def _write_members(self, key: str, arrays: Mapping[str, npt.NDArray[Any]]) -> Iterator[tuple[str, int]]:
-        """Write the members of one sample by name; yield each field and where its numbers begin."""
+        """Write the members of one sample, sorted by name; yield each field and the offset of its numbers."""
         for name in sorted(arrays):
             array = arrays[name]
-            # Little-endian on every machine. np.ascontiguousarray would give a scalar a dimension.
+            # Little-endian on every machine. np.ascontiguousarray would add a dimension to a scalar.
             array = np.asarray(array, array.dtype.newbyteorder("<"), order="C")
             self._write(member_headers(key, name, array.dtype.str, array.shape))
             yield name, self.bytes
@@ -238,22 +265,38 @@ class ShardWriter:
 
 
 def read_blocks(path: str | AnyPath) -> Iterator[tuple[str, Block]]:
-    """Read a shard front to back, one (key, arrays) at a time; the arrays are read-only.
+    """Read the blocks or samples of a shard in order.
 
-    Stricter than ``tarfile``, which takes a broken header for the end of the archive: every byte must
-    be accounted for, up to the end-of-archive blocks. Reads samples as well. What the arrays hold is not
-    checked: see ``check_block``.
+    Stricter than ``tarfile``, which takes a broken header for the end of the archive: every byte up to the
+    end of the file is checked. The values of the arrays are not checked; use ``check_block`` for that.
+
+    Args:
+        path: The shard.
+
+    Yields:
+        (key, arrays by field) of each block or sample. The arrays are read-only.
 
     Raises:
-        FormatError: naming the shard and the member or the byte, if the shard is cut or altered. What
-            was yielded before is then void.
+        FormatError: The shard is truncated or altered; names the shard, and the member or the byte. Blocks
+            yielded before are then invalid.
     """
     for key, block, _ in read_placed_blocks(path):
         yield key, block
 
 
 def read_placed_blocks(path: str | AnyPath) -> Iterator[tuple[str, Block, dict[str, int]]]:
-    """Do as :func:`read_blocks`, and say of each field at which byte of the shard its numbers begin."""
+    """Read the blocks or samples of a shard in order, with the offsets of their numbers.
+
+    Args:
+        path: The shard.
+
+    Yields:
+        (key, arrays by field, offsets by field). An offset is the byte of the shard at which the numbers of
+        the field begin.
+
+    Raises:
+        FormatError: As for :func:`read_blocks`.
+    """
     with open_binary(as_path(path)) as file:
         size = file.seek(0, 2)
         file.seek(0)
@@ -280,20 +323,31 @@ def read_placed_blocks(path: str | AnyPath) -> Iterator[tuple[str, Block, dict[s
 
 
 _UNPACKED: Final = ("board", "policy")
-"""The fields of a sample that are more than one number."""
+"""Fields of a sample that are arrays, not single numbers."""
 
 
 def decode_array(numbers: bytes, header: MemberHeader) -> npt.NDArray[Any]:
-    """Return the array of a member, a read-only view of its numbers."""
+    """Return the array of a member as a read-only view of its bytes.
+
+    Args:
+        numbers: The bytes.
+        header: The headers of the member, with dtype and shape.
+    """
     return np.frombuffer(numbers, header.dtype).reshape(header.shape)
 
 
 def samples_to_block(samples: Sequence[tuple[str, Block]], path: object) -> Block:
-    """Return samples, as :func:`read_blocks` gives them, as one block; its values are not checked.
+    """Join samples into one block. Policies that are one-hot at the move become moves again.
+
+    Only the values that the conversion depends on are checked.
+
+    Args:
+        samples: At least one (key, fields), as :func:`read_blocks` yields them.
+        path: Path of the shard, for messages.
 
     Raises:
-        FormatError: "broken-shard": they have other fields or shapes than each other, boards of other
-            cells than 0 and 1, policies of other numbers than shares, or another key than their id.
+        FormatError: "broken-shard": The samples differ in their fields, dtypes or shapes, a board has cells
+            other than 0 and 1, a policy is negative or not finite, or a key is not the position id.
     """
     first_key, first = samples[0]
     specs = {name: (array.dtype.str, array.shape) for name, array in first.items()}

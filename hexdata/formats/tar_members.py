@@ -1,6 +1,7 @@
-"""The members of a shard's tar file: one strict rule for their headers, whoever reads them.
+"""Strict reading of the tar members of a shard, shared by all readers of shards.
 
-Bounds every size by the file before anything is read. Never looks at the numbers of a member.
+Every size is checked against the size of the file before any bytes are read. The numbers of a member are
+returned unchecked.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ __all__ = [
 
 _NPY_HEADER_BYTES: Final = 128
 HEADER_BYTES: Final = tarfile.BLOCKSIZE + _NPY_HEADER_BYTES
-"""Bytes of a member's tar header and npy header, which end where its numbers begin."""
+"""Bytes of a member's tar header and npy header together. The numbers follow them."""
 _NAME: Final = re.compile(rb"([0-9]{6,18})\.([a-z_]{1,40})\.npy\0*")
 _SIZE: Final = re.compile(rb"([0-7]{11})[\0 ]")
 _CHECKSUM: Final = re.compile(rb"([0-7]{6,7})[\0 ]{1,2}")
@@ -42,24 +43,24 @@ _NPY: Final = re.compile(
     rb"'shape': \(((?:[0-9]{1,12}, ?)*(?:[0-9]{1,12})?)\), \} *\n"
 )
 _CHECKSUM_AT: Final = 148
-"""The byte of a tar header at which its checksum begins."""
+"""Offset of the checksum in a tar header."""
 _END_BYTES: Final = 2 * tarfile.BLOCKSIZE
-"""Fewest zeros at the end of an archive."""
+"""Minimum number of zero bytes at the end of an archive."""
 MOST_END_BYTES: Final = _END_BYTES + tarfile.RECORDSIZE
-"""More zeros than there are at the end of an archive."""
+"""Upper bound, exclusive, of the number of zero bytes at the end of an archive."""
 _CHUNK: Final = 1 << 20
 
 
 class MemberHeader(NamedTuple):
-    """What the headers of one member say.
+    """The parsed headers of one member.
 
     Attributes:
-        key: of its block or sample, as text.
-        field: whose numbers it holds.
-        dtype: NumPy's type string.
-        shape: of the array.
-        begin: the byte of the shard at which the numbers begin.
-        bytes: the length of the numbers.
+        key: Key of the block or sample, decimal digits.
+        field: Name of the field.
+        dtype: NumPy type string of the array.
+        shape: Shape of the array.
+        begin: Byte offset of the numbers in the shard.
+        bytes: Size of the numbers in bytes.
     """
 
     key: str
@@ -71,22 +72,29 @@ class MemberHeader(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The member's name in the tar file."""
+        """Name of the member in the tar file."""
         return f"{self.key}.{self.field}.npy"
 
     @property
     def end(self) -> int:
-        """The byte of the shard at which the next member begins."""
+        """Byte offset of the next member in the shard."""
         return self.begin + self.bytes + self.padding
 
     @property
     def padding(self) -> int:
-        """Zeros between the numbers and the next member."""
+        """Number of zero bytes between the numbers and the next member."""
         return -(self.begin + self.bytes) % tarfile.BLOCKSIZE
 
 
 def broken(path: object, record: str, found: object, expected: object) -> FormatError:
-    """Return the error for a shard whose structure is damaged."""
+    """Return the error for a shard whose structure is damaged.
+
+    Args:
+        path: Path of the shard.
+        record: Member or byte at which the damage was found.
+        found: The bytes or sizes found.
+        expected: The bytes or sizes expected.
+    """
     return FormatError(
         "the shard is cut or altered",
         code="broken-shard",
@@ -100,7 +108,14 @@ def broken(path: object, record: str, found: object, expected: object) -> Format
 
 @functools.lru_cache(maxsize=1 << 14)
 def npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
-    """Return the npy 1.0 header of an array in C order: 128 bytes, so that numbers in a tar are aligned."""
+    """Return the npy 1.0 header of an array in C order.
+
+    It has 128 bytes, so that the numbers of a tar member are aligned.
+
+    Args:
+        dtype: NumPy type string of the array.
+        shape: Shape of the array.
+    """
     buffer = io.BytesIO()
     facts = {"descr": dtype, "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(buffer, facts)
@@ -109,7 +124,10 @@ def npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
 
 @functools.lru_cache(maxsize=1 << 10)
 def _header_template(digits: int, field: str, dtype: str, shape: tuple[int, ...]) -> tuple[bytes, int, bytes]:
-    """Return what surrounds the checksum in the headers of a member whose key is ``digits`` zeros, and it."""
+    """Return the headers of a member whose key is ``digits`` zeros, as (bytes before, checksum, bytes after).
+
+    The bytes before the checksum start after the key.
+    """
     npy = npy_header(dtype, shape)
     info = tarfile.TarInfo(f"{'0' * digits}.{field}.npy")
     info.size = len(npy) + math.prod(shape) * int(dtype[2])
@@ -121,10 +139,10 @@ def member_headers(key: str, field: str, dtype: str, shape: tuple[int, ...]) -> 
     """Return the tar header and the npy header of a member, 640 bytes, as ``ShardWriter`` writes them.
 
     Args:
-        key: of its block or sample, decimal digits.
-        field: whose numbers it holds.
-        dtype: NumPy's type string.
-        shape: of the array.
+        key: Key of the block or sample, decimal digits.
+        field: Name of the field.
+        dtype: NumPy type string of the array.
+        shape: Shape of the array.
     """
     between, checksum, rest = _header_template(len(key), field, dtype, shape)
     digits = key.encode("ascii")
@@ -133,10 +151,10 @@ def member_headers(key: str, field: str, dtype: str, shape: tuple[int, ...]) -> 
 
 @functools.lru_cache(maxsize=256)
 def parse_npy_header(header: bytes) -> tuple[str, tuple[int, ...]]:
-    """Return (dtype, shape) of the 128 bytes that :func:`npy_header` writes for them.
+    """Return the (dtype, shape) of an npy header of 128 bytes.
 
     Raises:
-        ValueError: they are other bytes.
+        ValueError: The bytes are not what :func:`npy_header` returns for any array of a shard.
     """
     match = _NPY.fullmatch(header)
     if match is None:
@@ -152,7 +170,7 @@ def _parse_tar_header(header: bytes) -> tuple[str, str, int]:
     """Return (key, field, size) of a tar header.
 
     Raises:
-        ValueError: it is not that of a plain USTAR file ``KEY.FIELD.npy``.
+        ValueError: It is not the USTAR header of a plain file ``KEY.FIELD.npy``.
     """
     checksum = _CHECKSUM.fullmatch(header[148:156])
     if checksum is None or int(checksum[1], 8) != sum(header) - sum(header[148:156]) + 8 * ord(" "):
@@ -171,17 +189,20 @@ def _parse_tar_header(header: bytes) -> tuple[str, str, int]:
 def parse_headers(
     headers: bytes, begin: int, stop: int, path: object, record: str | None = None
 ) -> MemberHeader:
-    """Return what the headers of a member say, whose first byte is byte ``begin`` of the shard.
+    """Parse the tar header and the npy header of a member.
 
     Args:
-        headers: the 640 bytes of both.
-        begin: where they begin.
-        stop: the byte of the shard at which its members end at the latest.
-        path: of the shard, for messages.
-        record: the member that must stand there, for messages; None names the byte.
+        headers: Both headers, 640 bytes.
+        begin: Byte offset of the headers in the shard.
+        stop: Byte offset in the shard at which its members end at the latest.
+        path: Path of the shard, for messages.
+        record: Name of the expected member, for messages. None names the byte offset instead.
+
+    Returns:
+        The parsed headers.
 
     Raises:
-        FormatError: they are not as ``ShardWriter`` writes them, or the member ends after ``stop``.
+        FormatError: The headers are not as ``ShardWriter`` writes them, or the member ends after ``stop``.
     """
     place = record or f"byte {begin}"
     try:
@@ -204,32 +225,32 @@ def parse_headers(
 
 
 def check_end(rest: bytes, length: int, size: int, path: object) -> None:
-    """Check that a shard ends as it must: 1,024 zeros, and more up to a whole record, which ends the file.
+    """Check that a shard ends with 1,024 zero bytes, padded with zeros to a whole tar record.
 
     Args:
-        rest: the bytes after the last member, or the first ``MOST_END_BYTES`` of them.
-        length: how many there are in all.
-        size: of the shard.
-        path: of the shard, for messages.
+        rest: The bytes after the last member, or the first ``MOST_END_BYTES`` of them.
+        length: Number of bytes after the last member.
+        size: Size of the shard in bytes.
+        path: Path of the shard, for messages.
 
     Raises:
-        FormatError: it does not.
+        FormatError: It does not.
     """
     if not _END_BYTES <= length < MOST_END_BYTES or any(rest) or size % tarfile.RECORDSIZE:
         raise broken(path, "end of archive", f"{length} bytes", "zeros up to a whole record")
 
 
 class MemberReader:
-    """The members of a shard, or of a part of it, from front to back.
+    """Sequential reader of the members of a shard, or of a part of it.
 
-    Call ``next_header``, then ``numbers`` or ``skip``, until there is no header any more.
+    Call ``next_header``, then ``numbers`` or ``skip``, until ``next_header`` returns None.
 
     Args:
-        read: returns up to so many bytes of the shard, none at the end.
-        start: the byte of the shard at which ``read`` begins; a member begins there.
-        stop: the byte at which the last member asked for ends; ``size`` for the whole shard.
-        size: bytes of the shard.
-        path: of the shard, for messages.
+        read: Called with a number of bytes, returns at most that many bytes of the shard, none at the end.
+        start: Byte offset at which ``read`` begins. A member must begin there.
+        stop: Byte offset at which the last member to read ends; ``size`` for all members.
+        size: Size of the shard in bytes.
+        path: Path of the shard, for messages.
     """
 
     def __init__(
@@ -243,13 +264,13 @@ class MemberReader:
         self._header: MemberHeader | None = None
 
     def next_header(self, record: str | None = None) -> MemberHeader | None:
-        """Return the headers of the next member; None at the end, where all bytes have been read.
+        """Return the headers of the next member; None at the end, after all bytes have been read.
 
         Args:
-            record: the member that must come next, for messages; None names the byte.
+            record: Name of the expected member, for messages. None names the byte offset instead.
 
         Raises:
-            FormatError: the shard is cut or altered.
+            FormatError: The shard is truncated or altered.
         """
         if self._place == self._stop and not self._whole:
             return None
@@ -263,10 +284,10 @@ class MemberReader:
         return self._header
 
     def numbers(self) -> bytes:
-        """Return the numbers of the member whose headers were read last.
+        """Return the bytes of the numbers of the member whose headers were read last.
 
         Raises:
-            FormatError: the shard is cut, or other than zeros follow them.
+            FormatError: The shard is truncated, or the padding after the numbers is not zero.
         """
         header = self._last()
         data = self._take(header.bytes, header.name)
@@ -274,7 +295,11 @@ class MemberReader:
         return data
 
     def skip(self) -> None:
-        """Pass over the numbers of the member whose headers were read last; raises as ``numbers`` does."""
+        """Read and discard the numbers of the member whose headers were read last.
+
+        Raises:
+            FormatError: The shard is truncated, or the padding after the numbers is not zero.
+        """
         header = self._last()
         left = header.bytes
         while left:
@@ -298,7 +323,7 @@ class MemberReader:
         check_end(rest, len(rest), self._place, self._path)
 
     def _take(self, count: int, record: str) -> bytes:
-        """Return exactly so many bytes."""
+        """Return exactly ``count`` bytes."""
         parts, left = [], count
         while left:
             data = self._read(left)
