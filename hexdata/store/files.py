@@ -1,7 +1,8 @@
-"""Files that are complete or absent: written under a temporary name, synced, then renamed.
+"""Atomic file operations for local disks and object stores.
 
-Promise: a file under its final name is whole, at whatever moment the process or the machine dies. In an
-object store nothing is renamed: what is written lies here until it is whole; then it is uploaded and checked.
+A file under its final name is complete, even if the process or the machine stops at any moment. On a local
+disk a file is written under a temporary name, synced and renamed. For an object store it is written to a
+temporary local file first, then uploaded and verified.
 """
 
 from __future__ import annotations
@@ -62,24 +63,24 @@ __all__ = [
 
 _TEMPORARY_SUFFIX: Final = ".tmp"
 _TEMPORARY_NAME: Final = re.compile(r"\..+\.\d+\.tmp", re.DOTALL)
-"""What :func:`atomic_file` makes of a name: a dot, the name, a number and the suffix."""
+"""The temporary names of :func:`atomic_file`: a dot, the file name, a random number and the suffix."""
 
 
 @dataclass(frozen=True)
 class FileFacts:
-    """What a manifest keeps of one file."""
+    """Row count, size in bytes and SHA-256 (hexadecimal) of one file, as recorded in a manifest."""
 
     rows: Count
     bytes: Count
     sha256: HexDigest
 
     def to_json(self) -> dict[str, object]:
-        """Return the entry as a manifest holds it."""
+        """Return the entry in the form that the manifest stores."""
         return asdict(self)
 
 
 class HashingFile(io.RawIOBase):
-    """A binary file that hashes and counts what is written through it, front to back."""
+    """A write-only binary file that computes the size and the SHA-256 of the data written through it."""
 
     def __init__(self, file: IO[bytes], path: Path | None = None) -> None:
         self._file = file
@@ -88,11 +89,11 @@ class HashingFile(io.RawIOBase):
         self._size = 0
 
     def writable(self) -> bool:
-        """Say that it can be written: it can do nothing else."""
+        """Return True."""
         return True
 
     def write(self, data: Any) -> int:
-        """Write all of ``data`` (any bytes-like object) and take it into the digest."""
+        """Write all of ``data`` (bytes-like), add it to the digest and return the number of bytes."""
         self._hash.update(data)
         with name_file(self._path):
             written = self._file.write(data)
@@ -104,26 +105,35 @@ class HashingFile(io.RawIOBase):
         return self._size
 
     def flush(self) -> None:
-        """Flush the file below."""
+        """Flush the underlying file."""
         with name_file(self._path):
             self._file.flush()
 
     def facts(self, rows: int) -> FileFacts:
-        """Return the facts of what was written so far."""
+        """Return the size and the digest of the data written so far, with the given number of rows."""
         return FileFacts(rows=rows, bytes=self._size, sha256=self._hash.hexdigest())
 
 
 @contextmanager
 def atomic_file(path: AnyPath, *, replace: bool = True) -> Iterator[HashingFile]:
-    """Open ``path`` for writing such that it appears whole, or not at all.
+    """Open ``path`` for writing so that the file appears complete or not at all.
 
-    Without ``replace`` an object stays that holds something else already: a process that has lost the
-    store's lock, and does not know it yet, must not put its own over what another has published. On a disk
-    no lock is lost, and files are replaced.
+    The temporary file is in the same folder and has a random name. Processes that write the same file at the
+    same time, even on different machines, therefore do not collide, and the last one to finish wins. On any
+    exception the temporary file is removed.
 
-    The temporary name stands in the same folder and is drawn by the system, so that two processes that
-    write the same file do not meet, on whatever machines they run; the last to finish wins, with the same
-    bytes where the content is a function of its inputs. On any exception the temporary file is removed.
+    Args:
+        path: Final path or object address.
+        replace: Whether to overwrite an existing object with other content (default: True). False protects an
+            object from a process that has lost the store's lock without noticing. Local files are always
+            replaced, because a lock on a local disk cannot be lost.
+
+    Yields:
+        The open file.
+
+    Raises:
+        OSError: The file cannot be written.
+        StoreError: The uploaded object differs from the data that was sent.
     """
     if not isinstance(path, Path):
         with _uploaded(path, replace) as file:
@@ -146,29 +156,29 @@ def atomic_file(path: AnyPath, *, replace: bool = True) -> Iterator[HashingFile]
 
 @contextmanager
 def _uploaded(path: RemotePath, replace: bool) -> Iterator[HashingFile]:
-    """Open a file of this machine that becomes an object once it is whole."""
+    """Open a temporary local file and upload it to ``path`` on exit."""
     folder = scratch_folder("uploads")
     folder.mkdir(parents=True, exist_ok=True)
     with naming_full(folder), tempfile.NamedTemporaryFile(dir=folder, prefix=f"{path.name}.") as opened:
-        fcntl.flock(opened, fcntl.LOCK_EX)  # which says that its process lives
+        fcntl.flock(opened, fcntl.LOCK_EX)  # marks the file as in use by a running process
         with HashingFile(opened.file) as file:
             yield file
         upload(Path(opened.name), path, replace=replace)
 
 
 def _remove_unsent() -> None:
-    """Remove what killed processes of this machine had not uploaded yet."""
+    """Remove the upload files of processes that were killed on this machine."""
     for path in scratch_folder("uploads").glob("*"):
         try:
             with path.open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink(missing_ok=True)
-        except OSError:  # its process lives, or it has just gone
+        except OSError:  # still in use, or already removed
             continue
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and those above it, such that they survive a power cut."""
+    """Create a folder and its missing parents so that they survive a power failure."""
     if not folder.is_dir():
         make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
@@ -176,7 +186,7 @@ def make_folder(folder: Path) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a new name in ``folder`` survive a power cut."""
+    """Sync ``folder`` so that a new name in it survives a power failure."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         with name_file(folder):
@@ -186,17 +196,17 @@ def _sync_folder(folder: Path) -> None:
 
 
 def write_bytes(path: AnyPath, data: bytes, *, rows: int = 0, replace: bool = True) -> FileFacts:
-    """Write a whole small file, as :func:`atomic_file` does."""
+    """Write ``data`` as one file with :func:`atomic_file` and return its size, digest and ``rows``."""
     with atomic_file(path, replace=replace) as file:
         file.write(data)
         return file.facts(rows)
 
 
 def open_in_place(path: Path) -> io.FileIO:
-    """Open a file of the store to read it, append to it and truncate it; create it if it is missing.
+    """Open a file of the store for reading, appending and truncating. Create it if it is missing.
 
     Raises:
-        StoreError: it is a link, has a second name elsewhere, or is no regular file.
+        StoreError: The path is a symbolic link, has more than one hard link or is not a regular file.
     """
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
@@ -223,17 +233,17 @@ def _foreign(path: Path) -> StoreError:
 
 
 def refuse_links(store: Path, folders: Iterable[str]) -> None:
-    """Check that nothing in a store leads out of it, before a process writes to it.
+    """Check that a store contains no links through which a process would write outside of it.
 
-    A data file may be a link: it is replaced by renaming, never written through. The store's own path may
-    lead through links.
+    Data files may be symbolic links, because they are replaced by renaming and never written through. The
+    path of the store itself may also contain links.
 
     Args:
-        store: its folder.
-        folders: of the store, relative, which are looked through.
+        store: Folder of the store.
+        folders: Folders to check, relative to the store.
 
     Raises:
-        StoreError: a folder, or a file that is written in place, is a symbolic link.
+        StoreError: A folder, or a file that is written in place, is a symbolic link.
     """
     _refuse_links_in(store, below=False)
     for folder in folders:
@@ -258,10 +268,17 @@ def _refuse_links_in(folder: Path, *, files: bool = True, below: bool = True) ->
 
 
 def append_line(path: AnyPath, line: bytes, *, most: int) -> None:
-    """Append a line to a small file that people read; of an object, no more than ``most`` bytes are kept."""
+    """Append a line to a small log file.
+
+    Args:
+        path: The file.
+        line: The line with its newline character.
+        most: Number of existing bytes to keep, counted from the end, if the file is an object. Local files
+            are kept whole.
+    """
     if isinstance(path, Path):
         path.parent.mkdir(exist_ok=True)
-        with open_in_place(path) as file, name_file(path):  # one write, so that lines stay whole
+        with open_in_place(path) as file, name_file(path):  # a single write keeps the line in one piece
             file.write(line)
         return
     before = file_system(path).tail(path.path, most) if exists(path) else b""
@@ -269,11 +286,14 @@ def append_line(path: AnyPath, line: bytes, *, most: int) -> None:
 
 
 def remove_temporaries(folder: AnyPath, *, below: bool = True) -> None:
-    """Remove what killed processes left under temporary names, in ``folder`` and, if so asked, below.
+    """Remove the temporary files that killed processes left in ``folder``.
 
-    In an object store these are uploads that nobody will finish.
+    In an object store, abort unfinished uploads instead. Call this only on folders that hexdata owns and
+    while no other process writes to them.
 
-    Call it only on folders of our own, while no other process writes to them.
+    Args:
+        folder: Folder or address to clean.
+        below: Whether to include subfolders (default: True).
     """
     if not isinstance(folder, Path):
         _remove_unsent()
@@ -285,7 +305,7 @@ def remove_temporaries(folder: AnyPath, *, below: bool = True) -> None:
 
 
 def remove_file(path: AnyPath) -> None:
-    """Remove a file, if it is there."""
+    """Remove a file if it exists."""
     if isinstance(path, Path):
         path.unlink(missing_ok=True)
     else:
@@ -293,12 +313,12 @@ def remove_file(path: AnyPath) -> None:
 
 
 def remove_tree(folder: AnyPath) -> None:
-    """Remove a folder and all below it, if it is there."""
+    """Remove a folder and its contents if it exists."""
     if isinstance(folder, Path):
-        if folder.is_dir():  # else rmtree would wait for the other end of a pipe
+        if folder.is_dir():  # rmtree would block on a pipe
             shutil.rmtree(folder, ignore_errors=True)
         return
-    if set("*?[") & set(folder.path):  # fsspec would take it for a pattern
+    if set("*?[") & set(folder.path):  # fsspec would interpret these characters as a pattern
         for name in objects_below(folder):
             remove_file(folder / name)
         return
@@ -309,14 +329,14 @@ def remove_tree(folder: AnyPath) -> None:
 
 
 def size_of_tree(folder: AnyPath) -> int:
-    """Return the bytes of all files below a folder; 0 if there is none."""
+    """Return the total size in bytes of all files below a folder; 0 if it does not exist."""
     if isinstance(folder, Path):
         return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     return sum(objects_below(folder).values())
 
 
 def names_below(folder: AnyPath) -> set[str]:
-    """Return the files below a folder by their names from there on, but for hidden ones."""
+    """Return the names of all files below a folder, relative to it, without hidden files."""
     if isinstance(folder, Path):
         found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     else:
@@ -325,16 +345,16 @@ def names_below(folder: AnyPath) -> set[str]:
 
 
 def exists(path: AnyPath) -> bool:
-    """Say whether there is a file or a folder.
+    """Return whether a file or folder exists.
 
     Raises:
-        OSError: an object store does not answer.
+        OSError: The object store cannot be reached.
     """
     return path.exists() if isinstance(path, Path) else bool(patiently(file_system(path).exists, path.path))
 
 
 def has_size(path: AnyPath, size: int) -> bool:
-    """Say whether there is a file of so many bytes."""
+    """Return whether a file exists and has the given size in bytes."""
     if isinstance(path, Path):
         return path.is_file() and path.stat().st_size == size
     try:
@@ -346,10 +366,11 @@ def has_size(path: AnyPath, size: int) -> bool:
 def walk_once(
     root: Path, onerror: Callable[[OSError], None] | None = None
 ) -> Iterator[tuple[Path, list[str], list[str]]]:
-    """Walk as ``os.walk`` does, through links too, but enter each folder once, however many lead there.
+    """Walk a folder tree like ``os.walk``, following links, but visit each folder only once.
 
-    Yields each folder as it was reached, its subfolders (those taken out of the list are not entered),
-    and the names of its files.
+    Yields:
+        The path of each folder, the list of its subfolders and the names of its files. Subfolders removed
+        from the list are not visited.
     """
     entered: set[Path] = set()
     for folder, subfolders, names in os.walk(root, onerror=onerror, followlinks=True):
@@ -362,18 +383,18 @@ def walk_once(
 
 
 def digest_file(path: AnyPath) -> tuple[int, str]:
-    """Return (bytes, SHA-256 as hexadecimal text) of a file, read in bounded memory."""
+    """Return the size in bytes and the SHA-256 (hexadecimal) of a file, read in chunks."""
     with open_binary(path) as file:
         digest = hashlib.file_digest(file, "sha256")
         return file.tell(), digest.hexdigest()
 
 
 def read_bounded(path: AnyPath) -> bytes:
-    """Return the bytes of a JSON file, at most one more than it may have."""
+    """Return the content of a JSON file, cut at one byte more than ``MAX_JSON_BYTES``."""
     with open_binary(path) as file:
         return file.read(MAX_JSON_BYTES + 1)
 
 
 def canonical_json(value: object) -> bytes:
-    """Return JSON text with sorted keys and a last newline: the same value gives the same bytes."""
+    """Return JSON with sorted keys and a final newline. Equal values give equal bytes."""
     return (json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n").encode()

@@ -1,4 +1,4 @@
-"""How much memory and how many threads a session of DuckDB is given out of a budget. Opens none."""
+"""Memory and thread limits of DuckDB sessions, computed from a memory budget."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["QueryLimits", "Share"]
 
 
 class Share(NamedTuple):
-    """What one session of DuckDB is given: bytes for its buffers, and threads."""
+    """The limits of one DuckDB session: bytes for its buffers, and number of threads."""
 
     memory: int
     threads: int
@@ -22,27 +22,27 @@ class Share(NamedTuple):
 
 @dataclass(frozen=True)
 class QueryLimits:
-    """What the queries of one command may use.
+    """Limits for the queries of one command.
 
     Attributes:
-        memory: bytes for everything together. What does not fit is spilled to the system's temporary
-            folder (``TMPDIR``), never into the store, which may be read-only.
-        threads: of DuckDB; None for one a core, as far as ``memory`` allows.
+        memory: Total memory in bytes (default: 1 GB). Data that does not fit is spilled to the system's
+            temporary folder (``TMPDIR``), never into the store, which may be read-only.
+        threads: Number of DuckDB threads; None for one per core, as far as ``memory`` allows (default).
 
     Raises:
-        ConfigError: on a value out of range.
-        BudgetError: the memory is too small for so many threads, or for one.
+        ConfigError: A value is out of range.
+        BudgetError: The memory is too small for this number of threads, or for one thread.
     """
 
     PURPOSE: ClassVar[str] = "for queries"
     BASE: ClassVar[int]
-    """Bytes held besides DuckDB's buffers: interpreter, libraries, Arrow batches, as measured."""
+    """Measured memory in bytes outside DuckDB's buffers: interpreter, libraries and Arrow batches."""
     BUFFERS: ClassVar[int]
-    """Bytes of buffers that are needed for any number of threads."""
+    """Buffer bytes needed regardless of the number of threads."""
     THREAD: ClassVar[int]
-    """Bytes that a thread of DuckDB holds besides, reading Parquet."""
+    """Memory in bytes that each DuckDB thread uses outside the buffers to read Parquet."""
     THREAD_BUFFERS: ClassVar[int]
-    """Bytes of buffers that a thread needs."""
+    """Buffer bytes needed per thread."""
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by pydantic, not a field
 
     memory: int = 1_000_000_000
@@ -64,10 +64,12 @@ class QueryLimits:
             )
 
     def share(self, place: AnyPath) -> Share:
-        """Return what a session may have that reads a store there; the client of an object store needs some.
+        """Return the limits of a session that reads a store at ``place``.
+
+        If the store is in an object store, memory for its client is subtracted.
 
         Raises:
-            BudgetError: there is no room for that.
+            BudgetError: The memory is too small.
         """
         base = self.BASE + client_memory(place)
         self._require_room(base)

@@ -1,7 +1,7 @@
-"""The sources of a store as their files had them: its tables turned back into raw batches.
+"""The source files of a store, restored from its tables as raw batches.
 
-The inverse of publishing: restores the convention of values, and takes out what was filled in. Knows the
-columns and what the files are called, and writes none.
+This reverses the conversion: it restores each source's value convention and removes the values that were
+filled in. It computes rows and file names but writes no files.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ PICKLE_SUFFIX: Final = ".pkl.gz"
 _RAW_SUFFIX: Final = re.compile(r"\.trmph(\.gz)?$")
 
 KEPT_PREFIX: Final = "hexdata:"
-"""Keys of ours in ``extra`` begin so: what an example says where its columns cannot.
+"""Prefix of the keys in ``extra`` that hold original values which the columns cannot represent.
 
-``hexdata:value`` is in the source's convention; ``hexdata:player_to_move``, ``hexdata:position_in_game`` and
-``hexdata:total_positions`` stand where the column was filled in; ``hexdata:game_id`` is a legacy id without
-a game.
+``hexdata:value`` is the value in the source's convention. ``hexdata:player_to_move``,
+``hexdata:position_in_game`` and ``hexdata:total_positions`` are the original values of columns that were
+filled in. ``hexdata:game_id`` is a legacy id without a game.
 """
 
 WINNERS: Final = ("BLUE", "RED")
-"""What the column ``winner`` holds, by the number that stands for it in raw batches."""
+"""The text of the column ``winner`` for each winner number of a raw batch."""
 
 _NUMBERS: Final = (
     "move",
@@ -60,58 +60,62 @@ _NUMBERS: Final = (
     "file_idx",
     "line_idx",
 )
-"""Columns of ``raw_schema`` that ``extra`` may overrule."""
+"""Columns of ``raw_schema`` whose values ``extra`` may override."""
 
 
 def in_convention(value: npt.NDArray[np.float64], convention: str) -> npt.NDArray[np.float64]:
-    """Turn values from the store's convention, 0.0 where blue won, to a source's, or back."""
+    """Convert values between the store's convention (0.0 if blue won) and a source's, in either direction."""
     return value if convention == "blue-is-0" else 1.0 - value
 
 
 Check = Callable[[pa.RecordBatch, AnyPath, int], None]
-"""Raises where stored positions cannot be used."""
+"""Called with a stored batch, its file and its first row. Raises if the positions cannot be used."""
 
 
 @dataclass(frozen=True)
 class Original:
-    """One source of a store."""
+    """One source file of a store."""
 
     source_id: int
     name: str
     bytes: int
     sha256: str
     format: str
-    """ "unknown" if the file was rejected as a whole."""
+    """Source format; "unknown" if the whole file was rejected."""
     value_sense: str | None
     records: int
     positions: int
     games: int
     header: dict[str, Any]
     board_size: int | None
-    """Of the store; None if it has no position."""
+    """Cells along an edge; None if the store has no positions."""
     part: AnyPath
-    """Its positions; there is no such file if it has none."""
+    """File with the source's positions. It does not exist if the source has none."""
     game_parts: tuple[tuple[AnyPath, int], ...]
-    """The games of the whole store."""
+    """Files with the games of the whole store, each with its number of rows."""
 
     @property
     def is_raw(self) -> bool:
-        """Whether its file holds games, and no examples."""
+        """Whether the source file contains games instead of training examples."""
         return self.format == "trmph"
 
     @property
     def dialect(self) -> Any:
-        """How its examples are spelled; those of raw games as the legacy tool spelled them."""
+        """The dialect of the legacy examples; for raw games, the dialect that the legacy tool wrote."""
         return "dicts-player" if self.is_raw else self.header["dialect"]
 
     def batches(self, check: Check | None = None) -> Iterator[pa.RecordBatch]:
-        """Read its positions as ``raw_schema``, in record order, as its file had them.
+        """Yield the positions of the source as ``raw_schema``, in record order with their original values.
 
-        But ``record`` counts the positions of the store, ``origin`` is null, and what has the number of
-        a line and not of a file, as raw games do, gets the source's id for it: a legacy id is both.
+        There are three differences: ``record`` is the position id in the store, ``origin`` is null, and rows
+        with a ``line_idx`` but no ``file_idx`` (raw games) get the source's id as ``file_idx``, since a
+        legacy id has both.
 
         Args:
-            check: called with each batch as it is stored, its file and its first row. Default None.
+            check: Called with each stored batch, its file and its first row; None for no check (default).
+
+        Raises:
+            StoreError: A file is missing or damaged, or ``extra`` holds an invalid value.
         """
         if not self.positions:
             return
@@ -126,7 +130,7 @@ class Original:
             yield with_file_idx(self._raw(batch, first_game, ids), self.source_id)
 
     def _legacy_ids(self) -> tuple[int, pa.Table]:
-        """Return the lowest game_id of the source, and the legacy ids of it and the games after it."""
+        """Return the source's lowest game_id, and the legacy ids of its games in order from that id."""
         low, high = np.iinfo(np.int64).max, -1
         with open_parquet(self.part) as file:
             for batch in file.iter_batches(columns=["game_id"]):
@@ -157,7 +161,7 @@ class Original:
 
 
 def with_file_idx(batch: pa.RecordBatch, source_id: int) -> pa.RecordBatch:
-    """Return a raw batch with ``source_id`` as ``file_idx`` where there is a ``line_idx`` only."""
+    """Return a raw batch with ``source_id`` as ``file_idx`` in the rows that have only a ``line_idx``."""
     file_idx, line_idx = batch.column("file_idx"), batch.column("line_idx")
     filled = pc.if_else(line_idx.is_valid(), pc.fill_null(file_idx, source_id), file_idx)
     index = batch.schema.get_field_index("file_idx")
@@ -165,7 +169,7 @@ def with_file_idx(batch: pa.RecordBatch, source_id: int) -> pa.RecordBatch:
 
 
 def _overruled(columns: dict[str, pa.Array], extra: pa.Array) -> dict[str, pa.Array]:
-    """Return the columns in which ``extra`` knows better, corrected."""
+    """Return the columns that ``extra`` overrides, with the original values restored."""
     named = pc.match_substring(extra, f'"{KEPT_PREFIX}').fill_null(False)
     rows = np.flatnonzero(named.to_numpy(zero_copy_only=False))
     texts = extra.take(pa.array(rows)).dictionary_encode()
@@ -190,7 +194,7 @@ def _overruled(columns: dict[str, pa.Array], extra: pa.Array) -> dict[str, pa.Ar
 
 
 def _kept(text: str) -> dict[str, Any]:
-    """Return what keys of ours in an ``extra`` say, by column of ``raw_schema``."""
+    """Return the original values stored in an ``extra`` text, by column of ``raw_schema``."""
     kept = {
         key.removeprefix(KEPT_PREFIX): value
         for key, value in parse_metadata(text, None, "extra of a position").items()
@@ -208,7 +212,7 @@ def _kept(text: str) -> dict[str, Any]:
 
 
 def list_originals(store: Store) -> list[Original]:
-    """Return the sources of a store, in the order of their ids."""
+    """Return the sources of a store in the order of their ids."""
     names = ["source_id", "name", "bytes", "sha256", "format", "value_sense"]
     names += ["records", "positions", "games", "header"]
     schema = pa.schema([sources_schema().field(name) for name in names])
@@ -228,7 +232,7 @@ def list_originals(store: Store) -> list[Original]:
 
 
 def _header_of(path: AnyPath, row: dict[str, Any]) -> dict[str, Any]:
-    """Return the header of a source, with the dialect that a legacy file has."""
+    """Return the parsed header of a source. Check that a legacy file's header has a dialect."""
     text = row["header"]
     try:
         header = json.loads(text or "{}")
@@ -248,13 +252,13 @@ def _header_of(path: AnyPath, row: dict[str, Any]) -> dict[str, Any]:
 
 
 def pickle_names(originals: Sequence[Original]) -> list[str]:
-    """Return what the pickle of each source is called: its own name, as the legacy tool ends such names.
+    """Return the pickle file name of each source: its own name with the suffix that the legacy tool uses.
 
-    Names that would be one (``a.pkl`` and ``a.pkl.gz``, ``a.trmph`` and ``a_processed.pkl.gz``) get their
-    sources' numbers.
+    If several sources would get the same name (``a.pkl`` and ``a.pkl.gz``, or ``a.trmph`` and
+    ``a_processed.pkl.gz``), their source ids are added.
 
     Raises:
-        StoreError: a name would lead out of its folder.
+        StoreError: A source name is an absolute path or contains "..".
     """
     names = [_pickle_name(source) for source in originals]
     taken = Counter(names)
@@ -270,7 +274,7 @@ def _pickle_name(source: Original) -> str:
     path = PurePosixPath(source.name)
     if path.is_absolute() or ".." in path.parts:
         raise StoreError("a source's name leads out of the store", found=source.name)
-    name = source.name.replace("\\", "_")  # other systems take it for a slash
+    name = source.name.replace("\\", "_")  # a backslash is a path separator on Windows
     if source.is_raw:
         return _RAW_SUFFIX.sub("", name) + "_processed" + PICKLE_SUFFIX
     return name.removesuffix(".gz").removesuffix(".pkl") + PICKLE_SUFFIX

@@ -1,4 +1,4 @@
-"""Parquet files of the store: written atomically with the same bytes for the same rows, read by range."""
+"""Parquet files of the store: atomic, deterministic writing and reading by row range."""
 
 from __future__ import annotations
 
@@ -32,15 +32,21 @@ __all__ = [
 ]
 
 ROW_GROUP_ROWS: Final = 65_536
-"""Rows a row group: small, since row-group buffers come on top of every memory limit."""
+"""Rows per row group. It is small because row-group buffers are not part of DuckDB's memory limit."""
 
 
 def write_parquet(
     path: AnyPath, schema: pa.Schema, batches: Iterable[pa.RecordBatch | pa.Table], *, replace: bool = True
 ) -> FileFacts:
-    """Write batches as one Parquet file, in row groups of ``ROW_GROUP_ROWS``, as ``atomic_file`` does.
+    """Write batches to one Parquet file with :func:`atomic_file` and return its size, digest and row count.
 
-    The bytes depend on the rows alone: however they are cut into batches, row groups are the same.
+    The bytes depend only on the rows, not on how they are divided into batches.
+
+    Args:
+        path: Final path or object address.
+        schema: Schema of the file and of all batches.
+        batches: Rows to write, in order.
+        replace: Whether to overwrite an existing object with other content (default: True).
     """
     with atomic_file(path, replace=replace) as file:
         return file.facts(encode_parquet(file, schema, batches))
@@ -49,7 +55,7 @@ def write_parquet(
 def encode_parquet(
     file: HashingFile | BinaryIO, schema: pa.Schema, batches: Iterable[pa.RecordBatch | pa.Table]
 ) -> int:
-    """Write batches, as :func:`write_parquet` does, into an open file; return the number of rows."""
+    """Write batches to an open file in the format of :func:`write_parquet` and return the number of rows."""
     rows = 0
     with pq.ParquetWriter(
         file, schema, compression="zstd", compression_level=1, use_dictionary=_dictionary_columns(schema)
@@ -61,7 +67,7 @@ def encode_parquet(
 
 
 def _dictionary_columns(schema: pa.Schema) -> list[str]:
-    """Every column but those whose values hardly repeat, where a dictionary only costs."""
+    """Return the columns to dictionary-encode: all except those whose values rarely repeat."""
     return [
         field.name
         for field in schema
@@ -70,7 +76,7 @@ def _dictionary_columns(schema: pa.Schema) -> list[str]:
 
 
 def _encode_anew(table: pa.Table) -> pa.Table:
-    """Give dictionary columns the values they use, in order of first use: batches may bring others."""
+    """Re-encode dictionary columns with only the values they use, in order of first use."""
     for index, field in enumerate(table.schema):
         if pa.types.is_dictionary(field.type):
             values = table.column(index).cast(field.type.value_type)
@@ -79,7 +85,7 @@ def _encode_anew(table: pa.Table) -> pa.Table:
 
 
 def regroup(batches: Iterable[pa.RecordBatch | pa.Table], schema: pa.Schema, rows: int) -> Iterator[pa.Table]:
-    """Cut a stream of batches into tables of exactly ``rows`` rows, the last one shorter."""
+    """Split a stream of batches into tables of exactly ``rows`` rows; the last one may be shorter."""
     pending: list[pa.RecordBatch] = []
     count = 0
     for item in batches:
@@ -99,23 +105,23 @@ def regroup(batches: Iterable[pa.RecordBatch | pa.Table], schema: pa.Schema, row
 
 @dataclass(frozen=True)
 class Rows:
-    """A range of the rows of some Parquet files, read one after the other."""
+    """A range of rows over a sequence of Parquet files."""
 
     files: tuple[tuple[AnyPath, int], ...]
-    """Each file with the number of its rows."""
+    """Each file with its number of rows."""
     start: int
     stop: int
 
     @classmethod
     def of(cls, files: Sequence[tuple[AnyPath, int]], start: int, stop: int) -> Rows:
-        """Return a range that knows no other files than those that it has rows of."""
+        """Return the rows ``start`` to ``stop`` (exclusive), keeping only the files that contain them."""
         firsts = list(accumulate((count for _, count in files), initial=0))
         begin, end = bisect_right(firsts, start) - 1, bisect_left(firsts, stop)
         return cls(tuple(files[begin:end]), start - firsts[begin], stop - firsts[begin])
 
 
 def read_rows(rows: Rows, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Read a range of rows in order; row groups outside of it are not touched."""
+    """Yield the rows of a range in order; row groups outside it are not read."""
     first = 0
     for path, count in rows.files:
         if first < rows.stop and first + count > rows.start:
@@ -124,7 +130,7 @@ def read_rows(rows: Rows, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
 
 
 def parquet_input(path: AnyPath) -> Path | BinaryIO:
-    """Return what pyarrow reads a Parquet file from: its path, or an object that was opened."""
+    """Return the argument from which pyarrow reads a Parquet file: a local path, or an opened object."""
     return path if isinstance(path, Path) else open_binary(path)
 
 
@@ -133,12 +139,12 @@ def open_parquet(path: AnyPath, schema: pa.Schema | None = None) -> Iterator[pq.
     """Open a Parquet file of a store.
 
     Args:
-        path: of the file.
-        schema: columns that it must have, with their types. Default None: whatever it has.
+        path: The file.
+        schema: Columns that the file must have, with their types; None for any columns (default).
 
     Raises:
-        StoreError: it is missing or damaged, also while it is being read; or a column is missing or has
-            another type.
+        StoreError: The file is missing or damaged, on opening or while the context is active, or a column is
+            missing or has another type.
     """
     try:
         with pq.ParquetFile(parquet_input(path)) as file:
@@ -158,7 +164,7 @@ def open_parquet(path: AnyPath, schema: pa.Schema | None = None) -> Iterator[pq.
 
 def _require_columns(path: AnyPath, found: pa.Schema, schema: pa.Schema) -> None:
     for field in schema:
-        index = found.get_field_index(field.name)  # -1 as well if several have the name
+        index = found.get_field_index(field.name)  # also -1 if several columns have the name
         if index < 0 or not found.field(index).equals(field):
             raise StoreError(
                 "a file of the store has other columns than its table",
@@ -175,10 +181,10 @@ def _kind(field: pa.Field) -> str:
 
 
 def check_table(path: AnyPath, schema: pa.Schema, rows: int) -> None:
-    """Check that a Parquet file of a store has the columns of its table, and the rows that are stated of it.
+    """Check that a Parquet file of a store has exactly the columns of ``schema`` and ``rows`` rows.
 
     Raises:
-        StoreError: it has others, or is missing or damaged.
+        StoreError: The columns or the number of rows differ, or the file is missing or damaged.
     """
     with open_parquet(path, schema) as file:
         if file.schema_arrow.names != schema.names:
@@ -200,9 +206,9 @@ def check_table(path: AnyPath, schema: pa.Schema, rows: int) -> None:
 
 
 def _is_damage(error: Exception) -> bool:
-    """Say whether the fault is the file's, and not that of the disk or of the memory at hand.
+    """Return whether an error means that the file is damaged or missing, not that a disk or memory failed.
 
-    A damaged page is an OSError without a number.
+    Arrow reports a damaged page as an OSError without an error number.
     """
     if isinstance(error, MemoryError):
         return False
@@ -215,10 +221,16 @@ def read_parquet(
     filters: pc.Expression | None = None,
     schema: pa.Schema | None = None,
 ) -> pa.Table:
-    """Read some columns of a small Parquet file of a store.
+    """Return some columns of a small Parquet file of a store.
+
+    Args:
+        path: The file.
+        columns: Names of the columns to return.
+        filters: Expression that selects rows; None for all rows (default).
+        schema: Columns that the file must have, with their types; None for any columns (default).
 
     Raises:
-        StoreError: it is missing or damaged, or has other columns than the ``schema``, if one is given.
+        StoreError: The file is missing or damaged, or a column of ``schema`` is missing or has another type.
     """
     with open_parquet(path, schema) as file:
         if filters is None:

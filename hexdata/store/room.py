@@ -1,6 +1,6 @@
-"""A disk that takes no more: one error for every command, which says where, how much is free and what to do.
+"""Free disk space, and errors for full or failing disks with the path, the free space and a hint.
 
-Makes no room, and tries nothing again.
+Nothing here frees disk space or retries an operation.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
 
 _DISK_FULL: Final = ("ENOSPC", "EDQUOT", "EFBIG")
 _RUN_AGAIN: Final = "Make room and run the command again; it goes on from there."
-"""What to do where a stage was interrupted."""
+"""Hint for an interrupted stage."""
 _HINTS: Final = {
     "EROFS": "Mount the disk for writing, or copy the store to one that is, and run the command again.",
     "EMFILE": "Raise the limit of open files (`ulimit -n`) and run the command again.",
@@ -49,19 +49,19 @@ _HINTS: Final = {
         "Check the disk and its connection, and run the command again; it goes on from there.",
     ),
 }
-"""What to do about errors of a disk other than a full one."""
+"""Hints for disk errors other than a full disk."""
 _TEMPORARY: Final = "Make room there, or let TMPDIR name a folder that has some, and run the command again."
-"""What to do where a command writes nothing but what it removes again."""
+"""Hint for a command that writes only temporary files."""
 
 
 def is_disk_full(error: OSError) -> bool:
-    """Say whether no more can be written until somebody makes room."""
+    """Return whether an error means that the disk is full, the quota is used up or the file is too large."""
     return errno.errorcode.get(error.errno or 0) in _DISK_FULL
 
 
 @contextmanager
 def naming_full(path: Path) -> Iterator[None]:
-    """Let the system's error for a full disk say what it did not take: where one writes, it does not."""
+    """Add ``path`` to disk-full errors without a file name. Write errors, for example, have none."""
     try:
         yield
     except OSError as error:
@@ -72,7 +72,7 @@ def naming_full(path: Path) -> Iterator[None]:
 
 @contextmanager
 def name_file(path: Path) -> Iterator[None]:
-    """Add a file's path to the system's errors that name none: those of write, fsync, flock and truncate."""
+    """Add ``path`` to system errors without a file name, as those of write, fsync, flock and truncate."""
     try:
         yield
     except OSError as error:
@@ -82,7 +82,7 @@ def name_file(path: Path) -> Iterator[None]:
 
 
 def free_disk(path: AnyPath) -> int:
-    """Return the bytes that are free at a path, which need not be there yet; object stores have room."""
+    """Return the free disk space in bytes at a path, which need not exist. Object stores have no limit."""
     if not isinstance(path, Path):
         return sys.maxsize
     place = path.absolute()
@@ -94,29 +94,29 @@ def free_disk(path: AnyPath) -> int:
 def disk_full(
     reason: str, path: AnyPath | str, found: str, *, needed: str | None = None, hint: str = _RUN_AGAIN
 ) -> BudgetError:
-    """Return the error for a disk without room."""
+    """Return the error for insufficient disk space."""
     return BudgetError(reason, path=path, found=found, expected=needed, hint=hint)
 
 
 @contextmanager
 def telling_full(place: AnyPath, hint: str = _RUN_AGAIN) -> Iterator[None]:
-    """Turn a full or failing disk into one error that names the file.
+    """Convert operating system errors of a full or failing disk into errors with a path and a hint.
 
-    Other errors stay as they are, and so do those of an object store.
+    Other errors and errors of an object store pass unchanged.
 
     Args:
-        place: what is written, where the system does not say.
-        hint: what to do.
+        place: Path to name if the system's error has none.
+        hint: What to do (default: free disk space and run the command again).
 
     Raises:
-        BudgetError: the disk is full, the quota used up, or a file at the limit of its size.
-        StoreError: a file cannot be read or written for another reason.
+        BudgetError: The disk is full, the quota is used up or the file has reached its maximum size.
+        StoreError: A file cannot be read or written for another reason.
     """
     try:
         yield
     except OSError as error:
         if is_fault(error) or "://" in str(error.filename):
-            raise  # of an object store
+            raise  # an object store failed
         path = _file_of(error) or place
         if is_disk_full(error):
             raise _told(error, path, hint) from error
@@ -133,10 +133,10 @@ def telling_full(place: AnyPath, hint: str = _RUN_AGAIN) -> Iterator[None]:
 
 @contextmanager
 def telling_full_temporary() -> Iterator[None]:
-    """Do as :func:`telling_full` where the system's folder for temporary files is full, and nowhere else.
+    """Convert disk-full errors below the system's temporary folder; other errors pass unchanged.
 
     Raises:
-        BudgetError: it is.
+        BudgetError: The disk of the temporary folder is full.
     """
     try:
         yield
@@ -148,13 +148,13 @@ def telling_full_temporary() -> Iterator[None]:
 
 
 def system_text(error: OSError) -> str:
-    """Return what the system says of an error, without the file where that is known."""
+    """Return the system's text for an error, without the file if the error already names it."""
     found, plain = error.strerror or str(error), os.strerror(error.errno or 0)
-    return plain if error.filename is not None and plain in found else found  # DuckDB's text names the file
+    return plain if error.filename is not None and plain in found else found  # DuckDB's text has the file
 
 
 def _file_of(error: OSError) -> Path | None:
-    """Return the file that an error names; a descriptor names none."""
+    """Return the file named in an error; None if it has no name, as with a file descriptor."""
     return Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else None
 
 
