@@ -1,7 +1,7 @@
-"""The stage that keeps the newest games and hands them out, again and again, in seeded random order.
+"""The stage that keeps the newest games and draws them repeatedly in seeded random order.
 
-Holds the games of whole files, and lets go of a file when the last of its games has left the window. Never
-looks into a game.
+It stores the games by file and removes a file when its last game has left the window. It does not read the
+content of a game.
 """
 
 from __future__ import annotations
@@ -24,79 +24,82 @@ from hexdata.text import printable
 __all__ = ["Hand", "ShufflingChunkPool"]
 
 Hand = tuple[Chunk, ...]
-"""Games drawn together. None comes twice in it."""
+"""Games drawn together. No game repeats."""
 
 NAMED: Final = 20
-"""So many of the last files that a state names and that are not there any more are remembered by name."""
+"""Number of missing files of a state whose names are kept: the latest ones."""
 
 
 @runtime_checkable
 class _Reader(Protocol):
-    """What can read a file of a state again."""
+    """A stage that can read a file of a state again."""
 
     def read(self, file: FoundFile) -> ChunkSource: ...
 
 
 @runtime_checkable
 class _Mover(Protocol):
-    """What knows the later names of a file that was moved."""
+    """A stage that can find the new names of a moved file."""
 
     def find_moved(self, name: str) -> list[str]: ...
 
 
 @dataclass
 class _Source:
-    """A file of which at least one game is in the window."""
+    """A file with at least one game in the window."""
 
     file: FoundFile
     first: int
     """Number of its first game."""
     chunks: list[Chunk]
     joined: int
-    """The pass that its games joined: they were not there in those before."""
+    """Number of the pass in which its games entered; earlier passes did not contain them."""
 
     @property
     def stop(self) -> int:
-        """The number after that of its last game."""
+        """Number of its last game, plus 1."""
         return self.first + len(self.chunks)
 
     def state(self) -> list[Any]:
-        """Return what finds its games again in the file, and their numbers."""
+        """Return the facts that find its games in the file again, and their numbers."""
         before = (self.file.after or NOTHING_READ).games
         which = digest_games(self.chunks)
         return [self.file.name, self.file.size, before, len(self.chunks), which, self.first, self.joined]
 
 
 class ShufflingChunkPool(Stage):
-    """Takes in :class:`ChunkSource`, and hands out hands of chunks that a :class:`StreamShuffler` draws.
+    """Keeps a window of the newest games and draws hands of chunks from it: :class:`ChunkSource` in, hands
+    out.
 
-    Chunks are numbered upward for ever as they come; the newest ``pool_size`` of them are the window, and
-    only these are handed out. Nothing is handed out until the first scan is done, so the newest of the files
-    that are there at the start are those whose names come last. One thread takes in and one hands out, so
-    that neither waits for the other's queue.
+    Chunks are numbered upward without end in the order of their arrival. The newest ``pool_size`` chunks are
+    the window, and only these are drawn, by a :class:`StreamShuffler`. Drawing starts after the first scan;
+    of the files that exist at the start, those with the highest names are therefore the newest. One thread
+    receives and one draws, so that neither waits for the other's queue.
 
-    Once the input has ended, ``passes`` over the window are completed, those before that counted too; then
-    the pool ends. Without a game it ends at once.
+    After the end of the input, the pool ends when ``passes`` passes over the window are complete, including
+    earlier passes. Without a game it ends at once.
 
-    A state names the files of the window and what has been drawn. When it is loaded, these files are read
-    again, by the stage of the pipeline that has a method ``read`` as ``ChunkSourceLoader`` has it. Those that
-    are gone or have changed are left out, with the numbers of their games; the others are drawn as they would
-    have been. A file that has only become longer, and may, has not changed.
+    A state contains the names of the files of the window and the progress of the draws. To load it, these
+    files are read again, by the stage of the pipeline that has a method ``read`` like that of
+    ``ChunkSourceLoader``. Files that are missing or have changed are left out, with the numbers of their
+    games; the others are drawn as they would have been. A text file that has only grown counts as unchanged.
 
-    Told are ``chunks`` and ``sources`` (of the window), ``lower`` and ``upper`` (its numbers), ``entered``
-    and ``evicted`` (games, ever), ``draws``, ``passes``, ``uses`` (draws for each game that ever entered),
-    ``window_uses`` (for each that is in the window), and ``missing`` (files of a state).
+    The metrics are ``chunks`` and ``sources`` (in the window), ``lower`` and ``upper`` (numbers of the
+    window), ``entered`` and ``evicted`` (games in total), ``draws``, ``passes``, ``uses`` (draws per game
+    that entered), ``window_uses`` (draws per game in the window), and ``missing`` (files of a state).
 
     Args:
-        seed: of the draws.
-        pool_size: games in the window.
-        hand: at most so many games are handed out together, always of one pass.
-        min_chunks: nothing is handed out before there are so many, unless the input has ended.
-        passes: after the input has ended; None for no end.
-        directory: where the files of a state are; without it, a state that names any cannot be loaded.
+        seed: Seed of the draws.
+        pool_size: Number of games in the window. Default 100,000.
+        hand: Maximum number of games drawn together, always from one pass. Default 256.
+        min_chunks: Number of games needed before drawing starts, unless the input has ended. Default 1.
+        passes: Number of passes after which the pool ends, once the input has ended. None (default) for no
+            end.
+        directory: Directory of the files of a state. With None (default), a state that names files cannot be
+            loaded.
 
     Raises:
-        ConfigError: an option cannot be used.
+        ConfigError: An option cannot be used.
     """
 
     def __init__(
@@ -120,29 +123,30 @@ class ShufflingChunkPool(Stage):
         self._reread: Callable[[FoundFile], ChunkSource] | None = None
         self._mover: _Mover | None = None
         self._window = threading.Lock()
-        """Held while what follows is changed or read; never while a thread waits for something else."""
+        """Held while the attributes below are changed or read, but never while a thread waits for something
+        else."""
         self._shuffler = StreamShuffler(seed)
         self._sources: list[_Source] = []
         self._firsts: list[int] = []
-        """The ``first`` of each source."""
+        """``first`` of each source."""
         self._newest = ""
         self._scanned = False
         self._ended = False
         self._missing: deque[tuple[str, str]] = deque(maxlen=NAMED)
 
     def meet(self, stages: Sequence[Stage]) -> None:
-        """Find who can read a file again, and who knows where it was moved."""
+        """Find the stages that can read a file again and find a moved file."""
         self._mover = next((stage for stage in stages if isinstance(stage, _Mover)), None)
         self._reread = next((stage.read for stage in stages if isinstance(stage, _Reader)), None)
 
     @property
     def window(self) -> tuple[int, int]:
-        """The numbers that can be drawn: from the first up to the second, it excluded."""
+        """Range of the numbers that can be drawn: (first, last plus 1)."""
         with self._window:
             return self._shuffler.lower, self._shuffler.upper
 
     def work(self, worker: Worker) -> None:
-        """Hand out, or take in."""
+        """Draw hands in the first thread; receive sources in the second."""
         if worker.number == 0:
             self._hand_out(worker)
         else:
@@ -154,9 +158,9 @@ class ShufflingChunkPool(Stage):
             self.put(worker, [hand] if hand else [])
 
     def _goes_on(self) -> bool | None:
-        """Say whether to draw a hand; None as long as it is to be waited for.
+        """Return whether to draw another hand; None if the thread has to wait.
 
-        The window may have numbers and yet no game: where all files of a state are gone.
+        The window may contain numbers but no game, if all files of a state are missing.
         """
         if self._ended:
             over = self.passes is not None and self._shuffler.passes >= self.passes
@@ -165,14 +169,14 @@ class ShufflingChunkPool(Stage):
         return True if enough and self._sources else None
 
     def _draw(self) -> Hand:
-        """Draw a hand; empty where all that was drawn is missing."""
+        """Draw a hand; it is empty if all games drawn are missing."""
         with self._window:
             numbers = self._shuffler.draw(self.hand).tolist()
             found = (self._find(number) for number in numbers)
             return tuple(chunk for chunk in found if chunk is not None)
 
     def _find(self, number: int) -> Chunk | None:
-        """Return the chunk of a number of the window; None if a state that was loaded missed its file."""
+        """Return the chunk with a number in the window; None if its file was missing at a restart."""
         place = bisect_right(self._firsts, number) - 1
         if place < 0:
             return None
@@ -188,14 +192,14 @@ class ShufflingChunkPool(Stage):
                     self._scanned = True
                 else:
                     self._enter(source)
-                self.hub.change(lambda: None)  # who hands out may be waiting for this one
+                self.hub.change(lambda: None)  # wake the drawing thread
         finally:
             self._ended = True
             self.hub.change(lambda: None)
 
     def _enter(self, source: ChunkSource) -> None:
-        """Number the chunks of a source, and let go of what leaves the window."""
-        first = self._shuffler.upper  # nobody else moves it
+        """Number the chunks of a source and add them to the window; evict old ones."""
+        first = self._shuffler.upper  # only this thread changes it
         chunks = _numbered(source, first)
         with self._window:
             self._newest = source.file.name
@@ -211,7 +215,7 @@ class ShufflingChunkPool(Stage):
         self._firsts.append(source.first)
 
     def _evict(self) -> None:
-        """Let go of the sources that have left the window as a whole."""
+        """Remove the sources without a game in the window."""
         gone = 0
         while gone < len(self._sources) and self._sources[gone].stop <= self._shuffler.lower:
             gone += 1
@@ -219,7 +223,7 @@ class ShufflingChunkPool(Stage):
         del self._firsts[:gone]
 
     def state(self) -> dict[str, Any]:
-        """Return the window, by the names of its files, and what has been drawn of it."""
+        """Return the names of the files in the window and the progress of the draws."""
         return {
             "shuffler": self._shuffler.state(),
             "scanned": self._scanned,
@@ -228,10 +232,10 @@ class ShufflingChunkPool(Stage):
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from a state: read the files of its window again.
+        """Restore a state and read the files of its window again.
 
         Raises:
-            ConfigError: it names files, and nothing is there to read them, or no directory is known.
+            ConfigError: The state names files, but no stage can read them or no directory is given.
         """
         self._shuffler.load_state(state["shuffler"])
         self._scanned = state["scanned"]
@@ -240,18 +244,18 @@ class ShufflingChunkPool(Stage):
             source = self._read_again(*facts)
             if source is not None:
                 self._add(_Source(source.file, first, _numbered(source, first), joined))
-        if not self._sources:  # of the numbers of then none can be drawn: what comes is not to wait for them
+        if not self._sources:  # skip the numbers of missing games, so that new ones are drawn at once
             self._shuffler.cut(self._shuffler.upper)
 
     def _read_again(self, name: str, size: int, before: int, count: int, which: bytes) -> ChunkSource | None:
-        """Return what a state had of a file as it was then; None, and named, if it is not that any more.
+        """Return the chunks that a state had of a file; None, noting the file as missing, if it has changed.
 
         Args:
-            name: of the file.
-            size: of the file then.
-            before: so many games of it came earlier.
-            count: so many came then, of the split;
-            which: and these.
+            name: Name of the file.
+            size: Size of the file in the state, in bytes.
+            before: Number of games in earlier readings of the file.
+            count: Number of games of the split in this reading.
+            which: Digest of these games.
         """
         found = self._read_named(name, size, before, count, which)
         if isinstance(found, str) and self._mover is not None:
@@ -265,7 +269,9 @@ class ShufflingChunkPool(Stage):
         return None
 
     def _read_named(self, name: str, size: int, before: int, count: int, which: bytes) -> ChunkSource | str:
-        """Return what a state had of a file, if it has this name now; else the reason why it is not that."""
+        """Return the chunks that a state had of the file with this name; or the reason why they are not
+        available.
+        """
         if self._reread is None or self.directory is None:
             raise ConfigError(
                 "the pool cannot read the files of its state again",
@@ -288,7 +294,7 @@ class ShufflingChunkPool(Stage):
         return f"{found:,} bytes and {len(source.chunks):,} games now, not {size:,} and {games}"
 
     def metrics(self) -> dict[str, float]:
-        """Return what people watch: see the class."""
+        """Return the metrics that the class describes."""
         with self._window:
             shuffler = self._shuffler
             inside = [min(source.stop - shuffler.lower, len(source.chunks)) for source in self._sources]
@@ -311,7 +317,7 @@ class ShufflingChunkPool(Stage):
         return {**super().metrics(), **own}
 
     def notes(self) -> dict[str, Any]:
-        """Return the ``newest`` file that came in, and the last ``missing`` ones: (name, reason)."""
+        """Return the ``newest`` file received, and the last ``missing`` files: (name, reason)."""
         missing = {"missing": list(self._missing)} if self._missing else {}
         return {"newest": printable(self._newest), **missing}
 

@@ -1,6 +1,6 @@
-"""The stage that mixes positions: a reservoir that is filled, swapped at random, and drained at the end.
+"""The stage that mixes positions in a reservoir, which is filled, swapped at random, and drained at the end.
 
-Rows stay packed, in arrays that are made once. Never looks at what a position is.
+Rows stay packed, in arrays that are allocated once. The stage does not use the content of a position.
 """
 
 from __future__ import annotations
@@ -24,29 +24,30 @@ __all__ = ["Reservoir", "ShufflingFrameSampler"]
 Int64Array = npt.NDArray[np.int64]
 
 _SLOT: Final = "policy_slot"
-"""The field of held rows that says where in the store of dense policies theirs is."""
+"""Field of held rows: index of the row's dense policy in ``_Policies``."""
 _NO_POLICY: Final = -1
 _DRAINED_AT_ONCE: Final = 4096
 
 
 class ShufflingFrameSampler(Stage):
-    """Mixes the positions of blocks through a reservoir: blocks in, blocks out.
+    """Mixes positions in a reservoir: blocks in, blocks out.
 
-    Nothing comes out before the reservoir holds ``prefill`` of what it can. From then on each position that
-    comes in takes a place drawn uniformly, and the position that was there comes out. As long as it is not
-    full, half of the positions of a block join it and the other half are swapped. When the input closes, all
-    that it holds comes out in random order: each position that comes in comes out once, however few there
-    are.
+    The stage emits nothing until the reservoir holds ``prefill`` of its capacity. After that, each new
+    position replaces the one at a uniformly drawn row, which is emitted. Until the reservoir is full, half of
+    the positions of a block are added and the other half are swapped. When the input closes, all remaining
+    positions are emitted in random order. Each input position is emitted exactly once, even if the reservoir
+    was never full.
 
-    It works on one thread. Shown are ``held`` positions of ``size``, and the ``bytes`` of the reservoir.
+    The stage has one thread. The metrics are ``held`` and ``size`` (positions held and capacity), and the
+    ``bytes`` of the reservoir.
 
     Args:
-        seed: of the draws, with how many there have been.
-        reservoir: positions that it holds.
-        prefill: share of the reservoir that is filled before anything comes out.
+        seed: Seed of the draws, which also depend on the number of earlier draws.
+        reservoir: Capacity of the reservoir in positions. Default 1,000,000.
+        prefill: Share of the capacity that is filled before positions are emitted, from 0 to 1. Default 1.0.
 
     Raises:
-        ConfigError: the reservoir is below 1, or the share not within 0 and 1.
+        ConfigError: The capacity is below 1, or the share is not from 0 to 1.
     """
 
     def __init__(self, *, seed: int, reservoir: int = 1_000_000, prefill: float = 1.0) -> None:
@@ -58,7 +59,7 @@ class ShufflingFrameSampler(Stage):
         self.reservoir = Reservoir(size, seed, least=max(1, int(size * share)))
 
     def work(self, worker: Worker) -> None:
-        """Swap until the input is closed, then drain, a block at a time: no second copy of the reservoir."""
+        """Swap until the input is closed, then drain in blocks, without a second copy of the reservoir."""
         with suppress(Stopped):
             while True:
                 self.put(worker, self.reservoir.swap(self.take(worker)))
@@ -66,29 +67,29 @@ class ShufflingFrameSampler(Stage):
             self.put(worker, (block,))
 
     def state(self) -> dict[str, Any]:
-        """Return all that the reservoir holds."""
+        """Return the content of the reservoir."""
         return self.reservoir.state()
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Fill the reservoir from a state."""
+        """Restore the content of the reservoir."""
         self.reservoir.load_state(state)
 
     def metrics(self) -> dict[str, float]:
-        """Return what every stage does, and how full the reservoir is."""
+        """Return the metrics of every stage, and the fill of the reservoir."""
         held = {"held": self.reservoir.held, "size": self.reservoir.size, "bytes": self.reservoir.nbytes}
         return {**super().metrics(), **held}
 
 
 class Reservoir:
-    """Rows of blocks, one array a field, made when the first block comes. For one thread.
+    """Rows of blocks, one array per field, allocated when the first block arrives. For a single thread.
 
-    Dense policies have a store of their own, which grows as they come, so that they cost only where there
-    are some: a row has the place of its policy there.
+    Dense policies are stored in a separate array that grows on demand, so that only rows with one need the
+    memory. Each row holds the index of its policy in that array.
 
     Args:
-        size: rows.
-        seed: of the draws.
-        least: rows that are held before any comes out, 1 … ``size``.
+        size: Capacity in rows.
+        seed: Seed of the draws.
+        least: Number of rows held before any is returned, from 1 to ``size``.
     """
 
     def __init__(self, size: int, seed: int, least: int) -> None:
@@ -104,22 +105,22 @@ class Reservoir:
 
     @property
     def held(self) -> int:
-        """How many rows it holds."""
+        """Number of rows held."""
         return self._filled - self._drained
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its arrays."""
+        """Size of the arrays in bytes."""
         return sum(array.nbytes for array in self._fields.values()) + self._policies.nbytes
 
     def swap(self, block: Block) -> list[Block]:
-        """Take in the rows of a block; return those that come out for them: one block, or none.
+        """Add the rows of a block; return the rows they replace as one block, or an empty list.
 
-        Row after row, each takes a place drawn uniformly from those that are filled, and what was there
-        comes out; or it joins the others, while these are few.
+        Each row replaces one at an index drawn uniformly from the filled ones, or is added while the
+        reservoir is not full.
 
         Raises:
-            StoreError: it has other fields than those before.
+            StoreError: The block has other fields than earlier ones.
         """
         if self._drained:
             self._close_up()
@@ -133,7 +134,7 @@ class Reservoir:
         return [self._exchange(slice_rows(block, joining, rows))] if joining < rows else []
 
     def drain(self, count: int) -> Block | None:
-        """Give up ``count`` rows, or those that are left, in random order; None once it is empty."""
+        """Remove and return up to ``count`` rows in random order; return None once the reservoir is empty."""
         if not self.held:
             return None
         order = Permutation(self._filled, derive_key(self._seed, "live", "drain", self._swapped))
@@ -158,7 +159,7 @@ class Reservoir:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take up the rows and counts of a state, of a reservoir of this size."""
+        """Restore the rows and counts of a reservoir of this size."""
         self._fields, self._policies, self._filled = {}, _Policies(), 0
         if state["rows"]:
             block: Block = dict(state["rows"])
@@ -175,10 +176,10 @@ class Reservoir:
         self._filled = stop
 
     def _exchange(self, block: Block) -> Block:
-        """Swap each row of a block, in their order, for the one at a place drawn for it.
+        """Swap the rows of a block, in order, with rows at drawn indices.
 
-        All at once: rows that drew the same place form a chain. The first of them gets what was there, each
-        later one what the one before it brought, and the last stays.
+        The swap is vectorized. Rows with the same index form a chain: the first one receives the held row,
+        each later one receives the row before it, and the last one stays in the reservoir.
         """
         count = block_length(block)
         draws = uniform_draw(np.arange(self._swapped, self._swapped + count), self._key)
@@ -192,11 +193,11 @@ class Reservoir:
             held = self._fields[name]
             out[name] = held.take(places, axis=0)
             out[name][later] = values[before]
-            held[places] = values  # of those for one place, NumPy leaves the last
+            held[places] = values  # for equal indices, NumPy keeps the last value
         return self._give(out)
 
     def _take_in(self, block: Block) -> Block:
-        """Return the rows of a block as they are held: with the place of each one's dense policy."""
+        """Return the rows of a block as they are held: with the index of each dense policy."""
         rows = {name: block[name] for name in plain_fields(block)}
         rows[_SLOT] = np.full(block_length(block), _NO_POLICY, np.int32)
         if "policy" in block:
@@ -204,7 +205,7 @@ class Reservoir:
         return rows
 
     def _give(self, rows: Block) -> Block:
-        """Return held rows as a block, and let go of their policies."""
+        """Return held rows as a block, and free their policies."""
         slots = rows.pop(_SLOT)
         with_policy = np.flatnonzero(slots != _NO_POLICY)
         if len(with_policy):
@@ -214,7 +215,7 @@ class Reservoir:
         return rows
 
     def _close_up(self) -> None:
-        """Move the rows together that are left after some have been drained."""
+        """Move the rows left after a partial drain together."""
         order = Permutation(self._filled, derive_key(self._seed, "live", "drain", self._swapped))
         left = order.slice(self._drained, self._filled)
         for array in self._fields.values():
@@ -238,7 +239,7 @@ class Reservoir:
 
 
 class _Policies:
-    """Dense policies (k, cells) at places that stay theirs until they are freed; grows by doubling."""
+    """Dense policies (k, cells) at indices that stay fixed until freed. The array grows by doubling."""
 
     def __init__(self) -> None:
         self._store = np.empty((0, 0), np.float32)
@@ -249,7 +250,7 @@ class _Policies:
         return self._store.nbytes
 
     def add(self, policies: npt.NDArray[np.float32]) -> npt.NDArray[np.int32]:
-        """Store policies (k, cells); return their places, (k,)."""
+        """Store policies (k, cells); return their indices, int32 (k,)."""
         missing = len(policies) - len(self._free)
         if missing > 0:
             old = len(self._store)

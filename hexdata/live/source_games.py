@@ -1,6 +1,7 @@
-"""The games of one file, as chunks, from the raw batches that a reader gave: found, named and judged.
+"""Extraction of the games of one file, as chunks, from the raw batches of a reader.
 
-All of a file is in memory at once. Opens no file, and decides neither splits nor what is bad.
+The games are found, named and checked. The content of the file is in memory as a whole. The caller opens the
+file, assigns splits, and handles bad files.
 """
 
 from __future__ import annotations
@@ -44,22 +45,22 @@ _IDS: Final = ("origin", "file_idx", "line_idx")
 
 @dataclass(frozen=True)
 class Found:
-    """The games of a file, in its order, and how many of its positions are of no known game."""
+    """Games of a file in file order, and the number of positions that belong to no known game."""
 
     chunks: list[Chunk]
     loose: int
 
 
 def trmph_games(name: str, batches: Sequence[pa.RecordBatch], board_size: int) -> Found:
-    """Return the games of a TRMPH file: the same as :func:`found_games`, in a fifth of the time.
+    """Return the games of a TRMPH file, as :func:`found_games` would, in a fifth of the time.
 
-    The reader has made the positions from the moves, so that there is nothing to find out but whether the
-    chain on the last board contradicts the winner.
+    The reader computes the positions from the moves, so the only check left is whether the chain on the last
+    board contradicts the winner.
 
     Args:
-        name: of the file.
-        batches: all that ``TrmphReader`` gave of it, not empty.
-        board_size: n.
+        name: Name of the file.
+        batches: All batches of the file from ``TrmphReader``; not empty.
+        board_size: Board size n.
     """
     table = pa.Table.from_batches(batches)
     lines = column(table, "line_idx", -1)
@@ -100,22 +101,23 @@ def found_games(
     layout: Convention | None = None,
     otherwise: Convention | None = None,
 ) -> Found:
-    """Return the games of a file, found and judged as ``convert`` does it.
+    """Return the games of a file, found and checked as in ``convert``.
 
     Args:
-        name: of the file.
-        batches: all its positions, ``raw_schema(board_size)``, in record order; not empty.
-        board_size: n.
-        mixed: its positions come from everywhere: only ids tell games apart, and a game that is not whole
-            is named by them.
-        sure_ids: these are no legacy ids, which may stand for more than one game where its positions do
-            not agree on its length and winner, or a ply stands twice.
-        convention: what the values mean, where that is known.
-        layout: what they mean in files of its layout, as the legacy tool wrote them.
-        otherwise: what they mean where nothing else says it.
+        name: Name of the file.
+        batches: All positions of the file, ``raw_schema(board_size)``, in record order; not empty.
+        board_size: Board size n.
+        mixed: True if the positions are from many files: only ids identify games, and an incomplete game is
+            named by its id. Default False.
+        sure_ids: True if each id belongs to one game. A legacy id may belong to several games; its positions
+            are left out if they differ in length or winner of the game, or repeat a ply. Default False.
+        convention: Meaning of the values, if known. Default None.
+        layout: Meaning of the values in files of this layout, as the legacy tool wrote them. Default None.
+        otherwise: Meaning of the values if nothing else determines it. Default None.
 
     Raises:
-        FormatError: "value-sense": which value means that blue won is near even; "shuffled-without-ids".
+        FormatError: "value-sense": the values do not show which one means that blue won;
+            "shuffled-without-ids": the positions are mixed and have no ids.
     """
     tally = Tally()
     raw = _whole(pa.Table.from_batches([with_findings(batch, board_size) for batch in batches]))
@@ -168,7 +170,7 @@ def _whole(table: pa.Table) -> pa.RecordBatch:
 
 
 def _by_game(raw: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the positions that have an id, those of one id together, by ply."""
+    """Return the positions that have an id, grouped by id and sorted by ply."""
     origin = raw.column("origin").dictionary_encode().indices.fill_null(-1).to_numpy(zero_copy_only=False)
     line, file, ply = (column(raw, key, -1) for key in ("line_idx", "file_idx", "position_in_game"))
     order = np.lexsort((ply, line, file, origin))
@@ -176,7 +178,7 @@ def _by_game(raw: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _games(raw: pa.RecordBatch, board_size: int, grouping: Grouping) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-    """Return ``ROWS`` and ``GAMES`` of all positions."""
+    """Return the tables ``ROWS`` and ``GAMES`` of all positions."""
     found = list(find_games([raw.select(EVIDENCE)], board_size, grouping))
     rows = pa.concat_tables([ROWS.empty_table(), *(rows for rows, _ in found)])
     games = pa.concat_tables([GAMES.empty_table(), *(games for _, games in found)])
@@ -185,7 +187,7 @@ def _games(raw: pa.RecordBatch, board_size: int, grouping: Grouping) -> tuple[pa
 
 @dataclass(frozen=True)
 class _Tables:
-    """Tables at hand, in the place of a spool."""
+    """Tables in memory, with the interface of a spool."""
 
     tables: dict[str, pa.RecordBatch]
 
@@ -196,7 +198,7 @@ class _Tables:
 
 @dataclass(frozen=True)
 class _Positions:
-    """The positions of known games as columns (N,): game after game, each ascending by ply."""
+    """Positions of known games as columns (N,), grouped by game and sorted by ply."""
 
     board_size: int
     raw: pa.RecordBatch
@@ -222,7 +224,7 @@ class _Positions:
     def chunks(
         self, name: str, games: pa.RecordBatch, codes: list[list[str]], mixed: bool, sure_ids: bool
     ) -> tuple[list[Chunk], int]:
-        """Return the games as chunks, and how many positions have ids that are no identity."""
+        """Return the games as chunks, and the number of positions whose ids do not identify a game."""
         bounds = np.searchsorted(self.game, np.arange(games.num_rows + 1))
         as_moves = self._as_moves(games, bounds)
         moves = column(self.raw, "move", 0).astype(np.uint16)
@@ -253,7 +255,7 @@ class _Positions:
         return chunks, left_out
 
     def _as_moves(self, games: pa.RecordBatch, bounds: Array) -> npt.NDArray[np.bool_]:
-        """Say which games (G,) their moves and one value tell in full."""
+        """Return which games are fully described by their moves and one value: bool (G,)."""
         if not games.num_rows:
             return np.zeros(0, np.bool_)
         starts, sizes = bounds[:-1], np.diff(bounds)
@@ -269,7 +271,7 @@ class _Positions:
         return told
 
     def _blocks(self, bounds: Array, wanted: npt.NDArray[np.bool_]) -> dict[int, Block]:
-        """Return the blocks of some games, by their numbers."""
+        """Return the blocks of the selected games, by game number."""
         if not wanted.any():
             return {}
         sizes = np.diff(bounds)
@@ -299,7 +301,7 @@ class _Positions:
         }
 
     def _is_identity(self, start: int, stop: int, winner: Array) -> bool:
-        """Say whether positions of one id agree on the game's length and winner, and no ply stands twice."""
+        """Return whether the positions of one id agree on length and winner of the game and repeat no ply."""
         same = (self.total[start:stop] == self.total[start]).all() and (winner == winner[0]).all()
         return bool(same and (np.diff(self.ply[start:stop]) > 0).all())
 
