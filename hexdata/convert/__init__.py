@@ -1,7 +1,8 @@
-"""From legacy files to the store: positions, games, sources, rejected. The first stage.
+"""The first stage: converts source files into the tables positions, games, sources and rejected of a store.
 
-Three passes: every source is read once into a spool (``spool``), the run decides ids, conventions and
-duplicates over all of them (``run``), and every spool is published (``publish``). The manifest comes last.
+It works in three steps. It reads every source once into a spool, a folder of temporary tables (``spool``).
+It decides ids, value conventions and duplicates over all sources (``run``). It writes the parts of the store
+from the spools (``publish``), and the manifest last.
 """
 
 from __future__ import annotations
@@ -31,22 +32,28 @@ def convert_sources(
     *,
     engine: Engine = LOCAL,
 ) -> ConvertResult:
-    """Convert legacy files into a store, new or existing; what is there already keeps its ids.
+    """Convert source files into a new or an existing store.
+
+    Rows of an existing store keep their ids. Sources whose bytes the store already has are skipped.
 
     Args:
-        inputs: one or several files, or folders taken with all that lies below them; addresses in an object
-            store too.
-        store: the store's folder, or its address.
-        options: how; None for the defaults.
-        progress: who watches.
-        engine: where the sources are read and written.
+        inputs: one path or address in an object store, or a sequence of them. Each is a file, or a folder,
+            which is read with its subfolders.
+        store: folder of the store, or its address in an object store.
+        options: options of the conversion. Default None: ``ConvertOptions()``.
+        progress: receives progress reports and notes. Default: ignores them.
+        engine: runs the tasks that read sources and write tables. Default: processes on this machine.
+
+    Returns:
+        Counts, reject reasons, flags and notes of this run.
 
     Raises:
-        ConfigError: an argument is of another kind.
+        ConfigError: an argument has the wrong type, or the store was created with other split shares.
         InputError: an input is missing or has changed, or its value convention is not clear.
-        RejectRateError: too much was rejected; nothing was published.
-        StoreError: the store cannot be used, or another process writes to it; an object store fails.
-        EngineError: the engine's machines cannot do it.
+        BudgetError: the memory or the disk space is too small.
+        RejectRateError: more was rejected than ``options.max_reject_rate`` allows; nothing was published.
+        StoreError: the store is damaged or locked by another process, or an object store fails.
+        EngineError: a machine of ``engine`` differs from this one or cannot access the files.
     """
     options = check_options(options, ConvertOptions)
     given = [inputs] if isinstance(inputs, str) or not isinstance(inputs, Sequence) else inputs

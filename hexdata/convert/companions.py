@@ -1,6 +1,6 @@
-"""What the legacy tools' own notes say of the files beside them: counts to compare, names of raw files.
+"""The companion files of the legacy tools: JSON files beside the pickles, with counts and names of raw files.
 
-They are hearsay: never a reason to fail, and never taken where they contradict each other.
+They are not trusted. A companion never makes a run fail. Names that contradict each other are not used.
 """
 
 from __future__ import annotations
@@ -25,25 +25,26 @@ from hexdata.text import encodable
 __all__ = ["Companions", "read_companions", "unnamed_files", "with_origins"]
 
 LARGEST: Final = 64 << 20
-"""Bytes of a companion that is looked into; one line a raw file makes a few hundred kilobytes."""
+"""Largest companion that is read, in bytes. Real ones have one line per raw file, a few hundred kilobytes."""
 
 _PROCESSED: Final = "_processed.pkl.gz"
-"""What the legacy tool put after the name of a raw file."""
+"""Suffix that the legacy tool appended to the name of a raw file."""
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """What one companion says of one file."""
+    """The entry of a companion for one raw file."""
 
     companion: str
+    """Name of the companion."""
     raw: str
-    """The raw file, as it was named then."""
+    """Path of the raw file when the legacy tool ran."""
     output: str
-    """The name of the pickle made of it; empty if not said."""
+    """Name of the pickle written from it; empty if not stated."""
     stats: dict[str, Any]
 
     def is_of(self, name: str, header: Mapping[str, Any]) -> bool:
-        """Say whether it speaks of the source of that file name, which has that header."""
+        """Return whether the entry describes the source with this file name and header."""
         if self.output:
             return self.output == name
         return self.raw == header.get("source_file") or PurePosixPath(self.raw).stem + _PROCESSED == name
@@ -51,15 +52,20 @@ class _Entry:
 
 @dataclass
 class Companions:
-    """The companions in one folder. ``notes`` says what is wrong with them."""
+    """The content of the companions in one folder, with ``notes`` on those that cannot be used."""
 
     entries: list[_Entry] = field(default_factory=list)
     names: dict[int, list[str]] = field(default_factory=dict)
-    """file_idx → the names that companions give it; the same name, however long its path, stands once."""
+    """file_idx → names of the raw file. Paths of which one is the end of the other count as one name."""
     notes: list[str] = field(default_factory=list)
 
     def compare(self, name: str, facts: SpoolFacts) -> list[str]:
-        """Hold what is said of a source, by the name of its file, against what was found."""
+        """Return a note for each stated count that differs from the count found.
+
+        Args:
+            name: file name of the source.
+            facts: facts of the source.
+        """
         notes = []
         for entry in self.entries:
             if not entry.is_of(name, facts.header):
@@ -72,14 +78,14 @@ class Companions:
         return notes
 
     def origins(self, wanted: set[int], facts: SpoolFacts) -> tuple[dict[int, str], list[str]]:
-        """Name the raw files of a source that its metadata does not name.
+        """Return the names of the raw files that the metadata of a source does not name.
 
         Args:
             wanted: each ``file_idx`` without a name.
-            facts: of the source. If its header names one raw file, a companion must agree with that.
+            facts: facts of the source. If its header names a raw file, the companions must agree with it.
 
         Returns:
-            file_idx → name, where all agree; and notes on where they do not.
+            file_idx → name where all companions agree; and notes on disagreements.
         """
         named: dict[int, str] = {}
         torn = []
@@ -106,7 +112,7 @@ class Companions:
 
 
 def _add_name(names: list[str], name: str) -> None:
-    """Add a name, unless it is there; of two paths, one the end of the other, the longer one stays."""
+    """Add a name; of two paths of which one is the end of the other, keep only the longer."""
     for place, known in enumerate(names):
         short, long = sorted((PurePosixPath(known).parts, PurePosixPath(name).parts), key=len)
         if long[len(long) - len(short) :] == short:
@@ -115,11 +121,11 @@ def _add_name(names: list[str], name: str) -> None:
     names.append(name)
 
 
-# Each companion's layout. What does not fit is no error: these files had several forms.
+# One function per layout. Unknown content is ignored, because the layouts changed between versions.
 
 
 def _take_stats(found: Companions, companion: str, content: Any) -> None:
-    """Take in ``processing_stats.json``: a list of files, or totals, which name no file."""
+    """Read ``processing_stats.json``: a list of files; or totals, which name no file and are ignored."""
     for item in content if isinstance(content, list) else []:
         if isinstance(item, dict):
             found._take_entry(companion, item.get("file_path"), None, item.get("stats"))
@@ -127,7 +133,7 @@ def _take_stats(found: Companions, companion: str, content: Any) -> None:
 
 
 def _take_state(found: Companions, companion: str, content: Any) -> None:
-    """Take in ``processing_state.json``: the files done, each with what was made of it."""
+    """Read ``processing_state.json``: the processed files, each with its output file and counts."""
     files = content.get("processed_files") if isinstance(content, dict) else None
     for item in files if isinstance(files, list) else []:
         if isinstance(item, dict):
@@ -135,7 +141,7 @@ def _take_state(found: Companions, companion: str, content: Any) -> None:
 
 
 def _take_lookup(found: Companions, _: str, content: Any) -> None:
-    """Take in ``file_lookup_*.json``: file_idx, as text, → raw file; at the top or as ``file_mapping``."""
+    """Read ``file_lookup_*.json``: file_idx as text → raw file, at the top level or in ``file_mapping``."""
     if not isinstance(content, dict):
         raise ValueError("not a table of names")
     mapping = content.get("file_mapping", content)
@@ -152,10 +158,10 @@ _LAYOUTS: Final[dict[str, Callable[[Companions, str, Any], None]]] = {
 
 
 def read_companions(folder: AnyPath) -> Companions:
-    """Read the companions that lie in a folder; one that cannot be read becomes a note.
+    """Read the companions in a folder; add a note for each one that cannot be used.
 
     Raises:
-        StoreError: an object store did not answer, which says nothing of what is there.
+        StoreError: an object store did not answer, so it is unknown which companions exist.
     """
     found = Companions()
     for path, take in _companions_in(folder):
@@ -194,7 +200,7 @@ def _companions_in(folder: AnyPath) -> Iterator[tuple[AnyPath, Callable[[Compani
 
 
 def unnamed_files(spool: Spool) -> set[int]:
-    """Return each ``file_idx`` of the games of a spool whose origin is not known."""
+    """Return each ``file_idx`` of games in a spool that have no origin."""
     wanted: set[int] = set()
     for games in spool.batches("games", ["file_idx", "origin"]):
         open_ones = games.filter(pc.is_null(games.column("origin")))
@@ -203,7 +209,7 @@ def unnamed_files(spool: Spool) -> set[int]:
 
 
 def with_origins(games: pa.RecordBatch, origins: dict[int, str]) -> pa.Array:
-    """Return the origins of games, those that are null filled in by ``file_idx``."""
+    """Return the origins of games, with nulls replaced from ``origins`` by ``file_idx``."""
     origin = games.column("origin")
     if not origins or not origin.null_count:
         return origin

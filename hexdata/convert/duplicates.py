@@ -1,4 +1,4 @@
-"""Games that are the same game: which was there first, and how alike the two are. Decides nothing else."""
+"""The search for duplicate games: equal hashes, the first game of each hash, and the kind of duplicate."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["COLUMNS", "Identities", "find_duplicates"]
 Array = npt.NDArray[Any]
 
 COLUMNS: Final = ("game_hash", "moves", "first_player")
-"""What tells games apart; their winners come with it."""
+"""The columns of games that are compared; winners are passed separately."""
 
 _FRAGMENT: Final = 255
 _UNKNOWN: Final = 255
@@ -27,25 +27,31 @@ _UNKNOWN: Final = 255
 
 @dataclass(frozen=True)
 class Identities:
-    """What is compared of some games: 18 bytes a game."""
+    """The compared values of G games, 18 bytes per game."""
 
     hashes: npt.NDArray[np.uint8]
-    """(G, 16)."""
+    """``game_hash``, (G, 16)."""
     frame: npt.NDArray[np.uint8]
-    """Which of its images a game is (G,): equal hashes and frames are the same moves; 255 where the moves
-    are not all at hand."""
+    """Index of the symmetry image that each game is, (G,): 2 · first player + rotated. Games with equal hash
+    and frame have the same moves. 255 where moves are missing."""
     winner: npt.NDArray[np.uint8]
-    """In the canonical image (G,), so that mirror images of a game agree; 255 if unknown."""
+    """Winner in the canonical image, (G,), so that mirror images of a game agree. 255 if unknown."""
 
     @classmethod
     def of(cls, games: Iterable[tuple[pa.RecordBatch, Array]], board_size: int) -> Identities:
-        """Take in batches of games (``COLUMNS``), each with its winners: 0 blue, 1 red, -1 unknown."""
+        """Build the identities of games.
+
+        Args:
+            games: batches with ``COLUMNS``, each with the winners of its games, int64 (N,): 0 blue, 1 red,
+                -1 unknown.
+            board_size: n.
+        """
         parts = [_identities(batch, winner, board_size) for batch, winner in games]
         return cls.joined([cls(*part) for part in parts])
 
     @classmethod
     def joined(cls, parts: Sequence[Identities]) -> Identities:
-        """Return all of them as one."""
+        """Return the concatenation of ``parts``."""
         return cls(
             np.concatenate([np.empty((0, 16), np.uint8), *(part.hashes for part in parts)]),
             np.concatenate([np.empty(0, np.uint8), *(part.frame for part in parts)]),
@@ -67,11 +73,17 @@ def _identities(batch: pa.RecordBatch, winner: Array, board_size: int) -> tuple[
 
 
 def _is_turned(moves: pa.ListArray, first: Array, board_size: int) -> npt.NDArray[np.bool_]:
-    """Say which games (G,) differ from their canonical image by a rotation: see ``board.canonical_moves``."""
+    """Return which games differ from their canonical image (``board.canonical_moves``) by a rotation.
+
+    Args:
+        moves: the moves of each game, (G,).
+        first: the first player of each game, (G,).
+        board_size: n.
+    """
     table = symmetry_table(board_size).astype(np.int64)
     starts = moves.offsets.to_numpy()
     cells = moves.values.to_numpy()
-    apart = np.flatnonzero(table[0, cells] != table[1, cells])  # all but the centre, its own image
+    apart = np.flatnonzero(table[0, cells] != table[1, cells])  # all except the centre, which maps to itself
     place = np.searchsorted(apart, starts[:-1])
     told = place < len(apart)
     told[told] = apart[place[told]] < starts[1:][told]
@@ -83,11 +95,14 @@ def _is_turned(moves: pa.ListArray, first: Array, board_size: int) -> npt.NDArra
 
 
 def find_duplicates(games: Identities) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32]]:
-    """Find, for each game in the order of ids, the first one with its hash.
+    """Return, for each game, the index of the first game with the same hash.
+
+    Args:
+        games: the games in ascending id.
 
     Returns:
-        int64 (G,): the place of that one, -1 where the game is the first itself; and uint32 (G,): bits of
-        ``Flag`` that say how the game stands to it.
+        int64 (G,): that index, -1 where the game is itself the first; and uint32 (G,): bits of ``Flag``
+        for the kind of duplicate, 0 where the game is no duplicate.
     """
     halves = games.hashes.view(np.uint64)
     # The first of equal hashes has the lowest id: a stable sort keeps ids ascending within them.

@@ -1,4 +1,4 @@
-"""Which files a run converts: found below the inputs, named without the machine, digested."""
+"""The sources of a run: files found below the inputs, with machine-independent names and digests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hexdata.text import encodable
 __all__ = ["Digested", "SourceFile", "digest_source", "find_sources", "new_sources"]
 
 COMPANIONS: Final = ("processing_stats.json", "processing_state.json", "file_lookup_")
-"""Beginnings of the names of files that the legacy tools leave beside their data: not sources."""
+"""Name prefixes of the statistics files that the legacy tools write beside their data; not sources."""
 
 
 _KINDS: Final = {
@@ -32,35 +32,39 @@ class SourceFile:
     """One input file."""
 
     name: str
-    """The same on every machine: the input folder's name and the path below it."""
+    """The name of the input folder and the path below it, so the same on every machine."""
     path: AnyPath
     bytes: int = 0
-    """Of an object, also before it is digested."""
+    """Size; 0 until the file is digested, except for objects, whose listing states it."""
     sha256: str = ""
-    """Empty if the file cannot be read."""
+    """Empty if the file cannot be read, and until it is digested."""
     problem: str = ""
-    """Why it cannot be read."""
+    """The error if the file cannot be read, else empty."""
     version: str = ""
-    """``remote.version_of`` the file, before it was digested."""
+    """``remote.version_of`` the file, taken before it was digested."""
 
     @property
     def identity(self) -> str:
-        """What tells the file from others: its digest, else its name."""
+        """The key that identifies the content: the digest, or the name if the file cannot be read."""
         return self.sha256 or self.name
 
 
 def find_sources(inputs: Sequence[AnyPath], store: AnyPath) -> list[SourceFile]:
-    """Return the files below ``inputs``, sorted by name; digests are not filled in yet.
+    """Return the files below ``inputs``, sorted by name, without digests.
 
-    A folder gives every file below it but hidden ones, the legacy tools' own notes (``COMPANIONS``) and
-    whatever lies in the store itself. A file given by its own path is taken as it is. An object store has
-    no folders: whatever comes before a slash in a key counts as one, and a bucket too.
+    A folder yields every file below it, except hidden files, the statistics files of the legacy tools
+    (``COMPANIONS``) and the files of the store itself. A file given by its own path is always included.
+    In an object store, the part of a key before a slash counts as a folder, and so does a bucket.
+
+    Args:
+        inputs: files and folders, local or in an object store.
+        store: folder of the store, which is not searched.
 
     Raises:
-        InputError: an input does not exist, holds nothing, has a key that is no path of a file, or two
-            inputs give the same name.
+        InputError: an input does not exist, is neither file nor folder, contains no files, or has a key
+            that is no valid path; or two inputs have the same name.
         OSError: a folder cannot be listed.
-        StoreError: an object store does not let an input be seen.
+        StoreError: an object store cannot be listed.
     """
     if not inputs:
         raise InputError("no inputs", expected="files or folders to convert")
@@ -87,7 +91,7 @@ def find_sources(inputs: Sequence[AnyPath], store: AnyPath) -> list[SourceFile]:
 
 
 def _files_of(given: Path, store: AnyPath) -> list[SourceFile] | None:
-    """Return the files of an input of this machine; None if there is no such input."""
+    """Return the files of a local input, or None if it does not exist."""
     root = given.resolve()
     if not root.exists():
         return None
@@ -109,7 +113,7 @@ def _files_of(given: Path, store: AnyPath) -> list[SourceFile] | None:
 
 
 def _files_below(root: Path, store: AnyPath) -> Iterator[Path]:
-    """Find the files below a folder that may be sources; the store is not entered."""
+    """Yield the files below a folder that may be sources, except those in the store."""
     store = store.resolve()
     for folder, subfolders, names in walk_once(root, onerror=_raise):
         if folder.resolve() == store:
@@ -118,7 +122,7 @@ def _files_below(root: Path, store: AnyPath) -> Iterator[Path]:
         subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
         for name in names:
             path = folder / name
-            # A link that leads nowhere is taken too: it is a file that cannot be read.
+            # A broken link is included, so that the run reports a file that cannot be read.
             if _may_be_source(name) and (path.is_file() or not path.exists()):
                 yield path
 
@@ -132,7 +136,7 @@ def _may_be_source(name: str) -> bool:
 
 
 def _objects_of(given: RemotePath, store: AnyPath) -> list[SourceFile] | None:
-    """Return the objects of an input in an object store; None if there is no such input."""
+    """Return the objects of an input in an object store, or None if it does not exist."""
     system, root = file_system(given), given.path.rstrip("/")
     with telling(given):
         try:
@@ -156,14 +160,20 @@ def _objects_of(given: RemotePath, store: AnyPath) -> list[SourceFile] | None:
 
 
 def _is_wanted(given: RemotePath, below: str, size: int, *, alone: bool) -> bool:
-    """Say whether an object may be a source, by its key below an input.
+    """Return whether an object may be a source.
+
+    Args:
+        given: the input.
+        below: key of the object relative to the input's folder.
+        size: size of the object in bytes.
+        alone: the input is this object itself, so any name is accepted.
 
     Raises:
-        InputError: it could not lie in a folder.
+        InputError: a part of the key is empty, "." or "..", so no file path corresponds to it.
     """
     *folders, name = below.split("/")
     if not name and not size:
-        return False  # some tools put such an object to show an empty folder
+        return False  # some tools write such an object to mark an empty folder
     if not {"", ".", ".."}.isdisjoint([*folders, name]):
         raise InputError(
             "this key is no path of a file",
@@ -175,23 +185,23 @@ def _is_wanted(given: RemotePath, below: str, size: int, *, alone: bool) -> bool
 
 
 class Digested(NamedTuple):
-    """What a file is made of."""
+    """Size, digest and version of a file, or the error on reading it."""
 
     bytes: int
-    """0 if that is not known."""
+    """Size; 0 if it is not known."""
     sha256: str
-    """Empty if it cannot be read."""
+    """Empty if the file cannot be read."""
     problem: str
-    """Why it cannot be read."""
+    """The error if the file cannot be read, else empty."""
     version: str
-    """``remote.version_of`` it."""
+    """``remote.version_of`` the file, taken before it was read."""
 
 
 def digest_source(path: AnyPath) -> Digested:
-    """Return the digest of a file; one that cannot be read has a problem and no digest.
+    """Return the digest of a file, or a ``problem`` and no digest if the file cannot be read.
 
     Raises:
-        StoreError: an object store did not answer, which says nothing of the object.
+        StoreError: an object store did not answer, so nothing is known about the object.
     """
     version = ""
     try:
@@ -214,18 +224,19 @@ def _size_of(path: AnyPath) -> int:
 def new_sources(
     sources: Sequence[SourceFile], known: Iterable[tuple[str, str, int]]
 ) -> tuple[list[SourceFile], list[tuple[SourceFile, str]]]:
-    """Part the sources into new ones and those that the store or an earlier source has already.
+    """Split the sources into new ones and ones whose bytes are already known.
 
     Args:
-        sources: digested, sorted by name.
-        known: name, digest and positions of each source of the store.
+        sources: sources with digests, sorted by name.
+        known: name, digest and number of positions of each source of the store.
 
     Returns:
-        The new sources, and the others each with the name under which its bytes are known.
+        The new sources; and each other source with the name of the source of the store, or of this run,
+        that has the same bytes.
 
     Raises:
-        SourceChangedError: the store holds positions of a source of that name with other bytes. One
-            that gave no position, for it was damaged, may be replaced.
+        SourceChangedError: the store has positions of a source with the same name and other bytes. A
+            source that yielded no positions, because it was damaged, may be replaced.
     """
     known = list(known)
     seen = {sha256 or name: name for name, sha256, _ in known}

@@ -1,4 +1,4 @@
-"""What ``convert`` can be asked for, and what it answers. Reads and writes nothing."""
+"""The options and the result of ``convert_sources``."""
 
 from __future__ import annotations
 
@@ -16,21 +16,24 @@ __all__ = ["ConvertOptions", "ConvertResult"]
 
 @dataclass(frozen=True)
 class ConvertOptions(WorkerOptions):
-    """How to convert.
+    """Options of ``convert_sources``.
 
     Attributes:
-        workers, memory: as ``WorkerOptions`` has them.
-        max_reject_rate: publish nothing if a larger share of the records, or of the input's bytes (for
-            files that cannot be read at all), is rejected.
-        value_convention: what the values of sources mean whose games and layout do not show it, blue-is-0 or
-            blue-is-1; with "auto", such a source is an error.
-        val: share of games in the validation split.
-        test: share of games in the test split.
-        salvage: of a truncated or corrupt file, keep the whole examples before the damage.
-        truncate_repeats: cut games before the first move on an occupied cell, as the old tool did.
+        workers: number of processes. Default None: one per core, as far as ``memory`` allows.
+        memory: memory limit in bytes for all processes together. Default 1 GB.
+        max_reject_rate: largest share of rejected records, and of the bytes of files rejected as a whole,
+            from 0 to 1. Above it, nothing is published. Default 0.01.
+        value_convention: convention of sources whose games and layout do not show it, "blue-is-0" or
+            "blue-is-1". With "auto", the default, such a source is an error.
+        val: share of games in the validation split, from 0 to 1. Default 0.05.
+        test: share of games in the test split, from 0 to 1. Default 0.01.
+        salvage: keep the complete examples before the damage of a truncated or corrupt file. Default False.
+        truncate_repeats: cut games before the first move on an occupied cell, as the legacy tool did.
+            Default False.
 
     Raises:
-        ConfigError: on a value out of range.
+        ConfigError: a value is out of range.
+        BudgetError: the workers, or even one worker, do not fit into the memory.
     """
 
     WORKER_MEMORY: ClassVar[int] = 400 << 20
@@ -58,7 +61,19 @@ class ConvertOptions(WorkerOptions):
 
 @dataclass(frozen=True)
 class ConvertResult:
-    """What a run of ``convert_sources`` did; counts are of this run's sources."""
+    """The result of a run of ``convert_sources``; all counts refer to the sources of this run.
+
+    Attributes:
+        sources: number of sources converted.
+        skipped: number of sources whose bytes the store, or an earlier source of this run, already has.
+        records: number of records read; ``positions`` + ``rejected``.
+        positions: number of positions accepted.
+        rejected: number of records rejected.
+        games: number of games.
+        duplicate_games: number of games that duplicate an earlier game.
+        reasons: reason code to number of rejected records, most frequent first.
+        failed_files: name to reason of each file that was rejected as a whole.
+    """
 
     sources: int
     skipped: int
@@ -70,5 +85,6 @@ class ConvertResult:
     reasons: dict[str, int]
     failed_files: dict[str, str]
     flags: dict[str, int] = field(default_factory=dict)
-    """Games by the code of what is suspicious about them."""
+    """Flag to number of games that have it."""
     notes: list[str] = field(default_factory=list)
+    """Notes on single sources, and on a given value convention that some files did not need."""
