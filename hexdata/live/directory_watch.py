@@ -1,6 +1,6 @@
-"""The watch over a directory: the system tells what changes in it, and that is kept until somebody takes it.
+"""Watch on a directory: collects the changes that the operating system reports, until they are taken.
 
-Looks at no file, and decides nothing about one.
+It does not open files and makes no decision about them.
 """
 
 from __future__ import annotations
@@ -17,31 +17,32 @@ from hexdata.live.hub import Hub, Stopped
 __all__ = ["GONE_SECONDS", "Changes", "DirectoryWatch"]
 
 GONE_SECONDS: Final = 0.1
-"""How often it is looked whether a directory that is gone is back."""
+"""Interval in seconds at which a missing directory is looked for."""
 
 Changes = set[tuple[Change, str]]
-"""What happened, and the path to which."""
+"""Set of changes: the kind, and the path it applies to."""
 
 _GROUPING_MS: Final = 100
-"""Changes are told together for so long at most, in milliseconds,"""
+"""Maximum time in milliseconds in which changes are grouped."""
 _QUIET_MS: Final = 25
-"""and as soon as nothing has changed for so long."""
+"""Time in milliseconds without a change after which a group is complete."""
 _FIRST_MS: Final = 100
-"""How long the watch waits for a first change before it says that it stands."""
+"""Time in milliseconds that the watch waits for a first change before it reports that it is running."""
 
 _CANNOT_SPELL: Final = "Unable to decode path"
-"""What the watch says of a name that is no UTF-8."""
+"""Error text of the watch for a name that is not UTF-8."""
 
 
 class DirectoryWatch:
-    """Watches a directory on a thread of its own, :meth:`run`, also one that is put in its place.
+    """Watches a directory in its own thread, which runs :meth:`run`. A directory that replaces it is watched
+    too.
 
     Args:
-        place: the directory.
-        hub: of the pipeline.
-        rescan: seconds after which a directory that could not be watched is tried again.
-        force_polling: look through the directory instead of being told by the system.
-        warn: called with what the trainer is to know.
+        place: Directory to watch.
+        hub: Hub of the pipeline.
+        rescan: Seconds after which a failed watch is tried again.
+        force_polling: True to poll the directory instead of using notifications of the system.
+        warn: Called with a message for the trainer.
     """
 
     def __init__(
@@ -54,23 +55,27 @@ class DirectoryWatch:
         warn: Callable[[str], None],
     ) -> None:
         self.watched: bool | None = None
-        """Whether the directory is watched, as far as is known; None before it was for the first time."""
+        """True if the directory is watched, False if watching failed; None before the first attempt."""
         self._place = place
         self._hub = hub
         self._rescan = rescan
         self._force_polling = force_polling
         self._warn = warn
         self._told: Changes = set()
-        """What nobody has taken yet; under the hub's lock."""
+        """Changes that have not been taken; guarded by the hub's lock."""
         self._look_through = False
-        """Whether all names are to be looked through; under the hub's lock."""
+        """True if all names have to be scanned; guarded by the hub's lock."""
 
     def stands(self) -> bool | None:
-        """Say, for ``Hub.wait_for``, whether the watch stands: what comes from then on is told of."""
+        """Return True once the watch is running and reports every later change, else None; for
+        ``Hub.wait_for``.
+        """
         return self._look_through or None
 
     def take(self) -> tuple[Changes, bool] | None:
-        """Take, for ``Hub.wait_for``, what was told, and whether all names are to be looked through."""
+        """Return the changes since the last call, and whether to scan all names; None if there are none. For
+        ``Hub.wait_for``.
+        """
         if not self._told and not self._look_through:
             return None
         told = self._told, self._look_through
@@ -78,7 +83,7 @@ class DirectoryWatch:
         return told
 
     def run(self) -> None:
-        """Be told of changes until the pipeline stops; the work of a thread."""
+        """Collect changes until the pipeline stops; the target of the thread."""
         try:
             while not self._hub.stopping.is_set():
                 if self._place.identity() is not None:
@@ -90,9 +95,9 @@ class DirectoryWatch:
             self._hub.stop(error)
 
     def _watch_on(self) -> None:
-        """Watch until the pipeline stops, another folder takes the directory's name, or the watch ends.
+        """Watch until the pipeline stops, another folder replaces the directory, or the watch fails.
 
-        The watch ends when a name comes that it cannot spell.
+        The watch fails on a name that is not UTF-8.
         """
         stands = False
         watched = self._place.identity()
@@ -100,20 +105,21 @@ class DirectoryWatch:
             for changes in self._changes():
                 self._tell(changes, look_through=not stands)
                 stands, self.watched = True, True
-                # One made at once in the place of one that was removed may be the same to the system.
+                # A directory recreated at once may have the inode of the removed one.
                 removed = (Change.deleted, str(self._place.path)) in changes
                 if removed or self._place.identity() != watched:
                     self._tell(set(), look_through=True)
                     return
-        except (RuntimeError, OSError) as error:  # a RuntimeError is the watch's own kind
+        except (RuntimeError, OSError) as error:  # watchfiles raises RuntimeError
             went = isinstance(error, FileNotFoundError) or self._place.identity() is None
             if not (went or _CANNOT_SPELL in str(error)):
                 self._do_without(error)
 
     def _do_without(self, error: RuntimeError | OSError) -> None:
-        """Let all names be looked through now and then, where that will do.
+        """Scan all names at intervals while the directory cannot be watched; raise if it never could be.
 
-        A drive that fails for a while stops nothing, nor a folder in it that a poll may not read.
+        A temporary failure of the drive does not stop the pipeline, nor does a folder that polling may not
+        read.
         """
         if self.watched is None and not self._force_polling:
             raise InputError(

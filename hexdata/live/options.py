@@ -1,6 +1,6 @@
-"""What a live pipeline is made of: its stages by name and their knobs, in code or out of a TOML file.
+"""Options of a live pipeline: its stages by name and their arguments, from code or from a TOML file.
 
-All is checked before a thread starts. Reads the config file and nothing else.
+Everything is checked before a thread starts. The module reads only the config file.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class _Known:
-    """One of the stages of this room: where it is, and what flows into it and out of it."""
+    """A stage of this package: its module, and the items it takes and gives."""
 
     place: str
     takes: str | None
@@ -53,11 +53,10 @@ STAGES: Final = {
     "ShufflingFrameSampler": _Known("hexdata.live.shuffling_frame_sampler", "blocks", "blocks"),
     "TensorGenerator": _Known("hexdata.live.tensor_generator", "blocks", "batches"),
 }
-"""The stages that come with hexdata, in the order in which they make sense.
+"""The stages of hexdata, in the usual order.
 
-A stage of your own may say in class attributes ``takes`` and ``gives``, with the words of this table, what
-flows into it and out of it; it is checked then.
-"""
+The class of a custom stage may define ``takes`` and ``gives`` with the words of this table. They are checked
+then."""
 
 _USUAL: Final = tuple(name for name in STAGES if name != "ChunkRelabeller")
 _QUEUE_KEYS: Final = ("capacity", "overflow")
@@ -71,9 +70,9 @@ _SHARED: Final = (
     "batch_size",
     "watch",
 )
-"""Options of the whole: a stage gets those that its constructor has a parameter of that name for."""
+"""Options of the whole pipeline. A stage receives those that its constructor has a parameter for."""
 _GIVEN: Final = (*_SHARED, "batch", "directory", "final_positions")
-"""All that a stage may be given, and so what a section of its own cannot set."""
+"""Arguments that the pipeline gives to its stages. The section of a stage cannot set them."""
 
 
 @dataclass(frozen=True)
@@ -81,17 +80,17 @@ class StageOptions:
     """One stage of a pipeline, and the queue behind it.
 
     Raises:
-        ConfigError: there is no such stage, or it has no such knob; or the queue cannot be like that.
+        ConfigError: The stage does not exist or has no such argument; or the capacity or overflow is invalid.
     """
 
     kind: str
-    """A name in ``STAGES``, or ``"package.module:Class"`` for a stage of your own."""
+    """A name in ``STAGES``, or ``"package.module:Class"`` for a custom stage."""
     knobs: Mapping[str, Any] = field(default_factory=dict)
-    """Keyword arguments of its constructor."""
+    """Keyword arguments of the constructor."""
     capacity: int = 4
-    """Items in the queue behind it: hands of games, blocks or batches."""
+    """Capacity of the queue behind the stage in items: files, hands of games, blocks or batches."""
     overflow: Overflow = "block"
-    """What becomes of an item when that queue is full: see ``live.queue.Overflow``."""
+    """Action when that queue is full; see ``live.queue.Overflow``."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.kind, str):
@@ -106,14 +105,14 @@ class StageOptions:
 
     @property
     def name(self) -> str:
-        """The name of its class, which is that of its section in a config."""
+        """Name of the class and of its section in a config."""
         return self.kind.rpartition(":")[2]
 
     def find(self) -> type[Stage]:
-        """Return the class.
+        """Return the class of the stage.
 
         Raises:
-            ConfigError: it cannot be imported, or is no stage.
+            ConfigError: The class cannot be imported, or is not a stage.
         """
         if ":" not in self.kind and self.kind not in STAGES:
             raise ConfigError(
@@ -134,7 +133,9 @@ class StageOptions:
         return found
 
     def flow(self) -> tuple[str | None, str | None]:
-        """Return what it takes and what it gives, as words of ``STAGES``; None where nothing is said."""
+        """Return the items that the stage takes and gives, as words of ``STAGES``; None where it declares
+        none.
+        """
         if self.kind in STAGES:
             return STAGES[self.kind].takes, STAGES[self.kind].gives
         found = self.find()
@@ -146,31 +147,33 @@ _KINDS: Final = f"one of {', '.join(STAGES)}, or package.module:Class"
 
 @dataclass(frozen=True)
 class LiveOptions:
-    """A whole pipeline: what its stages share, and each of them.
+    """Options of a whole pipeline: those that the stages share, and the stages.
 
     Raises:
-        ConfigError: an option has no meaning, or the stages do not follow one another.
+        ConfigError: An option has an invalid value, or the order of the stages is invalid.
     """
 
     seed: int = 0
-    """Of every draw: games, positions, places in the reservoir, symmetries, value weights."""
+    """Seed of all draws: games, positions, reservoir rows, symmetries and value weights."""
     split: str | None = "train"
-    """The games of which split, as ``hexdata convert`` decides it; None for all games."""
+    """Split whose games are used, as ``hexdata convert`` assigns it: "train", "val" or "test". None for all
+    games."""
     val: float = 0.05
-    """Share of games that are in the validation split."""
+    """Share of games in the validation split."""
     test: float = 0.01
-    """Share of games that are in the test split."""
+    """Share of games in the test split."""
     pool_size: int = 100_000
-    """Games that are drawn from: the newest."""
+    """Number of games in the pool: the newest."""
     reservoir: int = 1_000_000
-    """Positions that are mixed: 75 bytes each on boards of size 13, and 4 for each cell of a dense policy."""
+    """Number of positions in the reservoir. Each takes 75 bytes on a board of size 13, and 4 more per cell
+    for a dense policy."""
     batch_size: int = 1024
     watch: bool = True
-    """False reads the files that are there at the start, and no others."""
+    """False reads only the files that exist at the start."""
     batch: BatchOptions = field(default_factory=BatchOptions)
-    """What batches hold."""
+    """Fields and options of batches."""
     stages: tuple[StageOptions, ...] = field(default_factory=lambda: tuple(map(StageOptions, _USUAL)))
-    """In order, from the files to the batches."""
+    """Stages in order, from files to batches."""
 
     def __post_init__(self) -> None:
         _keep(self, "seed", check_seed(self.seed))
@@ -185,10 +188,10 @@ class LiveOptions:
         _check_flow(self.stages)
 
     def with_stage(self, name: str, **changes: Any) -> LiveOptions:
-        """Return the same with other knobs, ``capacity`` or ``overflow`` of the stage of that name.
+        """Return a copy with other arguments, ``capacity`` or ``overflow`` for the stage of that name.
 
         Raises:
-            ConfigError: there is no such stage, or it has no such knob.
+            ConfigError: The pipeline has no such stage, or the stage has no such argument.
         """
         if name not in [stage.name for stage in self.stages]:
             known = ", ".join(stage.name for stage in self.stages)
@@ -205,13 +208,13 @@ def load_live_config(path: str | Path, *, allow_code: bool = False) -> LiveOptio
     """Read a config such as configs/live.toml.
 
     Args:
-        path: of the file.
-        allow_code: whether its ``"package.module:name"`` are imported, which runs their code. Default False:
-            a config may be a stranger's.
+        path: Path of the file.
+        allow_code: True to import names of the form ``"package.module:name"``, which runs their code. Default
+            False, since a config may be from a stranger.
 
     Raises:
-        ConfigError: the file is missing, unreadable or no TOML, or holds an unknown key or a wrong value; the
-            message names the nearest known key. Or it names code and ``allow_code`` is False.
+        ConfigError: The file is missing, unreadable or not TOML, or contains an unknown key or an invalid
+            value; the message suggests the nearest known key. Or it names code and ``allow_code`` is False.
     """
     content = read_toml(local_path(path, "a config"))
     try:
@@ -224,18 +227,18 @@ def load_live_config(path: str | Path, *, allow_code: bool = False) -> LiveOptio
 
 
 def parse_live_config(content: Mapping[str, Any], *, allow_code: bool = False) -> LiveOptions:
-    """Return the options that the content of such a file names.
+    """Return the options in the content of a config file.
 
-    ``stages`` lists the stages in order, and a section of the name of one has its knobs. A section of a
-    stage of hexdata's that is not listed is checked like the others and not used, so that a stage is left
-    out by taking its name off the list.
+    ``stages`` lists the stages in order. The section with the name of a stage contains its arguments. The
+    section of a hexdata stage that is not listed is checked but not used, so that removing a name from the
+    list is enough to leave the stage out.
 
     Args:
-        content: of the file, as ``tomllib`` reads it.
-        allow_code: whether names of code in it are imported. Default False.
+        content: Content of the file, as ``tomllib`` parses it.
+        allow_code: True to import names of code in it. Default False.
 
     Raises:
-        ConfigError: an unknown key or a wrong value, or a name of code that ``allow_code`` does not allow.
+        ConfigError: A key is unknown, a value is invalid, or it names code and ``allow_code`` is False.
     """
     kinds = content.get("stages", list(_USUAL))
     if not (isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)):
@@ -267,10 +270,10 @@ def parse_live_config(content: Mapping[str, Any], *, allow_code: bool = False) -
 
 
 def _refuse_code(content: Mapping[str, Any], kinds: list[str]) -> None:
-    """Refuse names of code: importing a module runs it.
+    """Refuse names of code, because importing a module runs it.
 
     Raises:
-        ConfigError: ``stages`` or ``relabel`` names some.
+        ConfigError: ``stages`` or ``relabel`` names code.
     """
     named = [("stages", kind) for kind in kinds if kind not in STAGES and ":" in kind]
     section = content.get("ChunkRelabeller")
@@ -303,20 +306,24 @@ def _parse_batch(section: Mapping[str, Any]) -> BatchOptions:
 
 
 def watched_path(directory: str | Path) -> Path:
-    """Return the path of a directory that games are still written to.
+    """Return the path of a directory to watch.
 
     Raises:
-        ConfigError: it is an address.
+        ConfigError: It is the address of a bucket or server.
     """
     hint = "A bucket cannot be watched: convert its games into a store, or let them be written here."
     return local_path(directory, "a directory that is watched", hint)
 
 
 def make_pipeline(options: LiveOptions, directory: str | Path) -> Pipeline:
-    """Make the stages of a pipeline and join them; nothing is started.
+    """Create the stages of a pipeline and connect them, without starting them.
+
+    Args:
+        options: Options of the pipeline.
+        directory: Directory with the games.
 
     Raises:
-        ConfigError: a stage cannot use one of its knobs, or the directory is an address.
+        ConfigError: An argument of a stage is invalid, or the directory is an address.
     """
     given = {name: getattr(options, name) for name in _SHARED}
     given |= {
@@ -336,12 +343,12 @@ def make_pipeline(options: LiveOptions, directory: str | Path) -> Pipeline:
 
 
 def _keep(options: object, name: str, value: object) -> None:
-    """Set a field of frozen options while they are being made."""
+    """Set a field of frozen options during their creation."""
     object.__setattr__(options, name, value)
 
 
 def _check_knobs(place: str, kind: type[Stage], knobs: Mapping[str, Any]) -> None:
-    """See that a constructor can be called with these knobs and what is shared."""
+    """Check that the constructor of a stage accepts these arguments together with the shared ones."""
     parameters = inspect.signature(kind).parameters.values()
     own = [each for each in parameters if each.name not in _GIVEN and each.kind in _NAMED]
     shared = [name for name in knobs if name in _GIVEN]
@@ -370,7 +377,7 @@ def _check_keys(place: str, section: Collection[str], known: list[str]) -> None:
 
 
 def _check_flow(stages: tuple[StageOptions, ...]) -> None:
-    """See that each stage takes what the one before it gives, as far as they say."""
+    """Check that each stage takes what the stage before it gives, where both declare it."""
     if not stages:
         raise ConfigError("a pipeline needs stages", expected=_KINDS)
     before, given = None, None
