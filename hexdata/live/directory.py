@@ -1,6 +1,6 @@
-"""A directory as the first stage looks at it: which names in it are files that are wanted.
+"""File names, sizes and times in the watched directory, for the first stage.
 
-Looks at names, sizes and times; never opens a file, and remembers no file.
+The module never opens a file and keeps no record of files.
 """
 
 from __future__ import annotations
@@ -22,44 +22,44 @@ from hexdata.store.files import walk_once
 __all__ = ["TEMPORARY", "Directory", "Folders", "Look", "Seen", "names_in_temporary", "split_name"]
 
 TEMPORARY: Final = (".tmp", ".part")
-"""Ends of names that a file has only while it is written; names that begin with a dot are such too."""
+"""Suffixes of files that are still being written. Names that begin with a dot are temporary as well."""
 
 _64_BITS: Final = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What the file system says of a file. Two are equal if size and time are."""
+    """Size, time, inode and device of a file. Two are equal if size and time are."""
 
     size: int
     mtime_ns: int
     """Time of the last modification, in nanoseconds."""
     inode: int = field(default=0, compare=False)
-    """64 bits; stays when the file is renamed. 0 where the file system has none."""
+    """Inode as 64 bits, which a rename does not change. 0 if the file system has none."""
     device: int = field(default=0, compare=False)
     """Number of the file system."""
 
 
 @dataclass
 class Seen:
-    """What a look through the directory, or a folder of it, found."""
+    """Result of a scan of the directory, or of a folder in it."""
 
     names: dict[str, int] = field(default_factory=dict)
-    """The files that may be wanted, each with the device that its folder is on."""
+    """Files that match the patterns, each with the device of its folder."""
     devices: dict[str, int] = field(default_factory=dict)
-    """The folders that were looked into, as the names in them begin, each with its device."""
+    """Scanned folders, as the prefix of the names in them, each with its device."""
     closed: set[str] = field(default_factory=set)
-    """Those that are there and could not be looked into."""
+    """Folders that exist but could not be read."""
 
     def lacks(self, name: str, device: int | None) -> bool:
-        """Say whether a file that was there is gone: not where its folder could not be looked at just now.
+        """Return whether a file that existed is missing. False if its folder could not be read in this scan.
 
-        That is so where the folder is closed, or stands on another device than it did: there the place is
-        seen at which a network drive is mounted, and not the drive.
+        A folder counts as not read if it is closed or is on another device than before. In the second case,
+        the scan found the mount point of a network drive instead of the drive.
 
         Args:
-            name: of the file.
-            device: that its folder was on; None where that is not known.
+            name: Name of the file.
+            device: Device of its folder at an earlier scan; None if unknown.
         """
         if name in self.names:
             return False
@@ -72,21 +72,22 @@ class Seen:
 
 
 class Directory:
-    """A directory whose files are called by their place in it, with forward slashes.
+    """A directory whose files are named by their relative paths, with forward slashes.
 
     Args:
-        path: of the directory, resolved.
-        patterns: what the name of a file matches, one of them, as ``fnmatch`` has it.
+        path: Resolved path of the directory.
+        patterns: ``fnmatch`` patterns. The name of a file has to match one of them.
     """
 
     def __init__(self, path: Path, patterns: Sequence[str]) -> None:
         self.path = path
         self._is_wanted = re.compile("|".join(map(translate, patterns))).match
         self._elsewhere: dict[str, str] = {}
-        """Folders elsewhere to which links lead, by their own paths: what names in them begin with."""
+        """Real paths of folders outside the directory that links lead to, each with the prefix of the names
+        in it."""
 
     def look_at(self, name: str) -> Look | None:
-        """Return size, time and inode of a file; None if it is no regular file that we may look at."""
+        """Return size, time and inode of a file; None if it is not a regular file or is not accessible."""
         try:
             found = (self.path / name).stat()
         except OSError:
@@ -96,10 +97,14 @@ class Directory:
         return Look(found.st_size, found.st_mtime_ns, found.st_ino & _64_BITS, found.st_dev)
 
     def look_through(self, folder: Path, stopping: threading.Event) -> Seen:
-        """Find the files below a folder of the directory, or of all of it, that may be wanted.
+        """Scan the directory or a folder in it for files that match the patterns.
+
+        Args:
+            folder: Path of the folder.
+            stopping: Event that ends the scan early.
 
         Raises:
-            InputError: the directory itself cannot be read.
+            InputError: The directory itself cannot be read.
             Stopped: ``stopping`` was set.
         """
         seen = Seen()
@@ -129,10 +134,11 @@ class Directory:
         return seen
 
     def prefix_of(self, folder: str) -> str | None:
-        """Return what the names of the files in a folder begin with; None if they are not looked at.
+        """Return the prefix of the names of files in a folder; None if its files are ignored.
 
-        That is the folder's own place in the directory, by whatever links it was reached, so that a file has
-        one name; if it is elsewhere, where it was reached first, for as long as that way leads there.
+        The prefix is the folder's real path relative to the directory, so that a file has one name even if
+        links lead to it. A folder outside the directory gets the prefix of the link through which it was
+        found first, as long as that link leads to it.
         """
         real = Path(os.path.realpath(folder))
         if real.is_relative_to(self.path):
@@ -150,17 +156,17 @@ class Directory:
         return reached
 
     def _forget_links(self) -> None:
-        """Forget by what links folders elsewhere were reached that lead there no more."""
+        """Remove prefixes of folders outside the directory whose link no longer leads to them."""
         for real, prefix in list(self._elsewhere.items()):
             if os.path.realpath(self.path / prefix) != real:
                 del self._elsewhere[real]
 
     def is_file_name(self, name: str) -> bool:
-        """Say whether files with this name, whatever their folder, are wanted."""
+        """Return whether a base name matches the patterns and is not temporary."""
         return not name.startswith(".") and not name.endswith(TEMPORARY) and bool(self._is_wanted(name))
 
     def identity(self) -> tuple[int, int] | None:
-        """Return what tells the directory from another of its name; None if it is gone."""
+        """Return device and inode of the directory, to detect its replacement; None if it is missing."""
         try:
             found = self.path.stat()
         except OSError:
@@ -169,36 +175,37 @@ class Directory:
 
 
 class Folders:
-    """What the names of the files in some folders begin with; each folder is looked at once."""
+    """Cache of the name prefixes of folders."""
 
     def __init__(self, directory: Directory) -> None:
         self._directory = directory
         self._known: dict[str, str | None] = {}
 
     def prefix(self, folder: str) -> str | None:
-        """Return what ``Directory.prefix_of`` does."""
+        """Return ``Directory.prefix_of`` for a folder."""
         if folder not in self._known:
             self._known[folder] = self._directory.prefix_of(folder)
         return self._known[folder]
 
 
 def _prefix(place: Path) -> str | None:
-    """Return what names in a folder begin with, from its place; None where a part of it is hidden."""
+    """Return the prefix of names in a folder with this relative path; None if part of the path is hidden."""
     hidden = any(part.startswith(".") for part in place.parts)
     return None if hidden else "".join(f"{part}/" for part in place.parts)
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """Return the folders of a name, each with its slash, and the rest."""
+    """Return the folder part of a name, with the final slash, and the base name."""
     base = name.rpartition("/")[2]
     return name[: len(name) - len(base)], base
 
 
 def names_in_temporary(base: str) -> Iterator[str]:
-    """Yield the names that stand as a whole in a temporary one, which may have been renamed to them.
+    """Yield the names that a temporary name contains as a whole: it may have been renamed to one of them.
 
-    As a whole: next to it there is neither letter nor digit, so that ``.10.trmph.tmp`` is not for
-    ``0.trmph``. All are listed, since many files may come at once, and none is to be compared with all.
+    A name is contained as a whole if no letter or digit is next to it: ``.10.trmph.tmp`` contains
+    ``10.trmph`` but not ``0.trmph``. Listing them is faster than comparing many new files with many removed
+    ones.
     """
     if not (base.startswith(".") or base.endswith(TEMPORARY)):
         return

@@ -1,6 +1,7 @@
-"""The stage that finds the files of a directory: those that are there, then new ones when they are complete.
+"""The stage that finds the files of a directory: first the existing ones, then new ones when they are
+complete.
 
-Looks at names, sizes and times; never opens a file.
+It uses names, sizes and times, and never opens a file.
 """
 
 from __future__ import annotations
@@ -30,73 +31,75 @@ from hexdata.text import printable
 __all__ = ["PATTERNS", "FilePathProvider"]
 
 PATTERNS: Final = ("*.trmph", "*.trmph.gz", "*.pkl.gz", "*.pkl", "*.tar")
-"""Names of the files that ``formats`` can open."""
+"""Name patterns of the files that ``formats`` can open."""
 
 
 @dataclass
 class _Candidate:
-    """A file that is there and not yet known to be complete."""
+    """An existing file that is not yet known to be complete."""
 
     look: Look
     since: float
-    """When it was first seen to look so, on the clock of ``time.monotonic``."""
+    """Time of ``time.monotonic`` at which it was first seen with this size and time."""
     settle: float
-    """Seconds after which it is complete."""
+    """Seconds without a change after which it is complete."""
 
 
 class FilePathProvider(Stage):
-    """Gives a :class:`FoundFile` for each file below a directory, once, when it is complete.
+    """Emits a :class:`FoundFile` once for each complete file below a directory.
 
-    First come the files that are there, in order of their names (relative to the directory, as text), then
-    ``SCANNED``, then new ones as they come. A name comes once: a file that is written again under a name that
-    has come is counted as ``rewritten`` and does not come. With ``watch=False`` the files that are there come
-    as they are, without ``SCANNED``, and then the stage ends.
+    The existing files are emitted first, in order of their names (relative to the directory, as text), then
+    ``SCANNED``, then new files as they are completed. Each name is emitted once. A file that is overwritten
+    later is counted as ``rewritten`` and not emitted. With ``watch=False``, the existing files are emitted as
+    they are, without ``SCANNED``, and the stage ends.
 
-    A file is complete when it has the same size and time for ``settle`` seconds, however it came to be there;
-    or at once, where a temporary name in which its name stands as a whole went away in the same moment, as
-    when ``.NAME.tmp`` is renamed to ``NAME``. An empty file is not complete. One that is gone before it is
-    complete is forgotten (``vanished``). Names that begin with a dot, of files or folders, are never looked
-    at, nor those that end in ``TEMPORARY``. What is no regular file, a pipe or a device, never comes.
+    A file is complete when its size and time have not changed for ``settle`` seconds. It is complete at once
+    if a temporary name that contains its name was removed at the same moment, for example if ``.NAME.tmp``
+    was renamed to ``NAME``. An empty file is not complete. A file that is removed before it is complete is
+    counted as ``vanished``. Names of files or folders that begin with a dot are ignored, as are file names
+    that end in ``TEMPORARY``. Only regular files are emitted, no pipes or devices.
 
-    Where a later stage tells how far it reads each file, one that it could not use, or not open, comes
-    again when it has changed (``again``); so does a text that was not renamed in, for what was added to it.
-    Each time it is complete after twice as long as before, so that a file that is written to for ever is not
-    read for ever: what it gets comes later than it was written by no more than it is old.
+    If a later stage reports how far it reads each file, some files are emitted again after a change
+    (``again``): files that could not be used or opened, and texts that may grow, so that the added games are
+    read. A text that was renamed to its name is complete and does not grow. Each time, the file has to be
+    unchanged for twice as long as before, so that a file that is written to constantly is not read
+    constantly. The added delay never exceeds the age of the file.
 
-    A folder to which links lead from within the directory is entered once, by its own name; one elsewhere by
-    that of the link that was found first, for as long as that leads there.
+    A folder that links lead to is scanned once. If it is inside the directory, its own path is used;
+    otherwise that of the link found first, as long as the link leads to it.
 
-    A file that came and has another name now, in the directory or a folder of it, does not come again
-    (``moved``): its inode, size and time tell. Its old name is free for another file. One that may go on goes
-    on under its new name. Another name of a file that is still there under its first one, a link, does
-    not come (``linked``). A copy is another file. Where a drive has no inodes that stay, a file that
-    was moved comes again.
+    A file that is renamed or moved within the directory after it was emitted is not emitted again
+    (``moved``); it is recognised by its inode, size and time. Another file may then use the old name. A
+    growing file continues under its new name. A hard link to an emitted file is not emitted (``linked``); a
+    copy is. On a drive without stable inodes, moved files are emitted again.
 
-    The system tells of changes; now and then all names are looked through besides, for those that it did not
-    tell. A directory that goes, or cannot be read any more, is warned of (``gone``) and waited for; when
-    it is back, all names are looked through. One that is put in its place is watched like the first.
+    The operating system reports changes. In addition, all names are scanned at intervals, to find changes
+    that were not reported. If the directory disappears or becomes unreadable, the stage issues a warning
+    (``gone``), waits until it is back, and scans it again. A directory that replaces it is watched in the
+    same way.
 
-    Remembered are the names of the files that are there, and of the last ``pool_size`` that came, whose games
-    may be in the pool: 300 bytes each, and 250 more for one that is followed. A name that was forgotten
-    may come again.
+    The stage keeps the names of the existing files and of the last ``pool_size`` files emitted, whose games
+    may be in the pool. Each name takes 300 bytes, and 250 more if the file may be emitted again. A file whose
+    name has been forgotten may be emitted again.
 
-    Counted are ``files``, ``again``, ``moved``, ``linked``, ``rewritten`` (names), ``vanished`` and ``gone``.
+    The counts are ``files``, ``again``, ``moved``, ``linked``, ``rewritten`` (names), ``vanished`` and
+    ``gone``.
 
     Args:
-        directory: where to look, and below.
-        patterns: what the name of a file matches, one of them, as ``fnmatch`` has it.
-        settle: seconds.
-        watch: False for the files that are there and no others.
-        newest_files: of the files that are there at the start, only so many come, those whose names come
-            last; None for all.
-        rescan: seconds after which all names are looked through again.
-        force_polling: look through the directory instead of being told of changes, where the system cannot
-            tell: on network drives, say.
-        pool_size: of the pool.
+        directory: Directory to search, with its subfolders.
+        patterns: ``fnmatch`` patterns. The name of a file has to match one of them. Default ``PATTERNS``.
+        settle: Seconds without a change after which a file is complete. Default 0.5.
+        watch: False to emit only the files that exist at the start. Default True.
+        newest_files: Maximum number of files emitted from those that exist at the start: the last ones by
+            name. None (default) for all.
+        rescan: Seconds between scans of all names. Default 30.
+        force_polling: True to poll the directory where the system does not report changes, for example on
+            network drives. Default False.
+        pool_size: Number of games in the pool. Default 100,000.
 
     Raises:
-        ConfigError: an option cannot be used.
-        InputError: there is no such directory.
+        ConfigError: An option cannot be used.
+        InputError: The directory does not exist.
     """
 
     first = True
@@ -132,36 +135,36 @@ class FilePathProvider(Stage):
         self.force_polling = force_polling
         self._place = Directory(self.directory, self.patterns)
         self._device: int | None = None
-        """That the directory was on when it was last looked through."""
+        """Device of the directory at the last scan."""
         self._gone = ""
-        """Why the directory cannot be looked through; empty while it can."""
+        """Reason why the directory cannot be scanned; empty if it can."""
         self._known = KnownFiles(check_count("pool_size", pool_size, 1))
         self._hears = False
-        """Whether a stage tells how far files were read."""
+        """True if a stage reports how far files were read."""
         self._read: deque[tuple[FoundFile, Reading | None, bool]] = deque()
-        """What it told, and is not noted yet: a file, how far it was read, and whether it could be opened."""
+        """Reports not processed yet: the file, its reading, and whether it could be opened."""
         self._unread: set[str] = set()
-        """Files that have changed since they came, and of which it is not told how far they were read."""
+        """Emitted files that have changed, and whose last reading is not reported yet."""
         self._candidates: dict[str, _Candidate] = {}
         self._freed: set[str] = set()
-        """Names that were those of moved files, and are those of others now, which are to be considered."""
+        """Old names of moved files that other files use now, which have to be considered."""
         self._is_searched = False
-        """Whether files that were moved since a state was made have been looked for."""
+        """True once the directory was searched for files that were moved since a state was saved."""
         self._scanned = False
         self._to_come: list[str] | None = None
-        """Without watching: the names still to come, the first one last; None before they are known."""
+        """With ``watch=False``: names not yet emitted, in reverse order; None before the scan."""
 
     def connect(self, hub: Hub, source: Queue[Any] | None, sink: Queue[Any]) -> None:
-        """Give the stage its queues, and make the watch, which needs the hub."""
+        """Connect the stage to its queues, and create the watch, which needs the hub."""
         super().connect(hub, source, sink)
         self._watch = DirectoryWatch(
             self._place, hub, rescan=self.rescan, force_polling=self.force_polling, warn=self._warn
         )
 
-    # --- all that is there, and no more ---------------------------------------------------------------
+    # --- existing files -------------------------------------------------------------------------------
 
     def work(self, worker: Worker) -> None:
-        """Give the files that are there; then, unless that is all, new ones, until the pipeline stops."""
+        """Emit the existing files; then, when watching, new files until the pipeline stops."""
         if not self.watch:
             self._give_those_there(worker)
             return
@@ -191,10 +194,12 @@ class FilePathProvider(Stage):
         after = self._known.come(name, look, follow=follow and self._hears)
         self.put(worker, [FoundFile(self.directory / name, name, look.size, after, is_moved)])
 
-    # --- new ones -------------------------------------------------------------------------------------
+    # --- new files ------------------------------------------------------------------------------------
 
     def _give_first_scan(self, worker: Worker) -> None:
-        """Give what is there and complete, in order; what still changes after ``settle`` seconds is new."""
+        """Emit the existing complete files in order. Files that still change after ``settle`` seconds count
+        as new.
+        """
         while (seen := self._see()) is None:
             self.wait_for(worker, _nothing, GONE_SECONDS)
         found = sorted(seen.names)
@@ -207,7 +212,7 @@ class FilePathProvider(Stage):
             self.wait_for(worker, _nothing, left)
         self._give_complete(worker)
         if self.wait_for(worker, self._watch.stands, self.rescan) is None:
-            self._see()  # nobody is to wait for a watch that does not stand; where it is gone, none can
+            self._see()  # go on without the watch; a missing directory cannot be watched
         self._scanned = True
         self.put(worker, [SCANNED])
 
@@ -222,7 +227,7 @@ class FilePathProvider(Stage):
                 changes, look_through = told
                 next_scan = now if look_through else next_scan
                 if self._follow(worker, changes):
-                    # The folder may be watched only from now on.
+                    # Files may have appeared in the folder before it was watched.
                     next_scan = min(next_scan, now + self.settle)
             if now >= next_scan:
                 if (seen := self._see()) is not None:
@@ -232,13 +237,13 @@ class FilePathProvider(Stage):
             self._give_complete(worker)
 
     def _patience(self, next_scan: float) -> float:
-        """Return for how many seconds nothing is to be done unless something is told."""
+        """Return the seconds until the next action, if no change is reported."""
         due = min([next_scan, *(each.since + each.settle for each in self._candidates.values())])
         left = max(0.0, due - time.monotonic())
         return min(left, self.settle) if self._unread else left
 
     def _follow(self, worker: Worker, changes: Changes) -> bool:
-        """Look at what has changed, and give files that were renamed; say whether folders appeared."""
+        """Process changes and emit renamed files; return whether folders appeared."""
         folders = Folders(self._place)
         renamed: dict[str | None, set[str]] = defaultdict(set)
         there: set[str] = set()
@@ -266,12 +271,12 @@ class FilePathProvider(Stage):
             self._give(worker, name, look)
 
     def _consider(self, names: Iterable[str], *, compare: bool = False) -> None:
-        """Wait for files to be complete that have not come and are not waited for yet.
+        """Add files that were not emitted yet to the candidates, unless they are candidates already.
 
         Args:
-            names: of files that are there.
-            compare: whether to look, too, at all that have come, as where nobody tells of changes; otherwise
-                only at those that are due, since the file system is asked for each.
+            names: Names of existing files.
+            compare: True to also compare all emitted files, needed where no changes are reported. Otherwise
+                only files that are due are compared, because each comparison is a call of the file system.
         """
         now = time.monotonic()
         known = []
@@ -288,7 +293,7 @@ class FilePathProvider(Stage):
             self._consider(freed)
 
     def _compare(self, names: Iterable[str]) -> None:
-        """Look whether files that have come have changed, and wait for those that are to come again."""
+        """Compare emitted files with their current size and time, to find candidates to emit again."""
         for name in list(names):
             self._unread.discard(name)
             if name not in self._known or name in self._candidates:
@@ -306,7 +311,7 @@ class FilePathProvider(Stage):
                 self._candidates[name] = _Candidate(look, time.monotonic(), patience)
 
     def _give_complete(self, worker: Worker) -> None:
-        """Give the candidates that have not changed for long enough, in order of their names."""
+        """Emit the candidates that have not changed for long enough, in order of their names."""
         now = time.monotonic()
         complete: list[tuple[str, Look]] = []
         for name, candidate in list(self._candidates.items()):
@@ -317,7 +322,7 @@ class FilePathProvider(Stage):
             elif look != candidate.look:
                 candidate.look, candidate.since = look, now
             elif now >= candidate.since + candidate.settle:
-                del self._candidates[name]  # an empty one will be told of when it is written to
+                del self._candidates[name]  # a write to an empty file will be reported
                 if name in self._known:
                     is_new = self._known.compare(name, look) == "again"
                 else:
@@ -325,20 +330,21 @@ class FilePathProvider(Stage):
                 if look.size and is_new:
                     complete.append((name, look))
         for name, look in sorted(complete, key=lambda each: each[0]):
-            if name in self._known or not self._recognise(name, look):  # a link to one that has just come
+            if name in self._known or not self._recognise(name, look):  # not a link to another
                 self._give(worker, name, look, follow=True)
 
     # --- moved files ----------------------------------------------------------------------------------
 
     def _recognise(self, name: str, look: Look) -> bool:
-        """Say whether a file is one that came under another name, which is gone: then this is its name now.
+        """Return whether a file must not be emitted because it was emitted under another name.
 
-        A link to one that came is remembered, and is not to come either. A file that has changed since it
-        came is to come: its content tells whether it goes on, or is another one with that inode.
+        If the other name no longer exists, the new name is recorded; otherwise the file is a link. A file
+        that has changed since it was emitted has to be emitted: its content shows whether it has grown, or is
+        another file with the same inode.
 
         Args:
-            name: under which the file was found.
-            look: of the file.
+            name: Name under which the file was found.
+            look: Current size, time and inode.
         """
         old = self._known.owner(look)
         if old is None or self._known.has_inode(name, look):
@@ -359,9 +365,9 @@ class FilePathProvider(Stage):
         return is_as_it_came
 
     def find_moved(self, name: str) -> list[str]:
-        """Return the names that the file of a state may have now, which had this one; for the pool.
+        """Return the later names of a file in a state, for the pool.
 
-        All files are looked at for that, once.
+        The first call examines all files in the directory.
         """
         if not self._is_searched:
             self._is_searched = True
@@ -371,19 +377,19 @@ class FilePathProvider(Stage):
                     self._recognise(each, look)
         return self._known.later_names(name)
 
-    # --- how far files were read ----------------------------------------------------------------------
+    # --- reports of readings --------------------------------------------------------------------------
 
     def expect_readings(self) -> None:
-        """Be promised that :meth:`was_read` or :meth:`was_not_read` comes for each file that is read."""
+        """Enable reports: :meth:`was_read` or :meth:`was_not_read` will be called for each file."""
         self._hears = self.watch
 
     def was_read(self, file: FoundFile, reading: Reading | None) -> None:
-        """Be told, by any thread, how far a file was read; None if it is not to come again."""
+        """Report how far a file was read; None if it must not be emitted again. Any thread may call this."""
         if self._hears:
             self._read.append((file, reading, True))
 
     def was_not_read(self, file: FoundFile) -> None:
-        """Be told, by any thread, that a file could not be opened."""
+        """Report that a file could not be opened. Any thread may call this."""
         if self._hears:
             self._read.append((file, file.after, False))
 
@@ -394,16 +400,16 @@ class FilePathProvider(Stage):
                 self._known.was_read(file.name, reading)
             else:
                 self._known.was_not_read(file.name, reading)
-                if self._known.current_name(file.name) != file.name:  # it was moved while it was in a queue
+                if self._known.current_name(file.name) != file.name:  # moved while it was in a queue
                     self._unread.add(self._known.current_name(file.name))
 
     # --- the directory --------------------------------------------------------------------------------
 
     def _search(self, folder: Path) -> Seen | None:
-        """Look through a folder, or the directory; None, and a warning, if the directory itself is gone.
+        """Scan a folder or the directory; warn and return None if the directory itself is missing.
 
         Raises:
-            Stopped: the pipeline has stopped.
+            Stopped: The pipeline has stopped.
         """
         try:
             return self._place.look_through(folder, self.hub.stopping)
@@ -415,12 +421,12 @@ class FilePathProvider(Stage):
             return None
 
     def _scan(self, folder: Path) -> list[str]:
-        """Return the names of the files below a folder that may be wanted, sorted; none if it is gone."""
+        """Return the sorted names of matching files below a folder; none if the directory is missing."""
         seen = self._search(folder)
         return sorted(seen.names) if seen else []
 
     def _see(self) -> Seen | None:
-        """Look through all of the directory, and forget what need not be known; None if it is gone."""
+        """Scan the whole directory and update the record of files; return None if it is missing."""
         seen = self._search(self.directory)
         if seen is None:
             return None
@@ -430,7 +436,7 @@ class FilePathProvider(Stage):
             self.count("gone")
             self._warn("another file system is there now, and none of the files that came")
         self._device = device
-        for name in seen.names:  # before names that are gone are forgotten
+        for name in seen.names:  # before missing names are forgotten
             if len(self._known) and name not in self._known and (look := self._place.look_at(name)):
                 self._recognise(name, look)
         self._known.note(seen)
@@ -440,19 +446,21 @@ class FilePathProvider(Stage):
         self.hub.warn(f"{self.directory}: {what}; games that are in the pool are drawn on")
 
     def notes(self) -> dict[str, Any]:
-        """Return why the directory is ``gone``, while it is."""
+        """Return the reason why the directory is ``gone``, if it is."""
         return {"gone": printable(f"{self.directory}: {self._gone}")} if self._gone else {}
 
     # --- states ---------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Return which files have come, and, without watching, the names still to come, joined by NUL."""
+        """Return the record of emitted files and, with ``watch=False``, the names not yet emitted, joined by
+        NUL.
+        """
         self._note_readings()
         left = None if self._to_come is None else "\0".join(self._to_come)
         return {"scanned": self._scanned, "came": self._known.state(), "left": left}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from a state: names that came then do not come again."""
+        """Restore a state. Names in it are not emitted again."""
         self._scanned = state["scanned"]
         self._known.load_state(state["came"])
         left = state["left"]
@@ -460,7 +468,7 @@ class FilePathProvider(Stage):
 
 
 def _nothing() -> None:
-    """Succeed at nothing: what is waited for is time."""
+    """Return None, so that the caller waits for the whole timeout."""
 
 
 def _check_seconds(name: str, value: Any) -> float:

@@ -1,6 +1,7 @@
-"""What the first stage remembers of the files that came: names, inodes, and how far some of them were read.
+"""Record of the files that the first stage has emitted: names, inodes, and how far some of them were read.
 
-Holds as many names as files are there, and a bounded number besides. Never looks at the directory itself.
+It contains every emitted file that still exists, and a limited number of others. It never scans the directory
+itself.
 """
 
 from __future__ import annotations
@@ -19,62 +20,67 @@ from hexdata.live.directory import Look, Seen
 __all__ = ["KnownFiles", "Verdict"]
 
 Verdict = Literal["same", "rewritten", "unread", "again"]
-"""What to make of a known file: it is as it was, or is not compared; it is another one, whose name has come;
-it has changed, but how far it was read is not told yet; it has changed, and is to come again."""
+"""Result of a comparison of a known file with its current size and time: unchanged or not compared ("same");
+replaced by another file of that name ("rewritten"); changed, but its last reading is not reported yet
+("unread"); changed, and to be emitted again ("again")."""
 
 _DIGEST: Final = len(NOTHING_READ.digest)
 _LOOKS: Final = 2
-"""So many looks through the directory compare a file that was read and may go on, whatever is told of it. The
-second is later than the reading by the time between two, so that no clock is too coarse for it."""
+"""Number of scans after a reading that compare the file, even if no change of it was reported. The second
+scan is later than the reading by at least the interval between scans, so the resolution of the clock does not
+matter."""
 _UNKNOWN: Final = -1
-"""In a state, where there is no number; no hash is this one."""
+"""In a state: no number. No hash has this value."""
 
 
 @dataclass(slots=True)
 class _Follow:
-    """What is known of a file that may go on."""
+    """Record of a file that may grow."""
 
     reading: Reading | None = None
-    """How far it was read; None as long as nobody has told."""
+    """State of its last reading; None until that is reported."""
     times: int = 1
-    """So often it came under its name, or one before that was not changed."""
+    """Number of times it was emitted under its name, or under an earlier name from which it was moved
+    unchanged."""
     looks: int = 0
-    """So often it was seen there since it was told how far it was read; not counted further than needed."""
+    """Number of scans that saw the file since its last reading, counted up to the number needed."""
 
 
 @dataclass(slots=True)
 class _Known:
     look: int | None
-    """Hash of its look when it came last; None if it was not looked at then, or could not be opened."""
+    """Hash of size and time when the file was last emitted; None if unknown, or if the file could not be
+    opened."""
     is_compared: bool = True
-    """Whether another look makes it ``rewritten``: not where that was told, nor after a state was loaded."""
+    """True if another size or time makes it ``rewritten``; False if that was reported, or a state was loaded.
+    """
     inode: int = 0
-    """Of the file when it came last; 0 where that is not known."""
+    """Inode of the file when it was last emitted; 0 if unknown."""
     device: int | None = None
-    """That its folder was on when it was last seen there; None before."""
+    """Device of its folder when a scan last saw the file; None before the first scan."""
     follow: _Follow | None = None
-    """None for a file that was whole."""
+    """None for a file that does not grow."""
 
 
 class KnownFiles:
-    """The names of the files that came, in the order in which they did.
+    """Names of the files that the first stage has emitted, in that order.
 
-    Forgotten are those that have left the directory, except for the last ``remembered`` ones that came, gone
-    or not.
+    Files that were removed from the directory are forgotten, except among the last ``remembered`` ones
+    emitted.
 
     Args:
-        remembered: so many.
+        remembered: Number of latest files that are kept, whether or not they still exist.
     """
 
     def __init__(self, remembered: int) -> None:
         self._remembered = remembered
         self._files: dict[str, _Known] = {}
         self._by_inode: dict[int, str] = {}
-        """The names of the files whose inode is known."""
+        """Name of each file whose inode is known."""
         self._displaced: dict[int, tuple[str, _Known]] = {}
-        """Files whose name another one that is known has taken, by their inodes, until the next look."""
+        """Files whose name is now used by another known file, by inode. Cleared at the next scan."""
         self._moved: dict[str, str] = {}
-        """Names that files had, each with the next one; the last ``remembered``."""
+        """Earlier names of moved files, each with the next name; at most ``remembered``."""
 
     def __contains__(self, name: str) -> bool:
         return name in self._files
@@ -83,22 +89,22 @@ class KnownFiles:
         return len(self._files)
 
     def skip(self, name: str, look: Look | None = None) -> None:
-        """Remember a file that is not to come; with its look, by its inode too."""
+        """Record a file that is not emitted, also by its inode if ``look`` is given."""
         known = self._files.setdefault(name, _Known(None))
         if look is not None:
             known.look, known.is_compared = hash(look), False
             self._set_inode(name, known, look.inode)
 
     def come(self, name: str, look: Look, *, follow: bool) -> Reading | None:
-        """Note that a file comes, and return how far it was read before.
+        """Record that a file is emitted; return the state of its last reading, or None.
 
         Args:
-            name: of the file.
-            look: of the file now.
-            follow: whether it may go on, so that it is to come again when it has changed.
+            name: Name of the file.
+            look: Current size, time and inode.
+            follow: True if the file may grow and has to be emitted again after a change.
         """
         known = self._files.pop(name, None) or _Known(None)
-        self._files[name] = known  # as the last one
+        self._files[name] = known  # moves it to the end
         known.look, known.is_compared = hash(look), True
         self._set_inode(name, known, look.inode)
         if known.follow is None:
@@ -109,9 +115,9 @@ class KnownFiles:
         return before
 
     def was_read(self, name: str, reading: Reading | None) -> None:
-        """Note how far a file was read; None if all of it was there, or it is not to come again.
+        """Record how far a file was read; None if it is complete, or must not be emitted again.
 
-        A bad file is followed from then on. A good one that came as a whole is not.
+        A bad file is followed from then on. A good file that was emitted as complete is not.
         """
         known = self._files.get(self.current_name(name))
         if known is None:
@@ -124,11 +130,11 @@ class KnownFiles:
             known.follow = _Follow(reading)
 
     def was_not_read(self, name: str, before: Reading | None) -> None:
-        """Note that a file could not be opened: it is to come again, changed or not.
+        """Record that a file could not be opened: it is emitted again, whether or not it changes.
 
         Args:
-            name: of the file.
-            before: how far it was read earlier.
+            name: Name of the file.
+            before: State of its last reading; None if there was none.
         """
         known = self._files.get(self.current_name(name))
         if known is not None:
@@ -137,11 +143,11 @@ class KnownFiles:
             known.follow.reading = before or NOTHING_READ
 
     def compare(self, name: str, look: Look | None) -> Verdict:
-        """Say what has become of a file; a name whose file is another one is told once.
+        """Compare a known file with its current size and time. "rewritten" is returned once per name.
 
         Args:
-            name: of a known file.
-            look: of the file now; None if it is not there.
+            name: Name of a known file.
+            look: Current size, time and inode; None if the file is missing.
         """
         known = self._files[name]
         if look is None or hash(look) == known.look:
@@ -154,15 +160,16 @@ class KnownFiles:
         return "rewritten"
 
     def times(self, name: str) -> int:
-        """Return how often a file has come, as far as anybody counts: 0 for one that is not followed."""
+        """Return how often a file was emitted; 0 if it is not followed."""
         known = self._files.get(name)
         return 0 if known is None or known.follow is None else known.follow.times
 
     def is_due(self, name: str) -> bool:
-        """Say whether to compare a file that came though nothing is told of it.
+        """Return whether to compare an emitted file although no change of it was reported.
 
-        That is so where it could not be opened, and where it may go on and was read not long ago: not every
-        change is told, and a watch that polls sees none within the second of the one before.
+        That is necessary for a file that could not be opened, and for a growing file for some scans after
+        each reading. Not every change is reported, and polling misses a change within a second of the last
+        one.
         """
         known = self._files.get(name)
         if known is None or known.follow is None:
@@ -170,7 +177,7 @@ class KnownFiles:
         return known.look is None or known.follow.looks <= _LOOKS
 
     def note(self, seen: Seen) -> None:
-        """Forget, after a look through the whole directory, what need not be remembered any more."""
+        """Update the records after a scan of the whole directory, and remove those no longer needed."""
         self._displaced.clear()
         for name, device in seen.names.items():
             known = self._files.get(name)
@@ -183,16 +190,16 @@ class KnownFiles:
             self._set_inode(name, self._files.pop(name), 0)
 
     def none_of(self, seen: Seen) -> bool:
-        """Say whether there are files that came, and none of them was seen."""
+        """Return whether files were emitted but the scan saw none of them."""
         return bool(self._files) and self._files.keys().isdisjoint(seen.names)
 
     # --- moved files ----------------------------------------------------------------------------------
 
     def owner(self, look: Look) -> str | None:
-        """Return the name under which a file came, going by its inode; None if none did.
+        """Return the name under which the file with this inode was emitted; None if it was not.
 
-        A file that may go on may have changed since it was read. Any other has the same size and time: the
-        inode of a file that was deleted is used again.
+        A file that may grow may have another size and time than when it was read. For any other file they
+        must be equal, because the inode of a deleted file is used again.
         """
         name, known = self._at(look.inode)
         if known is None:
@@ -201,27 +208,27 @@ class KnownFiles:
         return name if may_go_on or known.look == hash(look) else None
 
     def has_inode(self, name: str, look: Look) -> bool:
-        """Say whether a file that was looked at came under this name, going by its inode."""
+        """Return whether a file was emitted under this name with the same inode."""
         return name in self._files and self._files[name].inode == look.inode
 
     def is_displaced(self, look: Look) -> bool:
-        """Say whether another file that came has taken the name of this one."""
+        """Return whether another known file now uses the name of this file."""
         return look.inode in self._displaced
 
     def has_moved(self, name: str) -> bool:
-        """Say whether a known file has changed since it came, and was moved, and has not come since."""
+        """Return whether a known file was moved and changed, and has not been emitted since."""
         follow = self._files[name].follow
         return follow is not None and not follow.times
 
     def move(self, look: Look, name: str) -> bool:
-        """Note the new name of a file, and say whether it has the size and time with which it came.
+        """Record the new name of a file; return whether its size and time are those of its emission.
 
-        One that has not may be another file, with the inode of one that was deleted. A file that had this
-        name is found again by its inode, until the next look through the directory.
+        If they are not, it may be another file with the inode of a deleted one. A known file that had the new
+        name is found by its inode until the next scan.
 
         Args:
-            look: of the file; it has an :meth:`owner`.
-            name: the new one.
+            look: Current size, time and inode; :meth:`owner` must return a name for it.
+            name: New name.
         """
         old, known = self._at(look.inode)
         assert known is not None
@@ -244,7 +251,7 @@ class KnownFiles:
         return False
 
     def later_names(self, name: str) -> list[str]:
-        """Return the names that a file got after this one, in order."""
+        """Return the names that a file had after this one, in order."""
         found: list[str] = []
         while (following := self._moved.get(found[-1] if found else name)) not in (None, name, *found):
             assert following is not None
@@ -252,7 +259,7 @@ class KnownFiles:
         return found
 
     def current_name(self, name: str) -> str:
-        """Return the name that a file has now, which had this one when it came."""
+        """Return the current name of the file that was emitted under this name."""
         if name in self._files:
             return name
         return next((later for later in self.later_names(name) if later in self._files), name)
@@ -264,7 +271,7 @@ class KnownFiles:
         return ("", None) if name is None else (name, self._files[name])
 
     def _set_inode(self, name: str, known: _Known, inode: int) -> None:
-        """Note the inode of a file, and forget the one before; 0 for none."""
+        """Record the inode of a file in place of the earlier one; 0 for none."""
         if self._by_inode.get(known.inode) == name:
             del self._by_inode[known.inode]
         known.inode = inode
@@ -274,7 +281,7 @@ class KnownFiles:
     # --- states ---------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Return names, inodes and looks, and what is known of the files that may go on."""
+        """Return names, inodes, hashes of size and time, and the records of files that may grow."""
         looks = [_UNKNOWN if known.look is None else known.look for known in self._files.values()]
         moved = [name for pair in self._moved.items() for name in pair]
         followed = [(place, known) for place, known in enumerate(self._files.values()) if known.follow]
@@ -290,9 +297,9 @@ class KnownFiles:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from a state. Of the files that came then, those that are not followed are not compared.
+        """Restore a state. Files in it that are not followed are not compared.
 
-        Without ``inodes`` (before hexdata knew them), a file that was moved since is a new one.
+        In a state without ``inodes``, from an older version, a file that was moved since counts as new.
         """
         names = _unpack(state["names"])
         looks = [None if look == _UNKNOWN else look for look in state.get("looks", np.empty(0)).tolist()]
@@ -312,7 +319,7 @@ class KnownFiles:
 
 
 def _pack(names: Iterable[str]) -> bytes:
-    """Return names, joined by NUL and compressed."""
+    """Return the names joined by NUL and compressed."""
     return zlib.compress("\0".join(names).encode("utf-8", "surrogateescape"), 1)
 
 
@@ -322,7 +329,7 @@ def _unpack(packed: bytes) -> list[str]:
 
 
 def _row(place: int, known: _Known) -> tuple[int, ...]:
-    """Return one that may go on in numbers: its place among the names, look, times, games, records."""
+    """Return the record of a file that may grow: index of its name, look, times, games and records."""
     assert known.follow is not None
     look = _UNKNOWN if known.look is None else known.look
     reading = known.follow.reading

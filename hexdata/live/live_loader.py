@@ -1,6 +1,6 @@
-"""The trainer's end of a live pipeline: batches to iterate over, a state to resume from, and a way to stop.
+"""Loader of a live pipeline for the trainer: iteration over batches, state to resume from, and shutdown.
 
-Decides nothing about what comes: that is the options' and the stages'.
+The options and the stages determine the content of batches.
 """
 
 from __future__ import annotations
@@ -24,38 +24,54 @@ __all__ = ["LiveLoader"]
 
 _STATE_VERSION: Final = 2
 _LONGEST_WAIT: Final = 1.0
-"""Seconds: a Ctrl-C that comes in the very moment in which a wait begins is not seen before it ends."""
+"""Longest wait in seconds: a Ctrl-C at the moment a wait begins is handled only when the wait ends."""
 
 
 class LiveLoader:
-    """Delivers batches of NumPy arrays out of a directory that games are still being written to.
+    """Delivers batches of NumPy arrays from a directory to which self-play still writes games.
 
-    Iterating goes on for as long as there are games to draw; a loop that was left goes on where it was.
-    The threads start with the first batch that is asked for, and end with ``close``, at the end of a
-    ``with`` block, or when nobody holds the loader any more.
+    Iteration continues as long as there are games to draw. A second loop continues after the last batch of
+    the first. The threads start with the first batch. They end with ``close``, at the end of a ``with``
+    block, or when the loader is no longer referenced.
 
-    A directory that goes meanwhile is warned of and waited for, and the games in the pool are drawn on.
+    If the directory disappears, the loader issues a warning, waits until it is back, and keeps drawing games
+    from the pool.
 
-    The same seed, options and files give the same batches with ``watch=False`` and one thread a stage. What
-    is not given here is as ``config`` has it.
+    The same seed, options and files give the same batches with ``watch=False`` and one thread per stage.
+    Arguments that are None keep the value in ``config``, or without ``config`` the default of
+    ``LiveOptions``.
 
     Args:
-        directory: where the games are, and appear.
-        config: a ``LiveOptions``, or the path of a file such as configs/live.toml, which names no code of
-            yours (else ``load_live_config(path, allow_code=True)``); None for what is usual.
-        seed: any integer, of every draw.
-        batch_size: positions a batch.
-        split: "train", "val" or "test".
-        pool_size: games that are drawn from: the newest.
-        reservoir: positions that are mixed.
-        watch: False reads the files that are there at the start, and no others.
-        fields, planes, board, final_policy, tier_probability, symmetry: what batches hold; see
-            ``BatchOptions``. What is drawn anew every epoch there is drawn anew for every batch here.
-        warn_after: seconds without a batch after which a warning says, once, which stage waits.
-        timeout: seconds without a batch after which iterating raises; None waits for ever.
+        directory: Directory in which games exist or appear.
+        config: A ``LiveOptions``, or the path of a file such as configs/live.toml. A file that names code of
+            your own is refused; load it with ``load_live_config(path, allow_code=True)``. None (default) for
+            the default pipeline.
+        seed: Any integer: the seed of all draws. Default 0.
+        batch_size: Positions per batch. Default 1024.
+        split: "train" (default), "val" or "test".
+        pool_size: Number of games in the pool: the newest. Default 100,000.
+        reservoir: Number of positions in the reservoir that mixes them. Default 1,000,000.
+        watch: False to read only the files that exist at the start. Default True.
+        fields: Names of the arrays in a batch; ``BatchOptions`` lists them with shapes and dtypes.
+        planes: Number of board planes, 2 (default) or 3; the third is the player to move.
+        board: Dtype of the boards: "float32" (default), "float16" or "uint8"; or "packed" for one bit per
+            cell.
+        final_policy: Policy of final positions: "zeros" (default), "uniform", or "skip" to omit these
+            positions.
+        tier_probability: Probabilities of value weight 1 for tiers 0 to 3, drawn for every batch. By default
+            all weights are 1.
+        symmetry: True to apply to each position one of its four symmetries, drawn for every batch. Default
+            False.
+        warn_after: Seconds without a batch after which one warning names the stage that waits. Default 60.
+        timeout: Seconds without a batch after which iteration raises. None (default) waits forever.
 
     Raises:
-        ConfigError: an option has no meaning, or the stages do not fit one another.
+        ConfigError: An option has an invalid value, or the order of the stages is invalid.
+
+    Example:
+        with LiveLoader("games/", batch_size=256) as loader:
+            for batch in loader:
+                train(batch["board"], batch["policy"], batch["value"])
     """
 
     def __init__(
@@ -89,7 +105,7 @@ class LiveLoader:
         self.warn_after = _check_seconds("warn_after", warn_after)
         self.timeout = None if timeout is None else _check_seconds("timeout", timeout)
         self.delivered = 0
-        """Batches that were handed over, since the beginning of the run."""
+        """Number of batches delivered since the beginning of the run."""
         self._pipeline = make_pipeline(self.options, self.directory)
         self._running = False
         self._closed = False
@@ -98,11 +114,11 @@ class LiveLoader:
     # --- delivering -----------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Batch]:
-        """Deliver batches until the input ends, if it does.
+        """Yield batches, as dicts of NumPy arrays, until the input ends.
 
         Raises:
-            HexdataError: the loader is closed, or no batch came for ``timeout`` seconds.
-            Exception: what a stage raised, in its own words.
+            HexdataError: The loader is closed, or no batch was delivered for ``timeout`` seconds.
+            Exception: A stage raised it.
         """
         while True:
             try:
@@ -125,10 +141,10 @@ class LiveLoader:
             self._complain(time.monotonic() - start, given)
 
     def _complain(self, waited: float, given: list[int]) -> None:
-        """Say what is missing, once ``waited`` seconds are long enough for that.
+        """Warn that no batch arrived, if ``waited`` seconds are enough for that.
 
         Raises:
-            HexdataError: they are as many as ``timeout``.
+            HexdataError: ``waited`` has reached ``timeout``.
         """
         if not self._warned and waited >= self.warn_after:
             self._warned = True
@@ -143,14 +159,14 @@ class LiveLoader:
             )
 
     def _given(self) -> list[int]:
-        """Return how many items each stage has given."""
+        """Return the number of outputs of each stage."""
         return [queue.accepted for queue in self._pipeline.queues]
 
     def _what_waits(self, given: list[int]) -> str:
-        """Say which stage gives nothing though it got something, and how full the reservoir is.
+        """Return which stage has input but emits nothing, and the fill of the reservoir, as text.
 
         Args:
-            given: of :meth:`_given`, when the wait began.
+            given: Result of :meth:`_given` when the wait began.
         """
         now, metrics = self._given(), list(self._pipeline.metrics().items())
         place = len(metrics) - 1
@@ -175,25 +191,25 @@ class LiveLoader:
             self._running = True
             self._pipeline.start()
 
-    # --- where it stands ------------------------------------------------------------------------------
+    # --- metrics and state ----------------------------------------------------------------------------
 
     def metrics(self) -> dict[str, dict[str, float]]:
-        """Return what people watch, by name of the stage, as ``Pipeline.metrics`` gives it."""
+        """Return the metrics of the stages and queues by stage name, as ``Pipeline.metrics`` does."""
         return self._pipeline.metrics()
 
     def notes(self) -> dict[str, dict[str, Any]]:
-        """Return what the stages say besides numbers, by name: bad files and the like."""
+        """Return text of the stages for people by stage name, such as names of bad files."""
         return self._pipeline.notes()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that is needed to go on from the next batch that was not delivered.
+        """Return the state from which to continue with the next batch not yet delivered.
 
-        Text, numbers, bytes, lists, tuples and dicts, so that ``pickle`` keeps it as well as ``torch.save``,
-        and ``torch.load`` with ``weights_only=True`` gives it back. It has the whole reservoir and all
-        that stands in queues, so it is as large as these.
+        It consists of text, numbers, bytes, lists, tuples and dicts, so ``pickle`` and ``torch.save`` can
+        store it, and ``torch.load`` with ``weights_only=True`` can load it. It contains the whole reservoir
+        and the content of the queues, so it is as large as these.
 
         Raises:
-            HexdataError: the loader is closed, or a stage has raised.
+            HexdataError: The loader is closed, or a stage has raised.
         """
         if self._closed:
             raise HexdataError("the loader is closed", hint="Take its state before it is closed.")
@@ -201,14 +217,18 @@ class LiveLoader:
         return {**self._facts(), "delivered": self.delivered, "pipeline": held}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state; what this loader has made so far is dropped.
+        """Continue from a state, discarding what this loader has prepared so far.
 
-        The files that were in the pool are read again; those that are gone are left out, and counted.
+        The files whose games were in the pool are read again. Missing files are left out and counted.
+
+        Args:
+            state: Result of :meth:`state_dict` of a loader with the same options.
 
         Raises:
-            ConfigError: it was taken with other options, which the message names, or is no state.
-            StoreError: it is of another version, or broken.
-            HexdataError: the loader is closed.
+            ConfigError: The options of the state are different, and the message names them; or it is not such
+                a state.
+            StoreError: The state is of another version, or damaged.
+            HexdataError: The loader is closed.
         """
         if self._closed:
             raise HexdataError("the loader is closed", hint="Make a new one.")
@@ -232,7 +252,7 @@ class LiveLoader:
         self._pipeline, self._running, self.delivered = pipeline, False, state["delivered"]
 
     def _facts(self) -> dict[str, Any]:
-        """Return the versions, and the options that the batches hang on."""
+        """Return the versions, and the options on which the batches depend."""
         options = self.options
         return {
             "version": _STATE_VERSION,
@@ -251,17 +271,17 @@ class LiveLoader:
                     {name: _plain(stage.knobs[name]) for name in sorted(stage.knobs) if name != "threads"},
                 ]
                 for stage in options.stages
-                if stage.kind != "FilePathProvider"  # how files are found may change
+                if stage.kind != "FilePathProvider"  # its options may differ between runs
             ],
         }
 
-    # --- the end --------------------------------------------------------------------------------------
+    # --- closing --------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Stop all stages and wait for their threads; a second time does nothing.
+        """Stop all stages and wait for their threads. Further calls do nothing.
 
         Raises:
-            HexdataError: a thread has not ended.
+            HexdataError: A thread has not ended.
         """
         self._closed = True
         self._pipeline.close()
@@ -298,7 +318,7 @@ def _check_seconds(name: str, value: float) -> float:
 
 
 def _plain(value: Any) -> Any:
-    """Return an option as a state keeps it: functions by their names, tuples as lists."""
+    """Return an option as a state stores it: functions by name, tuples as lists."""
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     if callable(value):

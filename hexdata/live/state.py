@@ -1,6 +1,6 @@
-"""The state of a live pipeline as plain values, for checkpoints: text, numbers, bytes, lists and the like.
+"""Conversion of the state of a live pipeline to plain values for checkpoints, and back.
 
-Knows nothing of what stages keep, and never runs code out of a state.
+It does not depend on what stages store, and never runs code from a state.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ from hexdata.live.chunk import Chunk, ChunkSource, FoundFile, Reading
 __all__ = ["decode_state", "encode_state"]
 
 _NO_BYTES: Final = ("bytes",)
-"""For ``b""``, which ``torch.load`` with ``weights_only=True`` refuses, as it does no other bytes."""
+"""Replacement for ``b""``, the only bytes that ``torch.load`` with ``weights_only=True`` refuses."""
 
 _RECORDS: Final = {kind.__name__: kind for kind in (Chunk, ChunkSource, FoundFile, Reading)}
 
 
 def encode_state(value: Any) -> Any:
-    """Return a value in plain ones, which pickle, ``torch.save`` and the like keep and give back alike.
+    """Return a value as text, numbers, bytes, lists, dicts and tuples, which pickle and ``torch.save``
+    preserve.
 
-    What is not plain is a tuple of what it is and its parts: arrays, paths, what flows through a pipeline,
-    and tuples themselves.
+    A value of another type becomes a tuple of its type name and its parts: arrays, paths, pipeline items, and
+    tuples themselves.
 
     Raises:
-        ConfigError: a stage keeps, or a queue holds, what cannot be written like that.
+        ConfigError: A stage or a queue holds a value that cannot be encoded.
     """
     if value is None or type(value) in (bool, int, float, str, bytes):
         return _NO_BYTES if value == b"" else value
@@ -56,10 +57,10 @@ def encode_state(value: Any) -> Any:
 
 
 def decode_state(value: Any) -> Any:
-    """Undo :func:`encode_state`; arrays are new and can be written to.
+    """Return the value that :func:`encode_state` encoded; arrays are writable copies.
 
     Raises:
-        StoreError: it gave no such value.
+        StoreError: ``encode_state`` does not produce such a value.
     """
     if isinstance(value, list):
         return [decode_state(item) for item in value]
