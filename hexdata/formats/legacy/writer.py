@@ -23,7 +23,7 @@ from zlib_ng import gzip_ng
 from hexdata.board import unpack_boards
 from hexdata.errors import InputError
 from hexdata.formats.legacy.dialect import DIALECT_KEY, WINNER_SPELLINGS, escaped_key, unescaped_key
-from hexdata.strict_json import parse_metadata
+from hexdata.strict_json import parse_metadata, shortened
 
 __all__ = ["DIALECTS", "write_legacy"]
 
@@ -172,7 +172,7 @@ class _Opcodes:
         """Return an enum member; ``kind`` is "module.Class"."""
         module, _, name = kind.rpartition(".")
         if not module:
-            raise InputError("an unknown spelling in the dialect", found=kind)
+            raise InputError("an unknown spelling in the dialect", found=shortened(str(kind)))
         return self.once((kind, value), lambda: self.name(module, name) + _integer(value) + b"\x85R")
 
     def dtype(self, dtype: str) -> bytes:
@@ -238,7 +238,7 @@ class _Opcodes:
                 dtype, number = content
                 return self.scalar(dtype, number["__float__"] if isinstance(number, dict) else number)
             if tag == "__object__":
-                raise InputError("a header with a value that cannot be written back", found=content)
+                raise InputError("a header with a value that cannot be written back", found=shortened(str(content)))
             items = content if tag == "__dict__" else items
         pairs = (self.value(part, tagged=tagged) for item in items for part in item)
         return b"}(" + b"".join(pairs) + b"u"
@@ -271,7 +271,7 @@ class _Examples:
             if isinstance(spelling, Mapping) and field != "first" and field not in first:
                 raise InputError(
                     f"the examples spell {field} in several ways, so they cannot be written back",
-                    found=dict(spelling),
+                    found=shortened(str(dict(spelling))),
                     hint="Write them in one of the dialects that hexdata names.",
                 )
         self.write = _Opcodes()
@@ -346,7 +346,7 @@ class _Examples:
             elif key in extra:  # stores written before such keys were escaped
                 parts.append(write.value(extra[key], tagged=False))
             else:
-                raise InputError("metadata without a value", found=key, expected="it in the column `extra`")
+                raise InputError("metadata without a value", found=shortened(str(key)), expected="it in the column `extra`")
         return b"}(" + b"".join(parts) + b"u"
 
     def _game_id(self, ids: tuple[int | None, int | None], spelling: str) -> bytes:
