@@ -34,6 +34,7 @@ from hexdata.shuffle import ShuffleOptions, shuffle_store
 from hexdata.store import Store
 from tests.live.layouts import LAYOUTS, Layouts, N, by_id, examples, flat, games, shuffled, write_pickle
 from tests.live.made import found_chunk
+from tests.publisher import set_header
 
 
 def load(path: Path, **options: Any) -> list[Chunk]:
@@ -349,6 +350,29 @@ def test_a_bad_file_is_counted_and_named_and_stops_nothing(tmp_path: Path) -> No
     assert (loader.counts["bad_files"], loader.counts["files"], loader.counts["games"]) == (len(paths), 2, 7)
     named = dict(loader.notes()["bad"])
     assert {named[path.name].partition(":")[0] for path in paths.values()} == set(paths)
+
+
+@pytest.mark.parametrize("size", [2**60, 2**63])
+def test_a_shard_of_a_huge_size_field_stops_nothing(tmp_path: Path, size: int) -> None:
+    """The size field of a tar header may be base 256: nothing is read or allocated by it."""
+    block = found_chunk(3, 9).block
+    assert block is not None
+    block["position_in_game"] = np.arange(9, dtype=np.uint16)
+    block["total_positions"][:] = 9
+    shard, last = tmp_path / "huge.tar", tmp_path / "z.trmph"
+    with shard.open("wb") as file:
+        writer = ShardWriter(file)
+        writer.write_block(0, block)
+        writer.close()
+    assert load(shard)
+    data = bytearray(shard.read_bytes())
+    set_header(data, 0, 124, b"\x80" + size.to_bytes(11, "big"))
+    shard.write_bytes(data)
+    write_trmph(last, games(4, seed=2), N)
+    loader = ChunkSourceLoader()
+    sources = run(loader, [shard, last])
+    assert [(source.file.name, len(source.chunks)) for source in sources] == [("z.trmph", 4), ("", 0)]
+    assert (loader.counts["bad.broken-shard"], loader.counts["files"]) == (1, 1)
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 from hexdata.errors import ConfigError, FormatError
+from hexdata.formats.shards import Block
 from hexdata.loader import Loader
 from hexdata.loader.drive import LoadOptions, drive_loader
+from tests.publisher import alter_blocks
 
 if TYPE_CHECKING:
     from .conftest import MakeShards, ShardFolder
@@ -44,6 +47,28 @@ def test_the_mode_is_that_of_the_place(shards: ShardFolder) -> None:
     assert (piped.mode, piped.positions) == ("stream", 134)
 
 
+@pytest.mark.parametrize("first", [2**31, 2**61])
+def test_the_memory_does_not_depend_on_the_position_ids(make_shards: MakeShards, first: int) -> None:
+    folder = make_shards(train=100).path
+
+    def shift(blocks: dict[str, Block]) -> dict[str, Block]:
+        for block in blocks.values():
+            block["position_id"] += first
+        return blocks
+
+    for path in sorted(folder.glob("*.tar")):
+        alter_blocks(folder, path.name, shift)
+    tracemalloc.start()
+    try:
+        result = drive_loader(folder, LoadOptions(batch_size=40))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (result.epochs[0].delivered, result.epochs[0].positions) == (100, 100)
+    assert min(result.epochs[0].first_ids) >= first
+    assert peak < 200 << 20
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -52,7 +77,7 @@ def test_the_mode_is_that_of_the_place(shards: ShardFolder) -> None:
         ({"mode": "exakt"}, "unknown mode"),
         ({"check": "all"}, "unknown check"),
         ({"split": "training"}, "unknown split; found training"),
-        ({"cache_size": "much"}, "not a size"),
+        ({"cache_size": "much"}, "cache_size cannot be used; found .much.; expected a number and a unit"),
         ({"prefetch": -1}, "prefetch cannot be used"),
     ],
 )

@@ -238,7 +238,9 @@ class _Opcodes:
                 dtype, number = content
                 return self.scalar(dtype, number["__float__"] if isinstance(number, dict) else number)
             if tag == "__object__":
-                raise InputError("a header with a value that cannot be written back", found=shortened(str(content)))
+                raise InputError(
+                    "a header with a value that cannot be written back", found=shortened(str(content))
+                )
             items = content if tag == "__dict__" else items
         pairs = (self.value(part, tagged=tagged) for item in items for part in item)
         return b"}(" + b"".join(pairs) + b"u"
@@ -346,7 +348,11 @@ class _Examples:
             elif key in extra:  # stores written before such keys were escaped
                 parts.append(write.value(extra[key], tagged=False))
             else:
-                raise InputError("metadata without a value", found=shortened(str(key)), expected="it in the column `extra`")
+                raise InputError(
+                    "metadata without a value",
+                    found=shortened(str(key)),
+                    expected="it in the column `extra`",
+                )
         return b"}(" + b"".join(parts) + b"u"
 
     def _game_id(self, ids: tuple[int | None, int | None], spelling: str) -> bytes:
