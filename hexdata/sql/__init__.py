@@ -1,4 +1,4 @@
-"""SQL over a store: views, macros and named queries, read-only. Knows no stage and changes no table."""
+"""Read-only SQL over a store: views, macros and named queries."""
 
 from hexdata.sql.catalog import Limits, open_catalog
 from hexdata.sql.database import DATABASE_NAME, write_database

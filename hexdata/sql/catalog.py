@@ -1,4 +1,4 @@
-"""A DuckDB session that shows a store as views and macros. Writes nothing into the store."""
+"""A read-only DuckDB session with views and macros over a store."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ __all__ = ["Limits", "open_catalog"]
 
 @dataclass(frozen=True)
 class Limits(QueryLimits):
-    """What queries may use: ``memory`` in bytes, and ``threads`` of DuckDB."""
+    """Limits of the queries over a store: ``memory`` in bytes and ``threads`` of DuckDB."""
 
     BASE: ClassVar[int] = 200 << 20
     BUFFERS: ClassVar[int] = 0
     THREAD: ClassVar[int] = 60 << 20
     THREAD_BUFFERS: ClassVar[int] = 100 << 20
-    """To group millions of games; what is more is spilled."""
+    """Enough to group millions of games; larger queries spill to disk."""
 
 
 @contextmanager
@@ -34,19 +34,21 @@ def open_catalog(
 ) -> Iterator[DuckDBPyConnection]:
     """Open a session with the views ``VIEWS`` and the macros ``MACROS`` over a store.
 
-    The session reads the files that the manifest names, and no other; it writes none, and its settings are
-    locked.
-
-    Views of a stage that has not run are there, and empty.
+    The session can read only the files in the manifest, writes no files, and its settings are locked. Views
+    of stages that have not run are empty.
 
     Args:
-        store: the store, its folder, or its address.
-        memory: bytes for everything together, as ``Limits`` has it.
-        threads: of DuckDB; None for one a core, as far as ``memory`` allows.
+        store: Store, its folder or its address.
+        memory: Total memory in bytes, as in ``Limits``.
+        threads: Number of DuckDB threads; None for one per core, as far as ``memory`` allows (default).
+
+    Yields:
+        The DuckDB connection.
 
     Raises:
-        StoreError: there is no store, or a query fails; a file of the store is damaged, for instance.
-        BudgetError: the memory is too small, or the disk full that rows are spilled to.
+        ConfigError: An argument is out of range.
+        StoreError: There is no store, or a query fails, for example because a file of the store is damaged.
+        BudgetError: The memory is too small, or the disk for spilled rows is full.
     """
     limits = Limits(memory, threads)
     opened = store if isinstance(store, Store) else Store.open(store)
@@ -60,10 +62,9 @@ def open_catalog(
 
 
 def _close_in(con: DuckDBPyConnection, store: Store) -> None:
-    """Leave the session nothing but the files that the store's manifest names, for reading.
+    """Restrict the session to reading the files in the store's manifest, and lock its settings.
 
-    Each is named twice: as it is, and as the pattern by which a view finds it. The settings are locked after
-    this.
+    Each file is allowed under two forms: its plain path, and the escaped pattern that the views use.
     """
     paths = [store.path.resolve() / name for name in store.manifest.files]
     allowed = f"{path_list_sql(paths)} || [{', '.join(quote(str(path)) for path in paths)}]"

@@ -1,4 +1,4 @@
-"""What a user's query may be: one statement that reads. Runs none of them."""
+"""Checks that a user's query is a single statement that only reads."""
 
 from __future__ import annotations
 
@@ -13,25 +13,30 @@ from hexdata.store.session import QUERY_ERRORS, DuckDBPyConnection
 __all__ = ["check_query", "refused"]
 
 _NODES: Final = frozenset({"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"})
-"""Parts of a query that read; a WITH clause may also insert, update, delete and copy to a file."""
+"""Query nodes that only read. A WITH clause may also insert, update, delete and copy to a file."""
 _FUNCTIONS: Final = frozenset(
     {"duckdb_columns", "duckdb_functions", "duckdb_settings", "duckdb_types", "duckdb_views"}
     | {"generate_series", "histogram", "histogram_values", "json_each", "json_tree", "query_table"}
     | {"range", "repeat", "repeat_row", "summary", "unnest"}
 )
-"""Functions that may stand where a table does. The others of DuckDB open files, change the session, or run
-SQL that stands in a text."""
+"""Table functions that a query may use. DuckDB's other ones open files, change the session or run SQL from a
+text.
+"""
 _CLOSED_OFF: Final = "Permission Error: "
-"""How DuckDB's message begins where a query reaches for a file that is none of the store's tables."""
+"""Start of DuckDB's message for access to a file that is not in the manifest."""
 _SHOWN: Final = 300
-"""Letters of a query that a message repeats."""
+"""Maximum number of characters of a query that a message repeats."""
 
 
 def check_query(con: DuckDBPyConnection, text: str) -> None:
-    """See that a text is one statement that reads, and does so through the store's views.
+    """Check that a text is a single statement that only reads, and only from the store's views.
+
+    Args:
+        con: Session of the store.
+        text: SQL text.
 
     Raises:
-        ConfigError: it is none; the message says what it is, and where.
+        ConfigError: The text is invalid or not such a statement; the message says what it is.
     """
     try:
         statements = con.extract_statements(text)
@@ -56,7 +61,7 @@ def check_query(con: DuckDBPyConnection, text: str) -> None:
 
 
 def _tree(con: DuckDBPyConnection, text: str) -> Any:
-    """Return what DuckDB's parser makes of a query."""
+    """Return the syntax tree of a query from DuckDB's parser."""
     try:
         answer = con.sql("SELECT json_serialize_sql($q)", params={"q": text}).fetchall()
         content = json.loads(answer[0][0])
@@ -70,7 +75,7 @@ def _tree(con: DuckDBPyConnection, text: str) -> Any:
 
 
 def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
-    """Yield every part of a tree that has a type, without recursion."""
+    """Yield every node of a tree that has a type, without recursion."""
     todo = [tree]
     while todo:
         value = todo.pop()
@@ -106,10 +111,7 @@ def _shown(text: str) -> str:
 
 
 def refused(message: str, root: str | None = None) -> HexdataError:
-    """Return what to raise where DuckDB says that a query is wrong, or a file of the store at ``root``.
-
-    DuckDB's message says where: it repeats the line and marks the place.
-    """
+    """Return the exception for DuckDB's message about a wrong query or a damaged file of the store at ``root``."""
     if message.startswith(_CLOSED_OFF):
         return ConfigError(
             "a query reads nothing but the store", found=message, expected=f"the tables {', '.join(VIEWS)}"

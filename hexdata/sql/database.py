@@ -1,9 +1,8 @@
-"""``STORE/hexdata.duckdb``: the views and macros for DuckDB itself. Holds no row of the store.
+"""The database file ``STORE/hexdata.duckdb``: views and macros for the DuckDB shell, without any rows.
 
-The file names the store's files relative to itself, so it works from any folder and when the store moves.
-DuckDB completes relative names from the process's folder, not from the file; but its setting
-``temp_directory`` is by default the path of the database that was opened and ``.tmp``, and a view may ask
-for a setting.
+The views find the store's files relative to the database file, so it works from any folder and after the
+store is moved. DuckDB itself resolves relative paths from the folder of the process. The views therefore use
+the setting ``temp_directory``, which by default is the path of the opened database followed by ``.tmp``.
 """
 
 from __future__ import annotations
@@ -27,24 +26,24 @@ _ROOT: Final = (
     "regexp_extract(current_setting('temp_directory'), "
     r"'(?s)^((.*[/\\])?)[^/\\]*[.]duckdb[^/\\]*[.]tmp$', 1)"
 )
-"""The folder of the database that was opened, as SQL.
+"""SQL expression for the folder of the opened database.
 
-No text where another temporary folder is set or the file was attached to another database: the names of the
-store's files are then looked up in ``file_search_path`` and in the process's folder.
+It is an empty text if another temporary folder is set or the file was attached to another database. File
+names are then resolved through ``file_search_path`` and the folder of the process.
 """
 _STORAGE: Final = "v1.2.0"
-"""The oldest DuckDB that is to read the file."""
+"""Storage version of the oldest DuckDB release that can read the file."""
 _MEMORY: Final = 64 << 20
 
 
 def write_database(store: Store) -> None:
-    """Write ``STORE/hexdata.duckdb`` for what the manifest names now, atomically, if it says something else.
+    """Write ``STORE/hexdata.duckdb`` for the current manifest, atomically, if its content has changed.
 
-    It can be made again at any time from the rest, so no manifest names it. Call it last in a stage, while
-    the store is locked. The same manifest and release of DuckDB give the same bytes.
+    Call this last in a stage, while the store is locked. The file is not in the manifest because it can be
+    recreated at any time. The same manifest and DuckDB release give the same bytes.
 
-    Not in an object store, where DuckDB could not open it. Where it cannot be written, the stage is complete
-    all the same, and a warning says so.
+    Nothing is written in an object store, where DuckDB could not open the file. If the file cannot be
+    written, a warning is issued and the stage is complete.
     """
     if not isinstance(store.path, Path):
         return

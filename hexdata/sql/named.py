@@ -1,4 +1,4 @@
-"""The named queries, one ``.sql`` file each in ``queries/``. Runs none of them."""
+"""The named queries: one ``.sql`` file each in ``queries/``."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _SUFFIX: Final = ".sql"
 
 
 def named_query(name: str) -> str:
-    """Return the text of a named query.
+    """Return the SQL text of a named query.
 
     Raises:
-        ConfigError: there is none of that name; the message lists those there are.
+        ConfigError: There is no query of this name; the message lists the existing ones.
     """
     files = _files()
     if name in files:
@@ -33,7 +33,7 @@ def named_query(name: str) -> str:
 
 
 def named_queries() -> dict[str, str]:
-    """Return what each named query answers, as the comment at its head says, by name in order."""
+    """Return the description of each named query, from the comment at its start, sorted by name."""
     return {name: _head(file.read_text(encoding="utf-8")) for name, file in sorted(_files().items())}
 
 
@@ -43,7 +43,7 @@ def _files() -> dict[str, Traversable]:
 
 
 def _head(text: str) -> str:
-    """Return the comment that a query opens with, as one line."""
+    """Return the comment at the start of a query as one line."""
     lines = []
     for line in text.splitlines():
         if not line.startswith("--"):

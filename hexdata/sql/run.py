@@ -1,6 +1,6 @@
-"""Runs one query of a user's over a store, closed in: it reads the store's tables and nothing else.
+"""Runs a user's query over a store. The query can only read the store's tables.
 
-Rows come as a stream of Arrow batches; nothing is written here.
+Rows are returned as a stream of Arrow batches.
 """
 
 from __future__ import annotations
@@ -23,22 +23,24 @@ from hexdata.store.session import QUERY_ERRORS, DuckDBPyConnection
 __all__ = ["QueryResult", "run_query"]
 
 _BATCH_ROWS: Final = 8_192
-"""Rows of a batch: few, as DuckDB holds some ahead, and a row with a policy has kilobytes."""
+"""Rows per batch. It is small because DuckDB keeps several batches ahead, and a row with a policy takes
+kilobytes.
+"""
 _NAMED: Final = "@"
 _STREAMED: Final = re.compile(r"(Conversion|Invalid Input|Mismatch Type|Out of Range) Error: ")
-"""What is wrong with a value, as it comes through Arrow, where a query fails amid its rows."""
+"""Start of the messages, passed on by Arrow, about a value on which a query fails while rows are read."""
 
 _PLACE: Final = re.compile(r"LINE (?P<line>[0-9]+): (?P<text>.*)\n(?P<mark> *\^)")
 
 
 @dataclass(frozen=True)
 class QueryResult:
-    """The rows of a query, to be read once, while it is open.
+    """The result of a query. The rows can be read once, while the query is open.
 
     Attributes:
-        store: the folder, or the address, of the store that they are of.
-        schema: of the rows. Names may repeat, as SQL allows.
-        batches: the rows, in the query's order.
+        store: Folder or address of the store.
+        schema: Arrow schema of the rows. Column names may repeat, as in SQL.
+        batches: The rows, in the order of the query.
     """
 
     store: AnyPath
@@ -47,7 +49,7 @@ class QueryResult:
 
     @property
     def numeric(self) -> list[bool]:
-        """Which columns hold numbers."""
+        """Return for each column whether it contains numbers."""
         tests = pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal
         return [any(test(kind) for test in tests) for kind in self.schema.types]
 
@@ -56,23 +58,26 @@ class QueryResult:
 def run_query(
     store: str | AnyPath, text: str, *, memory: int = 1_000_000_000, threads: int | None = None
 ) -> Iterator[QueryResult]:
-    """Run one query over a store's views and macros and give its rows while the context is open.
+    """Run one query over a store's views and macros. Its rows can be read while the context is open.
 
-    Rows of a query without ORDER BY come in the order of the tables. Nothing but the store can be read: no
-    other file, no other address, no variable of the program; and nothing can be written.
+    Without ORDER BY, rows are in the order of the tables. The query cannot read other files, addresses or
+    Python variables, and cannot write.
 
     Args:
-        store: the store's folder, or its address.
-        text: one SQL statement that reads; or ``@NAME``, a named query.
-        memory: bytes for everything together. What does not fit is spilled to the system's temporary
-            folder (``TMPDIR``).
-        threads: of DuckDB; None for one a core, as far as ``memory`` allows.
+        store: Folder or address of the store.
+        text: One SQL statement that only reads, or ``@NAME`` for a named query.
+        memory: Total memory in bytes (default: 1 GB). Data that does not fit is spilled to the system's
+            temporary folder (``TMPDIR``).
+        threads: Number of DuckDB threads; None for one per core, as far as ``memory`` allows (default).
+
+    Yields:
+        The result of the query.
 
     Raises:
-        ConfigError: the text is no such query; also while rows are read, where a value cannot be computed.
-        StoreError: there is no store, or a file of it is missing or damaged.
-        BudgetError: the memory is too small, or the disk full that rows are spilled to.
-        KeyboardInterrupt: the user interrupted it.
+        ConfigError: The text is not a valid query, or a value cannot be computed while rows are read.
+        StoreError: There is no store, or one of its files is missing or damaged.
+        BudgetError: The memory is too small, or the disk for spilled rows is full.
+        KeyboardInterrupt: The user has interrupted the query.
     """
     query = named_query(text[len(_NAMED) :]) if text.startswith(_NAMED) else text
     opened = Store.open(store)
@@ -99,7 +104,7 @@ def _rows(reader: pa.RecordBatchReader, root: str) -> Iterator[pa.RecordBatch]:
 
 
 def _with_place(con: DuckDBPyConnection, query: str) -> str | None:
-    """Return DuckDB's message on a wrong query with its line, which relations leave out."""
+    """Return DuckDB's message about an invalid query with the line number, which relations omit."""
     con.execute("ROLLBACK")
     try:
         con.execute(f"EXPLAIN\n{query}")
@@ -109,9 +114,9 @@ def _with_place(con: DuckDBPyConnection, query: str) -> str | None:
 
 
 def _one_line_up(place: re.Match[str]) -> str:
-    """Take the line of EXPLAIN off a place; its mark moves where the number has a digit less.
+    """Subtract the EXPLAIN line from a line number, and move the mark if the number gets shorter.
 
-    A place in that line itself is none: so DuckDB says that it does not know.
+    DuckDB reports the EXPLAIN line itself if the position is unknown; that position is removed.
     """
     line = str(int(place["line"]) - 1)
     if line == "0":

@@ -1,7 +1,7 @@
-"""The views and macros over a store, as SQL text. Reads no Parquet file.
+"""The views and macros over a store, as SQL text.
 
-The same statements serve a session of ours, with absolute paths, and ``STORE/hexdata.duckdb``, with paths
-that DuckDB completes when the file is opened.
+The same statements are used for a session of hexdata, with absolute paths, and for ``STORE/hexdata.duckdb``,
+whose paths DuckDB resolves when the file is opened.
 """
 
 from __future__ import annotations
@@ -40,18 +40,21 @@ _SHARD_COLUMNS: Final = {
     "sha256": "VARCHAR",
 }
 DAMAGED: Final = "files of the store are missing or cut"
-"""What a view says when it is read whose files are not all there with their sizes."""
+"""Error of a view whose files are missing or have another size."""
 _SEPARATOR: Final = "|"
-"""Stands between the names of files in a query's text; no name in a manifest holds one."""
+"""Separator of file names in a query's text; no name in a manifest contains it."""
 
 
 def create_catalog(con: DuckDBPyConnection, store: Store, root: str) -> None:
-    """Create every view and macro. A stage that has not run has empty views.
+    """Create all views and macros. Views of stages that have not run are empty.
 
     Args:
-        con: the session.
-        store: whose manifest names the files.
-        root: SQL for the path of the store's folder with a slash at its end, or for no text.
+        con: Session in which to create them.
+        store: Store whose manifest lists the files.
+        root: SQL expression for the path of the store's folder with a final slash, or for an empty text.
+
+    Raises:
+        StoreError: The manifest leads to more than one statement for a view.
     """
     size = store.manifest.board_size
     positions = positions_schema(size or MIN_SIZE)
@@ -84,9 +87,9 @@ def _table(store: Store, name: str, schema: pa.Schema, root: str) -> str:
 
 
 def _shuffled(store: Store, schema: pa.Schema, root: str) -> str:
-    """Return the query for the shuffled positions, whose split and bucket are those of their file's name.
+    """Return the query for the shuffled positions. Split and bucket are taken from the file name.
 
-    One table function reads all splits, one after the other, so that DuckDB streams what it can of them.
+    A single table function reads all splits in order, so that DuckDB can stream the rows.
     """
     columns = sql_columns(schema)
     added = {"split": "VARCHAR", "bucket": "INTEGER", "rank": "BIGINT"}
@@ -115,7 +118,7 @@ def _shuffled(store: Store, schema: pa.Schema, root: str) -> str:
 
 
 def _shards(store: Store) -> str:
-    """Return the query for the shards, whose few facts stand in its text."""
+    """Return the query for the shards, with their facts as values in its text."""
     files = {name.removeprefix("shards/"): f for name, f in store.manifest.files_in("shards").items()}
     rows = []
     for split in SPLITS:
@@ -134,7 +137,7 @@ def _shards(store: Store) -> str:
 def _read(files: list[str], root: str, more: str = "") -> str:
     """Return the table function that reads files of the store, given by their names relative to it.
 
-    Characters that a pattern of names gives a meaning are bracketed.
+    Glob characters in the path of the store are escaped by brackets.
     """
     folder = rf"regexp_replace({root}, '([*?[])', '[\1]', 'g')"
     names = f"string_split({quote(_SEPARATOR.join(files))}, {quote(_SEPARATOR)})"
@@ -147,9 +150,9 @@ def _empty(columns: dict[str, str]) -> str:
 
 
 def _damaged(missing: str, columns: dict[str, str]) -> str:
-    """Return a query with these columns that fails when it is run, whatever it is asked, and not before.
+    """Return a query with these columns that always fails when it is executed, but not before.
 
-    What it says names the file that is missing or has another size.
+    The error names the file that is missing or has another size.
     """
     fails = f"error({quote(f'{DAMAGED}: {missing}')})"
     columns_sql = ", ".join(f'{fails}::{kind} AS "{column}"' for column, kind in columns.items())
@@ -164,10 +167,10 @@ def _listed(columns: Iterable[str]) -> str:
 
 
 def _macros(size: int | None) -> list[str]:
-    """Return the macros for boards of this size; a store without positions has none, and gives NULL.
+    """Return the macros for boards of this size; without a size, ``board_size()`` is NULL.
 
-    A macro's arguments are put in where its parameters stand, so names of columns that an argument may
-    hold must not mean something else there.
+    DuckDB substitutes a macro's arguments as text. The names of inner columns must therefore differ from any
+    column name that an argument may contain.
     """
     n = "NULL::INTEGER" if size is None else f"{size:d}"
     cells = (size or MAX_SIZE) ** 2

@@ -1,4 +1,4 @@
-"""The rows of a query as JSON, CSV or a Parquet file. Runs no query."""
+"""Output of query results as JSON, CSV or Parquet."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from hexdata.text import printable
 __all__ = ["json_rows", "save_parquet", "text_rows", "write_csv"]
 
 _PIECE_ROWS: Final = 512
-"""Rows that are made values of Python's at a time: there a policy is ten times as large as in Arrow."""
+"""Rows converted to Python values at a time. A policy is ten times as large in Python as in Arrow."""
 
 
 def _shortest(column: pa.Array) -> pa.Array:
-    """Return float32 as float64 of the fewest digits that name it: 0.1 rather than 0.10000000149011612."""
+    """Convert float32 to the float64 with the fewest digits: 0.1 instead of 0.10000000149011612."""
     if column.type == pa.float32():
         return pc.cast(pc.cast(column, pa.string()), pa.float64())
     if column.type == pa.list_(pa.float32()):
@@ -57,13 +57,13 @@ def _plain(value: Any) -> Any:
 
 
 def json_rows(result: QueryResult) -> Iterator[str]:
-    """Yield the text of a JSON array in pieces: one object a row, one row a line.
+    """Yield a JSON array in parts, with one object per row and one row per line.
 
-    Blobs are hexadecimal text; float32 has the digits that name it; NaN and the infinities are null; times
-    are ISO 8601 text.
+    Blobs are hexadecimal text, float32 values have the shortest exact digits, NaN and infinities are null,
+    and times are ISO 8601 text.
 
     Raises:
-        ConfigError: two columns have the same name.
+        ConfigError: Two columns have the same name.
     """
     _check_names(result.schema)
     names, before = result.schema.names, "["
@@ -76,28 +76,28 @@ def json_rows(result: QueryResult) -> Iterator[str]:
 
 
 def _json_line(row: dict[str, Any]) -> str:
-    """Return a row as JSON; letters as they are, unless a text has some that no terminal should get."""
+    """Return a row as JSON. Non-ASCII characters are escaped only if the text is unsafe for a terminal."""
     text = json.dumps(row, ensure_ascii=False, allow_nan=False)
     return text if printable(text) == text else json.dumps(row, allow_nan=False)
 
 
 def text_rows(batch: pa.RecordBatch) -> Iterator[list[str]]:
-    """Yield each row as texts for a person: a null is NULL, a blob hexadecimal, a list or a struct JSON."""
+    """Yield each row as display texts: NULL for nulls, hexadecimal for blobs, JSON for lists and structs."""
     for rows in _rows(batch):
         for row in rows:
             yield [_text(value) for value in row]
 
 
 def _rows(batch: pa.RecordBatch) -> Iterator[Iterable[tuple[Any, ...]]]:
-    """Yield the rows of a batch, some at a time."""
+    """Yield the rows of a batch in groups."""
     for piece in _pieces([_shortest(column) for column in batch.columns]):
         yield zip(*(column.to_pylist() for column in piece), strict=True)
 
 
 def _pieces(columns: list[pa.Array]) -> Iterator[list[pa.Array]]:
-    """Cut columns of one length into pieces of few rows.
+    """Split columns of equal length into slices of ``_PIECE_ROWS`` rows.
 
-    Cut them last: what Arrow makes of a piece of lists, it makes of the items of all of them.
+    Convert columns before this: Arrow converts the items of all lists even if only a slice is asked for.
     """
     for start in range(0, len(columns[0]), _PIECE_ROWS):
         yield [column.slice(start, _PIECE_ROWS) for column in columns]
@@ -115,15 +115,15 @@ def _text(value: Any) -> str:
 
 
 def write_csv(file: BinaryIO, result: QueryResult, *, escaped: bool = False) -> None:
-    """Write rows as CSV with a header, UTF-8: NULL is empty, an empty text is ``""``.
+    """Write rows as CSV with a header, in UTF-8. NULL is empty and an empty text is ``""``.
 
     Lists and structs are JSON text, blobs hexadecimal text.
 
     Args:
-        file: open for writing.
-        result: the rows.
-        escaped: replace what a terminal does not show as a letter by escapes, also in names of columns.
-            Default: texts are exact.
+        file: File opened for binary writing.
+        result: Rows to write.
+        escaped: Whether to escape characters that are unsafe for a terminal, also in column names (default:
+            False, texts are exact).
     """
     kinds = [_csv_type(kind) for kind in result.schema.types]
     names = [printable(name) if escaped else name for name in result.schema.names]
@@ -141,7 +141,7 @@ def write_csv(file: BinaryIO, result: QueryResult, *, escaped: bool = False) -> 
 
 
 def _csv_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type that a column is written as: its own where CSV has it."""
+    """Return the type in which a column is written: its own if CSV supports it, otherwise text."""
     flat = pa.types.is_primitive(kind) and not pa.types.is_interval(kind)
     return kind if flat or pa.types.is_decimal(kind) or pa.types.is_string(kind) else pa.string()
 
@@ -152,14 +152,17 @@ def _as_text(column: pa.Array, escaped: bool) -> pa.Array:
 
 
 def save_parquet(path: str | AnyPath, result: QueryResult) -> FileFacts:
-    """Write rows as one Parquet file, or to an address, whole or not at all; return its facts.
+    """Write rows to one Parquet file, atomically, and return its size, digest and row count.
+
+    Args:
+        path: File or address outside the store; its name must end with ".parquet".
+        result: Rows to write.
 
     Raises:
-        InputError: the file would stand in the store, which queries do not change; it is a folder, or its
-            name is not that of a Parquet file.
-        ConfigError: two columns have the same name.
-        InputError: a column has a type that Parquet does not have.
-        BudgetError: the disk is full.
+        InputError: The file is inside the store or a folder, its name has another suffix, or a column has a
+            type that Parquet does not support.
+        ConfigError: Two columns have the same name.
+        BudgetError: The disk is full.
     """
     path = as_path(path)
     if prefix_of(path.resolve()).startswith(prefix_of(result.store.resolve())):

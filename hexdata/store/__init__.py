@@ -1,4 +1,4 @@
-"""The store on disk: its folder, its manifest, its lock, its DuckDB session. Knows nothing of pickles."""
+"""The store: a folder or object-store prefix with its manifest, lock and temporary work files."""
 
 from __future__ import annotations
 
@@ -21,55 +21,68 @@ __all__ = ["Store", "store_word"]
 
 _WORK_NAME: Final = ".work"
 _FIRST_FOLDERS: Final = {"positions", "games", "sources", "rejected"}
-"""What a first run makes before there is a manifest."""
+"""Folders that the first run creates before the manifest exists."""
 _FOLDERS: Final = (*_FIRST_FOLDERS, "shuffled", "shards", "pickles", _WORK_NAME)
-"""All that hexdata makes in a store's folder."""
+"""All folders that hexdata creates in a store."""
 _MADE_OF: Final = {
     "shuffle": ("games", "positions"),
     "export": ("shuffled",),
     "pickles-original": ("sources", "games", "positions"),
     "pickles-shuffled": ("sources", "games", "positions", "shuffled"),
 }
-"""The folders whose digest a stage keeps as ``of``."""
+"""Input folders of each stage. The manifest records their digest as ``of``."""
 _COMMANDS: Final = {
     "pickles-original": "export --format pickle --order original",
     "pickles-shuffled": "export --format pickle --order shuffled",
 }
-"""The command of a stage, where it is not the stage's name."""
+"""Command of a stage, if it differs from the stage's name."""
 
 
 class Store:
-    """One dataset's directory. Cheap to make; the manifest is read when opened."""
+    """One dataset on disk or in an object store.
+
+    Create it with :meth:`open` or :meth:`open_or_create`, which read the manifest.
+
+    Attributes:
+        path: Folder or address of the store.
+        manifest: Content of the store.
+    """
 
     def __init__(self, path: str | AnyPath, manifest: Manifest, *, shares_work: bool = False) -> None:
         self.path = as_path(path)
         self.manifest = manifest
         self.shares_work = shares_work or isinstance(self.path, Path)
-        """Whether unfinished work lies in the store, where other machines see it too."""
+        """Whether unfinished work is kept in the store, where other machines can see it."""
         self.require_lock: Callable[[], None] = lambda: None
-        """Raises ``StoreLockedError`` where the lock, held to write, has been lost."""
+        """Raises ``StoreLockedError`` if the lock, held for writing, has been lost."""
 
     @classmethod
     def open(cls, path: str | AnyPath, *, shares_work: bool = False) -> Store:
-        """Open a store that exists.
+        """Open an existing store.
 
         Args:
-            path: its folder or its address.
-            shares_work: whether other machines are to see its unfinished work.
+            path: Folder or address of the store.
+            shares_work: Whether other machines need to see its unfinished work (default: False).
 
         Raises:
-            StoreError: there is no store at ``path``, or one that this release cannot read.
+            StoreError: There is no store at ``path``, or this release cannot read it.
+            ConfigError: ``path`` is not a path or a valid address.
         """
         folder = _encodable(path)
-        with telling(folder):  # no bucket, no access: then it is not a store that is missing
+        with telling(folder):  # a missing bucket or denied access is not reported as a missing store
             return cls(folder, Manifest.load(folder), shares_work=shares_work)
 
     @classmethod
     def open_or_create(cls, path: str | AnyPath, *, shares_work: bool = False) -> Store:
-        """Do as :meth:`open`, or begin a store in a folder that is empty or does not exist.
+        """Open a store as :meth:`open` does, or start one in an empty or new folder.
+
+        Args:
+            path: Folder or address of the store.
+            shares_work: Whether other machines need to see its unfinished work (default: False).
 
         Raises:
-            StoreError: the folder holds something that is not a store.
+            StoreError: The folder contains something other than a store.
+            ConfigError: ``path`` is not a path or a valid address.
         """
         folder = _encodable(path)
         new = cls(folder, Manifest(), shares_work=shares_work)
@@ -88,9 +101,9 @@ class Store:
 
     @property
     def work(self) -> AnyPath:
-        """Folder of unfinished work; nothing below it is part of the dataset.
+        """Folder of unfinished work, which is not part of the dataset.
 
-        That of a store in an object store lies on this machine, unless other machines share in the work.
+        For an object store it is a folder on this machine, unless other machines share the work.
         """
         if self.shares_work or isinstance(self.path, Path):
             return self.path / _WORK_NAME
@@ -101,9 +114,9 @@ class Store:
         return [(self.path / name).resolve() for name in self.manifest.files_in(folder)]
 
     def missing(self, folder: str) -> Iterator[str]:
-        """Give the names of the manifest's files below ``folder`` that are not there with their sizes.
+        """Yield the names of the manifest's files below ``folder`` that are missing or have another size.
 
-        Those in an object store are listed, rather than asked for one by one.
+        Objects are listed with one request per folder instead of one request per file.
         """
         files = self.manifest.files_in(folder)
         if files and not isinstance(self.path, Path):
@@ -115,14 +128,14 @@ class Store:
                 yield name
 
     def made_of(self, stage: str) -> str:
-        """Return the digest of what the store holds now of the things that ``stage`` is made of."""
+        """Return the digest of the current input files of ``stage``."""
         return self.manifest.digest(*_MADE_OF[stage])
 
     def require_stage(self, stage: str) -> None:
-        """Check that ``stage`` has been run on what the store holds now.
+        """Check that ``stage`` has been run on the current content of the store.
 
         Raises:
-            StoreError: it has not been run, or what it was made of has changed since.
+            StoreError: The stage has not been run, or its inputs have changed since.
         """
         lineage = self.manifest.stages.get(stage)
         if lineage is None:
@@ -144,19 +157,22 @@ class Store:
 
     @contextmanager
     def writing(self, stage: str) -> Iterator[None]:
-        """Hold the store's lock, for the one process that may write, and read the manifest anew.
+        """Hold the store's lock and read the current manifest.
 
-        What a killed process was in the middle of writing is removed first.
+        Incomplete files of killed processes are removed first.
+
+        Args:
+            stage: Name of the stage that writes, for the message of other processes.
 
         Raises:
-            StoreLockedError: another process holds it; the message names it.
-            StoreError: a link leads out of the store, or the disk fails.
-            BudgetError: the disk takes no more.
+            StoreLockedError: Another process holds the lock; the message names it.
+            StoreError: A link leads out of the store, or the disk fails.
+            BudgetError: The disk is full.
         """
         place = self.path if isinstance(self.path, Path) else self.work
         with telling_full(place), self._locked(stage) as turn:
             if not turn.goes_on:
-                remove_tree(self.work)  # others have written since, and what it speaks of may be theirs
+                remove_tree(self.work)  # other machines have written since, so this work is out of date
             self._remove_temporaries()
             if exists(self.path / MANIFEST_NAME):
                 self.manifest = Manifest.load(self.path)
@@ -164,9 +180,9 @@ class Store:
             try:
                 yield
             finally:
-                with suppress(StoreLockedError):  # they are another's by now
+                with suppress(StoreLockedError):  # the files now belong to another process
                     turn.require()
-                    self._remove_temporaries()  # of workers that were killed, here or elsewhere
+                    self._remove_temporaries()  # left by killed workers on any machine
 
     @contextmanager
     def _locked(self, stage: str) -> Iterator[Turn]:
@@ -176,25 +192,26 @@ class Store:
             yield turn
 
     def remove(self, folder: str) -> None:
-        """Remove a folder of the store, while its lock is held.
+        """Remove a folder of the store. The caller must hold the lock.
 
         Raises:
-            StoreLockedError: the lock has been lost, and another may have written there.
+            StoreLockedError: The lock has been lost, so another process may have written there.
         """
         self.require_lock()
         remove_tree(self.path / folder)
 
     def keep_only(self, folder: str, names: Container[str]) -> None:
-        """Remove all objects below a folder but for these: a run that died, or was overtaken, left them.
+        """Remove all objects below a folder except the given ones.
 
-        They would be in the way of those that are yet to be put; a file on a disk is simply replaced.
+        Interrupted runs leave such objects behind, and an existing object would block a new one. On a disk
+        nothing is removed, because new files replace old ones.
 
         Args:
-            folder: relative to the store.
-            names: relative to the store.
+            folder: Folder, relative to the store.
+            names: Objects to keep, relative to the store.
 
         Raises:
-            StoreLockedError: the lock has been lost.
+            StoreLockedError: The lock has been lost.
         """
         if isinstance(self.path, Path):
             return
@@ -213,17 +230,17 @@ class Store:
 
 
 def store_word(path: str | AnyPath) -> str:
-    """Return the path of a store as a word of a command line, which is no option."""
+    """Return the path of a store quoted for a shell, in a form that is not mistaken for an option."""
     text = str(path)
     return shell_word(f"./{text}" if text.startswith("-") else text)
 
 
 def _encodable(path: str | AnyPath) -> AnyPath:
-    """Return the path of a store, if the libraries below can be given it.
+    """Return the path of a store after checking that the libraries accept it.
 
     Raises:
-        StoreError: its bytes are not UTF-8.
-        ConfigError: it is no path, or an address that cannot be used.
+        StoreError: The path is not valid UTF-8.
+        ConfigError: It is not a path or a valid address.
     """
     check_location("store", path)
     try:
@@ -236,7 +253,7 @@ def _encodable(path: str | AnyPath) -> AnyPath:
 
 
 def _is_begun(store: Store) -> bool:
-    """Say whether a folder without a manifest is empty, or a store whose first run was interrupted."""
+    """Return whether a folder without a manifest is empty or a store whose first run was interrupted."""
     names = {path.name for path in store.path.iterdir() if not path.name.startswith(".")}
     begun = store.work if isinstance(store.path, Path) else store.path / LOCK_NAME
     return not names or (names <= _FIRST_FOLDERS and exists(begun))

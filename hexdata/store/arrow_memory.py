@@ -1,4 +1,4 @@
-"""Keeps the memory that Arrow and NumPy have freed from adding up over the steps of a stage."""
+"""Functions that return memory freed by Arrow to the system."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ __all__ = ["arrow_system_memory", "release_memory"]
 
 @contextmanager
 def arrow_system_memory() -> Iterator[None]:
-    """Have Arrow take memory from the system's allocator, which returns freed memory to the system.
+    """Make Arrow use the system's allocator, which returns freed memory to the system, inside this context.
 
-    Arrow's default, mimalloc, keeps more and more of it: 200 MB after 400 slices of a shuffle.
+    Arrow's default allocator, mimalloc, retains more and more memory: 200 MB after 400 slices of a shuffle.
     """
     before = pa.default_memory_pool()
     pa.set_memory_pool(pa.system_memory_pool())
@@ -25,5 +25,5 @@ def arrow_system_memory() -> Iterator[None]:
 
 
 def release_memory() -> None:
-    """Return what this process has freed to the system."""
+    """Return memory that Arrow has freed to the system."""
     pa.default_memory_pool().release_unused()

@@ -1,7 +1,7 @@
-"""The files of a store checked against the digests in its manifest, and the commands that write them again.
+"""Integrity checks of store files against their recorded digests, and the commands that rebuild files.
 
-Only reads. A stage checks its inputs before it makes anything of them, and its own outputs before it calls
-them done. Between the digest and the read that follows, the page cache of the system serves both.
+A stage checks its input files before it reads them, and existing output files before it keeps them. The read
+after a check is usually served from the system's page cache.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ __all__ = [
 _TABLES: Final = ("positions", "games", "sources", "rejected")
 """Folders that ``convert`` writes."""
 _ORDER: Final = (*_TABLES, "shuffled", "shards", "pickles")
-"""Folders before those that are made of them."""
+"""Folders in the order of the pipeline: each follows the folders it is made from."""
 _THREADS: Final = 8
-"""Files hashed at a time, at most: more do not make a disk faster."""
+"""Maximum number of files hashed at the same time; more do not increase disk throughput."""
 _SHOWN_DIGITS: Final = 16
 
 
 def _inspect(path: AnyPath) -> tuple[int, str] | str:
-    """Return bytes and digest of a file, or why it cannot be read; empty if it is missing."""
-    with telling(path):  # an object store that does not answer says nothing about the file
+    """Return the size and digest of a file, or the reason why it cannot be read (empty if it is missing)."""
+    with telling(path):  # an unreachable object store is not a damaged file
         try:
             return digest_file(path)
         except FileNotFoundError:
@@ -62,21 +62,21 @@ def find_damage(
     workers: int | None = None,
     progress: Progress = SILENT,
 ) -> dict[str, StoreError]:
-    """Hash files of a store and return those that are not what is stated of them.
+    """Hash files of a store and return those that differ from their recorded size and digest.
 
     Args:
-        store: to check.
-        files: what the manifest or a ledger states of them, by name relative to the store.
-        engine: where they are hashed.
-        workers: files at a time on each machine; None for one a core.
-        progress: advanced by the bytes of each file.
+        store: Store to check.
+        files: Expected size and digest of each file, by name relative to the store.
+        engine: Engine that hashes the files (default: this machine).
+        workers: Files hashed at the same time on each machine; None for one per core (default).
+        progress: Advanced by the size of each file (default: none).
 
     Returns:
-        An error for each file that is missing, altered or unreadable, by name; its hint is the command that
+        An error by name for each file that is missing, altered or unreadable. Its hint is the command that
         writes the file again.
 
     Raises:
-        StoreError: an object store does not answer.
+        StoreError: The object store cannot be reached.
     """
     listed = sorted(files)
     damage: dict[str, StoreError] = {}
@@ -114,7 +114,7 @@ def _facts_text(size: int, sha256: str) -> str:
 def find_published_damage(
     store: Store, folder: str, *, engine: Engine = LOCAL, progress: Progress = SILENT
 ) -> dict[str, StoreError]:
-    """Do as :func:`find_damage` for all files of one folder, as a step "check files"."""
+    """Check all files of one folder with :func:`find_damage`, as the progress step "check files"."""
     files = store.manifest.files_in(folder)
     progress.begin("check files", None, "bytes")
     return find_damage(store, files, engine=engine)
@@ -123,17 +123,17 @@ def find_published_damage(
 def require_intact(
     store: Store, folders: Iterable[str], *, engine: Engine = LOCAL, progress: Progress = SILENT
 ) -> None:
-    """Check every file of some folders against the manifest, before anything is made of them.
+    """Check every file of some folders against the manifest.
 
     Args:
-        store: to read.
-        folders: relative to the store, such as "positions".
-        engine: where files are hashed.
-        progress: told of a step "check files".
+        store: Store to read.
+        folders: Folders to check, relative to the store, such as "positions".
+        engine: Engine that hashes the files (default: this machine).
+        progress: Receives a step "check files" (default: none).
 
     Raises:
-        StoreError: a file is missing, altered or unreadable, or has other columns or rows than its table; the
-            message names it, and the command that writes it again.
+        StoreError: A file is missing, altered or unreadable. The message contains its name and the command
+            that writes it again.
     """
     files = {name: facts for folder in folders for name, facts in store.manifest.files_in(folder).items()}
     progress.begin("check files", None, "bytes")
@@ -167,7 +167,7 @@ def check_tables(store: Store, files: Mapping[str, FileFacts], *, engine: Engine
 
 
 def rebuild_hint(store: Store, name: str) -> str:
-    """Return what to do about a damaged file of a store, as a sentence."""
+    """Return a sentence that says how to replace a damaged file of a store."""
     command = rebuild_command(store, name)
     if name.partition("/")[0] in _TABLES:
         return f"Restore the file from a copy, or convert the original files into a new store: `{command}`."
@@ -175,9 +175,9 @@ def rebuild_hint(store: Store, name: str) -> str:
 
 
 def rebuild_command(store: Store, name: str) -> str:
-    """Return the command line that writes a file of a store again, with the options that it was made with.
+    """Return the command line that writes a file of a store again with its original options.
 
-    The tables cannot be written again in place: their command makes a new store.
+    The tables cannot be written again in place, so their command creates a new store.
     """
     match name.split("/"):
         case ["shuffled", *_]:
@@ -193,18 +193,18 @@ def rebuild_command(store: Store, name: str) -> str:
 
 
 def rebuild_commands(store: Store, names: Iterable[str]) -> list[str]:
-    """Return the command lines that write files of a store again, each once, in the order to run them in."""
+    """Return the command lines that write files of a store again, without repetition and in running order."""
     ordered = sorted(names, key=lambda name: _ORDER.index(name.partition("/")[0]))
     return list(dict.fromkeys(rebuild_command(store, name) for name in ordered))
 
 
 def stage_command(stage: str, lineage: Mapping[str, Any], store: str) -> str:
-    """Return the command line that runs a stage with the options that the manifest records.
+    """Return the command line that runs a stage with its recorded options.
 
     Args:
-        stage: its name in the manifest.
-        lineage: what the manifest records of it.
-        store: path or address of the store.
+        stage: Name of the stage in the manifest.
+        lineage: Entry of the stage in the manifest.
+        store: Path or address of the store.
     """
     word = store_word(store)
     if stage == "shuffle":

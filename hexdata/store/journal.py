@@ -1,7 +1,7 @@
-"""``STORE/logs/stages.jsonl``: what each finished stage took, a line of JSON a run. No part of the dataset.
+"""The journal ``STORE/logs/stages.jsonl``: one line of JSON for each finished run of a stage.
 
-It stands outside the manifest, which holds no clock reading. A journal that cannot be written, or is damaged,
-never stops a stage and never fails a reader.
+The journal is not part of the dataset. It is separate from the manifest, which contains no clock times. A
+journal that is damaged or cannot be written never stops a stage or a reader.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ __all__ = ["JOURNAL_NAME", "Entry", "StageRun", "journaled", "read_journal"]
 
 JOURNAL_NAME: Final = "logs/stages.jsonl"
 _EVERY: Final = 0.25
-"""Seconds between two looks at the memory."""
+"""Seconds between two memory measurements."""
 _LONGEST_LINE: Final = 1 << 12
-"""Bytes of a line that could be ours."""
+"""Maximum bytes of a valid line."""
 _READ: Final = 1 << 20
-"""Bytes at the journal's end that are read: some thousand runs."""
+"""Number of bytes read from the end of the journal: some thousand runs."""
 
 
 @dataclass(frozen=True)
@@ -42,14 +42,14 @@ class Entry:
 
     Attributes:
         stage: "convert", "shuffle", "export", "pickles-original" or "pickles-shuffled".
-        finished: when, UTC, such as "2026-01-31T12:00:00Z".
-        seconds: from the lock to the manifest.
-        positions: in what it made.
-        bytes: of the files that it made.
-        peak_bytes: resident memory of this process and its children together, the most that was seen,
-            looking four times a second.
-        resumed: whether it went on where an interrupted run had stopped, so that it did less than it made.
-        version: of hexdata.
+        finished: End time in UTC, such as "2026-01-31T12:00:00Z".
+        seconds: Time from taking the lock to publishing the manifest.
+        positions: Number of positions in the result.
+        bytes: Size of the files of the result.
+        peak_bytes: Highest resident memory of this process and its children together, measured four times a
+            second.
+        resumed: Whether the run continued an interrupted one and so did only part of the work.
+        version: Version of hexdata.
     """
 
     stage: str
@@ -63,7 +63,7 @@ class Entry:
 
 
 class StageRun:
-    """One run of a stage that is watched; it is recorded if ``finish`` was called."""
+    """A run of a stage in progress. It is recorded only if ``finish`` is called."""
 
     def __init__(self, store: AnyPath, stage: str) -> None:
         self._path = store / JOURNAL_NAME
@@ -72,11 +72,17 @@ class StageRun:
         self._facts: dict[str, Any] | None = None
 
     def finish(self, *, positions: int, bytes: int, resumed: bool = False) -> None:  # noqa: A002
-        """Say what the stage made, now that it stands in the manifest."""
+        """Set the result of the stage, after the manifest has been published.
+
+        Args:
+            positions: Number of positions in the result.
+            bytes: Size of the files of the result.
+            resumed: Whether the run continued an interrupted one (default: False).
+        """
         self._facts = {"positions": positions, "bytes": bytes, "resumed": resumed}
 
     def record(self, peak_bytes: int) -> None:
-        """Append the line, if there is one to write and a place to write it."""
+        """Append the line to the journal if the run has finished; warn if it cannot be written."""
         if self._facts is None:
             return
         entry = Entry(
@@ -96,11 +102,11 @@ class StageRun:
 
 @contextmanager
 def journaled(store: AnyPath, stage: str) -> Iterator[StageRun]:
-    """Watch a run of a stage, and append a line once it has finished.
+    """Measure a run of a stage and append it to the journal if it finishes.
 
     Args:
-        store: the store's folder, which this process has locked.
-        stage: its name in the manifest.
+        store: Folder or address of the store, which this process has locked.
+        stage: Name of the stage in the manifest.
     """
     run = StageRun(store, stage)
     with _Memory() as memory:
@@ -109,10 +115,10 @@ def journaled(store: AnyPath, stage: str) -> Iterator[StageRun]:
 
 
 def read_journal(store: AnyPath) -> list[Entry]:
-    """Return the runs that the journal tells of, the oldest first; none if there is no journal.
+    """Return the runs in the journal, oldest first; an empty list if there is no journal.
 
-    A line that is damaged, or of another release with other entries, is left out. Of a journal beyond all
-    measure, only the end is read.
+    Lines that are damaged or were written by a release with other fields are skipped. Of a very large
+    journal, only the last part is read.
     """
     try:
         with open_binary(store / JOURNAL_NAME) as file:
@@ -133,7 +139,7 @@ def _entry(line: bytes) -> Entry | None:
 
 
 class _Memory:
-    """Looks at the resident memory of this process and its children, in a thread of its own."""
+    """Measures the peak resident memory of this process and its children in a background thread."""
 
     def __init__(self) -> None:
         self.peak = 0

@@ -1,4 +1,4 @@
-"""The progress of a stage on disk: which units are done, so that the same command goes on from there."""
+"""The ledger of a stage: a file that lists the finished units, so that an interrupted run can resume."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hexdata.strict_json import HexDigest, check_value, parse_json, shortened
 __all__ = ["Ledger"]
 
 _UNITS_A_SAVE: Final = 256
-"""Up to so many units, each is saved when it is done; of more, as many at a time as this goes into them."""
+"""A ledger of fewer units is saved after each unit, a longer one after every 1/256 of its units."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,12 @@ class _LedgerFile:
 
 
 class Ledger:
-    """Units done under one plan: ``{"stage", "plan", "done": {unit: facts}, "sha256"}``, written atomically.
+    """Finished units of one plan, in a JSON file ``{"stage", "plan", "sha256", "done": {unit: facts}}``.
 
-    The digest is that of the units as JSON, so that nothing is believed that no ledger has written.
+    The file is written atomically. ``sha256`` is the digest of the units, so that an altered file is refused.
 
-    A ledger of another plan (other inputs, seed or sizes) is foreign: its units are not taken over, and
-    it is emptied at once, since the files it speaks of will now be replaced.
+    A ledger of another plan (other inputs, seed or sizes) is not used. It is emptied when it is opened,
+    because the files that it lists will be replaced.
     """
 
     def __init__(
@@ -46,18 +46,18 @@ class Ledger:
         unit_of: Callable[[str], object] | None = None,
         only_look: bool = False,
     ) -> None:
-        """Open the ledger at ``path``, keeping its units if they were made under the same plan.
+        """Open the ledger at ``path`` and keep its units if they belong to the same plan.
 
         Args:
-            path: of the file.
-            stage: that it is of.
-            plan: under which units are done, as JSON.
-            unit: the schema of a unit's facts.
-            unit_of: returns the schema by the unit's name, where not all units have one.
-            only_look: whether the file of a foreign one stays as it is.
+            path: Path of the file.
+            stage: Stage that writes the ledger.
+            plan: Plan of the units, as a JSON value.
+            unit: Schema of a unit's facts (default: any).
+            unit_of: Function that returns the schema for a unit's name, if units differ (default: None).
+            only_look: Whether to leave the file of another plan unchanged (default: False).
 
         Raises:
-            StoreError: the file is there, but is no ledger of this stage.
+            StoreError: The file exists but is not a valid ledger of this stage.
         """
         self.path = path
         self._stage = stage
@@ -106,20 +106,20 @@ class Ledger:
         return len(self._done)
 
     def finish(self, unit: str, facts: object) -> None:
-        """Record that ``unit`` is published; call it only once its files are under their final names."""
+        """Record that ``unit`` is finished. Call this only when its files have their final names."""
         self._done[unit] = facts
         self._save()
 
     def finish_all(self, facts: Mapping[str, object]) -> None:
-        """Record several units at once, as :meth:`finish` does one."""
+        """Record several units at once, under the condition of :meth:`finish`."""
         self._done |= facts
         self._save()
 
     def finish_soon(self, unit: str, facts: object) -> None:
-        """Do as :meth:`finish` does, but where there are very many units, save several at a time.
+        """Record that ``unit`` is finished, but save only now and then if there are very many units.
 
-        What is rewritten each time would else grow with the square of their number. The last ones are lost
-        with the process, and done again, unless :meth:`save` is called.
+        The whole ledger is rewritten on each save, so saving every unit would take quadratic time. Units that
+        are not yet saved are done again after a crash. Call :meth:`save` at the end.
         """
         self._done[unit] = facts
         self._unsaved += 1
@@ -127,12 +127,12 @@ class Ledger:
             self._save()
 
     def save(self) -> None:
-        """Save what is not saved yet."""
+        """Save the units that have not been saved yet."""
         if self._unsaved:
             self._save()
 
     def _save(self) -> None:
-        done = json.dumps(self._done)  # once, since a run may have thousands of units
+        done = json.dumps(self._done)  # serialized only once, because there may be thousands of units
         head = json.dumps({"stage": self._stage, "plan": self._plan, "sha256": _digest(done)})
         write_bytes(self.path, f'{head[:-1]}, "done": {done}}}'.encode())
         self._unsaved = 0

@@ -1,7 +1,7 @@
-"""One process writes to a store at a time. Knows who it is, and nothing of what is written.
+"""The write lock of a store: at most one process writes to a store at a time.
 
-On this machine the kernel holds the lock, and lets go of it when the process ends, however it ends. An object
-store has no such thing: there, an object says who writes, for as long as it is renewed.
+On a local disk the kernel holds the lock and releases it when the process ends. In an object store the lock
+is a lease: an object that names the writing process and must be renewed regularly.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ __all__ = ["LOCK_NAME", "Turn", "find_writer", "locked"]
 
 LOCK_NAME: Final = ".lock"
 _MAX_BYTES: Final = 4096
-"""Maximum size of a lock file or a lease."""
+"""Maximum size of a lock file or a lease in bytes."""
 LEASE_SECONDS: Final = 90.0
-"""After which an object that was not renewed is nobody's."""
+"""A lease that was not renewed for this time has expired."""
 RENEW_SECONDS: Final = 20.0
 _NOBODY: Final = "a process that did not say its name"
 
 
 _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", None) or getattr(time, "CLOCK_MONOTONIC_RAW", None)
-"""Which counts the seconds that a machine sleeps, on Linux and on macOS."""
+"""A clock that also counts the time a machine is suspended, on Linux and on macOS."""
 
 
 class Turn(NamedTuple):
-    """What is known while the lock is held.
+    """State of a lock that is held.
 
     Attributes:
-        require: raises ``StoreLockedError`` where the lock has been lost; called before anything is
-            published or removed.
-        goes_on: whether who held it before kept unfinished work in the same place, so that what lies
-            there has not been overtaken.
+        require: Raises ``StoreLockedError`` if the lock has been lost. Called before anything is published or
+            removed.
+        goes_on: Whether the previous holder kept its unfinished work in the same location, so that the work
+            found there is up to date.
     """
 
     require: Callable[[], None]
@@ -63,7 +63,7 @@ class Turn(NamedTuple):
 
 
 def _still_held() -> None:
-    """Say that the lock is held: the kernel keeps its word."""
+    """Do nothing: the kernel guarantees that the lock is still held."""
 
 
 @contextmanager
@@ -71,19 +71,23 @@ def locked(store: AnyPath, stage: str, *, shares_work: bool = False) -> Iterator
     """Hold the store's lock.
 
     Args:
-        store: its path.
-        stage: that writes, for people.
-        shares_work: unfinished work lies in the store; else that of an object store is on this machine.
+        store: Path or address of the store.
+        stage: Name of the stage that writes, for messages.
+        shares_work: Whether unfinished work is kept in the store. If False (default), the work of an object
+            store is kept on this machine.
+
+    Yields:
+        The state of the lock.
 
     Raises:
-        StoreLockedError: another process holds it; the message names it.
+        StoreLockedError: Another process holds the lock; the message names it.
     """
     if isinstance(store, Path):
         make_folder(store)
         with _flocked(store / LOCK_NAME, store, stage):
             yield Turn(_still_held, goes_on=True)
         return
-    # Processes of this machine are told by the kernel, so that a dead one is known at once.
+    # The kernel's lock shows at once that a process of this machine has ended.
     folder = scratch_folder("locks")
     folder.mkdir(parents=True, exist_ok=True)
     with _flocked(scratch_folder("locks", store), store, stage):
@@ -103,7 +107,7 @@ def _flocked(path: Path, store: AnyPath, stage: str) -> Iterator[None]:
             file.truncate(0)
             file.write(json.dumps({"pid": os.getpid(), "stage": stage}).encode())
         yield
-        with suppress(OSError):  # the kernel gives the lock back; the name in the file is for people
+        with suppress(OSError):  # the kernel releases the lock; the content is only for messages
             file.truncate(0)
 
 
@@ -117,15 +121,16 @@ def _locked(store: AnyPath, holder: str) -> StoreLockedError:
 
 
 def find_writer(store: AnyPath) -> str | None:
-    """Return the process that is writing to a store, in words; None if there is none. Takes no lock for long.
+    """Return a description of the process that is writing to a store; None if there is none.
 
-    Of an object store, None: its writer renews a lease that a reader cannot tell from one just ended.
+    The lock is tested only for a moment. The result is always None for an object store, where a reader cannot
+    tell a current lease from one that has just ended.
     """
     if not isinstance(store, Path):
         return None
     path = store / LOCK_NAME
     try:
-        if not path.stat().st_size:  # emptied when the lock was given back
+        if not path.stat().st_size:  # the file is empty after the lock is released
             return None
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -138,7 +143,7 @@ def find_writer(store: AnyPath) -> str | None:
         return None
     finally:
         os.close(descriptor)
-    return None  # it was killed
+    return None  # the last holder was killed
 
 
 def _holder(path: Path) -> str:
@@ -156,7 +161,7 @@ def _holder(path: Path) -> str:
 
 
 def _machine(folder: Path) -> str:
-    """Return a name for all processes that share this folder, and with it the kernel's lock."""
+    """Return an identifier shared by all processes that use this folder, and so the same kernel lock."""
     path = folder / "machine"
     try:
         with path.open("x") as file:
@@ -167,14 +172,14 @@ def _machine(folder: Path) -> str:
 
 
 def _seconds() -> float:
-    """Return the seconds since some moment, those of a machine's sleep among them."""
+    """Return seconds from a fixed moment, including the time that the machine is suspended."""
     return time.monotonic() if _CLOCK is None else time.clock_gettime(_CLOCK)
 
 
 class _Lease:
-    """An object that names the process that writes, put on the condition that nobody else has put one.
+    """A lease: an object that names the writing process, written with conditional requests.
 
-    It stays when it has been given back, and says where the last one kept its work.
+    The object remains after release and records where the last holder kept its work.
     """
 
     def __init__(self, store: RemotePath, stage: str, machine: str, *, shares_work: bool) -> None:
@@ -192,7 +197,7 @@ class _Lease:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Take the lease, renew it in a thread, and give it back."""
+        """Take the lease, renew it in a background thread and release it at the end."""
         self._take()
         thread = threading.Thread(target=self._keep, name="hexdata-lease", daemon=True)
         thread.start()
@@ -205,10 +210,11 @@ class _Lease:
                 self._give_back()
 
     def require(self) -> None:
-        """See that the lease is still ours.
+        """Check that this process still holds the lease.
 
         Raises:
-            StoreLockedError: it is not, or could not be renewed for so long that another may have it.
+            StoreLockedError: Another process has taken it, or it was not renewed in time and may have
+                expired.
         """
         if self._taken or _seconds() - self._renewed > LEASE_SECONDS:
             self._refuse()
@@ -220,7 +226,7 @@ class _Lease:
         except FileNotFoundError:
             data, age = b"", 0.0
         holder = _holder_in(data)
-        # Of this machine's processes, the one that holds it must be dead: we have the kernel's lock.
+        # Another holder on this machine must have ended, because this process has the kernel's lock.
         is_free = not data or holder.get("free") or holder.get("machine") == self._machine
         if not is_free and age < LEASE_SECONDS:
             raise _locked(self._store, f"{_named(data)}, which renewed its lock {max(age, 0):.0f} s ago")
@@ -245,13 +251,13 @@ class _Lease:
                 self._taken = True
                 return
             except OSError:
-                continue  # it may answer next time; ``require`` counts the seconds
+                continue  # the next attempt may succeed; ``require`` checks the time
 
     def _give_back(self) -> None:
         try:
             put_if(self._path, json.dumps({"free": True, "work": self._work}).encode(), self._tag)
         except (Changed, OSError):
-            return  # it is another's, or ends by itself
+            return  # it belongs to another process, or will expire
 
     def _refuse(self) -> NoReturn:
         try:
@@ -263,7 +269,7 @@ class _Lease:
 
 
 def _age(path: RemotePath) -> float:
-    """Return the seconds since an object was put, by the store's own clock where it tells the time."""
+    """Return the age of an object in seconds, by the store's own clock if it is available."""
     system = file_system(path)
     if not hasattr(system, "call_s3"):
         return float(time.time() - patiently(system.modified, path.path).timestamp())
@@ -274,7 +280,7 @@ def _age(path: RemotePath) -> float:
 
 
 def _holder_in(data: bytes) -> dict[str, object]:
-    """Return what a lease says; nothing where it cannot be read."""
+    """Return the content of a lease; an empty dict if it cannot be read."""
     try:
         holder = parse_json(data, LOCK_NAME, max_bytes=_MAX_BYTES)
     except StoreError:

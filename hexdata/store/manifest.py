@@ -1,4 +1,4 @@
-"""``STORE/manifest.json``: what the store holds, file by file, and which stage made it from what."""
+"""The manifest ``STORE/manifest.json``: the files of a store and the lineage of its stages."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _HINT: Final = "Restore manifest.json from a copy, or convert the sources into a
 
 _SPLITS: Final = "(?:train|val|test)"
 _SOURCE_NAME: Final = PLAIN_NAME.replace("\\\\", "")
-"""A part of a source's name may have backslashes, which also escape bytes that are no UTF-8."""
+"""Part of a source's name. It may contain backslashes, which also escape bytes that are not UTF-8."""
 _FILE_NAME: Final = (
     r"^(?:(?:sources|rejected|games|positions)/part-[0-9]{6,9}\.parquet"
     rf"|shuffled/{_SPLITS}/bucket-[0-9]{{6,9}}\.parquet"
@@ -129,15 +129,15 @@ class _ManifestFile:
 
 @dataclass
 class Manifest:
-    """The content of a store's manifest. It holds no time, host or path outside the store.
+    """The content of a store's manifest. It contains no times, host names or paths outside the store.
 
     Attributes:
-        board_size: cells along an edge; None while no position has been converted.
-        counts: rows by table: sources, games, positions, rejected.
-        files: facts by path relative to the store, with forward slashes.
-        stages: lineage: what each stage was asked, what went in and what came out.
-        tag: in an object store, which version of the manifest this was read from; None if there is none.
-        before_saving: is called before the manifest is published; raises where it must not be.
+        board_size: Cells along an edge; None until a position has been converted.
+        counts: Number of rows by table: sources, games, positions, rejected.
+        files: Size, rows and digest by path relative to the store, with forward slashes.
+        stages: Lineage: the options, inputs and results of each stage.
+        tag: Version of the object from which the manifest was read; None on a disk or for a new manifest.
+        before_saving: Called before the manifest is published; raises to prevent that.
     """
 
     board_size: int | None = None
@@ -152,7 +152,7 @@ class Manifest:
         """Read and check the manifest of the store at ``folder``.
 
         Raises:
-            StoreError: there is none, it is corrupt or foreign, or of another version.
+            StoreError: The manifest is missing, unreadable, corrupt, not hexdata's or of another version.
         """
         path = folder / MANIFEST_NAME
         try:
@@ -195,10 +195,11 @@ class Manifest:
         )
 
     def save(self, folder: AnyPath) -> None:
-        """Publish the manifest: the last step of every stage.
+        """Publish the manifest. This is the last step of every stage.
 
         Raises:
-            StoreError: in an object store, another process has published one since this was read.
+            StoreError: In an object store, another process has published a manifest since this one was read.
+            StoreLockedError: The store's lock has been lost.
         """
         content = {
             "kind": _KIND,
@@ -230,11 +231,11 @@ class Manifest:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all files together."""
+        """Total size of all files in bytes."""
         return sum(facts.bytes for facts in self.files.values())
 
     def digest(self, *folders: str) -> str:
-        """Return the SHA-256 that names the content of these folders: their paths and digests."""
+        """Return the SHA-256 of the paths and digests of all files in these folders."""
         return _digest(
             {name: facts.sha256 for folder in folders for name, facts in self.files_in(folder).items()}
         )
@@ -245,10 +246,10 @@ def _digest(content: object) -> str:
 
 
 def _check_digest(content: dict[str, Any], path: AnyPath) -> None:
-    """Refuse a manifest that was altered after it was written. Those of older releases have no digest.
+    """Check the manifest's own digest, which manifests of older releases do not have.
 
     Raises:
-        StoreError: its digest is not that of the rest of it.
+        StoreError: The manifest was altered after it was written.
     """
     if "digest" not in content:
         return
@@ -264,10 +265,10 @@ def _check_digest(content: dict[str, Any], path: AnyPath) -> None:
 
 
 def _check_stages(manifest: _ManifestFile, path: AnyPath) -> None:
-    """Refuse stages without what they were made of, and positions without a board size.
+    """Check that stages have their input stage and that positions have a board size.
 
     Raises:
-        StoreError: there are such.
+        StoreError: One of them is missing.
     """
     stages = manifest.stages
     for name, stage in (("export", stages.export), ("pickles-shuffled", stages.pickles_shuffled)):

@@ -1,4 +1,4 @@
-"""The DuckDB session: the one place that opens a connection and sets its limits."""
+"""The DuckDB session: the only module that opens a connection and sets its limits."""
 
 from __future__ import annotations
 
@@ -35,27 +35,29 @@ QUERY_ERRORS: Final = (
     duckdb.PermissionException,
     duckdb.ProgrammingError,
 )
-"""What DuckDB raises where a query, or a value that it meets, is wrong, or asks for what it may not have or
-DuckDB has not; not where memory or a disk is."""
+"""DuckDB's errors for an invalid query or value, a missing permission or an unsupported feature.
+
+They are not raised for a lack of memory or a failing disk.
+"""
 
 _INTERRUPTED: Final = "Query interrupted"
-"""What DuckDB makes of a Ctrl-C: a RuntimeError that says this."""
+"""Text of the RuntimeError that DuckDB raises on Ctrl-C."""
 _OUT_OF_MEMORY: Final = "Out of Memory Error"
-"""How such an error of DuckDB begins, in whatever exception it comes."""
+"""Start of DuckDB's out-of-memory message in any type of exception."""
 _SPILL_SETTING: Final = "max_temp_directory_size"
-"""What DuckDB names where it may not spill any more: by default it leaves a tenth of the free disk alone."""
+"""Setting that DuckDB names when it cannot spill more. By default a tenth of the free disk stays unused."""
 _DEVICE_ERRORS: Final = tuple(
     getattr(errno, name)
     for name in ("ENOSPC", "EDQUOT", "EFBIG", "EIO", "EAGAIN", "EBUSY", "ESTALE", "ETIMEDOUT", "EREMOTEIO")
     if hasattr(errno, name)
 )
-"""Errors of a disk rather than of a file, which DuckDB gives as text."""
+"""Numbers of the disk errors that DuckDB reports only as text."""
 _OF_FILES: Final = (duckdb.IOException, duckdb.TransactionException, duckdb.FatalException)
-"""In which exceptions it does: while it reads or writes, at the end of a transaction, and ever after."""
+"""Exceptions with such a text: raised on reading or writing, at the end of a transaction, and afterwards."""
 
 
 class Interrupts:
-    """The sessions of some threads, so that another thread can end their queries."""
+    """A set of open sessions whose queries another thread can interrupt."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -63,7 +65,7 @@ class Interrupts:
 
     @contextmanager
     def watching(self, connection: DuckDBPyConnection) -> Iterator[None]:
-        """Let this connection be interrupted while it is open."""
+        """Include this connection while the context is open."""
         with self._lock:
             self._connections.add(connection)
         try:
@@ -73,7 +75,7 @@ class Interrupts:
                 self._connections.discard(connection)
 
     def interrupt(self) -> None:
-        """End the queries that run now, with a KeyboardInterrupt where they were called."""
+        """Interrupt all running queries. Each caller receives a KeyboardInterrupt."""
         with self._lock:
             for connection in self._connections:
                 connection.interrupt()
@@ -88,23 +90,29 @@ def duckdb_session(
     interrupts: Interrupts | None = None,
     place: AnyPath | None = None,
 ) -> Iterator[DuckDBPyConnection]:
-    """Open an in-memory DuckDB for one piece of work.
+    """Open an in-memory DuckDB connection.
+
+    Insertion order is not preserved, so a query that needs an order must state it.
 
     Args:
-        memory: bytes for DuckDB's buffer manager. Parquet buffers and Arrow batches come on top.
-        threads: worker threads.
-        spill: folder below which the session makes its own absolute temporary folder, removed at the
-            end; None takes the system's.
-        interrupts: by which other threads can end its queries. Ctrl-C ends those of the main thread.
-        place: a path of the store that is queried; one in an object store is read through its file system.
+        memory: Bytes for DuckDB's buffer manager, at least 32 MiB. Parquet buffers and Arrow batches are not
+            included.
+        threads: Number of worker threads.
+        spill: Folder in which the session creates a temporary folder, removed at the end; None for the
+            system's folder (default).
+        interrupts: Lets other threads interrupt the queries; None for no such control (default). Ctrl-C
+            interrupts the queries of the main thread in any case.
+        place: A path of the store to query. An object store is read through its file system. None if no store
+            is queried (default).
 
-    DuckDB keeps insertion order off: every query here that needs an order says so.
+    Yields:
+        The connection.
 
     Raises:
-        BudgetError: a query needs more memory.
-        OSError: a disk is full, or failed; with the number of the error.
-        StoreError: a query failed, on a corrupt file for instance.
-        KeyboardInterrupt: the user interrupted one.
+        BudgetError: A query needs more memory.
+        OSError: A disk is full or has failed; the error has its number.
+        StoreError: A query has failed, for example on a corrupt file.
+        KeyboardInterrupt: The user has interrupted a query.
     """
     if spill is not None:
         spill.mkdir(parents=True, exist_ok=True)
@@ -121,7 +129,8 @@ def duckdb_session(
             },
         )
         try:
-            # It would go to standard output. Where it is off, as in Jupyter, DuckDB may refuse to set it.
+            # A progress bar would be written to standard output. Where it is off, as in Jupyter, DuckDB may
+            # refuse the setting.
             if connection.sql("SELECT current_setting('enable_progress_bar')").fetchall() == [(True,)]:
                 connection.execute("SET enable_progress_bar = false")
             with (
@@ -144,7 +153,7 @@ def duckdb_session(
             ) from error
         except MemoryError as error:
             raise _out_of_memory(error, memory, temporary) from error
-        except (OSError, ValueError) as error:  # as Arrow gives it, where rows are streamed
+        except (OSError, ValueError) as error:  # raised by Arrow for streamed rows
             if _OUT_OF_MEMORY in str(error):
                 raise _out_of_memory(error, memory, temporary) from error
             if code := _device_error(error):
@@ -160,7 +169,7 @@ def duckdb_session(
 
 @contextmanager
 def _reading(connection: DuckDBPyConnection, place: AnyPath | None) -> Iterator[None]:
-    """Let a session read an object store. What fails there comes out as it was; DuckDB has only its text."""
+    """Give a session access to an object store, and raise its original errors in place of DuckDB's."""
     if place is None or isinstance(place, Path):
         yield
         return
@@ -185,7 +194,7 @@ def _reading(connection: DuckDBPyConnection, place: AnyPath | None) -> Iterator[
 
 @contextmanager
 def _interrupting(connection: DuckDBPyConnection) -> Iterator[None]:
-    """Let Ctrl-C stop a query at once: left alone, DuckDB's threads finish their part of it first."""
+    """Interrupt the running query on Ctrl-C. By default DuckDB's threads would finish their part of it."""
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield
@@ -195,7 +204,7 @@ def _interrupting(connection: DuckDBPyConnection) -> Iterator[None]:
     signal.signal(signal.SIGINT, own)
     try:
         yield
-    except duckdb.Error as error:  # as where DuckDB was taking rows from Python
+    except duckdb.Error as error:  # for example while DuckDB reads rows from Python
         if own.came:
             raise KeyboardInterrupt from error
         raise
@@ -206,7 +215,7 @@ def _interrupting(connection: DuckDBPyConnection) -> Iterator[None]:
 
 
 class _Interrupt:
-    """The handler of Ctrl-C while one session is open. Sessions may end in any order."""
+    """The signal handler for Ctrl-C of one session. Sessions may end in any order."""
 
     def __init__(self, connection: DuckDBPyConnection, before: Callable[..., Any]) -> None:
         self.before = before
@@ -221,7 +230,7 @@ class _Interrupt:
 
 
 def _in_force() -> Any:
-    """Return the handler of the latest session that is still open, or the one before them all."""
+    """Return the handler of the latest open session, or the original one if all have ended."""
     handler = signal.getsignal(signal.SIGINT)
     while isinstance(handler, _Interrupt) and handler.ended:
         handler = handler.before
@@ -229,7 +238,7 @@ def _in_force() -> Any:
 
 
 def _out_of_memory(error: Exception, memory: int, temporary: str) -> BudgetError | OSError:
-    """Return the error of a query that had too little memory, or too little room for its spill."""
+    """Return the error for a query that ran out of memory or of disk space for spilling."""
     if _SPILL_SETTING in str(error):
         text = _first_line(error).removeprefix(f"{_OUT_OF_MEMORY}: ").removesuffix(".")
         return OSError(errno.ENOSPC, text, temporary)
@@ -242,14 +251,14 @@ def _out_of_memory(error: Exception, memory: int, temporary: str) -> BudgetError
 
 
 def _device_error(error: Exception) -> int | None:
-    """Return the number of the system's error that a text of DuckDB's tells of, if it is one of a disk."""
+    """Return the error number of a disk error that DuckDB reports as text; None for other errors."""
     if not (isinstance(error, _OF_FILES) or (isinstance(error, OSError) and error.errno is None)):
         return None
     return next((code for code in _DEVICE_ERRORS if os.strerror(code) in str(error)), None)
 
 
 def _told(code: int, error: Exception, temporary: str) -> OSError:
-    """Return the system's error of which DuckDB gives a text; it names the spill if that has met it."""
+    """Return the system's error for DuckDB's text, with the spill folder as its file if the text names it."""
     text = next(line.strip() for line in str(error).splitlines() if os.strerror(code) in line)
     spilled = str(Path(temporary).resolve()) in text
     return OSError(code, text, temporary) if spilled else OSError(code, text)
@@ -265,10 +274,13 @@ def quote(text: str) -> str:
 
 
 def read_parquet_sql(paths: Sequence[AnyPath], *, places: bool = False) -> str:
-    """Return the SQL table function that reads these Parquet files as one table, in their order.
+    """Return the SQL table function that reads these Parquet files, in order, as one table.
 
-    A folder named ``seed=7`` adds no column. With ``places``, the columns ``filename`` and
-    ``file_row_number`` say where each row stands.
+    A folder name such as ``seed=7`` does not add a column.
+
+    Args:
+        paths: Files to read.
+        places: Whether to add the columns ``filename`` and ``file_row_number`` (default: False).
     """
     return (
         f"read_parquet({path_list_sql(paths)}, hive_partitioning = false"
@@ -277,10 +289,7 @@ def read_parquet_sql(paths: Sequence[AnyPath], *, places: bool = False) -> str:
 
 
 def path_list_sql(paths: Sequence[AnyPath]) -> str:
-    """Return these paths as an SQL list.
-
-    A path that holds a glob character would be read as a pattern, so such characters are bracketed.
-    """
+    """Return these paths as an SQL list, with glob characters escaped by brackets."""
     return f"[{', '.join(quote(_literal_glob(path)) for path in paths)}]"
 
 
