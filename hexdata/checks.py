@@ -1,4 +1,4 @@
-"""What options and saved states are checked with: it gives back what can be used, or one clear error."""
+"""Checks of options and saved states, each with an error that says what was found and expected."""
 
 from __future__ import annotations
 
@@ -34,10 +34,15 @@ _LARGEST: Final = (1 << 63) - 1
 
 
 def check_count(name: str, value: Any, least: int) -> int:
-    """Return a number as Python's int: any integer of 64 bits will do, NumPy's too, but no bool.
+    """Return ``value`` as a Python int. Other integer types, such as NumPy's, are accepted; bools are not.
+
+    Args:
+        name: Name of the option, for the message.
+        value: Value to check.
+        least: Smallest allowed value.
 
     Raises:
-        ConfigError: it is no integer, or below ``least``.
+        ConfigError: The value is not an integer, is below ``least`` or does not fit in 64 bits.
     """
     count = as_int(value)
     if count is None or not least <= count <= _LARGEST:
@@ -47,15 +52,15 @@ def check_count(name: str, value: Any, least: int) -> int:
 
 
 def check_fields(options: Any, least: Mapping[str, int] | None = None, flags: Collection[str] = ()) -> None:
-    """Check fields of frozen options while they are made, and keep them as Python's own kinds.
+    """Check fields of a frozen options dataclass in ``__post_init__`` and convert integers to Python ints.
 
     Args:
-        options: a dataclass. None is accepted where it is the default.
-        least: names of the fields that are integers, each with the smallest one. Default None: none.
-        flags: names of the fields that are True or False.
+        options: The dataclass. None is accepted for a field whose default is None.
+        least: Names of integer fields, each with its smallest allowed value (default: none).
+        flags: Names of bool fields (default: none).
 
     Raises:
-        ConfigError: a field is no such value.
+        ConfigError: A field has an invalid value.
     """
     for name, smallest in (least or {}).items():
         value = getattr(options, name)
@@ -68,10 +73,10 @@ def check_fields(options: Any, least: Mapping[str, int] | None = None, flags: Co
 
 
 def check_location(name: str, value: object) -> None:
-    """Check that a value can be a path or an address.
+    """Check that a value is a path or an address.
 
     Raises:
-        ConfigError: it is neither text nor a path, or is empty.
+        ConfigError: The value is neither text nor a path, or it is empty.
     """
     if not (isinstance(value, (str, PathLike)) or hasattr(value, "fs")) or value == "":
         expected = "a path, or an address as text"
@@ -79,10 +84,10 @@ def check_location(name: str, value: object) -> None:
 
 
 def check_options(options: Any, kind: type[T]) -> T:
-    """Return the options of a function: those given, or the defaults for None.
+    """Return ``options``, or the defaults of ``kind`` if ``options`` is None.
 
     Raises:
-        ConfigError: they are of another kind.
+        ConfigError: The options are of another type.
     """
     if options is None:
         return kind()
@@ -93,14 +98,14 @@ def check_options(options: Any, kind: type[T]) -> T:
 
 
 def as_tuple(value: Any) -> Any:
-    """Return a list or an array as a tuple, as options keep them, and anything else as it is."""
+    """Return a list or an array as a tuple, and any other value unchanged."""
     return (
         value if value is None or isinstance(value, str) or not hasattr(value, "__iter__") else tuple(value)
     )
 
 
 def as_int(value: Any) -> int | None:
-    """Return an integer as Python's; None for bools and whatever is none."""
+    """Return an integer of any type as a Python int; None for bools and all other values."""
     if isinstance(value, bool):
         return None
     try:
@@ -110,10 +115,10 @@ def as_int(value: Any) -> int | None:
 
 
 def check_seed(value: Any) -> int:
-    """Return a seed as Python's int.
+    """Return a seed as a Python int.
 
     Raises:
-        ConfigError: it is no integer.
+        ConfigError: The seed is not an integer.
     """
     seed = as_int(value)
     if seed is None:
@@ -122,20 +127,20 @@ def check_seed(value: Any) -> int:
 
 
 def check_choice(name: str, value: object, known: Collection[str]) -> None:
-    """See that an option is one of the words that it may be.
+    """Check that an option is one of the known words.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: It is not.
     """
     if not isinstance(value, str) or value not in known:
         raise ConfigError(f"unknown {name}", found=repr(value), expected=" or ".join(map(repr, known)))
 
 
 def check_shares(val: Any, test: Any) -> None:
-    """See that the shares of the games that are held out are numbers of 0 or more, below 1 together.
+    """Check the shares of games held out for validation and test.
 
     Raises:
-        ConfigError: they are not.
+        ConfigError: They are not both numbers of at least 0, or their sum is not below 1.
     """
     numbers = [isinstance(share, Real) and not isinstance(share, bool) for share in (val, test)]
     if not (all(numbers) and val >= 0 and test >= 0 and val + test < 1):  # nan is neither
@@ -149,25 +154,31 @@ def check_shares(val: Any, test: Any) -> None:
 def check_suffix(
     path: object, what: str, suffixes: Collection[str], error: type[HexdataError] = ConfigError
 ) -> None:
-    """See that a file to be written is called ``what`` it is: a slip must not cost another file.
+    """Check the suffix of a file to be written, so that a typing error does not overwrite another file.
+
+    Args:
+        path: Path or address of the file.
+        what: Kind of file for the message, such as "a Parquet file".
+        suffixes: Allowed suffixes in lower case, each with its dot.
+        error: Type of the exception (default: ``ConfigError``).
 
     Raises:
-        HexdataError: of the type ``error``, if its name ends in none of ``suffixes``.
+        HexdataError: Of the type ``error``, if the suffix is not allowed.
     """
     if PurePath(str(path)).suffix.lower() not in suffixes:
         raise error(f"this is no name of {what}", path=path, expected=" or ".join(suffixes))
 
 
 def is_count(value: object) -> bool:
-    """Say whether a number out of a state is an integer of 0 or more."""
+    """Return whether a value from a state is an integer of at least 0."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def check_versions(state: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
-    """See that a state has the ``version`` and the ``order_version`` that are expected.
+    """Check that a state has the expected ``version`` and ``order_version``.
 
     Raises:
-        StoreError: it has another.
+        StoreError: One of them differs.
     """
     for name in ("version", "order_version"):
         if state[name] != expected[name]:
@@ -182,10 +193,16 @@ def check_versions(state: Mapping[str, Any], expected: Mapping[str, Any]) -> Non
 def check_same_options(
     state: Mapping[str, Any], expected: Mapping[str, Any], names: Iterable[str], whole: str
 ) -> None:
-    """See that a state was taken with the options of what is to go on from it, called ``whole``.
+    """Check that a state was saved with the same options as the object that resumes from it.
+
+    Args:
+        state: The saved state.
+        expected: Options of the object that resumes.
+        names: Names of the options to compare.
+        whole: What the object is called in the message, such as "loader".
 
     Raises:
-        ConfigError: it was not; the message names those of ``names`` that differ.
+        ConfigError: At least one option differs; the message lists all that do.
     """
     other = [name for name in names if state[name] != expected[name]]
     if other:

@@ -1,4 +1,4 @@
-"""Stages in a row, from a TOML config or from the demo: one section a stage, run left to right."""
+"""Pipelines: several stages run in order from one TOML config, with one section per stage."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ __all__ = ["Config", "RunResult", "StageFacts", "demo_config", "load_config", "r
 
 @dataclass(frozen=True, kw_only=True)
 class DemoSection(DemoOptions):
-    """``[demo]``: legal games, written as legacy files into ``folder``, which is on this machine."""
+    """``[demo]``: generates legal games and writes them as legacy files into the local folder ``folder``."""
 
     folder: str
 
@@ -46,31 +46,30 @@ class DemoSection(DemoOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ConvertSection(ConvertOptions):
-    """``[convert]``: the options of the stage, and the files or folders to convert."""
+    """``[convert]``: options of the stage, and the files or folders to convert."""
 
     inputs: list[str]
 
 
 @dataclass(frozen=True)
 class VerifySection(VerifyOptions):
-    """``[verify]``: the options of the stage, and the files or folders to compare each source with."""
+    """``[verify]``: options of the stage, and the files or folders with which to compare each source."""
 
     round_trip: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class ReportSection(Limits):
-    """``[report]``: what its queries may use, and the page's file, by default in the store."""
+    """``[report]``: limits of its queries, and the file of the page (default: in the store)."""
 
     output: str | None = None
 
 
 class Config(BaseModel):
-    """A whole config. A section that is absent is a stage that is not run; paths are as the shell's, or
-    addresses.
+    """A complete config. A stage whose section is absent is not run.
 
-    ``engine`` is no stage: it says where ``convert``, ``shuffle``, ``export``, ``pickles`` and ``verify`` do
-    their work.
+    Paths are relative to the current folder; addresses are allowed too. ``engine`` is not a stage: it selects
+    where ``convert``, ``shuffle``, ``export``, ``pickles`` and ``verify`` run.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -89,7 +88,7 @@ class Config(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _parse_sizes(cls, content: dict[str, Any]) -> dict[str, Any]:
-        """Read ``memory = "1GB"`` in any section, and keys by their former names in [convert]."""
+        """Convert sizes such as ``memory = "1GB"`` in any section, and former key names in [convert]."""
         if isinstance(content.get("convert"), dict):
             content = {**content, "convert": with_present_names(content["convert"])}
         return {
@@ -102,7 +101,7 @@ class Config(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _refuse_commands(cls, content: dict[str, Any]) -> dict[str, Any]:
-        """Refuse shell commands and clusters: a config may be a stranger's."""
+        """Refuse shell commands and cluster addresses, because a config may be written by a stranger."""
         for key, text in _texts(content):
             template = "{name}" in text and not re.match("https?://", text, re.IGNORECASE)
             if template or text.strip().lower().startswith("pipe:"):
@@ -114,7 +113,7 @@ class Config(BaseModel):
                 )
         engine = content.get("engine")
         address = engine.get("address") if isinstance(engine, dict) else None
-        if address not in (None, "auto"):  # what a cluster sends back can run code here
+        if address not in (None, "auto"):  # data received from a cluster can run code here
             raise ConfigError(
                 "engine.address: a config names no cluster",
                 found=shortened(repr(address)),
@@ -125,21 +124,21 @@ class Config(BaseModel):
 
     @model_validator(mode="after")
     def _check_addresses(self) -> Self:
-        """See that every address can be used, before a stage begins."""
+        """Check that every address is valid before any stage runs."""
         for place in self.places:
             as_path(place)
         return self
 
     @property
     def places(self) -> list[str]:
-        """All paths and addresses, the store's first."""
+        """All paths and addresses, starting with the store's."""
         places = [self.store, *(self.convert.inputs if self.convert else [])]
         places += self.verify.round_trip if self.verify else []
         return places + ([self.report.output] if self.report and self.report.output else [])
 
 
 def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the texts of a config, each with its key."""
+    """Yield every text value of a config with its key."""
     if isinstance(value, str):
         yield key, value
     elif isinstance(value, dict):
@@ -151,11 +150,15 @@ def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 def load_config(path: str | Path) -> Config:
-    """Read a config.
+    """Read and check a config.
+
+    Args:
+        path: Path of the TOML file on this machine.
 
     Raises:
-        ConfigError: the file is missing, unreadable or no TOML, or holds an unknown key or a wrong value; the
-            message names the nearest known key. Or it is an address.
+        ConfigError: The file is missing, unreadable or not valid TOML, or contains an unknown key or an
+            invalid value. For an unknown key, the message suggests the closest known one. Also raised for an
+            address.
     """
     content = read_toml(local_path(path, "a config"))
     try:
@@ -167,11 +170,11 @@ def load_config(path: str | Path) -> Config:
 
 
 _UNKNOWN: Final = ("extra_forbidden", "unexpected_keyword_argument")
-"""What pydantic calls an unknown key, in a model and in a dataclass."""
+"""Error types of pydantic for an unknown key, in a model and in a dataclass."""
 
 
 def _explain(error: ValidationError, path: str | Path) -> ConfigError:
-    """Turn pydantic's findings into one message: on an unknown key if there is one, or else the first."""
+    """Return one error for pydantic's findings: the first unknown key, otherwise the first finding."""
     findings = error.errors()
     first = next((finding for finding in findings if finding["type"] in _UNKNOWN), findings[0])
     names = [str(part) for part in first["loc"]]
@@ -196,7 +199,17 @@ def _known_keys(section: list[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class StageFacts:
-    """What one stage of a run did. ``bytes`` is what it left on disk; None where it writes nothing."""
+    """Result of one stage of a run.
+
+    Attributes:
+        stage: Name of the stage.
+        positions: Number of positions processed.
+        games: Number of games; None if the stage does not count them.
+        bytes: Size of the stage's files; None if it writes none.
+        seconds: Duration of the stage.
+        positions_per_second: Throughput, including start-up.
+        path: Path of the stage's files; None if it writes none.
+    """
 
     stage: str
     positions: int
@@ -204,20 +217,19 @@ class StageFacts:
     bytes: int | None
     seconds: float
     positions_per_second: float
-    """The stage's rate, start-up included."""
     path: str | None
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a run did, stage by stage.
+    """Result of a run.
 
     Attributes:
-        store: its path.
-        stages: in the order in which they ran.
-        shuffle: what the stage of that name did, its choices among it; None if it was not asked for.
-        quality: of the shuffle, if the store has a shuffled training split.
-        verdict: of the report; None if it was not asked for.
+        store: Path or address of the store.
+        stages: Results of the stages, in the order in which they ran.
+        shuffle: Result of the shuffle, including its options; None if it was not run.
+        quality: Quality of the shuffle; None if the store has no shuffled training split.
+        verdict: Verdict of the report; None if it was not written.
     """
 
     store: str
@@ -228,7 +240,13 @@ class RunResult:
 
 
 def demo_config(folder: str | Path, options: DemoOptions, *, seed: int = 7) -> Config:
-    """Return the config of ``hexdata demo``: every stage, with buckets and shards small enough to see."""
+    """Return the config of ``hexdata demo``: all stages, with buckets and shards small enough to look at.
+
+    Args:
+        folder: Local folder for the legacy files and the store.
+        options: Number of games and seed of the generated games.
+        seed: Seed of the shuffle (default: 7).
+    """
     root = local_path(folder, FOLDER)
     legacy = str(root / "legacy")
     return Config(
@@ -244,14 +262,17 @@ def demo_config(folder: str | Path, options: DemoOptions, *, seed: int = 7) -> C
 
 
 def run_config(config: Config, progress: Progress = SILENT) -> RunResult:
-    """Run the stages of a config, in order.
+    """Run the stages of a config in order.
 
-    A stage that is done already is skipped by the stage itself, so the same config run again goes on
-    where it was.
+    Stages that are already done are skipped, so running the same config again resumes an interrupted run.
+
+    Args:
+        config: Config to run.
+        progress: Receives the steps of each stage (default: none).
 
     Raises:
-        EngineError: Ray is not installed, the cluster does not answer, or its machines cannot do the work.
-        HexdataError: a stage failed; those before it are complete.
+        EngineError: Ray is not installed, the cluster does not respond or its machines cannot do the work.
+        HexdataError: A stage has failed; the stages before it are complete.
     """
     stages, shuffled, quality, verdict = [], None, None, None
     asked = config.engine or EngineOptions()
@@ -276,7 +297,7 @@ def run_config(config: Config, progress: Progress = SILENT) -> RunResult:
 
 @dataclass(frozen=True)
 class _Given:
-    """What a stage is run with."""
+    """Arguments of a stage's runner."""
 
     config: Config
     progress: Progress
@@ -285,7 +306,7 @@ class _Given:
 
 @dataclass(frozen=True)
 class _Ran:
-    """What a stage says of itself, where it has such: games, what it left on disk, and what it found."""
+    """Result of a stage's runner. Fields that do not apply to the stage are None."""
 
     positions: int
     games: int | None = None
@@ -375,7 +396,7 @@ def _below(store: str, name: str) -> str:
 
 
 def _bytes_at(place: str) -> int:
-    """Return the size of a file, or of all files below a folder."""
+    """Return the size in bytes of a file, or of all files below a folder."""
     path = as_path(place)
     if not isinstance(path, Path):
         return sum(objects_below(path).values())

@@ -1,7 +1,7 @@
-"""The global shuffle: positions in the order (split, bucket, sort key), out of core.
+"""The global shuffle: sorts a store's positions by (split, bucket, sort key) on disk.
 
-``plan_shuffle`` says what will be done, ``shuffle_store`` does it. The stage resumes unit
-by unit and publishes its manifest last.
+``plan_shuffle`` estimates the work and ``shuffle_store`` does it. An interrupted shuffle resumes with the
+units that are not finished. The manifest is published last.
 """
 
 from __future__ import annotations
@@ -30,12 +30,19 @@ __all__ = ["Patience", "ShuffleOptions", "ShufflePlan", "ShuffleResult", "plan_s
 def plan_shuffle(
     store: str | AnyPath, options: ShuffleOptions | None = None, *, engine: Engine = LOCAL
 ) -> ShufflePlan:
-    """Say what ``shuffle_store`` would do, and try on some rows what it would cost. Writes nothing.
+    """Return what ``shuffle_store`` would do, with costs measured on a sample of the rows.
+
+    Writes nothing to the store.
+
+    Args:
+        store: Folder or address of the store.
+        options: How to shuffle and which positions; None for the defaults (default).
+        engine: Engine that would do the work (default: this machine).
 
     Raises:
-        StoreError: there is no store, or it holds no position.
-        ConfigError: an argument is of another kind, or a choice cannot be made on this store.
-        BudgetError: the memory is too small, or the disk full that temporary files are on.
+        StoreError: There is no store, or it contains no positions.
+        ConfigError: An argument has another type, or an option cannot be used with this store.
+        BudgetError: The memory is too small, or the disk for temporary files is full.
     """
     target = Store.open(store, shares_work=engine.machines.separate)
     options = check_options(options, ShuffleOptions)
@@ -57,22 +64,26 @@ def shuffle_store(
     patience: Patience | None = None,
     engine: Engine = LOCAL,
 ) -> ShuffleResult:
-    """Shuffle a store's positions globally: by split, bucket and sort key, out of core.
+    """Shuffle all positions of a store by split, bucket and sort key, without loading them into memory.
 
-    Another seed, number of buckets or choice replaces an earlier shuffle, and what was made of it.
+    If the store holds a shuffle with another seed, number of buckets or selection, that shuffle and the files
+    made from it are replaced.
 
     Args:
-        store: with positions.
-        options: how to shuffle, and what.
-        progress: is told what is done.
-        patience: with errors of the disk that may pass.
-        engine: where slices are scattered and buckets sorted.
+        store: Folder or address of a store with positions.
+        options: How to shuffle and which positions; None for the defaults (default).
+        progress: Receives the steps of the shuffle (default: none).
+        patience: How to retry after temporary disk errors; None for the defaults (default).
+        engine: Engine that scatters slices and sorts buckets (default: this machine).
+
+    Returns:
+        A summary of the shuffle.
 
     Raises:
-        StoreError: there is no store, it holds no position, or another process writes to it.
-        ConfigError: a choice cannot be made on this store.
-        BudgetError: the memory or the disk is too small.
-        EngineError: the engine's machines cannot do it.
+        StoreError: There is no store, it contains no positions, or another process is writing to it.
+        ConfigError: An argument has another type, or an option cannot be used with this store.
+        BudgetError: The memory or the disk is too small.
+        EngineError: The engine's machines cannot do the work.
     """
     asked = check_options(options, ShuffleOptions)
     target = Store.open(store, shares_work=engine.machines.separate)

@@ -1,7 +1,7 @@
-"""Threads that work tasks off while the calling thread keeps the books.
+"""A thread pool whose workers run their callbacks on the calling thread.
 
-The workers never touch the ledger, the progress or the log: they hand calls to the calling thread. An
-exception anywhere, Ctrl-C among them, stops all of them before it comes out.
+Only the calling thread uses the ledger, the progress and the log; workers send it calls through a queue. An
+exception in any thread, including Ctrl-C, stops all workers before it is raised.
 """
 
 from __future__ import annotations
@@ -18,47 +18,51 @@ __all__ = ["Crew", "StoppedError"]
 
 Task = TypeVar("Task")
 _JOIN_SECONDS: Final = 0.05
-"""Between two attempts to interrupt the queries of threads that are to stop."""
+"""Seconds between two attempts to interrupt the queries of workers that must stop."""
 
 
 class StoppedError(Exception):
-    """Raised in a worker that is to stop; it never leaves this module's threads."""
+    """Raised in a worker that must stop; never raised outside this module's threads."""
 
 
 class Crew:
-    """Some threads, and how to stop them."""
+    """A pool of threads that can be stopped together.
+
+    Args:
+        threads: Maximum number of threads.
+    """
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
         self.interrupts = Interrupts()
-        """For the DuckDB sessions that the workers open."""
+        """Interrupts the DuckDB sessions that the workers open."""
         self._stopped = threading.Event()
         self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
 
     def tell(self, function: Callable[..., object], *args: Any) -> None:
-        """In a worker: have the calling thread make a call, soon and in order.
+        """From a worker, queue a call for the calling thread. Calls run in queue order.
 
         Raises:
-            StoppedError: the worker is to stop.
+            StoppedError: The worker must stop.
         """
         self.check()
         self._calls.put(lambda: function(*args))
 
     def check(self) -> None:
-        """In a worker: go on, or raise ``StoppedError``."""
+        """From a worker, raise ``StoppedError`` if it must stop."""
         if self._stopped.is_set():
             raise StoppedError
 
     def sleep(self, seconds: float) -> None:
-        """In a worker: wait, but not beyond the moment at which it is to stop."""
+        """From a worker, wait for some seconds. Raise ``StoppedError`` as soon as the worker must stop."""
         self._stopped.wait(seconds)
         self.check()
 
     def work_off(self, tasks: Iterable[Task], work: Callable[[Task], None]) -> None:
-        """Call ``work`` on each task, in threads; return when all are done.
+        """Call ``work`` on each task in the threads, and return when all tasks are done.
 
-        An exception in a task, or one that comes up in the calling thread, stops the others at their next
-        word or query, and comes out here when all have stopped.
+        An exception in a task or in the calling thread interrupts the running queries and stops each worker
+        at its next check. It is raised here after all workers have stopped.
         """
         todo = deque(tasks)
         workers = [
@@ -84,7 +88,7 @@ class Crew:
             while todo:
                 try:
                     task = todo.popleft()
-                except IndexError:  # another took the last one
+                except IndexError:  # another worker has taken the last task
                     break
                 self.check()
                 work(task)
@@ -96,7 +100,7 @@ class Crew:
             self._calls.put(None)
 
     def _wait_for(self, workers: list[threading.Thread]) -> None:
-        """Wait for workers to stop; DuckDB may lose an interrupt, so there is more than one."""
+        """Wait for the workers to stop. Interrupts are repeated because DuckDB may miss one."""
         for worker in workers:
             while worker.is_alive():
                 self.interrupts.interrupt()

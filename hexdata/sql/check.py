@@ -111,7 +111,14 @@ def _shown(text: str) -> str:
 
 
 def refused(message: str, root: str | None = None) -> HexdataError:
-    """Return the exception for DuckDB's message about a wrong query or a damaged file of the store at ``root``."""
+    """Return the exception for DuckDB's message about a wrong query or a damaged file of the store.
+
+    The message repeats the line with the error and marks its position.
+
+    Args:
+        message: DuckDB's message.
+        root: Path of the store, by which a damaged file is recognized; None if unknown (default).
+    """
     if message.startswith(_CLOSED_OFF):
         return ConfigError(
             "a query reads nothing but the store", found=message, expected=f"the tables {', '.join(VIEWS)}"
