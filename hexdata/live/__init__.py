@@ -1,9 +1,8 @@
-"""Live feeding of a trainer with the games of a running self-play: a pipeline of stages that run on threads
-and are joined by bounded queues.
+"""Live pipeline that feeds a trainer with the games of a running self-play.
 
-A chunk is one game, a frame is one position, and a hand is a tuple of chunks that pass through the pipeline
-together. ``hub``, ``queue``, ``stage`` and ``pipeline`` are the framework. Each other module is a stage, or a
-part of one.
+Its stages run on threads and are joined by bounded queues. A chunk is one game, a frame is one position, and
+a hand is a tuple of chunks that pass through the pipeline together. ``hub``, ``queue``, ``stage`` and
+``pipeline`` are the framework. Each other module is a stage, or a part of one.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""The stage that replaces the targets of games by those that a user's function returns, such as improved
-values or search policies.
+"""The stage that replaces the targets of games, such as values or policies, by those of a user's function.
 
 The boards stay as they are, and so does every target that the function does not return.
 """

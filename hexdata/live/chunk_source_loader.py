@@ -75,14 +75,13 @@ class _Finder(Protocol):
 
 
 class ChunkSourceLoader(Transform):
-    """Reads the games of each file: :class:`FoundFile` in, :class:`ChunkSource` out. Reads TRMPH games,
-    legacy pickles and hexdata shards.
+    """Reads the games of each file: :class:`FoundFile` in, :class:`ChunkSource` out.
 
-    The format is detected from the content of the file. Games are grouped, named and checked as in
-    ``convert``, but file by file, and without a search for duplicates. If the positions of a file are from
-    many files (shards, shuffled pickles), ids group them into games, and an incomplete game is named by its
-    id. The name of a game determines its split; a shard with a name that ``export`` gave it belongs to the
-    split in that name. Positions of no known game are counted and left out.
+    Files are TRMPH games, legacy pickles or hexdata shards. The format is detected from the content. Games
+    are grouped, named and checked as in ``convert``, but file by file, and without a search for duplicates.
+    If the positions of a file are from many files (shards, shuffled pickles), ids group them into games, and
+    an incomplete game is named by its id. The name of a game determines its split; a shard with a name that
+    ``export`` gave it belongs to the split in that name. Positions of no known game are counted and left out.
 
     A stage with ``expect_readings`` is notified how far each file was read. It may emit a file again once the
     file has changed: a bad file, a file that could not be opened, or a text, which may grow. If a text is

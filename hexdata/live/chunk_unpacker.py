@@ -183,7 +183,7 @@ class Uses:
 
     def __init__(self, seed: int, pool_size: int) -> None:
         self._size = pool_size
-        # Zero is free, and numbers are stored plus 1: untouched pages of zeros take no memory.
+        # 0 marks a free row, and numbers are stored plus 1, so that untouched pages of zeros take no memory.
         self._owner = np.zeros(pool_size, np.int64)
         self._times = np.zeros(pool_size, np.uint64)
         self._bits = np.zeros((pool_size, 0), np.uint8)

@@ -70,7 +70,7 @@ class FilePathProvider(Stage):
 
     A file that is renamed or moved within the directory after it was emitted is not emitted again
     (``moved``); it is recognised by its inode, size and time. Another file may then use the old name. A
-    growing file continues under its new name. A hard link to an emitted file is not emitted (``linked``); a
+    growing file continues under its new name. A link to an emitted file is not emitted (``linked``); a
     copy is. On a drive without stable inodes, moved files are emitted again.
 
     The operating system reports changes. In addition, all names are scanned at intervals, to find changes

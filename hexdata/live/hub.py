@@ -39,7 +39,7 @@ class Hub:
         """First error that a stage raised, for the trainer."""
         self.warnings: deque[str] = deque()
         """Warnings of stages that the trainer has not received yet."""
-        # Entered itself, not through a condition, whose own code Ctrl-C can interrupt with the lock taken.
+        # Used directly: Ctrl-C inside a condition's own Python code could leave the lock held.
         self._lock = threading.RLock()
         self._channels: list[threading.Condition] = []
         self._common = self.channel()
@@ -185,7 +185,7 @@ class Hub:
         finally:
             try:
                 self._end(pause)
-            except BaseException:  # Ctrl-C just here would leave the workers at rest for ever
+            except BaseException:  # else a Ctrl-C here would leave the workers resting
                 self._end(pause)
                 raise
 

@@ -111,7 +111,7 @@ class LiveLoader:
         self._closed = False
         self._warned = False
 
-    # --- delivering -----------------------------------------------------------------------------------
+    # --- iteration ------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield batches, as dicts of NumPy arrays, until the input ends.

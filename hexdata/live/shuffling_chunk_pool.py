@@ -68,12 +68,11 @@ class _Source:
 
 
 class ShufflingChunkPool(Stage):
-    """Keeps a window of the newest games and draws hands of chunks from it: :class:`ChunkSource` in, hands
-    out.
+    """Keeps a window of the newest games and draws from it: :class:`ChunkSource` in, hands of chunks out.
 
     Chunks are numbered upward without end in the order of their arrival. The newest ``pool_size`` chunks are
     the window, and only these are drawn, by a :class:`StreamShuffler`. Drawing starts after the first scan;
-    of the files that exist at the start, those with the highest names are therefore the newest. One thread
+    of the files that exist at the start, those whose names sort last are therefore the newest. One thread
     receives and one draws, so that neither waits for the other's queue.
 
     After the end of the input, the pool ends when ``passes`` passes over the window are complete, including
