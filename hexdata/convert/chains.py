@@ -1,7 +1,7 @@
-"""The games of shuffled positions without ids, found by following board + move = next board.
+"""Reconstruction of games from shuffled positions without ids, by following board + move = next board.
 
-Takes only chains that are certain: from the empty board to a final position, every position there, and
-no other way to join them. Never guesses: a position that may belong to two games belongs to none.
+Accepts only certain chains. A chain starts at the empty board, ends at a final position, has every position
+in between, and can be joined in one way only. A position that may belong to two games is assigned to none.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ __all__ = ["resolve_chains"]
 Array = npt.NDArray[Any]
 
 RESERVED_MEMORY: Final = 270 << 20
-"""Bytes held besides DuckDB's buffers and the moves at hand, as measured: interpreter, libraries, batches."""
+"""Measured bytes outside DuckDB's buffers and the loaded moves: interpreter, libraries, batches."""
 MOVES_SHARE: Final = 8
-"""One part in so many of the memory is for the games that are proved together."""
+"""The games that are proved together may use memory / ``MOVES_SHARE`` bytes."""
 MOVE_BYTES: Final = 4
-"""What a position of these takes: its move, and its part of what is held for each game."""
+"""Bytes per position of the games that are proved together: its move, and its share of the bytes per game."""
 BATCH_ROWS: Final = 1 << 15
-"""Rows taken from DuckDB at a time."""
+"""Rows fetched from DuckDB at a time."""
 BATCH_GAMES: Final = 1 << 12
-"""Games described at a time."""
+"""Games written at a time."""
 
 ONE_WAY_PLIES: Final = 2
-"""Up to so many stones, a board can have come about in one way only."""
+"""A board with at most this many stones can be reached by one sequence of moves only."""
 
 _JOIN: Final = f"""
 WITH here AS (
@@ -65,15 +65,17 @@ SELECT row, class, node, next, move, loose, short, CASE WHEN certain THEN head E
     CASE WHEN {{one_way}} THEN 0 WHEN certain THEN past ELSE -1 END AS past
 FROM joined
 """
-"""The positions of a ply, joined to ``last``, those of the ply before.
+"""Query that joins the positions of a ply to ``last``, the positions of the ply before.
 
-``head`` is the row of the empty board that a chain began with, null without a chain. ``past`` is a number
-for the moves that led to a position, for other moves another one, and -1 if they are not known.
+``head`` is the row of the empty board at the start of the chain, null without a chain. ``past`` is a number
+that identifies the moves that led to a position, -1 if they are unknown.
 
-Of those that arrive at a board, the k-th is given the k-th position there. That is certain if all have the
-same past: some may then find no position, but a position too many has some other past. It is certain too if
-all positions have the same future: some may then be too many, but if one is missing, nobody knows whose.
-``short`` says how many arrive at a board and find no position, ``loose`` that nothing arrives at a position.
+The k-th chain that arrives at a board is joined to the k-th position with this board. The join is certain in
+two cases. Either all arriving chains have the same past, and there are no more positions than chains, as a
+surplus position would have another past; up to ``ONE_WAY_PLIES`` stones it would not. Or all positions have
+the same next board, and there are no more chains than positions, as it would be unknown which chain lacks its
+position. ``short`` is the number of chains that arrive at a board and find no position. ``loose`` marks a
+position at which no chain arrives.
 """
 
 
@@ -88,25 +90,26 @@ def resolve_chains(
 ) -> int:
     """Find the games of positions without ids; write ``rows`` to each spool and ``games`` to the first.
 
-    Ply by ply, positions are joined to the chains that lead to their board, among those of one class:
-    origin, length, winner (value, where no winner is named) and first player. Equal positions with equal
-    pasts are interchangeable: copies of a game take them in the order of their rows. Where chains with
-    different pasts meet on one board and part again, all of them end. A chain that comes to a final
-    position is proved: each of its boards is compared with the replay of its moves, so hashes of 64 bits
-    are enough for the joins.
+    The search proceeds ply by ply. It joins each position to a chain that leads to its board, within one
+    class: equal origin, length, winner (or value, where no winner is named) and first player. Equal
+    positions with equal pasts are interchangeable; copies of a game receive them in the order of their
+    rows. Where chains with different pasts reach the same board and then diverge, all of them end. A chain
+    that reaches a final position is proved: each of its boards is compared with the replay of its moves.
+    The proof makes hashes of 64 bits sufficient for the joins.
 
-    If every position is at hand, the games found were all played, and those missed are those that cross
-    another one of their class. If one or two are missing, the games found were still all played. If more
-    are, two that cross may be taken for one where it is there that they lack three positions or more.
+    If no position of the collection is missing, every game found was played, and the games not found are
+    those that cross another game of their class. With one or two missing positions, every game found was
+    still played. With more, two crossing games may be joined to one if three or more of the missing
+    positions are where the two games cross.
 
     Args:
-        spools: of one collection, in the order of their sources.
+        spools: the spools of one collection, in the order of their sources.
         board_size: n.
-        first_game: how many games the ids gave: ``rows`` and ``games`` hold them and are added to. If
-            0, what may lie there is replaced.
-        memory: bytes for everything together.
-        threads: of DuckDB.
-        progress: who watches.
+        first_game: number of games that were found by their ids. ``rows`` and ``games`` contain them and
+            are extended. Default 0: existing ``rows`` and ``games`` are replaced.
+        memory: memory limit in bytes, for DuckDB and this process together.
+        threads: number of threads of DuckDB.
+        progress: receives the progress. Default: ignores it.
 
     Returns:
         The number of games found.
@@ -117,7 +120,7 @@ def resolve_chains(
     proof_memory = memory // MOVES_SHARE
     first = spools[0].folder
     scratch = first / "chains" if isinstance(first, Path) else scratch_folder("chains", first)
-    remove_tree(scratch)  # left by a killed run
+    remove_tree(scratch)  # a killed run may have left it
     try:
         with duckdb_session(
             memory=memory - RESERVED_MEMORY - proof_memory, threads=threads, spill=scratch
@@ -133,12 +136,12 @@ def resolve_chains(
 
 
 class _Search:
-    """The search through one collection, step by step. Its tables live in DuckDB.
+    """The search through one collection, one method per step. It uses these tables in DuckDB:
 
     ``nodes``: every position that can be followed.
-    ``links``: those in a chain, with its ``head``, the row of its first position.
-    ``ends``: the heads of the chains that came to a final position.
-    ``games``: those of them that were proved, with their numbers.
+    ``links``: the positions in a chain, with ``head``, the row of the chain's first position.
+    ``ends``: the heads of the chains that reached a final position.
+    ``games``: the proved chains among them, with the numbers of their games.
     """
 
     def __init__(
@@ -155,7 +158,10 @@ class _Search:
         return count
 
     def gather(self) -> None:
-        """Fill ``nodes``, sorted so that a ply is read without the others. Rows count through all spools."""
+        """Fill ``nodes``, sorted by ply, so that a query for one ply skips the others.
+
+        Rows are numbered continuously across the spools.
+        """
         self.con.register("gathered", pa.RecordBatchReader.from_batches(NODES, self._gathered()))
         self.con.execute("CREATE TABLE nodes AS FROM gathered ORDER BY ply")
         self.con.unregister("gathered")
@@ -170,7 +176,7 @@ class _Search:
     # Chains
 
     def follow(self) -> None:
-        """Fill ``links`` and ``ends``, one ply after the other, as long as any chain goes on."""
+        """Fill ``links`` and ``ends``, ply by ply, until no chain continues."""
         self.con.execute("CREATE TABLE links (row BIGINT, head BIGINT, ply USMALLINT, move USMALLINT)")
         self.con.execute("CREATE TABLE ends (head BIGINT, class BIGINT, total BIGINT)")
         self.con.execute(
@@ -188,18 +194,18 @@ class _Search:
         self.con.execute("DROP TABLE last; DROP TABLE nodes")
 
     def _join(self, ply: int) -> None:
-        """Make ``joined`` of the positions of a ply."""
+        """Create ``joined`` from the positions of a ply."""
         query = _JOIN.format(ply=ply, one_way=ply <= ONE_WAY_PLIES)
         self.con.execute(f"CREATE TABLE joined AS {query}")
         if ply > ONE_WAY_PLIES + 1 and self._end_doubtful():
             self.con.execute(f"CREATE OR REPLACE TABLE joined AS {query}")
 
     def _end_doubtful(self) -> bool:
-        """End the chains of ``last`` on boards where a position may be missing unseen; say if there are any.
+        """End the chains of ``last`` on boards where a position may be missing, and return whether any ended.
 
-        Before each loose position one is missing, on one of the boards with one stone less. Where a board
-        is short of as many, they are accounted for. Where it is not, a chain may have lost its position
-        there and been given that of another, which has lost its past.
+        Each loose position shows that a position before it is missing, on one of the boards with one stone
+        less. The positions that a board is ``short`` of account for as many of these. If more loose
+        positions follow the board, a chain may have received the position of another chain there.
         """
         loose = self._per_node("count(*) AS number", "joined WHERE loose")
         known = self._per_node("any_value(short) AS number", "last WHERE past >= 0")
@@ -221,12 +227,12 @@ class _Search:
         return bool(len(nodes))
 
     def _per_node(self, number: str, rows: str) -> dict[str, Array]:
-        """Return a ``number`` for each ``node`` of some rows, in ascending node."""
+        """Return the aggregate ``number`` for each ``node`` of ``rows``, in ascending node."""
         query = f"SELECT node, {number} FROM {rows} GROUP BY node ORDER BY node"
         return self.con.execute(query).fetchnumpy()
 
     def _keep(self, ply: int) -> None:
-        """Add the chains of ``last``, which is of ``ply``, to ``links`` and ``ends``."""
+        """Add the chains of ``last``, the positions of ``ply``, to ``links`` and ``ends``."""
         self.con.execute(f"INSERT INTO links SELECT row, head, {ply}, move FROM last WHERE head IS NOT NULL")
         self.con.execute(
             f"""
@@ -238,14 +244,14 @@ class _Search:
     # Games
 
     def publish_games(self, first_game: int, positions: int) -> int:
-        """Prove the chains that came to an end; number them by their heads; write ``games``.
+        """Prove the chains that reached a final position, number them by ascending head, and write ``games``.
 
         Args:
-            first_game: how many games the ids gave.
-            positions: at most about so many are proved together.
+            first_game: number of games that were found by their ids.
+            positions: approximate number of positions that are proved together.
 
         Returns:
-            The number of games.
+            The number of games proved.
         """
         self.con.execute(
             f"""
@@ -282,10 +288,10 @@ class _Search:
         return _Games(ends["head"], ends["class"], total, np.cumsum(total) - total, moves)
 
     def _prove(self, games: _Games, part: int) -> tuple[_Games, npt.NDArray[np.float64]]:
-        """Compare every board of some games with the replay of their moves.
+        """Compare every board of the games of a part with the replay of their moves.
 
         Returns:
-            The games that stand, and the values of their first positions, (G,).
+            The games without a difference, and the values of their first positions, (G,).
         """
         stands = np.ones(len(games), dtype=bool)
         value = np.empty(len(games))
@@ -316,7 +322,7 @@ class _Search:
         self.con.unregister("proved")
 
     def _described(self, games: _Games, value: npt.NDArray[np.float64]) -> Iterator[pa.Table]:
-        """Return ``GAMES``, some at a time."""
+        """Yield the games as tables with the schema ``GAMES``, ``BATCH_GAMES`` rows at a time."""
         listed = []
         columns = (
             *self.maker.origins_and_winners(games.classes),
@@ -343,7 +349,7 @@ class _Search:
         yield pa.Table.from_pylist(listed, schema=GAMES)
 
     def publish_rows(self, first_game: int) -> None:
-        """Write ``rows`` of each spool: the games found, over what was known before."""
+        """Write ``rows`` of each spool: the values known before, overwritten for positions of found games."""
         query = """
             SELECT row, game, ply, total, (ply + first_player) % 2 AS player
             FROM links JOIN games USING (head) ORDER BY row
@@ -358,36 +364,45 @@ class _Search:
 
 @dataclass(frozen=True)
 class _Games:
-    """Games in ascending ``head``; arrays of (G,), but for ``moves``."""
+    """G games in ascending ``head``; all arrays except ``moves`` have shape (G,)."""
 
     head: Array
     classes: Array
     total: Array
     starts: Array
-    """Where the moves of each begin."""
+    """Index of each game's first move in ``moves``."""
     moves: npt.NDArray[np.uint16]
-    """Of all, one game after the other; each ends with ``NO_MOVE``."""
+    """The moves of all games, concatenated; those of each game end with ``NO_MOVE``."""
 
     def __len__(self) -> int:
         return len(self.head)
 
     @property
     def first_player(self) -> Array:
-        """0 blue, 1 red."""
+        """The first player of each game: 0 blue, 1 red."""
         return NodeMaker.first_players(self.classes)
 
     def only(self, chosen: npt.NDArray[np.bool_]) -> _Games:
-        """Return some of the games."""
+        """Return the games that the mask ``chosen`` (G,) selects; ``moves`` is not copied."""
         kept = {name: getattr(self, name)[chosen] for name in ("head", "classes", "total", "starts")}
         return replace(self, **kept)
 
     def move_lists(self) -> Iterator[npt.NDArray[np.uint16]]:
-        """Give the moves of each game, uint16 (m,)."""
+        """Yield the moves of each game, uint16 (m,)."""
         for start, total in zip(self.starts.tolist(), self.total.tolist(), strict=True):
             yield self.moves[start : start + total - 1]
 
     def boards(self, game: Array, ply: Array, board_size: int) -> npt.NDArray[np.uint8]:
-        """Replay each of some games (N,) up to a ply (N,): packed boards (N, width)."""
+        """Return the boards of games after the moves before a ply.
+
+        Args:
+            game: index of the game, (N,).
+            ply: ply of the board, (N,).
+            board_size: n.
+
+        Returns:
+            Packed boards, (N, width).
+        """
         row = np.repeat(np.arange(len(game)), ply)
         place = np.arange(len(row)) - np.repeat(np.cumsum(ply) - ply, ply)
         cell = self.moves[self.starts[game][row] + place]
@@ -398,7 +413,7 @@ class _Games:
 
 
 class _Rows:
-    """The result of a query in ascending ``row``, its first column, taken piece by piece."""
+    """The result of a query, read in parts. Its first column, ``row``, ascends."""
 
     def __init__(self, con: DuckDBPyConnection, query: str) -> None:
         self._batches = con.sql(query).to_arrow_reader(BATCH_ROWS)
@@ -406,7 +421,11 @@ class _Rows:
         self._start = 0
 
     def take(self, count: int) -> npt.NDArray[np.int64]:
-        """Return what lies in the next ``count`` rows, (N, columns), rows counted from the first of them."""
+        """Return the results for the next ``count`` values of ``row``.
+
+        Returns:
+            int64 (N, columns), with ``row`` relative to the first of these values.
+        """
         stop = self._start + count
         while not len(self._pending) or self._pending[-1, 0] < stop:
             batch = next(self._batches, None)
@@ -425,14 +444,19 @@ _IN_METADATA: Final = ("position_in_game", "total_positions")
 
 
 def _unknown(raw: pa.RecordBatch) -> pa.RecordBatch:
-    """Return ``ROWS`` of positions of no known game: what their metadata says."""
+    """Return ``ROWS`` of positions without a known game: ply and length from their metadata."""
     said = dict(zip(("ply", "total"), (raw.column(name) for name in _IN_METADATA), strict=True))
     columns = [said.get(field.name, pa.nulls(raw.num_rows, field.type)) for field in ROWS]
     return pa.RecordBatch.from_arrays(columns, schema=ROWS)
 
 
 def _overlaid(rows: pa.RecordBatch, found: npt.NDArray[np.int64]) -> pa.RecordBatch:
-    """Return ``ROWS`` with those that were found, (N, 1 + columns), in their places."""
+    """Return ``rows`` with some of them overwritten.
+
+    Args:
+        rows: ``ROWS`` of a batch.
+        found: int64 (N, 1 + columns): index of the row, then its new values.
+    """
     columns = []
     for field, values in zip(ROWS, found.T[1:], strict=True):
         merged = column(rows, field.name, -1).copy()

@@ -1,6 +1,6 @@
-"""The games of already shuffled sources: a game's positions lie anywhere in the files of one shuffle.
+"""Reconstruction of games from shuffled sources, where a game's positions are spread over all files.
 
-Only ids in the metadata tell them apart here; those of positions without one are for ``chains`` to find.
+This module uses the ids in the metadata. ``chains`` finds the games of positions without an id.
 """
 
 from __future__ import annotations
@@ -27,17 +27,23 @@ __all__ = ["collection_of", "resolve_collection"]
 Array = npt.NDArray[Any]
 
 PART_ROWS: Final = 1_000_000
-"""Positions looked at together, about so many: some 200 bytes each."""
+"""Approximate number of positions that are loaded together, at about 200 bytes each."""
 
 COLUMNS: Final = ("position_in_game", "total_positions", "winner", "move", "player_to_move", "value")
 IDS: Final = ("origin", "file_idx", "line_idx")
 
 
 def collection_of(file: SourceFile, facts: SpoolFacts, convention: Convention | None) -> str:
-    """Name the shuffle that a mixed source came from: files of one shuffle share their games.
+    """Return a key of the collection of a shuffled source. Games are shared within a collection only.
 
-    They lie in one folder and list the same sources, each in the order in which it met them. Sources
-    without any id are one collection if their values mean the same: boards tell all their games apart.
+    Files of one shuffle are in one folder, have the same number of buckets, and list the same source files
+    in any order. Sources without any id form one collection per value convention, because their games are
+    found by the boards.
+
+    Args:
+        file: the source, with its digest.
+        facts: facts of the source.
+        convention: value convention of the source.
     """
     if not facts.with_id:
         return f"no ids, {convention}"
@@ -50,15 +56,15 @@ def collection_of(file: SourceFile, facts: SpoolFacts, convention: Convention | 
 
 
 def resolve_collection(spools: Sequence[Spool], with_id: int, board_size: int) -> int:
-    """Tell the games of one shuffle apart; write ``rows`` to each spool and ``games`` to the first.
+    """Find the games of one shuffle by their ids; write ``rows`` to each spool and ``games`` to the first.
 
     Positions with the same (origin, file_idx, line_idx) are one game if they agree on its length and
-    winner and no ply stands twice; else these ids are no identity and the game is unknown.
+    winner, and no ply occurs twice. Otherwise the id does not identify a game, and the game is unknown.
 
     Args:
-        spools: of all files of the shuffle.
-        with_id: how many of their positions have a line_idx. They are looked at in parts of about
-            ``PART_ROWS``; beyond one part, memory grows by 4 bytes a position.
+        spools: the spools of all files of the shuffle.
+        with_id: number of their positions that have a ``line_idx``. They are processed in parts of about
+            ``PART_ROWS`` positions. Memory also grows by 4 bytes per position of the shuffle.
         board_size: n.
 
     Returns:
@@ -85,10 +91,17 @@ def resolve_collection(spools: Sequence[Spool], with_id: int, board_size: int) -
 
 
 def _take(spool: Spool, part: int, parts: int, origins: dict[str | None, int]) -> tuple[Array, Array, Array]:
-    """Return the positions of a spool whose line_idx falls into a part, as three arrays.
+    """Return the N positions of a spool whose ``line_idx`` modulo ``parts`` is ``part``.
 
-    Their rows (N,), their ``IDS`` as int64 (N, 3) with origins numbered by ``origins``, which grows, and
-    their ``COLUMNS`` as float64 (N, 6); -1 for null.
+    Args:
+        spool: the spool to read.
+        part: number of the part, from 0.
+        parts: number of parts.
+        origins: number of each origin; new origins are added.
+
+    Returns:
+        Their rows, (N,); their ``IDS``, int64 (N, 3), with the number of the origin; and their ``COLUMNS``,
+        float64 (N, 6). Nulls are -1.
     """
     pieces = []
     start = 0
@@ -109,7 +122,11 @@ def _take(spool: Spool, part: int, parts: int, origins: dict[str | None, int]) -
 
 
 def _games(ids: Array, columns: Array, origins: list[str | None], board_size: int) -> tuple[Array, pa.Table]:
-    """Number the games of some positions, in ascending id: int32 (N,), -1 if unknown; and ``GAMES``."""
+    """Number the games of positions in ascending id.
+
+    Returns:
+        The game of each position, int32 (N,), -1 if unknown; and the games, with the schema ``GAMES``.
+    """
     number = np.full(len(ids), -1, dtype=np.int32)
     listed: list[dict[str, Any]] = []
     order = np.lexsort((columns[:, 0], *ids.T[::-1]))
@@ -129,7 +146,7 @@ def _game(key: Array, columns: Array, origins: list[str | None], board_size: int
         return None
     whole = len(ply) == total[0] and (ply == np.arange(len(ply))).all() and (move[:-1] >= 0).all()
     moves = move[:-1].astype(np.uint16) if whole else None
-    first_player = int(max(player[0], 0))  # blue, unless the first position says otherwise
+    first_player = int(max(player[0], 0))  # blue, unless the first position states red
     origin, file_idx, line_idx = origins[key[0]], int(key[1]), int(key[2])
     return {
         "file_idx": file_idx if file_idx >= 0 else None,
@@ -149,7 +166,7 @@ def _game(key: Array, columns: Array, origins: list[str | None], board_size: int
 
 
 def _write_rows(spool: Spool, number: Array) -> None:
-    """Write ``ROWS`` of a spool: the game of each position, its ply and length as the metadata has them."""
+    """Write ``rows`` of a spool: the game of each position, and ply and length from the metadata."""
     with write_arrow(spool.folder / "rows.arrow", ROWS) as writer:
         start = 0
         for batch in spool.batches("raw", ["position_in_game", "total_positions"]):

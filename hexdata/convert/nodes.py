@@ -1,6 +1,6 @@
-"""Positions as nodes of a graph: a hash of each one's board, and of the board that its move leads to.
+"""Positions as nodes of a graph: hashes of each position's board and of the board after its move.
 
-Looks at each position by itself; which of them make up a game is for ``chains`` to find.
+Each position is processed on its own; ``chains`` joins the nodes to games.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ Array = npt.NDArray[Any]
 Hashes = npt.NDArray[np.uint64]
 
 FINAL: Final = (1 << 64) - 1
-"""Stands for the board after a final position."""
+"""Value of ``next`` for a final position."""
 NOWHERE: Final = (1 << 64) - 2
-"""Stands for the board after a position that cannot be followed: its policy names no single cell, or an
-occupied one."""
+"""Value of ``next`` for a position that has no single move, or a move to an occupied cell."""
 
 NODES: Final = pa.schema(
     [
@@ -36,45 +35,50 @@ NODES: Final = pa.schema(
         ("move", pa.uint16()),
     ]
 )
-"""``class`` is what the positions of a game have in common: origin, length, winner and first player.
-``node`` is the hash of class and board, ``next`` that of class and next board."""
+"""``class`` encodes the values that all positions of a game share: origin, length, winner and first player.
+``node`` is the hash of class and board, ``next`` the hash of class and next board."""
 
 EVIDENCE: Final = (
     *("board", "move", "policy", "value", "winner", "origin"),
     *("line_idx", "position_in_game", "total_positions", "player_to_move"),
 )
-"""The columns of spooled positions that make nodes of them."""
+"""The columns of spooled positions from which nodes are computed."""
 
 
 class NodeMaker:
-    """Makes nodes of positions; two of the same maker are equal if class and board are.
+    """Computes nodes from positions. Positions with equal class and board have equal nodes.
 
-    A board's hash is the xor of a random word for each stone, so a move is one xor more (Zobrist 1970,
-    "A New Hashing Method with Application for Game Playing"). A class is mixed in by one xor too.
+    The hash of a board is the xor of one random word per stone, so a move adds one xor (Zobrist 1970,
+    "A New Hashing Method with Application for Game Playing"). The hash of the class is added by xor, too.
+    Classes number the origins in the order of their appearance, so the nodes of two instances may differ.
     """
 
     def __init__(self, board_size: int) -> None:
         self._cells = board_size * board_size
         width = board_bytes(board_size)
         words = sort_key(np.arange(8 * width), derive_key(0, "nodes", "stones"))
-        words[2 * self._cells :] = 0  # the spare bits of a packed board
+        words[2 * self._cells :] = 0  # the unused bits of a packed board
         self.stones: Hashes = words[: 2 * self._cells]
-        """The words, (2·n·n,), blue first."""
+        """The word of each stone, (2·n·n,), blue first."""
         bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, np.newaxis], axis=1)
         self._tables = np.bitwise_xor.reduce(words.reshape(width, 1, 8) * bits, axis=2)
-        """The xor of the words of each byte of a packed board, for each of its values: (width, 256)."""
+        """The xor of the words of the bits set, per byte of a packed board and value: (width, 256)."""
         self._origins: dict[str | None, int] = {}
 
     def nodes(self, raw: pa.RecordBatch, first_row: int) -> pa.RecordBatch:
-        """Return ``NODES`` of those positions without an id that can be followed at all.
+        """Return the nodes of the positions without an id that can be part of a chain.
 
-        Left out are those whose stones do not agree with their ply, as after a move to an occupied cell,
-        and those that nothing assigns to a winner. Without a ply, the stones give it; without a player,
-        blue began.
+        Positions are omitted if the number of stones differs from their ply, as after a move to an
+        occupied cell, if their ply is not below their length, or if neither a winner nor a value of 0 or 1
+        is stated. The ply defaults to the number of stones. The player to move defaults to the one who
+        moves at this ply if blue began.
 
         Args:
-            raw: ``EVIDENCE`` of some positions.
-            first_row: number of the first one.
+            raw: positions with the columns ``EVIDENCE``.
+            first_row: row number of the first position.
+
+        Returns:
+            A batch with the schema ``NODES``.
         """
         boards = binary_matrix(raw.column("board"))
         stones = np.bitwise_count(boards).sum(axis=1, dtype=np.int64)
@@ -103,7 +107,7 @@ class NodeMaker:
         return pa.RecordBatch.from_arrays(arrays, schema=NODES)
 
     def _numbers(self, origins: pa.Array) -> Array:
-        """Return a number for each raw file, and one for none: int64 (N,)."""
+        """Return the number of each raw file, int64 (N,); null has a number of its own."""
         encoded = origins.dictionary_encode(null_encoding="encode")
         codes = [
             self._origins.setdefault(name, len(self._origins)) for name in encoded.dictionary.to_pylist()
@@ -118,7 +122,7 @@ class NodeMaker:
         return hashes
 
     def _next(self, boards: Array, node: Hashes, move: Array, player: Array) -> Hashes:
-        """Return the node that each move leads to; ``NOWHERE`` without a move to an empty cell."""
+        """Return the node after each move, uint64 (N,); ``NOWHERE`` without a move to an empty cell."""
         result = np.full(len(node), NOWHERE, dtype=np.uint64)
         rows = np.flatnonzero(move >= 0)
         for colour in (0, 1):
@@ -128,7 +132,7 @@ class NodeMaker:
         return result
 
     def origins_and_winners(self, classes: Array) -> tuple[list[str | None], list[int | None]]:
-        """Return the raw file and the winner that each class (N,) names; None where it names none."""
+        """Return the raw file and the winner of each class (N,); None where the positions name none."""
         names = list(self._origins)
         origins = [names[origin] for origin in (classes >> 20).tolist()]
         return origins, [outcome if outcome < 2 else None for outcome in (classes >> 1 & 3).tolist()]
@@ -141,6 +145,6 @@ class NodeMaker:
 
 
 def _outcome(winner: Array, value: Array) -> Array:
-    """Return 0 or 1 where a winner is named, else 2 or 3 for a value of 0 or 1, else -1: int64 (N,)."""
+    """Return 0 or 1 for a named winner, else 2 or 3 for a value of 0 or 1, else -1: int64 (N,)."""
     by_value = np.where(value == 0, 2, np.where(value == 1, 3, -1))
     return np.where(winner >= 0, winner, by_value)

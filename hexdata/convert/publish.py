@@ -1,4 +1,4 @@
-"""The second pass over one source: from its spool to its parts of the store, ids and convention decided."""
+"""The second pass over a source: writes its parts of the store from its spool, with final ids and values."""
 
 from __future__ import annotations
 
@@ -31,32 +31,41 @@ __all__ = ["Assignment", "Judged", "publish_games", "publish_positions"]
 
 @dataclass(frozen=True)
 class Assignment:
-    """What the run decided for one source."""
+    """The ids, the convention and the shares of the splits with which one source is written."""
 
     source_id: int
     board_size: int
     first_position: int
     first_game: int
-    """Store id of the game that the spool counts as 0."""
+    """``game_id`` of the game that has number 0 in the spool."""
     convention: Convention
     val: float
     test: float
     origins: tuple[tuple[int, str], ...] = ()
-    """Raw files by ``file_idx``, for games whose metadata names none."""
+    """(file_idx, raw file) for games whose metadata names no raw file."""
 
 
 @dataclass(frozen=True)
 class Judged:
-    """What the run found out about the games of one source."""
+    """The duplicates and flags of the G games of one source."""
 
     duplicate_of: npt.NDArray[np.int64]
-    """(G,): the first game with its hash, -1 for itself."""
+    """``game_id`` of the first game with the same hash, (G,); -1 where the game is itself the first."""
     flags: npt.NDArray[np.uint32]
-    """(G,): bits of ``findings.Flag``."""
+    """Bits of ``findings.Flag``, (G,)."""
 
 
 def publish_positions(spool: Spool, path: AnyPath, assigned: Assignment) -> FileFacts:
-    """Write the positions part of one source: ``positions_schema``, in record order."""
+    """Write the positions of one source to a Parquet file, in record order.
+
+    Args:
+        spool: spool of the source.
+        path: the file to write.
+        assigned: ids and convention of the source.
+
+    Returns:
+        Rows, size and digest of the file.
+    """
     schema = positions_schema(assigned.board_size)
     return write_parquet(path, schema, _positions(spool, assigned, schema), replace=False)
 
@@ -91,7 +100,7 @@ def _positions(spool: Spool, assigned: Assignment, schema: pa.Schema) -> Iterato
 
 
 def _with_rows(spool: Spool, board_size: int) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
-    """Read the positions of a spool side by side with their ``ROWS``, ``BATCH_ROWS`` at a time."""
+    """Yield the positions of a spool with their ``ROWS``, ``BATCH_ROWS`` at a time."""
     raw = regroup(spool.batches("raw"), found_schema(board_size), BATCH_ROWS)
     rows = regroup(spool.batches("rows"), ROWS, BATCH_ROWS)
     for tables in zip(raw, rows, strict=True):
@@ -100,11 +109,14 @@ def _with_rows(spool: Spool, board_size: int) -> Iterator[tuple[pa.RecordBatch, 
 
 
 _FILLED: Final = {"player_to_move", "position_in_game", "total_positions"}
-"""Columns in which nulls are filled in, or a number is dropped that does not count."""
+"""Columns whose stored value may differ from the source's: nulls are filled in, wrong numbers dropped."""
 
 
 def _keys_of(spool: Spool) -> set[str]:
-    """Return every key that an example of a legacy source has, or its metadata: nulls there were written."""
+    """Return the keys of the examples of a legacy source and of their metadata.
+
+    A null under one of these keys was written in the source; under any other key the value was absent.
+    """
     facts = spool.facts()
     dialect = facts.header.get("dialect", {}) if facts else {}
     keys = set()
@@ -116,24 +128,24 @@ def _keys_of(spool: Spool) -> set[str]:
 
 
 _Kept = tuple[int, str, Any]
-"""A row, and what ``extra`` keeps of it: a key without its prefix, and a value."""
+"""A row, a key without ``KEPT_PREFIX``, and the value to store under it in ``extra``."""
 
 
 def _kept_values(value: npt.NDArray[np.float64], restored: npt.NDArray[np.float64]) -> list[_Kept]:
-    """Keep the values that the column would not give back to the bit."""
+    """Return the values that cannot be restored bit for bit from the column."""
     rows = np.flatnonzero(value.view(np.uint64) != restored.view(np.uint64))
     return [(i, "value", float(value[i])) for i in rows.tolist()]
 
 
 def _kept_ids(raw: pa.RecordBatch, row: pa.RecordBatch) -> list[_Kept]:
-    """Keep the legacy ids that turned out to be no identity, so that there is no game."""
+    """Return the legacy ids that do not identify a game, so that the position has no game."""
     file_idx, line_idx = column(raw, "file_idx", -1), column(raw, "line_idx", -1)
     rows = np.flatnonzero((line_idx >= 0) & (column(row, "game", -1) < 0))
     return [(i, "game_id", [int(file_idx[i]), int(line_idx[i])]) for i in rows.tolist()]
 
 
 def _kept_nulls(name: str, raw: pa.RecordBatch, columns: dict[str, pa.Array]) -> list[_Kept]:
-    """Keep what a source says, null as a rule, where the column of that name says something else."""
+    """Return the values of a source, mostly nulls, that differ from those stored in the column ``name``."""
     said = column(raw, name, -1)
     stored = columns[name].cast(pa.int64()).fill_null(-1).to_numpy()
     rows = np.flatnonzero(said != stored)
@@ -141,7 +153,7 @@ def _kept_nulls(name: str, raw: pa.RecordBatch, columns: dict[str, pa.Array]) ->
 
 
 def _with_kept(extra: pa.Array, kept: list[_Kept]) -> pa.Array:
-    """Return ``extra``, with what the other columns cannot hold added under keys of our own."""
+    """Return ``extra`` with the entries of ``kept`` added under keys with ``KEPT_PREFIX``."""
     if not kept:
         return extra
     texts = extra.to_pylist()
@@ -155,7 +167,17 @@ def _with_kept(extra: pa.Array, kept: list[_Kept]) -> pa.Array:
 
 
 def publish_games(spool: Spool, path: AnyPath, assigned: Assignment, judged: Judged) -> FileFacts:
-    """Write the games part of one source: ``games_schema``."""
+    """Write the games of one source to a Parquet file.
+
+    Args:
+        spool: spool of the source.
+        path: the file to write.
+        assigned: ids and convention of the source.
+        judged: duplicates and flags of the games.
+
+    Returns:
+        Rows, size and digest of the file.
+    """
     schema = games_schema()
     return write_parquet(path, schema, _games(spool, assigned, judged, schema), replace=False)
 

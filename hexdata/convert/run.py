@@ -1,4 +1,4 @@
-"""One run of ``convert`` under the store's lock: what is decided over all sources, step by step."""
+"""A run of ``convert`` under the store's lock: the decisions over all sources, and the order of the steps."""
 
 from __future__ import annotations
 
@@ -74,7 +74,18 @@ _TABLES: Final = ("positions", "games", "sources", "rejected")
 
 
 class Run:
-    """One run under the store's lock: each method is one step of ``convert``, in the order below."""
+    """A run under the store's lock. Each method is one step, called in order by ``convert``.
+
+    Args:
+        store: the open store, locked for writing.
+        options: options of the conversion.
+        progress: receives progress reports and notes.
+        engine: runs the tasks of the sources.
+        files: the input files, sorted by name.
+
+    Raises:
+        ConfigError: the store was created with other shares of val and test.
+    """
 
     def __init__(
         self,
@@ -85,7 +96,7 @@ class Run:
         files: Sequence[SourceFile],
     ) -> None:
         self.files = files
-        """Sorted by name."""
+        """The input files, sorted by name."""
         self.store = store
         self.options = self._as_begun(store, options)
         self.progress = progress
@@ -97,7 +108,11 @@ class Run:
 
     @staticmethod
     def _as_begun(store: Store, options: ConvertOptions) -> ConvertOptions:
-        """Hold the splits to what the store was begun with: a game's split never changes."""
+        """Return the options if their splits are those of the store, since a game's split never changes.
+
+        Raises:
+            ConfigError: the store was created with other shares of val and test.
+        """
         begun = store.manifest.stages.get("convert")
         if begun is None or (begun["val"], begun["test"]) == (options.val, options.test):
             return options
@@ -110,7 +125,7 @@ class Run:
         )
 
     def convert(self) -> ConvertResult:
-        """Convert those of the files that the store does not have."""
+        """Convert the files that the store does not have yet and return the result of the run."""
         require_intact(self.store, _TABLES, engine=self.engine, progress=self.progress)
         new, same = self._digest()
         for file, name in same:
@@ -125,13 +140,13 @@ class Run:
         if sources:
             facts = self._publish(sources, judged)
             self._publish_tables(sources, facts, judged)
-        remove_tree(self.work)  # the manifest now says all that it said
+        remove_tree(self.work)  # not needed once the manifest lists all parts
         return result
 
     def _run(
         self, function: Callable[..., Result], tasks: list[tuple[Any, ...]]
     ) -> Iterator[tuple[int, Result]]:
-        """Run tasks, a source each."""
+        """Run tasks, one per source, and yield the index and the result of each."""
         memory = self.options.WORKER_MEMORY + self.more
         return self.engine.run(function, tasks, workers=self.workers, memory=memory)
 
@@ -147,7 +162,7 @@ class Run:
         return new_sources(digested, self._known())
 
     def _known(self) -> list[tuple[str, str, int]]:
-        """Return name, digest and positions of the store's sources, but for those to be salvaged now."""
+        """Return name, digest and positions of the store's sources, except those to be salvaged now."""
         columns = ["source_id", "salvaged", "name", "sha256", "positions"]
         tables = [read_parquet(path, columns) for path in self.store.files("sources")]
         rows = [row for table in tables for row in table.to_pylist()]
@@ -159,7 +174,7 @@ class Run:
         ]
 
     def _damaged(self) -> set[int]:
-        """Return the sources of the store that were rejected as a whole for damage."""
+        """Return the ids of the store's sources that were rejected as a whole because of damage."""
         whole = (pc.field("record").is_null()) & pc.field("reason").isin(sorted(SALVAGEABLE))
         tables = [read_parquet(path, ["source_id"], whole) for path in self.store.files("rejected")]
         return {source for table in tables for source in table["source_id"].to_pylist()}
@@ -183,10 +198,10 @@ class Run:
         ]
 
     def _with_conventions(self, sources: list[Source]) -> list[Source]:
-        """Decide what the values of each source mean: by its own evidence, else as given.
+        """Set the value convention of each source: by its own evidence, else the given one.
 
         Raises:
-            InputError: some are undecided; it lists all of them.
+            InputError: the convention of some sources is undecided; the error lists all of them.
         """
         result = [self._with_convention(source) for source in sources]
         undecided = [s for s in result if s.facts.positions and s.decided is None]
@@ -214,7 +229,7 @@ class Run:
         return replace(source, decided=decide(facts.ballots, layout_convention(facts.header), given))
 
     def _one_board_size(self, sources: list[Source]) -> list[Source]:
-        """Reject, as a whole, each source with another board size than the store's."""
+        """Reject each source whose board size differs from that of the store, or of the first source."""
         size = self.store.manifest.board_size
         size = size or next((s.facts.board_size for s in sources if s.facts.positions), None)
         self.board_size = size
@@ -226,7 +241,7 @@ class Run:
         ]
 
     def _assign(self, sources: list[Source]) -> list[Source]:
-        """Give ids: sources by name, positions by source and record, games by source and place."""
+        """Assign ids: to sources by name, to positions by source and record, to games by source and order."""
         manifest = self.store.manifest
         source_id = manifest.counts.get("sources", 0)
         position = manifest.counts.get("positions", 0)
@@ -250,7 +265,7 @@ class Run:
         return assigned
 
     def _resolve(self, sources: list[Source]) -> list[Source]:
-        """Tell the games of shuffled sources apart, shuffle by shuffle; its first source owns them."""
+        """Find the games of shuffled sources, one collection at a time; its first source owns them."""
         collections: dict[str, list[int]] = {}
         for place, source in enumerate(sources):
             if source.facts.mixed and source.facts.positions:
@@ -269,7 +284,7 @@ class Run:
         return resolved
 
     def _find_games(self, spools: list[Spool], facts: list[SpoolFacts]) -> int:
-        """Tell the games of a collection apart: by ids, and by the boards where there are none."""
+        """Find the games of a collection by ids, or by boards without an id; return their number."""
         assert self.board_size is not None
         with_id = sum(own.with_id for own in facts)
         games = resolve_collection(spools, with_id, self.board_size) if with_id else 0
@@ -285,7 +300,7 @@ class Run:
         )
 
     def _with_companions(self, sources: list[Source]) -> list[Source]:
-        """Take in what the legacy tools' own notes say of the sources beside them."""
+        """Add the notes and the names of raw files from the companion files beside the sources."""
         folders: dict[AnyPath, Companions] = {}
         result = []
         for source in sources:
@@ -303,11 +318,15 @@ class Run:
         return result
 
     def _check_rejected(self, sources: list[Source]) -> None:
-        """Publish nothing if too much was rejected: of the records, or of the bytes (whole files)."""
+        """Check the share of rejected records, and of the bytes of files rejected as a whole.
+
+        Raises:
+            RejectRateError: a share is above ``max_reject_rate``.
+        """
         read = [s for s in sources if s.facts.failure is None]
         records = sum(s.facts.records for s in read)
-        rejected = sum(s.facts.rejected - s.facts.cut for s in read)  # what was asked for is no loss
-        sizes = [max(s.file.bytes, 1) for s in sources]  # a link that leads nowhere has no size
+        rejected = sum(s.facts.rejected - s.facts.cut for s in read)  # a requested cut is no loss
+        sizes = [max(s.file.bytes, 1) for s in sources]  # the size of a broken link is 0
         lost = sum(sizes) - sum(max(s.file.bytes, 1) for s in read)
         rate = max(rejected / max(records, 1), lost / max(sum(sizes), 1))
         if rate <= self.options.max_reject_rate:
@@ -325,7 +344,7 @@ class Run:
         )
 
     def _judge(self, sources: list[Source]) -> list[Judged]:
-        """Find the duplicates and the flags of the games that each source owns."""
+        """Return the duplicates and the flags of the games that each source owns."""
         size = self.board_size or 0
         old = Identities.of(self._known_games(), size)
         own = [Identities.of(_games_of(s), size) for s in sources]
@@ -337,7 +356,7 @@ class Run:
         ]
 
     def _known_games(self) -> Iterator[tuple[pa.RecordBatch, npt.NDArray[np.int64]]]:
-        """Read what is compared of the store's games, with their winners."""
+        """Yield the compared columns of the store's games, with their winners."""
         for path in self.store.files("games"):
             with open_parquet(path) as file:
                 for batch in file.iter_batches(columns=[*COLUMNS, "winner"]):
@@ -346,7 +365,7 @@ class Run:
                     yield batch, winners[named.indices.fill_null(-1).to_numpy(zero_copy_only=False)]
 
     def _publish(self, sources: list[Source], judged: list[Judged]) -> dict[str, FileFacts]:
-        """Write the positions and games parts of every source; return the facts of all of them."""
+        """Write the positions and games parts of every source; return the facts of each file by name."""
         self.progress.begin("write", sum(s.facts.positions for s in sources), "positions")
         plan = [
             [s.file.name, s.file.sha256, asdict(self._assignment(s))] for s in sources if s.facts.positions
@@ -384,7 +403,7 @@ class Run:
         }
 
     def _written(self, sources: list[Source], ledger: Ledger) -> set[str]:
-        """Return the digests of sources whose parts an earlier run has written, and which are intact."""
+        """Return the digests of sources whose parts were written by an earlier run and are intact."""
         parts = {
             name: (source.file.sha256, FileFacts(**facts))
             for source in sources
@@ -396,7 +415,7 @@ class Run:
         return {sha256 for sha256, _ in parts.values()} - damaged
 
     def _remove_strays(self, done: set[str]) -> None:
-        """Remove parts that an interrupted run of other sources left: nothing names them."""
+        """Remove parts that an interrupted run of other sources left, which no manifest or ledger names."""
         named = done | self.store.manifest.files.keys()
         for folder in ("positions", "games", "sources", "rejected"):
             for path in _parts_in(self.store.path / folder):
@@ -421,7 +440,7 @@ class Run:
     def _publish_tables(
         self, sources: list[Source], facts: dict[str, FileFacts], judged: list[Judged]
     ) -> None:
-        """Write the sources and rejected parts of this run, then the manifest; remove the spools."""
+        """Write the sources and rejected parts of this run, then the manifest."""
         manifest = self.store.manifest
         rejected = sum(s.facts.rejected for s in sources)
         tables: dict[str, tuple[pa.Schema, Iterable[pa.RecordBatch | pa.Table]]]
@@ -463,11 +482,11 @@ class Run:
         )
 
     def _notes(self, sources: list[Source], same: Iterable[str]) -> list[str]:
-        """Return the notes on the sources of this run, and on an option that some files were read without.
+        """Return the notes on the sources of this run, and one on files without the given convention.
 
         Args:
-            sources: of this run.
-            same: names of the sources that the store has, of those that were given.
+            sources: the sources of this run.
+            same: names of the store's sources whose bytes were among the inputs.
         """
         notes = [f"{s.file.name}: {note}" for s in sources for note in notes_of(s)]
         given = self.options.value_convention
@@ -480,7 +499,7 @@ class Run:
         return notes if unused is None else [*notes, unused]
 
     def _otherwise_stored(self, names: set[str], given: str) -> list[str]:
-        """Return which sources of the store, of these names, have another value convention."""
+        """Return those of ``names`` whose sources in the store have another value convention."""
         other = ~pc.field("value_sense").isin([given]) & pc.field("value_sense").is_valid()
         legacy = pc.field("format") != "trmph"
         tables = [read_parquet(path, ["name"], other & legacy) for path in self.store.files("sources")]
@@ -494,19 +513,19 @@ _HINT: Final = (
 
 
 def _parts_in(folder: AnyPath) -> list[AnyPath]:
-    """Return the parts that lie in a folder; none if there is no folder."""
+    """Return the parts in a folder; an empty list if the folder does not exist."""
     if isinstance(folder, Path):
         return list(folder.glob("*.parquet"))
     return [folder / name for name in objects_below(folder) if name.endswith(".parquet")]
 
 
 def _spool(folder: AnyPath, facts: SpoolFacts) -> Spool:
-    """Return the spool of a source that was just read."""
+    """Return the spool that contains the tables of a source that was just read: truncated ones, if any."""
     return Spool(folder).cut if facts.cut else Spool(folder)
 
 
 def _games_of(source: Source) -> Iterator[tuple[pa.RecordBatch, npt.NDArray[np.int64]]]:
-    """Read what is compared of the games that a source owns, with their winners."""
+    """Yield the compared columns of the games that a source owns, with their winners."""
     if source.owns_games and source.facts.games:
         assert source.convention is not None
         for batch in source.spool.batches("games", [*COLUMNS, "winner", "value"]):
@@ -514,7 +533,7 @@ def _games_of(source: Source) -> Iterator[tuple[pa.RecordBatch, npt.NDArray[np.i
 
 
 def _flags_of(source: Source) -> npt.NDArray[np.uint32]:
-    """Return the flags of the games that a source owns, but for those of duplicates."""
+    """Return the flags of the games that a source owns, except those of duplicates."""
     if not (source.owns_games and source.facts.games):
         return np.zeros(0, np.uint32)
     assert source.convention is not None
@@ -527,10 +546,10 @@ def _other_size(found: int | None, expected: int | None) -> str:
 
 
 def _check_whole(source: Source, written: dict[str, FileFacts]) -> None:
-    """See that every position of the spool was written.
+    """Check that every position of the spool was written.
 
     Raises:
-        StoreError: some were not.
+        StoreError: the number of positions written differs.
     """
     rows = sum(facts.rows for name, facts in written.items() if name.startswith("positions/"))
     if rows != source.facts.positions:
@@ -546,7 +565,7 @@ def _check_whole(source: Source, written: dict[str, FileFacts]) -> None:
 def _publish_source(
     store: AnyPath, spool: Spool, assigned: Assignment, judged: Judged, owns_games: bool
 ) -> dict[str, FileFacts]:
-    """Worker: write one source's parts; the facts by path relative to the store."""
+    """Write the parts of one source in a worker; return the facts by path relative to the store."""
     name = f"part-{assigned.source_id:06d}.parquet"
     facts = {f"positions/{name}": publish_positions(spool, store / "positions" / name, assigned)}
     if owns_games:

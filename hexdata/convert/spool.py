@@ -1,7 +1,7 @@
-"""The first pass over one source: decoded once, front to back, into a folder of plain Arrow files.
+"""The first pass over a source: decodes it once, from start to end, into a spool, a folder of Arrow files.
 
-The spool holds what the source says, unjudged; ``publish`` writes the store from it once it is known
-which ids the source gets. A spool is complete when its ``facts.json`` is there.
+The spool contains the source's own content. ``publish`` writes the tables of the store from it, after the run
+has assigned the ids. A spool is complete when its ``facts.json`` exists.
 """
 
 from __future__ import annotations
@@ -54,23 +54,23 @@ REJECTED: Final = pa.schema(
 FINDINGS: Final = pa.schema([pa.field("findings", pa.uint32(), nullable=False)])
 
 AFTER_REPEAT: Final = "after-repeat"
-"""Reason code of a position that comes after a move on an occupied cell, where games are cut there."""
+"""Reason code of a position after a move on an occupied cell, in a game that was cut before that move."""
 _NOT_THE_FILES: Final = (HexdataError, OSError, MemoryError)
-"""Errors that say nothing about a file, or what is wrong with it; any other is a failure of its reader."""
+"""Errors that readers raise on purpose or that do not concern the file; any other is a defect of a reader."""
 _LONGEST: Final = 200
-"""Characters of what an error says that are kept."""
+"""Maximum number of characters kept of the message of an unexpected error."""
 _AFTER: Final = "the game was cut before a repeated move, as asked"
 
 MOST_REJECTED: Final = 100_000
-"""``limit-rejected``: records of a file that may be rejected above those that are positions."""
+"""``limit-rejected``: a file may have this many more rejected records than positions."""
 
 UNREADABLE: Final = "unreadable"
-"""Reason code of a file that the disk or its owner would not give: it may be readable next time."""
+"""Reason code of a file that the operating system cannot read. It may be readable in a later run."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What a run asks for that changes what a spool holds."""
+    """The options of a run that change the content of a spool: those of ``ConvertOptions``."""
 
     salvage: bool = False
     truncate_repeats: bool = False
@@ -81,7 +81,7 @@ _TableName = Annotated[str, Matching("(?:cut/)?[a-z]{1,20}\\.arrow", "a table of
 
 @dataclass
 class SpoolFacts:
-    """What the first pass found out about a source. in = ``positions`` + ``rejected``."""
+    """The result of the first pass over a source. ``records`` is ``positions`` + ``rejected``."""
 
     version: str = __version__
     format: str = "unknown"
@@ -90,47 +90,52 @@ class SpoolFacts:
     positions: Count = 0
     rejected: Count = 0
     with_id: Count = 0
-    """Positions whose metadata names their game."""
+    """Number of positions whose metadata has the id of their game."""
     games: Count = 0
     mixed: bool = False
-    """Its positions come from everywhere: contiguity says nothing about games."""
+    """The source was shuffled, so neighbouring positions need not belong to one game."""
     failure: tuple[str, str] | None = None
-    """Reason and detail of a file that was rejected as a whole: one record, and no position."""
+    """Reason and detail of a file that was rejected as a whole, which counts as one record."""
     votes: Votes = field(default_factory=Votes)
-    """What all positions say of the convention of ``value``."""
+    """Evidence for the convention of ``value``, one vote per position."""
     ballots: Votes = field(default_factory=Votes)
-    """The same of sound games, a vote each; of sound positions where ``mixed``. What decides."""
+    """The votes that decide: one per sound game, and one per sound position of an unknown game."""
     header: Mapping[Any, Any] = field(default_factory=dict)
     header_bytes: Count = 0
-    """Of the header as JSON text."""
+    """Length of the header as JSON text."""
     notes: list[str] = field(default_factory=list)
     damage: tuple[str, str] | None = None
-    """Code and detail of what broke the source off, of which whole examples before it were salvaged."""
+    """Code and detail of the damage, if the examples before it were salvaged."""
     cut: Count = 0
-    """Positions rejected because they come after a repeated move: these were asked for."""
+    """Number of positions rejected after a repeated move, because truncation was requested."""
     loose: Annotated[list[Count], AtMost(32)] = field(default_factory=list)
-    """Findings of positions of unknown games, counted by bit."""
+    """Number of positions of unknown games with each finding, by bit."""
     reading: Reading = field(default_factory=Reading)
     digests: dict[_TableName, HexDigest] = field(default_factory=dict)
-    """SHA-256 of each table when the facts were saved, by name below the spool."""
+    """SHA-256 of each table when the facts were saved, by path relative to the spool."""
 
     @classmethod
     def failed(cls, reason: str, detail: str) -> SpoolFacts:
-        """Return the facts of a file that is rejected as a whole."""
+        """Return the facts of a file that is rejected as a whole.
+
+        Args:
+            reason: reason code.
+            detail: message.
+        """
         return cls(records=1, rejected=1, failure=(reason, encodable(detail)))
 
 
 class Spool:
-    """The folder of one source's first pass."""
+    """A folder with the result of the first pass over one source."""
 
     def __init__(self, folder: AnyPath) -> None:
         self.folder = folder
 
     def facts(self) -> SpoolFacts | None:
-        """Return the facts, or None if the spool is not complete or is of another release.
+        """Return the facts, or None if the spool is incomplete or was written by another release.
 
         Raises:
-            StoreError: they are damaged.
+            StoreError: the file of the facts is damaged.
         """
         try:
             data = read_bounded(self.folder / "facts.json")
@@ -144,13 +149,13 @@ class Spool:
         return check_value(SpoolFacts, content, path, what=what, hint=hint)
 
     def save_facts(self, facts: SpoolFacts) -> None:
-        """Complete the spool."""
+        """Write the facts with the digests of all tables, which completes the spool."""
         facts.digests = self._digests()
         content = asdict(replace(facts, header={})) | {"header": read_header(facts.header)}
         write_bytes(self.folder / "facts.json", json.dumps(content).encode("ascii"))
 
     def is_intact(self, facts: SpoolFacts) -> bool:
-        """Return whether the tables have the bytes that they had when the facts were saved."""
+        """Return whether all tables have the digests in ``facts``."""
         try:
             return all(digest_file(self.folder / name)[1] == sha for name, sha in facts.digests.items())
         except FileNotFoundError:
@@ -161,9 +166,12 @@ class Spool:
         return {name: digest_file(self.folder / name)[1] for name in names}
 
     def batches(self, table: str, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """Read ``"raw"``, ``"rows"``, ``"games"`` or ``"rejected"`` batch by batch; none if absent.
+        """Yield the batches of a table.
 
-        With ``columns``, only these are read and decompressed.
+        Args:
+            table: name of the table, such as "raw", "rows", "games", "rejected" or "findings". If its file
+                does not exist, nothing is yielded.
+            columns: columns to read and decompress. Default None: all.
         """
         path = self.folder / f"{table}.arrow"
         try:
@@ -181,7 +189,7 @@ class Spool:
 
     @property
     def cut(self) -> Spool:
-        """The spool in this one that holds what stays of its tables where games were cut."""
+        """The spool inside this one that contains the tables after the truncation of games."""
         return Spool(self.folder / "cut")
 
     def remove(self) -> None:
@@ -190,7 +198,7 @@ class Spool:
 
 
 class SpooledHeader(Mapping[str, Any]):
-    """The header of a source, read from the facts of its spool whenever it is asked for."""
+    """The header of a source, read from its spool at each access instead of kept in memory."""
 
     def __init__(self, spool: Spool) -> None:
         self._spool = spool
@@ -217,32 +225,43 @@ class SpooledHeader(Mapping[str, Any]):
 
 @contextmanager
 def write_arrow(path: AnyPath, schema: pa.Schema) -> Iterator[pa.ipc.RecordBatchFileWriter]:
-    """Write an Arrow IPC file, atomically; compressed, since boards and texts are mostly alike."""
+    """Write an Arrow IPC file atomically, with LZ4 compression.
+
+    Args:
+        path: the file to write.
+        schema: schema of the table.
+
+    Yields:
+        The writer of the file, which is renamed to ``path`` when the block ends without an error.
+    """
     options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
     with atomic_file(path) as file, pa.ipc.new_file(file, schema, options=options) as writer:
         yield writer
 
 
 def read_header(header: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a header of which JSON text can be made."""
+    """Return a header as a mapping that ``json`` can serialize."""
     return header.read() if isinstance(header, SpooledHeader) else header
 
 
 def read_source(path: AnyPath, folder: AnyPath, reading: Reading, version: str) -> SpoolFacts:
-    """Read one source file into a spool at ``folder``, unless a complete one is there.
+    """Read a source into a spool, unless an intact spool of the same file and options exists.
 
-    A file that cannot be read as a whole is a fact about it, and no error; a disk that will not take the
-    spool is an error, and so is an object store that does not answer.
+    A file that cannot be decoded raises no error: its facts state the ``failure``.
 
     Args:
-        path: the file.
-        folder: of the spool.
-        reading: how.
-        version: ``remote.version_of`` the file that was digested.
+        path: the source.
+        folder: folder of the spool.
+        reading: options that affect the content of the spool.
+        version: ``remote.version_of`` the source when it was digested.
+
+    Returns:
+        The facts of the source.
 
     Raises:
-        SourceChangedError: the file is another one by now.
-        StoreError: an object store did not answer.
+        SourceChangedError: the source has changed since it was digested.
+        StoreError: an object store does not answer, or the facts of an existing spool are damaged.
+        OSError: the spool cannot be written.
     """
     spool = Spool(folder)
     facts = spool.facts()
@@ -266,10 +285,12 @@ def read_source(path: AnyPath, folder: AnyPath, reading: Reading, version: str) 
 
 
 def _require_version(path: AnyPath, version: str) -> None:
-    """See that a file that was read is the one that was digested; if it is gone, reading has told.
+    """Check that a source still has the version that was digested.
+
+    A missing source passes, because reading it has raised an error already.
 
     Raises:
-        SourceChangedError: it is not.
+        SourceChangedError: the source has another version.
     """
     with telling(path):
         found = version_of(path)
@@ -282,7 +303,7 @@ def _require_version(path: AnyPath, version: str) -> None:
 
 
 def _reusable(facts: SpoolFacts, reading: Reading) -> bool:
-    """Say whether reading again would give the same; whether to salvage matters to damaged files alone."""
+    """Return whether a spool would be the same under ``reading``; ``salvage`` affects damaged files only."""
     whole = facts.failure is None and facts.damage is None
     return facts.reading.truncate_repeats == reading.truncate_repeats and (
         whole or facts.reading.salvage == reading.salvage
@@ -291,11 +312,11 @@ def _reusable(facts: SpoolFacts, reading: Reading) -> bool:
 
 @contextmanager
 def _on_disk(path: AnyPath) -> Iterator[None]:
-    """Turn an error of the source's disk into one of the source. No spool is written in here.
+    """Convert an ``OSError`` on reading the source to a ``FormatError``. Wrap no code that writes a spool.
 
     Raises:
-        FormatError: "unreadable".
-        StoreError: an object store does not answer, which says nothing of the source.
+        FormatError: the source cannot be read; its code is ``UNREADABLE``.
+        StoreError: an object store does not answer, so nothing is known about the source.
     """
     try:
         yield
@@ -324,7 +345,7 @@ def _batches(path: AnyPath, reader: SourceReader) -> Iterator[RawBatch]:
 
 
 def _crash(error: Exception, record: str | None = None) -> FormatError:
-    """Make the error for a file on which the reader failed in a way that nobody foresaw."""
+    """Return the error of a file on which its reader raised an unexpected exception."""
     return FormatError(
         f"its reader failed: {type(error).__name__}",
         code="reader-error",
@@ -366,13 +387,13 @@ def _read(path: AnyPath, spool: Spool, reading: Reading) -> SpoolFacts:
         facts.format = reader.format
         text = json.dumps(reader.header)
         facts.header_bytes = len(text)
-        facts.header = json.loads(text)  # plain JSON, whatever mappings it was made of
+        facts.header = json.loads(text)  # plain JSON, as facts read from a spool have it
     facts.records = facts.positions + facts.rejected
     facts.votes, facts.ballots = tally.votes, tally.ballots
     facts.with_id = tally.with_id
     facts.mixed = is_mixed(facts.format, facts.header)
     if facts.damage is not None and tally.with_id and facts.format != "trmph":
-        facts.mixed = True  # what says that a file was shuffled stands at its end, which is lost
+        facts.mixed = True  # the key that marks a shuffled file is at its end, which is lost
     if facts.positions and not facts.mixed:
         _group(spool, facts, tally)
         (settled,) = settle_games([spool], [facts])
@@ -382,7 +403,7 @@ def _read(path: AnyPath, spool: Spool, reading: Reading) -> SpoolFacts:
 
 
 def _book_damage(damage: FormatError, rejected: pa.ipc.RecordBatchFileWriter, facts: SpoolFacts) -> None:
-    """Count what broke a source off as one rejected record; where nothing came before it, raise it."""
+    """Count the damage of a source as one rejected record; raise it if no position precedes it."""
     records = facts.positions + facts.rejected
     if not facts.positions:
         raise damage
@@ -393,7 +414,7 @@ def _book_damage(damage: FormatError, rejected: pa.ipc.RecordBatchFileWriter, fa
 
 
 def _group(spool: Spool, facts: SpoolFacts, tally: Tally) -> None:
-    """Second look at the spool: which game each position belongs to."""
+    """Assign each position of the spool to a game; write ``rows`` and ``games``."""
     assert facts.board_size is not None
     grouped = find_games(spool.batches("raw", EVIDENCE), facts.board_size, tally.grouping())
     with (
@@ -410,17 +431,17 @@ def _group(spool: Spool, facts: SpoolFacts, tally: Tally) -> None:
 
 
 def settle_games(spools: Sequence[Spool], facts: Sequence[SpoolFacts]) -> list[Spool]:
-    """Finish the spools among which some games lie, once ``rows`` and ``games`` are there.
+    """Complete spools that share their games, after ``rows`` and ``games`` have been written.
 
-    Games are cut before repeated moves, if that was asked for; then findings are gathered: into
-    ``findings`` of the first spool, one row a game.
+    If truncation was requested, games are cut before repeated moves. Then the findings of each game are
+    written to ``findings`` of the first spool, one row per game.
 
     Args:
-        spools: the first has the ``games``.
-        facts: of each; what changes is changed in them.
+        spools: the spools of a source or of a collection; the first has the table ``games``.
+        facts: facts of each spool, which are updated.
 
     Returns:
-        Where the tables of each are now.
+        The spool that now contains the tables of each source: itself, or its ``cut``.
     """
     cuts = find_cuts(spools) if facts[0].reading.truncate_repeats else None
     result = list(spools)
@@ -435,7 +456,7 @@ def settle_games(spools: Sequence[Spool], facts: Sequence[SpoolFacts]) -> list[S
 
 
 def _cut(spools: Sequence[Spool], facts: Sequence[SpoolFacts], cuts: Cuts) -> list[Spool]:
-    """Write the spools anew, within themselves, without what comes after repeated moves."""
+    """Write the truncated tables of each spool to its ``cut`` and return the new spools."""
     lost = np.zeros(len(cuts), np.int64)
     for spool, own in zip(spools, facts, strict=True):
         assert own.board_size is not None
@@ -464,7 +485,7 @@ def _cut(spools: Sequence[Spool], facts: Sequence[SpoolFacts], cuts: Cuts) -> li
 
 
 def _compare(stats: dict[str, Any], facts: SpoolFacts) -> list[str]:
-    """Hold the counts of the file's own ``processing_stats`` against what was found."""
+    """Return a note for each count in the header's ``processing_stats`` that differs from the count found."""
     notes = []
     stated = {"records": stats.get("examples_generated"), "games": stats.get("valid_games")}
     for name, count in stated.items():

@@ -1,7 +1,4 @@
-"""A source of a run with all that is known of it, and the rows of it that a store keeps.
-
-Reads spools, writes nothing.
-"""
+"""A source of a run with everything known about it, and its rows in the tables sources and rejected."""
 
 from __future__ import annotations
 
@@ -34,39 +31,41 @@ __all__ = [
 
 
 SMALL_HEADER: Final = 4096
-"""Headers of at most so many bytes are kept in memory and always accepted; real ones have 300 to 40,000."""
+"""Headers of at most this many bytes are kept in memory and always accepted; real ones have 300 to 40,000."""
 _LARGE_HEADERS: Final = 64 << 20
-"""``limit-headers``: bytes of JSON text of all larger headers of a run. Later stages read them together."""
+"""``limit-headers``: maximum bytes of JSON text of all larger headers of a run, as later stages load them."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """A source of this run with all that is known of it. Its ``facts`` are the run's judgement; the
-    spool keeps what the source says, whatever a run makes of it.
+    """A source of this run with everything known about it.
+
+    ``facts`` includes the decisions of the run, such as a rejected file. The spool contains the source's
+    own content, which does not depend on the other sources of a run.
     """
 
     file: SourceFile
     spool: Spool
     facts: SpoolFacts
     decided: Decision | None = None
-    """What its values mean; None without positions."""
+    """The value convention and its evidence; None without positions."""
     source_id: int = -1
     first_position: int = 0
     first_game: int = 0
     collection: str = ""
-    """Which shuffle it belongs to, if its positions come from everywhere."""
+    """Key of the collection of a shuffled source, else empty."""
     owns_games: bool = True
     origins: tuple[tuple[int, str], ...] = ()
-    """Raw files by ``file_idx``, where only a companion names them."""
+    """(file_idx, raw file) for games whose raw file only a companion names."""
 
     @property
     def convention(self) -> Convention | None:
-        """Which value means that blue won."""
+        """The value convention; None without positions."""
         return None if self.decided is None else self.decided.convention
 
 
 def notes_of(source: Source) -> list[str]:
-    """Return the notes on a source, with what was found in positions of unknown games."""
+    """Return the notes on a source, including those on its convention and on positions of unknown games."""
     notes = source.facts.notes
     if source.decided is None:
         return notes
@@ -79,7 +78,7 @@ def notes_of(source: Source) -> list[str]:
 
 
 def _notes_of_decision(source: Source, decided: Decision) -> Iterator[str]:
-    """Give what the file shows only in part, and what in it contradicts the convention."""
+    """Yield notes on a convention that the source's games do not show alone, or that some contradict."""
     if source.facts.format == "trmph":
         return
     convention, layout = decided.convention, layout_convention(source.facts.header)
@@ -109,7 +108,15 @@ _DECIDED_BY: Final = {
 
 
 def note_of_unused_option(names: list[str], given: str) -> str | None:
-    """Return a note on the files whose values were read by another convention than the given one."""
+    """Return a note on the files whose convention is not the given one.
+
+    Args:
+        names: names of these files.
+        given: the convention given with ``--value-convention``.
+
+    Returns:
+        The note, or None if there are no such files.
+    """
     if not names:
         return None
     files = "1 file, which has" if len(names) == 1 else f"{len(names):,} files, which have"
@@ -118,11 +125,11 @@ def note_of_unused_option(names: list[str], given: str) -> str | None:
 
 
 _LISTED: Final = 5
-"""Files that a note names."""
+"""Maximum number of files that a note names."""
 
 
 def source_table(sources: list[Source], judged: list[Judged], options: ConvertOptions) -> pa.Table:
-    """Return what the store keeps of sources: ``sources_schema``."""
+    """Return the rows of sources in the table sources, with the schema ``sources_schema()``."""
     rows: list[dict[str, Any]] = [
         {
             "source_id": s.source_id,
@@ -147,7 +154,7 @@ def source_table(sources: list[Source], judged: list[Judged], options: ConvertOp
 
 
 def _evidence(source: Source) -> dict[str, Any]:
-    """Return what the convention of a source was decided by."""
+    """Return the evidence for the value convention of a source."""
     facts, decided = source.facts, source.decided
     return {
         "chains": facts.votes.chains,
@@ -159,7 +166,7 @@ def _evidence(source: Source) -> dict[str, Any]:
 
 
 def rejected_batches(source: Source) -> Iterator[pa.RecordBatch]:
-    """Read what was rejected of a source: ``rejected_schema``."""
+    """Yield the rejected records of a source, with the schema ``rejected_schema()``."""
     if source.facts.failure is None:
         batches = source.spool.batches("rejected")
     else:
@@ -183,12 +190,16 @@ def reasons_of(sources: list[Source]) -> dict[str, int]:
 
 
 def failed_files(sources: list[Source]) -> dict[str, str]:
-    """Return the reason of each file that was rejected as a whole, by name."""
+    """Return the name and the reason of each file that was rejected as a whole."""
     return {s.file.name: ": ".join(s.facts.failure) for s in sources if s.facts.failure}
 
 
 def refuse_large_headers(facts: dict[str, SpoolFacts]) -> None:
-    """Fail the sources with the largest headers, until the others are within ``_LARGE_HEADERS``."""
+    """Reject the sources with the largest headers, so that the others are within ``_LARGE_HEADERS``.
+
+    Args:
+        facts: facts of each source by name; those of rejected sources are replaced.
+    """
     left = _LARGE_HEADERS
     sizes = [(own.header_bytes, name) for name, own in facts.items() if own.header_bytes > SMALL_HEADER]
     for size, name in sorted(sizes):

@@ -1,6 +1,6 @@
-"""The old tool's cut, on request: a game ends before the first move that is played on an occupied cell.
+"""Truncation of games before the first move on an occupied cell, as the legacy tool did, on request.
 
-Says what stays of spooled tables and what goes. Reads spools, writes nothing.
+The functions yield the truncated tables of a spool and write nothing.
 """
 
 from __future__ import annotations
@@ -22,15 +22,18 @@ __all__ = ["NO_CUT", "cut_games", "cut_rows", "find_cuts"]
 
 Array = npt.NDArray[Any]
 Cuts = npt.NDArray[np.int64]
-"""For each game (G,) the ply of the last position that stays, ``NO_CUT`` if all do."""
+"""The ply of the last position kept of each game, (G,); ``NO_CUT`` if all positions are kept."""
 
 NO_CUT: Final = 1 << 16
 
 
 def find_cuts(spools: Sequence[Tables]) -> Cuts:
-    """Find where the games of ``spools`` are to be cut: the first ply with a move on an occupied cell.
+    """Return the first ply of each game that has a move on an occupied cell.
 
-    That a game's last position has such a move does not cut it: the move was not played.
+    Such a move in the last position of a game does not count, because it was not played.
+
+    Args:
+        spools: spools that share their games; the first has the table ``games``.
     """
     count = sum(batch.num_rows for batch in spools[0].batches("games", ["positions"]))
     cuts = np.full(count, NO_CUT, np.int64)
@@ -46,14 +49,14 @@ def find_cuts(spools: Sequence[Tables]) -> Cuts:
 def cut_rows(
     spool: Tables, cuts: Cuts, lost: npt.NDArray[np.int64]
 ) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch, list[int]]]:
-    """Give what stays of ``raw`` and of ``rows``, and the records that go.
+    """Yield the kept rows of ``raw`` and of ``rows``, and the numbers of the removed records, per batch.
 
-    The last position that stays of a game that is cut becomes a final one: it has no move any more.
+    The last position kept of a truncated game becomes a final position, without a move.
 
     Args:
-        spool: of a source.
-        cuts: (G,).
-        lost: int64 (G,): the positions that go are added to it.
+        spool: spool of a source.
+        cuts: result of ``find_cuts``, (G,).
+        lost: int64 (G,); the number of positions removed from each game is added to it.
     """
     for raw, rows in side_by_side(spool, None, ROWS.names):
         game, ply, total = (column(rows, name, -1) for name in ("game", "ply", "total"))
@@ -71,9 +74,15 @@ def cut_rows(
 
 
 def cut_games(spool: Tables, cuts: Cuts, lost: npt.NDArray[np.int64], board_size: int) -> Iterator[pa.Table]:
-    """Give ``games`` as they are once cut; ``lost`` (G,) positions of each have gone.
+    """Yield the rows of ``games`` after truncation.
 
-    A game whose moves are not all at hand keeps its hash.
+    A game with missing moves keeps its hash.
+
+    Args:
+        spool: spool with the table ``games``.
+        cuts: result of ``find_cuts``, (G,).
+        lost: number of positions removed from each game, int64 (G,).
+        board_size: n.
     """
     done = 0
     for batch in spool.batches("games"):
@@ -90,9 +99,9 @@ def cut_games(spool: Tables, cuts: Cuts, lost: npt.NDArray[np.int64], board_size
 
 
 def _without_move(raw: pa.RecordBatch, last: npt.NDArray[np.bool_]) -> pa.RecordBatch:
-    """Make final the positions that ``last`` (N,) marks: no move, and no finding about it.
+    """Remove the move, and the finding about it, from the positions that the mask ``last`` (N,) selects.
 
-    ``extra`` keeps the move, for the way back.
+    The move is stored in ``extra``, so that the example can be exported as it was.
     """
     moves = column(raw, "move", -1)
     texts = raw.column("extra").to_pylist() if last.any() else []
