@@ -1,7 +1,7 @@
-"""Legacy pickles of training examples, read without running any code of theirs, and written.
+"""Reader and writer of legacy pickles of training examples. No code of a pickle is ever run.
 
-See ``reader`` for reading; ``machine`` is the pickle interpreter, ``standins`` the list of what a pickle
-may ask for, ``skeleton`` the fast path.
+``reader`` reads a file and ``writer`` writes one. ``machine`` is the pickle interpreter, ``standins`` lists the
+names that a pickle may import, and ``skeleton`` and ``fastpath`` read runs of similar examples at once.
 """
 
 from hexdata.formats.legacy.limits import DEFAULT_LIMITS, Limits

@@ -1,6 +1,7 @@
-"""How a file spells what it says: what is kept of that, so that the file can be written back as it was.
+"""Spellings of the fields of legacy pickles, kept so that a file can be written back unchanged.
 
-Turns Python values of a pickle into JSON values too. Never decides whether a record is kept.
+A spelling is the type or notation of a field, such as "b/r" for the winner. This module also converts values
+of a pickle to JSON. It does not reject records.
 """
 
 from __future__ import annotations
@@ -38,24 +39,28 @@ WINNER_SPELLINGS: Final = {
     "1/2": ("1", "2"),
     "int 1/2": (1, 2),
 }
-"""Blue and red as a winner is written, but for enums, which are spelled by the name of their class."""
+"""Values of blue and red for each spelling of a winner. The spelling of an enum is the name of its class."""
 
 DIALECT_KEY: Final = "hexdata:dialect"
-"""Key in ``extra`` of an example that is spelled otherwise than the first of its file: its own spellings."""
+"""Key in ``extra`` for the spellings of an example that differ from those of the first example."""
 
 _RESERVED: Final = "hexdata:"
 _ESCAPE: Final = "hexdata:key:"
-"""Stands before a file's own key that begins as keys of ours do, or is a name of ours."""
+"""Prefix of a key of the file that collides with a key reserved by hexdata."""
 
 _PLAIN: Final = frozenset([bool, int, float, str])
 _FIELDS: Final = ("winner", "game_id", "position_in_game", "total_positions", "value_sample_tier")
 
 Spellings = dict[str, object]
-"""How fields are spelled, by the name of the field."""
+"""Spelling by name of the field."""
 
 
 class Dialect:
-    """Counts, over the accepted examples, how each field is spelled. Nulls are data and not counted."""
+    """Counts the spellings of each field over the accepted examples. Nulls are not counted.
+
+    Args:
+        limits: Limits of the file.
+    """
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -63,15 +68,15 @@ class Dialect:
         self._first: Spellings = {}
 
     def add(self, groups: Sequence[Group], accepted: npt.NDArray[np.bool_]) -> dict[int, Spellings]:
-        """Count the examples of a block.
+        """Count the spellings of the examples of a block.
 
         Args:
-            groups: of the block.
-            accepted: for each place in the block, whether there is an accepted example, (count,).
+            groups: Groups of examples of the block.
+            accepted: Whether the example at each index of the block is accepted, (count,).
 
         Returns:
-            By its place, each example that spells a field otherwise than the file's first one with that
-            field, and how it spells what differs.
+            For each example whose spellings differ from the first ones in the file, by its index in the
+            block: the spellings that differ.
 
         Raises:
             FormatError: "limit-layouts".
@@ -103,7 +108,7 @@ class Dialect:
         return found
 
     def _settle_first(self, columns: Sequence[tuple[str, Any, Coded, npt.NDArray[np.bool_]]]) -> None:
-        """Take as first what the example at the lowest place says, whatever the order of the groups."""
+        """Set the first spelling of each field: that of the example with the lowest index in the block."""
         firsts: dict[str, tuple[int, object]] = {}
         for field, places, column, taken in columns:
             if field in self._first:
@@ -116,10 +121,10 @@ class Dialect:
         self._first |= {field: spelling for field, (_, spelling) in firsts.items()}
 
     def as_json(self) -> dict[str, object]:
-        """Return the spelling of each field.
+        """Return the spelling of each field as JSON values.
 
-        Where it has several, ``{"mixed": [[spelling, count], …]}``, and under ``first`` the one of the
-        file's first example, which holds wherever an example does not say otherwise.
+        A field with several spellings has the value ``{"mixed": [[spelling, count], …]}``. Its first spelling
+        in the file is under ``first``; it applies to all examples that have none under ``DIALECT_KEY``.
         """
         result: dict[str, object] = {
             name: _listed(next(iter(counts)))
@@ -133,7 +138,7 @@ class Dialect:
 
 
 def _spelled(group: Group) -> Iterator[tuple[str, Coded]]:
-    """Give how a group's examples spell each field: a column of spellings, None for a null."""
+    """Yield each field of a group with the column of its spellings, None for a null."""
     layout = group.layout
     constants = {
         "layout": "tuple" if layout.keys is None else "dict",
@@ -180,7 +185,7 @@ def _winner_spelling(value: object) -> str:
 
 
 def _game_id_spelling(value: object) -> str:
-    """Return how both numbers are spelled, or, where they differ, the two."""
+    """Return the spelling of both numbers of a game id, or the two spellings if they differ."""
     if not isinstance(value, tuple) or len(value) != 2:
         return _spelling(value)
     spellings = [_spelling(part) for part in value]
@@ -191,7 +196,12 @@ _SPELLERS: Final = {"winner": _winner_spelling, "game_id": _game_id_spelling}
 
 
 def with_spellings(batch: pa.RecordBatch, odd: Mapping[int, Spellings]) -> pa.RecordBatch:
-    """Return a raw batch in which the rows named by ``odd`` keep their own spellings in ``extra``."""
+    """Return a raw batch with additional spellings in ``extra``.
+
+    Args:
+        batch: The raw batch.
+        odd: Spellings by index of the row.
+    """
     texts = batch.column("extra").to_pylist()
     for row, spellings in odd.items():
         extra = json.loads(texts[row] or "{}") | {DIALECT_KEY: spellings}
@@ -204,28 +214,32 @@ _TAGS: Final = ("__dict__", "__tuple__", "__float__", "__numpy__", "__object__")
 
 
 class _NotJsonError(ValueError):
-    """A value that JSON would not give back as it was."""
+    """A value that JSON cannot represent without loss."""
 
 
 def escaped_key(key: str) -> str:
-    """Return the key under which a key of a file is kept, such that none is taken for one of ours."""
+    """Return the key under which a key of a file is stored, so that it cannot collide with reserved keys."""
     return _ESCAPE + key if key.startswith(_RESERVED) or key == "dialect" else key
 
 
 def unescaped_key(key: str) -> str:
-    """Return the key of the file; the inverse of :func:`escaped_key`."""
+    """Return the key of the file for a stored key: the inverse of :func:`escaped_key`."""
     return key.removeprefix(_ESCAPE)
 
 
 class TooMuchError(Exception):
-    """Metadata that takes more values or bytes than the limit, written out."""
+    """Metadata with more values, bytes or levels than the limits allow."""
 
 
 def extra_text(extra: dict[str, Any], limits: Limits) -> str | None:
-    """Return JSON text of metadata, keys sorted; None if JSON would not give back the same values.
+    """Return metadata as JSON text with sorted keys; None if JSON cannot represent it without loss.
+
+    Args:
+        extra: The metadata.
+        limits: Limits of the file.
 
     Raises:
-        TooMuchError: it is past a limit.
+        TooMuchError: The metadata exceeds a limit.
     """
     budget = _Budget(limits.metadata_values, limits.metadata_bytes)
     values = {}
@@ -244,12 +258,16 @@ def extra_text(extra: dict[str, Any], limits: Limits) -> str | None:
 
 
 def header_json(top: Mapping[Any, Any], limits: Limits) -> dict[str, object]:
-    """Return what stands beside the examples for JSON, with escaped keys.
+    """Return the top-level items except the examples as JSON values, with escaped keys.
 
-    What JSON does not know becomes a dict with one ``__key__``.
+    A value without a JSON equivalent becomes a dict with a single key such as ``__tuple__``.
+
+    Args:
+        top: The outermost dict of the pickle.
+        limits: Limits of the file.
 
     Raises:
-        FormatError: "limit-nesting" or "limit-header"; "unknown-layout", if a key is no text.
+        FormatError: "limit-nesting" or "limit-header"; "unknown-layout", if a key is not text.
     """
     budget = _Budget(limits.header_values, limits.header_bytes)
     header = {}
@@ -263,11 +281,13 @@ def header_json(top: Mapping[Any, Any], limits: Limits) -> dict[str, object]:
 
 
 class _Budget:
-    """How much may still be written out: a list that holds one list twice, and so on, explodes.
+    """Remaining number of values and characters that may be written.
+
+    Nested lists that contain the same list several times grow exponentially when written.
 
     Args:
-        values: how many.
-        size: characters of all texts.
+        values: Maximum number of values.
+        size: Maximum number of characters of all texts.
     """
 
     def __init__(self, values: int, size: int) -> None:
@@ -275,7 +295,10 @@ class _Budget:
         self._size = size
 
     def spend(self, size: int) -> None:
-        """Count one value, of which a text has ``size`` characters.
+        """Subtract one value.
+
+        Args:
+            size: Number of characters if the value is a text, else 0.
 
         Raises:
             FormatError: "limit-header".
@@ -287,7 +310,18 @@ class _Budget:
 
 
 def _to_json(value: Any, depth: int, budget: _Budget, *, strict: bool) -> object:
-    """Recurses, but no deeper than ``depth``."""
+    """Return a value of a pickle as a JSON value.
+
+    Args:
+        value: The value.
+        depth: Maximum nesting depth.
+        budget: Charged for each value.
+        strict: If True, a value without a JSON equivalent raises; else it becomes a dict with a tag.
+
+    Raises:
+        FormatError: "limit-nesting", "limit-header" or "irregular-examples".
+        _NotJsonError: ``strict`` is set and JSON cannot represent the value.
+    """
     budget.spend(len(value) if isinstance(value, str) else 0)
     if value is None or isinstance(value, (bool, str)):
         return value
@@ -321,5 +355,5 @@ def _to_json(value: Any, depth: int, budget: _Budget, *, strict: bool) -> object
 
 
 def _is_tag(value: dict[Any, Any]) -> bool:
-    """Say whether a dict looks like what stands for a value that JSON does not know."""
+    """Return whether a dict has the form of a tagged value, such as ``{"__tuple__": […]}``."""
     return len(value) == 1 and next(iter(value)) in _TAGS

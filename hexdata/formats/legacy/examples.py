@@ -1,7 +1,7 @@
-"""From examples as the pickle has them to groups of one layout, as columns. Never judges what they hold.
+"""Groups of examples with the same layout, as columns. Values are not checked.
 
-Both ways of reading end here: examples read one by one are sorted into groups, and those that were
-recognised by the hundred are a group from the start. What follows treats both alike.
+Examples that were read one by one are sorted into groups here. The fast path returns the examples of a run as
+a group directly. Both kinds of groups are validated by the same code.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ __all__ = ["ArrayKind", "Coded", "Group", "Layout", "Reject", "group_examples", 
 Int64Array = npt.NDArray[np.int64]
 UInt8Array = npt.NDArray[np.uint8]
 Reject = Callable[[int, str, str], None]
-"""Takes the place of a record in its block, a reason code, and details."""
+"""Rejects a record, given its index in the block, a reason code and the details."""
 
 _REQUIRED: Final = ("board", "policy", "value")
 _MOST_PAYLOAD: Final = 2 * MAX_SIZE**2 * 8
-"""Bytes of the largest board."""
+"""Size of the largest possible board in bytes."""
 _OPTIONAL: Final = ("player_to_move", "metadata")
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayKind:
-    """What the arrays of a group have in common."""
+    """Dtype, shape and memory order shared by the arrays of a group."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -45,36 +45,36 @@ class ArrayKind:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What the examples of a group have in common."""
+    """The keys and array kinds shared by the examples of a group."""
 
     keys: tuple[str, ...] | None
     """Keys of the dict, in order; None for a tuple (board, policy, value)."""
     metadata_keys: tuple[str, ...] | None
-    """Keys of the metadata, in order; None where there is none."""
+    """Keys of the metadata, in order; None if there is no metadata."""
     board: ArrayKind | str
-    """Its kind; or, in words, what stood there instead of an array."""
+    """Kind of the array; if the value is not an array, a description of it."""
     policy: ArrayKind | str
 
 
 @dataclass(frozen=True, slots=True)
 class Coded:
-    """A column of arbitrary objects, of which equal ones may be written once: row i is values[codes[i]]."""
+    """A dictionary-encoded column of arbitrary objects: row i is values[codes[i]]."""
 
     codes: npt.NDArray[np.intp]
     values: list[Any]
 
     @classmethod
     def of_numbers(cls, numbers: npt.NDArray[Any]) -> Coded:
-        """Return the column of an array (n,) of integers or floats, told apart by their bits."""
+        """Return an array (n,) of integers or floats as a column. Values are equal if their bits are."""
         bits = numbers.view(f"u{numbers.itemsize}")
-        if len(bits) and (bits == bits[0]).all():  # most are: not worth sorting
+        if len(bits) and (bits == bits[0]).all():  # most columns are constant: skip the sort
             return cls(np.zeros(len(bits), np.intp), numbers[:1].tolist())
         distinct, codes = np.unique(bits, return_inverse=True)
         return cls(codes, distinct.view(numbers.dtype).tolist())
 
     @classmethod
     def zipped(cls, columns: Sequence[Coded]) -> Coded:
-        """Return the column of tuples, one object of each column; there is at least one."""
+        """Return a column of tuples that combine the rows of several columns. Needs at least one column."""
         if len(columns[0].codes) == 1:
             return cls(np.zeros(1, np.intp), [tuple(column.values[column.codes[0]] for column in columns)])
         mixed = columns[0].codes
@@ -91,9 +91,9 @@ class Group:
 
     layout: Layout
     places: Int64Array
-    """Where each stands in its block, (n,), ascending."""
+    """Index of each example in its block, (n,), ascending."""
     board: UInt8Array | None
-    """The bytes of the boards, (n, bytes); None if they are no arrays."""
+    """The bytes of the boards, (n, bytes); None if they are not arrays, or too large for a board."""
     policy: UInt8Array | None
     value: Coded
     player_to_move: Coded | None
@@ -101,7 +101,7 @@ class Group:
 
 
 def layout_of(example: object, limits: Limits) -> Layout | tuple[str, str]:
-    """Return the layout of an example; or, if it has none, a reason code and the details."""
+    """Return the layout of an example; or a reason code and the details if the layout is invalid."""
     if isinstance(example, tuple) and len(example) == 3:
         return Layout(None, None, _array_kind(example[0]), _array_kind(example[1]))
     if not isinstance(example, dict):
@@ -129,16 +129,19 @@ def layout_of(example: object, limits: Limits) -> Layout | tuple[str, str]:
 def group_examples(
     items: Iterable[tuple[int, Any]], reject: Reject, limits: Limits, seen: set[int]
 ) -> Iterable[Group]:
-    """Sort examples into groups of one layout, and reject what is not an example.
+    """Sort examples into groups of one layout, and reject objects that are not examples.
 
     Args:
-        items: index in the block and content of each.
-        reject: takes the index, a reason code and the details.
-        limits: of the file.
-        seen: hashes of the layouts of the file so far; those of this block are added.
+        items: Index in the block and content of each example.
+        reject: Called with the index, a reason code and the details of a rejected example.
+        limits: Limits of the file.
+        seen: Hashes of the layouts of the file so far. Those of this block are added.
+
+    Yields:
+        The groups.
 
     Raises:
-        FormatError: "limit-layouts". Each layout takes milliseconds, accepted or not.
+        FormatError: "limit-layouts". The limit exists as each layout takes milliseconds, even if rejected.
     """
     members: dict[Layout, list[tuple[int, Any]]] = {}
     for place, example in items:
@@ -185,7 +188,7 @@ def _payloads(arrays: list[Array], kind: ArrayKind | str) -> UInt8Array | None:
     if isinstance(kind, str):
         return None
     if len(arrays[0].payload) > _MOST_PAYLOAD:
-        return None  # no board or policy, so nothing looks at it; arrays that share one would take a lot
+        return None  # unused, and copies of a shared payload would take much memory
     joined = b"".join([array.payload for array in arrays])
     return np.frombuffer(joined, np.uint8).reshape(len(arrays), len(arrays[0].payload))
 

@@ -1,7 +1,7 @@
-"""The names that a legacy pickle may ask for, each with an inert stand-in: the list of what is allowed.
+"""The allowlist of names that a legacy pickle may import, each with a stand-in that runs no code.
 
-Never imports or calls what a pickle names: an array is its dtype, shape and bytes, an enum member its
-class's name and its value. Whatever is not on the list is refused by name.
+Nothing that a pickle names is imported or called. An array becomes its dtype, shape and bytes; an enum member
+becomes the name of its class and its value. All other names are refused.
 """
 
 from __future__ import annotations
@@ -32,41 +32,41 @@ __all__ = [
 _DTYPE_CODES: Final = frozenset(["b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"])
 _MAX_DIMENSIONS: Final = 8
 _LONGEST_NAME: Final = 80
-"""Characters of a file's own name in a message."""
+"""Maximum number of characters of a name from the file in a message."""
 
 
 @dataclass(slots=True)
 class Dtype:
-    """A bool, integer or float dtype. The order of its bytes is told once, by BUILD, after the rest."""
+    """A bool, integer or float dtype. A BUILD opcode sets its byte order once, after it is created."""
 
     code: str
-    """Kind and bytes, such as "f4"."""
+    """Kind and item size in bytes, such as "f4"."""
     order: str = ""
-    """``<``, ``>`` or ``|``; empty until it is known."""
+    """``<``, ``>`` or ``|``; empty before BUILD sets it."""
     used: bool = False
-    """An array has it: telling its order now would change that array in NumPy."""
+    """Whether an array uses the dtype. Setting its byte order then would change that array in NumPy."""
 
     @property
     def name(self) -> str:
-        """What ``np.dtype`` takes, such as "<f4"."""
+        """NumPy type string, such as "<f4"."""
         return (self.order or "<") + self.code
 
 
 @dataclass(slots=True)
 class Array:
-    """An array as the pickle gives it; without dtype until BUILD has filled it in."""
+    """An array of the pickle. ``dtype`` is empty before BUILD fills in the array."""
 
     dtype: str = ""
-    """What ``np.dtype`` takes: one of ``_DTYPE_CODES`` behind its byte order."""
+    """NumPy type string: the byte order, then one of ``_DTYPE_CODES``."""
     shape: tuple[int, ...] = ()
     payload: bytes = b""
-    """The cells: product(shape) * itemsize bytes."""
+    """Bytes of the cells: product(shape) * itemsize."""
     fortran: bool = False
-    """The first index runs fastest."""
+    """Whether the cells are in Fortran order, where the first index changes fastest."""
 
 
 class ByteArray(bytes):
-    """A bytearray as the pickle gives it: nothing here can change it."""
+    """A bytearray of the pickle. No allowed opcode can change it, so it is immutable here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class EnumValue:
     """A member of one of the legacy enums."""
 
     kind: str
-    """Module and class, such as "hex_ai.enums.Player"."""
+    """Module and class of the enum, such as "hex_ai.enums.Player"."""
     value: int | str
 
 
@@ -88,7 +88,7 @@ class Scalar:
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A global that is on the list, and what calling it makes; nothing where it may only be named."""
+    """An allowed global. ``make`` creates the result of calling it; None if it must not be called."""
 
     module: str
     name: str
@@ -99,7 +99,7 @@ class Name:
 
 
 def kind_of(value: object) -> str:
-    """Say in words what a value is, for messages: never its content, which could be anything."""
+    """Return a description of the type of a value, for messages. Never contains its content."""
     if isinstance(value, Array):
         return f"an array {value.dtype} {value.shape}"
     if isinstance(value, EnumValue):
@@ -111,12 +111,12 @@ def kind_of(value: object) -> str:
     if isinstance(value, ByteArray):
         return "bytearray"
     if isinstance(value, bytes):
-        return "bytes"  # also where the fast path traces it
+        return "bytes"  # the fast path uses a subclass with another name
     return "None" if value is None else type(value).__name__
 
 
 def shortened(name: str) -> str:
-    """Return a name out of a file for messages: at most 80 characters of it."""
+    """Return a name from a file for a message, shortened to 80 characters."""
     return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"
 
 
@@ -126,11 +126,11 @@ def _unsafe(reason: str, found: object, code: str) -> UnsafePickleError:
     )
 
 
-# What calling a name makes. Arguments come from the pickle: nothing about them is known beforehand.
+# Functions that create the result of calling a name. The arguments are from the pickle and may be any values.
 
 
 def _make_array(name: Name, args: tuple[Any, ...]) -> Array:
-    """``_reconstruct(ndarray, (0,), b"b")``, which BUILD fills afterwards."""
+    """Return the result of ``_reconstruct(ndarray, (0,), b"b")``, an empty array that BUILD fills in."""
     sound = len(args) == 3 and isinstance(args[0], Name) and args[0].name == "ndarray"
     if not sound or not _is_exactly(args[1], (0,)) or not _is_exactly(args[2], b"b"):
         raise _unsafe(f"calls {name} with other arguments than NumPy does", _kinds(args), "unsafe-call")
@@ -138,7 +138,7 @@ def _make_array(name: Name, args: tuple[Any, ...]) -> Array:
 
 
 def _make_dtype(name: Name, args: tuple[Any, ...]) -> Dtype:
-    """``dtype("f4", False, True)``."""
+    """Return the result of a call such as ``dtype("f4", False, True)``."""
     code = args[0] if args else None
     if not isinstance(code, str) or code not in _DTYPE_CODES:
         found = code[:20] if isinstance(code, str) else _kinds(args)
@@ -149,7 +149,7 @@ def _make_dtype(name: Name, args: tuple[Any, ...]) -> Dtype:
 
 
 def _make_frombuffer(name: Name, args: tuple[Any, ...]) -> Array:
-    """``_frombuffer(buffer, dtype, shape, order)``, as protocol 5 writes arrays."""
+    """Return the result of ``_frombuffer(buffer, dtype, shape, order)``: an array of protocol 5."""
     if len(args) != 4 or args[3] not in ("C", "F"):
         raise _unsafe(f"calls {name} with other arguments than NumPy does", _kinds(args), "unsafe-call")
     payload, dtype, shape, order = args
@@ -159,7 +159,7 @@ def _make_frombuffer(name: Name, args: tuple[Any, ...]) -> Array:
 
 
 def _make_scalar(name: Name, args: tuple[Any, ...]) -> Scalar:
-    """``scalar(dtype, payload)``."""
+    """Return the result of ``scalar(dtype, payload)``."""
     if len(args) != 2:
         raise _unsafe(f"calls {name} with other arguments than NumPy does", _kinds(args), "unsafe-call")
     if isinstance(args[1], ByteArray):
@@ -169,7 +169,7 @@ def _make_scalar(name: Name, args: tuple[Any, ...]) -> Scalar:
 
 
 def _make_bytes(name: Name, args: tuple[Any, ...]) -> bytes:
-    """``_codecs.encode(text, "latin1")``: bytes as protocols 0 to 2 write them."""
+    """Return the result of ``_codecs.encode(text, "latin1")``: bytes of protocols 0 to 2."""
     if len(args) != 2 or not isinstance(args[0], str) or args[1] not in ("latin1", "latin-1"):
         raise _unsafe(f"calls {name} with other arguments than pickle does", _kinds(args), "unsafe-call")
     try:
@@ -179,7 +179,7 @@ def _make_bytes(name: Name, args: tuple[Any, ...]) -> bytes:
 
 
 def _make_enum(name: Name, args: tuple[Any, ...]) -> EnumValue:
-    """``Player(1)``."""
+    """Return the result of a call such as ``Player(1)``."""
     if len(args) != 1 or isinstance(args[0], bool) or not isinstance(args[0], (int, str)):
         raise _unsafe(f"calls {name} with other arguments than pickle does", _kinds(args), "unsafe-call")
     return EnumValue(str(name), args[0])
@@ -216,9 +216,14 @@ _NAMES: Final[Mapping[tuple[str, str], Name]] = {
 def find_name(module: object, name: object) -> Name:
     """Return the stand-in of a global.
 
+    Args:
+        module: Name of the module, as the pickle has it.
+        name: Name of the class or function, as the pickle has it.
+
     Raises:
-        UnsafePickleError: "unsafe-global" if it is not on the list, "torch-tensors" if it is PyTorch's.
-        FormatError: "corrupt-pickle", if these are not two texts.
+        UnsafePickleError: "torch-tensors" for a name of PyTorch, "unsafe-global" for another name that is not
+            allowed.
+        FormatError: "corrupt-pickle", if ``module`` or ``name`` is not text.
     """
     if not isinstance(module, str) or not isinstance(name, str):
         raise FormatError("a global that is not named by two texts", code="corrupt-pickle")
@@ -236,10 +241,14 @@ def find_name(module: object, name: object) -> Name:
 
 
 def call(function: object, args: object) -> object:
-    """Do what REDUCE asks: make the stand-in of ``function(*args)``.
+    """Return the stand-in for the result of ``function(*args)``, as a REDUCE opcode requests.
+
+    Args:
+        function: Object that the pickle calls.
+        args: Its arguments.
 
     Raises:
-        UnsafePickleError: "unsafe-call" or "unsafe-dtype".
+        UnsafePickleError: "unsafe-call", "unsafe-dtype" or "unsafe-array".
         FormatError: "corrupt-array" or "corrupt-pickle".
     """
     if not isinstance(function, Name) or function.make is None or not isinstance(args, tuple):
@@ -248,10 +257,14 @@ def call(function: object, args: object) -> object:
 
 
 def build(target: object, state: object) -> None:
-    """Do what BUILD asks: fill in an array or a dtype that was just made.
+    """Fill in an array or a dtype that was just created, as a BUILD opcode requests.
+
+    Args:
+        target: The array or dtype.
+        state: Its state, as NumPy pickles it.
 
     Raises:
-        UnsafePickleError: "unsafe-call" or "unsafe-dtype".
+        UnsafePickleError: "unsafe-call", "unsafe-dtype" or "unsafe-array".
         FormatError: "corrupt-array".
     """
     if isinstance(target, Array) and not target.dtype and isinstance(state, tuple) and len(state) == 5:
@@ -274,11 +287,11 @@ def build(target: object, state: object) -> None:
 
 
 _PLAIN_STATE: Final = (3, None, None, None, -1, -1, 0)
-"""The state of a bool, integer or float dtype, but for the order of its bytes."""
+"""State of a bool, integer or float dtype as NumPy pickles it, without the byte order."""
 
 
 def _is_exactly(value: object, expected: object) -> bool:
-    """Compare the types too, of a tuple's parts as well: True is no 1, and -1.0 no -1."""
+    """Return whether two values are equal and of the same type: True is not 1, and -1.0 is not -1."""
     if isinstance(value, tuple) and isinstance(expected, tuple):
         return len(value) == len(expected) and all(map(_is_exactly, value, expected))
     if isinstance(value, int) and isinstance(expected, int):
@@ -289,7 +302,7 @@ def _is_exactly(value: object, expected: object) -> bool:
 
 
 def _checked(array: Array, dtype: object, shape: object, payload: object, *, fortran: bool) -> Array:
-    """Fill in ``array`` if its parts fit together."""
+    """Fill in ``array`` and return it, after checking that dtype, shape and payload agree."""
     if not isinstance(dtype, Dtype):
         raise _unsafe("an array without a plain dtype", kind_of(dtype), "unsafe-dtype")
     if not isinstance(payload, bytes):

@@ -1,6 +1,6 @@
-"""The part of a pickle that is at hand, and the ways to read on from it. Knows no opcode's meaning.
+"""Read buffer over the bytes of a pickle. Does not interpret opcodes.
 
-Bytes are asked of the source in pieces of one size, so a length that lies makes nothing be reserved.
+The source is read in pieces of a fixed size, so a false length in a pickle reserves no memory.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from hexdata.formats.legacy.source import ByteSource
 __all__ = ["Window"]
 
 _PIECE: Final = 1 << 18
-"""Bytes asked of the source at a time: few enough to stay in the processor's cache."""
+"""Bytes read from the source at a time: few enough to fit into the CPU cache."""
 _MARGIN: Final = 16
-"""No opcode has a longer argument of fixed size; so many bytes are at hand whenever one starts."""
+"""Bytes that are in the buffer whenever an opcode starts. No opcode has a longer argument of fixed size."""
 _LONGEST_ANCHORED: Final = 1 << 20
-"""An anchor further back than this is given up."""
+"""Maximum distance in bytes from the anchor to ``pos``. Beyond it the anchor is removed."""
 
 
 class Window:
-    """Bytes ``buf`` of a source, read up to ``pos``.
+    """A buffer ``buf`` over a source, read up to the index ``pos``.
 
-    What is before ``pos`` goes when more is read, unless ``anchor`` holds it.
+    Reading another piece discards the bytes before ``pos``, or before ``anchor`` if that is set.
     """
 
     def __init__(self, source: ByteSource, limits: Limits) -> None:
@@ -32,23 +32,24 @@ class Window:
         self.buf = b""
         self.pos = 0
         self.origin = 0
-        """Where in the source ``buf`` begins, so that ``origin + pos`` is the next byte's offset."""
+        """Offset of the first byte of ``buf`` in the source: ``origin + pos`` is that of the next byte."""
         self.anchor = -1
-        """From here on the bytes stay in ``buf``; -1 for none. Moves as ``buf`` does."""
+        """Index in ``buf`` from which bytes are kept; -1 if none. It is adjusted when ``buf`` moves."""
         self._source = source
-        self._safe = 0  # before this place, an opcode and its argument of fixed size are at hand
+        self._safe = 0  # an opcode that starts before this index is in buf with its fixed-size argument
         self._at_end = False
 
     @property
     def offset(self) -> int:
-        """How many bytes of the source have been read."""
+        """Offset of the next byte in the source."""
         return self.origin + self.pos
 
     def more(self) -> bool:
-        """Append the next piece of the source to ``buf``; False where there is none.
+        """Append the next piece of the source to ``buf``; return False at the end of the source.
 
         Raises:
-            FormatError: "truncated", if nothing is left at all; or a limit.
+            FormatError: "truncated", if the source has ended and all of ``buf`` is read; or a limit is
+                exceeded.
         """
         self.check_limits()
         piece = b"" if self._at_end else self._source.read(_PIECE)
@@ -69,14 +70,18 @@ class Window:
         return True
 
     def refresh(self) -> None:
-        """Find anew how far opcodes can be read without asking for more."""
+        """Update the index up to which opcodes can be read without another piece."""
         self._safe = len(self.buf) - (0 if self._at_end else _MARGIN)
 
     def check_limits(self) -> None:
-        """Called before each piece, to look at whatever has grown."""
+        """Check the limits of a subclass. Called before each piece is read."""
 
     def take(self, size: int) -> bytes:
-        """Return the next ``size`` bytes; the caller has seen that a limit allows so many."""
+        """Return the next ``size`` bytes. The caller checks ``size`` against a limit first.
+
+        Raises:
+            FormatError: "truncated", if the source ends before; or a limit is exceeded.
+        """
         end = self.pos + size
         while end > len(self.buf):
             if not self.more():
@@ -87,7 +92,11 @@ class Window:
         return raw
 
     def uint(self, size: int) -> int:
-        """Return the next little-endian unsigned integer: the argument of an opcode that just began."""
+        """Return the next ``size`` bytes as a little-endian unsigned integer, an argument of fixed size.
+
+        Raises:
+            FormatError: "truncated", if ``buf`` ends before.
+        """
         end = self.pos + size
         if end > len(self.buf):
             raise self.truncated()
@@ -96,10 +105,11 @@ class Window:
         return value
 
     def line(self, limit: int) -> bytes:
-        """Return what stands before the next line feed.
+        """Return the bytes before the next line feed, and skip the line feed.
 
         Raises:
-            FormatError: "limit-text", if that is more than ``limit`` bytes.
+            FormatError: "limit-text", if the line is longer than ``limit`` bytes; "truncated", if the source
+                ends before.
         """
         while (end := self.buf.find(b"\n", self.pos)) < 0 and len(self.buf) - self.pos <= limit:
             if not self.more():
@@ -111,11 +121,11 @@ class Window:
         return line
 
     def at_end(self) -> bool:
-        """Say whether the source has nothing left; only that is read for it which tells."""
+        """Return whether all bytes have been read. May consume one byte of the source."""
         return self.pos >= len(self.buf) and (self._at_end or not self._source.read(1))
 
     def truncated(self) -> FormatError:
-        """Make the error for a source that ends too early."""
+        """Return the error for a source that ends too early."""
         return FormatError(
             "the pickle ends in the middle",
             code="truncated",
@@ -124,13 +134,13 @@ class Window:
         )
 
     def corrupt(self, reason: str, found: object = None) -> FormatError:
-        """Make the error for bytes that no writer of pickles gives."""
+        """Return the error for bytes that no pickler writes."""
         return FormatError(
             f"not a sound pickle: {reason}", code="corrupt-pickle", record=f"byte {self.offset}", found=found
         )
 
     def past(self, code: str, reason: str, limit: int, found: int | None = None) -> FormatError:
-        """Make the error for a limit that was passed."""
+        """Return the error for an exceeded limit."""
         return FormatError(
             reason,
             code=code,
