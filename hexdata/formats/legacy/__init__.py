@@ -1,7 +1,7 @@
 """Reader and writer of legacy pickles of training examples. No code of a pickle is ever run.
 
-``reader`` reads a file and ``writer`` writes one. ``machine`` is the pickle interpreter, ``standins`` lists the
-names that a pickle may import, and ``skeleton`` and ``fastpath`` read runs of similar examples at once.
+``reader`` reads a file and ``writer`` writes one. ``machine`` is the pickle interpreter. ``standins`` lists
+the names that a pickle may import. ``skeleton`` and ``fastpath`` read runs of similar examples at once.
 """
 
 from hexdata.formats.legacy.limits import DEFAULT_LIMITS, Limits

@@ -1,8 +1,10 @@
-"""A pickle machine that runs no code: it reads opcodes, builds plain values and stand-ins, and hands out
-the items of the list ``examples`` while it is being built. Never imports, calls or sets what it is told to.
+"""A pickle interpreter that runs no code.
 
-The opcodes are those of Python's ``pickletools``, protocols 0 to 5; whatever is not in
-``opcodes.HANDLERS`` is refused. No handler recurses.
+The machine reads opcodes and builds plain values and stand-ins. It returns the items of the list ``examples``
+in batches, while the list is being built. Nothing that the pickle names is imported or called.
+
+Opcodes are those of Python's ``pickletools``, protocols 0 to 5; opcodes without a handler in
+``opcodes.HANDLERS`` are refused. No handler is recursive.
 """
 
 from __future__ import annotations
@@ -26,25 +28,25 @@ from hexdata.formats.legacy.window import Window
 __all__ = ["FRAME_BYTES", "Event", "Examples", "Machine", "irregular"]
 
 FRAME_BYTES: Final = 9
-"""A FRAME opcode with its length."""
+"""Bytes of a FRAME opcode, including its length argument."""
 
 _LINE: Final = 1000
-"""Longest number, module or name of protocol 0, in characters."""
+"""Maximum length in bytes of a number, module or name of protocol 0."""
 _MEMO_OPCODES: Final = frozenset(b"\x94qrp")
 _FLOAT: Final = struct.Struct(">d")
 _DECIMAL: Final = re.compile(rb"-?(0|[1-9][0-9]*)")
 _FLOAT_LINE: Final = re.compile(rb"-?([0-9]+(\.[0-9]*)?(e[-+]?[0-9]+)?|inf|nan)")
-"""Numbers of protocol 0 as writers spell them: Python reads others too, and some in another base."""
+"""Floats of protocol 0 as picklers write them. Python accepts other notations too; they are refused here."""
 _CONTAINER: Final = 96
-"""Bytes that a list, dict, tuple or stand-in takes at least."""
+"""Minimum size in memory of a list, dict, tuple or stand-in, in bytes."""
 
 
 _OPCODE_WEIGHT: Final = 16
-"""Bytes of memory that a byte of opcodes costs, containers not counted: a short text or integer."""
+"""Bytes of memory per byte of opcodes, as for a short text or integer. Containers are counted separately."""
 
 
 class Event(Enum):
-    """Why the machine paused."""
+    """Reason for which the machine paused."""
 
     BOUNDARY = "between two examples of a batch"
     BATCH = "examples were appended: `items` has them"
@@ -52,21 +54,29 @@ class Event(Enum):
 
 
 class Examples:
-    """Stands for examples that are not kept one by one: for their list, or for a run of them."""
+    """Placeholder on the stack: for the list of examples, or for a run of examples."""
 
 
 def irregular() -> FormatError:
-    """Make the error for opcodes that reach into an example that was recognised as part of a run."""
+    """Return the error for opcodes that use an example, or the list of examples, in an unsupported way."""
     hint = "Read the file with fast=False."
     return FormatError("examples that take other examples apart", code="irregular-examples", hint=hint)
 
 
 class Machine(Window):
-    """Reads one pickle from a source.
+    """Reads one pickle from a source, and pauses at each :class:`Event`.
 
-    Attributes that a reader of events uses: ``items`` and ``result``; and, for those who recognise whole
-    examples at once, the window, ``stack`` and ``memo``. The anchor is where the example being read
-    began.
+    ``anchor`` is the index in ``buf`` at which the current example began, -1 if there is none. The fast path
+    also uses ``buf``, ``pos``, ``stack`` and ``memo``.
+
+    Args:
+        source: Source of the bytes.
+        limits: Limits of the file.
+        memo: Memo to use; a new one by default.
+
+    Attributes:
+        items: Examples of the last batch, after ``Event.BATCH``.
+        result: The object in the pickle, after ``Event.STOP``.
     """
 
     def __init__(self, source: ByteSource, limits: Limits, memo: Memo | None = None) -> None:
@@ -77,24 +87,24 @@ class Machine(Window):
         self.items: list[Any] = []
         self.result: object = None
         self.frame_end = -1
-        """Where in the pickle the open frame ends; -1 if none is open."""
+        """Offset in the pickle at which the open frame ends; -1 if no frame is open."""
         self.payload = 0
-        """Bytes of arrays and texts since the last batch."""
+        """Bytes of arrays and texts read since the last batch."""
         self.overhead = 0
-        """Bytes of containers since the last batch, and what texts take above their payload."""
+        """Bytes of memory of containers since the last batch, and of texts that are not ASCII."""
         self.batch_weight = 0
-        """Bytes of memory that the last batch takes, roughly."""
+        """Approximate size in memory of the last batch, in bytes."""
         self.recognised = 0
-        """Examples since the last batch that came in runs, each of which is one object on the stack."""
+        """Number of examples in runs since the last batch. Each run is a single object on the stack."""
         self.example_memo = 0
-        """The memo number of the first object of the example being read."""
-        self._fence = 0  # what is below it on the stack belongs to an open mark
+        """Memo number of the first object of the current example."""
+        self._fence = 0  # height of the stack at the last open mark; handlers use only objects above it
         self._held_from = 0
-        self._numbers_before = 0  # memo numbers that had been given when the last batch ended
+        self._numbers_before = 0  # number of memo entries when the last batch ended
         self._examples: Examples | None = None
         self._examples_done = False
         self._batch_marks = -1  # number of open marks between two examples of a batch
-        self._batch_height = -1  # height of the stack when the example being read has been completed
+        self._batch_height = -1  # height of the stack once the current example is complete
         self._event = Event.STOP
         self._handlers: list[Callable[[], object]] = [self._refuse] * 256
         for opcode, (name, *arguments) in HANDLERS.items():
@@ -102,11 +112,11 @@ class Machine(Window):
             self._handlers[opcode[0]] = partial(handler, *arguments) if arguments else handler
 
     def run(self) -> Event:
-        """Go on to the next event.
+        """Run opcodes up to the next event, and return it.
 
         Raises:
-            FormatError: the pickle is truncated, corrupt, past a limit, or of another layout.
-            UnsafePickleError: it asks for something that is not allowed.
+            FormatError: The pickle is truncated, corrupt or of another layout, or exceeds a limit.
+            UnsafePickleError: The pickle uses a name, call or opcode that is not allowed.
         """
         handlers = self._handlers
         try:
@@ -127,24 +137,31 @@ class Machine(Window):
             raise self.corrupt("takes more from the stack than is there") from None
 
     def more(self) -> bool:
-        """Append the next piece of the source, as ``Window.more`` does."""
+        """Append the next piece of the source to ``buf``; return False at the end of the source.
+
+        Raises:
+            FormatError: As for :meth:`Window.more`.
+        """
         more = super().more()
         self._stop_at_frame_end()
         return more
 
     def _go_on(self) -> bool:
-        """Read on, or leave a frame, where an opcode starts; False at the end of the source."""
+        """Close a frame that ends here, or read the next piece; return False at the end of the source."""
         if self.frame_end < 0 or self.offset < self.frame_end:
             return self.more()
         self.leave_frame(self.offset)
         return True
 
     def leave_frame(self, offset: int) -> None:
-        """Close the frame, of which an opcode starts at ``offset``: the first one behind its end.
+        """Close the open frame.
+
+        Args:
+            offset: Offset of the first opcode after the frame. It must be the end of the frame.
 
         Raises:
-            FormatError: "corrupt-pickle": the frame ends within an opcode. Python's two unpicklers differ
-                in what they make of that.
+            FormatError: "corrupt-pickle": The frame ends within an opcode, which the two unpicklers of Python
+                read differently.
         """
         if offset != self.frame_end:
             raise self.corrupt("a frame ends within an opcode")
@@ -156,7 +173,11 @@ class Machine(Window):
             self._safe = min(self._safe, self.frame_end - self.origin)
 
     def check_limits(self) -> None:
-        """Look at whatever grows by opcodes."""
+        """Check the sizes of the stack, the memo and the data since the last batch.
+
+        Raises:
+            FormatError: "limit-stack", "limit-held", "limit-items" or "limit-memo".
+        """
         limits = self.limits
         if max(len(self.stack) + self.recognised, len(self.marks)) > limits.stack:
             raise self.past("limit-stack", "more objects on the stack than the limit", limits.stack)
@@ -167,18 +188,18 @@ class Machine(Window):
         self.memo.check()
 
     def _memo_cost(self) -> int:
-        """Return the bytes of memory that memo numbers given since the last batch take, roughly."""
+        """Return the approximate size in memory of the memo entries since the last batch, in bytes."""
         return ENTRY_COST * (self.memo.next - self.memo.skipped - self._numbers_before)
 
     def skip_frame(self) -> None:
-        """Pass over the FRAME opcode at ``pos``, all of which is at hand."""
+        """Process the FRAME opcode at ``pos``. All its bytes must be in ``buf``."""
         self.pos += 1
         self._frame()
 
     # Examples
 
     def begin_example(self) -> None:
-        """Note that the next example, if one is due, starts here."""
+        """Set the anchor to ``pos`` if the next object is an example; else remove the anchor."""
         if len(self.marks) == self._batch_marks:
             self._batch_height = len(self.stack) + 1
             self.anchor = self.pos
@@ -187,7 +208,7 @@ class Machine(Window):
             self.anchor = -1
 
     def _opens_examples(self) -> bool:
-        """Say whether the container now made is the value of the key "examples" of the outermost dict."""
+        """Return whether the list being created is the value of the top-level key "examples"."""
         stack = self.stack
         if len(stack) < 2 or len(stack) % 2 or not isinstance(stack[0], dict) or self.marks not in ([], [1]):
             return False
@@ -201,7 +222,7 @@ class Machine(Window):
         return bool(stack[-1] == "examples" and self._examples is None)
 
     def _completes_example(self) -> bool:
-        """Say whether the stack's top is a finished example; then the next one starts here."""
+        """Return whether the top of the stack is a complete example; if so, pause before the next one."""
         if len(self.marks) != self._batch_marks or len(self.stack) != self._batch_height:
             return False
         top = self.stack[-1]
@@ -230,11 +251,11 @@ class Machine(Window):
         return True
 
     def unfinished(self) -> list[Any]:
-        """Return the examples of the batch being read; the last one may be half read."""
+        """Return the examples of the current batch. The last one may be incomplete."""
         in_batch = 0 < self._batch_marks <= len(self.marks)
         return self.stack[self.marks[self._batch_marks - 1] : self._batch_height] if in_batch else []
 
-    # Handlers: each is named in opcodes.HANDLERS. One that returns True pauses the machine.
+    # Handlers of opcodes, as named in opcodes.HANDLERS. The machine pauses if one returns True.
 
     def _refuse(self, name: str | None = None) -> None:
         if name is None:
@@ -279,7 +300,7 @@ class Machine(Window):
         return True
 
     def _need(self, count: int) -> None:
-        """Require so many objects on the stack above the last mark."""
+        """Raise if fewer than ``count`` objects are on the stack above the last mark."""
         if len(self.stack) - count < self._fence:
             raise self.corrupt("takes more from the stack than is there")
 
@@ -314,7 +335,7 @@ class Machine(Window):
         self.stack.append(value - ((value & 0x80000000) << 1))
 
     def _size(self, width: int, what: str, limit: int) -> int:
-        """Return the length, ``width`` bytes, of an argument that follows."""
+        """Read an integer of ``width`` bytes, the length of the next argument; check and return it."""
         size = self.uint(width)
         if size > limit:
             raise self.past(f"limit-{what}", f"longer than the limit for one {what}", limit, size)
@@ -434,7 +455,7 @@ class Machine(Window):
         if not isinstance(target, dict) or len(items) % 2:
             raise self.corrupt("sets items of something that is no dict", kind_of(target))
         for key in items[::2]:
-            # Hashing could take for ever: a tuple may hold itself many times, long integers may collide.
+            # Other keys can make hashing very slow: deeply shared tuples, or long integers that collide.
             if not isinstance(key, str) and not (isinstance(key, int) and abs(key) < 1 << 60):
                 raise self.corrupt("a dict with a key that is neither text nor a number", kind_of(key))
         target.update(zip(items[::2], items[1::2], strict=True))
@@ -477,8 +498,8 @@ class Machine(Window):
         args = self.stack.pop()
         self.overhead += _CONTAINER
         self.stack[-1] = made = call(self.stack[-1], args)
-        if isinstance(made, bytes) and len(args[0]) > 1:  # a shorter text is one object in Python
-            self.memo.forget(args[0])  # a payload's text: without this it would be kept as a name is
+        if isinstance(made, bytes) and len(args[0]) > 1:  # Python shares texts of one character
+            self.memo.forget(args[0])  # the text of a payload is not kept for references
 
     def _build(self) -> None:
         self._need(2)
@@ -524,7 +545,7 @@ class Machine(Window):
             self.stack.append(self.memo.get(index))
 
     def _is_past_examples(self) -> bool:
-        """Say whether the list of examples is followed by another key of the outermost dict."""
+        """Return whether a top-level key after the list of examples is on the stack."""
         if self._batch_marks >= 0 or self._examples not in self.stack:
             return False
         after = self.stack.index(self._examples) + 1

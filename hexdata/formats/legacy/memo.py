@@ -1,7 +1,8 @@
-"""What a pickle may refer back to, in memory that does not grow with the number of examples.
+"""The memo of a pickle: objects that it may refer to by number, in bounded memory.
 
-A writer gives a number to nearly everything: some seventeen objects an example, of which a handful (the
-texts, the dtype, the enum members) are ever named again. Never reads bytes and never builds objects.
+A pickler numbers nearly every object, about seventeen per example. Only a few of them are referred to again,
+such as texts, dtypes and enum members. The memo drops the others, so its size does not grow with the number
+of examples.
 """
 
 from __future__ import annotations
@@ -24,28 +25,32 @@ __all__ = ["ENTRY_COST", "Memo", "PendingPairs", "is_kept", "is_pair", "mixed_nu
 Int64Array = npt.NDArray[np.int64]
 
 _SMALL: Final = frozenset([str, EnumValue, Dtype, Name])
-"""Kept of a finished example. Arrays, dicts and tuples are forgotten, but for pairs of integers: a game's
-id is one tuple, which all its positions share."""
+"""Types of objects that are kept after their example. Arrays, dicts and tuples are dropped, except pairs of
+integers: all positions of a game may share the tuple of its id."""
 
 ENTRY_COST: Final = 150
-"""Bytes that a kept object takes beside its characters, roughly."""
+"""Approximate size in memory of a kept object without its characters, in bytes."""
 
 _NEW_PAIRS: Final = 1 << 18
-"""Pairs that are kept as Python objects until they are settled; the oldest half is forgotten first."""
+"""Maximum number of pairs kept as Python objects between two calls of ``settle``. Above it, the oldest pairs,
+half as many, are dropped."""
 _PAIRS: Final = 1 << 21
-"""Settled pairs that are kept, 24 bytes each; the oldest are forgotten first."""
+"""Number of settled pairs that are kept, 24 bytes each. Above it, the oldest block of pairs is dropped."""
 _PLAIN: Final = frozenset([str, bytes, int, float, bool, type(None), EnumValue, Scalar, Dtype, Name])
-"""Types of values that nothing can change later."""
+"""Types of immutable values."""
 
 
 def is_kept(value: object) -> bool:
-    """Say whether it outlives its example on its own; ``b"b"`` is an argument of NumPy's in every array."""
+    """Return whether an object is kept after its example.
+
+    That includes ``b"b"``, an argument of NumPy in every array.
+    """
     kind = type(value)
     return kind in _SMALL or (kind is bytes and value == b"b")
 
 
 def is_pair(value: object) -> bool:
-    """Say whether it is a tuple of two integers of at most 64 bits, as a legacy game id is."""
+    """Return whether a value is a tuple of two integers of at most 64 bits, such as a legacy game id."""
     return type(value) is tuple and len(value) == 2 and _is_int64(value[0]) and _is_int64(value[1])
 
 
@@ -54,53 +59,67 @@ def _is_int64(value: object) -> bool:
 
 
 class PendingPairs(Protocol):
-    """Examples that are recognised but not yet taken apart: their pairs can be asked for."""
+    """Access to the pairs of examples in runs that have not been converted to columns yet."""
 
     def pair(self, index: int) -> tuple[int, int] | None:
-        """Return the pair with that memo number, None if it is no pair of theirs."""
+        """Return the pair with memo number ``index``; None if these examples have no such pair."""
 
 
 class Memo:
-    """Numbers to objects: for ever outside the examples, and just the small things of finished ones."""
+    """Objects of a pickle by memo number.
+
+    Objects outside of examples are kept for the whole file, and all objects of the current example until its
+    end. Of finished examples, only small objects and pairs of integers are kept, in limited number.
+
+    Args:
+        limits: Limits of the file.
+    """
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self.next = 0
-        """The number that the next object gets."""
+        """Number of the next object."""
         self.lasting: dict[int, object] = {}
         self.current: dict[int, object] = {}
         self.into = self.lasting
-        """Where new objects go: ``lasting``, or ``current`` once the examples have begun."""
+        """The dict for new objects: ``lasting``, or ``current`` after the start of the examples."""
         self.skipped = 0
-        """Numbers below ``next`` that were never given: a pickle that names its numbers may leave gaps."""
+        """Count of unused numbers below ``next``. A pickle with explicit numbers may have gaps."""
         self.pending: PendingPairs | None = None
         self.explicit = False
-        """The pickle names its memo numbers, as protocols before 4 do."""
+        """Whether the pickle has explicit memo numbers, as in protocols before 4."""
         self._kept: dict[int, object] = {}
         self._kept_cost = 0
         self._referred_cost = 0
         self.header: dict[int, object] = {}
-        """What came before the examples and may change later: for what follows them, not for examples."""
+        """Mutable objects from before the examples. Only objects after the examples may refer to them."""
         self._pairs: dict[int, tuple[int, int]] = {}
         self._more_pairs: list[tuple[Int64Array, Int64Array]] = []
         self._settled: deque[tuple[Int64Array, Int64Array]] = deque()
         self._settled_pairs = 0
 
     def branch(self, first: int) -> Memo:
-        """Return a memo whose next number is ``first`` and that sees this one, to examine one example."""
+        """Return a memo for reading one example again.
+
+        Its next number is ``first``. It reads objects from this memo but does not add any to it.
+        """
         return _Branch(self, first)
 
     def put(self, value: object) -> None:
-        """Give ``value`` the next number."""
+        """Store an object under the next number."""
         self.into[self.next] = value
         self.next += 1
 
     def put_at(self, index: int, value: object) -> None:
-        """Give ``value`` the number ``index``, as protocols before 4 do.
+        """Store an object under an explicit number, as in protocols before 4.
+
+        Args:
+            index: The number.
+            value: The object.
 
         Raises:
-            FormatError: "corrupt-pickle", if a number that high has been given before, or numbers without
-                naming them: then what a number means depends on how many were skipped.
+            FormatError: "corrupt-pickle", if the number is not higher than all numbers before, or if earlier
+                objects have implicit numbers.
         """
         if not self.explicit and self.next:
             raise mixed_numbers()
@@ -112,10 +131,11 @@ class Memo:
         self.put(value)
 
     def get(self, index: int) -> object:
-        """Return the object with that number.
+        """Return the object with the number ``index``.
 
         Raises:
-            FormatError: "corrupt-pickle", if there is none yet; "shared-payload", if it was forgotten.
+            FormatError: "corrupt-pickle", if no object has the number yet; "shared-payload", if the object
+                was dropped.
         """
         if index in self.lasting:
             return self.lasting[index]
@@ -142,21 +162,22 @@ class Memo:
         )
 
     def begin_examples(self) -> None:
-        """Put aside what was read before the examples and may change later: an example that shared it
-        could change after it was handed out.
+        """Start the examples: move mutable objects from before them to ``header``.
+
+        An example that shared such an object could change after it was returned.
         """
         for index in [index for index, value in self.lasting.items() if not _is_settled(value)]:
             self.header[index] = self.lasting.pop(index)
         self.into = self.current
 
     def forget(self, value: object) -> None:
-        """Forget what was just put, if it is ``value``: a text whose bytes are all that counts."""
+        """Drop one of the last four objects if it is ``value``: a text that was converted to bytes."""
         for index in [*islice(reversed(self.current), 4)]:
             if self.current[index] is value:
                 del self.current[index]
 
     def end_example(self) -> None:
-        """Forget the example that was just completed, but for the small things in it."""
+        """Drop the objects of the example that just ended, except small objects and pairs of integers."""
         for index, value in self.current.items():
             if is_kept(value):
                 self._kept[index] = value
@@ -171,23 +192,23 @@ class Memo:
                 del self._pairs[index]
 
     def _forget_oldest(self) -> None:
-        """Forget small objects that were never referred to, oldest first, until the rest fits the limit."""
+        """Drop small objects that were never referred to, oldest first, down to the limit."""
         for index in [*self._kept]:
             if self._kept_cost <= self._limits.memo_bytes:
                 break
             self._kept_cost -= _cost(self._kept.pop(index))
 
     def put_pairs(self, indices: Int64Array, values: Int64Array) -> None:
-        """Take in pairs that did not come through :meth:`end_example`.
+        """Add pairs from runs of examples, which do not pass through :meth:`end_example`.
 
         Args:
-            indices: their numbers (m,).
-            values: their two integers each (m, 2).
+            indices: Memo numbers, int64 (m,).
+            values: The two integers of each pair, int64 (m, 2).
         """
         self._more_pairs.append((indices, values))
 
     def settle(self) -> None:
-        """Between two blocks of examples: put the pairs in order, and forget what is too old."""
+        """Sort the pairs added since the last call and drop the oldest objects. Called between blocks."""
         if self._pairs:
             numbers = np.fromiter(self._pairs, np.int64, len(self._pairs))
             self.put_pairs(numbers, np.array([*self._pairs.values()], np.int64))
@@ -204,7 +225,7 @@ class Memo:
             self._forget_oldest()
 
     def check(self) -> None:
-        """See that no more objects are kept than the limit allows.
+        """Check the number and size of the objects against the limits.
 
         Raises:
             FormatError: "limit-memo".
@@ -235,7 +256,7 @@ class Memo:
 
 
 class _Branch(Memo):
-    """Writes of its own, above another memo that it only reads."""
+    """A memo for one example on top of another memo, which it only reads."""
 
     def __init__(self, trunk: Memo, first: int) -> None:
         super().__init__(trunk._limits)
@@ -246,7 +267,7 @@ class _Branch(Memo):
     def get(self, index: int) -> object:
         if index in self.current:
             return self.current[index]
-        if index >= self._first:  # the trunk may be further on
+        if index >= self._first:  # the trunk may already have later numbers
             raise _not_there(index)
         return self._trunk.get(index)
 
@@ -256,12 +277,12 @@ def _not_there(index: int) -> FormatError:
 
 
 def mixed_numbers() -> FormatError:
-    """Make the error for a pickle that names some memo numbers and counts others."""
+    """Return the error for a pickle with both explicit and implicit memo numbers."""
     return FormatError("memo numbers both named and counted", code="corrupt-pickle")
 
 
 def _is_settled(value: object) -> bool:
-    """Say whether nothing that follows can change a value."""
+    """Return whether a value is immutable, so that later opcodes cannot change it."""
     return type(value) in _PLAIN or (type(value) is tuple and all(type(part) in _PLAIN for part in value))
 
 

@@ -1,4 +1,4 @@
-"""The opcodes that the pickle machine knows, each with the method that does it. Reads nothing."""
+"""Table of the pickle opcodes and the methods of the pickle machine that handle them."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ HANDLERS: Final[dict[bytes, tuple[Any, ...]]] = {
     b"h": ("_binget1",),
     b"j": ("_binget4",),
     b"g": ("_get_line",),
-    # Known, and refused by name. Some do no harm, but no writer of legacy files has a use for them: to
-    # take things back from the stack, sets, texts of Python 2.
+    # Refused by name. Some are harmless, such as POP, sets and texts of Python 2, but legacy files never
+    # contain them.
     b"0": ("_refuse", "POP"),
     b"1": ("_refuse", "POP_MARK"),
     b"2": ("_refuse", "DUP"),
@@ -78,4 +78,4 @@ HANDLERS: Final[dict[bytes, tuple[Any, ...]]] = {
     b"T": ("_refuse", "BINSTRING"),
     b"U": ("_refuse", "SHORT_BINSTRING"),
 }
-"""Opcodes, each with the method that does it and what that takes."""
+"""For each opcode, the name of the method and its arguments."""

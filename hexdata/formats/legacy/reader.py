@@ -1,7 +1,7 @@
-"""Legacy pickles of training examples as raw batches, read while they are being decompressed.
+"""Reader of legacy pickles of training examples, which yields raw batches while it decompresses.
 
-Tells the variant by content. Runs no code of the pickle, keeps no more of it than a few thousand
-examples, and never decides what becomes of a record that it rejects.
+The variant is detected from the content. No code of the pickle is run, and only a few thousand examples are
+in memory at a time. Rejected records are returned with a reason.
 """
 
 from __future__ import annotations
@@ -29,27 +29,30 @@ from hexdata.remote import AnyPath, as_path, open_binary
 __all__ = ["LegacyReader"]
 
 _BLOCK: Final = 7168
-"""From so many examples on, those at hand are turned into columns: batches of a thousand then fill eight."""
+"""Number of examples at which they are converted to columns: after eight batches of 1,000."""
 _BLOCK_WEIGHT: Final = 64 << 20
-"""The same for ``Machine.batch_weight``. Examples of a 13 x 13 board have 55 MB a block at most."""
+"""Sum of ``Machine.batch_weight`` in bytes at which fewer examples are converted too. A block of 13 x 13
+boards has at most 55 MB."""
 
 
 class LegacyReader:
-    """One legacy pickle, gzipped or plain: a SourceReader and a context manager.
+    """Reader of one legacy pickle, gzipped or plain: a SourceReader and a context manager.
 
     Args:
-        path: the file.
-        fast: False reads every example opcode by opcode, with the same result.
-        limits: what the file may ask for.
-        salvage: of a damaged file, give the whole examples before the damage, as far as it shows.
+        path: The file.
+        fast: If False, every example is read opcode by opcode, which is slower and has the same result.
+            Default True.
+        limits: Limits on the resources that the file may use.
+        salvage: If True, a damaged file yields the complete examples before the damage instead of raising.
+            Default False.
 
     Attributes:
-        format: "legacy-tuples", "legacy-dicts" or "legacy-shuffled". What tells the last one comes after
-            the examples, so this is final once ``batches`` is exhausted.
-        board_size: from the first usable board on; None before.
-        header: every top-level key but ``examples``, and ``dialect``: how the fields are spelled, so
-            that the file can be written back. Empty until ``batches`` is exhausted.
-        damage: what broke the file off, where it was salvaged.
+        format: "legacy-tuples", "legacy-dicts" or "legacy-shuffled". Final once ``batches`` is exhausted, as
+            "legacy-shuffled" is detected from a key after the examples.
+        board_size: Cells along an edge, from the first usable board; None before it.
+        header: All top-level keys except ``examples``, and ``dialect``: the spellings of the fields, with
+            which the file can be written back. Empty until ``batches`` is exhausted.
+        damage: The error at which salvaging stopped; None if there was none.
     """
 
     def __init__(
@@ -83,16 +86,19 @@ class LegacyReader:
         self.close()
 
     def close(self) -> None:
-        """Close the file; again does nothing."""
+        """Close the file. A second call does nothing."""
         self._file.close()
 
     def batches(self) -> Iterator[RawBatch]:
-        """Read the file once, front to back, in memory that does not grow with it.
+        """Read the file once, from front to back, in memory that does not grow with the file.
+
+        Yields:
+            The records of the file in order, at most ``BATCH_ROWS`` per batch.
 
         Raises:
-            FormatError: the file is no legacy pickle, damaged (and not to be salvaged), or past a limit;
-                batches so far are void.
-            UnsafePickleError: it asks for something that is not on the list of what is allowed.
+            FormatError: The file is not a legacy pickle, exceeds a limit, or is damaged and was not opened
+                for salvage. The batches yielded so far are then invalid.
+            UnsafePickleError: The pickle uses a name, call or opcode that is not allowed.
         """
         try:
             yield from self._batches()
@@ -118,14 +124,14 @@ class LegacyReader:
         self._finish(top)
 
     def _next_event(self) -> Event | None:
-        """Go on to the next event; None for damage that is to be survived."""
+        """Read up to the next event and return it; None at damage, if the file is opened for salvage."""
         try:
             event = self._machine.run()
             if event is Event.BOUNDARY and self._fast is not None:
                 self._fast.advance()
         except FormatError as error:
             if self._fast is not None:
-                self._fast.verify()  # an example before this place may be at fault: then say that
+                self._fast.verify()  # report an earlier faulty example first
             if not self._salvage or error.code not in SALVAGEABLE:
                 raise
             self.damage = error
@@ -133,7 +139,7 @@ class LegacyReader:
         return event
 
     def _whole_examples(self) -> list[Any]:
-        """Return what was read whole of the batch of examples that the damage broke off."""
+        """Return the complete examples of the batch in which the damage is."""
         items = self._machine.unfinished()
         if items and not _is_whole(self._limits, *items[-2:]):
             items.pop()
@@ -141,7 +147,11 @@ class LegacyReader:
         return items
 
     def _count(self, items: list[Any]) -> int:
-        """Return how many examples were just handed out."""
+        """Return the number of examples in a batch, and reset the number of recognised examples.
+
+        Raises:
+            FormatError: "irregular-examples", if a run of examples is missing from the batch.
+        """
         machine = self._machine
         runs = [item for item in items if isinstance(item, Run)]
         if sum(run.count for run in runs) != machine.recognised:
@@ -151,7 +161,11 @@ class LegacyReader:
         return count
 
     def _top_level(self) -> dict[Any, Any]:
-        """Return the outermost dict, as the pickle has it; an empty one if that is lost."""
+        """Return the outermost dict of the pickle; an empty dict if it is lost due to damage.
+
+        Raises:
+            FormatError: The pickle is not a dict with a list of examples.
+        """
         top = self._machine.result
         if self.damage is not None and top is None:
             return {}
@@ -200,7 +214,11 @@ class LegacyReader:
         return RawBatch(batch, rejected)
 
     def _take_apart(self, items: list[Any]) -> tuple[list[Group], list[tuple[int, Any]]]:
-        """Return groups out of the runs among ``items``, and the single examples with their places."""
+        """Convert the runs among ``items`` to groups.
+
+        Returns:
+            The groups, and the remaining examples with their index in the block.
+        """
         singles: list[tuple[int, Any]] = []
         runs: dict[Skeleton, list[tuple[int, Run]]] = {}
         place = 0
@@ -221,7 +239,7 @@ class LegacyReader:
 
 
 def _is_whole(limits: Limits, *items: object) -> bool:
-    """Say whether the last one of these examples was read whole, judged by itself and the one before."""
+    """Return whether the last of these examples is complete: its layout is valid and has all earlier keys."""
     keys = [set(item) for item in items if isinstance(item, dict)]
     return isinstance(items[-1], Run) or (
         isinstance(layout_of(items[-1], limits), Layout) and all(keys[-1] >= before for before in keys)
@@ -229,12 +247,16 @@ def _is_whole(limits: Limits, *items: object) -> bool:
 
 
 def _size(item: object) -> int:
-    """Return how many examples an object on the machine's stack stands for."""
+    """Return the number of examples that an object on the stack of the machine represents."""
     return item.count if isinstance(item, Run) else 1
 
 
 def _blocks(items: list[Any]) -> Iterator[tuple[list[Any], int]]:
-    """Cut examples and runs into blocks of ``BATCH_ROWS`` examples, the last of fewer; say how many."""
+    """Split examples and runs into blocks of ``BATCH_ROWS`` examples; the last block may have fewer.
+
+    Yields:
+        The items of each block, and the number of examples in it.
+    """
     block: list[Any] = []
     room = BATCH_ROWS
     for item in items:
