@@ -1,7 +1,7 @@
-"""What moves the rows: it scatters slices into runs, and sorts units of runs into buckets.
+"""The row operations of a shuffle: scatters slices into runs, and sorts units of runs into buckets.
 
-What it writes into a bucket is a pure function of the store and the options: limits, layout and order of
-work decide nothing. DuckDB says which rows there are and where they go; Arrow moves them.
+The content of a bucket is a pure function of the store and the options. Memory limits, layout and order of
+work do not affect it. DuckDB selects the rows and their destinations; Arrow moves the data.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from hexdata.store.session import DuckDBPyConnection
 __all__ = ["Mover"]
 
 SAMPLED_KEYS: Final = 1 << 17
-"""Of a unit that is cut: enough for parts that are equal within a few percent."""
+"""Maximum number of keys sampled to split a unit: enough for parts of equal size within a few percent."""
 MORE_PARTS: Final = 1.25
-"""So many more parts than would do if they were equal."""
+"""Factor for the number of parts over the minimum for parts of exactly equal size."""
 BATCH_ROWS: Final = 1 << 14
-"""Of what DuckDB gives at a time: so few that even wide ones are no large part of the memory."""
+"""Maximum rows per batch from DuckDB. It is small so that even batches of wide rows take little memory."""
 
 Rows = Iterator[pa.Table]
 UInt64Array = npt.NDArray[np.uint64]
@@ -55,17 +55,17 @@ UnitNumbers = npt.NDArray[np.integer[Any]]
 
 @dataclass(frozen=True)
 class Mover:
-    """What the work on every slice and every unit needs to know.
+    """Scatters slices and sorts units with the parameters shared by all of them.
 
     Attributes:
-        key: of ``sort_key``.
-        board_size: n.
-        folder: where runs are written.
-        spill: where a unit lies while it is cut; None for the system's temporary folder.
-        layout: slices and units.
-        limits: of one thread.
-        say: called with a line for the log.
-        check: called again and again; raises where the work is to stop.
+        key: Key of ``sort_key``.
+        board_size: Cells along an edge.
+        folder: Folder or address in which runs are written.
+        spill: Folder for a unit that is split further; None for the system's temporary folder.
+        layout: Slices and units.
+        limits: Limits of one thread.
+        say: Called with each line for the log.
+        check: Called regularly; raises if the work must stop.
     """
 
     key: int
@@ -78,14 +78,14 @@ class Mover:
     check: Callable[[], None]
 
     def scatter(self, con: DuckDBPyConnection, placement: Placement, part: Slice) -> Iterator[int]:
-        """Phase 1: write a slice as runs, one a chunk; yield the bytes of each."""
+        """Phase 1: write a slice as runs, one per chunk, and yield the size of each in bytes."""
         query = placement.rows_sql(part.start, part.stop)
         reader = con.sql(query).to_arrow_reader(min(self.limits.chunk_rows, BATCH_ROWS))
         for number, batches in enumerate(self._chunks(reader)):
             yield self._scatter_rows(batches, self.folder / part.run_name(number))
 
     def _scatter_rows(self, batches: list[pa.RecordBatch], run: AnyPath) -> int:
-        """Write rows as a run; the list is emptied."""
+        """Write rows as a run and return its size in bytes. ``batches`` is emptied to free memory."""
         table = pa.Table.from_batches(batches)
         batches.clear()
         rows = as_run(table, self.board_size)
@@ -95,9 +95,16 @@ class Mover:
         return write_run(run, rows, unit)
 
     def sort(self, runs: Runs, job: Job) -> Iterator[tuple[Bucket, Rows]]:
-        """Phase 2: yield the buckets of a job, each with its rows in order.
+        """Phase 2: yield each bucket of a job with its sorted rows.
 
-        The rows, of ``positions_schema``, must be taken before the next bucket is.
+        Read the rows of a bucket, which have ``positions_schema``, before requesting the next bucket.
+
+        Args:
+            runs: All runs of the shuffle, or those of the job's units.
+            job: Buckets and their units.
+
+        Raises:
+            StoreError: A run is missing or damaged.
         """
         blocks = [self._sort_unit(runs.pieces(unit), job.buckets) for unit in job.units]
         if len(blocks) == 1:
@@ -106,7 +113,7 @@ class Mover:
             yield job.buckets[0], chain.from_iterable(rows for block in blocks for _, rows in block)
 
     def _sort_unit(self, pieces: list[Piece], buckets: list[Bucket]) -> Iterator[tuple[Bucket, Rows]]:
-        """Sort the rows of some buckets, or of a part of one bucket."""
+        """Sort the rows of several buckets, or of a part of one bucket."""
         rows, size = sum(piece.rows for piece in pieces), sum(piece.bytes for piece in pieces)
         if rows <= 1 or self.limits.may_sort(rows, size):
             yield from self._sort_in_memory(pieces, buckets)
@@ -123,7 +130,7 @@ class Mover:
                 yield buckets[0], chain.from_iterable(rows for part in parts for _, rows in part)
 
     def _sort_in_memory(self, pieces: list[Piece], buckets: list[Bucket]) -> Iterator[tuple[Bucket, Rows]]:
-        """Sort rows that fit into the memory, the usual case."""
+        """Sort rows that fit into memory, which is the usual case."""
         batches = list(self._read(pieces))
         if not batches:
             yield from ((bucket, iter(())) for bucket in buckets)
@@ -150,7 +157,7 @@ class Mover:
         return sort_key(rows.column("position_id").to_numpy(), self.key)
 
     def _bounds(self, pieces: list[Piece], rows: int, size: int) -> UInt64Array:
-        """Return the keys at which a unit is cut, from a sample of its keys."""
+        """Return the keys at which to split a unit, estimated from a sample of its keys."""
         step = -(-rows // SAMPLED_KEYS)
         columns = read_column(pieces, run_schema(self.board_size), "position_id")
         ids = np.concatenate([ids.to_numpy()[::step] for ids in columns])
@@ -161,7 +168,7 @@ class Mover:
 
     @contextmanager
     def _cut(self, pieces: list[Piece], unit_of: Callable[[pa.Table], UnitNumbers]) -> Iterator[Runs]:
-        """Scatter the rows of a unit once more, into runs that are gone at the end."""
+        """Scatter the rows of a unit again into temporary runs, which are removed at the end."""
         if self.spill is not None:
             self.spill.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="cut-", dir=self.spill) as folder:
@@ -173,7 +180,7 @@ class Mover:
             yield Runs(paths)
 
     def _chunks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
-        """Give batches, as many at a time as the memory has room for: rows may be wider in some places."""
+        """Group batches into lists that fit into memory. Their sizes vary with the width of the rows."""
         chunk: list[pa.RecordBatch] = []
         rows = size = 0
         for batch in batches:
@@ -187,10 +194,10 @@ class Mover:
 
 
 def _check_values(rows: pa.Table) -> None:
-    """Refuse positions that every reader of shards would refuse.
+    """Check that the positions are valid for the readers of shards.
 
     Raises:
-        StoreError: there is one.
+        StoreError: A position is not valid.
     """
     bad = find_bad_position(rows, texts=False)
     if bad is not None:
@@ -204,6 +211,6 @@ def _check_values(rows: pa.Table) -> None:
 
 
 def _take(table: pa.Table, order: npt.NDArray[np.int64], schema: pa.Schema) -> Rows:
-    """Give the rows in an order, a row group at a time."""
+    """Yield the rows in the given order, one row group at a time."""
     for start in range(0, len(order), ROW_GROUP_ROWS):
         yield table.take(pa.array(order[start : start + ROW_GROUP_ROWS])).cast(schema)

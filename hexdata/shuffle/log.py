@@ -1,4 +1,4 @@
-"""``STORE/logs/shuffle.log``: what a shuffle did, line by line, for people. No part of the dataset."""
+"""The log ``STORE/logs/shuffle.log`` of all shuffles, for users. It is not part of the dataset."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = ["LOG_NAME", "Log", "peak_resident_bytes"]
 
 LOG_NAME: Final = "logs/shuffle.log"
 _RSS_UNIT: Final = 1 if sys.platform == "darwin" else 1024
-"""Bytes in which the system counts the peak of resident memory."""
+"""Unit in bytes of the system's peak resident memory."""
 
 
 _MOST: Final = 1 << 20
-"""Bytes of earlier lines that stay in an object store."""
+"""Maximum bytes of earlier lines that are kept in an object store."""
 
 
 def _kept_here(store: AnyPath) -> Path:
@@ -31,21 +31,21 @@ def _kept_here(store: AnyPath) -> Path:
 
 
 def peak_resident_bytes() -> int:
-    """Return the most memory in bytes that this process has held resident since it started."""
+    """Return the peak resident memory of this process in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT
 
 
 class Log:
-    """Appends lines, each with the time; every run adds to what is there."""
+    """A log that appends lines with a time stamp, also to the lines of earlier runs."""
 
     def __init__(self, store: AnyPath) -> None:
-        """Begin to write into a store's log; that of an object store is kept here until ``publish``."""
+        """Open the log of a store. The log of an object store is kept on this machine until ``publish``."""
         self._published = store / LOG_NAME
         self._path = self._published if isinstance(self._published, Path) else _kept_here(store)
         self._failed = False
 
     def line(self, text: str) -> None:
-        """Append a line. A log that cannot be written stops nothing: the first failure is warned of."""
+        """Append a line. If the log cannot be written, warn once and ignore later lines."""
         if self._failed:
             return
         now = datetime.now(UTC).isoformat(timespec="milliseconds").removesuffix("+00:00")
@@ -60,7 +60,7 @@ class Log:
         warnings.warn(f"the log is not written, the shuffle goes on: {error}", stacklevel=3)
 
     def publish(self) -> None:
-        """Put the lines of this machine into the store, if they are not there."""
+        """Append the lines kept on this machine to the log in the object store."""
         if self._path is self._published or self._failed:
             return
         try:
@@ -70,7 +70,14 @@ class Log:
             self._fail(error)
 
     def work(self, name: str, rows: int, seconds: float, peak: int) -> None:
-        """Append what a piece of work did: its rows, its rate, and the peak of its memory so far."""
+        """Append a line about finished work.
+
+        Args:
+            name: Name of the slice or bucket.
+            rows: Number of rows.
+            seconds: Duration.
+            peak: Peak resident memory so far, in bytes.
+        """
         rate = rows / max(seconds, 1e-9)
         self.line(
             f"{name}: {rows:,} rows in {seconds:.2f} s, {rate:,.0f} rows/s, "

@@ -1,4 +1,4 @@
-"""What a shuffle is asked for, checked once. Reads nothing."""
+"""The options of a shuffle."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from hexdata.selection import SelectionOptions
 __all__ = ["MINIMUM_MEMORY", "ShuffleOptions", "too_little_memory"]
 
 MINIMUM_MEMORY: Final = 450_000_000
-"""Bytes that are enough for one thread: of boards up to 13 by 13, with 60 bytes of lists and texts a row."""
+"""Bytes needed for one thread, for boards up to 13 by 13 and 60 bytes of lists and texts per row."""
 MOST_BUCKETS: Final = 100_000
 
 
 def too_little_memory(found: int, expected: int) -> BudgetError:
-    """Return the error for a budget of ``found`` bytes where ``expected`` are needed."""
+    """Return the error for a budget of ``found`` bytes if ``expected`` bytes are needed."""
     return BudgetError.of_memory(
         "too little memory for a shuffle", found=found, expected=expected, hint="Raise --memory."
     )
@@ -25,17 +25,19 @@ def too_little_memory(found: int, expected: int) -> BudgetError:
 
 @dataclass(frozen=True)
 class ShuffleOptions(SelectionOptions):
-    """How to shuffle, and, of ``SelectionOptions``, what.
+    """How to shuffle, and which positions, with the options of ``SelectionOptions``.
 
     Attributes:
-        seed: names the order.
-        buckets: for the largest split; None to follow from the number of positions.
-        memory: bytes for everything together. It decides no byte of the result.
-        threads: at most as many as the memory has room for; None for one a core. Nor do they.
+        seed: Seed that determines the order (default: 0).
+        buckets: Number of buckets of the largest split, 1 to 100,000; None to derive it from the number of
+            positions (default).
+        memory: Total memory in bytes (default: 1 GB). It does not affect the result.
+        threads: Maximum number of threads, limited by the memory; None for one per core (default). It does
+            not affect the result.
 
     Raises:
-        ConfigError: on a value out of range.
-        BudgetError: the memory is too small for any shuffle.
+        ConfigError: A value is out of range.
+        BudgetError: The memory is too small for any shuffle.
     """
 
     seed: int = 0

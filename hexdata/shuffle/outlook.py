@@ -1,4 +1,4 @@
-"""What a shuffle will do and need, for people and for the check before anything is written."""
+"""The plan of a shuffle: an estimate of its work, disk space and time, for users and for the disk check."""
 
 from __future__ import annotations
 
@@ -21,44 +21,45 @@ from hexdata.units import format_bytes
 __all__ = ["FOLDERS", "ShufflePlan", "free_room", "look_ahead"]
 
 FOLDERS: Final = ("shuffled", "shards", "pickles/shuffled")
-"""Where the shuffled positions lie, in every form: a new shuffle replaces all of it."""
+"""Folders with the shuffled positions in any format. A new shuffle replaces all of them."""
 DISK_MARGIN: Final = 1.1
-"""The disk asked for over that expected from a sample of the rows."""
+"""Factor for the required disk space over the estimate from a sample."""
 
 
 @dataclass(frozen=True)
 class ShufflePlan:
-    """What a shuffle will do and need. Sizes in bytes; what is expected is tried on a sample of the rows.
+    """What a shuffle will do and need. Sizes are in bytes; estimates are measured on a sample of the rows.
 
     Attributes:
-        store: its path.
-        seed: names the order.
-        choices: what was chosen, but for the default.
-        positions: of the store.
-        rows: that take part, by split.
-        left_out: positions that a choice leaves out, by the name of the choice.
-        buckets: by split.
-        slices: of the input, scattered one at a time by each thread.
-        units: into which the buckets' rows are sorted, one at a time by each thread.
-        row_group_rows: in the files of the result.
-        threads: that work at a time, on each machine.
-        memory: for everything together, on each machine.
-        duckdb_memory: of that, the limit of each thread's DuckDB while it scatters.
-        chunk_rows: rows that a thread scatters at a time, at most.
-        sort_rows: rows that a thread sorts at a time, at most.
-        run_bytes: of the runs, which are gone at the end.
-        bucket_bytes: of the result.
-        spill_bytes: set aside for units that turn out too large and are cut once more.
-        disk_done: of these, what an interrupted run has already written.
-        disk_needed: what is still to be written, and some more.
-        disk_freed: what goes before: an older shuffle and what was made of it.
-        disk_free: on the store's disk now.
-        units_done: slices and buckets that an interrupted run has finished.
-        seconds: expected, on this machine as busy as it was a moment ago.
-        already_done: whether the store holds this very shuffle, so that nothing is to be done.
-        duplicates: the games that the whole store holds more than once.
-        balance: what ``balance_by`` does to each group.
-        notes: what a person should know of the choices made.
+        store: Path or address of the store.
+        seed: Seed that determines the order.
+        choices: Selection options that differ from their defaults.
+        positions: Number of positions in the store.
+        rows: Number of selected positions by split.
+        left_out: Number of excluded positions by the option that excludes them.
+        buckets: Number of buckets by split.
+        slices: Number of input slices. Each thread scatters one at a time.
+        units: Number of units that are sorted. Each thread sorts one at a time.
+        row_group_rows: Rows per row group in the resulting files.
+        threads: Number of threads on each machine.
+        memory: Total memory on each machine.
+        duckdb_memory: Part of it that is the limit of each thread's DuckDB session while it scatters.
+        chunk_rows: Maximum rows that a thread scatters at a time.
+        sort_rows: Maximum rows that a thread sorts at a time.
+        run_bytes: Estimated size of the runs, which are deleted at the end.
+        bucket_bytes: Estimated size of the buckets.
+        spill_bytes: Space reserved for units that are larger than planned and are split further.
+        disk_done: Size of the runs and buckets that an interrupted run has already written.
+        disk_needed: Space for all remaining files, with a margin.
+        disk_freed: Space freed before the shuffle starts, by removing an older shuffle and the files made
+            from it.
+        disk_free: Free space on the disk that is written to.
+        units_done: Number of slices and buckets that an interrupted run has finished.
+        seconds: Estimated duration at the current load of this machine.
+        already_done: Whether the store already contains this shuffle, so that there is nothing to do.
+        duplicates: Games that occur more than once in the whole store.
+        balance: Effect of ``balance_by`` on each group.
+        notes: Remarks on the selection options for the user.
     """
 
     store: str
@@ -91,10 +92,10 @@ class ShufflePlan:
     notes: tuple[str, ...]
 
     def require_disk(self) -> None:
-        """Check that the disk has room.
+        """Check that there is enough disk space.
 
         Raises:
-            BudgetError: it has not.
+            BudgetError: There is not.
         """
         if self.disk_needed > self.disk_free + self.disk_freed:
             raise self.disk_full(
@@ -104,13 +105,14 @@ class ShufflePlan:
     def disk_full(
         self, reason: str, path: AnyPath | str, free: int, error: OSError | None = None
     ) -> BudgetError:
-        """Return the error for a disk without room, with what the whole plan needs.
+        """Return the error for insufficient disk space, with the space that the whole plan needs.
 
         Args:
-            reason: what is wrong.
-            path: of the file or folder.
-            free: bytes.
-            error: of the system, if there was one: a quota may be used up where a disk has room.
+            reason: What is wrong.
+            path: File or folder that could not be written.
+            free: Free space in bytes.
+            error: The system's error; None if there was none (default). For example, a quota may be used up
+                although the disk has free space.
         """
         needed = (
             f"{format_bytes(self.disk_needed)}: {format_bytes(self.run_bytes)} of runs, which go again, "
@@ -124,7 +126,7 @@ class ShufflePlan:
 def look_ahead(
     store: Store, options: ShuffleOptions, prepared: Prepared, ledger: Ledger, already_done: bool
 ) -> ShufflePlan:
-    """Return the plan of a shuffle, less what its ledger says is done."""
+    """Return the plan of a shuffle, less the work that its ledger lists as finished."""
     layout = (
         prepared.layout.recorded(ledger["layout"], ledger.path) if "layout" in ledger else prepared.layout
     )
@@ -174,11 +176,14 @@ def look_ahead(
 
 
 def free_room(store: Store) -> int:
-    """Return the bytes that are free where a shuffle writes: of an object store, where its work lies."""
+    """Return the free space in bytes on the disk that a shuffle writes to.
+
+    For an object store this is the disk of its unfinished work.
+    """
     return free_disk(store.path if isinstance(store.path, Path) else store.work)
 
 
 def _bytes_to_free(store: Store) -> int:
-    """Return the size of what a new shuffle removes before it begins."""
+    """Return the size in bytes of the files that a new shuffle removes at its start."""
     folders = [*(store.path / folder for folder in FOLDERS), store.work / "shuffle" / "runs"]
     return sum(size_of_tree(folder) for folder in folders)

@@ -1,4 +1,4 @@
-"""Which errors of a disk pass by themselves, and how long to wait for that. Touches no disk."""
+"""Retries after temporary disk errors."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ _TRANSIENT: Final = (
     *("ECONNABORTED", "ECONNREFUSED", "ECONNRESET", "ENOTCONN"),
     *("EHOSTDOWN", "EHOSTUNREACH", "ENETDOWN", "ENETRESET", "ENETUNREACH"),
 )
-"""What a loose cable, a busy server or a network that comes back gives; systems lack some of the names."""
+"""Errors caused by a loose cable, a busy server or a network failure. Not all systems define each name."""
 
 
 def is_transient(error: BaseException) -> bool:
-    """Say whether an error may be gone at the next attempt."""
+    """Return whether an error may disappear on the next attempt."""
     return isinstance(error, OSError) and errno.errorcode.get(error.errno or 0) in _TRANSIENT
 
 
 @dataclass(frozen=True)
 class Patience:
-    """How often work is tried that a disk fails in passing, with waits that double.
+    """Settings for retries after temporary disk errors. The wait doubles after each attempt.
 
     Attributes:
-        attempts: the first one counts.
-        first_wait: seconds before the second attempt.
-        longest_wait: seconds that no wait exceeds.
+        attempts: Maximum number of attempts, including the first (default: 6).
+        first_wait: Seconds before the second attempt (default: 0.5).
+        longest_wait: Maximum seconds before any attempt (default: 30).
 
     Raises:
-        ConfigError: on a value out of range.
+        ConfigError: A value is out of range.
     """
 
     attempts: int = 6
@@ -52,12 +52,14 @@ class Patience:
     def go_on(
         self, work: Callable[[], None], *, sleep: Callable[[float], None], say: Callable[[str], object]
     ) -> None:
-        """Call ``work`` until it succeeds; the last error comes out, and at once any that is no passing one.
+        """Call ``work`` until it succeeds.
+
+        Any error that is not temporary, or the error of the last attempt, is raised.
 
         Args:
-            work: may be called again after it failed.
-            sleep: waits so many seconds.
-            say: is told of each failure that is waited out.
+            work: Function to call; it must allow another call after it has failed.
+            sleep: Function that waits for the given seconds.
+            say: Called with a message about each failed attempt before the wait.
         """
 
         def tell(state: RetryCallState) -> None:

@@ -1,7 +1,7 @@
-"""What a shuffle will do, computed before anything is written: buckets, units of work, limits.
+"""The layout of a shuffle: its buckets, its units of work and the limits of each thread.
 
-Does no work and reads no file. The buckets follow from the rows alone; how they are cut into units, and
-what each thread may hold, from the memory.
+The buckets depend only on the rows. How they are divided into units, and how many rows a thread holds,
+depends on the memory. Nothing here reads or writes files.
 """
 
 from __future__ import annotations
@@ -38,52 +38,55 @@ __all__ = [
 ]
 
 BUCKET_ROWS: Final = 1 << 20
-"""Rows of a bucket of the largest split, where their number is not given."""
+"""Rows per bucket of the largest split, if the number of buckets is not given."""
 MOST_UNITS: Final = 1_000_000
-"""Slices, and units, of a shuffle; its buckets are at most as many."""
+"""Maximum number of slices, of units and of buckets of a shuffle."""
 _Number = Annotated[int, Within(1, MOST_UNITS)]
 _Split = Annotated[str, Matching("train|val|test", "train, val or test")]
 BASE_MEMORY: Final = 312 << 20
-"""Bytes held besides DuckDB's buffers and the rows at hand: interpreter and libraries, as measured."""
+"""Measured memory in bytes besides DuckDB's buffers and the rows: interpreter and libraries."""
 TRANSFER_MEMORY: Final = 24 << 20
-"""Bytes that a thread holds of objects that it reads or sends: two parts and what is read ahead."""
+"""Bytes per thread for reading and uploading objects: two parts and the data read ahead."""
 MOST_ROWS: Final = 1 << 21
-"""Rows that a thread takes into memory at a time; more is no faster, as long as pieces are large enough."""
+"""Maximum rows that a thread loads at a time. More is not faster if pieces are large enough."""
 MANY_POSITIONS: Final = 1 << 32
-"""Of a store from which on more rows are taken at a time: pieces would have fewer than ``PIECE_ROWS``."""
+"""Above this number of positions, more rows are loaded at a time, so that pieces do not become too small."""
 PIECE_ROWS: Final = 1 << 10
-"""Rows of a piece, in the mean, that a plan aims at. A piece costs some 0.2 ms and 2 kB to write and to read,
-whatever it holds: at 1,000 rows about as much time as the rows do, and a tenth of the bytes."""
+"""Target average rows per piece in a plan. Writing and reading a piece costs about 0.2 ms and 2 kB regardless
+of its rows: at 1,000 rows, as much time as the rows themselves and a tenth of their bytes.
+"""
 MOST_BYTES: Final = 1 << 31
-"""Of rows that are joined in memory: Arrow counts the bytes of a column's texts in 32 bits."""
+"""Maximum bytes of rows joined in memory. Arrow uses 32-bit offsets into a column's texts."""
 FEWEST_ROWS: Final = 1 << 15
-"""Fewer at a time make too many pieces."""
+"""Minimum rows that a thread loads at a time; fewer would make too many pieces."""
 ROW_OVERHEAD: Final = 52
-"""Bytes that a row takes in memory besides its board and what varies: twelve columns and the bucket."""
+"""Bytes of a row in memory besides its board, lists and texts: twelve columns and the bucket."""
 KEY_BYTES: Final = 24
-"""Bytes of a row's key, its place and its bucket while a unit is sorted."""
+"""Bytes per row for its key, index and bucket while a unit is sorted."""
 SCATTER_COPIES: Final = 3.0
-"""How often a row stands in memory while it is scattered: as DuckDB gave it, in order of units, and a column
-more, which may be most of a row."""
+"""Copies of a row in memory while it is scattered: as read by DuckDB, in unit order, and one column.
+
+That column may be most of a row.
+"""
 SORT_COPIES: Final = 2.0
-"""How often while it is sorted: a unit is joined column by column, but one may be most of a row."""
+"""Copies of a row in memory while it is sorted by column; a single column may be most of a row."""
 WRITER_COPIES: Final = 5
-"""How many row groups stand in memory while one is encoded."""
+"""Row groups in memory while one is encoded."""
 DUCKDB_SHARE: Final = 0.3
-"""Part of a thread's memory that is DuckDB's while it scatters."""
+"""Fraction of a thread's memory for DuckDB while it scatters."""
 DUCKDB_LEAST: Final = 32 << 20
 DUCKDB_ROW_GROUPS: Final = 1.5
-"""Row groups that DuckDB holds besides while it reads."""
+"""Additional row groups in DuckDB's memory while it reads."""
 DUCKDB_MOST: Final = 256 << 20
 SLICES_PER_THREAD: Final = 4
-"""Of a store that is small, so that no thread waits for another."""
+"""Slices per thread in a small store, so that all threads stay busy."""
 
 UInt64Array = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
 class Slice:
-    """Phase 1's unit: a range of position ids, scattered into runs of their own."""
+    """A range of position ids, the unit of work of phase 1. It is scattered into its own runs."""
 
     index: int
     start: int
@@ -91,11 +94,11 @@ class Slice:
 
     @property
     def name(self) -> str:
-        """What the ledger and the log call it."""
+        """Name of the slice in the ledger and the log."""
         return f"slice {self.index}"
 
     def run_name(self, number: int) -> str:
-        """File name of one of its runs."""
+        """Return the file name of one of the slice's runs."""
         return f"run-{self.index:06d}-{number:03d}.arrow"
 
 
@@ -108,13 +111,13 @@ class Bucket:
 
     @property
     def name(self) -> str:
-        """Path of its file, relative to the store."""
+        """Path of the bucket's file, relative to the store."""
         return f"shuffled/{self.split}/bucket-{self.index:06d}.parquet"
 
 
 @dataclass(frozen=True)
 class Job:
-    """Phase 2's unit: consecutive buckets, and the units of rows that they are made of."""
+    """The unit of work of phase 2: consecutive buckets and the units that contain their rows."""
 
     buckets: list[Bucket]
     units: range
@@ -122,12 +125,12 @@ class Job:
 
 @dataclass(frozen=True)
 class Grouping:
-    """How the buckets of a split make units: several buckets one, or a bucket several parts.
+    """The division of a split's buckets into units: several buckets per unit, or several units per bucket.
 
     Attributes:
-        buckets: of the split.
-        group: buckets in a unit.
-        parts: units in a bucket, ranges of its keys; 1 unless ``group`` is.
+        buckets: Number of buckets of the split.
+        group: Buckets per unit.
+        parts: Units per bucket, each a range of its keys; always 1 if ``group`` is above 1.
     """
 
     buckets: _Number
@@ -136,20 +139,13 @@ class Grouping:
 
     @property
     def units(self) -> int:
-        """Their number."""
+        """Number of units."""
         return -(-self.buckets // self.group) * self.parts
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How rows are cut into slices and units. It decides what the runs hold, but no byte of a bucket.
-
-    Attributes:
-        positions: of the store; slices are ranges of their ids.
-        slice_rows: ids in a slice.
-        by_key: whether buckets are, but for few rows, ranges of keys; or else each has keys from all over.
-        groups: the splits that have rows, in the order of ``SPLITS``.
-    """
+    """The division of rows into slices and units. It affects the runs, but not the content of the buckets."""
 
     positions: Annotated[int, Within(1, 1 << 62)]
     slice_rows: Annotated[int, Within(1, 1 << 62)]
@@ -157,14 +153,15 @@ class Layout:
     groups: dict[_Split, Grouping]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the layout as the ledger keeps it."""
+        """Return the layout in the form that the ledger stores."""
         return asdict(self)
 
     def recorded(self, content: dict[str, Any], path: object) -> Layout:
-        """Return the layout that the ledger at ``path`` keeps: this one, cut for other limits.
+        """Return the layout stored in the ledger at ``path``, which may have been made under other limits.
 
         Raises:
-            StoreError: it is of other rows, or cut into more slices or units than any plan makes.
+            StoreError: The stored layout is invalid, is for other rows, or has more slices or units than any
+                plan.
         """
         found = check_value(Layout, content, path, what="the layout of the shuffle")
         buckets, expected = (
@@ -189,12 +186,12 @@ class Layout:
 
     @property
     def units(self) -> int:
-        """Their number, over all splits."""
+        """Number of units over all splits."""
         return sum(group.units for group in self.groups.values())
 
     @property
     def jobs(self) -> list[Job]:
-        """The buckets in order, with the units that each is made of."""
+        """The buckets in order, with the units that contain their rows."""
         jobs = []
         for split, first in self._first_units().items():
             grouping = self.groups[split]
@@ -208,7 +205,13 @@ class Layout:
     def unit_numbers(
         self, split: npt.NDArray[np.uint8], bucket: npt.NDArray[np.uint32], key: UInt64Array
     ) -> npt.NDArray[np.integer[Any]]:
-        """Return the unit of each row, from 0; ascending in (split, bucket, key)."""
+        """Return the number of each row's unit, from 0, in ascending order of (split, bucket, key).
+
+        Args:
+            split: Index in ``SPLITS`` of each row, shape (N,).
+            bucket: Bucket of each row within its split, shape (N,).
+            key: Sort key of each row, shape (N,).
+        """
         unit = np.empty(len(split), np.min_scalar_type(self.units))
         for name, first in self._first_units().items():
             own = np.flatnonzero(split == SPLITS.index(name))
@@ -222,10 +225,7 @@ class Layout:
     def _parts(
         self, bucket: npt.NDArray[np.uint32], key: UInt64Array, grouping: Grouping
     ) -> npt.NDArray[np.int64]:
-        """Return which part of its bucket each row belongs to, by its key: equal ranges of the bucket's.
-
-        Keys outside of the bucket's range go to the part that is nearest.
-        """
+        """Return the part of its bucket to which each row belongs. Parts are equal ranges of its keys."""
         ranges = grouping.parts * (grouping.buckets if self.by_key else 1)
         part = np.searchsorted(np.array(bucket_bounds(ranges)[1:-1], dtype=np.uint64), key, side="right")
         if self.by_key:
@@ -239,15 +239,15 @@ class Layout:
 
 @dataclass(frozen=True)
 class Limits:
-    """What each thread may hold. It decides no byte of the result.
+    """Limits on the rows that each thread holds. They do not affect the result.
 
     Attributes:
-        threads: that work at a time.
-        duckdb_memory: bytes for the DuckDB of each, while it scatters.
-        chunk_rows: rows that each scatters at a time, at most.
-        chunk_bytes: bytes that these and their copies may take.
-        sort_rows: rows that each sorts at a time, at most.
-        sort_bytes: bytes that these and their copies may take.
+        threads: Number of threads that work at the same time.
+        duckdb_memory: Bytes for each thread's DuckDB session while it scatters.
+        chunk_rows: Maximum rows that a thread scatters at a time.
+        chunk_bytes: Maximum bytes of these rows and their copies.
+        sort_rows: Maximum rows that a thread sorts at a time.
+        sort_bytes: Maximum bytes of these rows and their copies.
     """
 
     threads: int
@@ -258,26 +258,26 @@ class Limits:
     sort_bytes: int
 
     def may_scatter(self, rows: int, size: int) -> bool:
-        """Say whether so many rows, of ``size`` bytes in memory, are scattered at a time."""
+        """Return whether ``rows`` rows of ``size`` bytes in total may be scattered at a time."""
         return rows <= self.chunk_rows and scatter_cost(rows, size) <= self.chunk_bytes
 
     def may_sort(self, rows: int, size: int) -> bool:
-        """Say whether so many rows, of ``size`` bytes in memory, are sorted at a time."""
+        """Return whether ``rows`` rows of ``size`` bytes in total may be sorted at a time."""
         return rows <= self.sort_rows and sort_cost(rows, size) <= self.sort_bytes
 
 
 def scatter_cost(rows: int, size: int) -> int:
-    """Return the bytes that it takes to scatter so many rows, of ``size`` bytes in memory."""
+    """Return the memory in bytes needed to scatter ``rows`` rows of ``size`` bytes in total."""
     return int(size * SCATTER_COPIES) + rows * KEY_BYTES
 
 
 def sort_cost(rows: int, size: int) -> int:
-    """Return the bytes that the sort of so many rows, of ``size`` bytes in memory, takes."""
+    """Return the memory in bytes needed to sort ``rows`` rows of ``size`` bytes in total."""
     return int(size * SORT_COPIES) + rows * KEY_BYTES
 
 
 def row_bytes(board_size: int, varying_bytes: float) -> int:
-    """Return the bytes of a row in memory; ``varying_bytes`` are those of its lists and texts."""
+    """Return the size in bytes of a row in memory. ``varying_bytes`` is the size of its lists and texts."""
     return board_bytes(board_size) + ROW_OVERHEAD + ceil(varying_bytes)
 
 
@@ -290,19 +290,21 @@ def make_limits(
     *,
     remote: bool = False,
 ) -> Limits:
-    """Share out the memory of a machine: as many threads as are asked for and find room for some rows.
+    """Divide the memory of a machine between threads.
+
+    The number of threads is the requested one, or fewer if the memory does not suffice for it.
 
     Args:
-        options: with the memory and the threads.
-        positions: of the store.
-        row: bytes of a row that takes part, in the mean.
-        widest: bytes of a row in the row group of the store that has the widest, in the mean.
-        machines: that work; None for this one alone. Where each thread is a process of its own, it holds the
-            interpreter and the libraries too.
-        remote: whether the store lies in an object store, whose client holds memory too.
+        options: Options with the memory and the threads.
+        positions: Number of positions in the store.
+        row: Average bytes of a selected row.
+        widest: Average bytes of a row in the row group with the widest rows.
+        machines: Machines that do the work; None for this machine (default). If each thread is a separate
+            process, each also holds the interpreter and the libraries.
+        remote: Whether the store is in an object store, whose client also needs memory (default: False).
 
     Raises:
-        BudgetError: there is no room for even one thread.
+        BudgetError: The memory is too small for one thread.
     """
     machines = machines or Machines(1, default_workers(), separate=False)
     held = BASE_MEMORY + (CLIENT_MEMORY if remote else 0)
@@ -333,9 +335,10 @@ def make_limits(
 
 
 def bucket_counts(options: ShuffleOptions, rows: dict[str, int]) -> dict[str, int]:
-    """Return the number of buckets by split: smaller splits get fewer, in proportion.
+    """Return the number of buckets by split. Smaller splits get proportionally fewer buckets.
 
-    Where it is not given it follows from the rows alone, so that the files are the same on any machine.
+    If the number is not given in the options, it depends only on the rows, so that the files are the same on
+    any machine.
     """
     largest = max(rows.values())
     buckets = options.buckets or -(-largest // BUCKET_ROWS)
@@ -351,18 +354,18 @@ def make_layout(
     by_key: bool = True,
     machines: int = 1,
 ) -> Layout:
-    """Cut a store into slices, and its buckets into units that one thread can sort.
+    """Divide a store into slices, and its buckets into units that one thread can sort.
 
-    Each slice has a piece of each unit, so both are as few as keep all threads busy where pieces would be
-    small: slices and units alike where a store is large.
+    Each slice has a piece of each unit. If pieces would become small, the numbers of slices and units are
+    therefore kept at the minimum that keeps all threads busy.
 
     Args:
-        positions: of the store.
-        rows: that take part, by split; at least one.
-        buckets: by split.
-        limits: what a thread may hold.
-        by_key: whether buckets are ranges of keys.
-        machines: that work, each with so many threads.
+        positions: Number of positions in the store.
+        rows: Number of selected rows by split, at least 1 each.
+        buckets: Number of buckets by split.
+        limits: Limits of a thread.
+        by_key: Whether buckets are ranges of keys (default: True).
+        machines: Number of machines, each with ``limits.threads`` threads (default: 1).
     """
     at_work = machines * limits.threads
     shares = max(min(at_work * SLICES_PER_THREAD, isqrt(positions // PIECE_ROWS)), at_work)
@@ -381,8 +384,8 @@ def make_layout(
 
 
 def _expected_rows(most: int) -> int:
-    """Return how many rows a unit may be planned for, so that at six deviations it has ``most``.
+    """Return the planned rows per unit such that ``most`` is six standard deviations above it.
 
-    The number of rows in a range of keys is binomial, with a variance below its mean.
+    The number of rows in a range of keys follows a binomial distribution, whose variance is below its mean.
     """
     return max(int((sqrt(most + 9) - 3) ** 2), 1)
