@@ -1,4 +1,4 @@
-"""From the store to files that others read: tar shards for training, pickles for what came before."""
+"""Export of a store to files for other programs: tar shards for training, pickles for the legacy tools."""
 
 from hexdata.export.pickles import PicklesOptions, PicklesResult, export_pickles
 from hexdata.export.shards import ExportOptions, ExportResult, export_shards

@@ -1,6 +1,7 @@
-"""The way back: a store's positions as legacy pickles, in their original files or shuffled.
+"""Export of a store's positions as legacy pickles, as their original files or as shuffled files.
 
-Never changes the store's tables. One file is one pure task, so the bytes do not depend on the workers.
+The export does not change the tables of the store. Each file is written by one task that depends on its
+arguments and the store only, so the bytes do not depend on the number of workers.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ __all__ = ["ORDERS", "PicklesOptions", "PicklesResult", "export_pickles"]
 ORDERS: Final = ("shuffled", "original")
 
 PROGRESS_NAME: Final = "shuffling_progress.json"
-"""The legacy loader takes ``shuffled_*.pkl.gz`` only from a folder that has this file."""
+"""The legacy loader reads ``shuffled_*.pkl.gz`` only from a folder that contains this file."""
 
 _INPUTS: Final = {"original": ("sources", "games", "positions"), "shuffled": ("sources", "games", "shuffled")}
-"""The folders that are read, by order."""
+"""The folders that an export reads, by order."""
 
 NO_TIME: Final = "1970-01-01T00:00:00"
-"""What ``shuffled_at`` and ``processed_at`` say where there is no time to tell: the store holds none."""
+"""Value of all times in the pickles, such as ``shuffled_at``, because the store contains no times."""
 
 _SHUFFLED_DIALECT: Final = {
     **DIALECTS["dicts-player"],
@@ -59,15 +60,18 @@ _SHUFFLED_DIALECT: Final = {
 
 @dataclass(frozen=True)
 class PicklesOptions(WorkerOptions):
-    """How to export.
+    """Options of ``export_pickles``.
 
     Attributes:
-        order: ``shuffled``, one file a bucket of the shuffle, or ``original``, one file a source.
-        workers, memory: as ``WorkerOptions`` has them.
-        level: of gzip, 1 to 9.
+        order: "shuffled", the default, for one file per bucket of the shuffle, or "original" for one file
+            per source.
+        workers: number of processes. Default None: one per core, as far as ``memory`` allows.
+        memory: memory limit in bytes for all processes together. Default 1 GB.
+        level: compression level of gzip, 1 to 9. Default 6.
 
     Raises:
-        ConfigError: on a value out of range.
+        ConfigError: a value is out of range.
+        BudgetError: the workers, or even one worker, do not fit into the memory.
     """
 
     WORKER_MEMORY: ClassVar[int] = 250 << 20
@@ -85,7 +89,17 @@ class PicklesOptions(WorkerOptions):
 
 @dataclass(frozen=True)
 class PicklesResult:
-    """What ``export_pickles`` did."""
+    """The result of ``export_pickles``.
+
+    Attributes:
+        order: "shuffled" or "original".
+        positions: number of positions in the pickles.
+        files: number of pickles.
+        bytes: size of all files together.
+        resumed: number of files that this run did not write again, because an interrupted run had written
+            them, or because they were intact in a damaged export.
+        already_done: the store already had this export, undamaged, and nothing was written.
+    """
 
     order: str
     positions: int
@@ -102,17 +116,27 @@ def export_pickles(
     *,
     engine: Engine = LOCAL,
 ) -> PicklesResult:
-    """Write a store's positions as legacy pickles below ``pickles/original`` or ``pickles/shuffled``.
+    """Write a store's positions as legacy pickles to ``pickles/original`` or ``pickles/shuffled``.
 
-    In the original order each accepted example is what it was in its source, field for field. The same
-    store gives the same bytes; what an earlier state of the store left is replaced. The two orders may
-    lie side by side.
+    In the original order, each accepted example equals the example of its source, field for field. The same
+    store gives the same bytes. Pickles of an earlier state of the store are replaced. A store can have
+    pickles in both orders at the same time.
+
+    Args:
+        store: folder of the store, or its address in an object store.
+        options: options of the export. Default None: ``PicklesOptions()``.
+        progress: receives progress reports and notes. Default: ignores them.
+        engine: runs the tasks that write files. Default: processes on this machine.
+
+    Returns:
+        Counts and sizes of the pickles in the store.
 
     Raises:
-        StoreError: there is no store, it is not shuffled (for that order), or another process writes to it.
-        InputError: a source holds something that cannot be written back; the message names it.
-        BudgetError: the workers asked for do not fit into the memory, or the disk is full.
-        EngineError: the engine's machines cannot do it.
+        StoreError: there is no store, it is damaged, it has no shuffle (for the order "shuffled"), or
+            another process writes to it.
+        InputError: a source has content that cannot be written as a pickle; the message names it.
+        BudgetError: the workers do not fit into the memory, or the disk is full.
+        EngineError: a machine of ``engine`` differs from this one or cannot access the store.
     """
     options = options or PicklesOptions()
     target = Store.open(store, shares_work=engine.machines.separate)
@@ -129,7 +153,7 @@ def export_pickles(
 
 @dataclass(frozen=True)
 class _OriginalFile:
-    """The file of one source."""
+    """The pickle of one source."""
 
     source: Original
 
@@ -152,7 +176,7 @@ class _OriginalFile:
 
 
 def _processed_header(source: Original) -> dict[str, object]:
-    """Return the top-level keys that the legacy tool would have written beside the examples."""
+    """Return the top-level keys, except ``examples``, that the legacy tool would write for a raw source."""
     return {
         "source_file": source.name,
         "processing_stats": {
@@ -169,18 +193,18 @@ def _processed_header(source: Original) -> dict[str, object]:
 
 @dataclass(frozen=True)
 class _ShuffledFile:
-    """The file of one bucket of one split."""
+    """The pickle of one bucket."""
 
     bucket: AnyPath
     positions: int
     number: int
     buckets: int
-    """Of the split."""
+    """Number of buckets of the split."""
     board_size: int
     games: tuple[AnyPath, ...]
-    """The parts of the table."""
+    """The parts of the table games."""
     sources: pa.Table
-    """Of those with positions: ``name``, ``origin``, and ``end``, the first position_id after its own."""
+    """The sources with positions: ``name``, ``origin``, and ``end``, their last position_id + 1."""
 
     def write(self, path: AnyPath, level: int) -> FileFacts:
         header = {
@@ -204,7 +228,7 @@ class _ShuffledFile:
             return file.facts(count)
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
-        """Read the bucket as ``raw_schema``, in the convention of dict files: 0.0 where blue won."""
+        """Yield the bucket as ``raw_schema``, in the convention of dict files: value 0.0 is a win of blue."""
         games = self._games()
         rows = Rows(((self.bucket, self.positions),), 0, self.positions)
         row = 0
@@ -214,7 +238,7 @@ class _ShuffledFile:
             yield self._raw(batch, games)
 
     def _games(self) -> pa.Table:
-        """Return ``_GAMES``, row i of the game with id i: 12 bytes each."""
+        """Return the games with the schema ``_GAMES``; row i is the game with id i. A row has 12 bytes."""
         parts = [
             pq.read_table(parquet_input(path), columns=_GAMES.names, read_dictionary=["winner", "origin"])
             for path in self.games
@@ -241,7 +265,7 @@ class _ShuffledFile:
         return pa.RecordBatch.from_arrays([columns[f.name].cast(f.type) for f in schema], schema=schema)
 
     def _extra(self, stored: pa.RecordBatch, of_game: pa.Array) -> pa.Array:
-        """Return ``original_source``, as JSON: the raw file that game, metadata or source names."""
+        """Return ``original_source`` as JSON: the raw file stated by the game, else metadata, else source."""
         place = np.searchsorted(self.sources["end"], stored.column("position_id"), side="right")
         if len(place) and place.max() >= self.sources.num_rows:
             raise StoreError(
@@ -258,7 +282,7 @@ class _ShuffledFile:
 
 @dataclass(frozen=True)
 class _ProgressFile:
-    """What the legacy shuffle leaves beside its buckets, as of a run that is complete."""
+    """The progress file that a complete run of the legacy shuffle writes beside its buckets."""
 
     buckets: int
     examples: int
@@ -286,7 +310,7 @@ class _ProgressFile:
 
 _TEXTS: Final = pa.dictionary(pa.int32(), pa.string())
 _GAMES: Final = pa.schema([("source_id", pa.int32()), ("winner", _TEXTS), ("origin", _TEXTS)])
-"""What is needed of every game of the store."""
+"""The columns that are loaded of every game of the store."""
 
 
 def _text(game: pa.Table, name: str) -> pa.Array:
@@ -294,7 +318,7 @@ def _text(game: pa.Table, name: str) -> pa.Array:
 
 
 def _number_in_source(game_id: pa.Array, games: pa.Table) -> pa.Array:
-    """Return the numbers of games within their sources, counted from 1; null for null."""
+    """Return the number of each game within its source, from 1; null where ``game_id`` is null."""
     owner = games["source_id"].to_numpy()
     ids = game_id.fill_null(0).to_numpy()
     owned = owner[ids] if len(owner) else ids
@@ -303,7 +327,7 @@ def _number_in_source(game_id: pa.Array, games: pa.Table) -> pa.Array:
 
 
 def _named_origins(extra: pa.Array) -> pa.Array:
-    """Return the raw file that metadata in ``extra`` names; null where it names none."""
+    """Return the raw file that the metadata in ``extra`` names, or null where it names none."""
     named = pc.match_substring_regex(extra, '"(source_file|original_source)":').fill_null(False)
     texts = pc.if_else(named, extra, None).dictionary_encode()
     origins = [
@@ -319,7 +343,7 @@ def _named_origin(metadata: dict[str, Any]) -> str | None:
 
 
 def _encodable(name: object) -> str | None:
-    """Return a text that UTF-8 can hold, as the names of sources are; None for what is no text."""
+    """Return ``name`` as text that UTF-8 can encode, like the names of sources, or None if it is no text."""
     return encodable(name) if isinstance(name, str) else None
 
 
@@ -327,7 +351,7 @@ _File = _OriginalFile | _ShuffledFile | _ProgressFile
 
 
 class _Run:
-    """One run under the store's lock."""
+    """A run of the export under the store's lock."""
 
     def __init__(self, store: Store, options: PicklesOptions, progress: Progress, engine: Engine) -> None:
         self.store = store
@@ -338,7 +362,7 @@ class _Run:
         self.place = f"pickles/{options.order}"
         self.work = store.work / self.stage
         self.intact: set[str] = set()
-        """Published files that this run has found to be what the manifest states."""
+        """Names of published files that this run has found undamaged."""
 
     def export(self) -> PicklesResult:
         asked = {
@@ -348,7 +372,7 @@ class _Run:
         }
         damage = self._damage(asked)
         if damage is not None and not damage:
-            # A run may have been killed right after its manifest.
+            # A run may have been killed after it wrote the manifest and before it removed this folder.
             remove_tree(self.work)
             return self._result(resumed=0, already_done=True)
         folders = _INPUTS[self.options.order]
@@ -366,7 +390,7 @@ class _Run:
         return self._result(resumed)
 
     def _damage(self, asked: dict[str, Any]) -> dict[str, StoreError] | None:
-        """Return the damaged files of the export asked for; None if the store holds another or none."""
+        """Return the damaged files of the requested export, or None if the store does not have it."""
         if not asked.items() <= self.store.manifest.stages.get(self.stage, {}).items():
             return None
         damage = find_published_damage(self.store, self.place, engine=self.engine, progress=self.progress)
@@ -384,7 +408,7 @@ class _Run:
         self.progress.note(f"{len(damage):,} of {len(published):,} pickles are damaged: written again")
 
     def _original(self) -> dict[str, _File]:
-        """Return the file of each source that was not rejected as a whole, by path below the store."""
+        """Return the file of each source that was not rejected as a whole, by path relative to the store."""
         sources = [source for source in list_originals(self.store) if source.format != "unknown"]
         names = pickle_names(sources)
         return {
@@ -432,13 +456,13 @@ class _Run:
             ledger.save()
 
     def _written(self, names: Iterable[str], ledger: Ledger) -> set[str]:
-        """Return the files that are done, those of an earlier run only if their bytes are the same."""
+        """Return the files that are complete. Files of an earlier run are hashed first."""
         done = {name: FileFacts(**ledger[name]) for name in names if name in ledger}
         unchecked = {name: facts for name, facts in done.items() if name not in self.intact}
         return done.keys() - find_damage(self.store, unchecked, engine=self.engine).keys()
 
     def _clear(self) -> None:
-        """Begin anew: first the manifest forgets the old files, then they go."""
+        """Remove the files of an earlier export, first from the manifest, then from the store."""
         manifest = self.store.manifest
         if manifest.stages.pop(self.stage, None) is not None:
             self.progress.note(f"replaces the {self.options.order} pickles of an earlier export")
@@ -490,7 +514,7 @@ _WRONG_METADATA: Final = (ArithmeticError, AttributeError, LookupError, Recursio
 
 
 def _write_file(file: _File, path: AnyPath, level: int) -> FileFacts:
-    """Worker: write one file; a pure function of its arguments and the store."""
+    """Write one file in a worker. The bytes depend on the arguments and the store only."""
     try:
         return file.write(path, level)
     except HexdataError as error:
@@ -506,7 +530,7 @@ def _write_file(file: _File, path: AnyPath, level: int) -> FileFacts:
 
 
 def _source_table(sources: list[Original]) -> pa.Table:
-    """Return what the shuffled files tell of sources: see ``_ShuffledFile.sources``."""
+    """Return the table of sources for ``_ShuffledFile.sources``."""
     origins = [_encodable(source.header.get("source_file")) or source.name for source in sources]
     return pa.table(
         {

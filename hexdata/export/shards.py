@@ -1,4 +1,7 @@
-"""From the shuffled buckets to training shards. One shard is one pure task; never changes the order."""
+"""Export of the shuffled positions as training shards, in the order of the shuffle.
+
+Each shard is written by one task that depends on its arguments and the buckets only.
+"""
 
 from __future__ import annotations
 
@@ -31,17 +34,20 @@ __all__ = ["ExportOptions", "ExportResult", "export_shards"]
 
 @dataclass(frozen=True)
 class ExportOptions(WorkerOptions):
-    """How to export.
+    """Options of ``export_shards``.
 
     Attributes:
-        shard_size: positions a shard, a multiple of ``block_size``; the last shard of a split holds
-            what is left.
-        block_size: positions a block, the sample of the layout ``blocks``.
-        layout: ``blocks``, or ``samples`` for one position a sample, which is slow and large.
-        workers, memory: as ``WorkerOptions`` has them.
+        shard_size: number of positions per shard, a multiple of ``block_size``. The last shard of a split
+            has the remaining positions. Default 262,144.
+        block_size: number of positions per block. Default 4,096.
+        layout: "blocks", the default, for one block per sample of the tar file, or "samples" for one
+            position per sample, which is larger and slower to read.
+        workers: number of processes. Default None: one per core, as far as ``memory`` allows.
+        memory: memory limit in bytes for all processes together. Default 1 GB.
 
     Raises:
-        ConfigError: on a value out of range.
+        ConfigError: a value is out of range.
+        BudgetError: the workers, or even one worker, do not fit into the memory.
     """
 
     WORKER_MEMORY: ClassVar[int] = 225 << 20
@@ -65,7 +71,18 @@ class ExportOptions(WorkerOptions):
 
 @dataclass(frozen=True)
 class ExportResult:
-    """What ``export_shards`` did."""
+    """The result of ``export_shards``.
+
+    Attributes:
+        positions: number of positions in the shards.
+        splits: split to number of positions.
+        shards: split to number of shards.
+        bytes: size of all files together, with the shard manifest.
+        digest: digest of the shard manifest.
+        resumed: number of shards that this run did not write again, because an interrupted run had written
+            them, or because they were intact in a damaged export.
+        already_done: the store already had this export, undamaged, and nothing was written.
+    """
 
     positions: int
     splits: dict[str, int]
@@ -78,7 +95,7 @@ class ExportResult:
 
 @dataclass(frozen=True)
 class _Shard:
-    """One shard to be written: where from, where to, and how."""
+    """The name, the rows and the options of one shard to write."""
 
     name: str
     rows: Rows
@@ -90,7 +107,7 @@ class _Shard:
 
 
 def _write_shard(shard: _Shard, folder: AnyPath) -> ShardEntry:
-    """Worker: write one shard; a pure function of its arguments and the buckets."""
+    """Write one shard in a worker. The bytes depend on the arguments and the buckets only."""
     schema = positions_schema(shard.board_size)
     with atomic_file(folder / shard.name, replace=False) as file:
         writer = ShardWriter(file)  # type: ignore[arg-type]
@@ -108,10 +125,10 @@ def _write_shard(shard: _Shard, folder: AnyPath) -> ShardEntry:
 
 
 def _check_values(shard: _Shard, key: int, block: Block) -> None:
-    """Refuse to write what every reader of shards would refuse.
+    """Check a block for values that every reader of shards refuses.
 
     Raises:
-        StoreError: the buckets hold it.
+        StoreError: the buckets contain such a value.
     """
     for name, array in block.items():
         bad = find_bad_row(name, array, shard.board_size, len(block["position_id"]))
@@ -133,15 +150,25 @@ def export_shards(
     *,
     engine: Engine = LOCAL,
 ) -> ExportResult:
-    """Write the shuffled positions of a store as tar shards, split by split.
+    """Write the shuffled positions of a store as tar shards, one sequence of shards per split.
 
-    The same store, seed and sizes give the same bytes. Other options replace earlier shards.
+    The same store, seed, sizes and layout give the same bytes. An export with other options replaces the
+    earlier shards.
+
+    Args:
+        store: folder of the store, or its address in an object store.
+        options: options of the export. Default None: ``ExportOptions()``.
+        progress: receives progress reports and notes. Default: ignores them.
+        engine: runs the tasks that write shards. Default: processes on this machine.
+
+    Returns:
+        Counts and sizes of the shards in the store.
 
     Raises:
-        ConfigError: an argument is of another kind.
-        StoreError: there is no shuffled store, or another process writes to it.
-        BudgetError: the workers asked for do not fit into the memory, or the disk is full.
-        EngineError: the engine's machines cannot do it.
+        ConfigError: an argument has the wrong type.
+        StoreError: there is no store, it has no shuffle, it is damaged, or another process writes to it.
+        BudgetError: the workers do not fit into the memory, or the disk is full.
+        EngineError: a machine of ``engine`` differs from this one or cannot access the store.
     """
     asked = check_options(options, ExportOptions)
     target = Store.open(store, shares_work=engine.machines.separate)
@@ -157,7 +184,7 @@ def export_shards(
 
 
 class _Run:
-    """One run under the store's lock."""
+    """A run of the export under the store's lock."""
 
     def __init__(self, store: Store, options: ExportOptions, progress: Progress, engine: Engine) -> None:
         assert store.manifest.board_size is not None
@@ -169,7 +196,7 @@ class _Run:
         self.folder = store.path / "shards"
         self.work = store.work / "export"
         self.intact: set[str] = set()
-        """Published shards that this run has found to be what the manifest states."""
+        """Names of published shards that this run has found undamaged."""
         self.buckets = {
             split: {(store.path / name).resolve(): f.rows for name, f in files.items()}
             for split in SPLITS
@@ -185,7 +212,7 @@ class _Run:
         }
         damage = self._damage(asked)
         if damage is not None and not damage:
-            # A run may have been killed right after its manifest.
+            # A run may have been killed after it wrote the manifest and before it removed this folder.
             remove_tree(self.work)
             return self._result(resumed=0, already_done=True)
         require_intact(self.store, ["shuffled"], engine=self.engine, progress=self.progress)
@@ -206,13 +233,13 @@ class _Run:
         return self._result(resumed)
 
     def _damage(self, asked: dict[str, Any]) -> dict[str, StoreError] | None:
-        """Return the damaged files of the export asked for; None if the store holds another or none."""
+        """Return the damaged files of the requested export, or None if the store does not have it."""
         if not asked.items() <= self.store.manifest.stages.get("export", {}).items():
             return None
         return find_published_damage(self.store, "shards", engine=self.engine, progress=self.progress)
 
     def _keep_intact(self, damage: dict[str, StoreError], ledger: Ledger) -> None:
-        """Take the intact shards over, if the shard manifest is intact that has their offsets."""
+        """Add the intact shards to the ledger, if the shard manifest, which has their offsets, is intact."""
         published = self.store.manifest.files_in("shards")
         if f"shards/{MANIFEST_NAME}" not in damage:
             splits = ShardManifest.load(self.folder).splits.values()
@@ -242,7 +269,7 @@ class _Run:
         ]
 
     def _has_policies(self, split: str) -> bool:
-        """Say whether any position of a split has a policy that is not one-hot."""
+        """Return whether any position of a split has a policy that is not one-hot."""
         query = f"SELECT count(policy) > 0 FROM {read_parquet_sql(list(self.buckets[split]))}"
         with duckdb_session(memory=self.options.memory // 4, threads=1, place=self.store.path) as con:
             return bool(con.sql(query).fetchall()[0][0])
@@ -263,7 +290,7 @@ class _Run:
             ledger.save()
 
     def _written(self, names: list[str], ledger: Ledger) -> set[str]:
-        """Return the shards that are done, those of an earlier run only if their bytes are the same."""
+        """Return the names of the complete shards. Shards of an earlier run are hashed first."""
         done = {f"shards/{name}": ShardEntry(**ledger[name]) for name in names if name in ledger}
         unchecked = {
             path: FileFacts(entry.positions, entry.bytes, entry.sha256)
@@ -274,7 +301,7 @@ class _Run:
         return {entry.name for path, entry in done.items() if path not in damage}
 
     def _clear(self) -> None:
-        """Begin anew: first the manifest forgets the old shards, then they go."""
+        """Remove the shards of an earlier export, first from the manifest, then from the store."""
         manifest = self.store.manifest
         if manifest.stages.pop("export", None) is not None:
             self.progress.note("replaces the shards of an earlier export")

@@ -1,4 +1,4 @@
-"""The worker processes of an export: how many there are, and what memory each is given. Writes nothing."""
+"""The worker processes of an export: their number and the memory limit of each."""
 
 from __future__ import annotations
 
@@ -22,10 +22,20 @@ def run_workers(
     function: Callable[..., Result],
     tasks: Iterable[tuple[Any, ...]],
 ) -> Iterator[tuple[int, Result]]:
-    """Run tasks that read a store and write into it, as ``Engine.run`` does, with what the options allow.
+    """Run tasks that read and write a store with ``Engine.run``, within the limits of the options.
+
+    Args:
+        store: the store that the tasks read and write.
+        options: number of workers and memory limit.
+        engine: runs the tasks.
+        function: called with the arguments of each task.
+        tasks: arguments of each task.
+
+    Yields:
+        The index and the result of each task, as they finish.
 
     Raises:
-        BudgetError: the workers asked for do not fit into the memory.
+        BudgetError: the workers do not fit into the memory.
     """
     more = client_memory(store.path)
     workers = options.processes(engine.machines.cores, more)
