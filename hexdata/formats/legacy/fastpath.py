@@ -1,7 +1,7 @@
-"""The fast path: runs of examples recognised at once, and taken apart as columns of one array of bytes.
+"""The fast path of the legacy reader: recognises runs of similar examples and converts them to columns.
 
-Never gives what the pickle machine would not: a run's references are looked up in the same memo, and an
-example in which they mean something else than in the skeleton is read opcode by opcode after all.
+The result is the same as from the pickle machine. References of a run are looked up in the same memo, and an
+example whose references mean something else than in the skeleton is read opcode by opcode.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ Int64Array = npt.NDArray[np.int64]
 UInt8Array = npt.NDArray[np.uint8]
 
 _MOST_KNOWN: Final = 64
-"""Skeletons tried at each place, the last that matched first; the one that has not for longest goes."""
+"""Maximum number of skeletons to try, most recently matched first. A new one replaces the last."""
 _MOST_LEARNED: Final = 512
-"""Skeletons learned in one file: each costs a millisecond, and a file with more has no use for them."""
+"""Maximum number of skeletons learned per file. Each takes a millisecond; more of them would not pay off."""
 _FRAME: Final = 0x95
 
 
 @dataclass(eq=False, slots=True)
 class Run(Examples):
-    """Examples of one skeleton, one after the other; on the machine's stack it stands for all of them."""
+    """Consecutive examples of one skeleton, represented by a single object on the stack of the machine."""
 
     skeleton: Skeleton
     raw: bytes | memoryview
-    """Their bytes, mostly a view of what was the machine's buffer."""
+    """Bytes of the examples, usually a view of a buffer of the machine."""
     count: int
     first: int
     """Memo number of the first object of the first example."""
     offset: int
-    """Where in the pickle they begin."""
+    """Offset of the first example in the pickle."""
 
     def split(self, count: int) -> tuple[Run, Run]:
-        """Return the first ``count`` examples, and the others."""
+        """Return the first ``count`` examples and the remaining ones as two runs."""
         skeleton = self.skeleton
         at = count * skeleton.length
         first, offset = self.first + count * skeleton.memoized, self.offset + at
@@ -66,26 +66,30 @@ class Run(Examples):
 
 
 class FastPath:
-    """Recognises runs of examples where the machine pauses between two of them."""
+    """Recognises runs of examples. Called when the machine pauses between two examples.
+
+    Args:
+        machine: The machine that reads the file. Its memo gets access to the pairs of runs.
+    """
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
         self._memo = machine.memo
         self._memo.pending = self
         self._known: list[Skeleton] = []
-        self._longest = 0  # bytes of one example of these
+        self._longest = 0  # maximum length in bytes of one example of these
         self._learned = 0
         self._pending: list[Run] = []  # since the last settle, in order
 
     def advance(self) -> None:
-        """Put on the machine's stack as many runs as can be recognised from here on.
+        """Learn the last example, and push all runs that follow onto the stack of the machine.
 
         Raises:
-            FormatError: as :meth:`Machine.more` does.
+            FormatError: As for :meth:`Machine.more`.
         """
         machine = self._machine
         self._learn()
-        while self._known and not self._memo.explicit:  # runs count their memo numbers
+        while self._known and not self._memo.explicit:  # runs need implicit memo numbers
             if self._match() or self._skip_frame() or self._match_across_frame():
                 continue
             machine.begin_example()
@@ -93,7 +97,7 @@ class FastPath:
                 return
 
     def pair(self, index: int) -> tuple[int, int] | None:
-        """Return the pair that a run since the last :meth:`settle` has under that memo number."""
+        """Return the pair with memo number ``index`` in a run since the last :meth:`settle`; else None."""
         place = bisect_right(self._pending, index, key=lambda run: run.first) - 1
         if place < 0 or not self._pending[place].skeleton.memoized:
             return None
@@ -107,20 +111,20 @@ class FastPath:
         return int(_numbers(rows, pair[0])[0]), int(_numbers(rows, pair[1])[0])
 
     def verify(self) -> None:
-        """See that the runs since the last :meth:`settle` refer to nothing that was forgotten.
+        """Check that the runs since the last :meth:`settle` do not refer to objects that were dropped.
 
         Raises:
-            FormatError: "shared-payload".
+            FormatError: "shared-payload": They do.
         """
         for run in self._pending:
             take_apart([(0, run)], self._memo, self._machine.limits)
 
     def settle(self) -> None:
-        """Forget the runs so far: all have been taken apart, so the memo has their pairs."""
+        """Drop the runs so far. Call this after :func:`take_apart`, which adds their pairs to the memo."""
         self._pending.clear()
 
     def _learn(self) -> None:
-        """Learn from the example that the machine has just read, if it is known where that began."""
+        """Learn the skeleton of the example that the machine has just read, if its start is in the buffer."""
         machine = self._machine
         if machine.anchor < 0 or self._learned == _MOST_LEARNED or self._memo.explicit:
             return
@@ -132,7 +136,7 @@ class FastPath:
             self._longest = max(known.length for known in self._known)
 
     def _match(self) -> bool:
-        """Take the runs that follow one another from here on; False if there is none."""
+        """Push all consecutive runs that begin here; return False if there is none."""
         machine, known = self._machine, self._known
         buf, start = machine.buf, machine.pos
         view = memoryview(buf)
@@ -157,7 +161,7 @@ class FastPath:
         return here
 
     def _match_across_frame(self) -> bool:
-        """Recognise one example with a FRAME between two of its opcodes, where the frame before ends."""
+        """Push one example that the end of a frame and the next FRAME interrupt; return False if none."""
         machine = self._machine
         buf, pos, cut = machine.buf, machine.pos, machine.frame_end - machine.origin
         if not pos < cut <= len(buf) - FRAME_BYTES or buf[cut] != _FRAME:
@@ -194,19 +198,19 @@ class FastPath:
 def take_apart(
     placed: list[tuple[int, Run]], memo: Memo, limits: Limits
 ) -> tuple[Group, list[tuple[int, Any]]]:
-    """Turn runs of one skeleton into a group; the memo takes in the pairs of integers in them.
+    """Convert runs of one skeleton to a group, and add their pairs of integers to the memo.
 
     Args:
-        placed: at least one run, each with the place in the block of its first example.
-        memo: of the file, with everything in it up to the last of these examples.
-        limits: as for the file.
+        placed: At least one run, each with the index in the block of its first example.
+        memo: Memo of the file, complete up to the last of these examples.
+        limits: Limits of the file.
 
     Returns:
-        The group; and the examples, with their places, whose references go elsewhere than the
-        skeleton's did, read one by one.
+        The group, and the remaining examples with their index in the block. These have references that mean
+        something else than in the skeleton, so they are read opcode by opcode.
 
     Raises:
-        FormatError: "shared-payload", if one refers to something that was forgotten.
+        FormatError: "shared-payload", if an example refers to an object that was dropped.
     """
     skeleton = placed[0][1].skeleton
     counts = np.array([run.count for _, run in placed])
@@ -232,7 +236,14 @@ def take_apart(
 
 
 def _group(skeleton: Skeleton, rows: UInt8Array, places: Int64Array, columns: dict[int, Coded]) -> Group:
-    """Return the group of ``rows`` (n, length), ``columns`` being those that references give."""
+    """Return the group of the examples in ``rows``.
+
+    Args:
+        skeleton: Skeleton of the examples.
+        rows: Bytes of the examples, (n, length).
+        places: Index of each example in the block, (n,).
+        columns: Columns of values given by references, by index in ``skeleton.references``.
+    """
 
     def column(leaf: Any) -> Coded:
         if isinstance(leaf, (TracedText, Reference)):
@@ -241,7 +252,7 @@ def _group(skeleton: Skeleton, rows: UInt8Array, places: Int64Array, columns: di
             return Coded.of_numbers(_numbers(rows, leaf))
         if is_traced_pair(leaf):
             return Coded.zipped([column(part) for part in leaf])
-        return Coded(np.zeros(len(rows), np.intp), [leaf])  # no hole is in it, so all have the same
+        return Coded(np.zeros(len(rows), np.intp), [leaf])  # not a hole, so the value is constant
 
     fields = skeleton.fields
     return Group(
@@ -258,11 +269,11 @@ def _group(skeleton: Skeleton, rows: UInt8Array, places: Int64Array, columns: di
 def _resolve(
     skeleton: Skeleton, rows: UInt8Array, firsts: Int64Array, memo: Memo
 ) -> tuple[dict[int, Coded], npt.NDArray[np.bool_]]:
-    """Look up the references of all rows, once for each that occurs.
+    """Look up the references of all rows, each distinct memo number once.
 
     Returns:
-        The columns of the references that are values, by their places in ``skeleton.references``; and
-        which rows are regular (n,): their other references mean what they did in the skeleton.
+        The columns of the references that are values of fields, by index in ``skeleton.references``; and
+        which rows are regular, (n,): their other references mean the same as in the skeleton.
     """
     columns: dict[int, Coded] = {}
     regular = np.ones(len(rows), dtype=bool)
@@ -288,21 +299,21 @@ def _get(memo: Memo, index: int) -> object:
     try:
         return memo.get(index)
     except FormatError:
-        return _FORGOTTEN  # the example is then read on its own, which raises, and says where
+        return _FORGOTTEN  # the example is then read opcode by opcode, which raises with its offset
 
 
 def _same(value: object, other: object) -> bool:
-    """Compare an object of any kind with one that a skeleton may refer to: those are small and flat."""
+    """Return whether type and value of two objects are equal. ``other`` is from a skeleton and small."""
     return type(value) is type(other) and value == other
 
 
 def _rows(raw: bytes | memoryview, skeleton: Skeleton) -> UInt8Array:
-    """Return the bytes of examples, one a row: uint8 (n, length)."""
+    """Return the bytes of examples as rows, uint8 (n, length)."""
     return np.frombuffer(raw, np.uint8).reshape(-1, skeleton.length)
 
 
 def _spread(starts: list[int], counts: npt.NDArray[Any], step: int) -> Int64Array:
-    """Return, for each start, so many numbers from it on in steps of ``step``, all in one array."""
+    """Return the concatenated ranges ``starts[i] + step * arange(counts[i])``, int64 (sum(counts),)."""
     before = np.repeat(np.cumsum(counts) - counts, counts)
     spread: Int64Array = np.repeat(np.array(starts, np.int64), counts)
     spread += step * (np.arange(len(spread)) - before)
@@ -310,12 +321,12 @@ def _spread(starts: list[int], counts: npt.NDArray[Any], step: int) -> Int64Arra
 
 
 def _unsigned(rows: UInt8Array, at: slice) -> npt.NDArray[Any]:
-    """Return the little-endian unsigned integers (n,) in the columns ``at``."""
+    """Return the little-endian unsigned integers in the columns ``at``, (n,)."""
     return np.ascontiguousarray(rows[:, at]).view(f"<u{at.stop - at.start}")[:, 0]
 
 
 def _numbers(rows: UInt8Array, leaf: TracedInt | TracedFloat) -> npt.NDArray[Any]:
-    """Return the numbers (n,) that stand where ``leaf`` stood."""
+    """Return the numbers of all rows at the bytes of ``leaf``, (n,)."""
     if isinstance(leaf, TracedFloat):
         return np.ascontiguousarray(rows[:, leaf.at]).view(">f8")[:, 0].astype(np.float64)
     numbers = _unsigned(rows, leaf.at)

@@ -87,7 +87,7 @@ class Memo:
         """Count of unused numbers below ``next``. A pickle with explicit numbers may have gaps."""
         self.pending: PendingPairs | None = None
         self.explicit = False
-        """Whether the pickle has explicit memo numbers, as in protocols before 4."""
+        """True if the pickle has explicit memo numbers, as in protocols before 4."""
         self._kept: dict[int, object] = {}
         self._kept_cost = 0
         self._referred_cost = 0

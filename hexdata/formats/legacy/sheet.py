@@ -1,6 +1,7 @@
-"""From groups of examples to one raw record batch: every check on a record's content, vectorised.
+"""Validation of groups of examples and their conversion to one raw record batch.
 
-Each check has a stable code; the first that a record fails is its reason. Never reads the pickle.
+Checks are vectorised, and each has a stable code. A record is rejected with the code of the first check that
+it fails. Does not read the pickle.
 """
 
 from __future__ import annotations
@@ -38,18 +39,18 @@ _NUMBERS: Final = {
     "winner": np.uint8,
     "move": np.uint16,
 }
-"""Columns of whole numbers from 0 on, with nulls. While a sheet is filled, -1 stands for null."""
+"""Nullable columns of integers from 0 up, with their final types. Until ``finish``, -1 represents null."""
 
 _RANGES: Final = {
     "position_in_game": ("position", 65535),
     "total_positions": ("position", 65535),
     "value_sample_tier": ("tier", MAX_TIER + 1),
 }
-"""Metadata key: stem of the reason code, first number that is too large."""
+"""For a metadata key: the stem of the reason code and the first number that is too large."""
 
 _KNOWN: Final = frozenset(["game_id", "winner", *_RANGES])
 _ORIGINS: Final = ("source_file", "original_source")
-"""Metadata keys that name the raw file; the last one there wins. They stay in ``extra`` too."""
+"""Metadata keys that name the raw file. The last one present is used. They are kept in ``extra`` too."""
 
 _TEXT_WINNERS: Final = {
     spelling: winner
@@ -60,20 +61,23 @@ _TEXT_WINNERS: Final = {
 
 
 class _Problem(NamedTuple):
-    """Why a value cannot be taken in."""
+    """Reason code and details of an invalid value."""
 
     code: str
     detail: str
 
 
 class Sheet:
-    """One block of records: columns to be filled group by group, and what was rejected.
+    """The columns of one block of records, filled group by group, and the rejections.
 
     Args:
-        first: the number of the block's first record in the file.
-        count: how many records the block has.
-        board_size: of the file; None if no usable board has been seen.
-        limits: for values in ``extra``.
+        first: Number in the file of the first record of the block.
+        count: Number of records in the block.
+        board_size: Cells along an edge in this file; None if no usable board has been read yet.
+        limits: Limits of the metadata in ``extra``.
+
+    Attributes:
+        board_size: As the argument; set from the first usable board if it was None.
     """
 
     def __init__(self, first: int, count: int, board_size: int | None, limits: Limits) -> None:
@@ -90,17 +94,23 @@ class Sheet:
         self._texts = {name: _Texts(count) for name in ("origin", "extra")}
         room = limits.metadata_bytes + limits.metadata_mean * count
         self._extra_left = room
-        """Characters of distinct metadata that may still be turned into text."""
+        """Remaining characters of metadata, each distinct text counted once."""
         self._extra_room = room
-        """The same, each counted as often as records have it."""
+        """Remaining characters of metadata, each text counted for every record that has it."""
 
     def reject(self, place: int, code: str, detail: str) -> None:
-        """Book a record as rejected, unless it has a reason already."""
+        """Reject a record. If it is rejected already, its first reason is kept.
+
+        Args:
+            place: Index of the record in the block.
+            code: Reason code.
+            detail: Details for the report.
+        """
         self._reasons.setdefault(place, (code, detail))
         self._rejected[place] = True
 
     def fill(self, groups: Iterable[Group]) -> None:
-        """Check and take in all examples of the block."""
+        """Check all examples of the block, and copy their values to the columns."""
         sound = [group for group in groups if self._take_boards(group)]
         self._settle_board_size()
         for group in sound:
@@ -111,13 +121,13 @@ class Sheet:
 
     @property
     def accepted(self) -> Bools:
-        """Which places of the block hold an example that has not been rejected, (count,)."""
+        """True for each record of the block that is not rejected, (count,)."""
         return ~self._rejected
 
     def finish(self) -> tuple[pa.RecordBatch, list[Rejection]]:
-        """Return the records that are positions (``raw_schema``), and the others, both in order.
+        """Return the accepted records as ``raw_schema``, and the rejections, both in order.
 
-        Where no usable board has been seen, the batch has no rows and boards of no bytes.
+        If the file has had no usable board yet, the batch has no rows, and its boards are 0 bytes wide.
         """
         keep = np.flatnonzero(~self._rejected)
         size = self.board_size or 0
@@ -144,7 +154,7 @@ class Sheet:
         return batch, rejected
 
     def _reject(self, group: Group, bad: Bools, code: str, detail: Callable[[int], str]) -> None:
-        """Reject the examples of a group that ``bad`` (n,) marks; ``detail`` takes a row's number."""
+        """Reject the examples of a group for which ``bad`` (n,) is True. ``detail`` is called per row."""
         for row in np.flatnonzero(bad).tolist():
             self.reject(int(group.places[row]), code, detail(row))
 
@@ -154,7 +164,7 @@ class Sheet:
     # Boards and policies
 
     def _take_boards(self, group: Group) -> bool:
-        """Take in the boards; False if they are none at all, so that nothing else can be said."""
+        """Check and store the boards. Return False if the group has none, so all records are rejected."""
         kind = group.layout.board
         if isinstance(kind, str):
             self._reject_all(group, "board-type", f"found {kind}; expected an array (2, n, n)")
@@ -164,7 +174,7 @@ class Sheet:
             expected = f"(2, n, n), n from {MIN_SIZE} to {MAX_SIZE}"
             self._reject_all(group, "board-shape", f"found {shape}; expected {expected}")
             return False
-        assert group.board is not None  # of that shape, it is kept
+        assert group.board is not None  # group_examples drops only payloads larger than any board
         words, one = _words(group.board, kind)
         stones = words == one
         if np.count_nonzero(words) != np.count_nonzero(stones):
@@ -189,7 +199,7 @@ class Sheet:
         return True
 
     def _settle_board_size(self) -> None:
-        """Let the first usable board say the file's board size, and reject boards of another."""
+        """Set the board size from the first usable board, and reject boards of another size."""
         if self.board_size is None:
             usable = [(places[~self._rejected[places]], size) for places, size, _ in self._boards]
             firsts = [(int(places[0]), size) for places, size in usable if len(places)]
@@ -210,7 +220,7 @@ class Sheet:
         if kind.shape != (cells,):
             self._reject_all(group, "policy-shape", f"found {kind.shape}; expected ({cells},)")
             return
-        assert group.policy is not None  # of that shape, it is kept
+        assert group.policy is not None  # group_examples drops only payloads larger than any board
         words, one = _words(group.policy, kind)
         moves, one_hot = _one_hot(words, one)
         self._numbers["move"][group.places[one_hot]] = moves[one_hot]
@@ -223,7 +233,7 @@ class Sheet:
             self._take_dense(group, ~one_hot, policy)
 
     def _take_dense(self, group: Group, dense: Bools, policy: npt.NDArray[Any]) -> None:
-        """Take in policies that are no single move: ``policy`` (n, n·n) where ``dense`` (n,)."""
+        """Check and store the rows of ``policy`` (n, cells) for which ``dense`` (n,) is True."""
         with np.errstate(over="ignore", invalid="ignore"):
             narrow = policy.astype(np.float32)
             sound = np.isfinite(policy).all(axis=1) & (policy >= 0).all(axis=1)
@@ -240,7 +250,7 @@ class Sheet:
         self._policies.append((group.places[dense], narrow[dense]))
 
     def _policy_lists(self, keep: Int64Array) -> pa.Array:
-        """Return the dense policies of the records at ``keep``, null elsewhere."""
+        """Return the dense policies of the records with the indices ``keep``; null if a record has none."""
         cells = (self.board_size or 0) ** 2
         taken = [(places, policies) for places, policies in self._policies if policies.shape[1] == cells]
         rows = np.full(self._count, -1)
@@ -303,9 +313,9 @@ class Sheet:
         self._texts["origin"].put(group.places, extra.codes, origins)
 
     def _extra_text(self, values: dict[str, Any]) -> str | None:
-        """Return the text of metadata; None if JSON does not hold it, "" if it is too much."""
+        """Return metadata as JSON text; None if JSON cannot represent it, "" if it exceeds a limit."""
         if self._extra_left < 0:
-            return ""  # whatever it is, nothing more fits into the block
+            return ""  # the block has reached its limit already
         try:
             text = extra_text(values, self._limits)
         except TooMuchError:
@@ -314,9 +324,9 @@ class Sheet:
         return text
 
     def _reject_large(self, group: Group, extra: Coded, texts: list[str | None]) -> None:
-        """Reject records whose metadata is too much, or with which the block has too much.
+        """Reject records whose metadata exceeds a limit, alone or together with the block.
 
-        A text that several records share counts for each: the store writes it out each time.
+        A text that several records share counts for each of them, as the store writes it each time.
         """
         sizes = np.array([len(text or "") for text in texts])[extra.codes]
         large = np.array([text == "" for text in texts])[extra.codes]
@@ -333,9 +343,16 @@ class Sheet:
     def _read(
         self, group: Group, column: Coded, read: Callable[[Any], Any], null: object
     ) -> npt.NDArray[Any]:
-        """Read each distinct value of a column, and reject the rows whose value is a problem.
+        """Convert each distinct value of a column, and reject the rows with an invalid value.
 
-        ``read`` returns what stands in the sheet, None for null, or a :class:`_Problem`.
+        Args:
+            group: Group of the column.
+            column: The column.
+            read: Converts a value: returns the new value, None for null, or a :class:`_Problem`.
+            null: Value that represents null in the result.
+
+        Returns:
+            The converted values, (n,); ``null`` for rejected rows.
         """
         results = [read(value) for value in column.values]
         problems = np.array([isinstance(result, _Problem) for result in results])
@@ -347,7 +364,7 @@ class Sheet:
 
 
 class _Texts:
-    """A column of texts, each kept once; null where none was put."""
+    """A dictionary-encoded column of texts, initially null."""
 
     def __init__(self, count: int) -> None:
         self._codes = np.full(count, -1, np.int32)
@@ -359,7 +376,7 @@ class _Texts:
         self._codes[places] = np.array(table, np.int32)[codes]
 
     def dictionary(self, keep: Int64Array) -> pa.DictionaryArray:
-        """Return the rows at ``keep``; the dictionary has just the texts that they name, in their order."""
+        """Return the rows ``keep``. The dictionary has only their texts, in the order of first use."""
         texts = [*self._known]
         named, first, ranks = np.unique(self._codes[keep], return_index=True, return_inverse=True)
         order = [place for place in np.argsort(first).tolist() if named[place] >= 0]
@@ -371,9 +388,9 @@ class _Texts:
 
 
 def _words(payload: UInt8Array, kind: ArrayKind) -> tuple[npt.NDArray[Any], Any]:
-    """Return cells as unsigned integers (n, cells) in C order, and the integer that is the number 1.
+    """Return the bits of cells as unsigned integers (n, cells) in C order, and the bits of the number 1.
 
-    Looking at the bits keeps apart what comparing numbers would not: -0.0 is no 0, and a bool of 2 no 1.
+    Comparing bits distinguishes values that are equal as numbers: -0.0 from 0, and a bool of 2 from 1.
     """
     size = np.dtype(kind.dtype).itemsize
     words = payload.view(f"u{size}")
@@ -384,8 +401,9 @@ def _words(payload: UInt8Array, kind: ArrayKind) -> tuple[npt.NDArray[Any], Any]
 
 
 def _one_hot(words: npt.NDArray[Any], one: Any) -> tuple[Int64Array, Bools]:
-    """Return for each policy (n, cells) the place of its first cell that is not 0, and whether it is
-    the only one and holds a 1.
+    """Return for each policy (n, cells) the index of its first nonzero cell, and whether it is one-hot.
+
+    A policy is one-hot if that cell is 1 and all others are 0.
     """
     taken = words != 0
     moves = taken.argmax(axis=1)
@@ -395,7 +413,7 @@ def _one_hot(words: npt.NDArray[Any], one: Any) -> tuple[Int64Array, Bools]:
     return moves, one_hot
 
 
-# Readers of single values: each returns what stands in the sheet, None for null, or a problem.
+# Converters of single values: each returns the value for the column, None for null, or a problem.
 
 
 def _read_value(value: object) -> float | _Problem:

@@ -1,8 +1,8 @@
-"""What a writer repeats for every example: a skeleton of opcodes, learned from one example of a file.
+"""Skeletons: the opcodes that a pickler repeats for every example, learned from one example of a file.
 
-The example is run through the pickle machine with a tracer, which notes where in the bytes each value
-stood. What may differ in the next example becomes a hole: the payloads of arrays, the numbers, and the
-references to the memo; all else has to be the same to the last byte. Never decides what a value means.
+A tracer runs the example through the pickle machine and records the location of each value. The bytes that
+may differ in other examples become holes: payloads of arrays, numbers, and references to the memo. All other
+bytes must be identical.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ __all__ = ["Reference", "Skeleton", "TracedFloat", "TracedInt", "TracedText", "i
 __all__ += ["learn", "read_example"]
 
 
-# Values that know where they stood. They act as what they are, so the machine takes no notice.
+# Values with the location of their bytes. They behave as plain values, so the machine needs no changes.
 
 
 class TracedInt(int):
-    """An integer, and the place of its bytes in the example."""
+    """An integer, with the location ``at`` of its bytes in the example."""
 
     at: slice
 
 
 class TracedFloat(float):
-    """A float, and the place of its bytes in the example."""
+    """A float, with the location ``at`` of its bytes in the example."""
 
     at: slice
 
@@ -44,81 +44,87 @@ class _TracedBytes(bytes):
 
 
 class TracedText(str):
-    """A text that a reference gave, and the place of that in ``Skeleton.references``."""
+    """A text from a reference, with the index ``place`` of the reference in ``Skeleton.references``."""
 
     place: int
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A memo number in an example; in a traced one, also what stands for an object that is no text."""
+    """A memo number in an example. In a traced example it also replaces an object that is not text."""
 
     place: int
-    """In ``Skeleton.references``."""
+    """Index in ``Skeleton.references``."""
     at: slice
-    """The place of the number's bytes."""
+    """Location of the bytes of the number."""
     value: Any
-    """What it referred to when the skeleton was learned."""
+    """The object it referred to in the example that was learned."""
 
 
 def is_traced_pair(value: object) -> bool:
-    """Say whether a traced example has a tuple of two integers here, written out."""
+    """Return whether a traced value is a tuple of two integers that is written in the example itself."""
     return type(value) is tuple and len(value) == 2 and all(isinstance(part, TracedInt) for part in value)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Skeleton:
-    """The opcodes of one example, with holes. Any two matches have one length and one layout."""
+    """The opcodes of one example, with holes. All matching examples have the same length and layout."""
 
     pattern: re.Pattern[bytes]
-    """Matches one example or more, one after the other."""
+    """Matches one or more consecutive examples."""
     length: int
-    """Bytes of one example."""
+    """Length of one example in bytes."""
     starts: frozenset[int]
-    """Where in it an opcode begins."""
+    """Offsets in the example at which an opcode begins."""
     memoized: int
-    """Objects in it that get a memo number."""
+    """Number of objects in the example that get a memo number."""
     payload: int
-    """Bytes of arrays in it."""
+    """Bytes of the arrays in the example."""
     layout: Layout
     board: slice
     policy: slice | None
     fields: dict[str, Any]
-    """"value", "player_to_move" and "metadata" of the example that was learned, traced."""
+    """The traced "value", "player_to_move" and "metadata" of the example that was learned."""
     references: tuple[Reference, ...]
     claimed: frozenset[int]
-    """Which references are values of fields: any object will do. The others have to mean what they did."""
+    """Indices of the references that are values of fields and may be any object. All others must refer to the
+    same value as in the example that was learned."""
     pairs: tuple[tuple[int, Any], ...]
-    """Pairs of integers that get a memo number: that, counted from the example's first, and the pair."""
+    """Pairs of integers with a memo number: (number relative to the first of the example, traced pair)."""
 
 
 def learn(raw: bytes, memo: Memo, limits: Limits) -> Skeleton | None:
-    """Return the skeleton of one example; None if it has what the next ones cannot repeat.
+    """Return the skeleton of one example; None if later examples cannot have the same opcodes.
 
     Args:
-        raw: its opcodes, complete.
-        memo: a branch of the file's memo, from the example's first number on.
-        limits: as for the file.
+        raw: All opcodes of the example.
+        memo: A branch of the memo of the file, which begins at the first number of the example.
+        limits: Limits of the file.
     """
     tracer = _Tracer(raw, memo, limits)
     try:
         return _skeleton(tracer, tracer.example())
     except (_IrregularError, FormatError, IndexError):
-        # FormatError: a reference stood where the object has to. IndexError: it needs more than itself.
+        # FormatError: a traced reference cannot replace its object. IndexError: raw is not self-contained.
         return None
 
 
 def read_example(raw: bytes, memo: Memo, limits: Limits) -> Any:
-    """Return the example in ``raw``, opcode by opcode; arguments as for :func:`learn`.
+    """Read one example opcode by opcode and return it.
+
+    Args:
+        raw: All opcodes of the example.
+        memo: A branch of the memo of the file, which begins at the first number of the example.
+        limits: Limits of the file.
 
     Raises:
-        FormatError: "shared-payload", if it refers to something that was forgotten.
+        FormatError: "shared-payload", if the example refers to an object that was dropped.
     """
     return _OneExample(raw, memo, limits).example()
 
 
 class _OneExample(Machine):
-    """Reads one example out of its bytes, with the memo of the file around it."""
+    """Reads one example from its bytes, with a branch of the memo of the file."""
 
     def __init__(self, raw: bytes, memo: Memo, limits: Limits) -> None:
         super().__init__(io.BytesIO(), limits, memo)
@@ -136,22 +142,22 @@ class _OneExample(Machine):
 
 
 _LONGEST_PATTERN: Final = 1 << 12
-"""Bytes of an example outside of its holes: real ones have 250, and each costs time and memory to learn."""
+"""Maximum number of bytes outside of holes, as each takes time and memory. Real examples have 250."""
 
 
 class _IrregularError(Exception):
-    """The example is not what the next ones could repeat."""
+    """Later examples cannot have the same opcodes as this example."""
 
 
 _TRACED: Final = frozenset(b"KMJGCB\x8e\x96")
-"""Numbers and bytes."""
+"""Opcodes of numbers and bytes."""
 _REFERRING: Final = frozenset(b"hj")
 _REGULAR: Final = _TRACED | _REFERRING | frozenset(b"(N\x88\x89)t\x85\x86\x87}su\x94RbX\x8cc\x93")
-"""Opcodes of skeletons. Texts and globals are part of them, byte for byte, unless they are memoized."""
+"""Opcodes allowed in a skeleton. Texts and globals must be identical in all examples."""
 
 
 class _Tracer(_OneExample):
-    """Reads one example and notes where its values stood."""
+    """Reads one example and records the location of its values."""
 
     def __init__(self, raw: bytes, memo: Memo, limits: Limits) -> None:
         super().__init__(raw, memo, limits)
@@ -172,12 +178,12 @@ class _Tracer(_OneExample):
             self.stack[-1] = _traced(self.stack[-1], slice(start + 1, self.pos))
 
     def _reference(self, value: Any, at: slice) -> Any:
-        """Return what stands for an object that was just referred to."""
+        """Record a reference, and return the traced value that replaces its object on the stack."""
         if int.from_bytes(self.buf[at], "little") >= self.first:
-            raise _IrregularError  # to a part of itself: the next example has that under another number
+            raise _IrregularError  # refers to the example itself: the number differs in the next one
         reference = Reference(len(self.references), at, value)
         self.references.append(reference)
-        if isinstance(value, str):  # it may be a key, so it has to stay a text
+        if isinstance(value, str):  # may be a key, so it must remain a text
             text = TracedText(value)
             text.place = reference.place
             return text
@@ -213,10 +219,10 @@ def _skeleton(tracer: _Tracer, example: Any) -> Skeleton:
         raise _IrregularError
     memoized = sorted(tracer.memo.current.items())
     if any(is_kept(item) for _, item in memoized):
-        raise _IrregularError  # a name that later examples refer to: only the machine can introduce it
+        raise _IrregularError  # later examples may refer to it; only the machine adds it to the memo
     leaves = [*_leaves(fields)]
     if any(isinstance(leaf, _TracedBytes) for leaf in leaves):
-        raise _IrregularError  # no field has bytes, and a trace does not say whether they are a bytearray
+        raise _IrregularError  # no field has bytes, and a traced value may be a bytearray
     holes = [reference.at for reference in tracer.references]
     holes += [array.payload.at for array in arrays]
     holes += [leaf.at for leaf in leaves if isinstance(leaf, (TracedInt, TracedFloat))]
@@ -239,7 +245,7 @@ def _skeleton(tracer: _Tracer, example: Any) -> Skeleton:
 
 
 def _leaves(value: Any) -> Iterator[Any]:
-    """Give the single values of an example's fields, a pair of integers one by one."""
+    """Yield the single values in the fields of an example; a pair of integers yields both."""
     if isinstance(value, dict):
         for item in value.values():
             yield from _leaves(item)
@@ -250,7 +256,7 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _untraced(layout: Layout) -> Layout:
-    """Return the same layout out of plain texts and integers."""
+    """Return the same layout with plain texts and integers instead of traced ones."""
 
     def keys(traced: tuple[str, ...] | None) -> tuple[str, ...] | None:
         return None if traced is None else tuple(map(str, traced))
@@ -262,11 +268,11 @@ def _untraced(layout: Layout) -> Layout:
 
 
 def _pattern(raw: bytes, holes: list[slice]) -> re.Pattern[bytes]:
-    """Return what matches ``raw`` with anything in the holes, once or more."""
+    """Return a pattern that matches ``raw``, with any bytes in the holes, one or more times."""
     parts, end = [], 0
     for hole in sorted(holes, key=lambda hole: int(hole.start)):
         parts += [re.escape(raw[end : hole.start]), b".{%d}" % (hole.stop - hole.start)]
         end = hole.stop
     parts.append(re.escape(raw[end:]))
-    # Possessive: it never goes back into an example it has taken, so it keeps no trail.
+    # The possessive ++ never backtracks into a matched example, so it needs no memory per example.
     return re.compile(b"(?:" + b"".join(parts) + b")++", re.DOTALL)

@@ -44,7 +44,7 @@ class Dtype:
     order: str = ""
     """``<``, ``>`` or ``|``; empty before BUILD sets it."""
     used: bool = False
-    """Whether an array uses the dtype. Setting its byte order then would change that array in NumPy."""
+    """True if an array uses the dtype. Setting its byte order then would change that array in NumPy."""
 
     @property
     def name(self) -> str:
@@ -62,7 +62,7 @@ class Array:
     payload: bytes = b""
     """Bytes of the cells: product(shape) * itemsize."""
     fortran: bool = False
-    """Whether the cells are in Fortran order, where the first index changes fastest."""
+    """True if the cells are in Fortran order, where the first index changes fastest."""
 
 
 class ByteArray(bytes):

@@ -1,7 +1,8 @@
-"""Raw batches written as a legacy pickle: the inverse of the reader, given the dialect it found.
+"""Writer of legacy pickles: the inverse of the reader, given the dialect that the reader found.
 
-Writes the opcodes itself, in memory that does not grow with the file: so the enums of a package that is
-not installed can be named, and the same input gives the same bytes. Never turns a value's sense.
+The opcodes are written without the module ``pickle``. Enums of packages that are not installed can therefore
+be named, the same input always results in the same bytes, and memory does not grow with the file. The value
+convention is not converted.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ DIALECTS: Final[Mapping[str, Mapping[str, object]]] = MappingProxyType(
         },
     }
 )
-"""What the legacy tool wrote: until 18 July 2025 (its values: 1.0 = blue won), from 23 July, from 25 July,
-and in September. A reader's ``header["dialect"]`` has the same form."""
+"""Dialects of the legacy tool: until 18 July 2025 (where a value of 1.0 means that blue won), from 23 July,
+from 25 July, and in September. ``header["dialect"]`` of a reader has the same form."""
 
 _SCALARS: Final = (
     "value",
@@ -71,15 +72,15 @@ _SCALARS: Final = (
     "winner",
     "extra",
 )
-"""Columns of a raw batch that are written value by value."""
+"""Columns of a raw batch that are converted to Python values."""
 
 _PARTS: Final = ("board", "policy", "value")
-"""Of a tuple."""
+"""Fields of a tuple, in order."""
 
 _BATCH: Final = 1000
-"""Examples appended at a time, as Python's own pickler does."""
+"""Number of examples appended at a time, as in the pickler of Python."""
 _MEMO: Final = 1 << 16
-"""Texts and members that are written once and then referred to; later ones are written out again."""
+"""Maximum number of memo entries. Values beyond it are written in full each time."""
 
 
 def write_legacy(
@@ -91,23 +92,24 @@ def write_legacy(
     header: Mapping[str, object],
     level: int = 6,
 ) -> int:
-    """Write a gzipped pickle (protocol 4, no time stamp): ``examples``, then what ``header`` has.
+    """Write a gzipped pickle of protocol 4, without a time stamp.
 
     Args:
-        target: an open file; or a path, which is written under that name at once: give a temporary one.
-        batches: ``schema.raw_schema(board_size)``, in order. Values are written as they are; an example
-            whose ``extra`` names its own dialect is spelled so.
-        board_size: cells along an edge.
-        dialect: a name out of :data:`DIALECTS`, or ``header["dialect"]`` of a reader.
-        header: the other top-level keys, as a reader's header has them; its ``dialect`` is left out.
-            Looked at after the last batch, so it may be filled meanwhile.
-        level: of gzip, 1 to 9.
+        target: Open binary file, or path. A path is written in place, so pass a temporary one.
+        batches: Batches of ``schema.raw_schema(board_size)``, in order. Values are written unchanged. An
+            example whose ``extra`` contains spellings is written with these.
+        board_size: Cells along an edge.
+        dialect: Name in :data:`DIALECTS`, or ``header["dialect"]`` of a reader.
+        header: The other top-level keys, as in the header of a reader; ``dialect`` is ignored. Keys that
+            follow the examples are read after the last batch, so they may be added until then.
+        level: Level of gzip compression, 1 to 9. Default 6.
 
     Returns:
-        How many examples were written.
+        The number of examples written.
 
     Raises:
-        InputError: a field has several spellings in the dialect, or one that is not known.
+        InputError: A field has several spellings in the dialect without a first one, a spelling is unknown,
+            or a value of the metadata or the header cannot be written.
     """
     if isinstance(target, (str, Path)):
         with Path(target).open("wb") as file:
@@ -139,20 +141,20 @@ def _pairs(write: _Opcodes, items: Iterable[tuple[str, object]]) -> bytes:
 
 
 def _gzip(raw: BinaryIO, level: int) -> BinaryIO:
-    """Return a gzip stream into ``raw`` that names neither a file nor a time."""
+    """Return a gzip stream into ``raw`` without a file name and a time stamp."""
     stream: Any = gzip_ng.GzipNGFile("", "wb", level, raw, mtime=0)  # type: ignore[no-untyped-call]
     return cast(BinaryIO, stream)
 
 
 class _Opcodes:
-    """Values as opcodes that push them. Texts, names and enum members are memoized when first written."""
+    """Encodes values as opcodes that push them. Texts, names and enum members are memoized on first use."""
 
     def __init__(self) -> None:
         self._memo: dict[object, int] = {}
         self._heads: dict[object, bytes] = {}
 
     def once(self, key: object, opcodes: Callable[[], bytes]) -> bytes:
-        """Return a reference to what ``key`` stands for, or ``opcodes()`` if it was not written yet."""
+        """Return a reference to the object of ``key``; on first use, ``opcodes()`` and a MEMOIZE."""
         index = self._memo.get(key)
         if index is not None:
             return b"h%c" % index if index < 256 else b"j" + struct.pack("<I", index)
@@ -169,14 +171,14 @@ class _Opcodes:
         return self.once((module, name), lambda: self.text(module) + self.text(name) + b"\x93")
 
     def member(self, kind: str, value: int) -> bytes:
-        """Return an enum member; ``kind`` is "module.Class"."""
+        """Return the opcodes of an enum member; ``kind`` is "module.Class"."""
         module, _, name = kind.rpartition(".")
         if not module:
             raise InputError("an unknown spelling in the dialect", found=shortened(str(kind)))
         return self.once((kind, value), lambda: self.name(module, name) + _integer(value) + b"\x85R")
 
     def dtype(self, dtype: str) -> bytes:
-        """Return a dtype; ``dtype`` is its order and code, such as "<f4"."""
+        """Return the opcodes of a dtype, given as a NumPy type string such as "<f4"."""
 
         def opcodes() -> bytes:
             made = self.name("numpy", "dtype") + self.text(dtype[1:]) + b"\x89\x88\x87R"
@@ -186,7 +188,7 @@ class _Opcodes:
         return self.once(("dtype", dtype), opcodes)
 
     def array_head(self, shape: tuple[int, ...], dtype: str, fortran: bool) -> bytes:
-        """Return an array up to its payload, a BINBYTES; ``tb`` comes after that."""
+        """Return the opcodes of an array before its payload. A BINBYTES and ``tb`` must follow."""
         key, known = (shape, dtype, fortran), len(self._memo)
         if key in self._heads:
             return self._heads[key]
@@ -195,7 +197,7 @@ class _Opcodes:
         lengths = b"(" + b"".join(map(_integer, shape)) + b"t"
         head = made + b"(K\x01" + lengths + self.dtype(dtype) + (b"\x88" if fortran else b"\x89")
         if len(self._memo) == known:
-            self._heads[key] = head  # nothing in it was written for the first time
+            self._heads[key] = head  # contains references only, no MEMOIZE
         return head
 
     def scalar(self, dtype: str, value: Any) -> bytes:
@@ -204,7 +206,7 @@ class _Opcodes:
         return made + b"C%c" % len(payload) + payload + b"\x86R"
 
     def number(self, value: Any, spelling: object) -> bytes:
-        """Return a number, or None, as the dialect spells it."""
+        """Return the opcodes of a number or None in the given spelling."""
         if value is None:
             return b"N"
         if spelling == "int":
@@ -216,7 +218,15 @@ class _Opcodes:
         return self.member(str(spelling), int(value))
 
     def value(self, value: Any, *, tagged: bool) -> bytes:
-        """Return a value out of JSON; ``tagged``: ``dialect.header_json`` made it, so undo that."""
+        """Return the opcodes of a JSON value.
+
+        Args:
+            value: The value.
+            tagged: Whether it is from ``dialect.header_json``: tags such as ``__tuple__`` are then decoded.
+
+        Raises:
+            InputError: A tagged value cannot be written back.
+        """
         if value is None or isinstance(value, bool):
             return {None: b"N", True: b"\x88", False: b"\x89"}[value]
         if isinstance(value, int):
@@ -265,7 +275,15 @@ def _metadata(text: str) -> dict[str, Any]:
 
 
 class _Examples:
-    """Rows of raw batches as opcodes, each in the dialect of the file or in its own."""
+    """Encodes rows of raw batches as opcodes, in the dialect of the file or in one of their own.
+
+    Args:
+        board_size: Cells along an edge.
+        dialect: Spelling of each field, as ``Dialect.as_json`` returns it.
+
+    Raises:
+        InputError: A field has several spellings and no first one.
+    """
 
     def __init__(self, board_size: int, dialect: Mapping[str, Any]) -> None:
         first = dialect.get("first", {})
@@ -282,7 +300,7 @@ class _Examples:
         self._extra = lru_cache(maxsize=1024)(_metadata)
 
     def encode(self, batch: pa.RecordBatch) -> Iterator[bytes]:
-        """Give the opcodes of a batch's examples, one after the other."""
+        """Yield the opcodes of each example of a batch, in order."""
         columns = [batch.column(name).to_pylist() for name in _SCALARS]
         codes, dialects = self._dialects(batch.column("extra"))
         arrays = []
@@ -295,7 +313,7 @@ class _Examples:
             yield b"".join(example)
 
     def _dialects(self, extra: pa.StringArray) -> tuple[npt.NDArray[np.int64], list[dict[str, Any]]]:
-        """Return the dialects of some rows, and which of them each row (n,) is written in."""
+        """Return for each row the index of its dialect, (n,), and the list of dialects."""
         codes = np.zeros(len(extra), np.int64)
         named = pc.match_substring(extra, f'"{DIALECT_KEY}":').fill_null(False)
         numbers = {"{}": 0}
@@ -307,7 +325,7 @@ class _Examples:
     def _example(
         self, dialect: dict[str, Any], board: bytes, policy: bytes | None, values: dict[str, Any]
     ) -> Iterator[bytes]:
-        # In the order in which it stands in the file: what is written first is what the rest refers to.
+        # The order of calls is that of the file: the first use of an object is memoized.
         write = self.write
         is_tuple = dialect["layout"] == "tuple"
         yield b"" if is_tuple else b"}("
@@ -345,7 +363,7 @@ class _Examples:
                 parts.append(write.number(values[key], dialect.get(key, "int")))
             elif (kept := escaped_key(key)) in extra:
                 parts.append(write.value(extra[kept], tagged=False))
-            elif key in extra:  # stores written before such keys were escaped
+            elif key in extra:  # older stores did not escape keys
                 parts.append(write.value(extra[key], tagged=False))
             else:
                 raise InputError(
@@ -369,14 +387,14 @@ class _Examples:
         return self.write.member(spelling, winner)
 
     def _boards(self, batch: pa.RecordBatch, dialect: Mapping[str, Any]) -> Iterator[bytes]:
-        """Give the payload of each board."""
+        """Yield the payload of each board."""
         dtype, _, order = dialect["board"].partition(" ")
         planes = unpack_boards(_packed(batch.column("board")), self._size, np.uint8).astype(dtype)
         for board in planes.transpose(0, 3, 2, 1) if order else planes:
             yield board.tobytes()
 
     def _policies(self, batch: pa.RecordBatch, dialect: Mapping[str, Any]) -> Iterator[bytes | None]:
-        """Give the payload of each policy, None where there is none."""
+        """Yield the payload of each policy; None for a row without one."""
         moves, dense = batch.column("move"), batch.column("policy")
         policies = np.zeros((len(batch), self._size**2), dialect.get("policy", "<f4").partition(" ")[0])
         one_hot, given = (
@@ -390,7 +408,7 @@ class _Examples:
 
 
 def _packed(boards: pa.FixedSizeBinaryArray) -> npt.NDArray[np.uint8]:
-    """Return the bytes of packed boards, uint8 (N, width), without copying them."""
+    """Return packed boards as a view, uint8 (n, width)."""
     width = boards.type.byte_width
     data = np.frombuffer(boards.buffers()[1], np.uint8)
     return data[boards.offset * width : (boards.offset + len(boards)) * width].reshape(-1, width)
