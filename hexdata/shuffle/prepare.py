@@ -1,4 +1,4 @@
-"""What comes before a shuffle: the rows that take part, the plan, and what it will cost. Writes no row."""
+"""The preparation of a shuffle: selects the rows, plans the work and measures its cost. Writes no rows."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ from hexdata.store.session import DuckDBPyConnection, duckdb_session, path_list_
 __all__ = ["Cost", "Prepared", "is_same_shuffle", "prepare"]
 
 SELECT_SHARE: Final = 0.8
-"""Part of the memory, less what is always held, that DuckDB may fill while rows are selected."""
+"""Fraction of the memory, without the fixed part, that DuckDB may use while rows are selected."""
 SAMPLE_IDS: Final = 1 << 18
-"""Positions that are tried before a shuffle, to know what it will cost; fewer if memory is short."""
+"""Positions processed before a shuffle to measure its cost; fewer if memory is short."""
 SAMPLE_STEP: Final = 4
-"""Of these every fourth is sorted and encoded: neighbours of one game compress better than a shuffle does."""
+"""Only every fourth of them is sorted and encoded: adjacent rows of a game compress unusually well."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a row costs, tried on some of the store's own rows with one thread.
+    """Costs of a row, measured with one thread on a sample of the store's rows.
 
     Attributes:
-        run_bytes: on disk, of a row in a run.
-        bucket_bytes: on disk, of a row in a bucket.
-        scatter_seconds: to scatter the position of one id.
-        sort_seconds: to sort and encode a row.
+        run_bytes: Bytes on disk of a row in a run.
+        bucket_bytes: Bytes on disk of a row in a bucket.
+        scatter_seconds: Seconds to scatter one position of the store, averaged over all ids.
+        sort_seconds: Seconds to sort and encode a row.
     """
 
     run_bytes: float
@@ -62,18 +62,18 @@ class Cost:
 
 @dataclass(frozen=True)
 class Prepared:
-    """All that is known before anything is written.
+    """The result of the preparation.
 
     Attributes:
-        selection: the rows that take part.
-        placement: where they go.
-        buckets: by split.
-        limits: what a thread may hold.
-        layout: slices and units, as these limits have it.
-        cost: of a row.
-        lineage: as the manifest will have it.
-        seconds: that it took to count the rows.
-        machines: that will work, each within the limits.
+        selection: Selected rows.
+        placement: Destination of each row.
+        buckets: Number of buckets by split.
+        limits: Limits of a thread.
+        layout: Slices and units under these limits.
+        cost: Measured costs of a row.
+        lineage: Entry of the stage for the manifest.
+        seconds: Seconds spent on counting the rows.
+        machines: Number of machines, each with these limits.
     """
 
     selection: Selection
@@ -88,12 +88,12 @@ class Prepared:
 
     @property
     def ledger_plan(self) -> dict[str, Any]:
-        """What a ledger's units were made under: those of another format of runs are not taken over."""
+        """The plan under which the ledger's units are made. Units of another run format are not reused."""
         return {"runs": RUN_FORMAT, **self.lineage}
 
 
 def is_same_shuffle(store: Store, options: ShuffleOptions) -> bool:
-    """Return whether the manifest has the very shuffle that is asked for; its files may be damaged."""
+    """Return whether the manifest lists a shuffle with these options; its files may be damaged."""
     done = store.manifest.stages.get("shuffle")
     if done is None:
         return False
@@ -117,18 +117,19 @@ def prepare(
     spill: Path | None,
     machines: Machines | None = None,
 ) -> Prepared:
-    """Carry out the choices, plan the shuffle and try what it costs.
+    """Select the rows, plan the shuffle and measure its cost.
 
     Args:
-        store: to shuffle.
-        options: what is asked for.
-        folder: where small tables may be left that the placement reads.
-        spill: where DuckDB may spill; None for the system's temporary folder.
-        machines: that will do the work.
+        store: Store to shuffle.
+        options: Options of the shuffle.
+        folder: Folder for small tables that the placement reads; they are not removed.
+        spill: Folder for DuckDB's temporary files; None for the system's temporary folder.
+        machines: Machines that will do the work; None for this machine (default).
 
     Raises:
-        StoreError: the store holds no position.
-        BudgetError: the memory is too small for rows so wide.
+        StoreError: The store contains no positions.
+        ConfigError: An option cannot be used with this store.
+        BudgetError: The memory is too small for rows of this width.
     """
     positions, n = store.files("positions"), store.manifest.board_size
     if not positions or n is None:
@@ -171,23 +172,26 @@ def prepare(
 
 @dataclass(frozen=True)
 class _Varying:
-    """The bytes in memory that dense policies and ``extra`` take.
+    """Memory of the columns of varying size: dense policies and ``extra``.
 
     Attributes:
-        all: of all rows.
-        widest: of a row, in the mean of the row group in which they take most.
+        all: Bytes of all rows together.
+        widest: Average bytes of a row in the row group with the widest rows.
     """
 
     all: int
     widest: float
 
     def mean(self, rows: int) -> float:
-        """Return the bytes of a row that takes part, at most: so few rows may be the wide ones."""
+        """Return the maximum average bytes of a selected row. A small selection may have only wide rows."""
         return min(self.all / rows, self.widest)
 
 
 def _varying_bytes(con: DuckDBPyConnection, positions: list[AnyPath]) -> _Varying:
-    """Measure policies by the files' footers, and texts by reading them: a file keeps the same text once."""
+    """Measure policies from the files' footers, and texts by reading them.
+
+    Footers do not suffice for texts, because a file stores repeated texts once.
+    """
     footers = f"""
         SELECT file_name, row_group_id, any_value(row_group_num_rows) AS rows,
                coalesce(sum(num_values - stats_null_count) FILTER (path_in_schema = 'extra'), 0) AS texts,
@@ -212,11 +216,11 @@ def _varying_bytes(con: DuckDBPyConnection, positions: list[AnyPath]) -> _Varyin
 def _try_out(
     con: DuckDBPyConnection, placement: Placement, layout: Layout, ids: range, key: int, n: int
 ) -> Cost:
-    """Scatter, sort and encode the positions of these ids, in memory."""
+    """Scatter, sort and encode the positions of these ids in memory, and return the measured costs."""
     begin = time.perf_counter()
     query = placement.rows_sql(ids.start, ids.stop)
     batches = list(con.sql(query).to_arrow_reader(min(len(ids), ROW_GROUP_ROWS)))
-    if not batches:  # a choice has left out all of them
+    if not batches:  # the selection excludes all of them
         return Cost(0.0, 0.0, (time.perf_counter() - begin) / len(ids), 0.0)
     table = pa.Table.from_batches(batches)
     run, bucket = io.BytesIO(), io.BytesIO()

@@ -1,7 +1,7 @@
-"""Runs: rows cut into pieces, one a unit, in files that live only while a shuffle is unfinished.
+"""Runs: temporary files of a shuffle in which rows are grouped into pieces, each of one unit.
 
-A run lies whole under its name or not at all. It ends with an index of its pieces, so that each is one range
-of bytes, on a disk and in an object store. Nothing here decides which piece belongs to which unit, or sorts.
+A run is complete or absent. It ends with an index of its pieces, so that each piece can be read as one byte
+range from a disk or an object store. This module neither assigns rows to units nor sorts them.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ __all__ = [
 ]
 
 PIECE_ROWS: Final = 65_536
-"""Of a piece, at most: compressed, it stands in memory once more."""
+"""Maximum rows of a piece. A compressed copy of a piece is held in memory."""
 RANGE_BYTES: Final = 1 << 22
-"""Of pieces that stand one after the other and are read at a time, but for one that is larger."""
+"""Maximum bytes of adjacent pieces that are read at once. A larger piece is read alone."""
 INDEXES_AT_A_TIME: Final = 8
-"""Indexes that are read side by side: what one waits for is an answer."""
+"""Number of indexes that are read in parallel, because reads mostly wait for the storage."""
 _INDEX: Final = np.dtype(
     [
         ("unit", "<u4"),
@@ -58,16 +58,19 @@ _INDEX: Final = np.dtype(
 """Index entry of a piece: its unit, rows, bytes in memory, offset and length in the run, and its CRC-32."""
 _TABLE: Final = np.dtype([("run", "<u4"), *_INDEX.descr])
 _END: Final = np.dtype([("checksum", "<u4"), ("pieces", "<u4"), ("magic", "S8")])
-"""The last bytes of a run: the CRC-32 of its index, and the number of its pieces."""
+"""The end of a run: the CRC-32 of its index, the number of its pieces and the format."""
 RUN_FORMAT: Final = 2
-"""Version of a run's bytes; one of another version is never read."""
+"""Version of the file format. Runs of other versions are not read."""
 _MAGIC: Final = b"hexdata%d" % RUN_FORMAT
 _TAIL: Final = 1 << 16
-"""Bytes that are read at first, in the hope that the whole index is among them."""
+"""Bytes of the first read from the end of a run, which usually include the whole index."""
 
 
 def run_schema(board_size: int) -> pa.Schema:
-    """One row a position, and its bucket: ``winner`` as text, since an Arrow file has one dictionary."""
+    """Return the schema of a run: a position and its bucket per row.
+
+    ``winner`` is text, because an Arrow file has only one dictionary per column.
+    """
     schema = positions_schema(board_size)
     winner = schema.get_field_index("winner")
     schema = schema.set(winner, pa.field("winner", pa.string()))
@@ -81,32 +84,32 @@ class Piece:
     path: AnyPath
     rows: int
     bytes: int
-    """In memory."""
+    """Size in memory."""
     offset: int
     length: int
-    """Of its bytes in the run."""
+    """Number of its bytes in the run."""
     checksum: int
     """CRC-32 of these bytes."""
 
     @property
     def stop(self) -> int:
-        """Where its bytes end."""
+        """Offset of the end of its bytes (exclusive)."""
         return self.offset + self.length
 
 
 def as_run(rows: pa.Table, board_size: int) -> pa.Table:
-    """Return rows as DuckDB gives them, which widens some types, as rows of ``run_schema``."""
+    """Convert rows from DuckDB, which widens some types, to ``run_schema``."""
     schema = run_schema(board_size)
     return rows.select(schema.names).cast(schema)
 
 
 def write_run(path: AnyPath, rows: pa.Table, unit: npt.NDArray[np.integer[Any]]) -> int:
-    """Write rows as a run, a unit piece after piece; return its bytes.
+    """Write rows to a run, grouped by unit, and return its size in bytes.
 
     Args:
-        path: of the run.
-        rows: of ``run_schema``, in memory.
-        unit: of each row; within a unit rows keep their order.
+        path: Path or address of the run.
+        rows: Rows of ``run_schema``.
+        unit: Unit of each row, shape (N,). Within a unit, rows keep their order.
     """
     with atomic_file(path) as file:
         encode_run(file, rows, unit)
@@ -114,8 +117,8 @@ def write_run(path: AnyPath, rows: pa.Table, unit: npt.NDArray[np.integer[Any]])
 
 
 def encode_run(file: Any, rows: pa.Table, unit: npt.NDArray[np.integer[Any]]) -> None:
-    """Write a run, as :func:`write_run` does, into an open file."""
-    order = np.argsort(unit, kind="stable")  # a radix sort, where there are at most 65,536 units
+    """Write a run to an open file in the format of :func:`write_run`."""
+    order = np.argsort(unit, kind="stable")  # a radix sort if there are at most 65,536 units
     sorted_unit = unit[order]
     begins = np.flatnonzero(np.diff(sorted_unit.astype(np.int64), prepend=-1))
     bounds = np.union1d(begins, np.arange(0, len(unit) + PIECE_ROWS, PIECE_ROWS).clip(max=len(unit)))
@@ -140,7 +143,7 @@ def encode_run(file: Any, rows: pa.Table, unit: npt.NDArray[np.integer[Any]]) ->
 
 
 class _CheckedFile(io.RawIOBase):
-    """A file that keeps the CRC-32 of what is written through it since ``checksum`` was set to 0."""
+    """A write-only file that computes the CRC-32 of all data written since ``checksum`` was set to 0."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
@@ -163,13 +166,13 @@ class _CheckedFile(io.RawIOBase):
 
 
 class Runs:
-    """Which pieces the units of some runs are made of."""
+    """The index of a set of runs: finds the pieces of each unit."""
 
     def __init__(self, paths: Sequence[AnyPath]) -> None:
         """Read the indexes of the runs.
 
         Raises:
-            StoreError: one is missing or damaged.
+            StoreError: A run is missing or damaged.
         """
         self._paths = paths
         with ThreadPoolExecutor(INDEXES_AT_A_TIME) as threads:
@@ -181,7 +184,7 @@ class Runs:
         self._table = table[np.argsort(table["unit"], kind="stable")]
 
     def only(self, units: range) -> Runs:
-        """Return what is known of some consecutive units: as little as another process needs."""
+        """Return the index of some consecutive units, the minimum to send to another process."""
         table = self._table[self._rows_of(units.start, units.stop)].copy()
         used, table["run"] = np.unique(table["run"], return_inverse=True)
         part = Runs([])
@@ -189,7 +192,7 @@ class Runs:
         return part
 
     def pieces(self, unit: int) -> list[Piece]:
-        """Return the pieces of a unit, run by run."""
+        """Return the pieces of a unit in the order of the runs."""
         return [
             Piece(self._paths[run], rows, size, offset, length, checksum)
             for run, _, rows, size, offset, length, checksum in self._table[
@@ -198,25 +201,34 @@ class Runs:
         ]
 
     def _rows_of(self, first: int, stop: int) -> slice:
-        """Return where the pieces of some units stand in the table."""
-        bounds = np.array((first, stop), np.uint32)  # of another type, the whole column would be converted
+        """Return the range of index rows with the pieces of some units."""
+        bounds = np.array((first, stop), np.uint32)  # any other type would convert the whole column
         return slice(*np.searchsorted(self._table["unit"], bounds).tolist())
 
 
 def read_pieces(pieces: Sequence[Piece], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Read pieces, of ``run_schema``, a few at a time where they stand one after the other.
+    """Yield the rows of pieces in order, reading small adjacent pieces together.
+
+    Args:
+        pieces: Pieces to read.
+        schema: Their ``run_schema``.
 
     Raises:
-        StoreError: a run is missing or damaged.
+        StoreError: A run is missing or damaged.
     """
     return _read(pieces, schema, ipc.IpcReadOptions(use_threads=False))
 
 
 def read_column(pieces: Sequence[Piece], schema: pa.Schema, name: str) -> Iterator[pa.Array]:
-    """Read one column of pieces; no other is decompressed.
+    """Yield one column of pieces without decompressing the others.
+
+    Args:
+        pieces: Pieces to read.
+        schema: Their ``run_schema``.
+        name: Name of the column.
 
     Raises:
-        StoreError: a run is missing or damaged.
+        StoreError: A run is missing or damaged.
     """
     options = ipc.IpcReadOptions(use_threads=False, included_fields=[schema.get_field_index(name)])
     for batch in _read(pieces, schema, options):
@@ -249,7 +261,7 @@ def _check(content: bytes, pieces: Sequence[Piece]) -> None:
 
 
 def _neighbours(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
-    """Give the pieces, those together that stand one after the other and are not large."""
+    """Group pieces that are adjacent in a run, up to ``RANGE_BYTES`` per group."""
     near: list[Piece] = []
     for piece in pieces:
         follows = near and (near[-1].path, near[-1].stop) == (piece.path, piece.offset)
@@ -262,9 +274,9 @@ def _neighbours(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
 
 
 def join_columns(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
-    """Join batches into one table of whole columns; the list is emptied.
+    """Join batches into one table with contiguous columns. ``batches`` is emptied to free memory.
 
-    Column by column, so that no more than one of them stands in memory twice.
+    Columns are joined one after the other, so that at most one of them is in memory twice.
     """
     columns = [[batch.column(name) for batch in batches] for name in schema.names]
     batches.clear()
@@ -276,7 +288,7 @@ def join_columns(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
 
 
 def _read_index(path: AnyPath) -> npt.NDArray[np.void]:
-    """Return the index of a run."""
+    """Return the index of a run after checking its format and checksum."""
     with _damage_told(path):
         tail = read_tail(path, _TAIL)
         ((checksum, pieces, magic),) = np.frombuffer(tail[-_END.itemsize :], _END).tolist() or [(0, 0, b"")]
@@ -293,13 +305,13 @@ def _read_index(path: AnyPath) -> npt.NDArray[np.void]:
 
 @contextmanager
 def _damage_told(path: AnyPath) -> Iterator[None]:
-    """Say of a run that is missing or damaged what to do; other errors of a disk pass."""
+    """Convert errors of a missing or damaged run to a StoreError with a hint. Disk errors pass unchanged."""
     try:
         yield
     except (pa.ArrowException, OSError, ValueError) as error:
         disk_failed = isinstance(error, OSError) and error.errno not in (None, errno.ENOENT)
         if disk_failed or isinstance(error, MemoryError):
-            raise  # nothing is wrong with the file
+            raise  # the file is not damaged
         raise StoreError(
             "a file of an unfinished shuffle is missing or damaged",
             path=path,

@@ -1,7 +1,6 @@
-"""One run of the shuffle on a store that this process has locked: ledger, both phases, manifest.
+"""One run of the shuffle on a locked store: ledger, both phases and manifest.
 
-Decides nothing about rows: the selection says which there are, the layout how they are cut, the engine
-moves them.
+The selection determines the rows, the layout their division into work, and the engine where the work is done.
 """
 
 from __future__ import annotations
@@ -40,22 +39,28 @@ __all__ = ["LEDGER_NAME", "Run", "ShuffleResult", "open_ledger"]
 
 LEDGER_NAME: Final = "shuffling_progress.json"
 _MADE_OF_IT: Final = ("export", "pickles-shuffled")
-"""Stages whose files are the shuffled positions in another form."""
+"""Stages that are made from the shuffled positions."""
 _INPUTS: Final = ("positions", "games", "sources")
-"""The folders of the tables that a shuffle reads."""
+"""Folders of the tables that a shuffle reads."""
 _LAYOUT: Final = "layout"
-"""The ledger's first entry: how the rows were cut when the shuffle began, whatever the limits are now."""
+"""First entry of the ledger: the layout at the start of the shuffle. It is kept if the limits change."""
 
 
 @dataclass(frozen=True)
 class _ScatteredSlice:
-    """What the ledger keeps of a slice: bytes of each of its runs."""
+    """Ledger entry of a slice: the size in bytes of each of its runs."""
 
     bytes: list[Count]
 
 
 def open_ledger(path: AnyPath, plan: object, *, only_look: bool = False) -> Ledger:
-    """Open the ledger of a shuffle: its layout, and facts of slices and buckets."""
+    """Open the ledger of a shuffle, with entries for its layout, slices and buckets.
+
+    Args:
+        path: Path of the file.
+        plan: Plan of the units, as a JSON value.
+        only_look: Whether to leave the file of another plan unchanged (default: False).
+    """
     return Ledger(path, "shuffle", plan, unit_of=_unit_kind, only_look=only_look)
 
 
@@ -67,28 +72,38 @@ def _unit_kind(name: str) -> object:
 
 @dataclass(frozen=True)
 class ShuffleResult:
-    """What ``shuffle_store`` did."""
+    """Result of ``shuffle_store``.
+
+    Attributes:
+        seed: Seed that determines the order.
+        positions: Number of shuffled positions.
+        splits: Number of positions by split.
+        buckets: Number of buckets by split.
+        left_out: Number of excluded positions by the option that excludes them.
+        bytes: Size of all buckets.
+        resumed: Number of units that an earlier run of the same command had finished.
+        already_done: Whether the store already contained this shuffle.
+        duplicates: Games that occur more than once in the store; None if there was nothing to do, because
+            they are then not counted.
+        balance: Effect of ``balance_by`` on each group.
+        notes: Remarks on the selection options for the user.
+    """
 
     seed: int
     positions: int
     splits: dict[str, int]
     buckets: dict[str, int]
     left_out: dict[str, int]
-    """Positions that a choice left out, by the name of the choice."""
     bytes: int
     resumed: int
-    """Units that an earlier run of the same command had finished."""
     already_done: bool = False
     duplicates: Duplicates | None = None
-    """Games that the store holds more than once; None if nothing was to be done, and so none counted."""
     balance: tuple[BalanceRow, ...] = ()
-    """What ``balance_by`` did to each group."""
     notes: tuple[str, ...] = ()
-    """What a person should know of the choices made."""
 
 
 class Run:
-    """One run under the store's lock."""
+    """One run of the shuffle. The caller must hold the store's lock."""
 
     def __init__(
         self, store: Store, options: ShuffleOptions, progress: Progress, patience: Patience, engine: Engine
@@ -104,15 +119,21 @@ class Run:
         self.runs = self.work / "runs"
         self.spill = self.work / "spill" if isinstance(self.work, Path) else None
         self.intact: dict[str, FileFacts] = {}
-        """Published buckets that this run has found to be what the manifest states."""
+        """Published buckets whose bytes match the manifest, as checked by this run."""
         for folder in (self.tables, self.work / "spill"):
             remove_tree(folder)
 
     def shuffle(self) -> ShuffleResult:
-        """Do what is not done yet."""
+        """Do all work that is not finished, and publish the result.
+
+        Raises:
+            StoreError: An input is damaged, or the buckets do not contain every position.
+            ConfigError: An option cannot be used with this store.
+            BudgetError: The memory or the disk is too small.
+        """
         damage = self._damage()
         if damage is not None and not damage:
-            remove_tree(self.work)  # one may have been killed right after its manifest
+            remove_tree(self.work)  # a run may have been killed after publishing its manifest
             return replace(self._result(resumed=0), already_done=True)
         require_intact(self.store, _INPUTS, engine=self.engine, progress=self.progress)
         plan: ShufflePlan | None = None
@@ -141,7 +162,7 @@ class Run:
             ) from error
         except OSError as error:
             if plan is None or not is_disk_full(error):
-                raise  # a full disk is told of by the store then, which knows of no plan
+                raise  # without a plan, the store reports a full disk
             path = error.filename or self.store.path
             raise plan.disk_full("the disk is full", path, free_room(self.store), error) from error
         made = prepared.selection
@@ -150,13 +171,13 @@ class Run:
         )
 
     def _damage(self) -> dict[str, StoreError] | None:
-        """Return the damaged buckets of the shuffle asked for; None if the store holds another or none."""
+        """Return the damaged buckets of the requested shuffle; None if the store does not contain it."""
         if not is_same_shuffle(self.store, self.options):
             return None
         return find_published_damage(self.store, "shuffled", engine=self.engine, progress=self.progress)
 
     def _begin(self, prepared: Prepared, ledger: Ledger, damage: dict[str, StoreError] | None) -> Ledger:
-        """Go on with what the ledger holds, keep the intact buckets, or start from the beginning."""
+        """Resume from the ledger, or keep the intact buckets, or start from the beginning."""
         if _LAYOUT in ledger:
             return ledger
         if damage is None:
@@ -171,7 +192,7 @@ class Run:
         return ledger
 
     def _clear(self) -> None:
-        """Begin anew: first the manifest forgets the old shuffle and its shards, then they go."""
+        """Remove an old shuffle and the files made from it: first from the manifest, then from the disk."""
         manifest = self.store.manifest
         replaced = manifest.stages.get("shuffle")
         if replaced is not None:
@@ -192,7 +213,7 @@ class Run:
     def _publish(self, facts: dict[str, FileFacts], lineage: dict[str, Any]) -> None:
         found = sum(f.rows for f in facts.values())
         if found != lineage["positions"]:
-            remove_tree(self.work)  # what it is made of is not to be trusted, and would be taken again
+            remove_tree(self.work)  # the runs and ledger are unreliable and must not be used again
             raise StoreError(
                 "the buckets do not hold every position",
                 path=self.store.path,
@@ -222,7 +243,7 @@ class Run:
 
 
 class _CrewWatch:
-    """Hands what a thread has to tell to the thread that keeps the books."""
+    """Passes a worker's reports to the calling thread."""
 
     def __init__(self, crew: Crew, books: _Books) -> None:
         self._crew = crew
@@ -242,35 +263,35 @@ class _CrewWatch:
 
 
 class _Books:
-    """Ledger, progress and log; only the thread that called the stage writes into them."""
+    """The bookkeeping of a run: ledger, progress and log. Used only by the calling thread."""
 
     def __init__(self, ledger: Ledger, progress: Progress, log: Log) -> None:
         self.ledger = ledger
         self.progress = progress
         self.log = log
         self._reported: dict[str, int] = {}
-        """Rows of each bucket that the progress knows of."""
+        """Number of rows of each bucket that have been reported to the progress."""
 
     def advance(self, bucket: str, rows: int) -> None:
-        """Report the rows of a bucket; where it is written anew, only those not reported yet."""
+        """Report the rows of a bucket. If it is written again, already reported rows are not counted."""
         before = self._reported.get(bucket, 0)
         self._reported[bucket] = max(rows, before)
         self.progress.advance(max(rows - before, 0))
 
     def scattered(self, part: Slice, sizes: list[int]) -> None:
-        """A slice is done."""
+        """Record a finished slice."""
         self.ledger.finish_soon(part.name, {"bytes": sizes})
         self.progress.advance(part.stop - part.start)
 
     def finish(self, written: Written) -> None:
-        """A bucket is done."""
+        """Record a finished bucket."""
         self.ledger.finish_soon(written.name, written.facts.to_json())
         self.advance(written.name, written.facts.rows)
         self.log.work(written.name, written.facts.rows, written.seconds, written.peak)
 
 
 class _Phases:
-    """Both phases: units that the ledger does not have go to a crew of threads, or to other machines."""
+    """Runs both phases: passes the units missing from the ledger to threads or to other machines."""
 
     def __init__(self, run: Run, prepared: Prepared, ledger: Ledger, log: Log) -> None:
         assert run.store.manifest.board_size is not None
@@ -292,14 +313,14 @@ class _Phases:
         )
 
     def facts(self) -> dict[str, FileFacts]:
-        """Write what is missing; return the facts of all buckets."""
+        """Write all missing runs and buckets, and return the size, rows and digest of each bucket."""
         self._scatter()
         self._sort()
         names = [bucket.name for job in self.layout.jobs for bucket in job.buckets]
         return {name: FileFacts(**self.ledger[name]) for name in names}
 
     def _far(self, function: Callable[..., Report], tasks: Iterator[tuple[Any, ...]]) -> Iterator[Report]:
-        """Run tasks in processes of their own; yield each report once its lines are in the log."""
+        """Run tasks in separate processes, and yield each report after its lines are logged."""
         threads = self.prepared.limits.threads
         memory = self.run.options.memory // threads
         for _, report in self.run.engine.run(function, tasks, workers=threads, memory=memory):
@@ -310,7 +331,7 @@ class _Phases:
     # --- phase 1 --------------------------------------------------------------------------------------
 
     def _scatter(self) -> None:
-        """Write the runs that are not there yet."""
+        """Write the missing runs."""
         todo = [part for part in self.layout.slices if not self._is_scattered(part)]
         self.run.progress.begin("scatter", self.layout.positions, "positions")
         self.run.progress.advance(self.layout.positions - sum(part.stop - part.start for part in todo))
@@ -334,7 +355,7 @@ class _Phases:
         crew.work_off(todo, scatter)
 
     def _runs(self, part: Slice) -> Iterator[tuple[AnyPath, int]]:
-        """Give the runs of a slice that is done, with their sizes."""
+        """Yield the path and size of each run of a finished slice."""
         for number, size in enumerate(self.ledger[part.name]["bytes"]):
             yield self.run.runs / part.run_name(number), size
 
@@ -344,12 +365,12 @@ class _Phases:
     # --- phase 2 --------------------------------------------------------------------------------------
 
     def _sort(self) -> None:
-        """Write the buckets that are not there yet."""
+        """Write the missing buckets."""
         runs = Runs([path for part in self.layout.slices for path, _ in self._runs(part)])
         jobs = self.layout.jobs
         done = self._written([bucket.name for job in jobs for bucket in job.buckets])
         todo = [job for job in jobs if not all(bucket.name in done for bucket in job.buckets)]
-        self.run.store.keep_only("shuffled", frozenset(done))  # ``done`` grows meanwhile
+        self.run.store.keep_only("shuffled", frozenset(done))  # a copy, because ``done`` grows
         self.run.progress.begin("sort", sum(self.prepared.selection.rows.values()), "positions")
         self.run.progress.advance(sum(self.ledger[name]["rows"] for name in done))
         try:
@@ -372,7 +393,7 @@ class _Phases:
                 self.books.finish(written)
 
     def _written(self, names: list[str]) -> set[str]:
-        """Return the buckets that are done, those of an earlier run only if their bytes are the same."""
+        """Return the finished buckets. Those of an earlier run are included only if their digests match."""
         done = {name: FileFacts(**self.ledger[name]) for name in names if name in self.ledger}
         unchecked = {name: facts for name, facts in done.items() if name not in self.run.intact}
         return done.keys() - find_damage(self.run.store, unchecked, engine=self.run.engine).keys()

@@ -1,6 +1,6 @@
-"""What is done with one slice and with one unit, wherever that is: by a thread here, by a process elsewhere.
+"""The tasks of a shuffle, one per slice or job, run by a thread here or by a process on any machine.
 
-Pure functions of their arguments and of the files these name. They keep no books: a watch is told.
+The functions depend only on their arguments and on the files that these name. They report to a watch.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ __all__ = ["Report", "Watch", "Work", "Written", "scatter_alone", "scatter_slice
 
 @dataclass(frozen=True)
 class Work:
-    """What all work of a shuffle needs to know; it may travel to another process.
+    """Parameters shared by all tasks of a shuffle. They can be sent to another process.
 
     Attributes:
-        store: its path.
-        folder: where runs are written.
-        spill: where what is too large for the memory may lie; None for the system's temporary folder.
-        key: of ``sort_key``.
-        board_size: n.
-        layout: slices and units.
-        limits: of one worker.
-        placement: which rows there are and where they go.
-        patience: with errors of the disk that may pass.
+        store: Path or address of the store.
+        folder: Folder or address in which runs are written.
+        spill: Folder for data that does not fit in memory; None for the system's temporary folder.
+        key: Key of ``sort_key``.
+        board_size: Cells along an edge.
+        layout: Slices and units.
+        limits: Limits of one worker.
+        placement: Selected rows and their destinations.
+        patience: How to retry after temporary disk errors.
     """
 
     store: AnyPath
@@ -57,7 +57,14 @@ class Work:
 
 
 class Written(NamedTuple):
-    """A bucket that lies under its name: its path below the store, how long it took, and the peak memory."""
+    """A published bucket.
+
+    Attributes:
+        name: Path relative to the store.
+        facts: Rows, size and digest of the file.
+        seconds: Time taken to sort and write it.
+        peak: Peak resident memory of the process so far, in bytes.
+    """
 
     name: str
     facts: FileFacts
@@ -66,30 +73,30 @@ class Written(NamedTuple):
 
 
 class Watch(Protocol):
-    """Who is told of the work, and may stop it: each call may raise."""
+    """Receives the progress of a task. Each method may raise to stop the task."""
 
     @property
     def interrupts(self) -> Interrupts | None:
-        """By which queries are ended from elsewhere."""
+        """Lets another thread interrupt the task's queries; None if that is not possible."""
 
     def say(self, line: str) -> None:
-        """Take a line for the log."""
+        """Receive a line for the log."""
 
     def check(self) -> None:
-        """Go on, or raise."""
+        """Raise if the task must stop."""
 
     def sleep(self, seconds: float) -> None:
-        """Wait before another attempt."""
+        """Wait for some seconds before the next attempt."""
 
     def advance(self, bucket: Bucket, rows: int) -> None:
-        """Of this bucket, so many rows are written."""
+        """Receive the number of rows of a bucket that have been written so far."""
 
     def finish(self, written: Written) -> None:
-        """A bucket is written."""
+        """Receive a bucket that has been published."""
 
 
 def scatter_slice(work: Work, part: Slice, watch: Watch) -> list[int]:
-    """Phase 1: write the runs of a slice; return the bytes of each."""
+    """Phase 1: write the runs of a slice and return the size of each in bytes."""
     sizes: list[int] = []
 
     def attempt() -> None:
@@ -111,7 +118,7 @@ def scatter_slice(work: Work, part: Slice, watch: Watch) -> list[int]:
 
 
 def sort_job(work: Work, runs: Runs, job: Job, done: set[str], watch: Watch) -> None:
-    """Phase 2: write the buckets of a job, but for those that are done; each is added to these."""
+    """Phase 2: write the buckets of a job that are not in ``done``, and add each of them to ``done``."""
 
     def attempt() -> None:
         begin = time.perf_counter()
@@ -142,7 +149,7 @@ def _mover(work: Work, watch: Watch) -> Mover:
 
 
 def _patiently(work: Work, name: str, attempt: Callable[[], None], watch: Watch) -> None:
-    """Make an attempt, and more if a disk fails it in passing; give memory back that it used."""
+    """Call ``attempt``, retry it after temporary disk errors, and release unused memory at the end."""
     work.patience.go_on(attempt, sleep=watch.sleep, say=lambda text: watch.say(f"{name}: {text}"))
     release_memory()
 
@@ -157,13 +164,13 @@ def _watched(bucket: Bucket, rows: Iterator[pa.Table], watch: Watch) -> Iterator
 
 @dataclass
 class Report:
-    """The watch of a task in a process of its own: it keeps what it is told, and comes back as the result.
+    """The watch of a task in a separate process. It collects all reports and is the task's result.
 
     Attributes:
-        part: the slice, if it was one.
-        sizes: of the runs of a slice, in bytes.
-        lines: for the log.
-        written: the buckets.
+        part: Slice of the task; None if it sorts buckets.
+        sizes: Size in bytes of each run of the slice.
+        lines: Lines for the log.
+        written: Published buckets.
     """
 
     part: Slice | None = None
@@ -173,7 +180,7 @@ class Report:
 
     @property
     def interrupts(self) -> Interrupts | None:
-        """Nobody's: the process is ended as a whole."""
+        """None: the whole process is ended instead."""
         return None
 
     def say(self, line: str) -> None:
@@ -184,11 +191,11 @@ class Report:
         """Go on."""
 
     def sleep(self, seconds: float) -> None:
-        """Wait."""
+        """Wait for some seconds."""
         time.sleep(seconds)
 
     def advance(self, bucket: Bucket, rows: int) -> None:
-        """Tell nobody before the bucket is whole."""
+        """Do nothing: only complete buckets are reported."""
 
     def finish(self, written: Written) -> None:
         """Keep it."""
@@ -196,14 +203,14 @@ class Report:
 
 
 def scatter_alone(work: Work, part: Slice) -> Report:
-    """Worker: :func:`scatter_slice` as a task."""
+    """Run :func:`scatter_slice` in a separate process and return its report."""
     report = Report(part)
     report.sizes = scatter_slice(work, part, report)
     return report
 
 
 def sort_alone(work: Work, runs: Runs, job: Job, done: set[str]) -> Report:
-    """Worker: :func:`sort_job` as a task."""
+    """Run :func:`sort_job` in a separate process and return its report."""
     report = Report()
     sort_job(work, runs, job, done, report)
     return report
