@@ -7,6 +7,7 @@ characters nor begin a line of their own.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import asdict
 from typing import Any, Final, TextIO
@@ -33,6 +34,7 @@ def console(*, stderr: bool = False, soft_wrap: bool = True) -> Console:
     """
     return Console(
         force_terminal=_is_terminal(sys.stderr if stderr else sys.stdout),
+        color_system="256" if os.environ.get("FORCE_COLOR") else "auto",
         stderr=stderr,
         soft_wrap=soft_wrap,
         highlight=False,

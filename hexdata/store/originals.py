@@ -232,11 +232,13 @@ def list_originals(store: Store) -> list[Original]:
 
 
 def _header_of(path: AnyPath, row: dict[str, Any]) -> dict[str, Any]:
-    """Return the parsed header of a source. Check that a legacy file's header has a dialect."""
+    """Return the parsed header of a source. A legacy file with positions must have a dialect."""
     text = row["header"]
     try:
         header = json.loads(text or "{}")
-        fine = isinstance(header, dict) and (row["format"] == "trmph" or "dialect" in header)
+        fine = isinstance(header, dict) and (
+            row["format"] == "trmph" or not row["positions"] or "dialect" in header
+        )
     except (ValueError, RecursionError):
         fine = False
     if not fine:

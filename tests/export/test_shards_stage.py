@@ -228,10 +228,10 @@ def test_a_locked_store_is_left_alone(store: Path, shuffled: Path, store_bytes: 
     ("options", "message"),
     [
         ({"shard_size": 100, "block_size": 64}, "multiple of block_size"),
-        ({"shard_size": 0}, "multiple"),
-        ({"block_size": 0}, "multiple"),
-        ({"shard_size": -64, "block_size": 64}, "multiple"),
-        ({"layout": "Blocks"}, "blocks or samples"),
+        ({"shard_size": 0}, "shard_size cannot be used; found 0"),
+        ({"block_size": 0}, "block_size cannot be used; found 0"),
+        ({"shard_size": -64, "block_size": 64}, "shard_size cannot be used; found -64"),
+        ({"layout": "Blocks"}, "unknown layout; found .Blocks.; expected .blocks. or .samples."),
         ({"workers": 0}, "workers"),
     ],
 )

@@ -383,19 +383,6 @@ def test_a_spoilt_shard_is_left_out_and_counted(
     assert steps_of(5) == steps[5:]
 
 
-def test_an_epoch_of_nothing_but_spoilt_shards_ends(make_shards: MakeShards) -> None:
-    folder = make_shards(train=48)
-    for path in folder.path.glob("*.tar"):
-        path.unlink()
-    skipped: list[int] = []
-    for remainder in ("short", "pad"):
-        epoch = epoch_of(
-            folder, remainder=remainder, on_skip=lambda name, rows, error: skipped.append(len(rows))
-        )
-        assert ids_of(epoch) == [[], [], [], []]
-    assert sum(skipped) == 2 * 48
-
-
 def test_other_errors_are_not_skipped(make_shards: MakeShards) -> None:
     folder = make_shards(train=48)
 

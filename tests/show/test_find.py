@@ -93,7 +93,7 @@ def test_a_drawing_is_written_whole_or_not_at_all(tmp_path):
     assert path.read_text(encoding="utf-8") == "<svg>·</svg>"
     assert [*path.parent.iterdir()] == [path]
     (folder := tmp_path / "folder.svg").mkdir()
-    with pytest.raises(IsADirectoryError):
+    with pytest.raises(StoreError, match=r"found Is a directory\. .*choose another file"):
         write_svg(folder, "<svg/>")
     folder.rmdir()
     (shard := tmp_path / "train-000000.tar").write_bytes(b"a shard")
