@@ -1,4 +1,4 @@
-"""Checks of options and saved states, each with an error that says what was found and expected."""
+"""Checks of options and saved states, with errors that give the found and the expected value."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ DISK_MARGIN: Final = 1.1
 
 @dataclass(frozen=True)
 class ShufflePlan:
-    """What a shuffle will do and need. Sizes are in bytes; estimates are measured on a sample of the rows.
+    """The work and the resources of a shuffle. Sizes are in bytes; estimates are from a sample of rows.
 
     Attributes:
         store: Path or address of the store.

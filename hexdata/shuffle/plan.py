@@ -145,7 +145,15 @@ class Grouping:
 
 @dataclass(frozen=True)
 class Layout:
-    """The division of rows into slices and units. It affects the runs, but not the content of the buckets."""
+    """The division of rows into slices and units. It affects the runs, but not the content of the buckets.
+
+    Attributes:
+        positions: Number of positions in the store. Slices are ranges of their ids.
+        slice_rows: Ids per slice.
+        by_key: Whether buckets are ranges of keys, except for few rows. If False, each bucket has keys from
+            the whole range.
+        groups: Grouping of each split that has rows, in the order of ``SPLITS``.
+    """
 
     positions: Annotated[int, Within(1, 1 << 62)]
     slice_rows: Annotated[int, Within(1, 1 << 62)]
@@ -225,7 +233,10 @@ class Layout:
     def _parts(
         self, bucket: npt.NDArray[np.uint32], key: UInt64Array, grouping: Grouping
     ) -> npt.NDArray[np.int64]:
-        """Return the part of its bucket to which each row belongs. Parts are equal ranges of its keys."""
+        """Return the part of its bucket to which each row belongs. Parts are equal ranges of its keys.
+
+        Keys outside the bucket's range belong to the nearest part.
+        """
         ranges = grouping.parts * (grouping.buckets if self.by_key else 1)
         part = np.searchsorted(np.array(bucket_bounds(ranges)[1:-1], dtype=np.uint64), key, side="right")
         if self.by_key:

@@ -184,11 +184,11 @@ class Report:
         return None
 
     def say(self, line: str) -> None:
-        """Keep it."""
+        """Add a line for the log."""
         self.lines.append(line)
 
     def check(self) -> None:
-        """Go on."""
+        """Do nothing: the task is stopped only with its process."""
 
     def sleep(self, seconds: float) -> None:
         """Wait for some seconds."""
@@ -198,7 +198,7 @@ class Report:
         """Do nothing: only complete buckets are reported."""
 
     def finish(self, written: Written) -> None:
-        """Keep it."""
+        """Add a published bucket."""
         self.written.append(written)
 
 

@@ -39,7 +39,7 @@ LOCK_NAME: Final = ".lock"
 _MAX_BYTES: Final = 4096
 """Maximum size of a lock file or a lease in bytes."""
 LEASE_SECONDS: Final = 90.0
-"""A lease that was not renewed for this time has expired."""
+"""Seconds without renewal after which a lease has expired."""
 RENEW_SECONDS: Final = 20.0
 _NOBODY: Final = "a process that did not say its name"
 

@@ -130,7 +130,7 @@ class Original:
             yield with_file_idx(self._raw(batch, first_game, ids), self.source_id)
 
     def _legacy_ids(self) -> tuple[int, pa.Table]:
-        """Return the source's lowest game_id, and the legacy ids of its games in order from that id."""
+        """Return the source's lowest game_id, and the legacy ids of all games from it to its highest."""
         low, high = np.iinfo(np.int64).max, -1
         with open_parquet(self.part) as file:
             for batch in file.iter_batches(columns=["game_id"]):
