@@ -36,7 +36,9 @@ __all__ = ["LAYOUTS", "MANIFEST_NAME", "MANIFEST_VERSION", "FieldSpec", "ShardEn
 MANIFEST_VERSION: Final = 1
 """Version of the manifest format. Manifests of another version are refused."""
 MANIFEST_NAME: Final = "manifest.json"
+"""File name of the manifest, in the directory of the shards."""
 LAYOUTS: Final = ("blocks", "samples")
+"""Layouts of shards: each tar sample is a block of positions, or a single position."""
 
 _FieldName = Annotated[str, Matching("^[a-z][a-z0-9_]{0,31}$", "the name of a field")]
 _Size = Annotated[int, Within(1, 1 << 40)]

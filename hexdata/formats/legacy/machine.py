@@ -58,7 +58,7 @@ class Examples:
 
 
 def irregular() -> FormatError:
-    """Return the error for opcodes that use an example, or the list of examples, in an unsupported way."""
+    """Return the error for an unsupported use of a run of examples, or of the list of examples."""
     hint = "Read the file with fast=False."
     return FormatError("examples that take other examples apart", code="irregular-examples", hint=hint)
 

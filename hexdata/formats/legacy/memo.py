@@ -32,12 +32,12 @@ ENTRY_COST: Final = 150
 """Approximate size in memory of a kept object without its characters, in bytes."""
 
 _NEW_PAIRS: Final = 1 << 18
-"""Maximum number of pairs kept as Python objects between two calls of ``settle``. Above it, the oldest pairs,
-half as many, are dropped."""
+"""Maximum number of pairs kept as Python objects between two calls of ``settle``. Above it, the oldest half
+is dropped."""
 _PAIRS: Final = 1 << 21
 """Number of settled pairs that are kept, 24 bytes each. Above it, the oldest block of pairs is dropped."""
 _PLAIN: Final = frozenset([str, bytes, int, float, bool, type(None), EnumValue, Scalar, Dtype, Name])
-"""Types of immutable values."""
+"""Types of values that later opcodes cannot change."""
 
 
 def is_kept(value: object) -> bool:
@@ -282,7 +282,7 @@ def mixed_numbers() -> FormatError:
 
 
 def _is_settled(value: object) -> bool:
-    """Return whether a value is immutable, so that later opcodes cannot change it."""
+    """Return whether later opcodes cannot change a value."""
     return type(value) in _PLAIN or (type(value) is tuple and all(type(part) in _PLAIN for part in value))
 
 

@@ -82,7 +82,9 @@ class Skeleton:
     """Bytes of the arrays in the example."""
     layout: Layout
     board: slice
+    """Location of the payload of the board in an example."""
     policy: slice | None
+    """Location of the payload of the policy; None if the policies are None."""
     fields: dict[str, Any]
     """The traced "value", "player_to_move" and "metadata" of the example that was learned."""
     references: tuple[Reference, ...]
@@ -153,7 +155,7 @@ _TRACED: Final = frozenset(b"KMJGCB\x8e\x96")
 """Opcodes of numbers and bytes."""
 _REFERRING: Final = frozenset(b"hj")
 _REGULAR: Final = _TRACED | _REFERRING | frozenset(b"(N\x88\x89)t\x85\x86\x87}su\x94RbX\x8cc\x93")
-"""Opcodes allowed in a skeleton. Texts and globals must be identical in all examples."""
+"""Opcodes allowed in a skeleton. Texts and globals written in full must be identical in all examples."""
 
 
 class _Tracer(_OneExample):

@@ -126,7 +126,7 @@ def _unsafe(reason: str, found: object, code: str) -> UnsafePickleError:
     )
 
 
-# Functions that create the result of calling a name. The arguments are from the pickle and may be any values.
+# Functions that return the result of calling a name. The arguments are from the pickle and can be anything.
 
 
 def _make_array(name: Name, args: tuple[Any, ...]) -> Array:

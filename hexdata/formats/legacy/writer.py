@@ -188,7 +188,15 @@ class _Opcodes:
         return self.once(("dtype", dtype), opcodes)
 
     def array_head(self, shape: tuple[int, ...], dtype: str, fortran: bool) -> bytes:
-        """Return the opcodes of an array before its payload. A BINBYTES and ``tb`` must follow."""
+        """Return the opcodes of an array before its payload.
+
+        The payload must follow as a BINBYTES, and then ``tb``.
+
+        Args:
+            shape: Shape of the array.
+            dtype: NumPy type string.
+            fortran: Whether the payload is in Fortran order.
+        """
         key, known = (shape, dtype, fortran), len(self._memo)
         if key in self._heads:
             return self._heads[key]
