@@ -288,8 +288,8 @@ def append_line(path: AnyPath, line: bytes, *, most: int) -> None:
 def remove_temporaries(folder: AnyPath, *, below: bool = True) -> None:
     """Remove the temporary files that killed processes left in ``folder``.
 
-    In an object store, abort unfinished uploads instead. Call this only on folders that hexdata owns and
-    while no other process writes to them.
+    For an object store, abort unfinished uploads and remove their local files instead. Call this only on
+    folders that hexdata owns and while no other process writes to them.
 
     Args:
         folder: Folder or address to clean.

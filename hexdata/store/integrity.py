@@ -68,7 +68,7 @@ def find_damage(
         store: Store to check.
         files: Expected size and digest of each file, by name relative to the store.
         engine: Engine that hashes the files (default: this machine).
-        workers: Files hashed at the same time on each machine; None for one per core (default).
+        workers: Files hashed at the same time on each machine, at most 8; None for one per core (default).
         progress: Advanced by the size of each file (default: none).
 
     Returns:
