@@ -1,4 +1,4 @@
-"""Proof that a store holds what it says, and that its sources can be had back. Only reads."""
+"""Verification of a store against its manifest, and of its sources against the original files. Read-only."""
 
 from hexdata.verify.contents import Check, VerifyResult, verify_store
 from hexdata.verify.options import VerifyOptions

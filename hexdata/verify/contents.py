@@ -1,6 +1,6 @@
-"""Proof that a store holds what its manifests say: each check made, and what it found.
+"""Verification of a store against its manifests, as a sequence of checks. Read-only.
 
-Only reads. Each check says what it found; nothing is taken from an earlier check on trust.
+Each check reads the store itself and does not rely on the result of another check.
 """
 
 from __future__ import annotations
@@ -42,7 +42,13 @@ __all__ = ["Check", "VerifyResult", "verify_store"]
 
 @dataclass(frozen=True)
 class Check:
-    """One thing looked at: what, whether it holds, and the figures."""
+    """The result of one check.
+
+    Attributes:
+        name: name of the check, such as "position ids".
+        ok: the check passed.
+        detail: the figures found, or the message of the error.
+    """
 
     name: str
     ok: bool
@@ -51,13 +57,13 @@ class Check:
 
 @dataclass
 class VerifyResult:
-    """Every check made.
+    """The result of ``verify_store``.
 
     Attributes:
-        checks: in the order in which they were made.
-        skipped: the stages that the store does not have.
-        quality: of the shuffle, if the store has one that could be measured.
-        commands: command lines that write damaged files again, in the order to run them in.
+        checks: results of the checks, in the order in which they ran.
+        skipped: names of the stages that the store does not have.
+        quality: quality of the shuffle, or None if the store has no shuffle or it could not be measured.
+        commands: command lines that write damaged files again, in the order in which to run them.
     """
 
     checks: list[Check] = field(default_factory=list)
@@ -67,11 +73,15 @@ class VerifyResult:
 
     @property
     def ok(self) -> bool:
-        """Whether every check holds."""
+        """True if every check passed."""
         return all(check.ok for check in self.checks)
 
     def require(self) -> None:
-        """Raise a ``VerifyError`` that names every check that does not hold."""
+        """Check that every check passed.
+
+        Raises:
+            VerifyError: checks failed; the error names all of them.
+        """
         failed = [f"{check.name}: {check.detail}" for check in self.checks if not check.ok]
         if failed:
             raise VerifyError(f"{len(failed)} of {len(self.checks)} checks failed", found="; ".join(failed))
@@ -84,30 +94,41 @@ def verify_store(
     *,
     engine: Engine = LOCAL,
 ) -> VerifyResult:
-    """Check a store through all of its stages; read :attr:`VerifyResult.ok`.
+    """Check all stages of a store. Failed checks raise no error; see :attr:`VerifyResult.ok`.
 
-    Files are read through where the engine has it, everything else is done by this process.
+    If a file is damaged or a table has other columns or rows than stated, the remaining checks do not run.
+
+    Args:
+        store: folder of the store, or its address in an object store.
+        options: limits of memory and threads. Default None: ``VerifyOptions()``.
+        progress: receives progress reports. Default: ignores them.
+        engine: hashes the files. All other checks run in this process. Default: this machine.
+
+    Returns:
+        The result of each check.
 
     Raises:
-        ConfigError: an argument is of another kind.
-        StoreError: there is no store, or its manifest cannot be read.
-        StoreLockedError: a stage is writing to it.
-        BudgetError: the memory is too small, or the disk full that rows are spilled to.
-        EngineError: the engine's machines cannot do it.
+        ConfigError: an argument has the wrong type.
+        StoreError: there is no store, its manifest cannot be read, or an object store fails.
+        StoreLockedError: a stage is writing to the store, or has written to it during the checks.
+        BudgetError: the memory is too small, or the disk of the temporary folder is full.
+        EngineError: a machine of ``engine`` differs from this one or cannot access the store.
     """
     limits = check_options(options, VerifyOptions)
     target = Store.open(store)
     _require_no_writer(target)
-    limits.share(target.path)  # before all files are read, if there is no room for it
+    limits.share(target.path)  # raises a BudgetError before all files are hashed
     engine.require([target.path / name for name in sorted(target.manifest.files)[:1]])
     return _Run(target, limits, progress, engine).verify()
 
 
 def _require_no_writer(store: Store) -> None:
-    """Check that no stage is writing, or has written since the manifest was read: what it moves is no damage.
+    """Check that no stage is writing, or has written since the manifest was read.
+
+    Files that a running stage replaces must not be reported as damage.
 
     Raises:
-        StoreLockedError: one is, or has.
+        StoreLockedError: a stage is writing, or has written.
     """
     writer = find_writer(store.path)
     if writer is None and Manifest.load(store.path) == store.manifest:
@@ -133,7 +154,7 @@ class _Run:
         workers = max(1, min(self.options.threads or self.engine.machines.cores, room))
         files = self._check("files", partial(self._files, workers))
         if not (files and self._check("tables", partial(check_tables, store))):
-            return self.result  # what follows would only stumble over the same files
+            return self.result  # the other checks would fail because of the same files
         self._check("in = out + rejected", partial(check_counts, store))
         self._check("stages", partial(check_stage_facts, store))
         self._check("position ids", partial(check_dense_ids, store, "positions", "position_id"))
@@ -148,10 +169,10 @@ class _Run:
             self._check("shuffled order", partial(check_order, store))
             self.progress.begin("measure", None, "positions")
             self._check("shuffle quality", self._quality)
-        if self._stage("export") and shuffled:  # that is what the shards are compared with
+        if self._stage("export") and shuffled:  # shards are compared with the shuffled positions
             self._check("shards", partial(check_shards, store, self.progress))
         for stage in ("pickles-original", "pickles-shuffled"):
-            if stage in store.manifest.stages:  # written for those who ask, compared by the round trip
+            if stage in store.manifest.stages:  # optional stages; the round trip compares their contents
                 self._stage(stage)
         return self.result
 
@@ -163,7 +184,7 @@ class _Run:
         return check_files(store, damage)
 
     def _stage(self, stage: str) -> bool:
-        """Check that a stage was run on what the store holds now; say whether it was."""
+        """Check that a stage was run on the current content of the store; return whether it was."""
         if stage not in self.store.manifest.stages:
             self.result.skipped.append(stage)
             return False
@@ -179,7 +200,7 @@ class _Run:
             with telling_full_temporary():
                 made = Check(name, True, check())
         except (BudgetError, EngineError):
-            raise  # that says nothing about the store
+            raise  # these errors do not concern the store
         except (HexdataError, OSError, pa.ArrowException) as error:
             if is_fault(error):
                 raise

@@ -1,4 +1,4 @@
-"""What ``verify`` may use, checked once. Does nothing."""
+"""The options of ``verify_store``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,18 @@ __all__ = ["VerifyOptions"]
 
 @dataclass(frozen=True)
 class VerifyOptions(QueryLimits):
-    """What a verification may use: ``memory`` in bytes, and ``threads`` of DuckDB."""
+    """Limits of ``verify_store``.
+
+    Attributes:
+        memory: memory limit in bytes. Default 1 GB. Data that does not fit is written to the system's
+            temporary folder.
+        threads: number of DuckDB threads, and of files hashed at a time. Default None: one per core, as far
+            as ``memory`` allows.
+
+    Raises:
+        ConfigError: a value is out of range.
+        BudgetError: the memory is too small for the threads, or for one thread.
+    """
 
     PURPOSE: ClassVar[str] = "to verify"
     BASE: ClassVar[int] = 270 << 20

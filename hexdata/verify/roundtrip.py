@@ -1,7 +1,7 @@
-"""Proof that a store gives its sources back: each is written as it was and compared with the real file.
+"""Verification of the round trip: writes each source back from the store and compares it with the original.
 
-Only reads the store and the inputs. Compares through the readers of formats, a batch at a time; what
-they cannot tell apart (pickle opcodes, shared objects) is not compared.
+The store and the inputs are only read. The readers of the formats decode both files, which are compared batch by
+batch. Differences that the readers do not show, such as pickle opcodes and shared objects, are ignored.
 """
 
 from __future__ import annotations
@@ -31,43 +31,49 @@ from hexdata.store.room import naming_full, telling_full_temporary
 __all__ = ["RoundTrip", "check_round_trip"]
 
 _FAST: Final = 1
-"""Level of gzip: the file is read once and removed."""
+"""Compression level of gzip: low, because the file is read once and removed."""
 _LONGEST: Final = 200
-"""Characters of a value in a message."""
+"""Maximum number of characters of a value in a message."""
 _EXPORT: Final = "pickles-original"
-"""The stage that writes every source as it was."""
+"""The stage that exports every source as its original file."""
 
 
 @dataclass(frozen=True)
 class RoundTrip:
-    """What was found about one source."""
+    """The result of the round trip of one source."""
 
     name: str
+    """Name of the source."""
     ok: bool
-    """False if it differs, or cannot be written back."""
+    """False if the source differs, cannot be written back, or is not among the inputs."""
     detail: str
+    """The number of examples compared, or the difference."""
     checked: bool = True
-    """False if there was nothing to compare it with."""
+    """False if the file is not among the inputs, or was rejected as a whole."""
 
 
 def check_round_trip(
     store: str | AnyPath, inputs: str | AnyPath | Sequence[str | AnyPath], progress: Progress = SILENT
 ) -> list[RoundTrip]:
-    """Compare each source of a store, written back, with its original file among the inputs.
+    """Write each source of a store back and compare it with its original file.
 
-    Every accepted example is compared field for field, and the header and the spelling of the fields
-    with it; the rejected records must be those that the store names. Raw games are compared as the
-    positions they give.
+    Every accepted example is compared field by field, as are the header and the spelling of the fields. The
+    records that the reader rejects must be those that the store lists as rejected. Raw games are compared as
+    the positions that their reader yields. If the store has pickles in the original order, they are compared
+    too.
 
     Args:
-        store: the store's folder, or its address.
-        inputs: files, or folders taken with all that lies below them; or their addresses. Files are known by
-            their digest, whatever their names.
-        progress: who watches.
+        store: folder of the store, or its address in an object store.
+        inputs: one path or address, or a sequence of them. Each is a file, or a folder, which is searched
+            with its subfolders. Files are matched by digest; their names do not matter.
+        progress: receives progress reports. Default: ignores them.
+
+    Returns:
+        One result per source, in the order of their ids.
 
     Raises:
-        StoreError: there is no store.
-        InputError: an input is missing, or none of the store's sources is among the inputs.
+        StoreError: there is no store, or an object store fails.
+        InputError: an input is missing, or no source of the store is among the inputs.
         BudgetError: the disk of the temporary folder is full.
     """
     target = Store.open(store)
@@ -92,7 +98,7 @@ def check_round_trip(
 
 
 def _exported(store: Store, originals: Sequence[Original]) -> dict[int, AnyPath]:
-    """Return the pickle that an export has written of each source, if it is of what the store holds now."""
+    """Return the exported pickles by source id; an empty dict if the export is older than the tables."""
     if store.manifest.stages.get(_EXPORT, {}).get("of") != store.made_of(_EXPORT):
         return {}
     sources = [source for source in originals if source.format != "unknown"]
@@ -104,7 +110,7 @@ def _exported(store: Store, originals: Sequence[Original]) -> dict[int, AnyPath]
 
 
 def _find(originals: Sequence[Original], inputs: Sequence[AnyPath]) -> dict[str, AnyPath]:
-    """Return the file of each source that is among the inputs, by digest; only likely files are read."""
+    """Return the file of each source that is among the inputs, by digest; hash only files of a known size."""
     sizes = {source.bytes for source in originals}
     digests = {source.sha256 for source in originals}
     found: dict[str, AnyPath] = {}
@@ -120,7 +126,7 @@ def _find(originals: Sequence[Original], inputs: Sequence[AnyPath]) -> dict[str,
 
 
 def _files_at(root: AnyPath) -> Iterator[tuple[AnyPath, int]]:
-    """Find a file, or the files below a folder, with their sizes."""
+    """Yield a file, or the files below a folder, with their sizes."""
     if not isinstance(root, Path):
         for name, size in objects_below(root).items():
             yield (root / name if name else root), size
@@ -141,7 +147,7 @@ def _check(
     if source.format == "unknown":
         return RoundTrip(source.name, True, "rejected as a whole: the store has nothing of it", checked=False)
     if source.is_raw and not source.records:
-        # An empty file is what its name says, and here another empty file may stand for it.
+        # An empty file has nothing to compare; the file found may be another empty one.
         return RoundTrip(source.name, True, "no games, as it was")
     try:
         with tempfile.TemporaryDirectory(prefix="hexdata-") as scratch:
@@ -160,7 +166,7 @@ def _check(
         if exported is not None:
             _compare_exported(store, source, path, exported)
     except BudgetError:
-        raise  # that says nothing about the source
+        raise  # a full disk does not concern the source
     except HexdataError as error:
         return RoundTrip(source.name, False, error.detail())
     too = "" if exported is None else ", in the pickle exported too"
@@ -168,10 +174,10 @@ def _check(
 
 
 def _compare_exported(store: Store, source: Original, path: AnyPath, exported: AnyPath) -> None:
-    """Hold the pickle that was exported of a source against its file.
+    """Compare the exported pickle of a source with the original file.
 
     Raises:
-        VerifyError: they differ, or the pickle cannot be read.
+        VerifyError: they differ, or one of them cannot be read.
     """
     try:
         with open_source(path, salvage=True) as original, open_source(exported) as returned:
@@ -184,11 +190,11 @@ def _compare_exported(store: Store, source: Original, path: AnyPath, exported: A
 def _compare(
     store: Store, source: Original, original: SourceReader, returned: SourceReader, progress: Progress
 ) -> None:
-    """Hold a source written back against its file.
+    """Compare a source that was written back with the original file.
 
     Raises:
-        VerifyError: with the first record and field that differ.
-        FormatError: one of the two cannot be read.
+        VerifyError: they differ; the error names the first record and field.
+        FormatError: one of the two files cannot be read.
     """
     rejected = _rejected(store, source)
     rows = _rows(_accepted(original, source, rejected)), _rows(_accepted(returned, source, {}))
@@ -204,17 +210,19 @@ def _compare(
 
 
 def _rejected(store: Store, source: Original) -> dict[int, str]:
-    """Return the reason of each record of a source that the store rejected."""
+    """Return the rejected records of a source in the store: number of the record to reason code."""
     columns, own = ["record", "reason"], pc.field("source_id") == source.source_id
     tables = [read_parquet(path, columns, own) for path in store.files("rejected")]
     return {row["record"]: row["reason"] for table in tables for row in table.to_pylist()}
 
 
 def _accepted(reader: SourceReader, source: Original, rejected: dict[int, str]) -> Iterator[pa.RecordBatch]:
-    """Read the positions that the store did not reject, as ``raw_schema`` with plain texts.
+    """Yield the positions of a file that the store did not reject, with the schema ``raw_schema``.
+
+    ``origin`` is a column of strings instead of a dictionary.
 
     Raises:
-        VerifyError: the reader rejects a record that the store did not, or for another reason.
+        VerifyError: the reader rejects a record that the store accepted or rejected for another reason.
     """
     for batch in reader.batches():
         for record, reason, detail in map(astuple, batch.rejected):
@@ -235,17 +243,17 @@ def _accepted(reader: SourceReader, source: Original, rejected: dict[int, str]) 
 
 
 def _rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Cut batches into tables of ``BATCH_ROWS``."""
+    """Regroup batches into tables of ``BATCH_ROWS`` rows."""
     first = next(batches, None)
     if first is not None:
         yield from regroup(chain([first], batches), first.schema, BATCH_ROWS)
 
 
 def _compare_rows(expected: pa.Table | None, found: pa.Table | None) -> None:
-    """Compare tables row for row and bit for bit, but for ``record``, whose gaps are not written.
+    """Compare tables bit by bit, except ``record``, because records are renumbered without the rejected ones.
 
     Raises:
-        VerifyError: with the first field that differs and its first record.
+        VerifyError: they differ; the error names the first field that differs and its first record.
     """
     if expected is None or found is None or expected.num_rows != found.num_rows:
         raise VerifyError("the file has more or fewer examples than the store")
@@ -262,7 +270,7 @@ def _compare_rows(expected: pa.Table | None, found: pa.Table | None) -> None:
 
 
 def _bits(column: pa.ChunkedArray) -> pa.Array:
-    """Return a column whose floats are integers of the same bits: -0.0 is not 0.0."""
+    """Return a column with floats as integers of the same bits, so that -0.0 differs from 0.0."""
     array = column.combine_chunks()
     bits = {pa.float64(): pa.int64(), pa.list_(pa.float32()): pa.list_(pa.int32())}.get(array.type)
     return array if bits is None else array.view(bits)
@@ -276,15 +284,15 @@ def _first_difference(expected: pa.Array, found: pa.Array) -> int | None:
 
 
 def _compare_headers(expected: dict[str, object], found: dict[str, object]) -> None:
-    """Compare the other top-level keys, their order, and how the fields of the examples are spelled.
+    """Compare the top-level keys except ``examples``, their order, and the spelling of the example fields.
 
     Raises:
-        VerifyError: with the first key that differs.
+        VerifyError: they differ; the error names the first key.
     """
     for (key, value), (other, back) in zip_longest(expected.items(), found.items(), fillvalue=(None, None)):
         if key != other:
             raise VerifyError("the top-level keys differ", found=other, expected=key)
-        one, two = json.dumps(value), json.dumps(back)  # unsorted: the order of keys counts
+        one, two = json.dumps(value), json.dumps(back)  # unsorted, because the order of keys matters
         if one != two:
             raise VerifyError(f"{key!r} of the top level differs", found=_cut(two), expected=_cut(one))
 

@@ -1,4 +1,4 @@
-"""The shards against the shuffled positions: the same order, every field the same. Only reads."""
+"""Verification of the shards against the shuffled positions, field by field. Read-only."""
 
 from __future__ import annotations
 
@@ -24,11 +24,23 @@ from hexdata.store.parquet import Rows, read_rows, regroup
 __all__ = ["check_shards"]
 
 _STATED: Final = ("board_size", "layout", "block_size", "shard_size", "seed", "order_version")
-"""What the manifest of the shards says that the store's says too, besides sizes and the digest."""
+"""Values that both the shard manifest and the store's manifest state, besides counts and the digest."""
 
 
 def check_shards(store: Store, progress: Progress) -> str:
-    """The shards hold the shuffled positions: the same order, each field of each one the same."""
+    """Check that the shards contain the shuffled positions in the same order, with equal fields.
+
+    Args:
+        store: the store to check, with the stages shuffle and export.
+        progress: receives progress reports.
+
+    Returns:
+        The detail of the check.
+
+    Raises:
+        VerifyError: the shards or the shard manifest differ.
+        StoreError: a shard or the shard manifest cannot be read.
+    """
     folder = store.path / "shards"
     manifest = ShardManifest.load(folder)
     shuffle, export = store.manifest.stages["shuffle"], store.manifest.stages["export"]
@@ -68,9 +80,21 @@ def _compare(
     tables: Iterator[pa.Table],
     manifest: ShardManifest,
 ) -> set[str]:
-    """Hold one shard against its rows: keys, fields, and where the manifest says that they begin.
+    """Compare a shard with its shuffled rows: its keys, fields and offsets.
 
-    Returns the fields that it has.
+    Args:
+        store: the store to check.
+        progress: receives progress reports.
+        shard: entry of the shard in the shard manifest.
+        first: number of the shard's first block.
+        tables: the shuffled rows, one table per block or sample.
+        manifest: the shard manifest.
+
+    Returns:
+        The names of the fields of the shard.
+
+    Raises:
+        VerifyError: the shard differs.
     """
     path = store.path / "shards" / shard.name
     facts = store.manifest.files.get(f"shards/{shard.name}")
@@ -124,7 +148,7 @@ def _has_policy(table: pa.Table) -> bool:
 
 
 def _equal(found: Block, expected: Block) -> bool:
-    """Compare type, shape and bytes: a NaN equals itself, and -0.0 is not 0.0."""
+    """Compare types, shapes and bytes of arrays, so that a NaN equals itself and -0.0 differs from 0.0."""
     return found.keys() == expected.keys() and all(
         (found[name].dtype, found[name].shape, found[name].tobytes())
         == (array.dtype, array.shape, array.tobytes())

@@ -1,6 +1,6 @@
-"""The shuffled buckets against the store: the right rows in the right places, well mixed. Only reads.
+"""Verification of the shuffle: the rows of each bucket, their order, and the quality. Read-only.
 
-What is right follows from the lineage (seed, choices, buckets), recomputed here and now.
+The expected buckets are computed again from the seed, the options and the number of buckets in the manifest.
 """
 
 from __future__ import annotations
@@ -26,15 +26,20 @@ __all__ = ["check_order", "check_quality", "check_rows"]
 _Facts = tuple[int, int, int]
 """Rows of a bucket, and the sum and the xor of the digests of its rows."""
 _Bucket = tuple[str, int]
-"""Split and number."""
+"""Split and number of a bucket."""
 
 
 def check_rows(store: Store, options: VerifyOptions) -> str:
-    """Each bucket holds the rows that belong there, each once, every column the same.
+    """Check that each bucket contains its rows, each once, with every column unchanged.
 
-    Compared as multisets of rows, bucket by bucket, by the sum and the xor of a digest of each whole row,
-    its id within. The digest is DuckDB's own: both sides are computed here and now, so it need not be
-    stable.
+    The rows of each bucket are compared as a multiset, by the sum and the xor of a hash of each complete row.
+    DuckDB's hash may change between versions; here, both sides are computed in the same process.
+
+    Returns:
+        The detail of the check.
+
+    Raises:
+        VerifyError: a bucket has other rows, or the manifest states other splits, buckets or options.
     """
     lineage = store.manifest.stages["shuffle"]
     _check_names(store)
@@ -70,12 +75,16 @@ def _choices(store: Store) -> SelectionOptions:
     choices = store.manifest.stages["shuffle"]["choices"]
     try:
         return SelectionOptions(**choices)
-    except (AttributeError, TypeError) as error:  # a number for a text, or the other way round
+    except (AttributeError, TypeError) as error:  # for example, a number where text is expected
         raise VerifyError("the manifest states choices of a wrong type", found=choices) from error
 
 
 def _check_names(store: Store) -> None:
-    """Check that there are as many buckets as stated, numbered from 0."""
+    """Check that each split has the stated number of buckets, numbered from 0.
+
+    Raises:
+        VerifyError: a split has other buckets.
+    """
     for split, count in store.manifest.stages["shuffle"]["buckets"].items():
         names = list(store.manifest.files_in(f"shuffled/{split}"))
         if names != [_bucket_name(split, number) for number in range(count)]:
@@ -87,11 +96,11 @@ def _bucket_name(split: str, bucket: int) -> str:
 
 
 _SIGNS: Final = "signbit(value), list_transform(policy, lambda x: signbit(x))"
-"""What the hash does not see: it takes -0.0 for 0.0."""
+"""The signs of floats, which are hashed separately, because DuckDB's hash of -0.0 is that of 0.0."""
 
 
 def _digest_sql(columns: list[str]) -> str:
-    """Return an expression for the digest of a row; an empty list is no null, hence the length."""
+    """Return an SQL expression for the digest of a row. The length distinguishes an empty list from null."""
     return f"hash({', '.join(columns)}, len(policy), {_SIGNS}) AS digest"
 
 
@@ -117,7 +126,14 @@ def _digests(con: DuckDBPyConnection, query: str) -> dict[_Bucket, _Facts]:
 
 
 def check_order(store: Store) -> str:
-    """Sort keys ascend strictly within each bucket."""
+    """Check that the sort keys ascend strictly within each bucket.
+
+    Returns:
+        The detail of the check.
+
+    Raises:
+        VerifyError: the keys of a bucket do not ascend.
+    """
     lineage = store.manifest.stages["shuffle"]
     key = derive_key(lineage["seed"], "shuffle")
     for split in lineage["buckets"]:
@@ -133,7 +149,17 @@ def check_order(store: Store) -> str:
 
 
 def check_quality(quality: Quality | None) -> str:
-    """No figure of the shuffle is further out than chance takes it."""
+    """Check that no figure of the shuffle deviates from a random order by more than chance allows.
+
+    Args:
+        quality: the measured quality, or None if the store has no training split.
+
+    Returns:
+        The detail of the check.
+
+    Raises:
+        VerifyError: a figure deviates too far; the error names all such figures.
+    """
     if quality is None:
         return "no training split to measure"
     failed = [figure for figure in quality.figures if not figure.ok]

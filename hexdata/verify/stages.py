@@ -1,4 +1,4 @@
-"""The manifest's statements on stages, recounted from the files and tables. Only reads."""
+"""Verification of the stages in the manifest against the files and tables of the store. Read-only."""
 
 from __future__ import annotations
 
@@ -28,14 +28,17 @@ _STAGE_OF: Final = {
 }
 """The stage that writes each folder."""
 FOLDERS: Final = tuple(dict.fromkeys(folder.split("/")[0] for folder in _STAGE_OF))
-"""The folders of the dataset."""
+"""The top-level folders of a store that contain files of stages."""
 
 
 def check_stage_facts(store: Store) -> str:
-    """Check that each stage says of its files and options what can be recounted.
+    """Check the files, rows and options that the manifest states of each stage, where they can be recounted.
+
+    Returns:
+        The names of the stages, as the detail of the check.
 
     Raises:
-        VerifyError: files have no stage, or a stage states what is not so.
+        VerifyError: files have no stage, or a statement of a stage is wrong.
     """
     stages = store.manifest.stages
     for folder, stage in _STAGE_OF.items():
@@ -58,10 +61,13 @@ def check_stage_facts(store: Store) -> str:
 
 
 def _check_convert(store: Store, stated: dict[str, Any]) -> None:
-    """Recount the options of the last run of convert from what it left in the tables.
+    """Check the stated options of the last run of convert against its rows in the tables.
 
-    A share changed by so little that no game changes its split cannot be noticed, nor that games were to be
-    truncated where none had to be.
+    Two wrong statements cannot be detected: a share so close to the real one that every game keeps its split,
+    and ``truncate_repeats`` where no game has a repeated move.
+
+    Raises:
+        VerifyError: an option differs.
     """
     parts = store.files("sources")
     if not parts:

@@ -1,4 +1,4 @@
-"""The store's own tables: files rehashed, rows recounted, ids and games looked through. Only reads."""
+"""Verification of the files, row counts, ids and games of a store. Read-only."""
 
 from __future__ import annotations
 
@@ -21,7 +21,18 @@ __all__ = ["check_counts", "check_dense_ids", "check_files", "check_games", "che
 
 
 def check_files(store: Store, damage: Mapping[str, StoreError]) -> str:
-    """Every file of the manifest is there with its size and digest, and no other beside them."""
+    """Check that every file of the manifest is undamaged and that the store has no other files.
+
+    Args:
+        store: the store to check.
+        damage: damaged files, as ``find_damage`` returns them.
+
+    Returns:
+        The detail of the check.
+
+    Raises:
+        VerifyError: files are damaged or are not in the manifest.
+    """
     there = {f"{folder}/{name}" for folder in FOLDERS for name in names_below(store.path / folder)}
     if damage:
         raise _all_damage(store, list(damage.values()))
@@ -36,7 +47,7 @@ def check_files(store: Store, damage: Mapping[str, StoreError]) -> str:
 
 
 def _all_damage(store: Store, damage: list[StoreError]) -> VerifyError:
-    """Return one error that names every damaged file and the command that writes it again."""
+    """Return an error that names every damaged file and the command that writes it again."""
     if len(damage) > 1:
         listed = "; ".join(str(error) for error in damage)
         return VerifyError(f"{len(damage):,} files are damaged", path=store.path, found=listed)
@@ -47,7 +58,12 @@ def _all_damage(store: Store, damage: list[StoreError]) -> VerifyError:
 
 
 def check_tables(store: Store) -> str:
-    """Every Parquet file has its table's columns and as many rows as stated, and so has each table."""
+    """Check the columns and the number of rows of every Parquet file, and the number of rows of each table.
+
+    Raises:
+        StoreError: a file has other columns or another number of rows.
+        VerifyError: the rows of the files of a table do not add up to its count in the manifest.
+    """
     require_tables(store, store.manifest.files)
     rows = dict.fromkeys(store.manifest.counts, 0)
     for name, facts in store.manifest.files.items():
@@ -60,7 +76,11 @@ def check_tables(store: Store) -> str:
 
 
 def check_counts(store: Store) -> str:
-    """Per source, in = out + rejected, recounted from the tables; likewise per stage."""
+    """Check that records = positions + rejected, for each source and for the stage convert, by counting rows.
+
+    Raises:
+        VerifyError: the numbers differ, or the ids of the sources or of rejected records are wrong.
+    """
     sources = _read(store, "sources", ["source_id", "name", "records", "positions", "rejected"])
     counted = _read(store, "rejected", ["source_id"])["source_id"].value_counts()
     rejected = dict(zip(*(counted.field(i).to_pylist() for i in range(2)), strict=True))
@@ -89,7 +109,11 @@ def check_counts(store: Store) -> str:
 
 
 def check_dense_ids(store: Store, table: str, column: str) -> str:
-    """Ids count up from 0 through the parts in order."""
+    """Check that the ids in ``column`` are 0, 1, 2, … across the parts of a table, in order.
+
+    Raises:
+        VerifyError: they are not.
+    """
     expected = 0
     for path in store.files(table):
         for batch in pq.ParquetFile(parquet_input(path)).iter_batches(columns=[column]):
@@ -101,7 +125,13 @@ def check_dense_ids(store: Store, table: str, column: str) -> str:
 
 
 def check_games(store: Store, options: VerifyOptions) -> str:
-    """Each game has the positions it says, each position's game is known, duplicates share a split."""
+    """Check that each game has its stated number of positions and that equal games are in the same split.
+
+    Each ``game_id`` of a position must exist in the table games, too.
+
+    Raises:
+        VerifyError: a game violates one of these rules.
+    """
     files, positions = store.files("games"), store.files("positions")
     if not files:
         return "none"
@@ -125,12 +155,17 @@ def check_games(store: Store, options: VerifyOptions) -> str:
 
 
 def check_stage(store: Store, stage: str) -> str:
-    """The stage was run on what the store holds now, and lost none of it."""
+    """Check that a stage was run on the current content of the store and lost no rows.
+
+    Raises:
+        StoreError: the content of the store has changed since the stage was run.
+        VerifyError: the positions written, rejected and left out do not add up to those read.
+    """
     store.require_stage(stage)
     from_store = stage in ("shuffle", "pickles-original")
     before = store.manifest.counts if from_store else store.manifest.stages["shuffle"]
     lineage = store.manifest.stages[stage]
-    left_out = sum(lineage.get("left_out", {}).values())  # only a shuffle has choices
+    left_out = sum(lineage.get("left_out", {}).values())  # only a shuffle can leave out positions
     came, went = before["positions"], lineage["positions"] + lineage["rejected"] + left_out
     if came != went:
         raise VerifyError(f"the {stage} stage lost rows", found=f"{went:,}", expected=f"{came:,}")

@@ -1,4 +1,4 @@
-"""The values of the store's positions and games: what no position or game has is named. Only reads."""
+"""Verification of the values in the tables positions and games. Read-only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,14 @@ _HINT: Final = "Make the store again from its sources."
 
 
 def check_position_values(store: Store) -> str:
-    """Every position has a board, a move, a policy, a value and labels that a position can have."""
+    """Check that every position has a valid board, move, policy, value and labels.
+
+    Returns:
+        The detail of the check.
+
+    Raises:
+        VerifyError: a value is invalid; the error names the first one.
+    """
     size = store.manifest.board_size
     if size is None:
         return "none"
@@ -49,7 +56,14 @@ def _wrong(path: AnyPath, record: str, found: object, expected: object) -> Verif
 
 
 def check_game_values(store: Store, options: VerifyOptions) -> str:
-    """Every game has a split, moves, players and duplicates that a game can have."""
+    """Check that every game has a valid split, winner, source, number of positions, moves and duplicate.
+
+    Returns:
+        The detail of the check.
+
+    Raises:
+        VerifyError: a value is invalid; the error names one.
+    """
     files, size = store.files("games"), store.manifest.board_size
     if not files or size is None:
         return "none"
@@ -83,7 +97,7 @@ def check_game_values(store: Store, options: VerifyOptions) -> str:
             GROUP BY game_id, position_in_game
             HAVING count(*) > 1 OR position_in_game >= min(p.total_positions) LIMIT 1""").fetchall()
         if found:
-            # Those that metadata states are kept as they are, whatever they are.
+            # Only recovered games are checked: plies stated by metadata are stored as they are.
             expected = "each position of a recovered game once, below its total_positions"
             raise _wrong_game(store, found[0], "position_in_game", expected)
         found = con.sql(f"""
