@@ -107,7 +107,7 @@ class NodeMaker:
         return pa.RecordBatch.from_arrays(arrays, schema=NODES)
 
     def _numbers(self, origins: pa.Array) -> Array:
-        """Return the number of each raw file, int64 (N,); null has a number of its own."""
+        """Return the number of each raw file, int64 (N,); null is numbered like a raw file."""
         encoded = origins.dictionary_encode(null_encoding="encode")
         codes = [
             self._origins.setdefault(name, len(self._origins)) for name in encoded.dictionary.to_pylist()

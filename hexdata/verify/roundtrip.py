@@ -1,7 +1,7 @@
 """Verification of the round trip: writes each source back from the store and compares it with the original.
 
-The store and the inputs are only read. The readers of the formats decode both files, which are compared batch by
-batch. Differences that the readers do not show, such as pickle opcodes and shared objects, are ignored.
+The store and the inputs are only read. The readers of the formats decode both files. The results are compared
+batch by batch. Differences that the readers do not show, such as pickle opcodes, are ignored.
 """
 
 from __future__ import annotations
