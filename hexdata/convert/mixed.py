@@ -38,7 +38,7 @@ def collection_of(file: SourceFile, facts: SpoolFacts, convention: Convention | 
 
     Files of one shuffle are in one folder, have the same number of buckets, and list the same source files
     in any order. Sources without any id form one collection per value convention, because their games are
-    found by the boards.
+    found by the boards. A file with ids that lists no source files is a collection by itself.
 
     Args:
         file: the source, with its digest.
