@@ -102,7 +102,16 @@ class Original:
     @property
     def dialect(self) -> Any:
         """The dialect of the legacy examples; for raw games, the dialect that the legacy tool wrote."""
-        return "dicts-player" if self.is_raw else self.header["dialect"]
+        if self.is_raw:
+            return "dicts-player"
+        if "dialect" not in self.header:
+            raise StoreError(
+                "the header of a source has no dialect",
+                record=f"source {self.source_id}",
+                expected="a header that hexdata writes",
+                hint="Make the store again from its sources.",
+            )
+        return self.header["dialect"]
 
     def batches(self, check: Check | None = None) -> Iterator[pa.RecordBatch]:
         """Yield the positions of the source as ``raw_schema``, in record order with their original values.
@@ -232,13 +241,11 @@ def list_originals(store: Store) -> list[Original]:
 
 
 def _header_of(path: AnyPath, row: dict[str, Any]) -> dict[str, Any]:
-    """Return the parsed header of a source. A legacy file with positions must have a dialect."""
+    """Return the parsed header of a source."""
     text = row["header"]
     try:
         header = json.loads(text or "{}")
-        fine = isinstance(header, dict) and (
-            row["format"] == "trmph" or not row["positions"] or "dialect" in header
-        )
+        fine = isinstance(header, dict)
     except (ValueError, RecursionError):
         fine = False
     if not fine:
@@ -247,7 +254,7 @@ def _header_of(path: AnyPath, row: dict[str, Any]) -> dict[str, Any]:
             path=path,
             record=f"source {row['source_id']}",
             found=repr(text)[:80],
-            expected="a JSON object with the dialect of the file",
+            expected="a JSON object",
             hint="Make the store again from its sources.",
         )
     return cast("dict[str, Any]", header)

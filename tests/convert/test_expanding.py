@@ -35,7 +35,7 @@ REASONS = {
     "distinct keys": ("limit-layouts", 1),
     "many keys": ("metadata-size", 1),
     "a shared payload": ("shared-payload", 1),
-    "header keys": ("limit-memo", 1),
+    "header keys": ("limit-held", 1),
     "lists": ("example-layout", 20_000),
 }
 
