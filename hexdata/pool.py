@@ -43,7 +43,8 @@ def resident_bytes() -> int:
 def memory_limit(memory: int, threads: int | None = None) -> Iterator[None]:
     """Let the system refuse this process more memory than ``memory`` for the time of a ``with`` block.
 
-    It has no effect where the system cannot do that (it is Linux's ``RLIMIT_DATA``).
+    It has no effect where the system cannot do that (it is Linux's ``RLIMIT_DATA``). A process that
+    holds most of ``memory`` already, such as a notebook, may still allocate half of it.
 
     Args:
         memory: bytes for the whole process, what it holds now included.
@@ -57,7 +58,7 @@ def memory_limit(memory: int, threads: int | None = None) -> Iterator[None]:
     held = psutil.Process().memory_info()
     before, hard = resource.getrlimit(resource.RLIMIT_DATA)
     stacks = _STACK * ((threads or default_workers()) + _OTHER_THREADS)
-    limit = getattr(held, "data", 0) + max(memory - held.rss, 0) + stacks
+    limit = getattr(held, "data", 0) + max(memory - held.rss, memory // 2) + stacks
     known = [bound for bound in (before, hard) if bound != resource.RLIM_INFINITY]
     if hasattr(held, "data"):
         resource.setrlimit(resource.RLIMIT_DATA, (min([limit, *known]), hard))

@@ -251,8 +251,8 @@ def test_a_damaged_choice_is_found(
     ("entry", "value", "message"),
     [
         ("left_out", {"where": 3}, "shuffle stage"),
-        ("choices", {"per_game": "1"}, "choices of a wrong type"),
-        ("choices", {"where": 1}, "choices of a wrong type"),
+        ("choices", {"per_game": "1"}, "per_game cannot be used; found '1'"),
+        ("choices", {"where": 1}, "where cannot be used; found 1"),
         ("rejected", 1, "shuffle stage"),
         ("choices", {"per_game": 0}, "per_game"),
         ("splits", {"train": 1}, "other splits"),
