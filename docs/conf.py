@@ -26,7 +26,7 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
 nitpick_ignore_regex = [
-    (r"py:.*", r"(_duckdb|collections|np|npt|numpy|pathlib|pyarrow|threading|torch|typing)\..*"),
+    (r"py:.*", r"(_duckdb|collections|io|np|npt|numpy|pathlib|pyarrow|threading|torch|typing)\..*"),
     (r"py:class", r"Batch|Tensor|tuple\[.*|[a-z]+|hexdata\.order\.Item|hexdata\.store\.Store"),
     (r"py:.*", r"hexdata\.\w+\.[a-z]\w*\..*"),
     # Signatures with AnyPath, of which a part is known to the type checker only, stand as they are written.
