@@ -18,13 +18,13 @@ from hexdata.demo import FOLDER, DemoOptions, make_legacy
 from hexdata.engine import Engine, EngineOptions, open_engine
 from hexdata.errors import ConfigError, HexdataError, VerifyError
 from hexdata.export import ExportOptions, PicklesOptions, export_pickles, export_shards
-from hexdata.loader.drive import LoadOptions, drive_loader
+from hexdata.loader.trial import LoadOptions, drive_loader
 from hexdata.progress import SILENT, Progress
 from hexdata.quality import Quality, measure_quality
-from hexdata.remote import as_path, local_path, objects_below, telling
 from hexdata.report import Verdict, write_report
 from hexdata.shuffle import ShuffleOptions, ShuffleResult, shuffle_store
 from hexdata.sql import Limits
+from hexdata.storage import as_path, local_path, objects_below, telling
 from hexdata.store import Store
 from hexdata.strict_json import shortened
 from hexdata.units import parse_bytes

@@ -23,8 +23,8 @@ from hexdata.board import pack_boards
 from hexdata.convert import ConvertOptions, convert_sources
 from hexdata.demo.games import make_games
 from hexdata.formats.trmph import write_trmph
-from hexdata.remote import as_path
 from hexdata.schema import games_schema, positions_schema, rejected_schema, sources_schema
+from hexdata.storage import as_path
 from hexdata.store.manifest import Manifest
 from hexdata.store.parquet import write_parquet
 from tests.object_store import ObjectStore, environment, serving

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from hexdata.formats.shard_manifest import ShardEntry, ShardManifest
-from hexdata.formats.shards import Block, ShardWriter, read_blocks
+from hexdata.shards.format import Block, ShardWriter, read_blocks
+from hexdata.shards.manifest import ShardEntry, ShardManifest
 from hexdata.store.manifest import FileFacts, Manifest
 
 __all__ = ["alter_blocks", "alter_bytes", "set_header"]

@@ -20,8 +20,8 @@ from hexdata.errors import StoreError
 from hexdata.export import ExportOptions, PicklesOptions, export_pickles, export_shards
 from hexdata.loader import Loader
 from hexdata.pipeline import load_config, run_config
-from hexdata.remote import as_path
 from hexdata.shuffle import ShuffleOptions, shuffle_store
+from hexdata.storage import as_path
 from hexdata.store import Store
 from tests.conftest import CopyStore, DemoTrmph, StoreBytes
 from tests.object_store import ACCESS_KEY, SECRET_KEY, Fault

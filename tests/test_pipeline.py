@@ -19,7 +19,7 @@ from hexdata.engine import EngineOptions
 from hexdata.errors import BudgetError, ConfigError, StoreError, VerifyError
 from hexdata.export import ExportOptions
 from hexdata.formats.trmph import write_trmph
-from hexdata.loader.drive import LoadOptions
+from hexdata.loader.trial import LoadOptions
 from hexdata.pipeline import Config, demo_config, load_config, run_config
 from hexdata.progress import Silent
 from hexdata.shuffle import ShuffleOptions

@@ -15,15 +15,13 @@ import pytest
 
 from hexdata.convert.spool import AFTER_REPEAT, UNREADABLE
 from hexdata.errors import FormatError
-from hexdata.formats.legacy import sheet
+from hexdata.formats.legacy import validate
 
 ROOT = Path(__file__).parents[1]
-SHARDS = {"block_check.py", "shard_manifest.py", "shards.py", "tar_members.py"}
-"""Modules that read shards. Their codes are not reasons of rejections: no source is a shard."""
 READERS = [
     ROOT / "hexdata" / "board.py",
     *sorted((ROOT / "hexdata" / "convert").rglob("*.py")),
-    *sorted(path for path in (ROOT / "hexdata" / "formats").rglob("*.py") if path.name not in SHARDS),
+    *sorted((ROOT / "hexdata" / "formats").rglob("*.py")),
 ]
 """Where reasons are made."""
 
@@ -119,7 +117,7 @@ def found() -> Found:
     result = Found()
     for path in READERS:
         look(path.read_text(encoding="utf-8"), result)
-    result.stems["_read_number"] |= {stem for stem, _ in sheet._RANGES.values()}
+    result.stems["_read_number"] |= {stem for stem, _ in validate._RANGES.values()}
     result.stems["_read_number"] -= {"game-id"}  # whatever is wrong with an id has one code
     return result
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hexdata.shuffle.plan import BUCKET_ROWS, Grouping, Layout
+from hexdata.shuffle.layout import BUCKET_ROWS, Grouping, Layout
 from hexdata.store.ledger import Ledger
 
 BENCHMARKS = Path(__file__).parent / "benchmarks"

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from hexdata.board import SYMMETRIES, Planes, Symmetry, symmetry_table, transform_planes
-from hexdata.formats.shards import Block
 from hexdata.order import derive_key, sort_key
 from hexdata.schema import NO_MOVE
+from hexdata.shards.format import Block
 
 __all__ = ["draw_symmetries", "transform_labels", "transform_stones"]
 

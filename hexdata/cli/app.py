@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hexdata.cli.bar import Bar
     from hexdata.cli.render import Output
     from hexdata.engine import Engine
-    from hexdata.remote import AnyPath
+    from hexdata.storage import AnyPath
 else:
     AnyPath = str
     """What typer takes a path for: what the text means is for the parser to say."""
@@ -92,7 +92,7 @@ def read_path(text: str) -> AnyPath:
     Raises:
         ConfigError: the address cannot be used.
     """
-    from hexdata.remote import as_path
+    from hexdata.storage import as_path
 
     return as_path(text)
 
@@ -142,7 +142,7 @@ def command(as_json: bool, *places: object) -> Iterator[tuple[Output, Bar]]:
     """
     from hexdata.cli.bar import Bar
     from hexdata.cli.render import Output
-    from hexdata.remote import telling
+    from hexdata.storage import telling
 
     output = Output(as_json)
     try:

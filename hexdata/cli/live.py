@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hexdata.cli.render import Output
-    from hexdata.live.watch import LiveFacts, Metrics
+    from hexdata.live.metrics import LiveFacts, Metrics
 
 __all__ = ["live"]
 
@@ -55,7 +55,7 @@ def live(
     from hexdata.cli.render import Output
     from hexdata.cli.view import View
     from hexdata.live import LiveOptions, load_live_config
-    from hexdata.live.drive import DriveOptions, drive_live
+    from hexdata.live.trial import DriveOptions, drive_live
 
     options = LiveOptions() if config is None else load_live_config(config, allow_code=allow_code)
     given: dict[str, Any] = {"seed": seed, "split": split, "batch_size": batch_size}

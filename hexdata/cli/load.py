@@ -57,7 +57,7 @@ def load(
     as_json: Json = False,
 ) -> None:
     """Drive the training loader; print its rate and what it delivers."""
-    from hexdata.loader.drive import LoadOptions, drive_loader
+    from hexdata.loader.trial import LoadOptions, drive_loader
 
     if no_cache and cache is not None:
         raise typer.BadParameter("--cache and --no-cache exclude each other")

@@ -65,8 +65,8 @@ def sql(
     """Ask the store in SQL: positions, games, sources, rejected, shuffled, shards."""
     from hexdata.cli.render import Output
     from hexdata.pool import memory_limit
-    from hexdata.remote import telling
     from hexdata.sql import json_rows, named_queries, run_query, save_parquet, write_csv
+    from hexdata.storage import telling
 
     if as_json + as_csv + (parquet is not None) > 1:
         raise ConfigError("more than one form of output", expected="one of --json, --csv and --parquet")

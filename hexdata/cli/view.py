@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hexdata.cli.render import console
-from hexdata.live.watch import LiveFacts, StageFacts
+from hexdata.live.metrics import LiveFacts, StageFacts
 from hexdata.text import printable
 
 __all__ = ["LiveView", "View"]

@@ -15,8 +15,8 @@ from hexdata.convert.options import ConvertOptions, ConvertResult
 from hexdata.convert.run import Run
 from hexdata.engine import LOCAL, Engine
 from hexdata.progress import SILENT, Progress
-from hexdata.remote import AnyPath, as_path
 from hexdata.sql.database import write_database
+from hexdata.storage import AnyPath, as_path
 from hexdata.store import Store
 from hexdata.store.arrow_memory import arrow_system_memory
 from hexdata.store.journal import journaled

@@ -20,8 +20,8 @@ from hexdata.convert.nodes import EVIDENCE, FINAL, NODES, NOWHERE, NodeMaker
 from hexdata.convert.spool import Spool, write_arrow
 from hexdata.games.find import GAMES, ROWS, binary_matrix, column
 from hexdata.progress import SILENT, Progress
-from hexdata.remote import scratch_folder
 from hexdata.schema import board_bytes
+from hexdata.storage import scratch_folder
 from hexdata.store.files import remove_tree
 from hexdata.store.session import DuckDBPyConnection, duckdb_session
 

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from hexdata.convert.spool import Spool, SpoolFacts
 from hexdata.games.find import column
-from hexdata.remote import AnyPath, RemotePath, is_passing, open_binary, patiently, telling
+from hexdata.storage import AnyPath, RemotePath, is_passing, open_binary, patiently, telling
 from hexdata.text import encodable
 
 __all__ = ["Companions", "read_companions", "unnamed_files", "with_origins"]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from hexdata.errors import InputError, SourceChangedError
-from hexdata.remote import AnyPath, RemotePath, file_system, is_passing, patiently, telling, version_of
+from hexdata.storage import AnyPath, RemotePath, file_system, is_passing, patiently, telling, version_of
 from hexdata.store.files import digest_file, walk_once
 from hexdata.text import encodable
 

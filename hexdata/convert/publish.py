@@ -20,8 +20,8 @@ from hexdata.games.evidence import found_schema
 from hexdata.games.find import ROWS, column
 from hexdata.games.findings import flag_lists
 from hexdata.games.labels import players_of, split_of, winners_of
-from hexdata.remote import AnyPath
 from hexdata.schema import games_schema, positions_schema
+from hexdata.storage import AnyPath
 from hexdata.store.files import FileFacts
 from hexdata.store.originals import KEPT_PREFIX, WINNERS, in_convention
 from hexdata.store.parquet import regroup, write_parquet

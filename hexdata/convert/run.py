@@ -55,8 +55,8 @@ from hexdata.games.findings import count_flags, flags_of
 from hexdata.games.labels import winners_of
 from hexdata.pool import default_workers
 from hexdata.progress import Progress
-from hexdata.remote import CLIENT_MEMORY, AnyPath, objects_below
 from hexdata.schema import rejected_schema, sources_schema
+from hexdata.storage import CLIENT_MEMORY, AnyPath, objects_below
 from hexdata.store import Store
 from hexdata.store.arrow_memory import release_memory
 from hexdata.store.files import FileFacts, remove_file, remove_tree

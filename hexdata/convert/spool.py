@@ -25,7 +25,7 @@ from hexdata.games.convention import Votes
 from hexdata.games.evidence import Tally, found_schema, is_mixed, with_findings
 from hexdata.games.find import EVIDENCE, GAMES, ROWS, find_games
 from hexdata.games.findings import ballots_of, game_findings, loose_findings, loose_of
-from hexdata.remote import AnyPath, is_passing, open_binary, telling, version_of
+from hexdata.storage import AnyPath, is_passing, open_binary, telling, version_of
 from hexdata.store.files import atomic_file, digest_file, names_below, read_bounded, remove_tree, write_bytes
 from hexdata.strict_json import AtMost, Count, HexDigest, Matching, Within, check_value, parse_json
 from hexdata.text import encodable

@@ -22,10 +22,10 @@ from hexdata.formats.trmph import TrmphReader, write_trmph
 from hexdata.order import derive_key, sort_key
 from hexdata.pool import default_workers
 from hexdata.progress import SILENT, Progress
-from hexdata.remote import local_path
+from hexdata.storage import local_path
+from hexdata.store.disk_space import naming_full, telling_full
 from hexdata.store.files import atomic_file, remove_temporaries, write_bytes
 from hexdata.store.ledger import Ledger
-from hexdata.store.room import naming_full, telling_full
 from hexdata.strict_json import Count
 
 __all__ = ["DemoOptions", "DemoResult", "make_legacy"]

@@ -15,7 +15,7 @@ from typing import Final
 
 from hexdata import __version__
 from hexdata.errors import EngineError, HexdataError
-from hexdata.remote import AnyPath, remove_object, telling
+from hexdata.storage import AnyPath, remove_object, telling
 
 __all__ = ["Examined", "describe", "differences", "examine"]
 

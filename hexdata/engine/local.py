@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar
 from hexdata.engine.protocol import Machines
 from hexdata.errors import HexdataError
 from hexdata.pool import default_workers
-from hexdata.remote import AnyPath
+from hexdata.storage import AnyPath
 
 __all__ = ["LOCAL", "Local"]
 

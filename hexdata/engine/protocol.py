@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
-from hexdata.remote import AnyPath
+from hexdata.storage import AnyPath
 
 __all__ = ["DIGEST_MEMORY", "ENGINES", "Engine", "Machines"]
 

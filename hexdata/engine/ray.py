@@ -22,7 +22,7 @@ from hexdata.engine.examine import describe, differences, examine
 from hexdata.engine.protocol import DIGEST_MEMORY, Machines
 from hexdata.errors import BudgetError, ConfigError, EngineError
 from hexdata.progress import SILENT
-from hexdata.remote import AnyPath
+from hexdata.storage import AnyPath
 
 __all__ = ["Ray", "connected", "require_another"]
 

@@ -21,11 +21,11 @@ from hexdata.engine import LOCAL, Engine
 from hexdata.errors import ConfigError, HexdataError, StoreError
 from hexdata.export.workers import run_workers
 from hexdata.formats.legacy import DIALECTS, write_legacy
-from hexdata.formats.position_check import check_positions
 from hexdata.pool import WorkerOptions
 from hexdata.progress import SILENT, Progress
-from hexdata.remote import AnyPath
 from hexdata.schema import SPLITS, positions_schema, raw_schema
+from hexdata.shards.position_check import check_positions
+from hexdata.storage import AnyPath
 from hexdata.store import Store
 from hexdata.store.files import FileFacts, atomic_file, remove_tree
 from hexdata.store.integrity import find_damage, find_published_damage, require_intact

@@ -12,14 +12,14 @@ from hexdata.checks import check_choice, check_fields, check_options
 from hexdata.engine import LOCAL, Engine
 from hexdata.errors import ConfigError, StoreError
 from hexdata.export.workers import run_workers
-from hexdata.formats.block_check import block_fields, find_bad_row
-from hexdata.formats.shard_manifest import LAYOUTS, MANIFEST_NAME, FieldSpec, ShardEntry, ShardManifest
-from hexdata.formats.shards import Block, ShardWriter, block_samples, columns_to_block
 from hexdata.pool import WorkerOptions
 from hexdata.progress import SILENT, Progress
-from hexdata.remote import AnyPath
 from hexdata.schema import SPLITS, positions_schema
+from hexdata.shards.block_check import block_fields, find_bad_row
+from hexdata.shards.format import Block, ShardWriter, block_samples, columns_to_block
+from hexdata.shards.manifest import LAYOUTS, MANIFEST_NAME, FieldSpec, ShardEntry, ShardManifest
 from hexdata.sql.database import write_database
+from hexdata.storage import AnyPath
 from hexdata.store import Store
 from hexdata.store.arrow_memory import arrow_system_memory
 from hexdata.store.files import FileFacts, atomic_file, remove_tree, write_bytes

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from hexdata.engine import Engine
 from hexdata.pool import WorkerOptions
-from hexdata.remote import client_memory
+from hexdata.storage import client_memory
 from hexdata.store import Store
 
 __all__ = ["run_workers"]

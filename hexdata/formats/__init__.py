@@ -11,7 +11,7 @@ from typing import Final
 from hexdata.errors import FormatError
 from hexdata.formats.gunzip import GunzipFile, GunzipLimits
 from hexdata.formats.source import BATCH_ROWS, SALVAGEABLE, RawBatch, Rejection, SourceReader
-from hexdata.remote import AnyPath, open_binary
+from hexdata.storage import AnyPath, open_binary
 
 __all__ = ["BATCH_ROWS", "SALVAGEABLE", "RawBatch", "Rejection", "SourceReader", "open_source"]
 

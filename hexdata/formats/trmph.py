@@ -36,8 +36,8 @@ from hexdata.board import (
 from hexdata.errors import FormatError
 from hexdata.formats.gunzip import GunzipFile, GunzipLimits
 from hexdata.formats.source import BATCH_ROWS, SALVAGEABLE, RawBatch, Rejection
-from hexdata.remote import AnyPath, as_path, open_binary
 from hexdata.schema import raw_schema
+from hexdata.storage import AnyPath, as_path, open_binary
 
 __all__ = ["DEFAULT_LIMITS", "TrmphReader", "looks_like_trmph", "write_trmph"]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from hexdata.formats.shards import Block
+from hexdata.shards.format import Block
 
 __all__ = [
     "NOTHING_READ",

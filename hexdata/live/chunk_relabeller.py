@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from hexdata.errors import ConfigError, HexdataError, InputError
-from hexdata.formats.shards import Block
 from hexdata.live.chunk import Chunk
 from hexdata.live.positions import unpack_chunks
 from hexdata.live.stage import Transform
+from hexdata.shards.format import Block
 
 __all__ = ["ChunkRelabeller", "Relabel", "Targets"]
 

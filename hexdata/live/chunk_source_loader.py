@@ -32,7 +32,7 @@ from hexdata.live.chunk import (
     begins_as,
     digest_games,
 )
-from hexdata.live.hub import Stopped
+from hexdata.live.coordinator import Stopped
 from hexdata.live.shard_source import looks_like_shard, shard_batches, shard_split
 from hexdata.live.source_games import Found, found_games, trmph_games
 from hexdata.live.stage import Stage, Transform

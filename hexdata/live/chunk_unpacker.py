@@ -14,12 +14,12 @@ import numpy.typing as npt
 
 from hexdata.checks import as_int, check_count
 from hexdata.errors import ConfigError, StoreError
-from hexdata.formats.shards import Block
 from hexdata.live.chunk import PLIES, Chunk
 from hexdata.live.positions import unpack_chunks
 from hexdata.live.stage import Transform
 from hexdata.order import derive_key, sort_key, uniform_draw
 from hexdata.schema import NO_MOVE
+from hexdata.shards.format import Block
 
 __all__ = ["ChunkUnpacker", "Uses"]
 

@@ -19,8 +19,8 @@ from hexdata.errors import ConfigError, HexdataError
 from hexdata.live.pipeline import Pipeline
 from hexdata.live.queue import OVERFLOWS, Overflow
 from hexdata.live.stage import Stage
-from hexdata.remote import local_path
 from hexdata.schema import SPLITS
+from hexdata.storage import local_path
 from hexdata.strict_json import shortened
 
 __all__ = [
@@ -44,7 +44,7 @@ class _Known:
 
 
 STAGES: Final = {
-    "FilePathProvider": _Known("hexdata.live.file_path_provider", None, "files"),
+    "FilePathProvider": _Known("hexdata.live.files.provider", None, "files"),
     "ChunkSourceLoader": _Known("hexdata.live.chunk_source_loader", "files", "sources"),
     "ShufflingChunkPool": _Known("hexdata.live.shuffling_chunk_pool", "sources", "hands"),
     "ChunkValidator": _Known("hexdata.live.chunk_validator", "hands", "hands"),

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from hexdata.errors import ConfigError, HexdataError
-from hexdata.live.hub import Hub, Stopped
+from hexdata.live.coordinator import Hub, Stopped
 from hexdata.live.queue import Overflow, Queue
 from hexdata.live.stage import Stage
 

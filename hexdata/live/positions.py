@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from hexdata.board import replay_packed
-from hexdata.formats.shards import Block
 from hexdata.live.chunk import PLIES, Chunk
-from hexdata.live.rows import join_blocks, take_rows
 from hexdata.schema import NO_MOVE, NO_TIER
+from hexdata.shards.blocks import join_blocks, take_rows
+from hexdata.shards.format import Block
 
 __all__ = ["unpack_chunks"]
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from hexdata.errors import ConfigError
-from hexdata.live.watch import Metrics
+from hexdata.live.metrics import Metrics
 
 try:
     from prometheus_client import CollectorRegistry, start_http_server

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Final, Generic, Literal, TypeVar, get_args
 
 from hexdata.checks import check_choice, check_count
-from hexdata.live.hub import Hub, Stopped
+from hexdata.live.coordinator import Hub, Stopped
 
 __all__ = ["OVERFLOWS", "Overflow", "Queue"]
 

@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 
 from hexdata.board import MIN_SIZE
-from hexdata.formats.block_check import check_block
-from hexdata.formats.shards import POLICY_FIELDS, SENTINELS, Block, read_blocks, samples_to_block
 from hexdata.schema import SPLITS, raw_schema
+from hexdata.shards.block_check import check_block
+from hexdata.shards.format import POLICY_FIELDS, SENTINELS, Block, read_blocks, samples_to_block
 
 __all__ = ["looks_like_shard", "shard_batches", "shard_split"]
 

@@ -13,11 +13,11 @@ import numpy.typing as npt
 
 from hexdata.checks import check_count
 from hexdata.errors import ConfigError, StoreError
-from hexdata.formats.shards import Block, block_length
-from hexdata.live.hub import Stopped
-from hexdata.live.rows import plain_fields, slice_rows
+from hexdata.live.coordinator import Stopped
 from hexdata.live.stage import Stage, Worker
 from hexdata.order import Permutation, derive_key, uniform_draw
+from hexdata.shards.blocks import plain_fields, slice_rows
+from hexdata.shards.format import Block, block_length
 
 __all__ = ["Reservoir", "ShufflingFrameSampler"]
 

@@ -17,7 +17,6 @@ import pyarrow as pa
 
 from hexdata.board import BLUE, game_hash
 from hexdata.errors import FormatError
-from hexdata.formats.shards import Block, columns_to_block
 from hexdata.games.convention import Convention, Votes, decide, votes_text
 from hexdata.games.evidence import Tally, with_findings
 from hexdata.games.find import EVIDENCE, GAMES, ROWS, Grouping, column, find_games, identity_hash
@@ -32,8 +31,9 @@ from hexdata.games.findings import (
 )
 from hexdata.games.labels import players_of
 from hexdata.live.chunk import Chunk
-from hexdata.live.rows import slice_rows
 from hexdata.schema import NO_TIER
+from hexdata.shards.blocks import slice_rows
+from hexdata.shards.format import Block, columns_to_block
 from hexdata.store.originals import in_convention
 
 __all__ = ["Found", "found_games", "trmph_games"]

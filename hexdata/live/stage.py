@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final, TypeVar
 
 from hexdata.checks import check_count
 from hexdata.errors import HexdataError
-from hexdata.live.hub import Hub, Stopped
+from hexdata.live.coordinator import Hub, Stopped
 from hexdata.live.queue import Queue
 
 __all__ = ["Stage", "Transform", "Worker"]

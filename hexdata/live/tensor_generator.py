@@ -11,10 +11,10 @@ from typing import Any, Literal, get_args
 
 from hexdata.batch import Batch, BatchOptions, make_batch
 from hexdata.checks import check_choice, check_count, check_seed
-from hexdata.formats.shards import Block, block_length
-from hexdata.live.rows import join_blocks, slice_rows
 from hexdata.live.stage import Transform, Worker
 from hexdata.schema import board_size_of
+from hexdata.shards.blocks import join_blocks, slice_rows
+from hexdata.shards.format import Block, block_length
 
 __all__ = ["LastBatch", "TensorGenerator"]
 

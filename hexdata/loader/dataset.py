@@ -21,11 +21,12 @@ from hexdata.batch import (
 )
 from hexdata.checks import as_int, as_tuple, check_count
 from hexdata.loader.exact import ExactShards
-from hexdata.loader.options import CACHE_SIZE, CacheFolder, CacheOptions, Check, LoaderOptions
-from hexdata.loader.place import behind_cache, find_source, place_to_map
-from hexdata.loader.shard_files import check_split
-from hexdata.loader.sources import load_manifest
-from hexdata.remote import AnyPath
+from hexdata.loader.options import LoaderOptions
+from hexdata.shards.files import check_split
+from hexdata.shards.locate import behind_cache, find_source, place_to_map
+from hexdata.shards.options import CACHE_SIZE, CacheFolder, CacheOptions, Check
+from hexdata.shards.sources import load_manifest
+from hexdata.storage import AnyPath
 
 __all__ = ["PositionDataset"]
 
@@ -99,7 +100,14 @@ class PositionDataset:
         manifest = load_manifest(source)
         members = members_of(self.options.batch, check_split(manifest, split, str(store)))
         self.board_size = manifest.board_size
-        place = place_to_map(behind_cache(source, manifest, self.options))
+        place = place_to_map(
+            behind_cache(
+                source,
+                manifest.splits[self.options.split],
+                self.options.copies,
+                digests=self.options.check == "digests",
+            )
+        )
         self._shards = ExactShards(place, manifest, members, self.options)
         self._epoch = 0
 

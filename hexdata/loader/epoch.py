@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from hexdata.formats.shards import Block
+from hexdata.shards.format import Block
 
 __all__ = ["Epoch", "PackedStep"]
 

@@ -17,16 +17,16 @@ import numpy as np
 import numpy.typing as npt
 
 from hexdata.errors import StoreError
-from hexdata.formats.shards import Block, ShardManifest
 from hexdata.loader.epoch import PackedStep
-from hexdata.loader.headers import HINT
-from hexdata.loader.mapped import Gathered, MappedShards
 from hexdata.loader.options import LoaderOptions
 from hexdata.loader.plan import EpochPlan, Share
-from hexdata.loader.shard_files import ShardPlace
-from hexdata.loader.subset import Subset, choose_rows
+from hexdata.loader.row_filter import Subset, choose_rows
 from hexdata.order import Permutation, derive_key
 from hexdata.progress import SILENT, Progress
+from hexdata.shards.files import ShardPlace
+from hexdata.shards.format import Block, ShardManifest
+from hexdata.shards.mapped import Gathered, MappedShards
+from hexdata.shards.member_check import HINT
 
 __all__ = ["ExactEpoch", "ExactShards"]
 

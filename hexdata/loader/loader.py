@@ -26,28 +26,20 @@ from hexdata.batch import (
 )
 from hexdata.checks import as_tuple, check_count
 from hexdata.errors import ConfigError, HexdataError
-from hexdata.formats.shards import Block
 from hexdata.loader.digest import EpochDigest
 from hexdata.loader.epoch import Epoch
 from hexdata.loader.exact import ExactEpoch, ExactShards
-from hexdata.loader.options import (
-    CACHE_SIZE,
-    CacheFolder,
-    CacheOptions,
-    Check,
-    LoaderOptions,
-    Mode,
-    OnError,
-    Remainder,
-)
-from hexdata.loader.place import behind_cache, find_source, place_to_map
-from hexdata.loader.shard_files import check_split
-from hexdata.loader.source import Source
-from hexdata.loader.sources import FolderSource, load_manifest
+from hexdata.loader.options import LoaderOptions, Mode, Remainder
 from hexdata.loader.state import Place, check_state, make_state
 from hexdata.loader.stream import StreamEpoch
 from hexdata.progress import SILENT, Progress
-from hexdata.remote import AnyPath
+from hexdata.shards.files import check_split
+from hexdata.shards.format import Block
+from hexdata.shards.locate import behind_cache, find_source, place_to_map
+from hexdata.shards.options import CACHE_SIZE, CacheFolder, CacheOptions, Check, OnError
+from hexdata.shards.source import Source
+from hexdata.shards.sources import FolderSource, load_manifest
+from hexdata.storage import AnyPath
 
 __all__ = ["Delivery", "Loader"]
 
@@ -167,7 +159,12 @@ class Loader:
         stored = check_split(self.manifest, split, str(store))
         # The digest of an epoch needs the ids, asked for or not.
         self._members = sorted({*members_of(self.options.batch, stored), "position_id"})
-        self._source = behind_cache(source, self.manifest, self.options)
+        self._source = behind_cache(
+            source,
+            self.manifest.splits[self.options.split],
+            self.options.copies,
+            digests=self.options.check == "digests",
+        )
         self._skipped: dict[str, set[range]] = {}
         self._skipped_in = 0
         self._exact = self._open_exact(progress) if self.options.mode == "exact" else None

@@ -3,35 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Final, Literal, get_args
+from typing import Literal, get_args
 
 from hexdata.batch import BatchOptions
 from hexdata.checks import check_choice, check_count, check_seed
 from hexdata.errors import ConfigError
-from hexdata.remote import local_path
-from hexdata.units import parse_bytes
+from hexdata.shards.options import CacheOptions, Check, OnError
 
 __all__ = [
-    "CACHE_SIZE",
-    "CacheFolder",
-    "CacheOptions",
-    "Check",
     "LoaderOptions",
     "Mode",
-    "OnError",
     "RankedOptions",
     "Remainder",
 ]
 
 Mode = Literal["exact", "stream"]
 Remainder = Literal["short", "drop", "pad"]
-OnError = Literal["raise", "skip"]
-Check = Literal["sizes", "digests"]
-CacheFolder = str | Path | bool | None
-"""A folder; True for the usual one, where shards lie in an object store; False or None for none."""
-CACHE_SIZE: Final = 50_000_000_000
-"""Bytes that the copies of shards take at most, if nobody says how many."""
 
 
 class RankedOptions:
@@ -62,44 +49,6 @@ class RankedOptions:
     def global_batch(self) -> int:
         """Positions a step over all ranks."""
         return self.batch_size * self.world_size
-
-
-@dataclass(frozen=True)
-class CacheOptions:
-    """Where copies of shards that lie elsewhere are kept, and how many are fetched ahead.
-
-    ``cache_size`` may be given as text, such as "50GB"; it is kept as bytes.
-
-    Raises:
-        ConfigError: if one has no meaning.
-    """
-
-    cache: CacheFolder = True
-    cache_size: int | str = CACHE_SIZE
-    prefetch: int | None = None
-
-    def __post_init__(self) -> None:
-        if not (self.cache is None or isinstance(self.cache, (bool, str, Path))) or self.cache == "":
-            raise ConfigError("cache cannot be used", found=repr(self.cache), expected="a folder or None")
-        if isinstance(self.cache, str):
-            folder = local_path(self.cache, "a cache of shards", "Give a folder as cache (--cache).")
-            object.__setattr__(self, "cache", str(folder))
-        object.__setattr__(self, "cache_size", _cache_bytes(self.cache_size))
-        if self.prefetch is not None:
-            object.__setattr__(self, "prefetch", check_count("prefetch", self.prefetch, 0))
-
-    @property
-    def cache_bytes(self) -> int:
-        """The size as a number."""
-        return parse_bytes(self.cache_size)
-
-
-def _cache_bytes(value: int | str) -> int:
-    try:
-        size = parse_bytes(value) if isinstance(value, str) else value
-    except ConfigError as error:
-        raise ConfigError("cache_size cannot be used", found=error.found, expected=error.expected) from None
-    return check_count("cache_size", size, 1)
 
 
 @dataclass(frozen=True)

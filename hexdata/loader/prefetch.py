@@ -14,8 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from hexdata.errors import HexdataError
-from hexdata.formats.shard_manifest import ShardEntry
-from hexdata.loader.cached import CachedSource
+from hexdata.shards.cached_source import CachedSource
+from hexdata.shards.manifest import ShardEntry
 
 __all__ = ["Prefetcher"]
 

@@ -14,15 +14,15 @@ import numpy as np
 import numpy.typing as npt
 
 from hexdata.errors import ConfigError, FormatError, HexdataError, StoreError
-from hexdata.formats.shards import POLICY_FIELDS, Block, ShardManifest
-from hexdata.loader.cached import CachedSource
 from hexdata.loader.epoch import PackedStep
-from hexdata.loader.headers import HINT
 from hexdata.loader.options import LoaderOptions
 from hexdata.loader.prefetch import Prefetcher
-from hexdata.loader.reader import BlockReader
-from hexdata.loader.source import Source
 from hexdata.loader.stream_plan import Piece, StreamPlan, StreamShare, Window
+from hexdata.shards.cached_source import CachedSource
+from hexdata.shards.format import POLICY_FIELDS, Block, ShardManifest
+from hexdata.shards.member_check import HINT
+from hexdata.shards.reader import BlockReader
+from hexdata.shards.source import Source
 
 __all__ = ["OnSkip", "StreamEpoch"]
 

@@ -13,7 +13,7 @@ from hexdata.quality.assess import MAX_GAME_SHARE, assess_split
 from hexdata.quality.figures import BucketFigures, Figure, Quality
 from hexdata.quality.measure import SPLIT, measure_split
 from hexdata.quality.theory import DEVIATIONS
-from hexdata.remote import AnyPath
+from hexdata.storage import AnyPath
 from hexdata.store import Store
 from hexdata.store.session import duckdb_session
 

@@ -13,12 +13,12 @@ from typing import Final
 from hexdata.checks import check_suffix
 from hexdata.errors import ConfigError
 from hexdata.progress import SILENT, Progress
-from hexdata.remote import AnyPath, as_path
 from hexdata.report.facts import Facts, gather_facts
 from hexdata.report.verdict import Verdict, judge
 from hexdata.sql import Limits
+from hexdata.storage import AnyPath, as_path
+from hexdata.store.disk_space import telling_full, telling_full_temporary
 from hexdata.store.files import write_bytes
-from hexdata.store.room import telling_full, telling_full_temporary
 
 __all__ = ["REPORT_NAME", "Facts", "Report", "Verdict", "make_page", "write_report"]
 

@@ -9,9 +9,9 @@ from typing import Any, Final
 from hexdata import __version__
 from hexdata.progress import Progress
 from hexdata.quality import Quality, measure_quality
-from hexdata.remote import AnyPath
 from hexdata.report.spread import Spread, spread_of
 from hexdata.sql import Limits, named_query, open_catalog
+from hexdata.storage import AnyPath
 from hexdata.store import Store
 from hexdata.store.files import FileFacts, digest_file
 from hexdata.store.journal import Entry, read_journal

@@ -14,12 +14,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from hexdata.order import derive_key, sort_key_sql, sort_subkeys
-from hexdata.remote import AnyPath
 from hexdata.schema import SPLITS
 from hexdata.selection.expression import Expression
 from hexdata.selection.groups import Group, count_groups, group_table, grouped_sql, same_group_sql
 from hexdata.selection.ranks import cell_shifts, keys_at_ranks, segments
 from hexdata.selection.tables import Tables, write_table
+from hexdata.storage import AnyPath
 from hexdata.store.session import DuckDBPyConnection
 
 __all__ = ["BalanceRow", "Balanced", "Means", "balance"]

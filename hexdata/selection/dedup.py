@@ -12,8 +12,8 @@ from typing import Final
 import pyarrow as pa
 
 from hexdata.order import derive_key, sort_key_sql
-from hexdata.remote import AnyPath
 from hexdata.selection.tables import Tables
+from hexdata.storage import AnyPath
 from hexdata.store.parquet import write_parquet
 from hexdata.store.session import DuckDBPyConnection, read_parquet_sql
 

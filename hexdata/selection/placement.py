@@ -12,12 +12,12 @@ import pyarrow as pa
 
 from hexdata.errors import ConfigError
 from hexdata.order import derive_key, sort_key_sql
-from hexdata.remote import AnyPath
 from hexdata.schema import SPLITS
 from hexdata.selection.expression import Expression
 from hexdata.selection.groups import Group, count_groups, group_table, grouped_sql, same_group_sql
 from hexdata.selection.ranks import cell_shifts, keys_at_ranks, segments
 from hexdata.selection.tables import Tables, write_table
+from hexdata.storage import AnyPath
 from hexdata.store.session import DuckDBPyConnection
 
 __all__ = ["Placement", "assign_games", "assign_positions", "assign_strata"]

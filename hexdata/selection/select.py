@@ -7,7 +7,6 @@ from typing import Final
 
 from hexdata.errors import ConfigError
 from hexdata.order import derive_key
-from hexdata.remote import AnyPath
 from hexdata.schema import SPLITS
 from hexdata.selection.balance import BalanceRow, balance
 from hexdata.selection.dedup import Duplicates, count_duplicates, drop_duplicates, limit_per_game
@@ -15,6 +14,7 @@ from hexdata.selection.expression import Expression, check_condition, check_expr
 from hexdata.selection.options import SelectionOptions
 from hexdata.selection.placement import Placement, assign_games, assign_positions, assign_strata
 from hexdata.selection.tables import Tables
+from hexdata.storage import AnyPath
 from hexdata.store import Store
 from hexdata.store.session import DuckDBPyConnection
 

@@ -13,10 +13,10 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from hexdata.remote import AnyPath
 from hexdata.schema import SPLITS, games_schema, positions_schema, sources_schema, sql_columns
 from hexdata.selection.expression import Expression
 from hexdata.selection.ranks import segments
+from hexdata.storage import AnyPath
 from hexdata.store import Store
 from hexdata.store.parquet import ROW_GROUP_ROWS, write_parquet
 from hexdata.store.session import DuckDBPyConnection, read_parquet_sql

@@ -8,15 +8,15 @@ from typing import Final
 
 from hexdata.checks import check_fields, check_suffix
 from hexdata.errors import ConfigError
-from hexdata.remote import AnyPath, as_path
 from hexdata.show.game import Game
 from hexdata.show.position import Position
 from hexdata.show.shards import read_shard_position
 from hexdata.show.store import read_game, read_position
 from hexdata.show.trmph import looks_like_game, read_trmph
+from hexdata.storage import AnyPath, as_path
 from hexdata.store import Store
+from hexdata.store.disk_space import telling_full
 from hexdata.store.files import write_bytes
-from hexdata.store.room import telling_full
 
 __all__ = ["ShowOptions", "draw_svg", "find", "write_svg"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, Final
 
 from hexdata.errors import StoreError
-from hexdata.formats.block_check import check_block
-from hexdata.formats.shards import Block, read_blocks, samples_to_block
-from hexdata.remote import AnyPath
+from hexdata.shards.block_check import check_block
+from hexdata.shards.format import Block, read_blocks, samples_to_block
 from hexdata.show.position import Position
+from hexdata.storage import AnyPath
 
 __all__ = ["read_shard_position"]
 

@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 from hexdata.board import unpack_boards
 from hexdata.checks import as_int
 from hexdata.errors import ConfigError, StoreError
-from hexdata.remote import AnyPath
 from hexdata.schema import games_schema, positions_schema, sources_schema
 from hexdata.show.game import Game
 from hexdata.show.position import Position, played_moves
+from hexdata.storage import AnyPath
 from hexdata.store import Store
 from hexdata.store.originals import WINNERS
 from hexdata.store.parquet import Rows, open_parquet, read_parquet, read_rows

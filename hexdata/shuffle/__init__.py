@@ -12,17 +12,17 @@ from pathlib import Path
 from hexdata.checks import check_options
 from hexdata.engine import LOCAL, Engine
 from hexdata.progress import SILENT, Progress
-from hexdata.remote import AnyPath
 from hexdata.shuffle.options import ShuffleOptions
-from hexdata.shuffle.outlook import ShufflePlan, look_ahead
 from hexdata.shuffle.patience import Patience
+from hexdata.shuffle.plan import ShufflePlan, look_ahead
 from hexdata.shuffle.prepare import is_same_shuffle, prepare
 from hexdata.shuffle.stage import LEDGER_NAME, Run, ShuffleResult, open_ledger
 from hexdata.sql.database import write_database
+from hexdata.storage import AnyPath
 from hexdata.store import Store
+from hexdata.store.disk_space import telling_full_temporary
 from hexdata.store.integrity import find_published_damage
 from hexdata.store.journal import journaled
-from hexdata.store.room import telling_full_temporary
 
 __all__ = ["Patience", "ShuffleOptions", "ShufflePlan", "ShuffleResult", "plan_shuffle", "shuffle_store"]
 

@@ -20,12 +20,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from hexdata.errors import StoreError
-from hexdata.formats.position_check import find_bad_position
 from hexdata.order import sort_key
-from hexdata.remote import AnyPath
 from hexdata.schema import positions_schema
 from hexdata.selection import Placement
-from hexdata.shuffle.plan import Bucket, Job, Layout, Limits, Slice, sort_cost
+from hexdata.shards.position_check import find_bad_position
+from hexdata.shuffle.layout import Bucket, Job, Layout, Limits, Slice, sort_cost
 from hexdata.shuffle.runs import (
     Piece,
     Runs,
@@ -36,6 +35,7 @@ from hexdata.shuffle.runs import (
     run_schema,
     write_run,
 )
+from hexdata.storage import AnyPath
 from hexdata.store.parquet import ROW_GROUP_ROWS
 from hexdata.store.session import DuckDBPyConnection
 

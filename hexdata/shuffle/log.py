@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from hexdata.errors import StoreError
-from hexdata.remote import AnyPath, scratch_folder
+from hexdata.storage import AnyPath, scratch_folder
 from hexdata.store.files import append_line, make_folder
 from hexdata.units import format_bytes
 

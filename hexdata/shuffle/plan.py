@@ -1,402 +1,189 @@
-"""The layout of a shuffle: its buckets, its units of work and the limits of each thread.
-
-The buckets depend only on the rows. How they are divided into units, and how many rows a thread holds,
-depends on the memory. Nothing here reads or writes files.
-"""
+"""The plan of a shuffle: an estimate of its work, disk space and time, for users and for the disk check."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from itertools import accumulate
-from math import ceil, isqrt, sqrt
-from typing import Annotated, Any, Final
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
 
-import numpy as np
-import numpy.typing as npt
-
-from hexdata.engine.protocol import Machines
-from hexdata.errors import StoreError
-from hexdata.order import bucket_bounds
-from hexdata.pool import default_workers
-from hexdata.remote import CLIENT_MEMORY
-from hexdata.schema import SPLITS, board_bytes
-from hexdata.shuffle.options import ShuffleOptions, too_little_memory
+from hexdata.errors import BudgetError
+from hexdata.selection import BalanceRow, Duplicates
+from hexdata.shuffle.options import ShuffleOptions
+from hexdata.shuffle.prepare import Prepared
+from hexdata.storage import AnyPath
+from hexdata.store import Store
+from hexdata.store.disk_space import disk_full, free_disk, system_text
+from hexdata.store.files import size_of_tree
+from hexdata.store.ledger import Ledger
 from hexdata.store.parquet import ROW_GROUP_ROWS
-from hexdata.strict_json import Matching, Within, check_value
+from hexdata.units import format_bytes
 
-__all__ = [
-    "BUCKET_ROWS",
-    "Bucket",
-    "Grouping",
-    "Job",
-    "Layout",
-    "Limits",
-    "Slice",
-    "bucket_counts",
-    "make_layout",
-    "make_limits",
-]
+__all__ = ["FOLDERS", "ShufflePlan", "free_room", "look_ahead"]
 
-BUCKET_ROWS: Final = 1 << 20
-"""Rows per bucket of the largest split, if the number of buckets is not given."""
-MOST_UNITS: Final = 1_000_000
-"""Maximum number of slices, of units and of buckets of a shuffle."""
-_Number = Annotated[int, Within(1, MOST_UNITS)]
-_Split = Annotated[str, Matching("train|val|test", "train, val or test")]
-BASE_MEMORY: Final = 312 << 20
-"""Measured memory in bytes besides DuckDB's buffers and the rows: interpreter and libraries."""
-TRANSFER_MEMORY: Final = 24 << 20
-"""Bytes per thread for reading and uploading objects: two parts and the data read ahead."""
-MOST_ROWS: Final = 1 << 21
-"""Maximum rows that a thread loads at a time. More is not faster if pieces are large enough."""
-MANY_POSITIONS: Final = 1 << 32
-"""Above this number of positions, more rows are loaded at a time, so that pieces do not become too small."""
-PIECE_ROWS: Final = 1 << 10
-"""Target average rows per piece in a plan. Writing and reading a piece costs about 0.2 ms and 2 kB regardless
-of its rows: at 1,000 rows, as much time as the rows themselves and a tenth of their bytes.
-"""
-MOST_BYTES: Final = 1 << 31
-"""Maximum bytes of rows joined in memory. Arrow uses 32-bit offsets into a column's texts."""
-FEWEST_ROWS: Final = 1 << 15
-"""Minimum rows that a thread loads at a time; fewer would make too many pieces."""
-ROW_OVERHEAD: Final = 52
-"""Bytes of a row in memory besides its board, lists and texts: twelve columns and the bucket."""
-KEY_BYTES: Final = 24
-"""Bytes per row for its key, index and bucket while a unit is sorted."""
-SCATTER_COPIES: Final = 3.0
-"""Copies of a row in memory while it is scattered: as read by DuckDB, in unit order, and one column.
-
-That column may be most of a row.
-"""
-SORT_COPIES: Final = 2.0
-"""Copies of a row in memory while it is sorted by column; a single column may be most of a row."""
-WRITER_COPIES: Final = 5
-"""Row groups in memory while one is encoded."""
-DUCKDB_SHARE: Final = 0.3
-"""Fraction of a thread's memory for DuckDB while it scatters."""
-DUCKDB_LEAST: Final = 32 << 20
-DUCKDB_ROW_GROUPS: Final = 1.5
-"""Additional row groups in DuckDB's memory while it reads."""
-DUCKDB_MOST: Final = 256 << 20
-SLICES_PER_THREAD: Final = 4
-"""Slices per thread in a small store, so that all threads stay busy."""
-
-UInt64Array = npt.NDArray[np.uint64]
+FOLDERS: Final = ("shuffled", "shards", "pickles/shuffled")
+"""Folders with the shuffled positions in any format. A new shuffle replaces all of them."""
+DISK_MARGIN: Final = 1.1
+"""Factor for the required disk space over the estimate from a sample."""
 
 
 @dataclass(frozen=True)
-class Slice:
-    """A range of position ids, the unit of work of phase 1. It is scattered into its own runs."""
-
-    index: int
-    start: int
-    stop: int
-
-    @property
-    def name(self) -> str:
-        """Name of the slice in the ledger and the log."""
-        return f"slice {self.index}"
-
-    def run_name(self, number: int) -> str:
-        """Return the file name of one of the slice's runs."""
-        return f"run-{self.index:06d}-{number:03d}.arrow"
-
-
-@dataclass(frozen=True)
-class Bucket:
-    """One file of the result."""
-
-    split: str
-    index: int
-
-    @property
-    def name(self) -> str:
-        """Path of the bucket's file, relative to the store."""
-        return f"shuffled/{self.split}/bucket-{self.index:06d}.parquet"
-
-
-@dataclass(frozen=True)
-class Job:
-    """The unit of work of phase 2: consecutive buckets and the units that contain their rows."""
-
-    buckets: list[Bucket]
-    units: range
-
-
-@dataclass(frozen=True)
-class Grouping:
-    """The division of a split's buckets into units: several buckets per unit, or several units per bucket.
+class ShufflePlan:
+    """The work and the resources of a shuffle. Sizes are in bytes; estimates are from a sample of rows.
 
     Attributes:
-        buckets: Number of buckets of the split.
-        group: Buckets per unit.
-        parts: Units per bucket, each a range of its keys; always 1 if ``group`` is above 1.
-    """
-
-    buckets: _Number
-    group: _Number
-    parts: _Number
-
-    @property
-    def units(self) -> int:
-        """Number of units."""
-        return -(-self.buckets // self.group) * self.parts
-
-
-@dataclass(frozen=True)
-class Layout:
-    """The division of rows into slices and units. It affects the runs, but not the content of the buckets.
-
-    Attributes:
-        positions: Number of positions in the store. Slices are ranges of their ids.
-        slice_rows: Ids per slice.
-        by_key: Whether buckets are ranges of keys, except for few rows. If False, each bucket has keys from
-            the whole range.
-        groups: Grouping of each split that has rows, in the order of ``SPLITS``.
-    """
-
-    positions: Annotated[int, Within(1, 1 << 62)]
-    slice_rows: Annotated[int, Within(1, 1 << 62)]
-    by_key: bool
-    groups: dict[_Split, Grouping]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the layout in the form that the ledger stores."""
-        return asdict(self)
-
-    def recorded(self, content: dict[str, Any], path: object) -> Layout:
-        """Return the layout stored in the ledger at ``path``, which may have been made under other limits.
-
-        Raises:
-            StoreError: The stored layout is invalid, is for other rows, or has more slices or units than any
-                plan.
-        """
-        found = check_value(Layout, content, path, what="the layout of the shuffle")
-        buckets, expected = (
-            {split: group.buckets for split, group in layout.groups.items()} for layout in (found, self)
-        )
-        slices = -(-found.positions // found.slice_rows)
-        if (found.positions, buckets) != (self.positions, expected) or max(slices, found.units) > MOST_UNITS:
-            raise StoreError(
-                "the layout of the shuffle is not of this store",
-                path=path,
-                found=f"{found.positions:,} positions, {slices:,} slices, {found.units:,} units",
-                expected=f"{self.positions:,} positions, at most {MOST_UNITS:,} slices and units",
-                hint="Remove the file; the shuffle then starts from its beginning.",
-            )
-        return found
-
-    @property
-    def slices(self) -> list[Slice]:
-        """Ranges of ids that cover the store."""
-        starts = range(0, self.positions, self.slice_rows)
-        return [Slice(i, s, min(s + self.slice_rows, self.positions)) for i, s in enumerate(starts)]
-
-    @property
-    def units(self) -> int:
-        """Number of units over all splits."""
-        return sum(group.units for group in self.groups.values())
-
-    @property
-    def jobs(self) -> list[Job]:
-        """The buckets in order, with the units that contain their rows."""
-        jobs = []
-        for split, first in self._first_units().items():
-            grouping = self.groups[split]
-            for number, start in enumerate(range(0, grouping.buckets, grouping.group)):
-                stop = min(start + grouping.group, grouping.buckets)
-                unit = first + number * grouping.parts
-                buckets = [Bucket(split, index) for index in range(start, stop)]
-                jobs.append(Job(buckets, range(unit, unit + grouping.parts)))
-        return jobs
-
-    def unit_numbers(
-        self, split: npt.NDArray[np.uint8], bucket: npt.NDArray[np.uint32], key: UInt64Array
-    ) -> npt.NDArray[np.integer[Any]]:
-        """Return the number of each row's unit, from 0, in ascending order of (split, bucket, key).
-
-        Args:
-            split: Index in ``SPLITS`` of each row, shape (N,).
-            bucket: Bucket of each row within its split, shape (N,).
-            key: Sort key of each row, shape (N,).
-        """
-        unit = np.empty(len(split), np.min_scalar_type(self.units))
-        for name, first in self._first_units().items():
-            own = np.flatnonzero(split == SPLITS.index(name))
-            grouping = self.groups[name]
-            number = (bucket[own] // grouping.group).astype(np.int64)
-            if grouping.parts > 1:
-                number = number * grouping.parts + self._parts(bucket[own], key[own], grouping)
-            unit[own] = first + number
-        return unit
-
-    def _parts(
-        self, bucket: npt.NDArray[np.uint32], key: UInt64Array, grouping: Grouping
-    ) -> npt.NDArray[np.int64]:
-        """Return the part of its bucket to which each row belongs. Parts are equal ranges of its keys.
-
-        Keys outside the bucket's range belong to the nearest part.
-        """
-        ranges = grouping.parts * (grouping.buckets if self.by_key else 1)
-        part = np.searchsorted(np.array(bucket_bounds(ranges)[1:-1], dtype=np.uint64), key, side="right")
-        if self.by_key:
-            part = np.clip(part - bucket.astype(np.int64) * grouping.parts, 0, grouping.parts - 1)
-        return part.astype(np.int64)
-
-    def _first_units(self) -> dict[str, int]:
-        counts = [group.units for group in self.groups.values()]
-        return dict(zip(self.groups, accumulate(counts, initial=0), strict=False))
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Limits on the rows that each thread holds. They do not affect the result.
-
-    Attributes:
-        threads: Number of threads that work at the same time.
-        duckdb_memory: Bytes for each thread's DuckDB session while it scatters.
+        store: Path or address of the store.
+        seed: Seed that determines the order.
+        choices: Selection options that differ from their defaults.
+        positions: Number of positions in the store.
+        rows: Number of selected positions by split.
+        left_out: Number of excluded positions by the option that excludes them.
+        buckets: Number of buckets by split.
+        slices: Number of input slices. Each thread scatters one at a time.
+        units: Number of units that are sorted. Each thread sorts one at a time.
+        row_group_rows: Rows per row group in the resulting files.
+        threads: Number of threads on each machine.
+        memory: Total memory on each machine.
+        duckdb_memory: Part of it that is the limit of each thread's DuckDB session while it scatters.
         chunk_rows: Maximum rows that a thread scatters at a time.
-        chunk_bytes: Maximum bytes of these rows and their copies.
         sort_rows: Maximum rows that a thread sorts at a time.
-        sort_bytes: Maximum bytes of these rows and their copies.
+        run_bytes: Estimated size of the runs, which are deleted at the end.
+        bucket_bytes: Estimated size of the buckets.
+        spill_bytes: Space reserved for units that are larger than planned and are split further.
+        disk_done: Size of the runs and buckets that an interrupted run has already written.
+        disk_needed: Space for all remaining files, with a margin.
+        disk_freed: Space freed before the shuffle starts, by removing an older shuffle and the files made
+            from it.
+        disk_free: Free space on the disk that is written to.
+        units_done: Number of slices and buckets that an interrupted run has finished.
+        seconds: Estimated duration at the current load of this machine.
+        already_done: Whether the store already contains this shuffle, so that there is nothing to do.
+        duplicates: Games that occur more than once in the whole store.
+        balance: Effect of ``balance_by`` on each group.
+        notes: Remarks on the selection options for the user.
     """
 
+    store: str
+    seed: int
+    choices: dict[str, Any]
+    positions: int
+    rows: dict[str, int]
+    left_out: dict[str, int]
+    buckets: dict[str, int]
+    slices: int
+    units: int
+    row_group_rows: int
     threads: int
+    memory: int
     duckdb_memory: int
     chunk_rows: int
-    chunk_bytes: int
     sort_rows: int
-    sort_bytes: int
+    run_bytes: int
+    bucket_bytes: int
+    spill_bytes: int
+    disk_done: int
+    disk_needed: int
+    disk_freed: int
+    disk_free: int
+    units_done: int
+    seconds: float
+    already_done: bool
+    duplicates: Duplicates
+    balance: tuple[BalanceRow, ...]
+    notes: tuple[str, ...]
 
-    def may_scatter(self, rows: int, size: int) -> bool:
-        """Return whether ``rows`` rows of ``size`` bytes in total may be scattered at a time."""
-        return rows <= self.chunk_rows and scatter_cost(rows, size) <= self.chunk_bytes
+    def require_disk(self) -> None:
+        """Check that there is enough disk space.
 
-    def may_sort(self, rows: int, size: int) -> bool:
-        """Return whether ``rows`` rows of ``size`` bytes in total may be sorted at a time."""
-        return rows <= self.sort_rows and sort_cost(rows, size) <= self.sort_bytes
+        Raises:
+            BudgetError: There is not.
+        """
+        if self.disk_needed > self.disk_free + self.disk_freed:
+            raise self.disk_full(
+                "too little disk for a shuffle", self.store, self.disk_free + self.disk_freed
+            )
+
+    def disk_full(
+        self, reason: str, path: AnyPath | str, free: int, error: OSError | None = None
+    ) -> BudgetError:
+        """Return the error for insufficient disk space, with the space that the whole plan needs.
+
+        Args:
+            reason: What is wrong.
+            path: File or folder that could not be written.
+            free: Free space in bytes.
+            error: The system's error; None if there was none (default). For example, a quota may be used up
+                although the disk has free space.
+        """
+        needed = (
+            f"{format_bytes(self.disk_needed)}: {format_bytes(self.run_bytes)} of runs, which go again, "
+            f"{format_bytes(self.bucket_bytes)} of buckets and some to spare, less "
+            f"{format_bytes(self.disk_done)} that an earlier run has written"
+        )
+        found = f"{format_bytes(free)} free"
+        return disk_full(reason, path, f"{system_text(error)}, {found}" if error else found, needed=needed)
 
 
-def scatter_cost(rows: int, size: int) -> int:
-    """Return the memory in bytes needed to scatter ``rows`` rows of ``size`` bytes in total."""
-    return int(size * SCATTER_COPIES) + rows * KEY_BYTES
-
-
-def sort_cost(rows: int, size: int) -> int:
-    """Return the memory in bytes needed to sort ``rows`` rows of ``size`` bytes in total."""
-    return int(size * SORT_COPIES) + rows * KEY_BYTES
-
-
-def row_bytes(board_size: int, varying_bytes: float) -> int:
-    """Return the size in bytes of a row in memory. ``varying_bytes`` is the size of its lists and texts."""
-    return board_bytes(board_size) + ROW_OVERHEAD + ceil(varying_bytes)
-
-
-def make_limits(
-    options: ShuffleOptions,
-    positions: int,
-    row: int,
-    widest: int,
-    machines: Machines | None = None,
-    *,
-    remote: bool = False,
-) -> Limits:
-    """Divide the memory of a machine between threads.
-
-    The number of threads is the requested one, or fewer if the memory does not suffice for it.
-
-    Args:
-        options: Options with the memory and the threads.
-        positions: Number of positions in the store.
-        row: Average bytes of a selected row.
-        widest: Average bytes of a row in the row group with the widest rows.
-        machines: Machines that do the work; None for this machine (default). If each thread is a separate
-            process, each also holds the interpreter and the libraries.
-        remote: Whether the store is in an object store, whose client also needs memory (default: False).
-
-    Raises:
-        BudgetError: The memory is too small for one thread.
-    """
-    machines = machines or Machines(1, default_workers(), separate=False)
-    held = BASE_MEMORY + (CLIENT_MEMORY if remote else 0)
-    base, own = (0, held) if machines.separate else (held, 0)
-    own += TRANSFER_MEMORY if remote else 0
-    group, fewest = min(ROW_GROUP_ROWS, positions), min(FEWEST_ROWS, positions)
-    writer = WRITER_COPIES * group * row
-    least = scatter_cost(fewest, fewest * row)
-    least_duckdb = DUCKDB_LEAST + int(DUCKDB_ROW_GROUPS * group * widest)
-    needed = own + writer + least + least_duckdb
-    room = options.memory - base
-    if room < needed:
-        raise too_little_memory(options.memory, base + needed)
-    threads = min(options.threads or machines.cores, room // needed)
-    share = room // threads - own - writer
-    duckdb_memory = min(max(int(share * DUCKDB_SHARE), least_duckdb), max(DUCKDB_MOST, least_duckdb))
-    chunk_bytes = min(share + writer - duckdb_memory, scatter_cost(0, MOST_BYTES))
-    sort_bytes = min(share, sort_cost(0, MOST_BYTES))
-    most = MOST_ROWS * max(isqrt((positions << 16) // MANY_POSITIONS), 1 << 8) >> 8
-    return Limits(
-        threads=threads,
-        duckdb_memory=duckdb_memory,
-        chunk_rows=min(chunk_bytes // scatter_cost(1, row), most),
-        chunk_bytes=chunk_bytes,
-        sort_rows=min(sort_bytes // sort_cost(1, row), most),
-        sort_bytes=sort_bytes,
+def look_ahead(
+    store: Store, options: ShuffleOptions, prepared: Prepared, ledger: Ledger, already_done: bool
+) -> ShufflePlan:
+    """Return the plan of a shuffle, less the work that its ledger lists as finished."""
+    layout = (
+        prepared.layout.recorded(ledger["layout"], ledger.path) if "layout" in ledger else prepared.layout
+    )
+    limits, cost = prepared.limits, prepared.cost
+    rows = sum(prepared.selection.rows.values())
+    runs, buckets = int(rows * cost.run_bytes), int(rows * cost.bucket_bytes)
+    at_work = limits.threads * prepared.machines
+    spill = int(at_work * min(limits.sort_rows, rows) * cost.run_bytes)
+    done_slices = [part for part in layout.slices if part.name in ledger]
+    done_buckets = [b.name for job in layout.jobs for b in job.buckets if b.name in ledger]
+    done_runs = sum(sum(ledger[part.name]["bytes"]) for part in done_slices)
+    done_rows = sum(ledger[name]["rows"] for name in done_buckets)
+    done = done_runs + sum(ledger[name]["bytes"] for name in done_buckets)
+    left_ids = layout.positions - sum(part.stop - part.start for part in done_slices)
+    left = left_ids / layout.positions * runs + (rows - done_rows) * cost.bucket_bytes
+    seconds = left_ids * cost.scatter_seconds + (rows - done_rows) * cost.sort_seconds
+    return ShufflePlan(
+        store=str(store.path),
+        seed=options.seed,
+        choices=options.non_default(),
+        positions=layout.positions,
+        rows=prepared.selection.rows,
+        left_out=prepared.selection.left_out,
+        buckets=prepared.buckets,
+        slices=len(layout.slices),
+        units=layout.units,
+        row_group_rows=ROW_GROUP_ROWS,
+        threads=limits.threads,
+        memory=options.memory,
+        duckdb_memory=limits.duckdb_memory,
+        chunk_rows=limits.chunk_rows,
+        sort_rows=limits.sort_rows,
+        run_bytes=runs,
+        bucket_bytes=buckets,
+        spill_bytes=spill,
+        disk_done=done,
+        disk_needed=0 if already_done else int(DISK_MARGIN * left) + spill,
+        disk_freed=0 if already_done or "layout" in ledger else _bytes_to_free(store),
+        disk_free=free_room(store),
+        units_done=len(done_slices) + len(done_buckets),
+        seconds=0.0 if already_done else prepared.seconds + seconds / at_work,
+        already_done=already_done,
+        duplicates=prepared.selection.duplicates,
+        balance=prepared.selection.balance,
+        notes=prepared.selection.notes,
     )
 
 
-def bucket_counts(options: ShuffleOptions, rows: dict[str, int]) -> dict[str, int]:
-    """Return the number of buckets by split. Smaller splits get proportionally fewer buckets.
+def free_room(store: Store) -> int:
+    """Return the free space in bytes on the disk that a shuffle writes to.
 
-    If the number is not given in the options, it depends only on the rows, so that the files are the same on
-    any machine.
+    For an object store this is the disk of its unfinished work.
     """
-    largest = max(rows.values())
-    buckets = options.buckets or -(-largest // BUCKET_ROWS)
-    return {split: -(-count * buckets // largest) for split, count in rows.items()}
+    return free_disk(store.path if isinstance(store.path, Path) else store.work)
 
 
-def make_layout(
-    positions: int,
-    rows: dict[str, int],
-    buckets: dict[str, int],
-    limits: Limits,
-    *,
-    by_key: bool = True,
-    machines: int = 1,
-) -> Layout:
-    """Divide a store into slices, and its buckets into units that one thread can sort.
-
-    Each slice has a piece of each unit. If pieces would become small, the numbers of slices and units are
-    therefore kept at the minimum that keeps all threads busy.
-
-    Args:
-        positions: Number of positions in the store.
-        rows: Number of selected rows by split, at least 1 each.
-        buckets: Number of buckets by split.
-        limits: Limits of a thread.
-        by_key: Whether buckets are ranges of keys (default: True).
-        machines: Number of machines, each with ``limits.threads`` threads (default: 1).
-    """
-    at_work = machines * limits.threads
-    shares = max(min(at_work * SLICES_PER_THREAD, isqrt(positions // PIECE_ROWS)), at_work)
-    expected = _expected_rows(limits.sort_rows)
-    groups = {}
-    for split, count in rows.items():
-        bucket_rows = -(-count // buckets[split])
-        parts = -(-bucket_rows // expected)
-        most = max(expected // bucket_rows, 1)
-        group = min(most, max(sum(buckets.values()) // shares, 1)) if parts == 1 else 1
-        groups[split] = Grouping(buckets[split], group, parts)
-    units = sum(grouping.units for grouping in groups.values())
-    slices = max(min(at_work * SLICES_PER_THREAD, positions // (PIECE_ROWS * units)), at_work)
-    slice_rows = min(limits.chunk_rows, max(-(-positions // slices), ROW_GROUP_ROWS))
-    return Layout(positions, slice_rows, by_key, groups)
-
-
-def _expected_rows(most: int) -> int:
-    """Return the planned rows per unit such that ``most`` is six standard deviations above it.
-
-    The number of rows in a range of keys follows a binomial distribution, whose variance is below its mean.
-    """
-    return max(int((sqrt(most + 9) - 3) ** 2), 1)
+def _bytes_to_free(store: Store) -> int:
+    """Return the size in bytes of the files that a new shuffle removes at its start."""
+    folders = [*(store.path / folder for folder in FOLDERS), store.work / "shuffle" / "runs"]
+    return sum(size_of_tree(folder) for folder in folders)

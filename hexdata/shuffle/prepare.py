@@ -15,11 +15,9 @@ from hexdata.engine import LOCAL
 from hexdata.engine.protocol import Machines
 from hexdata.errors import StoreError
 from hexdata.order import ORDER_VERSION, sort_key
-from hexdata.remote import AnyPath
 from hexdata.schema import positions_schema
 from hexdata.selection import Placement, Selection, select
-from hexdata.shuffle.options import ShuffleOptions
-from hexdata.shuffle.plan import (
+from hexdata.shuffle.layout import (
     BASE_MEMORY,
     Layout,
     Limits,
@@ -28,7 +26,9 @@ from hexdata.shuffle.plan import (
     make_limits,
     row_bytes,
 )
+from hexdata.shuffle.options import ShuffleOptions
 from hexdata.shuffle.runs import RUN_FORMAT, as_run, encode_run
+from hexdata.storage import AnyPath
 from hexdata.store import Store
 from hexdata.store.parquet import ROW_GROUP_ROWS, encode_parquet
 from hexdata.store.session import DuckDBPyConnection, duckdb_session, path_list_sql, read_parquet_sql

@@ -22,8 +22,8 @@ import pyarrow as pa
 import pyarrow.ipc as ipc
 
 from hexdata.errors import StoreError
-from hexdata.remote import AnyPath, read_range, read_tail
 from hexdata.schema import positions_schema
+from hexdata.storage import AnyPath, read_range, read_tail
 from hexdata.store.files import atomic_file
 
 __all__ = [

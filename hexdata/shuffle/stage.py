@@ -15,23 +15,23 @@ from typing import Any, Final
 from hexdata.engine import Engine
 from hexdata.errors import BudgetError, StoreError
 from hexdata.progress import Progress
-from hexdata.remote import AnyPath
 from hexdata.selection import BalanceRow, Duplicates
-from hexdata.shuffle.crew import Crew
+from hexdata.shuffle.layout import Bucket, Job, Layout, Slice
 from hexdata.shuffle.log import Log
 from hexdata.shuffle.options import ShuffleOptions
-from hexdata.shuffle.outlook import FOLDERS, ShufflePlan, free_room, look_ahead
 from hexdata.shuffle.patience import Patience
-from hexdata.shuffle.plan import Bucket, Job, Layout, Slice
+from hexdata.shuffle.plan import FOLDERS, ShufflePlan, free_room, look_ahead
 from hexdata.shuffle.prepare import Prepared, is_same_shuffle, prepare
 from hexdata.shuffle.runs import Runs
+from hexdata.shuffle.thread_pool import Crew
 from hexdata.shuffle.work import Report, Work, Written, scatter_alone, scatter_slice, sort_alone, sort_job
+from hexdata.storage import AnyPath
 from hexdata.store import Store
 from hexdata.store.arrow_memory import arrow_system_memory
+from hexdata.store.disk_space import is_disk_full
 from hexdata.store.files import FileFacts, has_size, remove_tree
 from hexdata.store.integrity import find_damage, find_published_damage, require_intact
 from hexdata.store.ledger import Ledger
-from hexdata.store.room import is_disk_full
 from hexdata.strict_json import Count
 from hexdata.units import format_bytes
 

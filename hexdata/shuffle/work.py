@@ -13,14 +13,14 @@ from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
-from hexdata.remote import AnyPath
 from hexdata.schema import positions_schema
 from hexdata.selection import Placement
+from hexdata.shuffle.layout import Bucket, Job, Layout, Limits, Slice
 from hexdata.shuffle.local import Mover
 from hexdata.shuffle.log import peak_resident_bytes
 from hexdata.shuffle.patience import Patience
-from hexdata.shuffle.plan import Bucket, Job, Layout, Limits, Slice
 from hexdata.shuffle.runs import Runs
+from hexdata.storage import AnyPath
 from hexdata.store.arrow_memory import release_memory
 from hexdata.store.files import FileFacts
 from hexdata.store.parquet import write_parquet

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hexdata.remote import AnyPath, prefix_of
 from hexdata.sql.views import create_catalog
+from hexdata.storage import AnyPath, prefix_of
 from hexdata.store import Store
+from hexdata.store.disk_space import telling_full_temporary
 from hexdata.store.limits import QueryLimits
-from hexdata.store.room import telling_full_temporary
 from hexdata.store.session import DuckDBPyConnection, duckdb_session, path_list_sql, quote
 
 __all__ = ["Limits", "open_catalog"]

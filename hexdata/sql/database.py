@@ -15,8 +15,8 @@ from typing import Final
 from hexdata.errors import HexdataError
 from hexdata.sql.views import create_catalog
 from hexdata.store import Store
+from hexdata.store.disk_space import naming_full
 from hexdata.store.files import write_bytes
-from hexdata.store.room import naming_full
 from hexdata.store.session import duckdb_session, quote
 
 __all__ = ["DATABASE_NAME", "write_database"]

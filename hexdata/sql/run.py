@@ -13,10 +13,10 @@ from typing import Final
 
 import pyarrow as pa
 
-from hexdata.remote import AnyPath, prefix_of
 from hexdata.sql.catalog import open_catalog
 from hexdata.sql.check import check_query, refused
 from hexdata.sql.named import named_query
+from hexdata.storage import AnyPath, prefix_of
 from hexdata.store import Store
 from hexdata.store.session import QUERY_ERRORS, DuckDBPyConnection
 

@@ -18,11 +18,11 @@ import pyarrow.parquet as pq
 
 from hexdata.checks import check_suffix
 from hexdata.errors import ConfigError, InputError
-from hexdata.remote import AnyPath, as_path, prefix_of
 from hexdata.sql.run import QueryResult
+from hexdata.storage import AnyPath, as_path, prefix_of
+from hexdata.store.disk_space import telling_full
 from hexdata.store.files import FileFacts
 from hexdata.store.parquet import write_parquet
-from hexdata.store.room import telling_full
 from hexdata.text import printable
 
 __all__ = ["json_rows", "save_parquet", "text_rows", "write_csv"]

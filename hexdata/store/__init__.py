@@ -10,11 +10,11 @@ from typing import Final
 
 from hexdata.checks import check_location
 from hexdata.errors import StoreError, StoreLockedError
-from hexdata.remote import AnyPath, as_path, objects_below, scratch_folder, telling
+from hexdata.storage import AnyPath, as_path, objects_below, scratch_folder, telling
+from hexdata.store.disk_space import telling_full
 from hexdata.store.files import exists, has_size, refuse_links, remove_file, remove_temporaries, remove_tree
 from hexdata.store.lock import LOCK_NAME, Turn, locked
 from hexdata.store.manifest import MANIFEST_NAME, Manifest
-from hexdata.store.room import telling_full
 from hexdata.text import shell_word
 
 __all__ = ["Store", "store_word"]

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from hexdata.errors import StoreError
-from hexdata.remote import (
+from hexdata.storage import (
     AnyPath,
     RemotePath,
     abort_uploads,
@@ -36,7 +36,7 @@ from hexdata.remote import (
     scratch_folder,
     upload,
 )
-from hexdata.store.room import name_file, naming_full
+from hexdata.store.disk_space import name_file, naming_full
 from hexdata.strict_json import MAX_JSON_BYTES, Count, HexDigest
 
 __all__ = [

@@ -14,8 +14,8 @@ from typing import Any, Final
 from hexdata.engine import LOCAL, Engine
 from hexdata.errors import StoreError
 from hexdata.progress import SILENT, Progress
-from hexdata.remote import AnyPath, telling
 from hexdata.schema import table_schema
+from hexdata.storage import AnyPath, telling
 from hexdata.store import Store, store_word
 from hexdata.store.files import FileFacts, digest_file
 from hexdata.store.parquet import check_table

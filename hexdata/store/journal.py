@@ -21,7 +21,7 @@ from typing import Annotated, Any, Final, Self
 from hexdata import __version__
 from hexdata.errors import StoreError
 from hexdata.pool import resident_bytes
-from hexdata.remote import AnyPath, open_binary
+from hexdata.storage import AnyPath, open_binary
 from hexdata.store.files import append_line
 from hexdata.strict_json import Count, Within, load_json
 

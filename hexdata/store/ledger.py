@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from hexdata.errors import StoreError
-from hexdata.remote import AnyPath
+from hexdata.storage import AnyPath
 from hexdata.store.files import canonical_json, exists, read_bounded, write_bytes
 from hexdata.strict_json import HexDigest, check_value, parse_json, shortened
 

@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 from hexdata.checks import check_fields
 from hexdata.errors import BudgetError
 from hexdata.pool import default_workers
-from hexdata.remote import AnyPath, client_memory
+from hexdata.storage import AnyPath, client_memory
 
 __all__ = ["QueryLimits", "Share"]
 

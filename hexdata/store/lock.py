@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, NoReturn
 
 from hexdata.errors import StoreError, StoreLockedError
-from hexdata.remote import (
+from hexdata.storage import (
     AnyPath,
     Changed,
     RemotePath,
@@ -29,8 +29,8 @@ from hexdata.remote import (
     read_tagged,
     scratch_folder,
 )
+from hexdata.store.disk_space import name_file
 from hexdata.store.files import make_folder, open_in_place
-from hexdata.store.room import name_file
 from hexdata.strict_json import parse_json, shortened
 
 __all__ = ["LOCK_NAME", "Turn", "find_writer", "locked"]

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Final, Literal
 from hexdata.board import MAX_SIZE, MIN_SIZE
 from hexdata.errors import StoreError
 from hexdata.order import ORDER_VERSION
-from hexdata.remote import AnyPath, Changed, put_if, read_tagged
 from hexdata.schema import SCHEMA_VERSION
+from hexdata.storage import AnyPath, Changed, put_if, read_tagged
 from hexdata.store.files import FileFacts, canonical_json, read_bounded, write_bytes
 from hexdata.strict_json import (
     PLAIN_NAME,

@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hexdata.errors import StoreError
-from hexdata.remote import AnyPath
 from hexdata.schema import games_schema, positions_schema, raw_schema, sources_schema
+from hexdata.storage import AnyPath
 from hexdata.store import Store
 from hexdata.store.parquet import Rows, open_parquet, read_parquet, read_rows
 from hexdata.strict_json import parse_metadata, shortened

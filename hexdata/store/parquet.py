@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from hexdata.errors import StoreError
-from hexdata.remote import AnyPath, open_binary
+from hexdata.storage import AnyPath, open_binary
 from hexdata.store.files import FileFacts, HashingFile, atomic_file
 
 __all__ = [

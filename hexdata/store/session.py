@@ -17,7 +17,7 @@ import duckdb
 from duckdb import DuckDBPyConnection
 
 from hexdata.errors import BudgetError, StoreError
-from hexdata.remote import AnyPath, file_system
+from hexdata.storage import AnyPath, file_system
 
 __all__ = [
     "QUERY_ERRORS",
@@ -173,7 +173,7 @@ def _reading(connection: DuckDBPyConnection, place: AnyPath | None) -> Iterator[
     if place is None or isinstance(place, Path):
         yield
         return
-    from hexdata.remote.steady import SteadyFileSystem  # loads fsspec
+    from hexdata.storage.query_filesystem import SteadyFileSystem  # loads fsspec
 
     system = SteadyFileSystem(file_system(place), place.protocol)
     connection.register_filesystem(system)

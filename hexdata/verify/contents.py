@@ -17,12 +17,12 @@ from hexdata.engine.protocol import DIGEST_MEMORY
 from hexdata.errors import BudgetError, EngineError, HexdataError, StoreLockedError, VerifyError
 from hexdata.progress import SILENT, Progress
 from hexdata.quality import Quality, measure_quality
-from hexdata.remote import AnyPath, client_memory, is_fault
+from hexdata.storage import AnyPath, client_memory, is_fault
 from hexdata.store import Store
+from hexdata.store.disk_space import telling_full_temporary
 from hexdata.store.integrity import find_damage, rebuild_commands
 from hexdata.store.lock import find_writer
 from hexdata.store.manifest import Manifest
-from hexdata.store.room import telling_full_temporary
 from hexdata.verify.options import VerifyOptions
 from hexdata.verify.shards import check_shards
 from hexdata.verify.shuffled import check_order, check_quality, check_rows

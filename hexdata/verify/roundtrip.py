@@ -21,12 +21,12 @@ from hexdata.errors import BudgetError, HexdataError, InputError, VerifyError
 from hexdata.formats import BATCH_ROWS, SourceReader, open_source
 from hexdata.formats.legacy import write_legacy
 from hexdata.progress import SILENT, Progress
-from hexdata.remote import AnyPath, as_path, objects_below, prefix_of
+from hexdata.storage import AnyPath, as_path, objects_below, prefix_of
 from hexdata.store import Store
+from hexdata.store.disk_space import naming_full, telling_full_temporary
 from hexdata.store.files import digest_file, exists, walk_once
 from hexdata.store.originals import Original, list_originals, pickle_names, with_file_idx
 from hexdata.store.parquet import read_parquet, regroup
-from hexdata.store.room import naming_full, telling_full_temporary
 
 __all__ = ["RoundTrip", "check_round_trip"]
 

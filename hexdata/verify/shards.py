@@ -8,16 +8,16 @@ from typing import Final
 import pyarrow as pa
 
 from hexdata.errors import VerifyError
-from hexdata.formats.block_check import block_fields, check_block
-from hexdata.formats.shard_manifest import ShardEntry, ShardManifest
-from hexdata.formats.shards import (
+from hexdata.progress import Progress
+from hexdata.schema import positions_schema
+from hexdata.shards.block_check import block_fields, check_block
+from hexdata.shards.format import (
     Block,
     block_samples,
     columns_to_block,
     read_placed_blocks,
 )
-from hexdata.progress import Progress
-from hexdata.schema import positions_schema
+from hexdata.shards.manifest import ShardEntry, ShardManifest
 from hexdata.store import Store
 from hexdata.store.parquet import Rows, read_rows, regroup
 

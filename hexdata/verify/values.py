@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 from hexdata.errors import VerifyError
-from hexdata.formats.position_check import find_bad_position
-from hexdata.remote import AnyPath
 from hexdata.schema import SPLITS, positions_schema
+from hexdata.shards.position_check import find_bad_position
+from hexdata.storage import AnyPath
 from hexdata.store import Store
 from hexdata.store.parquet import open_parquet
 from hexdata.store.session import duckdb_session, read_parquet_sql

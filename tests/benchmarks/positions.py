@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from hexdata.batch import Batch, BatchOptions, make_batch
 from hexdata.board import pack_boards
-from hexdata.formats.shards import ShardEntry, ShardManifest, ShardWriter, block_fields
 from hexdata.schema import NO_MOVE
+from hexdata.shards.format import ShardEntry, ShardManifest, ShardWriter, block_fields
 
 N = 13
 CELLS = N * N

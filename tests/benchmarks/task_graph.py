@@ -14,7 +14,7 @@ from typing import Final
 from hexdata.engine.protocol import Machines
 from hexdata.export import ExportOptions
 from hexdata.shuffle import ShuffleOptions
-from hexdata.shuffle.plan import Layout, bucket_counts, make_layout, make_limits, row_bytes
+from hexdata.shuffle.layout import Layout, bucket_counts, make_layout, make_limits, row_bytes
 from hexdata.shuffle.runs import INDEXES_AT_A_TIME
 
 N = 13

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hexdata.formats.shard_manifest import ShardManifest
 from hexdata.loader import Loader
+from hexdata.shards.manifest import ShardManifest
 
 if TYPE_CHECKING:
     from upath import UPath

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from hexdata.remote import RemotePath
+from hexdata.storage import RemotePath
 
 LEAST_RATIO = 0.5
 """Of the rate on the disk. The server is on the same two cores, which is what it costs most."""

@@ -23,7 +23,7 @@ from rich.console import Console
 
 from hexdata.cli import main
 from hexdata.cli.view import View
-from hexdata.live.watch import LiveFacts, StageFacts
+from hexdata.live.metrics import LiveFacts, StageFacts
 
 if TYPE_CHECKING:
     from tests.conftest import DemoTrmph

@@ -13,7 +13,7 @@ from hexdata.convert import ConvertOptions
 from hexdata.errors import BudgetError
 from hexdata.export import ExportOptions, PicklesOptions
 from hexdata.shuffle import ShuffleOptions
-from hexdata.shuffle.plan import make_limits, row_bytes
+from hexdata.shuffle.layout import make_limits, row_bytes
 from hexdata.sql import Limits
 from hexdata.verify import VerifyOptions
 

@@ -31,7 +31,7 @@ from hexdata.errors import (
 )
 from hexdata.formats.trmph import write_trmph
 from hexdata.progress import Silent
-from hexdata.remote import address, as_path
+from hexdata.storage import address, as_path
 from hexdata.store import Store
 from hexdata.store.files import remove_tree
 from tests.convert.dying import still_there
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from upath import UPath
 
-    from hexdata.remote import AnyPath
+    from hexdata.storage import AnyPath
     from tests.conftest import StoreBytes
     from tests.convert.conftest import Make
     from tests.object_store import ObjectStore
@@ -253,7 +253,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make each request once or twice only, so that a test does not wait; through connections of its own."""
     own = {"retries": {"mode": "standard", "max_attempts": 1}, "user_agent_extra": os.urandom(6).hex()}
     monkeypatch.setitem(address._OPTIONS["s3"], "config_kwargs", own)
-    monkeypatch.setattr("hexdata.remote.patience.ATTEMPTS", 2)
+    monkeypatch.setattr("hexdata.storage.retry.ATTEMPTS", 2)
     monkeypatch.setattr("s3fs.S3FileSystem.retries", 1)
 
 

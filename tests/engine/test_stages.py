@@ -26,8 +26,8 @@ from hexdata.errors import EngineError, StoreError
 from hexdata.export import ExportOptions, PicklesOptions, export_pickles, export_shards
 from hexdata.pipeline import Config, run_config
 from hexdata.progress import Silent
-from hexdata.remote import as_path
 from hexdata.shuffle import ShuffleOptions, plan, plan_shuffle, shuffle_store
+from hexdata.storage import as_path
 from hexdata.store import Store
 from hexdata.verify import verify_store
 

@@ -23,9 +23,9 @@ import numpy as np
 from hexdata.board import pack_boards
 from hexdata.errors import FormatError
 from hexdata.formats.legacy import DEFAULT_LIMITS, LegacyReader
+from hexdata.formats.legacy.allowlist import Array, ByteArray, Dtype, EnumValue, Name, Scalar
 from hexdata.formats.legacy.dialect import DIALECT_KEY, unescaped_key
-from hexdata.formats.legacy.machine import Event, Machine
-from hexdata.formats.legacy.standins import Array, ByteArray, Dtype, EnumValue, Name, Scalar
+from hexdata.formats.legacy.unpickler import Event, Machine
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -12,10 +12,10 @@ import numpy as np
 
 from hexdata.board import pack_boards
 from hexdata.demo.games import make_games
-from hexdata.formats.shards import Block
 from hexdata.live.chunk import PLIES, Chunk
 from hexdata.live.stage import Stage, Transform, Worker
 from hexdata.schema import NO_MOVE, NO_PLY, NO_TIER
+from hexdata.shards.format import Block
 from tests.live.counting import until
 
 N = 5

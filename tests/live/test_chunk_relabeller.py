@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from hexdata.errors import ConfigError, HexdataError
-from hexdata.formats.shards import Block, block_length
 from hexdata.live import Chunk, Targets
 from hexdata.live.chunk_relabeller import ChunkRelabeller, Relabel
 from hexdata.live.chunk_unpacker import ChunkUnpacker
 from hexdata.live.pipeline import Pipeline
+from hexdata.shards.format import Block, block_length
 from tests.live.made import CELLS, MadeGames, found_chunk, plain_row, rows_of, whole_chunks
 
 

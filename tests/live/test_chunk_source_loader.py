@@ -21,15 +21,15 @@ from hexdata.demo.games import make_games
 from hexdata.errors import ConfigError, FormatError
 from hexdata.export import ExportOptions, export_shards
 from hexdata.formats import open_source
-from hexdata.formats.shards import ShardWriter
 from hexdata.formats.trmph import write_trmph
 from hexdata.live.chunk import SCANNED, Chunk, FoundFile
 from hexdata.live.chunk_source_loader import ChunkSourceLoader
-from hexdata.live.hub import Stopped
+from hexdata.live.coordinator import Stopped
 from hexdata.live.pipeline import Pipeline
 from hexdata.live.source_games import found_games, trmph_games
 from hexdata.live.stage import Stage, Worker
 from hexdata.schema import NO_MOVE
+from hexdata.shards.format import ShardWriter
 from hexdata.shuffle import ShuffleOptions, shuffle_store
 from hexdata.store import Store
 from tests.live.layouts import LAYOUTS, Layouts, N, by_id, examples, flat, games, shuffled, write_pickle

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hexdata.errors import ConfigError, StoreError
-from hexdata.formats.shards import block_fields
 from hexdata.live.chunk import PLIES, Chunk
 from hexdata.live.chunk_unpacker import ChunkUnpacker
 from hexdata.live.pipeline import Pipeline
+from hexdata.shards.format import block_fields
 from tests.live.counting import in_thread, until
 from tests.live.made import MadeGames, N, found_chunk, ids_of, plain_row, rows_of, whole_chunks
 

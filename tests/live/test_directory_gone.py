@@ -19,7 +19,7 @@ from hexdata.formats.trmph import write_trmph
 from hexdata.live import LiveLoader, LiveOptions, directory_watch
 from hexdata.live.chunk import SCANNED
 from hexdata.live.chunk_source_loader import ChunkSourceLoader
-from hexdata.live.file_path_provider import FilePathProvider
+from hexdata.live.files.provider import FilePathProvider
 from hexdata.live.pipeline import Pipeline
 from hexdata.live.shuffling_chunk_pool import ShufflingChunkPool
 from tests.live.counting import PATIENCE, until
@@ -239,7 +239,7 @@ def test_a_watch_that_cannot_stand_again_stops_nothing(folder: Path, monkeypatch
 
     stood: list[bool] = []
     failed = threading.Event()
-    monkeypatch.setattr("hexdata.live.directory_watch.watch", stand_once)
+    monkeypatch.setattr("hexdata.live.files.watcher.watch", stand_once)
     with started(folder, rescan=0.05) as pipeline:
         failed.set()
         until(lambda: pipeline.hub.warnings)
@@ -257,7 +257,7 @@ def test_a_watch_that_never_stands_keeps_nothing_back(folder: Path, monkeypatch:
     def cannot_spell(*_: object, **__: object) -> Iterator[set[Any]]:
         raise RuntimeError("Unable to decode path")
 
-    monkeypatch.setattr("hexdata.live.directory_watch.watch", cannot_spell)
+    monkeypatch.setattr("hexdata.live.files.watcher.watch", cannot_spell)
     (folder / "a.trmph").write_text("x")
     with watching(folder, rescan=0.05) as pipeline:
         pipeline.start()
@@ -274,7 +274,7 @@ def test_where_polling_may_not_read_a_folder_names_are_looked_through(
     def closed(*_: object, **__: object) -> Iterator[set[Any]]:
         raise RuntimeError("IO error for operation on lost+found: Permission denied")
 
-    monkeypatch.setattr("hexdata.live.directory_watch.watch", closed)
+    monkeypatch.setattr("hexdata.live.files.watcher.watch", closed)
     write_games(folder / "a.trmph", 3, 1)
     provider = FilePathProvider(folder, settle=0.05, rescan=0.05, force_polling=True)
     with Pipeline([provider, ChunkSourceLoader()], [(4, "block"), (4, "block")]) as pipeline:

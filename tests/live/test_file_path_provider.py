@@ -21,8 +21,8 @@ from watchfiles import Change
 from hexdata.errors import ConfigError, HexdataError, InputError
 from hexdata.live.chunk import SCANNED, FoundFile
 from hexdata.live.chunk_source_loader import ChunkSourceLoader
-from hexdata.live.file_path_provider import FilePathProvider
-from hexdata.live.hub import Stopped
+from hexdata.live.coordinator import Stopped
+from hexdata.live.files.provider import FilePathProvider
 from hexdata.live.pipeline import Pipeline
 from hexdata.live.queue import Overflow
 from tests.live.counting import PATIENCE, until
@@ -166,7 +166,7 @@ class Clock:
 def test_a_file_that_grows_in_place_waits_until_it_is_settled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hexdata.live.file_path_provider.time", clock := Clock())
+    monkeypatch.setattr("hexdata.live.files.provider.time", clock := Clock())
     with started(tmp_path, settle=100.0) as pipeline:
         candidates = provider_of(pipeline)._candidates
         path = tmp_path / "a.trmph"
@@ -275,7 +275,7 @@ def test_what_the_system_does_not_tell_is_found_when_all_is_looked_through(
         yield set()
         stop_event.wait()
 
-    monkeypatch.setattr("hexdata.live.directory_watch.watch", say_nothing)
+    monkeypatch.setattr("hexdata.live.files.watcher.watch", say_nothing)
     with started(tmp_path, rescan=0.05) as pipeline:
         write(tmp_path / "sub/a.trmph")
         assert names(pipeline, 1) == ["sub/a.trmph"]
@@ -459,7 +459,7 @@ def test_a_directory_that_cannot_be_watched_stops_the_pipeline(
     def refuse(*_: object, **__: object) -> Iterator[Any]:
         raise OSError("OS file watch limit reached")
 
-    monkeypatch.setattr("hexdata.live.directory_watch.watch", refuse)
+    monkeypatch.setattr("hexdata.live.files.watcher.watch", refuse)
     with watching(tmp_path) as pipeline:
         pipeline.start()
         with pytest.raises(HexdataError, match="cannot be watched"):

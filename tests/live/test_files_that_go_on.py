@@ -18,14 +18,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hexdata.demo.games import make_games
-from hexdata.formats.shards import ShardWriter
 from hexdata.formats.trmph import write_trmph
 from hexdata.live.chunk import Chunk, FoundFile
 from hexdata.live.chunk_source_loader import ChunkSourceLoader
-from hexdata.live.file_path_provider import FilePathProvider
+from hexdata.live.files.provider import FilePathProvider
 from hexdata.live.pipeline import Pipeline
 from hexdata.live.shuffling_chunk_pool import ShufflingChunkPool
 from hexdata.live.stage import Stage
+from hexdata.shards.format import ShardWriter
 from tests.live.counting import PATIENCE
 from tests.live.layouts import Layouts
 from tests.live.made import found_chunk
@@ -45,7 +45,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr("hexdata.live.file_path_provider.time", made)
+    monkeypatch.setattr("hexdata.live.files.provider.time", made)
     return made
 
 
@@ -180,7 +180,7 @@ def test_of_a_text_that_grows_line_by_line_each_split_gets_its_own(
     tmp_path_factory: pytest.TempPathFactory, amounts: list[int], split: str
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hexdata.live.file_path_provider.time", clock := Clock())
+        patch.setattr("hexdata.live.files.provider.time", clock := Clock())
         folder = tmp_path_factory.mktemp("watched")
         lines = text_of(30).splitlines(keepends=True)[: sum(amounts)]
         steps = Steps(folder, clock, split=split, val=0.3, test=0.3)

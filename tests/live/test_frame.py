@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from hexdata.errors import ConfigError, HexdataError
 from hexdata.live import hub as hub_module
-from hexdata.live.hub import Hub, Stopped
+from hexdata.live.coordinator import Hub, Stopped
 from hexdata.live.pipeline import Pipeline
 from hexdata.live.queue import Overflow, Queue
 from hexdata.live.stage import Stage, Worker

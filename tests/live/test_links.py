@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from hexdata.live.chunk import SCANNED
-from hexdata.live.directory import Directory, Folders
-from hexdata.live.file_path_provider import PATTERNS, FilePathProvider
+from hexdata.live.files.provider import PATTERNS, FilePathProvider
+from hexdata.live.files.scan import Directory, Folders
 from hexdata.live.pipeline import Pipeline
 from tests.live.counting import until
 

@@ -21,15 +21,15 @@ import pytest
 from hexdata.batch import BatchOptions
 from hexdata.demo.games import make_game
 from hexdata.errors import HexdataError
-from hexdata.formats.shards import Block
 from hexdata.live import Chunk, LiveLoader, LiveOptions, StageOptions, make_pipeline
 from hexdata.live.chunk import PLIES
 from hexdata.live.chunk_source_loader import ChunkSourceLoader
-from hexdata.live.file_path_provider import FilePathProvider
+from hexdata.live.files.provider import FilePathProvider
 from hexdata.live.pipeline import Pipeline
 from hexdata.live.queue import Overflow
 from hexdata.live.shuffling_chunk_pool import ShufflingChunkPool
 from hexdata.live.stream_shuffler import StreamShuffler
+from hexdata.shards.format import Block
 
 if TYPE_CHECKING:
     from .conftest import StartWriter

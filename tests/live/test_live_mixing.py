@@ -17,11 +17,11 @@ import pytest
 from hexdata.batch import BatchOptions
 from hexdata.live import LiveLoader, LiveOptions
 from hexdata.live.chunk_source_loader import ChunkSourceLoader
-from hexdata.live.drive import same_game_pairs
-from hexdata.live.file_path_provider import FilePathProvider
+from hexdata.live.files.provider import FilePathProvider
 from hexdata.live.pairs import expected_pairs
 from hexdata.live.pipeline import Pipeline
 from hexdata.live.shuffling_chunk_pool import Hand, ShufflingChunkPool
+from hexdata.live.trial import same_game_pairs
 
 if TYPE_CHECKING:
     from tests.conftest import DemoTrmph

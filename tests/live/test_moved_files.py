@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from hexdata.live.directory import Directory, Look, Seen
-from hexdata.live.known_files import KnownFiles
+from hexdata.live.files.delivered_files import KnownFiles
+from hexdata.live.files.scan import Directory, Look, Seen
 from hexdata.live.pipeline import Pipeline
 from hexdata.live.state import decode_state, encode_state
 from tests.live.counting import PATIENCE, until

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexdata.live.hub import Hub, Stopped
+from hexdata.live.coordinator import Hub, Stopped
 from hexdata.live.pipeline import Pipeline
 from hexdata.live.queue import Overflow, Queue
 from tests.live.counting import Numbers, Pass, in_thread, rest

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hexdata.errors import ConfigError, StoreError
-from hexdata.formats.shards import Block, block_length
 from hexdata.live.chunk_unpacker import ChunkUnpacker
 from hexdata.live.pipeline import Pipeline
 from hexdata.live.shuffling_frame_sampler import Reservoir, ShufflingFrameSampler
 from hexdata.order import derive_key, uniform_draw
+from hexdata.shards.format import Block, block_length
 from tests.live.made import MadeGames, Row, block_rows, ids_of, rows_of, whole_chunks
 
 SEED = 5

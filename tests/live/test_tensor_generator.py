@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from hexdata.batch import FIELDS, Batch, BatchOptions, make_batch
 from hexdata.errors import ConfigError
-from hexdata.formats.shards import Block
 from hexdata.live.chunk_unpacker import ChunkUnpacker
 from hexdata.live.pipeline import Pipeline
 from hexdata.live.tensor_generator import TensorGenerator
+from hexdata.shards.format import Block
 from tests.live.counting import in_thread, until
 from tests.live.made import MadeGames, N, found_chunk
 

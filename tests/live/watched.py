@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hexdata.live.chunk import FoundFile
-from hexdata.live.file_path_provider import FilePathProvider
+from hexdata.live.files.provider import FilePathProvider
 from hexdata.live.pipeline import Pipeline
 from tests.live.counting import PATIENCE
 

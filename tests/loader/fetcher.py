@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hexdata.errors import HexdataError
-from hexdata.formats.shard_manifest import ShardEntry
-from hexdata.loader.shard_cache import ShardCache
-from hexdata.loader.source import WHOLE, FileStream, Part
-from hexdata.loader.sources import FolderSource
+from hexdata.shards.cache import ShardCache
+from hexdata.shards.manifest import ShardEntry
+from hexdata.shards.source import WHOLE, FileStream, Part
+from hexdata.shards.sources import FolderSource
 
 
 class Halting(FileStream):

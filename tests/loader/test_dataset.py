@@ -15,7 +15,7 @@ from hexdata.loader import Loader, PositionDataset
 from hexdata.order import shuffle_indices
 
 if TYPE_CHECKING:
-    from .conftest import MakeShards, ShardFolder
+    from tests.shard_folder import MakeShards, ShardFolder
 
 
 @pytest.mark.parametrize("dense", [False, True])

@@ -14,7 +14,7 @@ from hexdata.loader.mixture import Mixture
 from tests.loader.stopping import Steps, check_loops, take
 
 if TYPE_CHECKING:
-    from .conftest import MakeShards, ShardFolder
+    from tests.shard_folder import MakeShards, ShardFolder
 
 MODES: list[dict[str, Any]] = [
     {"mode": "exact"},

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from hexdata.errors import HexdataError
-from hexdata.formats.shards import Block
 from hexdata.live.shard_source import shard_batches
 from hexdata.loader import Loader
+from hexdata.shards.format import Block
 from hexdata.show import read_shard_position
 from tests.publisher import alter_blocks, alter_bytes, set_header
 
 if TYPE_CHECKING:
-    from .conftest import MakeShards
+    from tests.shard_folder import MakeShards
 
 SHARD = "train-000000.tar"
 POSITIONS = 16

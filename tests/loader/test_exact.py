@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from hexdata.batch import BatchOptions
-from hexdata.formats.shards import ShardManifest
 from hexdata.loader import exact
 from hexdata.loader.exact import ExactShards
 from hexdata.loader.options import LoaderOptions
 from hexdata.order import shuffle_indices
+from hexdata.shards.format import ShardManifest
 
 if TYPE_CHECKING:
-    from .conftest import MakeShards, ShardFolder
+    from tests.shard_folder import MakeShards, ShardFolder
 
 IDS = ("position_id",)
 

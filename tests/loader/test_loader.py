@@ -16,7 +16,7 @@ from hexdata.loader import Loader, combine_digests
 from hexdata.order import shuffle_indices
 
 if TYPE_CHECKING:
-    from .conftest import MakeShards, ShardFolder
+    from tests.shard_folder import MakeShards, ShardFolder
 
 Steps = list[list[int]]
 

@@ -13,14 +13,14 @@ import pytest
 from hexdata.convert import ConvertOptions, convert_sources
 from hexdata.errors import ConfigError, FormatError, HexdataError, StoreError
 from hexdata.export import ExportOptions, export_shards
-from hexdata.formats.shards import ShardManifest
 from hexdata.loader import Loader, PositionDataset
+from hexdata.shards.format import ShardManifest
 from hexdata.shuffle import ShuffleOptions, shuffle_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .conftest import MakeShards, ShardFolder
+    from tests.shard_folder import MakeShards, ShardFolder
 
     DemoTrmph = Callable[..., list[Path]]
 

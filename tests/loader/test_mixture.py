@@ -20,14 +20,14 @@ from hypothesis import strategies as st
 
 from hexdata.batch import FIELDS
 from hexdata.errors import ConfigError, StoreError
-from hexdata.formats.shards import ShardManifest, ShardWriter, block_fields
 from hexdata.loader import Loader
-from hexdata.loader.mapped import Gathered, MappedShards
 from hexdata.loader.mixture import Mixture, MixtureOptions, SourceCounts
 from hexdata.order import Permutation, derive_key
+from hexdata.shards.format import ShardManifest, ShardWriter, block_fields
+from hexdata.shards.mapped import Gathered, MappedShards
 
 if TYPE_CHECKING:
-    from .conftest import MakeShards, ShardFolder
+    from tests.shard_folder import MakeShards, ShardFolder
 
 Arrays = dict[str, np.ndarray]
 IDS = ("position_id",)

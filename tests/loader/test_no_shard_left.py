@@ -10,7 +10,7 @@ from hexdata.errors import StoreError
 from hexdata.loader import Loader
 
 if TYPE_CHECKING:
-    from .conftest import MakeShards
+    from tests.shard_folder import MakeShards
 
 
 def test_missing_shards_are_refused_when_the_loader_is_made(make_shards: MakeShards) -> None:

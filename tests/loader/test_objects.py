@@ -24,7 +24,7 @@ from hexdata.convert import ConvertOptions, convert_sources
 from hexdata.errors import BudgetError, ConfigError, HexdataError, StoreError
 from hexdata.export import ExportOptions, export_shards
 from hexdata.loader import Loader, Mixture, PositionDataset
-from hexdata.loader.drive import LoadOptions, drive_loader
+from hexdata.loader.trial import LoadOptions, drive_loader
 from hexdata.shuffle import ShuffleOptions, shuffle_store
 from tests.object_store import ACCESS_KEY, SECRET_KEY, Fault
 
@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from upath import UPath
 
     from tests.object_store import ObjectStore
-
-    from .conftest import MakeShards, ShardFolder
+    from tests.shard_folder import MakeShards, ShardFolder
 
 STREAM: dict[str, Any] = {"batch_size": 12, "streams": (2, 2), "window": 24}
 PATIENCE = 60.0

@@ -12,7 +12,7 @@ from hexdata.loader import Loader
 from hexdata.order import ORDER_VERSION
 
 if TYPE_CHECKING:
-    from .conftest import MakeShards, ShardFolder
+    from tests.shard_folder import MakeShards, ShardFolder
 
 BASE: dict[str, Any] = {"batch_size": 16, "fields": ("position_id",)}
 

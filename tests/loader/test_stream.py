@@ -17,15 +17,15 @@ import pytest
 
 from hexdata.batch import BatchOptions
 from hexdata.errors import ConfigError, FormatError, HexdataError, StoreError
-from hexdata.formats.shards import Block, ShardManifest, block_to_policy
 from hexdata.loader import Loader
 from hexdata.loader.options import LoaderOptions
-from hexdata.loader.source import WHOLE, ByteStream, Part, Source
-from hexdata.loader.sources import FolderSource, make_source
 from hexdata.loader.stream import StreamEpoch
+from hexdata.shards.format import Block, ShardManifest, block_to_policy
+from hexdata.shards.source import WHOLE, ByteStream, Part, Source
+from hexdata.shards.sources import FolderSource, make_source
 
 if TYPE_CHECKING:
-    from .conftest import MakeShards, ShardFolder
+    from tests.shard_folder import MakeShards, ShardFolder
 
 IDS = ("position_id",)
 POSITIONS = 134

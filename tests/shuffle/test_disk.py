@@ -21,7 +21,7 @@ from hexdata.progress import Silent
 from hexdata.shuffle import Patience, ShuffleOptions, plan, plan_shuffle, shuffle_store
 from hexdata.shuffle.patience import is_transient
 from hexdata.store import Store
-from hexdata.store.room import is_disk_full
+from hexdata.store.disk_space import is_disk_full
 from hexdata.store.session import duckdb_session
 from tests.shuffle.test_killed import SCRIPT
 

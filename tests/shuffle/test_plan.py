@@ -1,250 +1,160 @@
-"""The plan of a shuffle: everything covered once, nothing larger than the memory has room for."""
+"""What a shuffle says of itself: the plan before, and the log that it leaves."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from typer.testing import CliRunner
 
-from hexdata.engine.protocol import Machines
-from hexdata.errors import BudgetError, ConfigError
-from hexdata.order import sort_key
-from hexdata.pool import default_workers
-from hexdata.schema import SPLITS
-from hexdata.shuffle import ShuffleOptions
-from hexdata.shuffle.options import MINIMUM_MEMORY
-from hexdata.shuffle.plan import (
-    BUCKET_ROWS,
-    Layout,
-    Limits,
-    bucket_counts,
-    make_layout,
-    make_limits,
-    row_bytes,
-    sort_cost,
-)
+from hexdata.cli import app
+from hexdata.errors import StoreError
+from hexdata.progress import Silent
+from hexdata.shuffle import ShuffleOptions, plan, plan_shuffle, shuffle_store
+from hexdata.shuffle.log import Log
+from hexdata.store import Store
+from hexdata.verify import verify_store
 
-ROWS = st.dictionaries(st.sampled_from(SPLITS), st.integers(1, 10**9), min_size=1).map(
-    lambda rows: {split: rows[split] for split in SPLITS if split in rows}
-)
-OPTIONS = st.builds(
-    ShuffleOptions,
-    seed=st.integers(),
-    buckets=st.none() | st.integers(1, 600),
-    memory=st.integers(MINIMUM_MEMORY, 10**11),
-    threads=st.none() | st.integers(1, 128),
-)
-NARROW = row_bytes(13, 0)
-DENSE = row_bytes(13, 4 * 169)
+if TYPE_CHECKING:
+    from tests.conftest import CopyStore, StoreBytes, WriteOddStore
+
+OPTIONS = ShuffleOptions(seed=5, buckets=6, threads=2)
 
 
-def planned(options: ShuffleOptions, rows: dict[str, int]) -> tuple[Limits, Layout]:
-    limits = make_limits(options, sum(rows.values()), NARROW, NARROW)
-    return limits, make_layout(sum(rows.values()), rows, bucket_counts(options, rows), limits)
+def everything(store: Path) -> dict[Path, tuple[int, int]]:
+    return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in store.rglob("*")}
 
 
-@given(OPTIONS, ROWS)
-def test_slices_and_jobs_cover_everything_once(options: ShuffleOptions, rows: dict[str, int]) -> None:
-    limits, layout = planned(options, rows)
-    bounds = [0, *(part.stop for part in layout.slices)]
-    assert [part.start for part in layout.slices] == bounds[:-1]
-    assert bounds[-1] == sum(rows.values())
-    assert len({part.name for part in layout.slices}) == len(layout.slices)
-    assert max(part.stop - part.start for part in layout.slices) <= limits.chunk_rows
-    units = [unit for job in layout.jobs for unit in job.units]
-    assert units == list(range(layout.units))
-    counts = bucket_counts(options, rows)
-    buckets = [(bucket.split, bucket.index) for job in layout.jobs for bucket in job.buckets]
-    assert buckets == [(split, i) for split in rows for i in range(counts[split])]
-    assert all(len(job.buckets) == 1 or len(job.units) == 1 for job in layout.jobs)
+# --- the plan -----------------------------------------------------------------------------------------
 
 
-@given(OPTIONS, ROWS)
-def test_nothing_is_planned_that_does_not_fit(options: ShuffleOptions, rows: dict[str, int]) -> None:
-    limits, layout = planned(options, rows)
-    for split, count in rows.items():
-        grouping = layout.groups[split]
-        unit = -(-count // grouping.buckets) * grouping.group / grouping.parts
-        assert unit + 5.9 * unit**0.5 <= limits.sort_rows or unit <= 1
-    assert limits.may_sort(limits.sort_rows, limits.sort_rows * NARROW)
-    assert not limits.may_sort(limits.sort_rows + 1, 0)
-    assert not limits.may_sort(1, limits.sort_bytes)
-    assert 1 <= limits.threads <= (options.threads or default_workers())
-    held = max(sort_cost(limits.sort_rows, limits.sort_rows * NARROW), limits.duckdb_memory)
-    assert limits.threads * held < options.memory
+def test_planning_writes_nothing_and_foretells_the_shuffle(trmph_store: Path, copy_store: CopyStore) -> None:
+    store = copy_store(trmph_store)
+    before = everything(store)
+    told = plan_shuffle(store, OPTIONS)
+    assert everything(store) == before
+    made = shuffle_store(store, OPTIONS)
+    assert (told.rows, told.buckets, told.left_out) == (made.splits, made.buckets, made.left_out)
+    assert (told.seed, told.already_done, told.units_done, told.threads) == (5, False, 0, 2)
+    assert 0.5 * made.bytes < told.bucket_bytes < 2 * made.bytes
+    assert told.disk_needed > told.run_bytes + told.bucket_bytes
+    assert told.seconds > 0
+    assert told.duckdb_memory * told.threads < told.memory == 1_000_000_000
 
 
-@given(OPTIONS, ROWS)
-def test_the_number_of_buckets_follows_from_the_rows_alone(
-    options: ShuffleOptions, rows: dict[str, int]
+def test_what_is_left_out_is_told_before(odd_store: Path) -> None:
+    told = plan_shuffle(odd_store, ShuffleOptions(where="position_id < 100"))
+    assert sum(told.rows.values()) == 100
+    assert told.left_out == {"where": 800}
+    assert told.choices == {"where": "position_id < 100"}
+    assert told.positions == 900
+
+
+def test_a_shuffle_that_is_done_needs_nothing(trmph_store: Path, copy_store: CopyStore) -> None:
+    store = copy_store(trmph_store)
+    shuffle_store(store, OPTIONS)
+    before = everything(store)
+    told = plan_shuffle(store, OPTIONS)
+    assert everything(store) == before
+    assert (told.already_done, told.disk_needed, told.disk_freed, told.seconds) == (True, 0, 0, 0)
+    other = plan_shuffle(store, ShuffleOptions(seed=6))
+    assert not other.already_done
+    assert other.disk_freed == sum(f.stat().st_size for f in (store / "shuffled").rglob("*.parquet"))
+
+
+def test_planning_leaves_the_progress_of_another_shuffle_alone(
+    trmph_store: Path, copy_store: CopyStore, store_bytes: StoreBytes
 ) -> None:
-    counts = bucket_counts(options, rows)
-    largest, most = max(rows.values()), max(counts.values())
-    assert most == (options.buckets or -(-largest // BUCKET_ROWS))
-    for split, count in counts.items():
-        assert (count - 1) * largest < rows[split] * most <= count * largest
+    class Stop(Silent):
+        def advance(self, amount: int) -> None:
+            if amount:
+                raise KeyboardInterrupt
+
+    store = copy_store(trmph_store)
+    with pytest.raises(KeyboardInterrupt):
+        shuffle_store(store, OPTIONS, Stop())
+    before = everything(store)
+    assert plan_shuffle(store, ShuffleOptions(seed=6)).units_done == 0
+    assert plan_shuffle(store, OPTIONS).units_done > 0
+    assert everything(store) == before
 
 
-LAYOUTS = st.builds(
-    lambda rows, buckets, sort_rows, by_key: make_layout(
-        rows,
-        {"train": rows, "test": rows // 3 + 1},
-        buckets,
-        Limits(2, 0, 500, 1 << 40, sort_rows, 1 << 40),
-        by_key=by_key,
-    ),
-    st.integers(1, 2_000),
-    st.fixed_dictionaries({"train": st.integers(1, 40), "test": st.integers(1, 9)}),
-    st.integers(1, 3_000),
-    st.booleans(),
+def test_a_corrupt_ledger_is_named(trmph_store: Path, copy_store: CopyStore) -> None:
+    store = copy_store(trmph_store)
+    ledger = store / ".work" / "shuffle" / "shuffling_progress.json"
+    ledger.parent.mkdir(parents=True)
+    ledger.write_text("[]")
+    with pytest.raises(StoreError, match=r"wrong value; found .*; expected an object") as caught:
+        plan_shuffle(store)
+    assert caught.value.path == str(ledger)
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_dry_run(trmph_store: Path, copy_store: CopyStore, as_json: bool) -> None:
+    store = copy_store(trmph_store)
+    before = everything(store)
+    command = ["shuffle", str(store), "--dry-run", "--buckets", "4", *(["--json"] if as_json else [])]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0
+    assert everything(store) == before
+    if as_json:
+        assert json.loads(result.stdout)["buckets"]["train"] == 4
+    else:
+        for word in ("train", "65,536 rows", "needed", "free", "an estimate", "at a time"):
+            assert word in result.stdout
+
+
+# --- the log ------------------------------------------------------------------------------------------
+
+LINE = re.compile(
+    r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (?P<name>shuffled/\S+): (?P<rows>[\d,]+) rows in "
+    r"\d+\.\d\d s, [\d,]+ rows/s, (?P<memory>\d+(\.\d+)? [kMGT]?B) resident at most so far"
 )
 
 
-@given(LAYOUTS, st.integers(0, 99))
-def test_units_ascend_in_the_order_of_the_shuffle(layout: Layout, key: int) -> None:
-    """Whatever buckets rows are in: the ranges of keys say only how many rows a unit gets."""
-    n = 300
-    keys = sort_key(np.arange(n), key)
-    split = np.where(np.arange(n) % 4 == 3, SPLITS.index("test"), 0).astype(np.uint8)
-    counts = np.array([layout.groups["train"].buckets, 0, layout.groups["test"].buckets])
-    bucket = (np.arange(n) * 7 % counts[split]).astype(np.uint32)
-    order = np.lexsort((keys, bucket, split))
-    unit = layout.unit_numbers(split, bucket, keys)[order].astype(int)
-    assert (np.diff(unit) >= 0).all()
-    of_unit = {unit: job for job in layout.jobs for unit in job.units}
-    for place, number in zip(order, unit, strict=True):
-        names = {(b.split, b.index) for b in of_unit[number].buckets}
-        assert (SPLITS[split[place]], bucket[place]) in names
-
-
-@pytest.mark.parametrize("by_key", [True, False])
-def test_the_parts_of_a_bucket_are_equal(by_key: bool) -> None:
-    """Buckets as they are scattered by position, and by game, where each has keys from all over."""
-    n, buckets = 40_000, 4
-    limits = Limits(1, 0, n, 1 << 40, 3_000, 1 << 40)
-    layout = make_layout(n, {"train": n}, {"train": buckets}, limits, by_key=by_key)
-    keys = sort_key(np.arange(n), 5)
-    bucket = (keys >> np.uint64(62) if by_key else np.arange(n) % buckets).astype(np.uint32)
-    sizes = np.bincount(layout.unit_numbers(np.zeros(n, np.uint8), bucket, keys), minlength=layout.units)
-    assert layout.groups["train"].parts > 3
-    assert len(sizes) == layout.units
-    assert sizes.max() <= limits.sort_rows
-    assert sizes.min() > 0.8 * sizes.max()
-
-
-@given(LAYOUTS)
-def test_a_layout_is_read_as_it_was_written(layout: Layout) -> None:
-    assert layout.recorded(json.loads(json.dumps(layout.to_json())), "shuffle.json") == layout
-
-
-def test_rows_near_both_ends_of_the_keys_have_units() -> None:
-    keys = [0, 1, (1 << 63) - 1, 1 << 63, (1 << 64) - 2, (1 << 64) - 1]
-    for buckets in (1, 2, 3, 7, 100):
-        for sort_rows in (1, 2, 20, 100):
-            limits = Limits(1, 0, 6, 1 << 40, sort_rows, 1 << 40)
-            layout = make_layout(6, {"val": 6}, {"val": buckets}, limits)
-            bucket = [next(i for i in reversed(range(buckets)) if (i << 64) // buckets <= k) for k in keys]
-            unit = layout.unit_numbers(
-                np.ones(6, np.uint8), np.array(bucket, np.uint32), np.array(keys, np.uint64)
-            )
-            assert (np.diff(unit.astype(int)) >= 0).all()
-            assert unit.max() < layout.units
-
-
-def test_small_buckets_share_a_unit_and_large_ones_have_several() -> None:
-    limits = make_limits(ShuffleOptions(threads=2), 10**8, NARROW, NARROW)
-    small = make_layout(10**6, {"train": 10**6}, {"train": 10_000}, limits).groups["train"]
-    large = make_layout(10**8, {"train": 10**8}, {"train": 2}, limits).groups["train"]
-    assert (small.parts, large.group) == (1, 1)
-    assert small.group > 100
-    assert large.parts > 20
-
-
-def test_a_small_store_has_work_for_every_thread() -> None:
-    rows = {"train": 10**6}
-    for threads in (1, 2, 8):
-        _, layout = planned(ShuffleOptions(threads=threads, memory=10**10), rows)
-        assert len(layout.slices) >= 2 * threads
-
-
-def laid_out(positions: int, machines: Machines, memory: int) -> tuple[Limits, Layout]:
-    """Plan for a store with nine tenths in train, as ``convert`` splits one."""
-    held_out = positions // 20
-    rows = {"train": positions - 2 * held_out, "val": held_out, "test": held_out}
-    options = ShuffleOptions(memory=memory)
-    limits = make_limits(options, positions, NARROW, NARROW, machines)
-    counts = bucket_counts(options, rows)
-    return limits, make_layout(positions, rows, counts, limits, machines=machines.count)
-
-
-def piece_rows(layout: Layout) -> float:
-    """Rows of a piece, in the mean: each slice has one of each unit."""
-    return layout.positions / len(layout.slices) / layout.units
-
-
-@pytest.mark.parametrize("positions", [10**9, 10**10, 10**11])
-def test_pieces_stay_large_however_large_the_store(positions: int) -> None:
-    """With 4 GB a thread: a piece costs as much as hundreds of rows, and there are slices x units of them."""
-    _, layout = laid_out(positions, Machines(16, 16, separate=True), 64 * 10**9)
-    assert piece_rows(layout) > 800
-
-
-def test_a_thousand_machines_have_work_for_every_core() -> None:
-    """Where cores are many, their number decides, and pieces are as large as it leaves them."""
-    machines = Machines(1_000, 16, separate=True)
-    limits, layout = laid_out(10**11, machines, 64 * 10**9)
-    at_work = machines.count * limits.threads
-    assert at_work <= len(layout.slices) < 1.2 * at_work
-    assert at_work <= len(layout.jobs) < 1.3 * at_work
-    assert piece_rows(layout) > 300
-    assert sum(part.stop - part.start for part in layout.slices) == 10**11
-    assert [unit for job in layout.jobs for unit in job.units] == list(range(layout.units))
-
-
-def test_a_unit_of_several_buckets_takes_the_small_splits_too() -> None:
-    _, layout = laid_out(10**11, Machines(100, 16, separate=True), 64 * 10**9)
-    assert {grouping.group for grouping in layout.groups.values()} == {layout.groups["train"].group}
-    assert layout.groups["train"].group > 1
-
-
-def test_what_is_joined_in_memory_stays_below_two_gibibytes() -> None:
-    """Arrow refuses to join texts of more, however much memory there is."""
-    limits = make_limits(ShuffleOptions(memory=10**12, threads=1), 10**12, NARROW, NARROW)
-    for may in (limits.may_scatter, limits.may_sort):
-        assert may(1, (1 << 31) - 100)
-        assert not may(1, 1 << 31)
-
-
-def test_wide_rows_are_taken_in_smaller_parts() -> None:
-    wide = make_limits(ShuffleOptions(memory=2 * 10**9), 10**8, DENSE, DENSE)
-    narrow = make_limits(ShuffleOptions(memory=2 * 10**9), 10**8, NARROW, NARROW)
-    assert wide.sort_rows < narrow.sort_rows / 4
-    assert wide.chunk_rows < narrow.chunk_rows / 4
-    assert wide.threads <= narrow.threads
-
-
-def test_rows_too_wide_for_the_memory_are_refused() -> None:
-    with pytest.raises(BudgetError, match=r"found 450 MB; expected at least \d+ MB.*--memory"):
-        make_limits(ShuffleOptions(memory=450_000_000), 10**6, DENSE, DENSE)
-    assert make_limits(ShuffleOptions(memory=450_000_000), 900, DENSE, DENSE).threads
-    with pytest.raises(BudgetError, match="too little memory"):
-        make_limits(ShuffleOptions(memory=420_000_000), 10**6, NARROW, DENSE)
+def test_the_log_has_a_line_a_bucket(trmph_store: Path, copy_store: CopyStore) -> None:
+    store = copy_store(trmph_store)
+    shuffle_store(store, OPTIONS)
+    lines = (store / "logs" / "shuffle.log").read_text().splitlines()
+    told: dict[str, Any] = json.loads(lines[0].partition(" plan: ")[2])
+    assert told["seed"] == 5
+    matches = [match for line in lines if (match := LINE.fullmatch(line))]
+    found = {match["name"]: int(match["rows"].replace(",", "")) for match in matches}
+    files = Store.open(store).manifest.files_in("shuffled")
+    assert found == {name: facts.rows for name, facts in files.items()}
+    assert lines[-1].endswith("done: 0 of the units were there already")
+    shuffle_store(store, ShuffleOptions(seed=6))
+    assert (store / "logs" / "shuffle.log").read_text().splitlines()[: len(lines)] == lines
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"buckets": 0}, ConfigError, "buckets"),
-        ({"buckets": 100_001}, ConfigError, "buckets"),
-        ({"threads": 0}, ConfigError, "threads"),
-        ({"memory": MINIMUM_MEMORY - 1}, BudgetError, "memory"),
-        ({"assign": "group"}, ConfigError, "assign"),
-    ],
+    ("peak", "told"), [(87_000_000, "87 MB"), (999_400_000, "999 MB"), (1_016_000_000, "1.02 GB")]
 )
-def test_options_out_of_range_are_refused(options: dict[str, Any], error: type, message: str) -> None:
-    with pytest.raises(error, match=message):
-        ShuffleOptions(**options)
+def test_a_line_of_work_at_any_size_of_process(tmp_path: Path, peak: int, told: str) -> None:
+    """The peak is that of the whole process, whatever ran in it before."""
+    Log(tmp_path).work("shuffled/train/bucket-000000.parquet", 1_234, 0.5, peak)
+    match = LINE.fullmatch((tmp_path / "logs" / "shuffle.log").read_text().rstrip("\n"))
+    assert match is not None
+    assert (match["rows"], match["memory"]) == ("1,234", told)
+
+
+def test_the_log_is_no_part_of_the_dataset(trmph_store: Path, copy_store: CopyStore) -> None:
+    store = copy_store(trmph_store)
+    shuffle_store(store, OPTIONS)
+    verify_store(store).require()
+    assert not Store.open(store).manifest.files_in("logs")
+
+
+def test_units_that_turn_out_too_large_are_logged(
+    tmp_path: Path, write_odd_store: WriteOddStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole games, some forty in as many buckets: a bucket may have several of them, or none."""
+    monkeypatch.setattr(plan, "MOST_ROWS", 40)
+    store = write_odd_store(tmp_path / "store", 900, 3)
+    shuffle_store(store, ShuffleOptions(buckets=40, assign="game"))
+    log = (store / "logs" / "shuffle.log").read_text()
+    assert re.search(r"shuffled/train/bucket-\d{6}\.parquet: \d+ rows .* more than planned: cut further", log)
+    assert sum(facts.rows for facts in Store.open(store).manifest.files_in("shuffled").values()) == 900

@@ -12,8 +12,8 @@ import pytest
 
 from hexdata.schema import positions_schema
 from hexdata.shuffle import ShuffleOptions, local, plan, shuffle_store
+from hexdata.shuffle.layout import Slice, make_limits, row_bytes, scatter_cost
 from hexdata.shuffle.local import Mover
-from hexdata.shuffle.plan import Slice, make_limits, row_bytes, scatter_cost
 from hexdata.shuffle.prepare import Prepared, prepare
 from hexdata.shuffle.runs import Runs, read_pieces, run_schema
 from hexdata.store import Store

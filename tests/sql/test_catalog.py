@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from hexdata.errors import BudgetError, ConfigError, StoreError
-from hexdata.formats.shard_manifest import ShardManifest
 from hexdata.report import write_report
 from hexdata.schema import SPLITS, games_schema, positions_schema, rejected_schema, sources_schema
+from hexdata.shards.manifest import ShardManifest
 from hexdata.sql import open_catalog, run_query
 from hexdata.sql.catalog import Limits
 from hexdata.sql.views import MACROS, VIEWS

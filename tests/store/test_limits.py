@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from hexdata.errors import BudgetError
-from hexdata.remote import as_path
 from hexdata.sql import Limits
+from hexdata.storage import as_path
 from hexdata.store.limits import QueryLimits
 from hexdata.verify import VerifyOptions
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hexdata.export import ExportOptions, export_shards
-from hexdata.formats.shards import Block, FieldSpec, ShardEntry, ShardManifest, ShardWriter, read_blocks
+from hexdata.shards.format import Block, FieldSpec, ShardEntry, ShardManifest, ShardWriter, read_blocks
 from hexdata.store.files import FileFacts, atomic_file, digest_file, write_bytes
 from hexdata.store.manifest import Manifest
 

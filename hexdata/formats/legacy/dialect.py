@@ -17,10 +17,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from hexdata.errors import FormatError
+from hexdata.formats.legacy.allowlist import EnumValue, Scalar, kind_of
 from hexdata.formats.legacy.examples import ArrayKind, Coded, Group
 from hexdata.formats.legacy.limits import Limits
-from hexdata.formats.legacy.machine import Examples, irregular
-from hexdata.formats.legacy.standins import EnumValue, Scalar, kind_of
+from hexdata.formats.legacy.unpickler import Examples, irregular
 
 __all__ = [
     "DIALECT_KEY",

@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from hexdata.board import MAX_SIZE
 from hexdata.errors import FormatError
+from hexdata.formats.legacy.allowlist import Array, kind_of, shortened
 from hexdata.formats.legacy.limits import Limits
-from hexdata.formats.legacy.standins import Array, kind_of, shortened
 
 __all__ = ["ArrayKind", "Coded", "Group", "Layout", "Reject", "group_examples", "layout_of"]
 

@@ -16,9 +16,8 @@ import numpy.typing as npt
 from hexdata.errors import FormatError
 from hexdata.formats.legacy.examples import Coded, Group
 from hexdata.formats.legacy.limits import Limits
-from hexdata.formats.legacy.machine import FRAME_BYTES, Examples, Machine
 from hexdata.formats.legacy.memo import Memo
-from hexdata.formats.legacy.skeleton import (
+from hexdata.formats.legacy.template import (
     Reference,
     Skeleton,
     TracedFloat,
@@ -28,6 +27,7 @@ from hexdata.formats.legacy.skeleton import (
     learn,
     read_example,
 )
+from hexdata.formats.legacy.unpickler import FRAME_BYTES, Examples, Machine
 
 __all__ = ["FastPath", "Run", "take_apart"]
 

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hexdata.errors import FormatError
+from hexdata.formats.legacy.allowlist import Dtype, EnumValue, Name, Scalar
 from hexdata.formats.legacy.limits import Limits
-from hexdata.formats.legacy.standins import Dtype, EnumValue, Name, Scalar
 
 __all__ = ["ENTRY_COST", "Memo", "PendingPairs", "is_kept", "is_pair", "mixed_numbers"]
 

@@ -15,16 +15,16 @@ import numpy as np
 
 from hexdata.errors import FormatError
 from hexdata.formats.gunzip import GunzipFile
+from hexdata.formats.legacy.allowlist import kind_of, shortened
 from hexdata.formats.legacy.dialect import Dialect, header_json, with_spellings
 from hexdata.formats.legacy.examples import Group, Layout, group_examples, layout_of
 from hexdata.formats.legacy.fastpath import FastPath, Run, take_apart
 from hexdata.formats.legacy.limits import DEFAULT_LIMITS, Limits
-from hexdata.formats.legacy.machine import Event, Examples, Machine, irregular
-from hexdata.formats.legacy.sheet import Sheet
-from hexdata.formats.legacy.skeleton import Skeleton
-from hexdata.formats.legacy.standins import kind_of, shortened
+from hexdata.formats.legacy.template import Skeleton
+from hexdata.formats.legacy.unpickler import Event, Examples, Machine, irregular
+from hexdata.formats.legacy.validate import Sheet
 from hexdata.formats.source import BATCH_ROWS, SALVAGEABLE, RawBatch
-from hexdata.remote import AnyPath, as_path, open_binary
+from hexdata.storage import AnyPath, as_path, open_binary
 
 __all__ = ["LegacyReader"]
 

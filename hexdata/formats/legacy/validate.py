@@ -1,0 +1,474 @@
+"""Validation of groups of examples and their conversion to one raw record batch.
+
+Checks are vectorised, and each has a stable code. A record is rejected with the code of the first check that
+it fails. Does not read the pickle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from hexdata.board import MAX_SIZE, MIN_SIZE, pack_boards
+from hexdata.formats.legacy.allowlist import EnumValue, Scalar, kind_of, shortened
+from hexdata.formats.legacy.dialect import WINNER_SPELLINGS, TooMuchError, extra_text
+from hexdata.formats.legacy.examples import ArrayKind, Coded, Group
+from hexdata.formats.legacy.limits import Limits
+from hexdata.formats.source import Rejection
+from hexdata.schema import MAX_TIER, board_bytes, raw_schema
+from hexdata.text import encodable
+
+__all__ = ["Sheet"]
+
+Bools = npt.NDArray[np.bool_]
+Int64Array = npt.NDArray[np.int64]
+UInt8Array = npt.NDArray[np.uint8]
+
+_NUMBERS: Final = {
+    "player_to_move": np.uint8,
+    "file_idx": np.int32,
+    "line_idx": np.int32,
+    "position_in_game": np.uint16,
+    "total_positions": np.uint16,
+    "value_sample_tier": np.uint8,
+    "winner": np.uint8,
+    "move": np.uint16,
+}
+"""Nullable columns of integers from 0 up, with their final types. Until ``finish``, -1 represents null."""
+
+_RANGES: Final = {
+    "position_in_game": ("position", 65535),
+    "total_positions": ("position", 65535),
+    "value_sample_tier": ("tier", MAX_TIER + 1),
+}
+"""For a metadata key: the stem of the reason code and the first number that is too large."""
+
+_KNOWN: Final = frozenset(["game_id", "winner", *_RANGES])
+_ORIGINS: Final = ("source_file", "original_source")
+"""Metadata keys that name the raw file. The last one present is used. They are kept in ``extra`` too."""
+
+_TEXT_WINNERS: Final = {
+    spelling: winner
+    for pair in WINNER_SPELLINGS.values()
+    for winner, spelling in enumerate(pair)
+    if isinstance(spelling, str)
+}
+
+
+class _Problem(NamedTuple):
+    """Reason code and details of an invalid value."""
+
+    code: str
+    detail: str
+
+
+class Sheet:
+    """The columns of one block of records, filled group by group, and the rejections.
+
+    Args:
+        first: Number in the file of the first record of the block.
+        count: Number of records in the block.
+        board_size: Cells along an edge in this file; None if no usable board has been read yet.
+        limits: Limits of the metadata in ``extra``.
+
+    Attributes:
+        board_size: As the argument; set from the first usable board if it was None.
+    """
+
+    def __init__(self, first: int, count: int, board_size: int | None, limits: Limits) -> None:
+        self.board_size = board_size
+        self._first = first
+        self._count = count
+        self._limits = limits
+        self._reasons: dict[int, tuple[str, str]] = {}
+        self._rejected = np.zeros(count, dtype=bool)
+        self._numbers = {name: np.full(count, -1, np.int32) for name in _NUMBERS}
+        self._value = np.zeros(count)
+        self._boards: list[tuple[Int64Array, int, UInt8Array]] = []
+        self._policies: list[tuple[Int64Array, npt.NDArray[np.float32]]] = []
+        self._texts = {name: _Texts(count) for name in ("origin", "extra")}
+        room = limits.metadata_bytes + limits.metadata_mean * count
+        self._extra_left = room
+        """Remaining characters of metadata, each distinct text counted once."""
+        self._extra_room = room
+        """Remaining characters of metadata, each text counted for every record that has it."""
+
+    def reject(self, place: int, code: str, detail: str) -> None:
+        """Reject a record. If it is rejected already, its first reason is kept.
+
+        Args:
+            place: Index of the record in the block.
+            code: Reason code.
+            detail: Details for the report.
+        """
+        self._reasons.setdefault(place, (code, detail))
+        self._rejected[place] = True
+
+    def fill(self, groups: Iterable[Group]) -> None:
+        """Check all examples of the block, and copy their values to the columns."""
+        sound = [group for group in groups if self._take_boards(group)]
+        self._settle_board_size()
+        for group in sound:
+            self._take_policies(group)
+            self._take_values(group)
+            self._take_players(group)
+            self._take_metadata(group)
+
+    @property
+    def accepted(self) -> Bools:
+        """True for each record of the block that is not rejected, (count,)."""
+        return ~self._rejected
+
+    def finish(self) -> tuple[pa.RecordBatch, list[Rejection]]:
+        """Return the accepted records as ``raw_schema``, and the rejections, both in order.
+
+        If the file has had no usable board yet, the batch has no rows, and its boards are 0 bytes wide.
+        """
+        keep = np.flatnonzero(~self._rejected)
+        size = self.board_size or 0
+        packed = np.zeros((self._count, board_bytes(size)), np.uint8)
+        for places, board_size, boards in self._boards:
+            if board_size == size:
+                packed[places] = boards
+        columns = {
+            "record": pa.array(keep + self._first),
+            "board": pa.FixedSizeBinaryArray.from_buffers(
+                pa.binary(board_bytes(size)), len(keep), [None, pa.py_buffer(packed[keep])]
+            ),
+            "policy": self._policy_lists(keep),
+            "value": pa.array(self._value[keep]),
+            "origin": self._texts["origin"].dictionary(keep),
+            "extra": self._texts["extra"].dictionary(keep).cast(pa.string()),
+        }
+        for name, numbers in self._numbers.items():
+            kept = numbers[keep]
+            columns[name] = pa.array(kept.astype(_NUMBERS[name]), mask=kept < 0)
+        schema = raw_schema(size)
+        batch = pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
+        rejected = [Rejection(self._first + place, *self._reasons[place]) for place in sorted(self._reasons)]
+        return batch, rejected
+
+    def _reject(self, group: Group, bad: Bools, code: str, detail: Callable[[int], str]) -> None:
+        """Reject the examples of a group for which ``bad`` (n,) is True. ``detail`` is called per row."""
+        for row in np.flatnonzero(bad).tolist():
+            self.reject(int(group.places[row]), code, detail(row))
+
+    def _reject_all(self, group: Group, code: str, detail: str) -> None:
+        self._reject(group, np.ones(len(group.places), dtype=bool), code, lambda _: detail)
+
+    # Boards and policies
+
+    def _take_boards(self, group: Group) -> bool:
+        """Check and store the boards. Return False if the group has none, so all records are rejected."""
+        kind = group.layout.board
+        if isinstance(kind, str):
+            self._reject_all(group, "board-type", f"found {kind}; expected an array (2, n, n)")
+            return False
+        shape = kind.shape
+        if len(shape) != 3 or shape[0] != 2 or shape[1] != shape[2] or not MIN_SIZE <= shape[1] <= MAX_SIZE:
+            expected = f"(2, n, n), n from {MIN_SIZE} to {MAX_SIZE}"
+            self._reject_all(group, "board-shape", f"found {shape}; expected {expected}")
+            return False
+        assert group.board is not None  # group_examples drops only payloads larger than any board
+        words, one = _words(group.board, kind)
+        stones = words == one
+        if np.count_nonzero(words) != np.count_nonzero(stones):
+            wrong = (words != 0) & ~stones
+            self._reject(
+                group,
+                wrong.any(axis=1),
+                "board-cells",
+                lambda row: f"{np.count_nonzero(wrong[row])} cells are neither 0 nor 1",
+            )
+        blue, red = np.split(stones, 2, axis=1)
+        both = blue & red
+        if both.any():
+            self._reject(
+                group,
+                both.any(axis=1),
+                "board-overlap",
+                lambda row: f"{np.count_nonzero(both[row])} cells are both blue and red",
+            )
+        packed = pack_boards(stones.reshape(-1, *shape))
+        self._boards.append((group.places, shape[1], packed))
+        return True
+
+    def _settle_board_size(self) -> None:
+        """Set the board size from the first usable board, and reject boards of another size."""
+        if self.board_size is None:
+            usable = [(places[~self._rejected[places]], size) for places, size, _ in self._boards]
+            firsts = [(int(places[0]), size) for places, size in usable if len(places)]
+            self.board_size = min(firsts)[1] if firsts else None
+        for places, size, _ in self._boards:
+            if size != self.board_size:
+                for place in places.tolist():
+                    self.reject(place, "board-size", f"found {size}; expected {self.board_size}, as before")
+
+    def _take_policies(self, group: Group) -> None:
+        kind, board = group.layout.policy, group.layout.board
+        if kind == "None" or isinstance(board, str):
+            return
+        if isinstance(kind, str):
+            self._reject_all(group, "policy-type", f"found {kind}; expected an array (n·n,) or None")
+            return
+        cells = board.shape[-1] ** 2
+        if kind.shape != (cells,):
+            self._reject_all(group, "policy-shape", f"found {kind.shape}; expected ({cells},)")
+            return
+        assert group.policy is not None  # group_examples drops only payloads larger than any board
+        words, one = _words(group.policy, kind)
+        moves, one_hot = _one_hot(words, one)
+        self._numbers["move"][group.places[one_hot]] = moves[one_hot]
+        if not one_hot.all():
+            is_bool = np.dtype(kind.dtype).kind == "b"
+            policy = group.policy if is_bool else group.policy.view(kind.dtype)
+            if is_bool:
+                odd: Bools = np.any(policy > 1, axis=1)
+                self._reject(group, odd, "policy-values", lambda _: "bools that are neither 0 nor 1")
+            self._take_dense(group, ~one_hot, policy)
+
+    def _take_dense(self, group: Group, dense: Bools, policy: npt.NDArray[Any]) -> None:
+        """Check and store the rows of ``policy`` (n, cells) for which ``dense`` (n,) is True."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            narrow = policy.astype(np.float32)
+            sound = np.isfinite(policy).all(axis=1) & (policy >= 0).all(axis=1)
+            exact = (narrow.astype(policy.dtype) == policy).all(axis=1) & np.isfinite(narrow).all(axis=1)
+        self._reject(
+            group, dense & ~sound, "policy-values", lambda _: "NaN, infinite or negative probabilities"
+        )
+        self._reject(
+            group,
+            dense & sound & ~exact,
+            "policy-dtype",
+            lambda _: f"{policy.dtype} probabilities that float32 cannot hold",
+        )
+        self._policies.append((group.places[dense], narrow[dense]))
+
+    def _policy_lists(self, keep: Int64Array) -> pa.Array:
+        """Return the dense policies of the records with the indices ``keep``; null if a record has none."""
+        cells = (self.board_size or 0) ** 2
+        taken = [(places, policies) for places, policies in self._policies if policies.shape[1] == cells]
+        rows = np.full(self._count, -1)
+        policies = np.concatenate([np.zeros((0, cells), np.float32), *(policies for _, policies in taken)])
+        if taken:
+            rows[np.concatenate([places for places, _ in taken])] = np.arange(len(policies))
+        rows = rows[keep]
+        offsets = np.concatenate([[0], np.cumsum(np.where(rows < 0, 0, cells))]).astype(np.int32)
+        values = pa.array(policies[rows[rows >= 0]].reshape(-1))
+        return pa.ListArray.from_arrays(pa.array(offsets), values, mask=pa.array(rows < 0))
+
+    # Values and metadata
+
+    def _take_values(self, group: Group) -> None:
+        self._value[group.places] = self._read(group, group.value, _read_value, 0.0)
+
+    def _take_players(self, group: Group) -> None:
+        if group.player_to_move is not None:
+            self._numbers["player_to_move"][group.places] = self._read(
+                group, group.player_to_move, _read_player, -1
+            )
+
+    def _take_metadata(self, group: Group) -> None:
+        metadata = group.metadata
+        for name, (stem, stop) in _RANGES.items():
+            if name in metadata:
+                read = partial(_read_number, name, stem, stop)
+                self._numbers[name][group.places] = self._read(group, metadata[name], read, -1)
+        if "winner" in metadata:
+            self._numbers["winner"][group.places] = self._read(group, metadata["winner"], _read_winner, -1)
+        if "game_id" in metadata:
+            ids = self._read(group, metadata["game_id"], _read_game_id, (-1, -1))
+            self._numbers["file_idx"][group.places] = ids[:, 0]
+            self._numbers["line_idx"][group.places] = ids[:, 1]
+        names = [name for name in sorted(metadata) if name not in _KNOWN]
+        if names:
+            self._take_extra(group, names)
+
+    def _take_extra(self, group: Group, names: list[str]) -> None:
+        extra = Coded.zipped([group.metadata[name] for name in names])
+        objects = [dict(zip(names, values, strict=True)) for values in extra.values]
+        texts = [self._extra_text(values) for values in objects]
+        self._reject_large(group, extra, texts)
+        texts = [text or None for text in texts]
+        lossy = np.array([text is None for text in texts])[extra.codes]
+        self._reject(
+            group,
+            lossy,
+            "metadata-value",
+            lambda row: (
+                "not of JSON: "
+                + ", ".join(
+                    f"{shortened(name)} ({kind_of(value)})"
+                    for name, value in [*objects[extra.codes[row]].items()][:8]
+                )
+            ),
+        )
+        origins = [text and _origin(values) for text, values in zip(texts, objects, strict=True)]
+        self._texts["extra"].put(group.places, extra.codes, texts)
+        self._texts["origin"].put(group.places, extra.codes, origins)
+
+    def _extra_text(self, values: dict[str, Any]) -> str | None:
+        """Return metadata as JSON text; None if JSON cannot represent it, "" if it exceeds a limit."""
+        if self._extra_left < 0:
+            return ""  # the block has reached its limit already
+        try:
+            text = extra_text(values, self._limits)
+        except TooMuchError:
+            return ""
+        self._extra_left -= len(text or "")
+        return text
+
+    def _reject_large(self, group: Group, extra: Coded, texts: list[str | None]) -> None:
+        """Reject records whose metadata exceeds a limit, alone or together with the block.
+
+        A text that several records share counts for each of them, as the store writes it each time.
+        """
+        sizes = np.array([len(text or "") for text in texts])[extra.codes]
+        large = np.array([text == "" for text in texts])[extra.codes]
+        large |= np.cumsum(sizes) > self._extra_room
+        self._extra_room -= int(sizes[~large].sum())
+        mean = self._limits.metadata_mean
+        self._reject(
+            group,
+            large,
+            "metadata-size",
+            lambda _: f"{self._limits.metadata_expected}, and {mean:,} a record over {self._count:,} records",
+        )
+
+    def _read(
+        self, group: Group, column: Coded, read: Callable[[Any], Any], null: object
+    ) -> npt.NDArray[Any]:
+        """Convert each distinct value of a column, and reject the rows with an invalid value.
+
+        Args:
+            group: Group of the column.
+            column: The column.
+            read: Converts a value: returns the new value, None for null, or a :class:`_Problem`.
+            null: Value that represents null in the result.
+
+        Returns:
+            The converted values, (n,); ``null`` for rejected rows.
+        """
+        results = [read(value) for value in column.values]
+        problems = np.array([isinstance(result, _Problem) for result in results])
+        if problems.any():
+            for row in np.flatnonzero(problems[column.codes]).tolist():
+                self.reject(int(group.places[row]), *results[column.codes[row]])
+        sound = [null if result is None or isinstance(result, _Problem) else result for result in results]
+        return np.array(sound)[column.codes]
+
+
+class _Texts:
+    """A dictionary-encoded column of texts, initially null."""
+
+    def __init__(self, count: int) -> None:
+        self._codes = np.full(count, -1, np.int32)
+        self._known: dict[str, int] = {}
+
+    def put(self, places: Int64Array, codes: npt.NDArray[np.intp], texts: list[str | None]) -> None:
+        """Set the rows at ``places`` to ``texts[codes]``."""
+        table = [-1 if text is None else self._known.setdefault(text, len(self._known)) for text in texts]
+        self._codes[places] = np.array(table, np.int32)[codes]
+
+    def dictionary(self, keep: Int64Array) -> pa.DictionaryArray:
+        """Return the rows ``keep``. The dictionary has only their texts, in the order of first use."""
+        texts = [*self._known]
+        named, first, ranks = np.unique(self._codes[keep], return_index=True, return_inverse=True)
+        order = [place for place in np.argsort(first).tolist() if named[place] >= 0]
+        table = np.full(len(named), -1, np.int32)
+        table[order] = np.arange(len(order))
+        codes = table[ranks]
+        named_texts = pa.array([texts[named[place]] for place in order], pa.string())
+        return pa.DictionaryArray.from_arrays(pa.array(codes, mask=codes < 0), named_texts)
+
+
+def _words(payload: UInt8Array, kind: ArrayKind) -> tuple[npt.NDArray[Any], Any]:
+    """Return the bits of cells as unsigned integers (n, cells) in C order, and the bits of the number 1.
+
+    Comparing bits distinguishes values that are equal as numbers: -0.0 from 0, and a bool of 2 from 1.
+    """
+    size = np.dtype(kind.dtype).itemsize
+    words = payload.view(f"u{size}")
+    if kind.fortran:
+        axes = range(len(kind.shape), 0, -1)
+        words = words.reshape(-1, *kind.shape[::-1]).transpose(0, *axes).reshape(len(words), -1)
+    return words, np.ones(1, kind.dtype).view(f"u{size}")[0]
+
+
+def _one_hot(words: npt.NDArray[Any], one: Any) -> tuple[Int64Array, Bools]:
+    """Return for each policy (n, cells) the index of its first nonzero cell, and whether it is one-hot.
+
+    A policy is one-hot if that cell is 1 and all others are 0.
+    """
+    taken = words != 0
+    moves = taken.argmax(axis=1)
+    one_hot = words[np.arange(len(words)), moves] == one
+    if np.count_nonzero(taken) != len(words) or not one_hot.all():
+        one_hot &= np.count_nonzero(taken, axis=1) == 1
+    return moves, one_hot
+
+
+# Converters of single values: each returns the value for the column, None for null, or a problem.
+
+
+def _read_value(value: object) -> float | _Problem:
+    number = value.value if isinstance(value, Scalar) else value
+    if isinstance(number, bool) or not isinstance(number, (int, float)):
+        return _Problem("value-type", f"found {kind_of(value)}; expected a number from 0 to 1")
+    if not 0 <= number <= 1:
+        return _Problem("value-range", f"found {_short(number)}; expected 0 to 1")
+    return float(number)
+
+
+def _read_number(name: str, stem: str, stop: int, value: object) -> int | _Problem | None:
+    number = value.value if isinstance(value, Scalar) else value
+    if number is None:
+        return None
+    if isinstance(number, bool) or not isinstance(number, int):
+        return _Problem(f"{stem}-type", f"{name}: found {kind_of(value)}; expected an integer")
+    if not 0 <= number < stop:
+        return _Problem(f"{stem}-range", f"{name}: found {_short(number)}; expected 0 to {stop - 1}")
+    return number
+
+
+def _read_player(value: object) -> int | _Problem | None:
+    return _read_number("player_to_move", "player", 2, value.value if isinstance(value, EnumValue) else value)
+
+
+def _read_winner(value: object) -> int | _Problem | None:
+    if value is None:
+        return None
+    if isinstance(value, str) and value in _TEXT_WINNERS:
+        return _TEXT_WINNERS[value]
+    if isinstance(value, int) and not isinstance(value, bool) and value in (1, 2):
+        return value - 1
+    if isinstance(value, EnumValue) and value.value in (0, 1):
+        return int(value.value)
+    if isinstance(value, EnumValue):
+        value = f"{value.kind} of {value.value if isinstance(value.value, int) else value.value[:40]!r}"
+    found = repr(value[:40]) if isinstance(value, str) else kind_of(value)
+    return _Problem("winner-value", f"found {found}; expected BLUE, RED, an enum member of 0 or 1, or None")
+
+
+def _read_game_id(value: object) -> tuple[int, int] | _Problem | None:
+    if value is None:
+        return None
+    if isinstance(value, tuple) and len(value) == 2:
+        file_idx, line_idx = (_read_number("game_id", "game-id", 1 << 31, part) for part in value)
+        if isinstance(file_idx, int) and isinstance(line_idx, int):
+            return file_idx, line_idx
+    return _Problem("game-id", f"found {kind_of(value)}; expected two integers from 0 to 2^31 - 1, or None")
+
+
+def _origin(metadata: dict[str, Any]) -> str | None:
+    named = [metadata[key] for key in _ORIGINS if isinstance(metadata.get(key), str)]
+    return encodable(named[-1]) if named else None
+
+
+def _short(number: int | float) -> str:
+    return repr(number) if isinstance(number, float) or abs(number) < 1 << 64 else "an enormous number"

@@ -1,0 +1,1 @@
+"""Files that a live directory receives: found, watched and remembered."""

@@ -1,0 +1,382 @@
+"""Training shards: WebDataset tar files in which each sample is a block of positions.
+
+Converts arrays to bytes and bytes to arrays. The order, the splits and the paths are chosen elsewhere.
+"""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, BinaryIO, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from hexdata.board import pack_boards, unpack_boards
+from hexdata.errors import StoreError
+from hexdata.schema import NO_GAME, NO_MOVE, NO_PLY, NO_TIER, board_size_of
+from hexdata.shards.block_check import POLICY_FIELDS, bad_values, block_fields
+from hexdata.shards.manifest import FieldSpec, ShardEntry, ShardManifest
+from hexdata.shards.tar_members import MemberHeader, MemberReader, broken, member_headers
+from hexdata.storage import AnyPath, as_path, open_binary
+
+__all__ = [
+    "POLICY_FIELDS",
+    "SENTINELS",
+    "Block",
+    "FieldSpec",
+    "ShardEntry",
+    "ShardManifest",
+    "ShardWriter",
+    "block_fields",
+    "block_length",
+    "block_samples",
+    "block_to_policy",
+    "columns_to_block",
+    "decode_array",
+    "read_blocks",
+    "read_placed_blocks",
+    "samples_to_block",
+]
+
+Block = dict[str, npt.NDArray[Any]]
+"""A block of n positions: one array per field of :func:`block_fields`, with n as its leading dimension.
+
+Two fields differ: ``policy`` (k, cells) holds the k dense policies of the block, and ``policy_row`` (k,) the
+rows that have one, in ascending order.
+"""
+
+SENTINELS: Final[Mapping[str, int]] = {
+    "game_id": NO_GAME,
+    "move": NO_MOVE,
+    "position_in_game": NO_PLY,
+    "total_positions": NO_PLY,
+    "value_sample_tier": NO_TIER,
+}
+"""Value that represents null, by field."""
+_END_OF_ARCHIVE: Final = bytes(2 * tarfile.BLOCKSIZE)
+_MOST_BYTES: Final = 1 << 30
+"""Maximum size of one block or sample in bytes. A sparse file can claim any size."""
+_MOST_MEMBERS: Final = 32
+"""Maximum number of members of one block or sample."""
+
+
+def block_length(block: Mapping[str, npt.NDArray[Any]]) -> int:
+    """Return n, the number of positions in a block.
+
+    Raises:
+        ValueError: The fields differ in length.
+    """
+    lengths = {len(array) for name, array in block.items() if name not in POLICY_FIELDS}
+    if len(lengths) != 1:
+        raise ValueError(f"the fields of a block have different lengths: {sorted(lengths)}")
+    return lengths.pop()
+
+
+# --- Arrow columns and blocks -------------------------------------------------------------------------
+
+
+def columns_to_block(table: pa.Table | pa.RecordBatch, with_policy: bool) -> Block:
+    """Convert rows of ``schema.positions_schema`` into one block. Nulls become the values in ``SENTINELS``.
+
+    Args:
+        table: The rows.
+        with_policy: Whether the block gets the fields ``policy`` and ``policy_row``.
+
+    Raises:
+        StoreError: A column without a sentinel contains nulls, or the length of a dense policy is not the
+            number of cells.
+    """
+    if isinstance(table, pa.RecordBatch):
+        table = pa.Table.from_batches([table])
+    board_size = board_size_of(table.schema.field("board").type.byte_width)
+    block: Block = {}
+    for name, spec in block_fields(board_size, with_policy=False).items():
+        column = table.column(name)
+        if name in SENTINELS:
+            column = column.fill_null(SENTINELS[name])
+        elif column.null_count:
+            raise StoreError(f"column {name} holds {column.null_count} nulls", expected="none")
+        values = _binary_to_bytes(column) if name == "board" else column.to_numpy()
+        block[name] = values.astype(spec.dtype, copy=False)
+    if with_policy:
+        block |= _dense_policies(table.column("policy"), board_size * board_size)
+    return block
+
+
+def _binary_to_bytes(column: pa.ChunkedArray) -> npt.NDArray[np.uint8]:
+    """Return a fixed-size-binary column without nulls as uint8 (rows, width)."""
+    width = column.type.byte_width
+    chunks = [
+        np.frombuffer(chunk.buffers()[1], np.uint8, len(chunk) * width, chunk.offset * width)
+        for chunk in column.chunks
+        if len(chunk)
+    ]
+    joined = chunks[0] if len(chunks) == 1 else np.concatenate([np.empty(0, np.uint8), *chunks])
+    return joined.reshape(-1, width)
+
+
+def _dense_policies(column: pa.ChunkedArray, cells: int) -> Block:
+    rows = np.flatnonzero(column.is_valid().to_numpy())
+    dense = column.drop_null()
+    lengths = dense.combine_chunks().value_lengths().to_numpy()
+    if (lengths != cells).any():
+        wrong = int(np.flatnonzero(lengths != cells)[0])
+        raise StoreError(
+            "a dense policy does not cover the board",
+            record=f"row {rows[wrong]}",
+            found=f"{lengths[wrong]} numbers",
+            expected=cells,
+        )
+    numbers = dense.combine_chunks().flatten().to_numpy()
+    return {
+        "policy": numbers.astype("<f4", copy=False).reshape(-1, cells),
+        "policy_row": rows.astype("<u4"),
+    }
+
+
+def block_to_policy(block: Mapping[str, npt.NDArray[Any]], cells: int) -> npt.NDArray[np.float32]:
+    """Return the policies of all positions of a block as float32 (n, cells).
+
+    A position without a dense policy gets a one-hot policy at its ``move``; a final position gets zeros.
+
+    Args:
+        block: The block.
+        cells: Number of cells of the board.
+    """
+    move = block["move"]
+    policy = np.zeros((len(move), cells), np.float32)
+    has_move = np.flatnonzero(move != NO_MOVE)
+    policy[has_move, move[has_move]] = 1.0
+    if "policy" in block:
+        policy[block["policy_row"]] = block["policy"]
+    return policy
+
+
+def block_samples(block: Block) -> Iterator[tuple[int, Block]]:
+    """Split a block into samples of one position, for ``--layout samples``.
+
+    Every sample of a split has the same fields, which some readers require: ``policy`` is in all samples or,
+    in a split without dense policies, in none.
+
+    Yields:
+        (position_id, fields) of each position: ``board`` uint8 (2, n, n), ``policy`` float32 (n·n,), and the
+        other fields without their leading dimension.
+    """
+    board_size = board_size_of(block["board"].shape[1])
+    fields = {name: array for name, array in block.items() if name != "policy_row"}
+    fields["board"] = unpack_boards(block["board"], board_size, np.uint8)
+    if "policy" in block:
+        fields["policy"] = block_to_policy(block, board_size * board_size)
+    for row, position_id in enumerate(block["position_id"].tolist()):
+        yield position_id, {name: array[row, ...] for name, array in fields.items()}
+
+
+# --- writing ------------------------------------------------------------------------------------------
+
+
+class ShardWriter:
+    """Writes one tar shard sequentially.
+
+    The archive is plain USTAR without times and owners, so the same arrays always result in the same bytes.
+
+    Attributes:
+        offsets: For each field, the byte offset of its numbers in every block, for reading through ``mmap``.
+        positions: Number of positions written.
+        blocks: Number of blocks or samples written.
+        bytes: Number of bytes written.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        """Create a writer to ``file``, which must be at its beginning. The caller closes the file."""
+        self.offsets: dict[str, list[int]] = {}
+        self.positions = 0
+        self.blocks = 0
+        self.bytes = 0
+        self._file = file
+        self._last_key = -1
+
+    def write_block(self, key: int, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Append one block.
+
+        Args:
+            key: Number of the block, ascending over the whole split.
+            arrays: The fields of the block.
+
+        Raises:
+            ValueError: The key is not greater than the last one, the fields are not those of the earlier
+                blocks, or their lengths differ.
+        """
+        if key <= self._last_key:
+            raise ValueError(f"block keys ascend: {key} cannot follow {self._last_key}")
+        rows = block_length(arrays)
+        if self.blocks and arrays.keys() != self.offsets.keys():
+            raise ValueError(f"block {key} has the fields {sorted(arrays)}, not {sorted(self.offsets)}")
+        for name, offset in self._write_members(f"{key:06d}", arrays):
+            self.offsets.setdefault(name, []).append(offset)
+        self._last_key = key
+        self.positions += rows
+        self.blocks += 1
+
+    def write_sample(self, position_id: int, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Append one position as a sample. ``blocks`` then counts samples, and no offsets are kept.
+
+        Args:
+            position_id: Id of the position, the key of the sample.
+            arrays: Its fields, as :func:`block_samples` yields them.
+        """
+        for _ in self._write_members(f"{position_id:09d}", arrays):
+            pass
+        self.positions += 1
+        self.blocks += 1
+
+    def close(self) -> None:
+        """Write the end of the archive, zeros up to a whole tar record. The file stays open."""
+        end = self.bytes + len(_END_OF_ARCHIVE)
+        self._write(_END_OF_ARCHIVE + bytes(-end % tarfile.RECORDSIZE))
+
+    def entry(self, name: str, sha256: str) -> ShardEntry:
+        """Return the manifest entry of the shard. Call it after :meth:`close`.
+
+        Args:
+            name: Final file name of the shard.
+            sha256: SHA-256 of the file, in hexadecimal.
+        """
+        return ShardEntry(name, self.positions, self.blocks, self.bytes, sha256, self.offsets)
+
+    def _write_members(self, key: str, arrays: Mapping[str, npt.NDArray[Any]]) -> Iterator[tuple[str, int]]:
+        """Write the members of one sample, sorted by name; yield each field and the offset of its numbers."""
+        for name in sorted(arrays):
+            array = arrays[name]
+            # Little-endian on every machine. np.ascontiguousarray would add a dimension to a scalar.
+            array = np.asarray(array, array.dtype.newbyteorder("<"), order="C")
+            self._write(member_headers(key, name, array.dtype.str, array.shape))
+            yield name, self.bytes
+            self._write(array.reshape(-1).view(np.uint8).data)
+            self._write(bytes(-self.bytes % tarfile.BLOCKSIZE))
+
+    def _write(self, data: bytes | memoryview) -> None:
+        self._file.write(data)
+        self.bytes += len(data)
+
+
+# --- reading ------------------------------------------------------------------------------------------
+
+
+def read_blocks(path: str | AnyPath) -> Iterator[tuple[str, Block]]:
+    """Read the blocks or samples of a shard in order.
+
+    Stricter than ``tarfile``, which takes a broken header for the end of the archive: every byte up to the
+    end of the file is checked. The values of the arrays are not checked; use ``check_block`` for that.
+
+    Args:
+        path: The shard.
+
+    Yields:
+        (key, arrays by field) of each block or sample. The arrays are read-only.
+
+    Raises:
+        FormatError: The shard is truncated or altered; names the shard, and the member or the byte. Blocks
+            yielded before are then invalid.
+    """
+    for key, block, _ in read_placed_blocks(path):
+        yield key, block
+
+
+def read_placed_blocks(path: str | AnyPath) -> Iterator[tuple[str, Block, dict[str, int]]]:
+    """Read the blocks or samples of a shard in order, with the offsets of their numbers.
+
+    Args:
+        path: The shard.
+
+    Yields:
+        (key, arrays by field, offsets by field). An offset is the byte of the shard at which the numbers of
+        the field begin.
+
+    Raises:
+        FormatError: As for :func:`read_blocks`.
+    """
+    with open_binary(as_path(path)) as file:
+        size = file.seek(0, 2)
+        file.seek(0)
+        members = MemberReader(file.read, 0, size, size, path)
+        header = members.next_header()
+        last_key = -1
+        while header is not None:
+            key, block, places = header.key, dict[str, npt.NDArray[Any]](), dict[str, int]()
+            while header is not None and header.key == key:
+                if header.field in block:
+                    raise broken(path, header.name, "the member twice", "each once")
+                total = header.bytes + sum(array.nbytes for array in block.values())
+                if total > _MOST_BYTES or len(block) == _MOST_MEMBERS:
+                    found = f"{len(block) + 1} members of {total:,} bytes"
+                    raise broken(path, key, found, f"{_MOST_MEMBERS} of {_MOST_BYTES:,} at most")
+                block[header.field] = decode_array(members.numbers(), header)
+                places[header.field] = header.begin
+                header = members.next_header()
+            is_sample = all(array.ndim == 0 for name, array in block.items() if name not in _UNPACKED)
+            if not is_sample and int(key) <= last_key:
+                raise broken(path, key, f"block {key} after block {last_key:06d}", "keys that count upward")
+            last_key = max(last_key, int(key)) if not is_sample else last_key
+            yield key, block, places
+
+
+_UNPACKED: Final = ("board", "policy")
+"""Fields of a sample that are arrays, not single numbers."""
+
+
+def decode_array(numbers: bytes, header: MemberHeader) -> npt.NDArray[Any]:
+    """Return the array of a member as a read-only view of its bytes.
+
+    Args:
+        numbers: The bytes.
+        header: The headers of the member, with dtype and shape.
+    """
+    return np.frombuffer(numbers, header.dtype).reshape(header.shape)
+
+
+def samples_to_block(samples: Sequence[tuple[str, Block]], path: object) -> Block:
+    """Join samples into one block. Policies that are one-hot at the move become moves again.
+
+    Only the values that the conversion depends on are checked.
+
+    Args:
+        samples: At least one (key, fields), as :func:`read_blocks` yields them.
+        path: Path of the shard, for messages.
+
+    Raises:
+        FormatError: "broken-shard": The samples differ in their fields, dtypes or shapes, a board has cells
+            other than 0 and 1, a policy is negative or not finite, or a key is not the position id.
+    """
+    first_key, first = samples[0]
+    specs = {name: (array.dtype.str, array.shape) for name, array in first.items()}
+    for key, sample in samples:
+        found = {name: (array.dtype.str, array.shape) for name, array in sample.items()}
+        if found != specs:
+            name = min(name for name, _ in found.items() ^ specs.items())
+            other = found.get(name, "no such member")
+            raise bad_values(path, f"{key}.{name}.npy", other, specs.get(name, "no such member"))
+    block = {name: np.stack([sample[name] for _, sample in samples]) for name in specs}
+    boards = block.get("board")
+    if boards is None or boards.dtype != np.uint8 or boards.ndim != 4 or boards.max(initial=0) > 1:
+        boards_found = (
+            "none" if boards is None else f"{boards.dtype} of shape {boards.shape[1:]}, or a cell above 1"
+        )
+        raise bad_values(
+            path, f"{first_key}.board.npy", boards_found, "|u1 of shape (2, n, n), each cell 0 or 1"
+        )
+    block["board"] = pack_boards(boards)
+    if "position_id" in block and block["position_id"].ndim == 1:
+        for (key, _), position_id in zip(samples, block["position_id"].tolist(), strict=True):
+            if int(key) != position_id:
+                raise bad_values(path, f"{key}.position_id.npy", position_id, f"{int(key)}, as its key")
+    if "policy" in block and "move" in block:
+        policies = block["policy"]
+        if policies.ndim != 2 or not (policies.min() >= 0 and policies.max() < np.inf):
+            raise bad_values(path, f"{first_key}.policy.npy", "other values", "finite numbers from 0 up")
+        only = np.count_nonzero(policies, axis=1) == 1
+        moves = only & (policies.argmax(axis=1) == block["move"]) & (policies.max(axis=1) == 1)
+        rows = np.flatnonzero(policies.any(axis=1) & ~moves)
+        block["policy"], block["policy_row"] = policies[rows], rows.astype("<u4")
+    return block

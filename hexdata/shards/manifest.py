@@ -1,0 +1,301 @@
+"""The manifest of a directory of shards, ``shards/manifest.json``.
+
+Builds, reads and checks manifests. Never opens a shard and never writes a file.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, NamedTuple
+
+from hexdata.board import MAX_SIZE, MIN_SIZE
+from hexdata.errors import StoreError
+from hexdata.order import ORDER_VERSION
+from hexdata.schema import SCHEMA_VERSION
+from hexdata.storage import AnyPath, as_path, open_binary
+from hexdata.strict_json import (
+    MAX_JSON_BYTES,
+    AtMost,
+    Count,
+    FileName,
+    HexDigest,
+    Matching,
+    Within,
+    check_value,
+    parse_json,
+    shortened,
+)
+
+__all__ = ["LAYOUTS", "MANIFEST_NAME", "MANIFEST_VERSION", "FieldSpec", "ShardEntry", "ShardManifest"]
+
+MANIFEST_VERSION: Final = 1
+"""Version of the manifest format. Manifests of another version are refused."""
+MANIFEST_NAME: Final = "manifest.json"
+"""File name of the manifest, in the directory of the shards."""
+LAYOUTS: Final = ("blocks", "samples")
+"""Layouts of shards: each tar sample is a block of positions, or a single position."""
+
+_FieldName = Annotated[str, Matching("^[a-z][a-z0-9_]{0,31}$", "the name of a field")]
+_Size = Annotated[int, Within(1, 1 << 40)]
+
+
+class FieldSpec(NamedTuple):
+    """One field of a block: its NumPy type string and its shape without the leading dimension."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ShardEntry:
+    """The entry of one shard in the manifest, as :meth:`ShardWriter.entry` returns it.
+
+    Attributes:
+        name: Plain file name of the shard.
+        positions: Number of positions.
+        blocks: Number of blocks; in the layout ``samples``, number of samples.
+        bytes: Size of the file.
+        sha256: SHA-256 of the file, in hexadecimal.
+        offsets: For each field, the byte offset of its numbers in every block. Empty in the layout
+            ``samples``.
+
+    Raises:
+        StoreError: ``name`` is not a plain file name, or a field does not have one offset per block.
+    """
+
+    name: FileName
+    positions: Count
+    blocks: Count
+    bytes: Count
+    sha256: HexDigest
+    offsets: Mapping[_FieldName, list[Count]]
+
+    def __post_init__(self) -> None:
+        if Path(self.name).name != self.name:
+            raise StoreError("a shard's name is a plain file name", found=shortened(self.name))
+        if any(len(places) != self.blocks for places in self.offsets.values()):
+            raise StoreError(f"{self.name} needs one offset a block and field", expected=self.blocks)
+
+
+@dataclass(frozen=True)
+class ShardManifest:
+    """The content of ``shards/manifest.json``: the shards of each split, and the settings they share.
+
+    In the layout ``blocks``, every block holds ``block_size`` positions, except that the last block of a
+    shard may hold fewer. Block keys count upward over the split.
+
+    Attributes:
+        board_size: Cells along an edge.
+        layout: One of ``LAYOUTS``.
+        block_size: Positions per block.
+        shard_size: Maximum number of positions per shard, a multiple of ``block_size``.
+        seed: Seed of the shuffle.
+        fields: The fields of the blocks by name.
+        splits: The shards of each split, in order.
+        schema_version: Version of the position schema.
+        order_version: Version of the shuffle order.
+
+    Raises:
+        StoreError: The values contradict each other.
+    """
+
+    board_size: int
+    layout: str
+    block_size: int
+    shard_size: int
+    seed: int
+    fields: Mapping[str, FieldSpec]
+    splits: Mapping[str, Sequence[ShardEntry]]
+    schema_version: int = SCHEMA_VERSION
+    order_version: int = ORDER_VERSION
+
+    def __post_init__(self) -> None:
+        if self.layout not in LAYOUTS:
+            raise StoreError("unknown shard layout", found=self.layout, expected=" or ".join(LAYOUTS))
+        if self.block_size < 1 or self.shard_size < 1 or self.shard_size % self.block_size:
+            sizes = f"{self.shard_size} and {self.block_size}"
+            raise StoreError("the shard size must be a multiple of the block size", found=sizes)
+        for split in self.splits:
+            for shard in self.splits[split]:
+                self._check(shard)
+
+    def _check(self, shard: ShardEntry) -> None:
+        block_size = self.block_size if self.layout == "blocks" else 1
+        if not 0 < shard.positions <= self.shard_size or shard.blocks != -(-shard.positions // block_size):
+            found = f"{shard.positions} positions in {shard.blocks} blocks"
+            raise StoreError(f"impossible sizes of {shard.name}", found=found)
+
+    def positions(self, split: str) -> int:
+        """Return the number of positions in a split."""
+        return sum(shard.positions for shard in self.splits[split])
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """Identity of the shards: SHA-256 of the canonical JSON of all other values."""
+        return _digest(self._facts())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the manifest as JSON values."""
+        return {**self._facts(), "digest": self.digest}
+
+    def dumps(self) -> bytes:
+        """Return the bytes of manifest.json: compact JSON, as it holds one offset per block and field."""
+        return json.dumps(self.to_json(), separators=(",", ":")).encode("ascii") + b"\n"
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "version": MANIFEST_VERSION,
+            "schema_version": self.schema_version,
+            "order_version": self.order_version,
+            "board_size": self.board_size,
+            "layout": self.layout,
+            "block_size": self.block_size,
+            "shard_size": self.shard_size,
+            "seed": self.seed,
+            "fields": {
+                name: {"dtype": spec.dtype, "shape": list(spec.shape)} for name, spec in self.fields.items()
+            },
+            "splits": {
+                split: {"positions": self.positions(split), "shards": [dict(vars(s)) for s in shards]}
+                for split, shards in self.splits.items()
+            },
+        }
+
+    @classmethod
+    def load(cls, folder: str | AnyPath) -> ShardManifest:
+        """Read and check ``folder``/manifest.json.
+
+        Args:
+            folder: Directory of the shards.
+
+        Raises:
+            StoreError: The file is missing or cannot be read, is not a shard manifest, has another version,
+                or was altered.
+        """
+        path = as_path(folder) / MANIFEST_NAME
+        try:
+            with open_binary(path) as file:
+                data = file.read(MAX_JSON_BYTES + 1)
+        except FileNotFoundError:
+            raise StoreError("no shard manifest", path=path, hint="Run `hexdata export` first.") from None
+        except OSError as error:
+            raise StoreError("the shard manifest cannot be read", path=path, found=error.strerror) from None
+        return cls.loads(data, path)
+
+    @classmethod
+    def loads(cls, data: bytes, where: str | AnyPath) -> ShardManifest:
+        """Read and check the bytes of a manifest.json.
+
+        Args:
+            data: The bytes.
+            where: Their path or URL, for errors.
+
+        Raises:
+            StoreError: The bytes are not a shard manifest, have another version, or were altered.
+        """
+        hint = "Run `hexdata export` again."
+        facts = parse_json(data, where, what="the shard manifest", hint=hint)
+        _check_identity(facts, where)
+        try:
+            checked = check_value(_ShardManifestFile, facts, where, what="the shard manifest", hint=hint)
+            return checked.manifest()
+        except StoreError as error:
+            raise error.at(where) from None
+
+
+@dataclass(frozen=True)
+class _FieldFacts:
+    dtype: Annotated[str, Matching("^(?:\\|[iu]1|<[iu][248]|<f[248])$", "the NumPy type of a plain number")]
+    shape: Annotated[list[Annotated[int, Within(1, 4096)]], AtMost(3)]
+
+
+@dataclass(frozen=True)
+class _SplitFacts:
+    positions: Count
+    shards: list[ShardEntry]
+
+
+@dataclass(frozen=True)
+class _ShardManifestFile:
+    """JSON schema of shards/manifest.json."""
+
+    version: int
+    schema_version: int
+    order_version: Count
+    board_size: Annotated[int, Within(MIN_SIZE, MAX_SIZE)]
+    layout: str
+    block_size: _Size
+    shard_size: _Size
+    seed: int
+    fields: dict[_FieldName, _FieldFacts]
+    splits: dict[Literal["train", "val", "test"], _SplitFacts]
+    digest: HexDigest
+
+    def manifest(self) -> ShardManifest:
+        """Return the manifest after checking that its values agree with each other.
+
+        Raises:
+            StoreError: They contradict each other.
+        """
+        made = ShardManifest(
+            board_size=self.board_size,
+            layout=self.layout,
+            block_size=self.block_size,
+            shard_size=self.shard_size,
+            seed=self.seed,
+            fields={name: FieldSpec(spec.dtype, tuple(spec.shape)) for name, spec in self.fields.items()},
+            splits={split: tuple(part.shards) for split, part in self.splits.items()},
+            schema_version=self.schema_version,
+            order_version=self.order_version,
+        )
+        for split, part in self.splits.items():
+            if made.positions(split) != part.positions:
+                raise StoreError(
+                    f"the shards of {split} do not hold the positions of the split",
+                    found=made.positions(split),
+                    expected=part.positions,
+                )
+            unknown = {name for shard in part.shards for name in shard.offsets} - made.fields.keys()
+            if unknown:
+                raise StoreError("a shard has a field that is not described", found=min(unknown))
+        return made
+
+
+def _digest(facts: Mapping[str, Any]) -> str:
+    text = json.dumps(facts, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode("ascii")).hexdigest()
+
+
+def _check_identity(facts: object, path: str | AnyPath) -> None:
+    """Check that ``facts`` is a shard manifest of this version and that it matches its digest.
+
+    Raises:
+        StoreError: It does not.
+    """
+    if not isinstance(facts, dict) or not {"version", "digest", "block_size"} <= facts.keys():
+        raise StoreError("not a shard manifest", path=path, hint="Run `hexdata export` first.")
+    for name, known in (("version", MANIFEST_VERSION), ("schema_version", SCHEMA_VERSION)):
+        if facts.get(name) != known:
+            hint = "Use the hexdata that wrote the shards, or export them again with this one."
+            raise StoreError(
+                f"another {name}",
+                path=path,
+                found=shortened(repr(facts.get(name))),
+                expected=known,
+                hint=hint,
+            )
+    stated = facts["digest"]
+    found = _digest({name: value for name, value in facts.items() if name != "digest"})
+    if found != stated:
+        raise StoreError(
+            "the manifest was altered",
+            path=path,
+            found=f"digest {found}",
+            expected=shortened(str(stated)),
+            hint="Run `hexdata export` again.",
+        )

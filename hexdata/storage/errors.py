@@ -1,0 +1,186 @@
+"""Translation of object store errors into hexdata errors with an address and a hint.
+
+Only the outermost layer translates; inner layers raise OSErrors. Secrets are removed from messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from hexdata.errors import HexdataError, StoreError
+from hexdata.storage.address import without_secrets
+from hexdata.storage.retry import answer_of, code_of, is_no_endpoint, is_passing
+
+__all__ = ["is_fault", "telling"]
+
+
+class _Fault(NamedTuple):
+    """A kind of fault. ``found`` precedes the store's own message; None omits that message."""
+
+    reason: str
+    hint: str
+    found: str | None = ""
+
+
+_NO_CREDENTIALS: Final = _Fault(
+    "the object store needs credentials",
+    "Set them in the environment or in a profile, as for any other tool.",
+    "none: ",
+)
+_REFUSED: Final = _Fault(
+    "the object store does not accept the credentials",
+    "Check the credentials in the environment and the profile, and whether they have expired.",
+)
+_DENIED: Final = _Fault(
+    "the object store denies access",
+    "Check that these credentials allow listing, reading and, to change the store, writing.",
+)
+_NO_BUCKET: Final = _Fault("there is no such bucket", "Check the address, or create the bucket.", None)
+_REACHING: Final = (
+    "Check the address, the network and the endpoint (for S3: AWS_ENDPOINT_URL), and run the command again."
+)
+_UNREACHABLE: Final = _Fault("the object store does not answer", _REACHING)
+_SLOW: Final = _Fault("the object store does not answer in time", _REACHING)
+_NO_NAME: Final = _Fault(
+    "the host name of the object store is unknown",
+    "Check the endpoint (for S3: AWS_ENDPOINT_URL) or the region, and that this machine can "
+    "resolve host names.",
+)
+_NO_ENDPOINT: Final = _Fault(
+    "the endpoint of the object store is not a valid URL",
+    "Set it (for S3: AWS_ENDPOINT_URL) to a URL such as http://10.0.0.5:9000.",
+)
+_FAILED: Final = _Fault(
+    "the object store failed at every attempt", "Run the command again later; completed work is kept."
+)
+_OTHER: Final = _Fault(
+    "the object store rejected a request",
+    "Read its message, and check that the store supports this operation.",
+)
+
+_CODES: Final = {
+    "AccessDenied": _DENIED,
+    "AllAccessDisabled": _DENIED,
+    "Forbidden": _DENIED,
+    "403": _DENIED,
+    "401": _REFUSED,
+    "ExpiredToken": _REFUSED,
+    "InvalidAccessKeyId": _REFUSED,
+    "InvalidClientTokenId": _REFUSED,
+    "InvalidToken": _REFUSED,
+    "SignatureDoesNotMatch": _REFUSED,
+    "TokenRefreshRequired": _REFUSED,
+    "NoSuchBucket": _NO_BUCKET,
+}
+"""Faults by the error code of S3."""
+_ABSENT: Final = ("NoSuchKey", "NotFound", "404")
+"""Error codes of missing objects, which are not faults."""
+_KINDS: Final = {
+    "CredentialRetrievalError": _NO_CREDENTIALS,
+    "DefaultCredentialsError": _NO_CREDENTIALS,
+    "NoCredentialsError": _NO_CREDENTIALS,
+    "PartialCredentialsError": _NO_CREDENTIALS,
+    "ProfileNotFound": _NO_CREDENTIALS,
+    "SSOError": _NO_CREDENTIALS,
+    "TokenRetrievalError": _NO_CREDENTIALS,
+    "ClientAuthenticationError": _REFUSED,
+    "ClientConnectorDNSError": _NO_NAME,
+    "ClientPayloadError": _FAILED,
+    "ConnectTimeoutError": _SLOW,
+    "ConnectionTimeoutError": _SLOW,
+    "ContentLengthError": _FAILED,
+    "IncompleteReadError": _FAILED,
+    "ReadTimeoutError": _SLOW,
+    "RefreshError": _REFUSED,
+    "SocketTimeoutError": _SLOW,
+    "UnauthorizedSSOTokenError": _REFUSED,
+}
+"""Faults by the name of the exception."""
+_STATUSES: Final = {401: _REFUSED, 403: _DENIED}
+"""Faults by the HTTP status, for stores other than S3."""
+_CLIENTS: Final = ("aiobotocore", "aiohttp", "botocore")
+_LIBRARIES: Final = (*_CLIENTS, "adlfs", "azure", "gcsfs", "google", "s3fs")
+"""Libraries whose exceptions are faults of an object store."""
+_LONGEST: Final = 300
+
+
+@contextmanager
+def telling(*paths: object) -> Iterator[None]:
+    """Translate faults of an object store into errors with an address and a hint.
+
+    Args:
+        paths: Paths or texts in use. If none is an address, errors are not translated.
+
+    Raises:
+        StoreError: The object store cannot be used. A hexdata error caused by a fault keeps its type and gets
+            the translated message.
+    """
+    address = next((str(path) for path in paths if _is_address(path)), None)
+    try:
+        yield
+    except Exception as error:
+        found_fault = None if address is None else _fault_behind(error)
+        if found_fault is None:
+            raise
+        fault, origin = found_fault
+        found = None if fault.found is None else fault.found + _message_of(origin)
+        if isinstance(error, HexdataError):
+            error.reason, error.found, error.expected, error.hint = fault.reason, found, None, fault.hint
+            error.path = error.path or address
+            raise
+        filename = getattr(error, "filename", None)
+        path = filename if _is_address(filename) else address
+        raise StoreError(fault.reason, path=path, found=found, hint=fault.hint) from error
+
+
+def _is_address(path: object) -> bool:
+    return path is not None and not isinstance(path, Path) and "://" in str(path)
+
+
+def is_fault(error: BaseException) -> bool:
+    """Return whether a fault of an object store caused an error. A missing object is not a fault."""
+    return _fault_behind(error) is not None
+
+
+def _fault_behind(error: BaseException) -> tuple[_Fault, BaseException] | None:
+    """Return the fault that caused an error, and the exception with the clearest message, or None."""
+    fault, origin = None, error
+    one: BaseException | None = error
+    while one is not None:
+        if known := _fault_of(one):
+            origin = one if fault is None else origin  # the outermost has the clearest message
+            fault = known  # the innermost is the most specific
+        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
+    return None if fault is None else (fault, origin)
+
+
+def _fault_of(error: BaseException) -> _Fault | None:
+    """Return the kind of fault of one exception, without its causes; None if it is not a fault."""
+    if code := code_of(error):
+        return None if code in _ABSENT else _CODES.get(code, _FAILED if is_passing(error) else _OTHER)
+    if is_no_endpoint(error):
+        return _NO_ENDPOINT
+    kind = type(error)
+    library = kind.__module__.partition(".")[0]
+    if library not in _LIBRARIES:
+        return None
+    if kind.__name__ in _KINDS:
+        return _KINDS[kind.__name__]
+    # Attributes of Azure, aiohttp (whose ``code`` emits a warning) and Google, in this order.
+    status = next(
+        (found for name in ("status_code", "status", "code") if (found := getattr(error, name, None))), None
+    )
+    if isinstance(status, int):
+        return None if status == 404 else _STATUSES.get(status, _FAILED if status >= 500 else _OTHER)
+    return _UNREACHABLE if library in _CLIENTS else _FAILED
+
+
+def _message_of(error: BaseException) -> str:
+    """Return the message of an error as one line without secrets."""
+    code, message = answer_of(error)
+    text = f"{code}{'' if code.isdigit() else ':'} {message}" if code and message else code
+    line = without_secrets(text or str(error)) or type(error).__name__
+    return line if len(line) <= _LONGEST else line[:_LONGEST] + "…"

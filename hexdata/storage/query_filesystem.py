@@ -1,0 +1,165 @@
+"""Read-only file system for queries, which caches the properties of objects.
+
+DuckDB asks for the size and time of an object each time it opens it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from io import SEEK_SET, BufferedReader
+from typing import Any, Final
+
+from fsspec import AbstractFileSystem  # type: ignore[import-untyped]
+
+from hexdata.storage.reading import open_object
+from hexdata.storage.retry import patiently
+
+__all__ = ["SteadyFileSystem"]
+
+_UNFINISHED: Final = "/."
+"""Part of the keys in hidden folders, whose objects may change during a query."""
+
+_KEPT: Final = ("name", "size", "type", "ETag", "LastModified")
+"""Properties kept from a listing, to save memory with many objects."""
+
+
+class SteadyFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no type information
+    """Reads through another file system and caches the properties of objects outside hidden folders.
+
+    DuckDB converts exceptions to text, so the first one is kept as ``failure``.
+
+    Args:
+        system: File system of an object store.
+        protocol: Protocol in the addresses of queries, such as ``s3``. Without it, DuckDB would use the first
+            of the library's protocols.
+    """
+
+    cachable = False
+
+    def __init__(self, system: Any, protocol: str) -> None:
+        super().__init__()
+        self.protocol = protocol
+        self._strip_protocol = system._strip_protocol
+        self._system = system
+        self.failure: BaseException | None = None
+        self._known: dict[str, dict[str, Any]] = {}
+        self._listed: set[str] = set()
+
+    @contextmanager
+    def keep_failure(self) -> Iterator[None]:
+        """Keep the first exception raised in this context, and raise it again."""
+        try:
+            yield
+        except BaseException as error:
+            self.failure = self.failure or error
+            raise
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        """Return the properties of an object. The first request in a folder lists the whole folder.
+
+        Raises:
+            FileNotFoundError: The object does not exist.
+            OSError: The request failed.
+        """
+        with self.keep_failure():
+            return self._find(path)
+
+    def _find(self, path: str) -> dict[str, Any]:
+        key = self._strip_protocol(path)
+        if _UNFINISHED in key:
+            found: dict[str, Any] = patiently(self._system.info, key)
+            return found
+        folder = key.rpartition("/")[0]
+        if key not in self._known and folder not in self._listed:
+            listed = patiently(self._system.ls, folder, detail=True)
+            self._known |= {
+                one["name"]: {name: one[name] for name in _KEPT if name in one}
+                for one in listed
+                if one["type"] == "file"
+            }
+            self._listed.add(folder)
+        if key not in self._known:  # created after the listing, or missing
+            self._known[key] = patiently(self._system.info, key)
+        return self._known[key]
+
+    def exists(self, path: str, **_: Any) -> bool:
+        """Return whether an object exists.
+
+        Raises:
+            OSError: The request failed.
+        """
+        with self.keep_failure():
+            try:
+                self._find(path)
+            except FileNotFoundError:
+                return False
+            return True
+
+    def modified(self, path: str) -> Any:
+        """Return the modification time of an object."""
+        with self.keep_failure():
+            return self._find(path).get("LastModified") or patiently(self._system.modified, path)
+
+    def ls(self, path: str, detail: bool = True, **named: Any) -> Any:
+        """List a folder without the cache."""
+        with self.keep_failure():
+            return patiently(self._system.ls, path, detail=detail, **named)
+
+    def glob(self, path: str, **named: Any) -> Any:
+        """Return the paths of the objects that match a pattern."""
+        if any(character in path for character in "*?["):
+            with self.keep_failure():
+                return patiently(self._system.glob, path, **named)
+        return [self._strip_protocol(path)] if self.exists(path) else []
+
+    def open(self, path: str, mode: str = "rb", **_: Any) -> Any:
+        """Open an object for reading. Each thread keeps one block in memory."""
+        if mode != "rb":
+            raise NotImplementedError(f"{path}: this file system is read-only")
+        info = self.info(path)
+        return _SharedObject(self, lambda: open_object(self._system, path, path, info=info))
+
+
+class _SharedObject:
+    """An open object shared by threads, with a separate offset and block for each thread.
+
+    Several DuckDB threads seek and read through one handle. Threads are identified by number, because Python
+    discards thread-local data of DuckDB's threads between two calls.
+    """
+
+    def __init__(self, system: SteadyFileSystem, open_for_thread: Callable[[], BufferedReader]) -> None:
+        self._system = system
+        self._open_for_thread = open_for_thread
+        self._opened: dict[int, BufferedReader] = {}
+
+    def _of_this_thread(self) -> BufferedReader:
+        number = threading.get_ident()
+        if number not in self._opened:
+            self._opened[number] = self._open_for_thread()
+        return self._opened[number]
+
+    def read(self, size: int = -1) -> bytes:
+        """Read ``size`` bytes, or all that remain, at the offset of this thread."""
+        with self._system.keep_failure():
+            return self._of_this_thread().read(size)
+
+    def seek(self, offset: int, whence: int = SEEK_SET) -> int:
+        """Move this thread to an offset and return it."""
+        with self._system.keep_failure():
+            return self._of_this_thread().seek(offset, whence)
+
+    def tell(self) -> int:
+        """Return the offset of this thread."""
+        return self._of_this_thread().tell()
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def close(self) -> None:
+        """Close the object for all threads."""
+        for opened in self._opened.values():
+            opened.close()
+        self._opened.clear()

@@ -1,0 +1,165 @@
+"""Free disk space, and errors for full or failing disks with the path, the free space and a hint.
+
+Nothing here frees disk space or retries an operation.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from hexdata.errors import BudgetError, StoreError
+from hexdata.storage import AnyPath, is_fault
+from hexdata.units import format_bytes
+
+__all__ = [
+    "disk_full",
+    "free_disk",
+    "is_disk_full",
+    "name_file",
+    "naming_full",
+    "system_text",
+    "telling_full",
+    "telling_full_temporary",
+]
+
+_DISK_FULL: Final = ("ENOSPC", "EDQUOT", "EFBIG")
+_RUN_AGAIN: Final = "Make room and run the command again; it goes on from there."
+"""Hint for an interrupted stage."""
+_HINTS: Final = {
+    "EROFS": "Mount the disk for writing, or copy the store to one that is, and run the command again.",
+    "EMFILE": "Raise the limit of open files (`ulimit -n`) and run the command again.",
+    "ENFILE": "Close other programs that hold many files open, and run the command again.",
+    "EACCES": "Check the permissions of the file and its folder, and run the command again.",
+    "EPERM": "Check the permissions of the file and its folder, and run the command again.",
+    "ENOLCK": "Use a file system that has locks, and run the command again.",
+    **dict.fromkeys(
+        ("EEXIST", "EINVAL", "EISDIR", "ELOOP", "ENOTDIR"),
+        "Something else is where hexdata keeps this file or folder. Move it away, and run the command again.",
+    ),
+    **dict.fromkeys(
+        ("EIO", "ENODEV", "ENXIO", "EREMOTEIO", "ESTALE", "ETIMEDOUT"),
+        "Check the disk and its connection, and run the command again; it goes on from there.",
+    ),
+}
+"""Hints for disk errors other than a full disk."""
+_TEMPORARY: Final = "Make room there, or let TMPDIR name a folder that has some, and run the command again."
+"""Hint for a command that writes only temporary files."""
+
+
+def is_disk_full(error: OSError) -> bool:
+    """Return whether an error means that the disk is full, the quota is used up or the file is too large."""
+    return errno.errorcode.get(error.errno or 0) in _DISK_FULL
+
+
+@contextmanager
+def naming_full(path: Path) -> Iterator[None]:
+    """Add ``path`` to disk-full errors without a file name. Write errors, for example, have none."""
+    try:
+        yield
+    except OSError as error:
+        if is_disk_full(error) and error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+@contextmanager
+def name_file(path: Path) -> Iterator[None]:
+    """Add ``path`` to system errors without a file name, as those of write, fsync, flock and truncate."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+def free_disk(path: AnyPath) -> int:
+    """Return the free disk space in bytes at a path, which need not exist. Object stores have no limit."""
+    if not isinstance(path, Path):
+        return sys.maxsize
+    place = path.absolute()
+    while not place.exists():
+        place = place.parent
+    return shutil.disk_usage(place).free
+
+
+def disk_full(
+    reason: str, path: AnyPath | str, found: str, *, needed: str | None = None, hint: str = _RUN_AGAIN
+) -> BudgetError:
+    """Return the error for insufficient disk space."""
+    return BudgetError(reason, path=path, found=found, expected=needed, hint=hint)
+
+
+@contextmanager
+def telling_full(place: AnyPath, hint: str = _RUN_AGAIN) -> Iterator[None]:
+    """Convert operating system errors of a full or failing disk into errors with a path and a hint.
+
+    Other errors and errors of an object store pass unchanged.
+
+    Args:
+        place: Path to name if the system's error has none.
+        hint: What to do (default: free disk space and run the command again).
+
+    Raises:
+        BudgetError: The disk is full, the quota is used up or the file has reached its maximum size.
+        StoreError: A file cannot be read or written for another reason.
+    """
+    try:
+        yield
+    except OSError as error:
+        if is_fault(error) or "://" in str(error.filename):
+            raise  # an object store failed
+        path = _file_of(error) or place
+        if is_disk_full(error):
+            raise _told(error, path, hint) from error
+        remedy = _HINTS.get(errno.errorcode.get(error.errno or 0, ""))
+        if remedy is None or not isinstance(place, Path):
+            raise
+        raise StoreError(
+            "the system cannot read or write this file",
+            path=path,
+            found=error.strerror or str(error),
+            hint=remedy if hint is _RUN_AGAIN else hint,
+        ) from error
+
+
+@contextmanager
+def telling_full_temporary() -> Iterator[None]:
+    """Convert disk-full errors below the system's temporary folder; other errors pass unchanged.
+
+    Raises:
+        BudgetError: The disk of the temporary folder is full.
+    """
+    try:
+        yield
+    except OSError as error:
+        path = _file_of(error) if is_disk_full(error) else None
+        if path is None or not path.is_relative_to(tempfile.gettempdir()):
+            raise
+        raise _told(error, path, _TEMPORARY) from error
+
+
+def system_text(error: OSError) -> str:
+    """Return the system's text for an error, without the file if the error already names it."""
+    found, plain = error.strerror or str(error), os.strerror(error.errno or 0)
+    return plain if error.filename is not None and plain in found else found  # DuckDB's text has the file
+
+
+def _file_of(error: OSError) -> Path | None:
+    """Return the file named in an error; None if it has no name, as with a file descriptor."""
+    return Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else None
+
+
+def _told(error: OSError, path: AnyPath, hint: str) -> BudgetError:
+    found = system_text(error)
+    if isinstance(path, Path):
+        found += f", {format_bytes(free_disk(path))} free"
+    return disk_full("the disk is full", path, found, hint=hint)

@@ -1,0 +1,18 @@
+"""PyTorch tensors, DataLoader workers and ranks for ``Loader``.
+
+The only package that imports torch. It reads no shard and decides no order: ``Loader`` does.
+"""
+
+from hexdata.torch.dataset import LoaderDataset
+from hexdata.torch.loader import TorchLoader
+from hexdata.torch.tensors import TensorBatch, as_tensors, expand_policy, to_device, unpack
+
+__all__ = [
+    "LoaderDataset",
+    "TensorBatch",
+    "TorchLoader",
+    "as_tensors",
+    "expand_policy",
+    "to_device",
+    "unpack",
+]

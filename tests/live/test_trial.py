@@ -1,0 +1,134 @@
+"""Driving a pipeline: what is told is what came, and every way in which it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hexdata.batch import BatchOptions
+from hexdata.errors import ConfigError, HexdataError
+from hexdata.live import LiveLoader, LiveOptions, StageOptions
+from hexdata.live.metrics import LiveFacts
+from hexdata.live.trial import DriveOptions, drive_live, same_game_pairs
+
+if TYPE_CHECKING:
+    from tests.conftest import DemoTrmph
+
+GAMES = 40
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory, demo_trmph: DemoTrmph) -> Path:
+    folder = tmp_path_factory.mktemp("games")
+    demo_trmph(folder, GAMES, 2, board_size=5)
+    (folder / "bad.trmph").write_text("no game\n")
+    return folder
+
+
+pytestmark = pytest.mark.usefixtures("no_thread_survives")
+
+
+def options(**more: Any) -> LiveOptions:
+    small = {"val": 0.0, "test": 0.0, "pool_size": 30, "reservoir": 100, "batch_size": 32, "watch": False}
+    return LiveOptions(**{**small, **more})
+
+
+def test_the_facts_are_those_of_the_batches(directory: Path) -> None:
+    facts = drive_live(directory, options(), DriveOptions(batches=50))
+    with LiveLoader(directory, config=options(batch=BatchOptions(fields=("game_id",)))) as loader:
+        games = [batch["game_id"] for batch in itertools.islice(loader, 50)]
+    assert (facts.batches, facts.positions, facts.ended) == (50, 50 * 32, "batches")
+    assert facts.positions_per_second == pytest.approx(facts.positions / facts.seconds, rel=0.01)
+    assert (facts.games, facts.pool, facts.newest_file) == (GAMES, 30, "demo-01.trmph")
+    assert facts.average_uses is not None
+    assert facts.average_uses > 1
+    assert facts.pairs == pytest.approx(np.mean([same_game_pairs(batch) for batch in games]))
+    assert [stage.name for stage in facts.stages] == [stage.name for stage in options().stages]
+    bad = facts.notes["ChunkSourceLoader"]["bad"]
+    assert [name for name, _ in bad] == ["bad.trmph"]
+
+
+@given(st.lists(st.integers(0, 5), max_size=40))
+def test_same_game_pairs_are_counted(games: list[int]) -> None:
+    expected = sum(one == other for one, other in itertools.combinations(games, 2))
+    assert same_game_pairs(np.array(games, np.int64)) == expected
+
+
+def test_it_ends_with_its_input(directory: Path) -> None:
+    """Two passes over the 30 games of the window, each position of theirs once a pass; nothing is left."""
+    live = options().with_stage("ShufflingChunkPool", passes=2)
+    facts = drive_live(directory, live)
+    unpacked = next(stage for stage in facts.stages if stage.name == "ChunkUnpacker")
+    assert facts.ended == "input"
+    assert unpacked.counts["games"] == 60
+    assert facts.positions == unpacked.counts["positions"]
+
+
+def test_it_ends_after_some_seconds_even_if_nothing_comes(tmp_path: Path) -> None:
+    shown: list[LiveFacts] = []
+    facts = drive_live(tmp_path, options(watch=True), DriveOptions(seconds=0.2, every=0.01), shown.append)
+    assert (facts.ended, facts.batches, facts.pairs, facts.newest_file) == ("seconds", 0, None, None)
+    assert facts.seconds >= 0.2
+    assert all(look.ended is None for look in shown)
+
+
+def test_it_is_shown_on_the_way_what_came_in_between(directory: Path) -> None:
+    """Rates are of the time between two looks, sums of the whole: they agree."""
+    shown: list[LiveFacts] = []
+    drive_live(directory, options(), DriveOptions(batches=20, every=1e-6), shown.append)
+    assert {facts.batches for facts in shown} >= set(range(1, 20))
+    for before, after in itertools.pairwise(shown):
+        came = after.positions - before.positions
+        assert after.positions_per_second * (after.seconds - before.seconds) == pytest.approx(came)
+
+
+def test_ctrl_c_is_an_end(directory: Path) -> None:
+    def interrupt(facts: LiveFacts) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    facts = drive_live(directory, options(), DriveOptions(every=0.01), interrupt)
+    assert facts.ended == "interrupted"
+
+
+def test_an_error_of_a_stage_is_raised(directory: Path) -> None:
+    def refuse(chunk: Any, block: Any) -> None:
+        raise ValueError("no")
+
+    kinds = [stage.kind for stage in options().stages]
+    stages = [StageOptions(kind) for kind in kinds]
+    stages.insert(4, StageOptions("ChunkRelabeller", {"relabel": refuse}))
+    with pytest.raises(HexdataError, match=r"demo-0[01]\.trmph"):
+        drive_live(directory, options(stages=tuple(stages)))
+
+
+def test_metrics_are_served_meanwhile(directory: Path) -> None:
+    seen = []
+
+    @contextlib.contextmanager
+    def serve(metrics: Callable[[], Any]) -> Iterator[None]:
+        seen.append(metrics())
+        yield
+        seen.append(metrics())
+
+    drive_live(directory, options(), DriveOptions(batches=5), serve=serve)
+    before, after = (metrics["TensorGenerator"].get("batches", 0) for metrics in seen)
+    assert before == 0
+    assert after >= 5
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"batches": 0}, {"batches": 1.5}, {"seconds": 0}, {"seconds": math.inf}, {"every": math.nan}]
+)
+def test_limits_without_meaning_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="cannot be used"):
+        DriveOptions(**wrong)

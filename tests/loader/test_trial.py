@@ -1,0 +1,94 @@
+"""Driving the loader: what is reported is what was delivered."""
+
+from __future__ import annotations
+
+import tracemalloc
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from hexdata.errors import ConfigError, FormatError
+from hexdata.loader import Loader
+from hexdata.loader.trial import LoadOptions, drive_loader
+from hexdata.shards.format import Block
+from tests.publisher import alter_blocks
+
+if TYPE_CHECKING:
+    from tests.shard_folder import MakeShards, ShardFolder
+
+
+@pytest.mark.parametrize("mode", ["exact", "stream"])
+def test_the_facts_are_those_of_the_epochs(shards: ShardFolder, mode: Any) -> None:
+    result = drive_loader(shards.path, LoadOptions(epochs=2, batch_size=40, seed=3, mode=mode))
+    loader = Loader(shards.path, batch_size=40, seed=3, mode=mode, fields=("position_id",))
+    assert (result.split, result.mode, result.positions) == ("train", mode, 134)
+    assert len(result.epochs) == 2
+    assert result.seconds_to_open > 0
+    assert 0 < result.seconds_to_first_batch <= result.epochs[0].seconds
+    for number, facts in enumerate(result.epochs):
+        ids = [batch["position_id"].tolist() for batch in loader]
+        assert (facts.epoch, facts.batches, facts.delivered, facts.positions) == (number, 4, 134, 134)
+        assert facts.first_ids == ids[0][:5]
+        assert facts.digest == loader.epoch_digest
+        assert facts.value_mean == pytest.approx(np.mean(shards.splits["train"]["value"]))
+        assert facts.positions_per_second > 0
+    assert result.fields == {
+        "board": "float32 (40, 2, 5, 5)",
+        "policy": "float32 (40, 25)",
+        "value": "float32 (40,)",
+        "position_id": "int64 (40,)",
+    }
+
+
+def test_the_mode_is_that_of_the_place(shards: ShardFolder) -> None:
+    assert drive_loader(shards.path).mode == "exact"
+    piped = drive_loader(f"pipe:cat {shards.path}/{{name}}")
+    assert (piped.mode, piped.positions) == ("stream", 134)
+
+
+@pytest.mark.parametrize("first", [2**31, 2**61])
+def test_the_memory_does_not_depend_on_the_position_ids(make_shards: MakeShards, first: int) -> None:
+    folder = make_shards(train=100).path
+
+    def shift(blocks: dict[str, Block]) -> dict[str, Block]:
+        for block in blocks.values():
+            block["position_id"] += first
+        return blocks
+
+    for path in sorted(folder.glob("*.tar")):
+        alter_blocks(folder, path.name, shift)
+    tracemalloc.start()
+    try:
+        result = drive_loader(folder, LoadOptions(batch_size=40))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (result.epochs[0].delivered, result.epochs[0].positions) == (100, 100)
+    assert min(result.epochs[0].first_ids) >= first
+    assert peak < 200 << 20
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"epochs": 0}, "epochs must be at least 1"),
+        ({"batch_size": 0}, "batch_size cannot be used"),
+        ({"mode": "exakt"}, "unknown mode"),
+        ({"check": "all"}, "unknown check"),
+        ({"split": "training"}, "unknown split; found training"),
+        ({"cache_size": "much"}, "cache_size cannot be used; found .much.; expected a number and a unit"),
+        ({"prefetch": -1}, "prefetch cannot be used"),
+    ],
+)
+def test_options_without_meaning_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        LoadOptions(**options)
+
+
+def test_a_fault_is_named(make_shards: MakeShards) -> None:
+    folder = make_shards(train=40)
+    path = folder.path / "train-000001.tar"
+    path.write_bytes(bytes(path.stat().st_size))
+    with pytest.raises(FormatError, match=r"train-000001\.tar"):
+        drive_loader(folder.path)

@@ -1,0 +1,142 @@
+"""Epochs of PyTorch's side of the loader: where they end, whoever iterates and however a loop stops."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from functools import cache
+from importlib.util import find_spec
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hexdata.export import ExportOptions, export_shards
+from hexdata.loader import Loader
+from hexdata.shuffle import ShuffleOptions, shuffle_store
+from tests.loader.stopping import WAYS, Steps, check_loops, take
+
+torch = pytest.importorskip("torch")
+
+from torch.utils.data import DataLoader  # noqa: E402 - only where PyTorch is
+
+from hexdata.torch import LoaderDataset, TorchLoader  # noqa: E402
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),  # 3 workers on 2 cores
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),  # fork
+]
+
+HERE = Path(__file__).parent
+LONGEST = 600
+"""Seconds after which a process counts as hanging."""
+STREAM = {"mode": "stream", "batch_size": 52, "streams": (4, 6), "window": 128}
+
+
+@pytest.fixture(scope="module")
+def shards(trmph_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Some 2,000 positions in shards of 256; read only."""
+    store = shutil.copytree(trmph_store, tmp_path_factory.mktemp("torch") / "store")
+    shuffle_store(store, ShuffleOptions(seed=3, threads=1))
+    export_shards(store, ExportOptions(shard_size=256, block_size=64, workers=1))
+    return store / "shards"
+
+
+def make_loader(shards: Path, **options: Any) -> Loader:
+    return Loader(shards, **{"batch_size": 50, "seed": 5, "fields": ("position_id",), **options})
+
+
+def epoch_of(shards: Path, epoch: int, **options: Any) -> Steps:
+    """The ids of each batch of an epoch, of the loader alone."""
+    loader = make_loader(shards, **options)
+    loader.set_epoch(epoch)
+    return [batch["position_id"].tolist() for batch in loader]
+
+
+@pytest.mark.parametrize("options", [{}, {"remainder": "pad", "rank": 1, "world_size": 2}, STREAM])
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (1, True), (2, True), (2, False), (3, True)])
+def test_a_loop_may_stop_anywhere_and_the_next_one_goes_on(shards, options, workers, persistent):
+    def make() -> TorchLoader:
+        loader = make_loader(shards, **options)
+        return TorchLoader(loader, num_workers=workers, persistent_workers=persistent and workers > 0)
+
+    @cache
+    def expected(epoch: int) -> Steps:
+        return epoch_of(shards, epoch, **options)
+
+    assert check_loops(make, expected, seed=workers, loops=16) > 2
+
+
+@pytest.mark.parametrize("before", [0, 2])
+@pytest.mark.parametrize("after", [0, 3])
+@pytest.mark.parametrize("way", WAYS)
+def test_other_workers_take_up_the_epoch_after_the_last_batch(shards, before, after, way):
+    loader = TorchLoader(make_loader(shards), num_workers=before)
+    _, state = take(loader, len(loader), way)
+    assert (state["epoch"], state["batch"]) == (0, len(loader))
+    resumed = TorchLoader(make_loader(shards), num_workers=after)
+    resumed.load_state_dict(json.loads(json.dumps(state)))
+    assert resumed.epoch == 1
+    assert [batch["position_id"].tolist() for batch in resumed] == epoch_of(shards, 1)
+
+
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
+def test_a_data_loader_of_ones_own_has_no_empty_epoch(shards, workers, persistent):
+    dataset = LoaderDataset(make_loader(shards))
+    batches = DataLoader(dataset, batch_size=None, num_workers=workers, persistent_workers=persistent)
+    for epoch in range(3):
+        got = [batch["position_id"].tolist() for _, batch in zip(range(len(dataset)), batches)]  # noqa: B905
+        assert got == epoch_of(shards, epoch)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("standing", ["loader", "state"])
+def test_a_dataset_at_the_end_of_an_epoch_runs_the_next_ones(shards, workers, standing):
+    loader = make_loader(shards)
+    loader.set_epoch(1, len(loader))
+    if standing == "loader":
+        dataset = LoaderDataset(loader)
+    else:
+        dataset = LoaderDataset(make_loader(shards))
+        dataset.load_state_dict(loader.state_dict())
+    batches = DataLoader(dataset, batch_size=None, num_workers=workers)
+    for epoch in (2, 3):
+        assert [batch["position_id"].tolist() for batch in batches] == epoch_of(shards, epoch)
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata calls it
+@pytest.mark.parametrize("workers", [0, 2])
+def test_torchdata_goes_on_after_exactly_the_last_batch(shards, workers):
+    torchdata = pytest.importorskip("torchdata.stateful_dataloader")
+
+    def make() -> Any:
+        return torchdata.StatefulDataLoader(
+            LoaderDataset(make_loader(shards)), batch_size=None, num_workers=workers
+        )
+
+    batches = make()
+    for epoch in range(2):
+        got = [batch["position_id"].tolist() for batch in islice(batches, len(batches.dataset))]
+        assert got == epoch_of(shards, epoch)
+    resumed = make()
+    resumed.load_state_dict(batches.state_dict())
+    got = [batch["position_id"].tolist() for batch in resumed]
+    if workers:  # torchdata takes up the epoch that it has not seen end, of which nothing is left
+        assert got == []
+        got = [batch["position_id"].tolist() for batch in resumed]
+    assert got == epoch_of(shards, 2)
+
+
+@pytest.mark.skipif(not find_spec("pytorch_lightning"), reason="needs PyTorch Lightning")
+@pytest.mark.parametrize(("workers", "persistent"), [(0, 0), (2, 0), (2, 1)])
+def test_lightning_trains_on_every_epoch(shards, workers, persistent):
+    command = [sys.executable, "-W", "ignore", str(HERE / "train_lightning.py"), str(shards)]
+    command += ["3", str(workers), str(persistent)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST, check=False)
+    assert run.returncode == 0, run.stderr
+    steps = json.loads(run.stdout.splitlines()[-1])
+    for epoch in range(3):
+        assert [ids for number, ids in steps if number == epoch] == epoch_of(shards, epoch)

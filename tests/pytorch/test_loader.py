@@ -1,0 +1,484 @@
+"""PyTorch's side of the loader, with real workers and real ranks, against the loader alone."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hexdata.errors import ConfigError, FormatError
+from hexdata.export import ExportOptions, export_shards
+from hexdata.loader import Loader
+from hexdata.loader.digest import combine_digests
+from hexdata.shuffle import ShuffleOptions, shuffle_store
+
+torch = pytest.importorskip("torch")
+
+from torch.utils.data import DataLoader  # noqa: E402 - only where PyTorch is
+
+from hexdata.torch import (  # noqa: E402
+    LoaderDataset,
+    TorchLoader,
+    as_tensors,
+    expand_policy,
+    to_device,
+    unpack,
+)
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),  # 3 workers on 2 cores
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),  # fork
+]
+
+HERE = Path(__file__).parent
+BOARD_SIZE = 7
+CELLS = BOARD_SIZE * BOARD_SIZE
+FIELDS = ("board", "policy", "move", "value", "player_to_move", "policy_mask", "position_id")
+LONGEST = 600
+"""Seconds after which a process counts as hanging."""
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@pytest.fixture(scope="module")
+def shards(trmph_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Some 2,000 positions in shards of 256. Read only: copy it."""
+    store = shutil.copytree(trmph_store, tmp_path_factory.mktemp("torch") / "store")
+    shuffle_store(store, ShuffleOptions(seed=3, threads=1))
+    export_shards(store, ExportOptions(shard_size=256, block_size=64, workers=1))
+    return store / "shards"
+
+
+@pytest.fixture
+def own_shards(shards: Path, tmp_path: Path) -> Path:
+    """A copy of the shards that a test may harm."""
+    return Path(shutil.copytree(shards, tmp_path / "shards"))
+
+
+def make_loader(shards: Path, **options: Any) -> Loader:
+    return Loader(shards, **{"batch_size": 50, "seed": 5, "fields": FIELDS, **options})
+
+
+def ids_of(batches: Any) -> list[list[int]]:
+    return [batch["position_id"].tolist() for batch in batches]
+
+
+def epochs_of(shards: Path, epochs: int, **options: Any) -> list[list[list[int]]]:
+    """The ids of each batch of each epoch, of the loader alone."""
+    loader = make_loader(shards, **options)
+    return [ids_of(loader) for _ in range(epochs)]
+
+
+def data_loader(dataset: LoaderDataset, workers: int, **options: Any) -> DataLoader[Any]:
+    return DataLoader(dataset, batch_size=None, num_workers=workers, **options)
+
+
+# --- tensors --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("final", ["zeros", "uniform"])
+@pytest.mark.parametrize("board", ["float32", "float16", "uint8"])
+def test_a_packed_batch_expands_to_the_unpacked_one(shards, board, final):
+    options = {"planes": 3, "final_policy": final, "symmetry": True}
+    packed = make_loader(shards, board="packed", **options)
+    finals = 0
+    for batch, whole in zip(packed, make_loader(shards, board=board, **options), strict=True):
+        finals += np.count_nonzero(~whole["policy_mask"])
+        boards = unpack(batch["board"], player_to_move=batch["player_to_move"], dtype=getattr(torch, board))
+        assert boards.numpy().tobytes() == whole["board"].tobytes()
+        policy = expand_policy(batch["move"], CELLS, final_policy=final)
+        assert policy.numpy().tobytes() == whole["policy"].tobytes()
+    assert finals > 20
+
+
+def test_tensors_lie_on_the_memory_of_the_arrays(shards):
+    batch = next(iter(make_loader(shards)))
+    for tensors in (as_tensors(batch), to_device(batch, "cpu")):
+        assert [*tensors] == [*batch]
+        assert all(tensors[name].data_ptr() == array.ctypes.data for name, array in batch.items())
+
+
+@needs_cuda
+def test_pinned_batches_expand_on_the_device(shards):
+    options = {"board": "packed", "planes": 3}
+    packed = TorchLoader(make_loader(shards, **options), num_workers=2)
+    for batch, whole in zip(packed, make_loader(shards, planes=3), strict=True):
+        assert all(tensor.is_pinned() for tensor in batch.values())
+        batch = to_device(batch, "cuda")
+        boards = unpack(batch["board"], player_to_move=batch["player_to_move"])
+        assert boards.cpu().numpy().tobytes() == whole["board"].tobytes()
+        assert expand_policy(batch["move"], CELLS).cpu().numpy().tobytes() == whole["policy"].tobytes()
+
+
+# --- workers --------------------------------------------------------------------------------------------
+
+
+STREAM = {"mode": "stream", "batch_size": 52, "streams": (4, 6), "window": 128}
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"board": "packed", "fields": FIELDS[:1]}, {"remainder": "pad"}, STREAM]
+)
+@pytest.mark.parametrize("workers", [0, 1, 2, 3])
+def test_the_batches_of_a_loader_do_not_depend_on_its_workers(shards, workers, options):
+    alone = make_loader(shards, **options)
+    loader = TorchLoader(make_loader(shards, **options), num_workers=workers)
+    assert len(loader) == len(alone) > 20
+    for epoch in range(2):
+        assert loader.epoch == epoch
+        for batch, arrays in zip(loader, alone, strict=True):
+            assert type(batch) is dict
+            assert [*batch] == [*arrays]
+            for name, tensor in batch.items():
+                array = arrays[name]
+                assert tensor.numpy().dtype == array.dtype
+                assert np.array_equal(tensor.numpy(), array)
+        assert loader.epoch_digest == alone.epoch_digest is not None
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 1000])
+@pytest.mark.parametrize("options", [{"board": "packed"}, {"remainder": "drop"}])
+def test_messages_of_many_batches_keep_the_order(shards, batch_size, options):
+    loader = TorchLoader(make_loader(shards, batch_size=batch_size, **options), num_workers=3)
+    assert ids_of(loader) == epochs_of(shards, 1, batch_size=batch_size, **options)[0]
+
+
+def test_large_batches_travel_too(shards):
+    """More than 512 KiB a batch: shared memory, and no bytes."""
+    loader = make_loader(shards, batch_size=1000, planes=3)
+    arrays = next(iter(make_loader(shards, batch_size=1000, planes=3)))
+    assert sum(array.nbytes for array in arrays.values()) > 512 << 10
+    for batches in (TorchLoader(loader, num_workers=2), data_loader(LoaderDataset(loader), 2)):
+        batch = next(iter(batches))
+        assert all(np.array_equal(batch[name].numpy(), array) for name, array in arrays.items())
+        assert all(tensor.is_shared() for tensor in batch.values())
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("workers", [0, 1, 2, 3])
+def test_each_iteration_of_a_dataset_runs_the_next_epoch(shards, workers, persistent):
+    """Without a word from the main process: its own copy of the dataset is never iterated."""
+    if persistent and not workers:
+        pytest.skip("there are no workers to keep")
+    dataset = LoaderDataset(make_loader(shards))
+    batches = data_loader(dataset, workers, persistent_workers=persistent)
+    assert len(batches) == len(dataset)
+    epochs = epochs_of(shards, 8)
+    assert [ids_of(batches) for _ in range(3)] == epochs[:3]
+    dataset.set_epoch(6)
+    assert [ids_of(batches) for _ in range(2)] == epochs[6:]
+    dataset.set_epoch(0)
+    assert ids_of(batches) == epochs[0]
+
+
+def test_a_dataset_goes_on_with_another_number_of_workers(shards):
+    dataset = LoaderDataset(make_loader(shards))
+    assert [ids_of(data_loader(dataset, workers)) for workers in (2, 0, 3, 1)] == epochs_of(shards, 4)
+
+
+def test_a_loop_over_a_dataset_that_is_left_is_not_taken_up(shards):
+    """The main process cannot know what was delivered, so the next loop is the next epoch."""
+    batches = data_loader(LoaderDataset(make_loader(shards)), 2, persistent_workers=True)
+    epochs = epochs_of(shards, 2)
+    first = ids_of(islice(batches, 3))
+    assert first == epochs[0][:3]
+    assert ids_of(batches) == epochs[1]
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_workers_may_start_afresh(shards, method):
+    """Where nothing is inherited, what workers agree on and where they start must travel."""
+    epochs = epochs_of(shards, 2)
+    options = {"multiprocessing_context": method}
+    loader = TorchLoader(make_loader(shards), num_workers=2, **options)
+    assert [ids_of(loader) for _ in range(2)] == epochs
+    if method == "spawn":
+        dataset = LoaderDataset(make_loader(shards))
+        batches = data_loader(dataset, 2, persistent_workers=True, **options)
+        assert [ids_of(batches) for _ in range(2)] == epochs
+
+
+def test_a_dataset_can_be_pickled(shards):
+    dataset = LoaderDataset(make_loader(shards))
+    first = ids_of(dataset)
+    copy = pickle.loads(pickle.dumps(dataset))
+    assert [first, ids_of(copy)] == epochs_of(shards, 2)
+
+
+# --- resuming -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 2), (2, 3), (3, 1)])
+@pytest.mark.parametrize("stop", [0, 5, 17])
+def test_a_loader_resumes_with_any_number_of_workers(shards, before, after, stop):
+    """What workers had prepared and nobody was given comes again."""
+    loader = TorchLoader(make_loader(shards), num_workers=before)
+    loader.set_epoch(1)
+    got = ids_of(islice(loader, stop))
+    state = json.loads(json.dumps(loader.state_dict()))
+    assert (state["epoch"], state["batch"]) == (1, stop)
+    resumed = TorchLoader(make_loader(shards), num_workers=after)
+    resumed.load_state_dict(state)
+    alone = make_loader(shards)
+    alone.set_epoch(1)
+    assert got + ids_of(resumed) == ids_of(alone)
+    assert resumed.epoch_digest == alone.epoch_digest
+    assert ids_of(resumed) == ids_of(alone)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_loop_that_was_left_goes_on_where_it_was(shards, persistent):
+    loader = TorchLoader(make_loader(shards), num_workers=2, persistent_workers=persistent)
+    got = []
+    for batch in loader:
+        got.append(batch["position_id"].tolist())
+        if len(got) == 4:
+            break
+    got += ids_of(islice(loader, 3))
+    assert got + ids_of(loader) == epochs_of(shards, 1)[0]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_changing_the_epoch_under_an_iteration_is_an_error(shards, workers):
+    loader = TorchLoader(make_loader(shards), num_workers=workers)
+    batches = iter(loader)
+    next(batches)
+    loader.set_epoch(5)
+    with pytest.raises(ConfigError, match="changed while iterating"):
+        next(batches)
+    assert loader.epoch == 5
+
+
+def test_a_state_of_two_ranks_resumes_on_one(shards):
+    """Two ranks of two workers, stopped, then one rank of three with the same global batch."""
+    alone = make_loader(shards, batch_size=60)
+    ranks = [
+        TorchLoader(make_loader(shards, batch_size=30), num_workers=2, rank=rank, world_size=2)
+        for rank in (0, 1)
+    ]
+    stopped = [ids_of(islice(rank, 6)) for rank in ranks]
+    whole = ids_of(alone)
+    assert [one + other for one, other in zip(*stopped, strict=True)] == whole[:6]
+    for rank in ranks:
+        resumed = TorchLoader(make_loader(shards, batch_size=60), num_workers=3)
+        resumed.load_state_dict(rank.state_dict())
+        assert ids_of(resumed) == whole[6:]
+        assert resumed.epoch_digest is None  # it did not see what the other rank was given
+        assert ids_of(resumed) == ids_of(alone)
+        assert resumed.epoch_digest == alone.epoch_digest
+        alone.set_epoch(1)
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata calls it
+@pytest.mark.parametrize("workers", [0, 2, 3])
+@pytest.mark.parametrize("stop", [0, 1, 5, None])
+def test_torchdata_resumes_a_dataset(shards, workers, stop):
+    torchdata = pytest.importorskip("torchdata.stateful_dataloader")
+
+    def make() -> Any:
+        dataset = LoaderDataset(make_loader(shards))
+        return torchdata.StatefulDataLoader(dataset, batch_size=None, num_workers=workers)
+
+    batches = make()
+    iterator = iter(batches)
+    got = ids_of(islice(iterator, stop))
+    state = batches.state_dict()
+    del iterator, batches
+    resumed = make()
+    resumed.load_state_dict(state)
+    epochs = epochs_of(shards, 2)
+    if stop is None:  # at the end of the epoch the next one begins
+        assert [got, ids_of(resumed)] == epochs
+    else:
+        assert [(got + ids_of(resumed)), ids_of(resumed)] == epochs
+
+
+def test_a_dataset_does_not_claim_to_know_what_its_workers_delivered(shards):
+    dataset = LoaderDataset(make_loader(shards))
+    state = dataset.state_dict()
+    for _ in data_loader(dataset, 2):
+        pass
+    with pytest.raises(ConfigError, match=r"does not know .* Use hexdata\.torch\.TorchLoader"):
+        dataset.state_dict()
+    dataset.load_state_dict({**state, "batch": 3, "epoch_digest": None})
+    assert dataset.state_dict()["batch"] == 3
+    assert ids_of(data_loader(dataset, 2)) == epochs_of(shards, 1)[0][3:]
+
+
+# --- ranks ----------------------------------------------------------------------------------------------
+
+
+def run_ranks(shards: Path, folder: Path, world_size: int) -> list[dict[str, Any]]:
+    folder.mkdir()
+    command = [sys.executable, str(HERE / "rank.py"), str(shards), str(folder)]
+    ranks = [
+        subprocess.Popen([*command, str(rank), str(world_size)], stderr=subprocess.PIPE, text=True)
+        for rank in range(world_size)
+    ]
+    try:
+        errors = [rank.communicate(timeout=LONGEST)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0] * world_size, errors
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world_size)]
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_ranks_of_torch_distributed_share_out_every_epoch(shards, tmp_path, world_size):
+    """They are told nothing: the loaders find out which rank they are."""
+    ranks = run_ranks(shards, tmp_path / "ranks", world_size)
+    alone = Loader(shards, batch_size=13 * world_size, seed=5, fields=("position_id",))
+    epochs, digests = [], []
+    for _ in range(2):
+        epochs.append(ids_of(alone))
+        digests.append(alone.epoch_digest)
+    assert len(set(chain(*epochs[0]))) == alone.positions
+    for form in ("loader 0", "loader 2", "dataset 2"):
+        for number, epoch in enumerate(epochs):
+            by_rank = [rank[form]["epochs"][number] for rank in ranks]
+            assert [[*chain(*parts)] for parts in zip(*by_rank, strict=True)] == epoch
+            if form != "dataset 2":
+                parts = [rank[form]["digests"][number] for rank in ranks]
+                assert combine_digests(parts) == digests[number]
+    for rank in ranks:
+        assert rank["same number of batches"]
+        assert rank["early"].startswith("torch.distributed was initialised after the loader was made")
+
+
+def test_explicit_ranks_win(shards):
+    loader = make_loader(shards, rank=1, world_size=2)
+    for torch_form in (TorchLoader, LoaderDataset):
+        assert torch_form(loader).loader.options.rank == 1
+        options = torch_form(loader, rank=2, world_size=3).loader.options
+        assert (options.rank, options.world_size) == (2, 3)
+        with pytest.raises(ConfigError, match="go together"):
+            torch_form(loader, rank=0)
+        with pytest.raises(ConfigError, match="rank outside the world"):
+            torch_form(loader, rank=2, world_size=2)
+
+
+def test_a_dataset_leaves_its_loader_alone(shards):
+    loader = make_loader(shards)
+    loader.set_epoch(1, 4)
+    dataset = LoaderDataset(loader)
+    assert ids_of(dataset) == epochs_of(shards, 2)[1][4:]
+    dataset.set_epoch(3)
+    assert (loader.epoch, loader.batch) == (1, 4)
+
+
+# --- failing --------------------------------------------------------------------------------------------
+
+
+def test_an_error_in_a_worker_arrives_whole(own_shards):
+    """And after the batches before it, as it would without workers."""
+    path = own_shards / "train-000002.tar"
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"NUMPY", b"NUMPI"))
+    options = {"mode": "stream", "shuffle": False, "window": 64, "batch_size": 30}
+    batches = TorchLoader(make_loader(own_shards, **options), num_workers=2)
+    got, errors = [], []
+    try:
+        for batch in batches:
+            got += batch["position_id"].tolist()
+    except FormatError as error:
+        errors.append(error)
+    assert [(error.path, error.code) for error in errors] == [(str(path), "broken-shard")]
+    path.write_bytes(data)
+    whole = [*chain(*epochs_of(own_shards, 1, **options)[0])]
+    assert got == whole[: len(got)]
+    assert 512 - 64 - 30 < len(got) <= 512
+    assert [*got, *chain(*ids_of(batches))] == whole
+
+
+def test_an_error_names_the_shard_in_a_data_loader_too(own_shards):
+    path = own_shards / "train-000002.tar"
+    path.write_bytes(path.read_bytes().replace(b"NUMPY", b"NUMPI"))
+    dataset = LoaderDataset(make_loader(own_shards))
+    with pytest.raises(FormatError, match=r"worker process (?s:.)*train-000002\.tar: 0000.*NUMPI"):
+        ids_of(data_loader(dataset, 2))
+
+
+def test_a_worker_that_is_killed_is_noticed(shards):
+    others = set(multiprocessing.active_children())
+    batches = iter(TorchLoader(make_loader(shards, batch_size=2), num_workers=2))
+    next(batches)
+    workers = [child for child in multiprocessing.active_children() if child not in others]
+    assert len(workers) == 2
+
+    def kill_and_go_on() -> None:
+        os.kill(workers[1].pid or 0, signal.SIGKILL)
+        ids_of(batches)
+
+    with pytest.raises(RuntimeError, match=r"DataLoader worker .*(killed by signal|exited unexpectedly)"):
+        kill_and_go_on()
+
+
+def living_in(group: int) -> Iterator[int]:
+    """Yield the processes of a group that have not ended."""
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, its_group = path.read_text().rpartition(")")[2].split()[:3]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(its_group) == group and state != "Z":
+            yield int(path.parent.name)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+@pytest.mark.parametrize("kill", [os.kill, os.killpg], ids=["main process", "terminal"])
+def test_an_interrupt_leaves_no_worker_behind(shards, kill):
+    command = [sys.executable, str(HERE / "train.py"), str(shards)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as main:
+        try:
+            assert main.stdout is not None
+            workers = {int(pid) for pid in main.stdout.readline().split()}
+            assert workers < set(living_in(main.pid))
+            assert len(workers) == 2
+            kill(main.pid, signal.SIGINT)
+            _, errors = main.communicate(timeout=LONGEST)
+            assert "KeyboardInterrupt" in errors
+            assert main.returncode == -signal.SIGINT
+            assert list(living_in(main.pid)) == []
+        finally:
+            for pid in living_in(main.pid):
+                os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("form", ["loader fork", "dataset fork", "loader spawn", "loader forkserver"])
+def test_workers_end_with_a_trainer_that_is_killed(shards, form, number):
+    """Their messages are larger than a pipe holds, and nobody reads them any more."""
+    command = [sys.executable, str(HERE / "train.py"), str(shards), *form.split()]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as main:
+        try:
+            assert main.stdout is not None
+            workers = {int(pid) for pid in main.stdout.readline().split()}
+            assert len(workers) == 2
+            time.sleep(1)  # for the workers to fill the pipe
+            assert workers < set(living_in(main.pid))
+            os.kill(main.pid, number)
+            assert main.wait(LONGEST) == -number
+            deadline = time.monotonic() + 60
+            while (left := set(living_in(main.pid))) and time.monotonic() < deadline:
+                time.sleep(0.1)
+            assert left == set()
+        finally:
+            for pid in living_in(main.pid):
+                os.kill(pid, signal.SIGKILL)

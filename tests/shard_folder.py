@@ -1,0 +1,137 @@
+"""A folder of small synthetic shards, and the arrays that went into it."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from hexdata.board import pack_boards
+from hexdata.schema import NO_MOVE
+from hexdata.shards.format import (
+    ShardEntry,
+    ShardManifest,
+    ShardWriter,
+    block_fields,
+    block_to_policy,
+)
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+BOARD_SIZE = 5
+CELLS = BOARD_SIZE * BOARD_SIZE
+BLOCK_SIZE = 8
+SHARD_SIZE = 16
+
+
+class ShardFolder:
+    """A folder of shards; ``splits`` has each split as stored, its ``policy`` as float32 (N, cells).
+
+    ``cuts`` are the places where a shard ends besides those of whole shards: exports have none.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        sizes: Mapping[str, int],
+        dense: bool = False,
+        seed: int = 7,
+        cuts: Sequence[int] = (),
+    ) -> None:
+        self.path = path
+        self.splits: dict[str, Arrays] = {}
+        self.shards: dict[str, tuple[ShardEntry, ...]] = {}
+        self._cuts = cuts
+        path.mkdir(parents=True)
+        for number, (split, size) in enumerate(sizes.items()):
+            rng = np.random.default_rng([seed, number])
+            arrays = synthetic_positions(size, rng)
+            policies = synthetic_policies(size, rng) if dense else {}
+            self.shards[split] = tuple(self._write_split(split, arrays, policies))
+            self.splits[split] = arrays | {"policy": block_to_policy(arrays | policies, CELLS)}
+        manifest = ShardManifest(
+            board_size=BOARD_SIZE,
+            layout="blocks",
+            block_size=BLOCK_SIZE,
+            shard_size=SHARD_SIZE,
+            seed=seed,
+            fields=block_fields(BOARD_SIZE, with_policy=dense),
+            splits=self.shards,
+        )
+        (path / "manifest.json").write_bytes(manifest.dumps())
+
+    def _write_split(self, split: str, arrays: Arrays, policies: Arrays) -> list[ShardEntry]:
+        entries, key = [], 0
+        size = len(arrays["position_id"])
+        places = sorted({*range(0, size, SHARD_SIZE), *self._cuts, size})
+        for number, (first, end) in enumerate(itertools.pairwise(places)):
+            path = self.path / f"{split}-{number:06d}.tar"
+            with path.open("wb") as file:
+                writer = ShardWriter(file)
+                for start in range(first, end, BLOCK_SIZE):
+                    writer.write_block(key, cut_block(arrays, policies, start, min(start + BLOCK_SIZE, end)))
+                    key += 1
+                writer.close()
+            entries.append(writer.entry(path.name, hashlib.sha256(path.read_bytes()).hexdigest()))
+        return entries
+
+
+def synthetic_positions(size: int, rng: np.random.Generator) -> Arrays:
+    """Random packed boards and labels; every seventh position is final; ids are out of order."""
+    move = rng.integers(0, CELLS, size).astype(np.uint16)
+    move[::7] = NO_MOVE
+    cells = rng.integers(0, 3, (size, BOARD_SIZE, BOARD_SIZE))
+    return {
+        "board": pack_boards(np.stack([cells == 1, cells == 2], axis=1).astype(np.uint8)),
+        "move": move,
+        "value": rng.integers(0, 2, size).astype(np.float32),
+        "player_to_move": rng.integers(0, 2, size).astype(np.uint8),
+        "value_sample_tier": rng.integers(0, 4, size).astype(np.uint8),
+        "position_id": rng.permutation(size).astype(np.int64),
+        "game_id": rng.integers(0, 9, size),
+        "position_in_game": rng.integers(0, 9, size).astype(np.uint16),
+        "total_positions": rng.integers(9, 20, size).astype(np.uint16),
+    }
+
+
+def synthetic_policies(size: int, rng: np.random.Generator) -> Arrays:
+    """Dense policies on every third position."""
+    rows = np.arange(0, size, 3, dtype=np.uint32)
+    return {"policy": rng.random((len(rows), CELLS)).astype(np.float32), "policy_row": rows}
+
+
+def cut_block(arrays: Arrays, policies: Arrays, start: int, stop: int) -> Arrays:
+    """Cut rows [start, stop) out of the split as a block."""
+    block = {name: array[start:stop] for name, array in arrays.items()}
+    if policies:
+        inside = (policies["policy_row"] >= start) & (policies["policy_row"] < stop)
+        block["policy"] = policies["policy"][inside]
+        block["policy_row"] = policies["policy_row"][inside] - np.uint32(start)
+    return block
+
+
+MakeShards = Callable[..., ShardFolder]
+
+
+@pytest.fixture
+def make_shards(tmp_path: Path) -> MakeShards:
+    """Return ``make(name="shards", dense=False, seed=7, cuts=(), **sizes)``: writes a folder of shards."""
+
+    def make(
+        name: str = "shards", dense: bool = False, seed: int = 7, cuts: Sequence[int] = (), **sizes: int
+    ) -> ShardFolder:
+        return ShardFolder(tmp_path / name, sizes, dense, seed, cuts)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> ShardFolder:
+    """134 training positions in 9 shards, the last of 6, and 20 validation positions in 2; read only."""
+    return ShardFolder(tmp_path_factory.mktemp("store") / "shards", {"train": 134, "val": 20})

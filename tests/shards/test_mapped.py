@@ -1,0 +1,344 @@
+"""Rows out of mapped shards against the arrays that went in, and shards that are not what they were."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import resource
+import tarfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import psutil
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hexdata.errors import BudgetError, FormatError, StoreError
+from hexdata.shards.files import LocalShard
+from hexdata.shards.format import ShardManifest, block_to_policy, read_blocks
+from hexdata.shards.mapped import MappedShards
+from tests.publisher import set_header
+
+if TYPE_CHECKING:
+    from tests.shard_folder import MakeShards, ShardFolder
+
+SCALARS = (
+    "game_id",
+    "move",
+    "player_to_move",
+    "position_id",
+    "position_in_game",
+    "total_positions",
+    "value",
+    "value_sample_tier",
+)
+ALL = ("board", *SCALARS)
+DENSE = (*ALL, "policy", "policy_row")
+CELLS = 25
+
+
+def mapped(folder: ShardFolder, split: str = "train", **options: Any) -> MappedShards:
+    return MappedShards(folder.path, ShardManifest.load(folder.path), split, **options)
+
+
+def check(folder: ShardFolder, block: dict[str, np.ndarray], rows: list[int]) -> None:
+    """Compare a block with the rows of the arrays that were written."""
+    source = folder.splits["train"]
+    for name in ALL:
+        np.testing.assert_array_equal(block[name], source[name][rows], strict=True, err_msg=name)
+        assert block[name].flags.writeable
+    np.testing.assert_array_equal(block_to_policy(block, CELLS), source["policy"][rows])
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ShardFolder]:
+    """As exported; with dense policies; and with shards that end within a block."""
+    from tests.shard_folder import ShardFolder
+
+    path = tmp_path_factory.mktemp("folders")
+    return {
+        "exported": ShardFolder(path / "exported", {"train": 134}),
+        "dense": ShardFolder(path / "dense", {"train": 134}, dense=True),
+        "uneven": ShardFolder(path / "uneven", {"train": 134}, dense=True, cuts=(3, 4, 37, 120)),
+    }
+
+
+@settings(max_examples=60)
+@pytest.mark.parametrize("kind", ["exported", "dense", "uneven"])
+@given(rows=st.lists(st.integers(0, 133), max_size=80))
+def test_rows_are_those_that_were_written(
+    folders: dict[str, ShardFolder], kind: str, rows: list[int]
+) -> None:
+    folder = folders[kind]
+    shards = mapped(folder)
+    assert shards.positions == 134
+    members = ALL if kind == "exported" else DENSE
+    check(folder, shards.take(np.array(rows, np.int64), members), rows)
+
+
+@pytest.mark.parametrize("kind", ["exported", "dense", "uneven"])
+def test_gathered_rows_are_taken_in_any_pieces(folders: dict[str, ShardFolder], kind: str) -> None:
+    folder = folders[kind]
+    rows = np.random.default_rng(3).permutation(134)
+    gathered = mapped(folder).gather(rows, ALL if kind == "exported" else DENSE)
+    for start, stop in ((0, 0), (0, 1), (1, 50), (50, 134), (134, 134), (0, 134)):
+        check(folder, gathered.take(start, stop), rows[start:stop].tolist())
+
+
+@pytest.mark.parametrize("kind", ["exported", "dense", "uneven"])
+def test_scanning_reads_every_shard_in_order(folders: dict[str, ShardFolder], kind: str) -> None:
+    folder = folders[kind]
+    blocks = list(mapped(folder).scan(SCALARS))
+    assert [len(block["move"]) for block in blocks] == [shard.positions for shard in folder.shards["train"]]
+    for name in SCALARS:
+        joined = np.concatenate([block[name] for block in blocks])
+        np.testing.assert_array_equal(joined, folder.splits["train"][name], strict=True)
+    starts = np.cumsum([0, *(len(block["move"]) for block in blocks)])
+    dense = [block["policy_row"] + start for block, start in zip(blocks, starts[:-1], strict=True)]
+    assert np.concatenate(dense).tolist() == ([] if kind == "exported" else list(range(0, 134, 3)))
+
+
+def test_rows_outside_are_refused(folders: dict[str, ShardFolder]) -> None:
+    shards = mapped(folders["exported"])
+    for row in (-1, 134, 10**12):
+        with pytest.raises(IndexError, match="outside the 134"):
+            shards.take(np.array([0, row]), ("value",))
+
+
+def test_reading_a_shard_front_to_back_gives_the_same(shards: ShardFolder) -> None:
+    of_split = mapped(shards)
+    start = 0
+    for path in sorted(shards.path.glob("train-*.tar")):
+        for _, stored in read_blocks(path):
+            rows = np.arange(start, start + len(stored["move"]))
+            block = of_split.take(rows, ALL)
+            assert all(np.array_equal(block[name], stored[name]) for name in ALL)
+            start += len(rows)
+    assert start == of_split.positions
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_a_pickled_one_maps_the_shards_again(make_shards: MakeShards, used: bool) -> None:
+    folder = make_shards(train=40, dense=True)
+    shards = mapped(folder)
+    if used:
+        shards.take(np.arange(40), DENSE)
+    data = pickle.dumps(shards)
+    assert len(data) < 20_000
+    assert b"NUMPY" not in data  # no bytes of shards travel
+    copy = pickle.loads(data)
+    rows = [39, 0, 17, 17]
+    check(folder, copy.take(np.array(rows), DENSE), rows)
+    for path in folder.path.glob("*.tar"):
+        path.unlink()
+    check(folder, copy.take(np.array(rows), DENSE), rows)  # what is mapped stays
+    with pytest.raises(StoreError, match="a shard is missing"):
+        pickle.loads(data).take(np.array(rows), DENSE)
+
+
+def test_no_file_is_left_open(make_shards: MakeShards) -> None:
+    folder = make_shards(train=60)
+
+    def opened() -> list[str]:
+        """Return the shards that this process has open; it may have much else, and close it meanwhile."""
+        paths = [Path(file.path) for file in psutil.Process().open_files()]
+        return [path.name for path in paths if path.parent == folder.path]
+
+    shards = mapped(folder)
+    shards.take(np.arange(60), ALL)
+    assert set(opened()) == {entry.name for entry in folder.shards["train"]}
+    del shards
+    assert opened() == []
+
+
+def limit_of(spare: int) -> int:
+    """Return the limit under which so many more files can be opened: each gets the lowest number left."""
+    taken = {int(path.name) for path in Path("/proc/self/fd").iterdir()}
+    free = (number for number in itertools.count() if number not in taken)
+    return next(itertools.islice(free, spare, None))
+
+
+def test_more_shards_than_the_process_may_open(make_shards: MakeShards) -> None:
+    folder = make_shards(train=160)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit_of(5), limits[1]))
+    try:
+        with pytest.raises(BudgetError, match=r"too many shards to map at once.*ulimit -n"):
+            mapped(folder)
+        with pytest.raises(BudgetError, match="too many shards"):
+            mapped(folder, on_error="skip")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+# --- shards that are not what they should be ----------------------------------------------------------
+
+
+def test_a_missing_or_cut_shard_is_named_at_once(make_shards: MakeShards) -> None:
+    folder = make_shards(train=64)
+    path = folder.path / "train-000002.tar"
+    data = path.read_bytes()
+    path.write_bytes(data[:-512])
+    with pytest.raises(StoreError, match=r"train-000002\.tar: a shard is cut or altered; found 19968 bytes"):
+        mapped(folder)
+    path.unlink()
+    with pytest.raises(StoreError, match=r"train-000002\.tar: a shard is missing"):
+        mapped(folder)
+
+
+def test_a_shard_that_cannot_be_read_is_named(make_shards: MakeShards) -> None:
+    folder = make_shards(train=64)
+    path = folder.path / "train-000001.tar"
+    path.unlink()
+    path.symlink_to(path.name)  # even root cannot open a circle of links
+    with pytest.raises(StoreError, match=r"train-000001\.tar: a shard cannot be read; found Too many levels"):
+        mapped(folder)
+    assert [entry.name for entry, _ in mapped(folder, on_error="skip").faults] == [path.name]
+
+
+def rename_a_member(data: bytes) -> bytes:
+    """Give a member another name under a valid header."""
+    place = data.index(b"000003.move.npy")
+    info = tarfile.TarInfo.frombuf(data[place : place + 512], "ascii", "strict")
+    info.name = "000003.moved.npy"
+    return data[:place] + info.tobuf(tarfile.USTAR_FORMAT) + data[place + 512 :]
+
+
+ALTERED: list[tuple[Callable[[bytes], bytes], str]] = [
+    (rename_a_member, r"000003\.move\.npy: .*found 000003\.moved\.npy"),
+    (lambda data: data.replace(b"000003.", b"000002."), r"000003\.board\.npy: .*checksum"),
+    (lambda data: data.replace(b"\x93NUMPY", b"\x93NUMPI"), r"000002\.board\.npy: .*NUMPI"),
+    (lambda data: data.replace(b"'<u2'", b"'<i2'"), r"000002\.move\.npy: .*'<i2'"),
+    (lambda data: data.replace(b"(8,)", b"(4,)"), r"\(4,\)"),
+    (lambda data: data[:5120] + bytes(len(data) - 5120), "checksum"),
+    (lambda data: bytes(len(data)), r"000002\.board\.npy: .*checksum"),
+]
+
+
+@pytest.mark.parametrize(("alter", "message"), ALTERED)
+def test_an_altered_header_is_named_when_its_block_is_read(
+    make_shards: MakeShards, alter: Callable[[bytes], bytes], message: str
+) -> None:
+    folder = make_shards(train=64)
+    path = folder.path / "train-000001.tar"
+    data = path.read_bytes()
+    altered = alter(data)
+    assert len(altered) == len(data)
+    assert altered != data
+    path.write_bytes(altered)
+    shards = mapped(folder)
+    check(folder, shards.take(np.arange(16), ALL), list(range(16)))  # the shard before it
+    for _ in range(2):  # a fault that was met once is met again
+        with pytest.raises(FormatError, match=message) as caught:
+            shards.take(np.arange(64), ALL)
+        assert caught.value.path == str(path)
+        assert caught.value.code == "broken-shard"
+
+
+def test_dense_policies_of_another_length_are_named(make_shards: MakeShards) -> None:
+    folder = make_shards(train=64, dense=True)
+    path = folder.path / "train-000001.tar"
+    original = path.read_bytes()
+    for size, message in ((b"00000000205", "found 5 bytes of numbers"), (b"0000000020x", "a size of")):
+        data = bytearray(original)
+        set_header(data, data.index(b"000002.policy_row.npy"), 124, size)
+        path.write_bytes(data)
+        with pytest.raises(FormatError, match=rf"000002\.policy_row\.npy: .*{message}"):
+            mapped(folder).take(np.arange(64), DENSE)
+
+
+def test_policies_and_their_rows_must_be_as_many(make_shards: MakeShards) -> None:
+    """Both members are whole, but one has a row less."""
+    folder = make_shards(train=16, dense=True)
+    path = folder.path / "train-000000.tar"
+    data = path.read_bytes()
+    place = data.index(b"000001.policy_row.npy")
+    size, shape = (b"%011o" % (128 + 3 * 4), b"(3,)"), (b"%011o" % (128 + 2 * 4), b"(2,)")
+    member = data[place : place + 640]
+    assert member.count(size[0]) == member.count(size[1]) == 1
+    shorter = member.replace(size[0], shape[0]).replace(size[1], shape[1])
+    altered = bytearray(data[:place] + shorter + data[place + 640 :])
+    set_header(altered, place, 0, b"")
+    path.write_bytes(altered)
+    with pytest.raises(FormatError, match=r"000001\.policy\.npy: .*found 3 policies; expected 2, as"):
+        mapped(folder).take(np.arange(16), DENSE)
+
+
+def test_a_manifest_that_points_past_the_end_is_refused(make_shards: MakeShards) -> None:
+    folder = make_shards(train=16)
+    manifest = ShardManifest.load(folder.path)
+    for offset in (10**9, 0, -5, 641, manifest.splits["train"][0].bytes - 4):
+        manifest.splits["train"][0].offsets["value"][1] = offset
+        shards = MappedShards(folder.path, manifest, "train")
+        with pytest.raises(FormatError, match=r"00000[01]\.value\.npy|block 000000"):
+            shards.take(np.arange(16), ("value",))
+
+
+def test_one_shard_in_place_of_another_is_found(make_shards: MakeShards) -> None:
+    folder = make_shards(train=64)
+    (folder.path / "train-000001.tar").write_bytes((folder.path / "train-000002.tar").read_bytes())
+    with pytest.raises(FormatError, match=r"train-000001\.tar: 000002\.board\.npy.*found 000004\.board\.npy"):
+        mapped(folder).take(np.arange(64), ("value",))
+
+
+def test_digests_are_checked_on_request(make_shards: MakeShards) -> None:
+    folder = make_shards(train=64)
+    path = folder.path / "train-000003.tar"
+    data = bytearray(path.read_bytes())
+    place = data.index(b"000006.game_id.npy") + 640
+    data[place] ^= 1  # within the numbers of a block: nothing but a digest can tell
+    path.write_bytes(data)
+    mapped(folder).take(np.arange(64), ALL)
+    with pytest.raises(StoreError, match=r"train-000003\.tar: a shard is cut or altered; found SHA-256"):
+        mapped(folder, check="digests")
+
+
+def test_skipping_leaves_out_whatever_is_wrong(make_shards: MakeShards) -> None:
+    folder = make_shards(train=134)
+    paths = [folder.path / f"train-{number:06d}.tar" for number in range(9)]
+    paths[0].unlink()
+    paths[2].write_bytes(paths[2].read_bytes()[:-1])
+    paths[4].write_bytes(paths[5].read_bytes())
+    flipped = bytearray(paths[8].read_bytes())
+    flipped[flipped.index(b"000016.game_id.npy") + 640] ^= 1
+    paths[8].write_bytes(flipped)
+    shards = mapped(folder, on_error="skip")
+    assert [entry.name for entry, _ in shards.faults] == [paths[i].name for i in (0, 2, 4)]
+    assert [type(fault) for _, fault in shards.faults] == [StoreError, StoreError, FormatError]
+    kept = [row for row in range(134) if row // 16 not in (0, 2, 4)]
+    assert shards.positions == len(kept)
+    ids = shards.take(np.arange(len(kept)), ("position_id",))["position_id"]
+    np.testing.assert_array_equal(ids, folder.splits["train"]["position_id"][kept])
+    shards = mapped(folder, on_error="skip", check="digests")
+    assert [entry.name for entry, _ in shards.faults] == [paths[i].name for i in (0, 2, 4, 8)]
+    for path in folder.path.glob("*.tar"):
+        path.unlink()
+    assert mapped(folder, on_error="skip").positions == 0
+
+
+def test_values_are_checked_once_whatever_is_read_first(
+    folders: dict[str, ShardFolder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = mapped(folders["uneven"])
+    whole: list[tuple[str, str, int]] = []
+    rows_checked = 0
+
+    def check_values(shard: LocalShard, name: str, blocks: Sequence[int]) -> None:
+        whole.extend((name, shard.entry.name, block) for block in blocks)
+
+    def find_row(name: str, found: np.ndarray, board_size: int) -> None:
+        nonlocal rows_checked
+        rows_checked += len(found)
+
+    monkeypatch.setattr(LocalShard, "check_values", check_values)
+    monkeypatch.setattr("hexdata.shards.mapped.find_bad_row", find_row)
+    order = np.random.default_rng(3).permutation(134)
+    for epoch in range(2):
+        for start in range(0, 134, 2):
+            shards.take(order[start : start + 2], DENSE)
+        blocks = sum(shard.entry.blocks for shard in shards._shards)
+        assert len(whole) == len(set(whole)) == len(DENSE) * blocks, epoch
+        assert rows_checked < 134 * len(DENSE)

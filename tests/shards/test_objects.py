@@ -1,0 +1,90 @@
+"""Shards out of an object store, from a real S3 server that fails on request: bytes, and what is wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import re
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from hexdata.errors import ConfigError, StoreError
+from hexdata.loader import Loader
+from hexdata.shards.objects import ObjectSource
+from hexdata.shards.source import Part
+from hexdata.shards.sources import make_source
+from tests.object_store import ACCESS_KEY, SECRET_KEY, Fault
+
+if TYPE_CHECKING:
+    from upath import UPath
+
+    from tests.object_store import ObjectStore
+
+
+@pytest.mark.parametrize(
+    ("place", "folder"),
+    [
+        ("s3://bucket/a/shards/", "s3://bucket/a/shards"),
+        ("S3://bucket/a b", "s3://bucket/a b"),
+        ("memory://somewhere/a", "memory://somewhere/a"),
+    ],
+)
+def test_an_address_names_its_source(place: str, folder: str) -> None:
+    pytest.importorskip("s3fs")
+    source = make_source(place)
+    assert source == ObjectSource(folder)
+    assert source.address("x.tar") == f"{folder}/x.tar"
+    assert pickle.loads(pickle.dumps(source)) == source
+
+
+def test_an_address_without_sense_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"has no \{name\}; found s3://bucket/\{name\}\. Give the folder"):
+        make_source("s3://bucket/{name}")
+    with pytest.raises(ConfigError, match="credentials do not belong in an address") as caught:
+        make_source("s3://key:geheim@bucket/shards")
+    assert "geheim" not in str(caught.value)
+
+
+def test_a_source_gives_the_bytes_asked_for(bucket: UPath, object_store: ObjectStore) -> None:
+    """In ranges of 8 MiB: two for the longest."""
+    data = np.random.default_rng(3).bytes(9_000_000)
+    (bucket / "a b.tar").write_bytes(data)
+    source = make_source(str(bucket))
+    object_store.fail(Fault("GET", "tar", cut=1_000_000, count=2), Fault("GET", "tar", status=503))
+    for part in (Part(size=len(data)), Part(5, 9), Part(8_500_000, len(data), len(data)), Part(1 << 23)):
+        with source.open("a b.tar", part) as stream:
+            stop = len(data) if part.stop is None else part.stop
+            found = b""
+            while len(found) < stop - part.start:
+                found += stream.read(min(3_000_000, stop - part.start - len(found)))
+            assert hashlib.sha256(found).digest() == hashlib.sha256(data[part.start : stop]).digest()
+            if stop == len(data):
+                stream.finish()
+            else:
+                assert stream.read(2) == data[stop : stop + 2]  # what comes after the part can be had
+
+
+def test_what_is_missing_cut_or_forbidden_is_named(bucket: UPath, object_store: ObjectStore) -> None:
+    (bucket / "x.tar").write_bytes(b"12345")
+    source = make_source(str(bucket))
+    name = re.escape(source.address("x.tar"))
+    with (
+        pytest.raises(StoreError, match=rf"{name}: a shard is cut or altered; found 5 bytes; expected 6"),
+        source.open("x.tar", Part(size=6)),
+    ):
+        pass
+    with pytest.raises(StoreError, match=r"y\.tar: a shard is missing"), source.open("y.tar"):
+        pass
+    object_store.fail(Fault(status=403, count=9))
+    with (
+        pytest.raises(StoreError, match=rf"{name}: a file cannot be read; found") as caught,
+        source.open("x.tar"),
+    ):
+        pass
+    object_store.fail()
+    for credential in (ACCESS_KEY, SECRET_KEY):
+        assert credential not in f"{caught.value!r} {caught.value}"
+    with pytest.raises(StoreError, match=r"manifest\.json: no shard manifest"):
+        Loader(str(bucket))

@@ -1,0 +1,419 @@
+"""Shards out of a folder, from a real web server on this machine, and from real commands."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import pickle
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from hexdata.errors import ConfigError, StoreError
+from hexdata.loader.options import LoaderOptions
+from hexdata.loader.stream import StreamEpoch
+from hexdata.shards.manifest import ShardManifest
+from hexdata.shards.source import WHOLE, Part, Source
+from hexdata.shards.sources import CommandSource, FolderSource, HttpSource, load_manifest, make_source
+
+NAME = "some file.tar"
+DATA = np.random.default_rng(3).bytes(3_000_000)
+
+
+class FileServer(ThreadingHTTPServer):
+    """Serves one folder, as badly as it is told to.
+
+    Attributes:
+        ranges: whether it knows Range headers.
+        shift: how many bytes after the one asked for a part begins.
+        statuses: what the next requests are answered with instead of a file.
+        cuts: after how many bytes each of the next answers breaks off.
+        asked: the name and the Range header of each request.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.folder = folder
+        self.ranges = True
+        self.shift = 0
+        self.statuses: list[int] = []
+        self.cuts: list[int] = []
+        self.asked: list[tuple[str, str | None]] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: FileServer
+
+    def do_GET(self) -> None:
+        name = self.path.removeprefix("/").replace("%20", " ")
+        asked = self.headers.get("Range")
+        self.server.asked.append((name, asked))
+        path = self.server.folder / name
+        if self.server.statuses:
+            return self.send_error(self.server.statuses.pop(0))
+        if not path.is_file():
+            return self.send_error(404)
+        data = path.read_bytes()
+        part = re.fullmatch(r"bytes=(\d+)-(\d*)", asked or "") if self.server.ranges else None
+        if part:
+            start, stop = int(part[1]) + self.server.shift, int(part[2] or len(data) - 1) + 1
+            self.send_response(206)
+            self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(data)}")
+            data = data[start:stop]
+        else:
+            self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        try:
+            self.wfile.write(data[: self.server.cuts.pop(0) if self.server.cuts else None])
+        except ConnectionError:
+            self.close_connection = True  # whoever asked has gone
+        return None
+
+    def log_message(self, *args: Any) -> None:
+        """Keep the test's output clean."""
+
+
+Serve = Callable[[Path], FileServer]
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """Return ``serve(folder)``, which starts a server on a port of its own."""
+    running: list[tuple[FileServer, threading.Thread]] = []
+
+    def start(folder: Path) -> FileServer:
+        server = FileServer(folder)
+        thread = threading.Thread(target=partial(server.serve_forever, poll_interval=0.01))
+        thread.start()
+        running.append((server, thread))
+        return server
+
+    yield start
+    for server, thread in running:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / NAME).write_bytes(DATA)
+    return tmp_path
+
+
+@pytest.fixture
+def server(folder: Path, serve: Serve) -> FileServer:
+    return serve(folder)
+
+
+def quick(server: FileServer, **chosen: Any) -> HttpSource:
+    """Return a source that does not wait before it tries again."""
+    return HttpSource(f"{server.url}/{{name}}", pause=0.0, **chosen)
+
+
+def read(source: Source, part: Part = WHOLE, chunk: int = 10_240) -> bytes:
+    """Read a part as the shard reader does; at the end of the file, finish."""
+    stop = len(DATA) if part.stop is None else part.stop
+    data = b""
+    with source.open(NAME, part) as stream:
+        while len(data) < stop - part.start:
+            more = stream.read(min(chunk, stop - part.start - len(data)))
+            if not more:
+                break
+            data += more
+        if stop == len(DATA):
+            stream.finish()
+    return data
+
+
+@pytest.mark.parametrize(
+    ("place", "source"),
+    [
+        (Path("a/b"), FolderSource(Path("a/b"))),
+        ("a/b", FolderSource(Path("a/b"))),
+        ("a:b/c", FolderSource(Path("a:b/c"))),
+        ("file:///a/b%20c", FolderSource(Path("/a/b c"))),
+        ("https://host/shards/", HttpSource("https://host/shards/{name}")),
+        ("http://host/{name}?key=1", HttpSource("http://host/{name}?key=1")),
+        ("pipe:cat /a/{name}", CommandSource("pipe:cat /a/{name}")),
+        ("ais://bucket/shards", CommandSource("ais://bucket/shards/{name}")),
+    ],
+)
+def test_a_place_names_its_source(place: str | Path, source: Source) -> None:
+    assert make_source(place) == source
+    assert pickle.loads(pickle.dumps(source)) == source
+
+
+def test_a_pipe_says_where_the_name_goes() -> None:
+    with pytest.raises(ConfigError, match=r"found pipe:cat /a\. Write \{name\}"):
+        make_source("pipe:cat /a")
+
+
+PARTS = [
+    Part(),
+    Part(size=len(DATA)),
+    Part(0, 1, len(DATA)),
+    Part(1_000_000, 2_500_000, len(DATA)),
+    Part(2_999_999, len(DATA), len(DATA)),
+    Part(1_500_000, None, len(DATA)),
+]
+
+
+@pytest.mark.parametrize("kind", ["folder", "http", "http without ranges", "pipe"])
+def test_every_source_gives_the_bytes_asked_for(folder: Path, server: FileServer, kind: str) -> None:
+    server.ranges = kind == "http"
+    places = {"folder": folder, "pipe": f"pipe:cat {folder}/{{name}}"}
+    source = make_source(places.get(kind, server.url))
+    for part in PARTS:
+        assert read(source, part) == DATA[part.start : part.stop], part
+    if kind == "http":
+        expected = [None, None, "0-0", "1000000-2499999", "2999999-2999999", "1500000-"]
+        assert [asked for _, asked in server.asked] == [e and f"bytes={e}" for e in expected]
+
+
+@pytest.mark.parametrize("kind", ["folder", "http"])
+def test_what_is_missing_or_of_another_size_is_named(folder: Path, server: FileServer, kind: str) -> None:
+    source = make_source(folder if kind == "folder" else server.url)
+    address = re.escape(source.address(NAME))
+    with pytest.raises(
+        StoreError, match=rf"{address}: a shard is cut or altered; found 3000000 bytes; exp.* 9"
+    ):
+        read(source, Part(5, 8, 9))
+    (folder / NAME).unlink()
+    with pytest.raises(StoreError, match=rf"{address}: a shard is missing"):
+        read(source)
+    assert len(server.asked) == (kind == "http") * 2  # neither is worth another attempt
+
+
+def test_a_folder_is_checked_without_reading(folder: Path) -> None:
+    source = FolderSource(folder)
+    assert source.find_fault(NAME, len(DATA)) is None
+    assert "found 3000000 bytes" in str(source.find_fault(NAME, 7))
+    assert "missing" in str(source.find_fault("other.tar", 7))
+    (folder / "loop.tar").symlink_to("loop.tar")
+    assert "loop.tar: a file cannot be read" in str(source.find_fault("loop.tar", 7))
+
+
+# --- a web server -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_a_connection_that_breaks_is_taken_up_where_it_broke(server: FileServer, ranges: bool) -> None:
+    server.ranges = ranges
+    server.cuts = [1_000_000, 1_200_000, 0, 0]
+    assert hashlib.sha256(read(quick(server))).digest() == hashlib.sha256(DATA).digest()
+    if ranges:
+        assert [asked for _, asked in server.asked] == [None, "bytes=1000000-", *["bytes=2200000-"] * 3]
+
+
+def test_a_connection_that_brings_nothing_is_given_up(server: FileServer) -> None:
+    server.cuts = [1_000_000, 0, 0, 0]
+    with pytest.raises(StoreError, match=r"some%20file.*cannot be read; found .*byte 1000000 of 3000000"):
+        read(quick(server, attempts=4))
+    assert len(server.asked) == 4
+
+
+def test_a_busy_server_is_asked_again_and_a_refusing_one_is_not(server: FileServer) -> None:
+    server.statuses = [503, 429, 500]
+    assert read(quick(server)) == DATA
+    server.statuses, server.asked = [403], []
+    with pytest.raises(StoreError, match="cannot be read; found HTTP Error 403"):
+        read(quick(server))
+    server.statuses, attempts = [503] * 9, len(server.asked)
+    with pytest.raises(StoreError, match="HTTP Error 503"):
+        read(quick(server, attempts=3))
+    assert len(server.asked) - attempts == 3
+
+
+def test_a_server_that_gives_another_part_is_named(server: FileServer) -> None:
+    server.shift = 5
+    with pytest.raises(StoreError, match="asked for byte 100, the server began at 105"):
+        read(quick(server), Part(100))
+
+
+def test_an_answer_without_sense_is_named_at_once(serve: Serve, folder: Path) -> None:
+    answers = ["200 OK\r\nContent-Length: many", "302 Found\r\nLocation: http://[::1/x"]
+    for answer, found in zip(answers, ["invalid literal", "Invalid IPv6 URL"], strict=True):
+
+        class Senseless(Handler):
+            line = f"HTTP/1.1 {answer}\r\n\r\n".encode("ascii")
+
+            def do_GET(self) -> None:
+                self.wfile.write(self.line)
+
+        server = serve(folder)
+        server.RequestHandlerClass = Senseless
+        with pytest.raises(StoreError, match=f"cannot be read; found {found}"):
+            read(quick(server))
+    for url in ("http://[::1/{name}", "http://127.0.0.1:port/{name}"):
+        with pytest.raises(StoreError, match="cannot be read"):
+            read(HttpSource(url, pause=1e9))  # not asked again
+
+
+def test_a_url_may_hold_any_letters(serve: Serve, tmp_path: Path) -> None:
+    (tmp_path / NAME).write_bytes(DATA)
+    server = serve(tmp_path)
+    source = make_source(f"{server.url}/{{name}}?key=a%20b&dön =[1]")
+    with pytest.raises(StoreError, match="a shard is missing"):
+        read(source)
+    assert server.asked == [("some file.tar?key=a b&d%C3%B6n =[1]", None)]
+
+
+def test_a_server_that_is_silent_or_gone_is_named(serve: Serve, folder: Path) -> None:
+    class Silent(Handler):
+        def do_GET(self) -> None:
+            self.server.release.wait(30)  # type: ignore[attr-defined]
+
+    server = serve(folder)
+    server.RequestHandlerClass = Silent
+    server.release = threading.Event()  # type: ignore[attr-defined]
+    with pytest.raises(StoreError, match="timed out"):
+        read(quick(server, attempts=1, timeout=0.05))
+    server.release.set()  # type: ignore[attr-defined]
+    source = quick(server, attempts=2)
+    server.shutdown()
+    server.server_close()
+    with pytest.raises(StoreError, match="Connection refused"):
+        read(source)
+
+
+# --- commands -----------------------------------------------------------------------------------------
+
+
+def test_a_command_that_fails_is_named_with_its_status(folder: Path) -> None:
+    for command, found in (
+        ("exit 3", "exit status 3"),
+        (f"head -c 1000 '{folder}/some file.tar'; exit 7", "exit status 7"),
+        ("kill -9 $$", "exit status -9"),
+    ):
+        source = CommandSource(f"pipe:{command} # {{name}}")
+        with pytest.raises(StoreError, match=f"pipe:.*command .* failed; found {found}; expected 0"):
+            read(source)
+        with pytest.raises(StoreError, match=found):
+            read(source, Part(2_000, None, len(DATA)))  # it ended before the part began
+
+
+def test_a_command_that_gives_too_little_or_too_much_is_named(folder: Path) -> None:
+    short = CommandSource(f"pipe:head -c 1000 '{folder}/some file.tar' # {{name}}")
+    with pytest.raises(StoreError, match="a shard is cut; found 1000 bytes"):
+        read(short, Part(2_000, None, len(DATA)))
+    longer = CommandSource(f"pipe:cat {folder}/{{name}} {folder}/{{name}}")
+    with pytest.raises(StoreError, match="found more bytes"):
+        read(longer)
+
+
+def test_a_command_that_is_left_is_ended() -> None:
+    silent = 60.0  # seconds for which it does not write, and so would not see that nobody reads
+    source = CommandSource(f"pipe:echo y; echo y; exec sleep {silent} # {{name}}")
+    begin = time.monotonic()
+    before = set(psutil.Process().children(recursive=True))
+    with source.open(NAME) as stream:
+        assert stream.read(4) == b"y\ny\n"
+        (process,) = set(psutil.Process().children(recursive=True)) - before
+    assert not process.is_running()
+    assert time.monotonic() - begin < silent / 2
+
+
+def test_all_that_a_command_has_started_is_ended() -> None:
+    source = CommandSource("pipe:(sleep 61 & echo y; wait; echo n) | cat; echo n # {name}")
+    before = set(psutil.Process().children(recursive=True))
+    with source.open(NAME) as stream:
+        assert stream.read(2) == b"y\n"
+        processes = set(psutil.Process().children(recursive=True)) - before
+        assert len(processes) >= 4  # two shells, sleep and cat
+    gone, alive = psutil.wait_procs(processes, timeout=60)
+    assert (gone, alive) == (list(gone), [])
+
+
+def test_names_are_quoted_for_the_shell(tmp_path: Path) -> None:
+    name = "a $(touch broken) 'b'; touch broken.tar"
+    (tmp_path / name).write_bytes(b"inside")
+    with CommandSource(f"pipe:cd {tmp_path} && cat {{name}}").open(name) as stream:
+        assert stream.read(100) == b"inside"
+        stream.finish()
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_schemes_that_nobody_knows_are_named() -> None:
+    with pytest.raises(StoreError, match=r"nowhere://x/a.*no gopen handler"):
+        read(make_source("nowhere://x/a"))
+
+
+# --- manifests and epochs -----------------------------------------------------------------------------
+
+
+def test_a_manifest_is_the_same_from_everywhere(shards: Any, serve: Serve) -> None:
+    server = serve(shards.path)
+    expected = ShardManifest.load(shards.path)
+    for place in (shards.path, server.url, f"pipe:cat {shards.path}/{{name}}"):
+        manifest = load_manifest(make_source(place))
+        assert (manifest.digest, manifest) == (expected.digest, expected)
+
+
+def test_a_manifest_that_is_missing_or_altered_is_named(make_shards: Any, serve: Serve) -> None:
+    folder = make_shards(train=20)
+    server = serve(folder.path)
+    path = folder.path / "manifest.json"
+    path.write_bytes(path.read_bytes().replace(b'"seed":7', b'"seed":8'))
+    for place in (folder.path, server.url):
+        with pytest.raises(StoreError, match=r"manifest\.json: the manifest was altered"):
+            load_manifest(make_source(place))
+    path.unlink()
+    for place in (folder.path, server.url):
+        with pytest.raises(StoreError, match=r"manifest\.json: no shard manifest"):
+            load_manifest(make_source(place))
+    with pytest.raises(StoreError, match="exit status 1"):
+        load_manifest(make_source(f"pipe:cat {folder.path}/{{name}} 2>&-"))
+
+
+def ids_of(source: Source, batches: range | None = None) -> list[list[int]]:
+    options = LoaderOptions(mode="stream", batch_size=12, streams=(2, 2), window=24)
+    epoch = StreamEpoch(source, load_manifest(source), options, 1, ("position_id",))
+    return [b["position_id"].tolist() for b, _ in epoch.blocks(batches or range(epoch.steps))]
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_an_epoch_is_the_same_from_everywhere(shards: Any, serve: Serve, ranges: bool) -> None:
+    server = serve(shards.path)
+    server.ranges = ranges
+    expected = ids_of(FolderSource(shards.path))
+    assert sorted(itertools.chain(*expected)) == list(range(134))
+    for place in (server.url, f"pipe:cat {shards.path}/{{name}}"):
+        assert ids_of(make_source(place)) == expected
+        assert ids_of(make_source(place), range(7, 12)) == expected[7:]
+
+
+def test_an_epoch_survives_connections_that_break(shards: Any, serve: Serve) -> None:
+    server = serve(shards.path)
+    server.cuts = [1 << 20, 700, 5_000, 11_000, 0, 0, 3_000]  # the manifest comes whole
+    assert ids_of(quick(server)) == ids_of(FolderSource(shards.path))
+
+
+def test_resuming_over_http_asks_for_the_blocks_that_are_left(make_shards: Any, serve: Serve) -> None:
+    folder = make_shards(train=64)  # four shards of two blocks of 8
+    server = serve(folder.path)
+    options = LoaderOptions(mode="stream", batch_size=8, shuffle=False, window=8)
+    manifest = ShardManifest.load(folder.path)
+    epoch = StreamEpoch(make_source(server.url), manifest, options, 0, ("position_id",))
+    assert len(list(epoch.blocks(range(3, 5)))) == 2
+    entries = manifest.splits["train"]
+    second = entries[1].offsets["board"][1] - 640  # a tar header and an npy header
+    first_end = entries[2].offsets["board"][1] - 640
+    assert server.asked == [
+        (entries[1].name, f"bytes={second}-{entries[1].bytes - 1}"),
+        (entries[2].name, f"bytes=0-{first_end - 1}"),
+    ]

@@ -1,0 +1,133 @@
+"""Objects: put whole, put on a condition, read with their tag; a real S3 server that fails on request."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hexdata.errors import StoreError
+from hexdata.storage import Changed, abort_uploads, put_if, read_tagged, upload
+from tests.object_store import Fault
+
+if TYPE_CHECKING:
+    from upath import UPath
+
+    from tests.object_store import ObjectStore
+
+
+def methods(object_store: ObjectStore, bucket: UPath) -> list[str]:
+    """Return how this bucket was asked since the last call; what other tests left at work asks others."""
+    asked = f"/{bucket.path.strip('/')}"
+    return [method for method, path in object_store.requests() if path.startswith(asked)]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(range(256)) * 4096)
+    return path
+
+
+def test_what_was_uploaded_is_there(bucket: UPath, file: Path) -> None:
+    upload(file, bucket / "a" / "b")
+    assert (bucket / "a" / "b").read_bytes() == file.read_bytes()
+
+
+@pytest.mark.parametrize("size", [0, 1, 9 << 20, 17 << 20])
+def test_an_upload_is_held_against_the_digest_that_the_store_names(
+    bucket: UPath, tmp_path: Path, object_store: ObjectStore, size: int
+) -> None:
+    """In one part or in several, so that nothing is read back."""
+    file = tmp_path / "file"
+    file.write_bytes(os.urandom(size))
+    upload(file, bucket / "a")
+    asked = methods(object_store, bucket)
+    assert "GET" not in asked
+    assert asked
+    assert (bucket / "a").read_bytes() == file.read_bytes()
+
+
+def test_what_a_store_holds_otherwise_is_told(
+    bucket: UPath, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def put_altered(local: str, target: str, **named: object) -> None:
+        bucket.fs.pipe_file(target, bytes(file.stat().st_size))
+
+    monkeypatch.setattr(bucket.fs, "put_file", put_altered)
+    with pytest.raises(StoreError, match=r"the uploaded object differs from the file.*sha256"):
+        upload(file, bucket / "a")
+    monkeypatch.setattr(
+        bucket.fs, "put_file", lambda local, target, **named: bucket.fs.pipe_file(target, b"")
+    )
+    with pytest.raises(StoreError, match="found 0 bytes; expected 1048576 bytes"):
+        upload(file, bucket / "a")
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [Fault("PUT", status=500, count=3), Fault("PUT", status=503, lose=True), Fault("PUT", delay=0.5)],
+    ids=["500 three times", "the answer is lost", "slow"],
+)
+def test_an_upload_outlasts_a_failing_server(
+    bucket: UPath, file: Path, object_store: ObjectStore, fault: Fault
+) -> None:
+    object_store.fail(fault)
+    upload(file, bucket / "a")
+    assert (bucket / "a").read_bytes() == file.read_bytes()
+
+
+@pytest.mark.parametrize("size", [1, 17 << 20])
+def test_an_upload_that_replaces_nothing(
+    bucket: UPath, tmp_path: Path, object_store: ObjectStore, size: int
+) -> None:
+    """Nor does it mistake for another's what it has put itself, though the answer was lost."""
+    file = tmp_path / "file"
+    file.write_bytes(bytes(size))
+    object_store.fail(Fault("POST" if size > 1 else "PUT", "/a", status=500, lose=True, skip=int(size > 1)))
+    upload(file, bucket / "a", replace=False)
+    assert object_store.all_met()
+    upload(file, bucket / "a", replace=False)
+    file.write_bytes(b"x" * size)
+    with pytest.raises(StoreError, match=r"the uploaded object differs from the file.*Another object exists"):
+        upload(file, bucket / "a", replace=False)
+    assert (bucket / "a").read_bytes() == bytes(size)
+    assert not bucket.fs.call_s3("list_multipart_uploads", Bucket=bucket.path.strip("/")).get("Uploads")
+
+
+def test_a_put_on_a_condition(bucket: UPath) -> None:
+    first = put_if(bucket / "a", b"1", None)
+    assert read_tagged(bucket / "a") == (b"1", first)
+    second = put_if(bucket / "a", b"2", first)
+    assert second != first
+    for tag in (None, first):
+        with pytest.raises(Changed):
+            put_if(bucket / "a", b"3", tag)
+    assert (bucket / "a").read_bytes() == b"2"
+
+
+def test_the_tag_of_a_put_is_its_own(bucket: UPath, object_store: ObjectStore) -> None:
+    """Not that of what another has put right after it: it would be overwritten by our next."""
+    object_store.requests()
+    tag = put_if(bucket / "a", b"1", None)
+    assert methods(object_store, bucket) == ["PUT"]
+    (bucket / "a").write_bytes(b"another")
+    with pytest.raises(Changed):
+        put_if(bucket / "a", b"2", tag)
+
+
+def test_a_put_whose_answer_was_lost_is_ours(bucket: UPath, object_store: ObjectStore) -> None:
+    object_store.fail(Fault("PUT", status=500, lose=True))
+    tag = put_if(bucket / "a", b"1", None)
+    assert read_tagged(bucket / "a") == (b"1", tag)
+
+
+def test_uploads_that_nobody_will_finish_are_ended(bucket: UPath) -> None:
+    name = bucket.path.strip("/")
+    for key in ("store/a", "store/b", "storehouse/c"):
+        bucket.fs.call_s3("create_multipart_upload", Bucket=name, Key=key)
+    assert abort_uploads(bucket / "store") == 2
+    assert abort_uploads(bucket / "store") == 0
+    assert abort_uploads(bucket) == 1
