@@ -16,9 +16,10 @@ from hexdata.batch import BatchOptions
 from hexdata.demo.games import make_games
 from hexdata.errors import InputError
 from hexdata.formats.trmph import write_trmph
-from hexdata.live import LiveLoader, LiveOptions, directory_watch
+from hexdata.live import LiveLoader, LiveOptions
 from hexdata.live.chunk import SCANNED
 from hexdata.live.chunk_source_loader import ChunkSourceLoader
+from hexdata.live.files import watcher
 from hexdata.live.files.provider import FilePathProvider
 from hexdata.live.pipeline import Pipeline
 from hexdata.live.shuffling_chunk_pool import ShufflingChunkPool
@@ -305,8 +306,8 @@ def test_a_directory_that_goes_while_the_watch_is_made_stops_nothing(
         return real(*arguments, **options)
 
     failed: list[bool] = []
-    real = directory_watch.watch
-    monkeypatch.setattr(directory_watch, "watch", gone_once)
+    real = watcher.watch
+    monkeypatch.setattr(watcher, "watch", gone_once)
     with started(folder) as pipeline:
         rename_in(folder / "a.trmph")
         assert names(pipeline, 1) == ["a.trmph"]

@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hexdata.errors import ConfigError, HexdataError
-from hexdata.live import hub as hub_module
+from hexdata.live import coordinator as coordinator_module
 from hexdata.live.coordinator import Hub, Stopped
 from hexdata.live.pipeline import Pipeline
 from hexdata.live.queue import Overflow, Queue
@@ -402,7 +402,7 @@ class Interrupted:
         self._entered: set[tuple[int, int]] = set()
 
     def __call__(self, frame: Any, event: str, argument: Any) -> Any:
-        if frame.f_code.co_filename != hub_module.__file__:
+        if frame.f_code.co_filename != coordinator_module.__file__:
             return None
         if event == "line" and not self._cannot_be(frame):
             self.left -= 1

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hexdata.cli import main
-from hexdata.storage import address, patience
+from hexdata.storage import address
 from tests.object_store import ACCESS_KEY, SECRET_KEY, Fault
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def told(
     """Return ``told(line, **config)``: what a command says on standard error, with clients that try once."""
     s3fs = pytest.importorskip("s3fs")
     monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
-    monkeypatch.setattr(patience, "ATTEMPTS", 1)
+    monkeypatch.setattr(retry, "ATTEMPTS", 1)
 
     def run(line: str, **config: Any) -> str:
         # A client keeps what the environment said when it was made: so each line has one of its own.
