@@ -26,7 +26,7 @@ from hexdata.errors import EngineError, StoreError
 from hexdata.export import ExportOptions, PicklesOptions, export_pickles, export_shards
 from hexdata.pipeline import Config, run_config
 from hexdata.progress import Silent
-from hexdata.shuffle import ShuffleOptions, plan, plan_shuffle, shuffle_store
+from hexdata.shuffle import ShuffleOptions, layout, plan_shuffle, shuffle_store
 from hexdata.storage import as_path
 from hexdata.store import Store
 from hexdata.verify import verify_store
@@ -43,8 +43,8 @@ SHUFFLE = ShuffleOptions(seed=7, buckets=5, threads=1)
 
 @pytest.fixture(autouse=True)
 def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "MOST_ROWS", MOST_ROWS)
-    monkeypatch.setattr(plan, "PIECE_ROWS", 1)
+    monkeypatch.setattr(layout, "MOST_ROWS", MOST_ROWS)
+    monkeypatch.setattr(layout, "PIECE_ROWS", 1)
 
 
 @pytest.fixture(scope="module")

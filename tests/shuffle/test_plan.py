@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from hexdata.cli import app
 from hexdata.errors import StoreError
 from hexdata.progress import Silent
-from hexdata.shuffle import ShuffleOptions, plan, plan_shuffle, shuffle_store
+from hexdata.shuffle import ShuffleOptions, layout, plan_shuffle, shuffle_store
 from hexdata.shuffle.log import Log
 from hexdata.store import Store
 from hexdata.verify import verify_store
@@ -152,7 +152,7 @@ def test_units_that_turn_out_too_large_are_logged(
     tmp_path: Path, write_odd_store: WriteOddStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whole games, some forty in as many buckets: a bucket may have several of them, or none."""
-    monkeypatch.setattr(plan, "MOST_ROWS", 40)
+    monkeypatch.setattr(layout, "MOST_ROWS", 40)
     store = write_odd_store(tmp_path / "store", 900, 3)
     shuffle_store(store, ShuffleOptions(buckets=40, assign="game"))
     log = (store / "logs" / "shuffle.log").read_text()

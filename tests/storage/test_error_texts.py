@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hexdata.cli import main
-from hexdata.storage import address
+from hexdata.storage import address, retry
 from tests.object_store import ACCESS_KEY, SECRET_KEY, Fault
 
 if TYPE_CHECKING:
