@@ -15,7 +15,7 @@ from typing import Any
 
 from hexdata.errors import HexdataError
 from hexdata.progress import Silent
-from hexdata.shuffle import ShuffleOptions, plan, shuffle_store
+from hexdata.shuffle import ShuffleOptions, layout, shuffle_store
 
 AHEAD = 3
 """Units that are done after the word, before it waits: so that it may be stopped anywhere in them."""
@@ -36,7 +36,7 @@ class Speaker(Silent):
 
 
 def main(store: str, asked: dict[str, Any]) -> None:
-    plan.MOST_ROWS = asked.get("most_rows", plan.MOST_ROWS)  # type: ignore[misc]
+    layout.MOST_ROWS = asked.get("most_rows", layout.MOST_ROWS)  # type: ignore[misc]
     if size := asked.get("file_size"):
         sys.dont_write_bytecode = True  # or cut files of it would break every later import
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))

@@ -18,7 +18,7 @@ import pytest
 
 from hexdata.errors import BudgetError, ConfigError, StoreError
 from hexdata.progress import Silent
-from hexdata.shuffle import Patience, ShuffleOptions, plan, plan_shuffle, shuffle_store
+from hexdata.shuffle import Patience, ShuffleOptions, layout, plan_shuffle, shuffle_store
 from hexdata.shuffle.patience import is_transient
 from hexdata.store import Store
 from hexdata.store.disk_space import is_disk_full
@@ -41,7 +41,7 @@ class Usage(NamedTuple):
 
 @pytest.fixture(autouse=True)
 def many_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "MOST_ROWS", 700)
+    monkeypatch.setattr(layout, "MOST_ROWS", 700)
 
 
 @pytest.fixture

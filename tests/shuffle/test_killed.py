@@ -13,7 +13,7 @@ import pytest
 
 from hexdata.order import uniform_draw
 from hexdata.progress import Silent
-from hexdata.shuffle import ShuffleOptions, plan, shuffle_store
+from hexdata.shuffle import ShuffleOptions, layout, shuffle_store
 from hexdata.store import Store
 from tests.shuffle.running import AHEAD
 
@@ -66,7 +66,7 @@ def undisturbed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> tuple[dict[str, str], int]:
     """The bytes of a shuffle that nobody stopped, and how many units it had."""
-    monkeypatch.setattr(plan, "MOST_ROWS", MOST_ROWS)
+    monkeypatch.setattr(layout, "MOST_ROWS", MOST_ROWS)
     store, count = copy_store(trmph_store, "undisturbed"), Count()
     shuffle_store(store, ShuffleOptions(**OPTIONS), count)
     return store_bytes(store), count.units

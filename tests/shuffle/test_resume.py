@@ -11,7 +11,7 @@ import pytest
 from hexdata.errors import StoreError
 from hexdata.export import ExportOptions, export_shards
 from hexdata.progress import Silent
-from hexdata.shuffle import ShuffleOptions, plan, shuffle_store
+from hexdata.shuffle import ShuffleOptions, layout, shuffle_store
 from hexdata.store import Store
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ LEDGER = ".work/shuffle/shuffling_progress.json"
 
 @pytest.fixture(autouse=True)
 def two_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "MOST_ROWS", MOST_ROWS)
+    monkeypatch.setattr(layout, "MOST_ROWS", MOST_ROWS)
 
 
 def shuffle_as(store: Path, **other: int) -> int:
@@ -181,7 +181,7 @@ def test_another_memory_goes_on_with_the_same_units(
     store = copy_store(odd_store)
     stop_after(store, 2)
     done = len(finished(store))
-    monkeypatch.setattr(plan, "MOST_ROWS", most_rows)
+    monkeypatch.setattr(layout, "MOST_ROWS", most_rows)
     assert shuffle_as(store) == done > 0
     assert store_bytes(store) == undisturbed
     log = (store / "logs" / "shuffle.log").read_text()

@@ -20,7 +20,7 @@ from hexdata.export import ExportOptions, export_shards
 from hexdata.order import bucket_bounds, derive_key, sort_key
 from hexdata.progress import Silent
 from hexdata.schema import SPLITS, positions_schema
-from hexdata.shuffle import ShuffleOptions, plan, shuffle_store, work
+from hexdata.shuffle import ShuffleOptions, layout, shuffle_store, work
 from hexdata.store import Store
 from hexdata.store.files import FileFacts
 from hexdata.store.manifest import Manifest
@@ -100,7 +100,7 @@ def shuffled(tmp_path_factory: pytest.TempPathFactory, write_odd_store: WriteOdd
         options = dict(asked)
         with pytest.MonkeyPatch.context() as monkeypatch:
             if rows := options.pop("most_rows", None):
-                monkeypatch.setattr(plan, "MOST_ROWS", rows)
+                monkeypatch.setattr(layout, "MOST_ROWS", rows)
             shuffle_store(store, ShuffleOptions(seed=SEED, **options))
         if name in EXPORTED:
             export_shards(store, ExportOptions(shard_size=128, block_size=32, workers=1))

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from hexdata.schema import positions_schema
-from hexdata.shuffle import ShuffleOptions, local, plan, shuffle_store
+from hexdata.shuffle import ShuffleOptions, layout, local, shuffle_store
 from hexdata.shuffle.layout import Slice, make_limits, row_bytes, scatter_cost
 from hexdata.shuffle.local import Mover
 from hexdata.shuffle.prepare import Prepared, prepare
@@ -112,7 +112,7 @@ def test_wide_rows_are_shuffled_to_the_same_bytes(
 ) -> None:
     other = copy_store(wide_store, "other")
     shuffle_store(other, ShuffleOptions(buckets=3, memory=2 * 10**9))
-    monkeypatch.setattr(plan, "MOST_ROWS", most_rows)
+    monkeypatch.setattr(layout, "MOST_ROWS", most_rows)
     shuffle_store(wide_store, ShuffleOptions(buckets=3, threads=2, memory=4 * 10**9))
     assert store_bytes(wide_store) == store_bytes(other)
     verify_store(wide_store).require()
