@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import enum
+import errno
+import gc
 import gzip
+import io
 import json
 import pickle
 import sys
@@ -243,3 +246,28 @@ def test_real_files_survive_the_round_trip(tmp_path, path):
 def test_the_real_foreign_file_is_refused():
     with pytest.raises(FormatError, match="self-play file of games"):
         read(SHARED / "foreign" / "selfplay_games.pkl.gz")
+
+
+class FullDisk(io.BytesIO):
+    """A file on a disk that is full after ``room`` writes."""
+
+    def __init__(self, room):
+        super().__init__()
+        self.room = room
+
+    def write(self, data):
+        if self.room == 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.room -= 1
+        return super().write(data)
+
+
+@pytest.mark.parametrize("room", range(4))
+def test_a_failed_write_leaves_no_open_stream(room, monkeypatch):
+    """The stream must not write again when it is finalized, after its owner has closed the file."""
+    errors = []
+    monkeypatch.setattr(sys, "unraisablehook", errors.append)
+    with pytest.raises(OSError, match="No space left"), FullDisk(room) as file:
+        write_legacy(file, [batch(7)], board_size=N, dialect="dicts", header={})
+    gc.collect()
+    assert not errors

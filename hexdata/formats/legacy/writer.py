@@ -142,7 +142,12 @@ def _pairs(write: _Opcodes, items: Iterable[tuple[str, object]]) -> bytes:
 
 def _gzip(raw: BinaryIO, level: int) -> BinaryIO:
     """Return a gzip stream into ``raw`` without a file name and a time stamp."""
-    stream: Any = gzip_ng.GzipNGFile("", "wb", level, raw, mtime=0)  # type: ignore[no-untyped-call]
+    stream: Any = gzip_ng.GzipNGFile.__new__(gzip_ng.GzipNGFile)
+    try:
+        stream.__init__("", "wb", level, raw, mtime=0)
+    except BaseException:
+        stream.fileobj = None  # else its finalizer writes to ``raw`` again, after it is closed
+        raise
     return cast(BinaryIO, stream)
 
 
