@@ -22,7 +22,7 @@ from hexdata.export.pickles import PicklesOptions, export_pickles
 from hexdata.formats.trmph import write_trmph
 from hexdata.store import Store
 
-LEGACY = Path(__file__).parents[2] / "shared" / "data" / "legacy"
+LEGACY = Path(__file__).parents[3] / "shared" / "data" / "legacy"
 N = 5
 MODULES = ("hex_ai.enums", "hex_ai.value_utils")
 

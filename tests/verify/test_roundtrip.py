@@ -22,7 +22,7 @@ from hexdata.formats.trmph import write_trmph
 from hexdata.store.parquet import write_parquet
 from hexdata.verify.roundtrip import check_round_trip
 
-SHARED = Path(__file__).parents[2] / "shared" / "data"
+SHARED = Path(__file__).parents[3] / "shared" / "data"
 N = 5
 
 
