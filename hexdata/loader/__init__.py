@@ -4,8 +4,8 @@ Maps local shards into memory, or streams them through the webdataset library; n
 needs PyTorch outside its one file.
 """
 
+from hexdata.loader.checkpoint import combine_digests
 from hexdata.loader.dataset import PositionDataset
-from hexdata.loader.digest import combine_digests
 from hexdata.loader.loader import Loader
 from hexdata.loader.mixture import Mixture
 

@@ -17,10 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from hexdata.errors import StoreError
-from hexdata.loader.epoch import PackedStep
 from hexdata.loader.options import LoaderOptions
-from hexdata.loader.plan import EpochPlan, Share
 from hexdata.loader.row_filter import Subset, choose_rows
+from hexdata.loader.schedule import EpochPlan, PackedStep, Share
 from hexdata.order import Permutation, derive_key
 from hexdata.progress import SILENT, Progress
 from hexdata.shards.files import ShardPlace

@@ -26,11 +26,10 @@ from hexdata.batch import (
 )
 from hexdata.checks import as_tuple, check_count
 from hexdata.errors import ConfigError, HexdataError
-from hexdata.loader.digest import EpochDigest
-from hexdata.loader.epoch import Epoch
+from hexdata.loader.checkpoint import EpochDigest, Place, check_state, make_state
 from hexdata.loader.exact import ExactEpoch, ExactShards
 from hexdata.loader.options import LoaderOptions, Mode, Remainder
-from hexdata.loader.state import Place, check_state, make_state
+from hexdata.loader.schedule import Epoch
 from hexdata.loader.stream import StreamEpoch
 from hexdata.progress import SILENT, Progress
 from hexdata.shards.files import check_split

@@ -5,7 +5,12 @@ Never maps a file, and holds nothing open between two batches.
 
 from __future__ import annotations
 
+import contextlib
+import os
+import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any, Final
@@ -14,17 +19,16 @@ import numpy as np
 import numpy.typing as npt
 
 from hexdata.errors import ConfigError, FormatError, HexdataError, StoreError
-from hexdata.loader.epoch import PackedStep
 from hexdata.loader.options import LoaderOptions
-from hexdata.loader.prefetch import Prefetcher
-from hexdata.loader.stream_plan import Piece, StreamPlan, StreamShare, Window
+from hexdata.loader.schedule import PackedStep, Piece, StreamPlan, StreamShare, Window
 from hexdata.shards.cached_source import CachedSource
 from hexdata.shards.format import POLICY_FIELDS, Block, ShardManifest
+from hexdata.shards.manifest import ShardEntry
 from hexdata.shards.member_check import HINT
 from hexdata.shards.reader import BlockReader
 from hexdata.shards.source import Source
 
-__all__ = ["OnSkip", "StreamEpoch"]
+__all__ = ["OnSkip", "Prefetcher", "StreamEpoch"]
 
 OnSkip = Callable[[str, range, HexdataError], None]
 """Hears that positions were left out: the shard's name, which of its rows, and why.
@@ -347,3 +351,68 @@ def _mask(flags: Sequence[tuple[int, bool]]) -> npt.NDArray[np.bool_] | None:
     if not any(padding for _, padding in flags):
         return None
     return np.repeat([padding for _, padding in flags], [length for length, _ in flags])
+
+
+_MOST_THREADS: Final = 4
+_SHARE: Final = 2
+"""What is ahead takes at most this part of the cache, lest it drive out what is about to be read."""
+_MOST_READINGS: Final = 8
+"""Of each shard ahead: a shard that is read in many small pieces is not looked at over and over."""
+
+
+class Prefetcher:
+    """Fetches shards ahead of one reader. A context manager: its threads end with it.
+
+    Args:
+        source: the shards, behind a cache.
+        readings: the shards in the order in which they will be read; one may come several times.
+        shards: at most so many different ones are ahead of the reader.
+    """
+
+    def __init__(self, source: CachedSource, readings: Iterator[ShardEntry], shards: int) -> None:
+        self._source = source
+        self._readings = readings
+        self._shards = shards
+        self._bytes = source.cache.size // _SHARE
+        self._ahead: deque[ShardEntry] = deque()
+        self._drawn: ShardEntry | None = None
+        self._stopped = threading.Event()
+        self._pid = os.getpid()
+        self._threads = ThreadPoolExecutor(min(shards, _MOST_THREADS), "hexdata-prefetch")
+
+    def __enter__(self) -> Prefetcher:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the threads; a shard on its way is given up, when its next bytes arrive."""
+        if os.getpid() == self._pid:  # a forked child has no threads that could end
+            self._stopped.set()
+            self._threads.shutdown(cancel_futures=True)
+
+    def advance(self) -> None:
+        """Hear that the next of the readings is about to begin, and look ahead from there."""
+        if self._ahead:
+            self._ahead.popleft()
+        else:  # it was not ahead, so it is the one drawn last, or the next
+            self._draw()
+            self._drawn = None
+        while (entry := self._draw()) is not None and self._fits(entry):
+            self._drawn = None
+            if all(entry.sha256 != one.sha256 for one in self._ahead):
+                self._threads.submit(self._fetch, entry)
+            self._ahead.append(entry)
+
+    def _draw(self) -> ShardEntry | None:
+        """Return the first reading that is not ahead yet."""
+        self._drawn = self._drawn or next(self._readings, None)
+        return self._drawn
+
+    def _fits(self, entry: ShardEntry) -> bool:
+        if len(self._ahead) >= self._shards * _MOST_READINGS:
+            return False
+        sizes = {one.sha256: one.bytes for one in (*self._ahead, entry)}
+        return len(sizes) <= self._shards and sum(sizes.values()) <= self._bytes
+
+    def _fetch(self, entry: ShardEntry) -> None:
+        with contextlib.suppress(HexdataError):  # the reader asks for it again, and hears why
+            self._source.cache.prefetch(entry, self._source.source, self._stopped.is_set)

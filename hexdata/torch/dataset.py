@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import threading
 from collections.abc import Iterator
-from typing import Any
+from multiprocessing.process import BaseProcess
+from typing import Any, Final
 
 import torch
 from torch import distributed as dist
@@ -11,11 +15,15 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from hexdata.errors import ConfigError
 from hexdata.loader import Loader
-from hexdata.loader.parent_watch import end_with_parent
 from hexdata.torch.epoch_counter import TURNS_SIZE, Turns, mark_of
 from hexdata.torch.tensors import TensorBatch, WorkerBatch, as_tensors
 
-__all__ = ["LoaderDataset", "check_alone", "loader_of_rank"]
+__all__ = ["LoaderDataset", "check_alone", "end_with_parent", "loader_of_rank"]
+
+_SECONDS_BETWEEN: Final = 1.0
+_STATUS: Final = 1
+_watched: int | None = None
+"""The process that is watched over: a fork has this variable and no thread."""
 
 
 def loader_of_rank(loader: Loader, rank: int | None, world_size: int | None) -> Loader:
@@ -162,3 +170,28 @@ class LoaderDataset(IterableDataset[TensorBatch]):
         self.loader.load_state_dict(state)
         # At the end of an epoch the loader is in the next one, but other workers may have batches left.
         self._stand_at(state["epoch"], state["batch"])
+
+
+def end_with_parent() -> None:
+    """End this worker process within seconds after its parent process has ended; call it in the worker.
+
+    A DataLoader's worker that notices the end of its parent still waits until its messages are read. The
+    pipe holds only 64 kB of them, and the workers themselves keep its reading end open, so a larger message
+    blocks for ever. A thread therefore ends the process. It does not use the signal that Linux sends when a
+    parent dies, as that comes when the *thread* ends that started the worker.
+    """
+    global _watched
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    if _watched != os.getpid():
+        _watched = os.getpid()
+        threading.Thread(
+            target=_watch, args=(parent, os.getppid()), name="hexdata-parent", daemon=True
+        ).start()
+
+
+def _watch(parent: BaseProcess, started_by: int) -> None:
+    # A fork server lives on with its workers; forked workers hold each other's sign that the parent lives.
+    while parent.is_alive() and os.getppid() == started_by:
+        parent.join(_SECONDS_BETWEEN)
+    os._exit(_STATUS)

@@ -17,8 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from hexdata.checks import check_choice, check_count
 from hexdata.errors import ConfigError, HexdataError
 from hexdata.loader import Loader
-from hexdata.loader.parent_watch import end_with_parent
-from hexdata.torch.dataset import check_alone, loader_of_rank
+from hexdata.torch.dataset import check_alone, end_with_parent, loader_of_rank
 from hexdata.torch.tensors import PIPE_BYTES, TensorBatch, WorkerBatch, as_tensors
 
 __all__ = ["TorchLoader"]

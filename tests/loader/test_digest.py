@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexdata.loader.digest import EpochDigest, combine_digests
+from hexdata.loader.checkpoint import EpochDigest, combine_digests
 from hexdata.order import derive_key, sort_key
 
 SHARDS = "5" * 64

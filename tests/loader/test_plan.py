@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hexdata.loader.options import LoaderOptions, Remainder
-from hexdata.loader.plan import EpochPlan, Share
+from hexdata.loader.schedule import EpochPlan, Share
 
 Hands = list[tuple[list[int], list[int]]]
 """Of each rank at one step: the places that are its own, and those that it repeats."""

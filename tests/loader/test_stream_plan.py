@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hexdata.errors import ConfigError
 from hexdata.loader.options import LoaderOptions
-from hexdata.loader.stream_plan import StreamPlan, Window
+from hexdata.loader.schedule import StreamPlan, Window
 from hexdata.order import Permutation, derive_key
 
 BLOCK = 4

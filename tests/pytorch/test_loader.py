@@ -22,7 +22,7 @@ import pytest
 from hexdata.errors import ConfigError, FormatError
 from hexdata.export import ExportOptions, export_shards
 from hexdata.loader import Loader
-from hexdata.loader.digest import combine_digests
+from hexdata.loader.checkpoint import combine_digests
 from hexdata.shuffle import ShuffleOptions, shuffle_store
 
 torch = pytest.importorskip("torch")

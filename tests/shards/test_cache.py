@@ -24,7 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hexdata.errors import BudgetError, StoreError
-from hexdata.loader.prefetch import Prefetcher
+from hexdata.loader.stream import Prefetcher
 from hexdata.shards.cache import NoRoomError, ShardCache
 from hexdata.shards.cached_source import CachedSource
 from hexdata.shards.manifest import ShardEntry
