@@ -12,7 +12,7 @@ import pytest
 
 from hexdata.errors import FormatError
 from hexdata.formats.legacy import LegacyReader
-from hexdata.formats.legacy.limits import Limits
+from hexdata.formats.legacy.limits import LegacyLimits
 from hexdata.formats.legacy.memo import ENTRY_COST
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fuzz"))
@@ -151,10 +151,10 @@ def flooded(number: int, repeats: int) -> bytes:
 
 def test_memo_numbers_of_finished_examples_take_bounded_memory(tmp_path):
     (tmp_path / "a").write_bytes(flooded(1000, 40))
-    limits = Limits(memo_bytes=1 << 20)
+    limits = LegacyLimits(memo_bytes=1 << 20)
     most = 0
     with LegacyReader(tmp_path / "a", fast=False, limits=limits) as reader:
-        memo = reader._machine.memo
+        memo = reader._unpickler.memo
         end_example = memo.end_example
 
         def watched() -> None:
@@ -170,7 +170,7 @@ def test_memo_numbers_of_finished_examples_take_bounded_memory(tmp_path):
 def test_memo_numbers_within_one_batch_count_as_memory(tmp_path):
     (tmp_path / "a").write_bytes(flooded(1000, 2).replace(b"e(", b""))
     with (
-        LegacyReader(tmp_path / "a", limits=Limits(held_bytes=200_000)) as reader,
+        LegacyReader(tmp_path / "a", limits=LegacyLimits(held_bytes=200_000)) as reader,
         pytest.raises(FormatError) as caught,
     ):
         list(reader.batches())
@@ -183,11 +183,11 @@ def test_layouts_of_rejected_examples_are_counted(tmp_path):
         for number in range(9)
     ]
     (tmp_path / "a").write_bytes(pickle.dumps({"examples": examples}, 4))
-    with LegacyReader(tmp_path / "a", limits=Limits(layouts=9)) as reader:
+    with LegacyReader(tmp_path / "a", limits=LegacyLimits(layouts=9)) as reader:
         (batch,) = reader.batches()
     assert len(batch.rejected) == 9
     with (
-        LegacyReader(tmp_path / "a", limits=Limits(layouts=8)) as reader,
+        LegacyReader(tmp_path / "a", limits=LegacyLimits(layouts=8)) as reader,
         pytest.raises(FormatError) as caught,
     ):
         list(reader.batches())

@@ -371,8 +371,8 @@ def refusal(path, fast=True):
         ([1, 2], "list at the top level"),
         ({"boards": 1, "num_games": 2}, "top-level keys ['boards', 'num_games']"),
         ({"games": [{"moves": ["#5,a1"]}]}, "self-play file of games"),
-        ({"examples": 5}, '"examples", a list'),
-        ({"examples": ({},)}, '"examples", a list'),
+        ({"examples": 5}, 'a list under "examples"'),
+        ({"examples": ({},)}, 'a list under "examples"'),
     ],
 )
 def test_other_layouts_are_named(tmp_path, content, words):
@@ -436,9 +436,9 @@ def test_memory_does_not_follow_the_number_of_examples(tmp_path, fast):
     path = save(tmp_path / "a", top_level(shared_everything()))
     with LegacyReader(path, fast=fast) as file:
         assert sum(batch.records for batch in file.batches()) == 3_000
-        memo = file._machine.memo
+        memo = file._unpickler.memo
     assert memo.next > 3_000 * 10
-    assert len(memo.lasting) + len(memo.current) + len(memo._kept) < 100
+    assert len(memo.permanent) + len(memo.current) + len(memo._kept) < 100
 
 
 def test_examples_come_out_before_the_file_ends(tmp_path, fast, monkeypatch):

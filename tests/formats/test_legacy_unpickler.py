@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from hexdata.errors import FormatError, UnsafePickleError
-from hexdata.formats.legacy import DEFAULT_LIMITS, LegacyReader, Limits
+from hexdata.formats.legacy import DEFAULT_LIMITS, LegacyLimits, LegacyReader
 
 
 def read(path, limits=DEFAULT_LIMITS):
@@ -261,7 +261,7 @@ def test_gzip_bombs(refused, limits, code):
 
 def test_limits_are_positive():
     with pytest.raises(ValueError, match="stack must be positive"):
-        Limits(stack=0)
+        LegacyLimits(stack=0)
 
 
 # Damage

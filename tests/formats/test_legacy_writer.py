@@ -199,7 +199,7 @@ def test_mixed_dialects_survive(tmp_path):
 
 def test_a_mixture_that_names_no_first_spelling_is_refused(tmp_path):
     dialect = {**DIALECTS["tuples"], "board": {"mixed": [["<f4", 1], ["|u1", 1]]}}
-    with pytest.raises(InputError, match="spell board in several ways"):
+    with pytest.raises(InputError, match="several spellings of board"):
         write(tmp_path / "a", [batch(1)], dialect)
 
 

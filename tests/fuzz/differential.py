@@ -23,9 +23,16 @@ import numpy as np
 from hexdata.board import pack_boards
 from hexdata.errors import FormatError
 from hexdata.formats.legacy import DEFAULT_LIMITS, LegacyReader
-from hexdata.formats.legacy.allowlist import Array, ByteArray, Dtype, EnumValue, Name, Scalar
+from hexdata.formats.legacy.allowlist import (
+    AllowedGlobal,
+    ByteArray,
+    EnumValue,
+    PickledArray,
+    PickledDtype,
+    PickledScalar,
+)
 from hexdata.formats.legacy.dialect import DIALECT_KEY, unescaped_key
-from hexdata.formats.legacy.unpickler import Event, Machine
+from hexdata.formats.legacy.unpickler import Event, Unpickler
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -103,17 +110,17 @@ def canonical(value: Any, nodes: list[int], depth: int = 0) -> object:
         return ("float", struct.pack("<d", value))
     if isinstance(value, np.generic):
         return ("scalar", value.dtype.newbyteorder("=").str, repr(value.item()))
-    if isinstance(value, Scalar):
+    if isinstance(value, PickledScalar):
         return ("scalar", np.dtype(value.dtype).newbyteorder("=").str, repr(value.value))
     if isinstance(value, np.ndarray):
         return _array(value)
-    if isinstance(value, Array):
+    if isinstance(value, PickledArray):
         dtype = value.dtype or "|i1"
         shape = value.shape if value.dtype else (0,)
         return _array(np.frombuffer(value.payload, dtype).reshape(shape, order="F" if value.fortran else "C"))
     if isinstance(value, (Member, EnumValue)):
         return ("enum", value.kind, canonical(value.value, nodes, depth + 1))
-    if isinstance(value, Dtype):
+    if isinstance(value, PickledDtype):
         return ("dtype", np.dtype(value.name).str)
     if isinstance(value, np.dtype):
         return ("dtype", value.str)
@@ -121,13 +128,13 @@ def canonical(value: Any, nodes: list[int], depth: int = 0) -> object:
         return ("bytearray", bytes(value))
     if kind is bytearray:
         return ("bytearray", bytes(value))
-    if isinstance(value, Name) or callable(value):
+    if isinstance(value, AllowedGlobal) or callable(value):
         return ("name",)
     return (kind.__name__, value)
 
 
 def _array(array: np.ndarray) -> object:
-    """Return type, shape and cells in this machine's byte order, to which NumPy turns what it unpickles."""
+    """Return type, shape and cells in native byte order, to which NumPy converts when it unpickles."""
     native = array.astype(array.dtype.newbyteorder("="))
     return ("array", native.dtype.str, native.shape, native.tobytes())
 
@@ -138,14 +145,14 @@ def ours(raw: bytes) -> tuple[list[object], object]:
     Raises:
         FormatError: hexdata refuses the pickle.
     """
-    machine = Machine(io.BytesIO(raw), DEFAULT_LIMITS)
+    unpickler = Unpickler(io.BytesIO(raw), DEFAULT_LIMITS)
     nodes = [0]
     examples: list[object] = []
-    while (event := machine.run()) is not Event.STOP:
+    while (event := unpickler.run()) is not Event.STOP:
         if event is Event.BATCH:
-            examples += [canonical(item, nodes) for item in machine.items]
-    top = machine.result
-    if not isinstance(top, dict) or type(top.get("examples")).__name__ != "Examples":
+            examples += [canonical(item, nodes) for item in unpickler.items]
+    top = unpickler.result
+    if not isinstance(top, dict) or type(top.get("examples")).__name__ != "ExamplesPlaceholder":
         raise FormatError("no legacy file")
     rest = {key: value for key, value in top.items() if key != "examples"}
     return examples, canonical(rest, nodes)

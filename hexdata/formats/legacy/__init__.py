@@ -1,12 +1,13 @@
 """Reader and writer of legacy pickles of training examples. No code of a pickle is ever run.
 
-``reader`` reads a file and ``writer`` writes one. ``machine`` is the pickle interpreter. ``standins`` lists
-the names that a pickle may import. ``skeleton`` and ``fastpath`` read runs of similar examples at once.
+``reader`` reads a file and ``writer`` writes one. ``unpickler`` interprets the opcodes, and ``allowlist``
+lists the names that a pickle may import. ``template`` and ``fastpath`` read runs of similar examples at once.
+``validate`` checks the examples.
 """
 
-from hexdata.formats.legacy.limits import DEFAULT_LIMITS, Limits
+from hexdata.formats.legacy.limits import DEFAULT_LIMITS, LegacyLimits
 from hexdata.formats.legacy.reader import LegacyReader
 from hexdata.formats.legacy.source import looks_like_pickle
 from hexdata.formats.legacy.writer import DIALECTS, write_legacy
 
-__all__ = ["DEFAULT_LIMITS", "DIALECTS", "LegacyReader", "Limits", "looks_like_pickle", "write_legacy"]
+__all__ = ["DEFAULT_LIMITS", "DIALECTS", "LegacyLimits", "LegacyReader", "looks_like_pickle", "write_legacy"]

@@ -1,4 +1,4 @@
-"""The allowlist of names that a legacy pickle may import, each with a stand-in that runs no code.
+"""The allowlist of names that a legacy pickle may import, each with a placeholder that runs no code.
 
 Nothing that a pickle names is imported or called. An array becomes its dtype, shape and bytes; an enum member
 becomes the name of its class and its value. All other names are refused.
@@ -16,15 +16,15 @@ import numpy as np
 from hexdata.errors import FormatError, UnsafePickleError
 
 __all__ = [
-    "Array",
+    "AllowedGlobal",
     "ByteArray",
-    "Dtype",
     "EnumValue",
-    "Name",
-    "Scalar",
+    "PickledArray",
+    "PickledDtype",
+    "PickledScalar",
     "build",
     "call",
-    "find_name",
+    "find_global",
     "kind_of",
     "shortened",
 ]
@@ -33,10 +33,12 @@ _DTYPE_CODES: Final = frozenset(["b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4",
 _MAX_DIMENSIONS: Final = 8
 _LONGEST_NAME: Final = 80
 """Maximum number of characters of a name from the file in a message."""
+NOT_RUN: Final = "No code of the file was run. Do not load this file with pickle.load."
+"""Hint of the errors for unsafe pickles."""
 
 
 @dataclass(slots=True)
-class Dtype:
+class PickledDtype:
     """A bool, integer or float dtype. A BUILD opcode sets its byte order once, after it is created."""
 
     code: str
@@ -53,7 +55,7 @@ class Dtype:
 
 
 @dataclass(slots=True)
-class Array:
+class PickledArray:
     """An array of the pickle. ``dtype`` is empty before BUILD fills in the array."""
 
     dtype: str = ""
@@ -79,7 +81,7 @@ class EnumValue:
 
 
 @dataclass(frozen=True, slots=True)
-class Scalar:
+class PickledScalar:
     """A NumPy scalar."""
 
     dtype: str
@@ -87,12 +89,12 @@ class Scalar:
 
 
 @dataclass(frozen=True, slots=True)
-class Name:
+class AllowedGlobal:
     """An allowed global. ``make`` creates the result of calling it; None if it must not be called."""
 
     module: str
     name: str
-    make: Callable[[Name, tuple[Any, ...]], object] | None = None
+    make: Callable[[AllowedGlobal, tuple[Any, ...]], object] | None = None
 
     def __str__(self) -> str:
         return f"{self.module}.{self.name}"
@@ -100,13 +102,13 @@ class Name:
 
 def kind_of(value: object) -> str:
     """Return a description of the type of a value, for messages. Never contains its content."""
-    if isinstance(value, Array):
+    if isinstance(value, PickledArray):
         return f"an array {value.dtype} {value.shape}"
     if isinstance(value, EnumValue):
         return value.kind
-    if isinstance(value, Scalar):
+    if isinstance(value, PickledScalar):
         return f"a NumPy scalar {value.dtype}"
-    if isinstance(value, Name):
+    if isinstance(value, AllowedGlobal):
         return str(value)
     if isinstance(value, ByteArray):
         return "bytearray"
@@ -121,67 +123,65 @@ def shortened(name: str) -> str:
 
 
 def _unsafe(reason: str, found: object, code: str) -> UnsafePickleError:
-    return UnsafePickleError(
-        reason, code=code, found=found, hint="Nothing of it was run. Do not load this file with pickle.load."
-    )
+    return UnsafePickleError(reason, code=code, found=found, hint=NOT_RUN)
 
 
 # Functions that return the result of calling a name. The arguments are from the pickle and can be anything.
 
 
-def _make_array(name: Name, args: tuple[Any, ...]) -> Array:
+def _make_array(name: AllowedGlobal, args: tuple[Any, ...]) -> PickledArray:
     """Return the result of ``_reconstruct(ndarray, (0,), b"b")``, an empty array that BUILD fills in."""
-    sound = len(args) == 3 and isinstance(args[0], Name) and args[0].name == "ndarray"
-    if not sound or not _is_exactly(args[1], (0,)) or not _is_exactly(args[2], b"b"):
-        raise _unsafe(f"calls {name} with other arguments than NumPy does", _kinds(args), "unsafe-call")
-    return Array()
+    of_array = len(args) == 3 and isinstance(args[0], AllowedGlobal) and args[0].name == "ndarray"
+    if not of_array or not _is_exactly(args[1], (0,)) or not _is_exactly(args[2], b"b"):
+        raise _unsafe(f"calls {name} with other arguments than NumPy", _kinds(args), "unsafe-call")
+    return PickledArray()
 
 
-def _make_dtype(name: Name, args: tuple[Any, ...]) -> Dtype:
+def _make_dtype(name: AllowedGlobal, args: tuple[Any, ...]) -> PickledDtype:
     """Return the result of a call such as ``dtype("f4", False, True)``."""
     code = args[0] if args else None
     if not isinstance(code, str) or code not in _DTYPE_CODES:
         found = code[:20] if isinstance(code, str) else _kinds(args)
-        raise _unsafe(f"asks for a {name} that is neither bool, integer nor float", found, "unsafe-dtype")
+        raise _unsafe(f"uses a {name} that is neither bool, integer nor float", found, "unsafe-dtype")
     if not any(_is_exactly(args[1:], flags) for flags in ((False, True), (0, 1))):
-        raise _unsafe(f"calls {name} with other arguments than NumPy does", _kinds(args), "unsafe-call")
-    return Dtype(str(code))
+        raise _unsafe(f"calls {name} with other arguments than NumPy", _kinds(args), "unsafe-call")
+    return PickledDtype(str(code))
 
 
-def _make_frombuffer(name: Name, args: tuple[Any, ...]) -> Array:
+def _make_frombuffer(name: AllowedGlobal, args: tuple[Any, ...]) -> PickledArray:
     """Return the result of ``_frombuffer(buffer, dtype, shape, order)``: an array of protocol 5."""
     if len(args) != 4 or args[3] not in ("C", "F"):
-        raise _unsafe(f"calls {name} with other arguments than NumPy does", _kinds(args), "unsafe-call")
+        raise _unsafe(f"calls {name} with other arguments than NumPy", _kinds(args), "unsafe-call")
     payload, dtype, shape, order = args
     if not payload:
-        raise FormatError("an array of no bytes, which NumPy refuses in a buffer", code="corrupt-array")
-    return _checked(Array(), dtype, shape, payload, fortran=order == "F")
+        raise FormatError("an empty array in a buffer, which NumPy refuses", code="corrupt-array")
+    return _checked(PickledArray(), dtype, shape, payload, fortran=order == "F")
 
 
-def _make_scalar(name: Name, args: tuple[Any, ...]) -> Scalar:
+def _make_scalar(name: AllowedGlobal, args: tuple[Any, ...]) -> PickledScalar:
     """Return the result of ``scalar(dtype, payload)``."""
     if len(args) != 2:
-        raise _unsafe(f"calls {name} with other arguments than NumPy does", _kinds(args), "unsafe-call")
+        raise _unsafe(f"calls {name} with other arguments than NumPy", _kinds(args), "unsafe-call")
     if isinstance(args[1], ByteArray):
-        raise _unsafe(f"calls {name} with other arguments than NumPy does", _kinds(args), "unsafe-call")
-    array = _checked(Array(), args[0], (), args[1], fortran=False)
-    return Scalar(array.dtype, np.frombuffer(array.payload, array.dtype)[0].item())
+        raise _unsafe(f"calls {name} with other arguments than NumPy", _kinds(args), "unsafe-call")
+    array = _checked(PickledArray(), args[0], (), args[1], fortran=False)
+    return PickledScalar(array.dtype, np.frombuffer(array.payload, array.dtype)[0].item())
 
 
-def _make_bytes(name: Name, args: tuple[Any, ...]) -> bytes:
+def _make_bytes(name: AllowedGlobal, args: tuple[Any, ...]) -> bytes:
     """Return the result of ``_codecs.encode(text, "latin1")``: bytes of protocols 0 to 2."""
     if len(args) != 2 or not isinstance(args[0], str) or args[1] not in ("latin1", "latin-1"):
-        raise _unsafe(f"calls {name} with other arguments than pickle does", _kinds(args), "unsafe-call")
+        raise _unsafe(f"calls {name} with other arguments than pickle", _kinds(args), "unsafe-call")
     try:
         return args[0].encode("latin-1")
     except UnicodeEncodeError:
         raise FormatError("a byte string with characters above 255", code="corrupt-pickle") from None
 
 
-def _make_enum(name: Name, args: tuple[Any, ...]) -> EnumValue:
+def _make_enum(name: AllowedGlobal, args: tuple[Any, ...]) -> EnumValue:
     """Return the result of a call such as ``Player(1)``."""
     if len(args) != 1 or isinstance(args[0], bool) or not isinstance(args[0], (int, str)):
-        raise _unsafe(f"calls {name} with other arguments than pickle does", _kinds(args), "unsafe-call")
+        raise _unsafe(f"calls {name} with other arguments than pickle", _kinds(args), "unsafe-call")
     return EnumValue(str(name), args[0])
 
 
@@ -189,11 +189,11 @@ def _kinds(args: tuple[Any, ...]) -> str:
     return f"({', '.join(kind_of(arg) for arg in args[:8])})"
 
 
-_NAMES: Final[Mapping[tuple[str, str], Name]] = {
+_NAMES: Final[Mapping[tuple[str, str], AllowedGlobal]] = {
     (name.module, name.name): name
     for name in (
         *(
-            Name(f"{core}.{module}", function, make)
+            AllowedGlobal(f"{core}.{module}", function, make)
             for core in ("numpy._core", "numpy.core")
             for module, function, make in (
                 ("multiarray", "_reconstruct", _make_array),
@@ -201,11 +201,11 @@ _NAMES: Final[Mapping[tuple[str, str], Name]] = {
                 ("numeric", "_frombuffer", _make_frombuffer),
             )
         ),
-        Name("numpy", "ndarray"),
-        Name("numpy", "dtype", _make_dtype),
-        Name("_codecs", "encode", _make_bytes),
+        AllowedGlobal("numpy", "ndarray"),
+        AllowedGlobal("numpy", "dtype", _make_dtype),
+        AllowedGlobal("_codecs", "encode", _make_bytes),
         *(
-            Name(module, enum, _make_enum)
+            AllowedGlobal(module, enum, _make_enum)
             for module in ("hex_ai.enums", "hex_ai.value_utils")
             for enum in ("Player", "Winner")
         ),
@@ -213,8 +213,8 @@ _NAMES: Final[Mapping[tuple[str, str], Name]] = {
 }
 
 
-def find_name(module: object, name: object) -> Name:
-    """Return the stand-in of a global.
+def find_global(module: object, name: object) -> AllowedGlobal:
+    """Return the placeholder of a global.
 
     Args:
         module: Name of the module, as the pickle has it.
@@ -226,22 +226,22 @@ def find_name(module: object, name: object) -> Name:
         FormatError: "corrupt-pickle", if ``module`` or ``name`` is not text.
     """
     if not isinstance(module, str) or not isinstance(name, str):
-        raise FormatError("a global that is not named by two texts", code="corrupt-pickle")
+        raise FormatError("a global whose module or name is not text", code="corrupt-pickle")
     found = _NAMES.get((module, name))
     if found is not None:
         return found
-    asked = f"{module}.{name}"[:200]
+    full_name = f"{module}.{name}"[:200]
     if module.partition(".")[0] == "torch":
         raise _unsafe(
-            "an early file of stacked PyTorch tensors (boards, policies, values), which is not read",
-            asked,
+            "a file of stacked PyTorch tensors (boards, policies, values), which hexdata does not read",
+            full_name,
             "torch-tensors",
         )
-    raise _unsafe("asks for a name that is not on the list of allowed ones", asked, "unsafe-global")
+    raise _unsafe("imports a name that is not allowed", full_name, "unsafe-global")
 
 
 def call(function: object, args: object) -> object:
-    """Return the stand-in for the result of ``function(*args)``, as a REDUCE opcode requests.
+    """Return the placeholder for the result of ``function(*args)``, as a REDUCE opcode requests.
 
     Args:
         function: Object that the pickle calls.
@@ -251,8 +251,8 @@ def call(function: object, args: object) -> object:
         UnsafePickleError: "unsafe-call", "unsafe-dtype" or "unsafe-array".
         FormatError: "corrupt-array" or "corrupt-pickle".
     """
-    if not isinstance(function, Name) or function.make is None or not isinstance(args, tuple):
-        raise _unsafe("calls something that may not be called", kind_of(function), "unsafe-call")
+    if not isinstance(function, AllowedGlobal) or function.make is None or not isinstance(args, tuple):
+        raise _unsafe("calls an object that may not be called", kind_of(function), "unsafe-call")
     return function.make(function, args)
 
 
@@ -267,23 +267,23 @@ def build(target: object, state: object) -> None:
         UnsafePickleError: "unsafe-call", "unsafe-dtype" or "unsafe-array".
         FormatError: "corrupt-array".
     """
-    if isinstance(target, Array) and not target.dtype and isinstance(state, tuple) and len(state) == 5:
+    if isinstance(target, PickledArray) and not target.dtype and isinstance(state, tuple) and len(state) == 5:
         version, shape, dtype, fortran, payload = state
         if not _is_exactly(version, 1) or type(fortran) is not bool or isinstance(payload, ByteArray):
             raise _unsafe(
-                "sets the state of an array otherwise than NumPy does", _kinds(state), "unsafe-array"
+                "sets the state of an array in another way than NumPy", _kinds(state), "unsafe-array"
             )
         _checked(target, dtype, shape, payload, fortran=fortran)
-    elif isinstance(target, Dtype) and not target.order and isinstance(state, tuple):
+    elif isinstance(target, PickledDtype) and not target.order and isinstance(state, tuple):
         if target.used:
-            raise _unsafe("changes a dtype that an array has already", kind_of(target), "unsafe-dtype")
+            raise _unsafe("changes the dtype of an existing array", kind_of(target), "unsafe-dtype")
         order = state[1] if len(state) > 1 else None
         orders = ("|",) if target.code[1:] == "1" else ("<", ">")
         if order not in orders or not _is_exactly(state[:1] + state[2:], _PLAIN_STATE):
-            raise _unsafe("asks for a structured or object dtype", _kinds(state), "unsafe-dtype")
+            raise _unsafe("uses a structured or object dtype", _kinds(state), "unsafe-dtype")
         target.order = str(order)
     else:
-        raise _unsafe("sets the state of something that has none", kind_of(target), "unsafe-call")
+        raise _unsafe("sets the state of an object that has none", kind_of(target), "unsafe-call")
 
 
 _PLAIN_STATE: Final = (3, None, None, None, -1, -1, 0)
@@ -301,9 +301,11 @@ def _is_exactly(value: object, expected: object) -> bool:
     return value is expected
 
 
-def _checked(array: Array, dtype: object, shape: object, payload: object, *, fortran: bool) -> Array:
+def _checked(
+    array: PickledArray, dtype: object, shape: object, payload: object, *, fortran: bool
+) -> PickledArray:
     """Fill in ``array`` and return it, after checking that dtype, shape and payload agree."""
-    if not isinstance(dtype, Dtype):
+    if not isinstance(dtype, PickledDtype):
         raise _unsafe("an array without a plain dtype", kind_of(dtype), "unsafe-dtype")
     if not isinstance(payload, bytes):
         raise _unsafe("an array whose cells are not bytes", kind_of(payload), "unsafe-array")

@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Final
 
 from hexdata.errors import FormatError
-from hexdata.formats.legacy.limits import Limits
+from hexdata.formats.legacy.limits import LegacyLimits
 from hexdata.formats.legacy.source import ByteSource
 
-__all__ = ["Window"]
+__all__ = ["ReadBuffer"]
 
 _PIECE: Final = 1 << 18
 """Bytes read from the source at a time: few enough to fit into the CPU cache."""
@@ -21,13 +21,13 @@ _LONGEST_ANCHORED: Final = 1 << 20
 """Maximum distance in bytes from the anchor to ``pos``. Beyond it the anchor is removed."""
 
 
-class Window:
+class ReadBuffer:
     """A buffer ``buf`` over a source, read up to the index ``pos``.
 
     Reading another piece discards the bytes before ``pos``, or before ``anchor`` if that is set.
     """
 
-    def __init__(self, source: ByteSource, limits: Limits) -> None:
+    def __init__(self, source: ByteSource, limits: LegacyLimits) -> None:
         self.limits = limits
         self.buf = b""
         self.pos = 0
@@ -115,7 +115,7 @@ class Window:
             if not self.more():
                 raise self.truncated()
         if end < 0 or end - self.pos > limit:
-            raise self.past("limit-text", "longer than the limit for one line", limit)
+            raise self.limit_exceeded("limit-text", "a line is longer than the limit", limit)
         line = self.buf[self.pos : end]
         self.pos = end + 1
         return line
@@ -136,10 +136,10 @@ class Window:
     def corrupt(self, reason: str, found: object = None) -> FormatError:
         """Return the error for bytes that no pickler writes."""
         return FormatError(
-            f"not a sound pickle: {reason}", code="corrupt-pickle", record=f"byte {self.offset}", found=found
+            f"not a valid pickle: {reason}", code="corrupt-pickle", record=f"byte {self.offset}", found=found
         )
 
-    def past(self, code: str, reason: str, limit: int, found: int | None = None) -> FormatError:
+    def limit_exceeded(self, code: str, reason: str, limit: int, found: int | None = None) -> FormatError:
         """Return the error for an exceeded limit."""
         return FormatError(
             reason,

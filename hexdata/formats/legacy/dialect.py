@@ -17,16 +17,16 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from hexdata.errors import FormatError
-from hexdata.formats.legacy.allowlist import EnumValue, Scalar, kind_of
-from hexdata.formats.legacy.examples import ArrayKind, Coded, Group
-from hexdata.formats.legacy.limits import Limits
-from hexdata.formats.legacy.unpickler import Examples, irregular
+from hexdata.formats.legacy.allowlist import EnumValue, PickledScalar, kind_of
+from hexdata.formats.legacy.examples import ArrayKind, CodedColumn, ExampleGroup
+from hexdata.formats.legacy.limits import LegacyLimits
+from hexdata.formats.legacy.unpickler import ExamplesPlaceholder, irregular_error
 
 __all__ = [
     "DIALECT_KEY",
     "WINNER_SPELLINGS",
     "Dialect",
-    "TooMuchError",
+    "MetadataSizeError",
     "escaped_key",
     "extra_text",
     "header_json",
@@ -62,12 +62,12 @@ class Dialect:
         limits: Limits of the file.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: LegacyLimits) -> None:
         self._limits = limits
         self._counts: dict[str, Counter[Any]] = {}
         self._first: Spellings = {}
 
-    def add(self, groups: Sequence[Group], accepted: npt.NDArray[np.bool_]) -> dict[int, Spellings]:
+    def add(self, groups: Sequence[ExampleGroup], accepted: npt.NDArray[np.bool_]) -> dict[int, Spellings]:
         """Count the spellings of the examples of a block.
 
         Args:
@@ -82,12 +82,12 @@ class Dialect:
             FormatError: "limit-layouts".
         """
         columns = [
-            (field, group.places, column, accepted[group.places])
+            (field, group.indices, column, accepted[group.indices])
             for group in groups
             for field, column in _spelled(group)
         ]
-        for field, _, column, taken in columns:
-            sizes = np.bincount(column.codes[taken], minlength=len(column.values))
+        for field, _, column, is_accepted in columns:
+            sizes = np.bincount(column.codes[is_accepted], minlength=len(column.values))
             for spelling, size in zip(column.values, sizes.tolist(), strict=True):
                 if spelling is not None and size:
                     self._counts.setdefault(field, Counter())[spelling] += size
@@ -97,26 +97,26 @@ class Dialect:
                 code="limit-layouts",
                 expected=f"at most {self._limits.layouts:,}",
             )
-        self._settle_first(columns)
+        self._set_first(columns)
         found: dict[int, Spellings] = {}
-        for field, places, column, taken in columns:
-            odd = np.array([value not in (None, self._first.get(field)) for value in column.values])
-            if odd.any():
-                for row in np.flatnonzero(odd[column.codes] & taken).tolist():
+        for field, indices, column, is_accepted in columns:
+            different = np.array([value not in (None, self._first.get(field)) for value in column.values])
+            if different.any():
+                for row in np.flatnonzero(different[column.codes] & is_accepted).tolist():
                     spelling = column.values[column.codes[row]]
-                    found.setdefault(int(places[row]), {})[field] = spelling
+                    found.setdefault(int(indices[row]), {})[field] = spelling
         return found
 
-    def _settle_first(self, columns: Sequence[tuple[str, Any, Coded, npt.NDArray[np.bool_]]]) -> None:
+    def _set_first(self, columns: Sequence[tuple[str, Any, CodedColumn, npt.NDArray[np.bool_]]]) -> None:
         """Set the first spelling of each field: that of the example with the lowest index in the block."""
         firsts: dict[str, tuple[int, object]] = {}
-        for field, places, column, taken in columns:
+        for field, indices, column, is_accepted in columns:
             if field in self._first:
                 continue
-            there = np.array([value is not None for value in column.values])[column.codes] & taken
-            if there.any():
-                row = int(there.argmax())
-                candidate = (int(places[row]), column.values[column.codes[row]])
+            has_value = np.array([value is not None for value in column.values])[column.codes] & is_accepted
+            if has_value.any():
+                row = int(has_value.argmax())
+                candidate = (int(indices[row]), column.values[column.codes[row]])
                 firsts[field] = min(firsts.get(field, candidate), candidate, key=lambda first: first[0])
         self._first |= {field: spelling for field, (_, spelling) in firsts.items()}
 
@@ -127,17 +127,17 @@ class Dialect:
         in the file is under ``first``; it applies to all examples that have none under ``DIALECT_KEY``.
         """
         result: dict[str, object] = {
-            name: _listed(next(iter(counts)))
+            name: _jsonable(next(iter(counts)))
             if len(counts) == 1
-            else {"mixed": sorted(([_listed(key), count] for key, count in counts.items()), key=str)}
+            else {"mixed": sorted(([_jsonable(key), count] for key, count in counts.items()), key=str)}
             for name, counts in sorted(self._counts.items())
         }
         firsts = sorted(self._first.items())
-        mixed = {name: _listed(first) for name, first in firsts if len(self._counts[name]) > 1}
+        mixed = {name: _jsonable(first) for name, first in firsts if len(self._counts[name]) > 1}
         return result | ({"first": mixed} if mixed else {})
 
 
-def _spelled(group: Group) -> Iterator[tuple[str, Coded]]:
+def _spelled(group: ExampleGroup) -> Iterator[tuple[str, CodedColumn]]:
     """Yield each field of a group with the column of its spellings, None for a null."""
     layout = group.layout
     constants = {
@@ -147,20 +147,20 @@ def _spelled(group: Group) -> Iterator[tuple[str, Coded]]:
         "board": _array_spelling(layout.board),
         "policy": _array_spelling(layout.policy),
     }
-    same = np.zeros(len(group.places), np.intp)
+    same = np.zeros(len(group.indices), np.intp)
     for field, spelling in constants.items():
         if spelling is not None:
-            yield field, Coded(same, [spelling])
+            yield field, CodedColumn(same, [spelling])
     columns = {"value": group.value, "player_to_move": group.player_to_move}
     columns |= {field: group.metadata[field] for field in _FIELDS if field in group.metadata}
     for field, column in columns.items():
         if column is not None:
             spell = _SPELLERS.get(field, _spelling)
             spellings = [None if value is None else spell(value) for value in column.values]
-            yield field, Coded(column.codes, spellings)
+            yield field, CodedColumn(column.codes, spellings)
 
 
-def _listed(spelling: object) -> object:
+def _jsonable(spelling: object) -> object:
     return list(spelling) if isinstance(spelling, tuple) else spelling
 
 
@@ -173,13 +173,13 @@ def _spelling(value: object) -> str:
         return type(value).__name__
     if isinstance(value, EnumValue):
         return value.kind if isinstance(value.value, int) else f"{value.kind} by text"
-    if isinstance(value, Scalar):
+    if isinstance(value, PickledScalar):
         return f"numpy {value.dtype}"
     return next((kind.__name__ for kind in _PLAIN if isinstance(value, kind)), kind_of(value))
 
 
 def _winner_spelling(value: object) -> str:
-    if isinstance(value, (EnumValue, Scalar)):
+    if isinstance(value, (EnumValue, PickledScalar)):
         return _spelling(value)
     return next((name for name, pair in WINNER_SPELLINGS.items() if value in pair), _spelling(value))
 
@@ -195,15 +195,15 @@ def _game_id_spelling(value: object) -> str:
 _SPELLERS: Final = {"winner": _winner_spelling, "game_id": _game_id_spelling}
 
 
-def with_spellings(batch: pa.RecordBatch, odd: Mapping[int, Spellings]) -> pa.RecordBatch:
+def with_spellings(batch: pa.RecordBatch, spellings_by_row: Mapping[int, Spellings]) -> pa.RecordBatch:
     """Return a raw batch with additional spellings in ``extra``.
 
     Args:
         batch: The raw batch.
-        odd: Spellings by index of the row.
+        spellings_by_row: Spellings by index of the row.
     """
     texts = batch.column("extra").to_pylist()
-    for row, spellings in odd.items():
+    for row, spellings in spellings_by_row.items():
         extra = json.loads(texts[row] or "{}") | {DIALECT_KEY: spellings}
         texts[row] = json.dumps(dict(sorted(extra.items())), separators=(",", ":"))
     index = batch.schema.get_field_index("extra")
@@ -227,11 +227,11 @@ def unescaped_key(key: str) -> str:
     return key.removeprefix(_ESCAPE)
 
 
-class TooMuchError(Exception):
+class MetadataSizeError(Exception):
     """Metadata with more values, bytes or levels than the limits allow."""
 
 
-def extra_text(extra: dict[str, Any], limits: Limits) -> str | None:
+def extra_text(extra: dict[str, Any], limits: LegacyLimits) -> str | None:
     """Return metadata as JSON text with sorted keys; None if JSON cannot represent it without loss.
 
     Args:
@@ -239,7 +239,7 @@ def extra_text(extra: dict[str, Any], limits: Limits) -> str | None:
         limits: Limits of the file.
 
     Raises:
-        TooMuchError: The metadata exceeds a limit.
+        MetadataSizeError: The metadata exceeds a limit.
     """
     budget = _Budget(limits.metadata_values, limits.metadata_bytes)
     values = {}
@@ -250,14 +250,14 @@ def extra_text(extra: dict[str, Any], limits: Limits) -> str | None:
     except _NotJsonError:
         return None
     except FormatError as error:
-        raise TooMuchError from error
+        raise MetadataSizeError from error
     text = json.dumps(dict(sorted(values.items())), separators=(",", ":"))
     if len(text) > limits.metadata_bytes:
-        raise TooMuchError
+        raise MetadataSizeError
     return text
 
 
-def header_json(top: Mapping[Any, Any], limits: Limits) -> dict[str, object]:
+def header_json(top: Mapping[Any, Any], limits: LegacyLimits) -> dict[str, object]:
     """Return the top-level items except the examples as JSON values, with escaped keys.
 
     A value without a JSON equivalent becomes a dict with a single key such as ``__tuple__``.
@@ -273,7 +273,7 @@ def header_json(top: Mapping[Any, Any], limits: Limits) -> dict[str, object]:
     header = {}
     for key, value in top.items():
         if not isinstance(key, str):
-            raise FormatError("a top-level key that is no text", found=kind_of(key), expected="a text")
+            raise FormatError("a top-level key that is not text", found=kind_of(key), expected="text")
         budget.spend(len(key))
         if key != "examples":
             header[escaped_key(key)] = _to_json(value, limits.nesting, budget, strict=False)
@@ -306,7 +306,7 @@ class _Budget:
         self._values -= 1
         self._size -= size
         if self._values < 0 or self._size < 0:
-            raise FormatError("more beside the examples than the limit", code="limit-header")
+            raise FormatError("more data beside the examples than the limit", code="limit-header")
 
 
 def _to_json(value: Any, depth: int, budget: _Budget, *, strict: bool) -> object:
@@ -347,9 +347,9 @@ def _to_json(value: Any, depth: int, budget: _Budget, *, strict: bool) -> object
         return {"__tuple__": _to_json(list(value), depth, budget, strict=False)}
     if isinstance(value, float):
         return {"__float__": str(value)}
-    if isinstance(value, Examples):
-        raise irregular()
-    if isinstance(value, Scalar):
+    if isinstance(value, ExamplesPlaceholder):
+        raise irregular_error()
+    if isinstance(value, PickledScalar):
         return {"__numpy__": [value.dtype, _to_json(value.value, depth - 1, budget, strict=False)]}
     return {"__object__": kind_of(value)}
 

@@ -15,10 +15,18 @@ import numpy.typing as npt
 
 from hexdata.board import MAX_SIZE
 from hexdata.errors import FormatError
-from hexdata.formats.legacy.allowlist import Array, kind_of, shortened
-from hexdata.formats.legacy.limits import Limits
+from hexdata.formats.legacy.allowlist import PickledArray, kind_of, shortened
+from hexdata.formats.legacy.limits import LegacyLimits
 
-__all__ = ["ArrayKind", "Coded", "Group", "Layout", "Reject", "group_examples", "layout_of"]
+__all__ = [
+    "ArrayKind",
+    "CodedColumn",
+    "ExampleGroup",
+    "ExampleLayout",
+    "Reject",
+    "group_examples",
+    "layout_of",
+]
 
 Int64Array = npt.NDArray[np.int64]
 UInt8Array = npt.NDArray[np.uint8]
@@ -44,7 +52,7 @@ class ArrayKind:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ExampleLayout:
     """The keys and array kinds shared by the examples of a group."""
 
     keys: tuple[str, ...] | None
@@ -57,14 +65,14 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class Coded:
+class CodedColumn:
     """A dictionary-encoded column of arbitrary objects: row i is values[codes[i]]."""
 
     codes: npt.NDArray[np.intp]
     values: list[Any]
 
     @classmethod
-    def of_numbers(cls, numbers: npt.NDArray[Any]) -> Coded:
+    def of_numbers(cls, numbers: npt.NDArray[Any]) -> CodedColumn:
         """Return an array (n,) of integers or floats as a column. Values are equal if their bits are."""
         bits = numbers.view(f"u{numbers.itemsize}")
         if len(bits) and (bits == bits[0]).all():  # most columns are constant: skip the sort
@@ -73,7 +81,7 @@ class Coded:
         return cls(codes, distinct.view(numbers.dtype).tolist())
 
     @classmethod
-    def zipped(cls, columns: Sequence[Coded]) -> Coded:
+    def zipped(cls, columns: Sequence[CodedColumn]) -> CodedColumn:
         """Return a column of tuples that combine the rows of several columns. Needs at least one column."""
         if len(columns[0].codes) == 1:
             return cls(np.zeros(1, np.intp), [tuple(column.values[column.codes[0]] for column in columns)])
@@ -86,24 +94,24 @@ class Coded:
 
 
 @dataclass(slots=True)
-class Group:
+class ExampleGroup:
     """n examples of one layout."""
 
-    layout: Layout
-    places: Int64Array
+    layout: ExampleLayout
+    indices: Int64Array
     """Index of each example in its block, (n,), ascending."""
     board: UInt8Array | None
     """The bytes of the boards, (n, bytes); None if they are not arrays, or too large for a board."""
     policy: UInt8Array | None
-    value: Coded
-    player_to_move: Coded | None
-    metadata: dict[str, Coded] = field(default_factory=dict)
+    value: CodedColumn
+    player_to_move: CodedColumn | None
+    metadata: dict[str, CodedColumn] = field(default_factory=dict)
 
 
-def layout_of(example: object, limits: Limits) -> Layout | tuple[str, str]:
+def layout_of(example: object, limits: LegacyLimits) -> ExampleLayout | tuple[str, str]:
     """Return the layout of an example; or a reason code and the details if the layout is invalid."""
     if isinstance(example, tuple) and len(example) == 3:
-        return Layout(None, None, _array_kind(example[0]), _array_kind(example[1]))
+        return ExampleLayout(None, None, _array_kind(example[0]), _array_kind(example[1]))
     if not isinstance(example, dict):
         found = f"a tuple of {len(example)}" if isinstance(example, tuple) else kind_of(example)
         return "example-layout", f"found {found}; expected a dict, or a tuple (board, policy, value)"
@@ -118,7 +126,7 @@ def layout_of(example: object, limits: Limits) -> Layout | tuple[str, str]:
     size = sum(map(len, metadata))
     if len(metadata) > limits.metadata_keys or size > limits.metadata_bytes:
         return "metadata-size", f"{len(metadata):,} keys of {size:,} characters; {limits.metadata_expected}"
-    return Layout(
+    return ExampleLayout(
         tuple(example),
         tuple(metadata) if "metadata" in example else None,
         _array_kind(example["board"]),
@@ -127,8 +135,8 @@ def layout_of(example: object, limits: Limits) -> Layout | tuple[str, str]:
 
 
 def group_examples(
-    items: Iterable[tuple[int, Any]], reject: Reject, limits: Limits, seen: set[int]
-) -> Iterable[Group]:
+    items: Iterable[tuple[int, Any]], reject: Reject, limits: LegacyLimits, seen: set[int]
+) -> Iterable[ExampleGroup]:
     """Sort examples into groups of one layout, and reject objects that are not examples.
 
     Args:
@@ -143,13 +151,13 @@ def group_examples(
     Raises:
         FormatError: "limit-layouts". The limit exists as each layout takes milliseconds, even if rejected.
     """
-    members: dict[Layout, list[tuple[int, Any]]] = {}
-    for place, example in items:
+    members: dict[ExampleLayout, list[tuple[int, Any]]] = {}
+    for index, example in items:
         layout = layout_of(example, limits)
-        if isinstance(layout, Layout):
-            members.setdefault(layout, []).append((place, example))
+        if isinstance(layout, ExampleLayout):
+            members.setdefault(layout, []).append((index, example))
         else:
-            reject(place, *layout)
+            reject(index, *layout)
     seen.update(map(hash, members))
     if len(seen) > limits.layouts:
         raise FormatError(
@@ -157,16 +165,16 @@ def group_examples(
             code="limit-layouts",
             expected=f"at most {limits.layouts:,}",
         )
-    for layout, placed in members.items():
-        yield _group(layout, np.array([place for place, _ in placed]), [example for _, example in placed])
+    for layout, indexed in members.items():
+        yield _group(layout, np.array([index for index, _ in indexed]), [example for _, example in indexed])
 
 
-def _group(layout: Layout, places: Int64Array, examples: list[Any]) -> Group:
+def _group(layout: ExampleLayout, indices: Int64Array, examples: list[Any]) -> ExampleGroup:
     board, policy, value = (0, 1, 2) if layout.keys is None else _REQUIRED
     has_player = layout.keys is not None and "player_to_move" in layout.keys
-    return Group(
+    return ExampleGroup(
         layout,
-        places,
+        indices,
         _payloads([example[board] for example in examples], layout.board),
         _payloads([example[policy] for example in examples], layout.policy),
         _objects([example[value] for example in examples]),
@@ -179,12 +187,12 @@ def _group(layout: Layout, places: Int64Array, examples: list[Any]) -> Group:
 
 
 def _array_kind(value: object) -> ArrayKind | str:
-    if isinstance(value, Array) and value.dtype:
+    if isinstance(value, PickledArray) and value.dtype:
         return ArrayKind(value.dtype, value.shape, value.fortran)
     return kind_of(value)
 
 
-def _payloads(arrays: list[Array], kind: ArrayKind | str) -> UInt8Array | None:
+def _payloads(arrays: list[PickledArray], kind: ArrayKind | str) -> UInt8Array | None:
     if isinstance(kind, str):
         return None
     if len(arrays[0].payload) > _MOST_PAYLOAD:
@@ -193,5 +201,5 @@ def _payloads(arrays: list[Array], kind: ArrayKind | str) -> UInt8Array | None:
     return np.frombuffer(joined, np.uint8).reshape(len(arrays), len(arrays[0].payload))
 
 
-def _objects(values: list[Any]) -> Coded:
-    return Coded(np.arange(len(values)), values)
+def _objects(values: list[Any]) -> CodedColumn:
+    return CodedColumn(np.arange(len(values)), values)

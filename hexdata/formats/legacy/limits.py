@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from hexdata.formats.gunzip import GunzipLimits
 
-__all__ = ["DEFAULT_LIMITS", "Limits"]
+__all__ = ["DEFAULT_LIMITS", "LegacyLimits"]
 
 
 @dataclass(frozen=True)
-class Limits(GunzipLimits):
+class LegacyLimits(GunzipLimits):
     """Limits for one legacy file.
 
     They are far above the needs of real files and far below what would exhaust the machine. A file that
@@ -74,4 +74,4 @@ class Limits(GunzipLimits):
         )
 
 
-DEFAULT_LIMITS = Limits()
+DEFAULT_LIMITS = LegacyLimits()

@@ -17,14 +17,14 @@ import numpy as np
 import numpy.typing as npt
 
 from hexdata.errors import FormatError
-from hexdata.formats.legacy.allowlist import Dtype, EnumValue, Name, Scalar
-from hexdata.formats.legacy.limits import Limits
+from hexdata.formats.legacy.allowlist import AllowedGlobal, EnumValue, PickledDtype, PickledScalar
+from hexdata.formats.legacy.limits import LegacyLimits
 
-__all__ = ["ENTRY_COST", "Memo", "PendingPairs", "is_kept", "is_pair", "mixed_numbers"]
+__all__ = ["ENTRY_COST", "Memo", "PendingPairs", "is_kept", "is_pair", "mixed_numbers_error"]
 
 Int64Array = npt.NDArray[np.int64]
 
-_SMALL: Final = frozenset([str, EnumValue, Dtype, Name])
+_KEPT_TYPES: Final = frozenset([str, EnumValue, PickledDtype, AllowedGlobal])
 """Types of objects that are kept after their example. Arrays, dicts and tuples are dropped, except pairs of
 integers: all positions of a game may share the tuple of its id."""
 
@@ -32,11 +32,13 @@ ENTRY_COST: Final = 150
 """Approximate size in memory of a kept object without its characters, in bytes."""
 
 _NEW_PAIRS: Final = 1 << 18
-"""Maximum number of pairs kept as Python objects between two calls of ``settle``. Above it, the oldest half
+"""Maximum number of pairs kept as Python objects between two calls of ``compact``. Above it, the oldest half
 is dropped."""
-_PAIRS: Final = 1 << 21
-"""Number of settled pairs that are kept, 24 bytes each. Above it, the oldest block of pairs is dropped."""
-_PLAIN: Final = frozenset([str, bytes, int, float, bool, type(None), EnumValue, Scalar, Dtype, Name])
+_MAX_STORED_PAIRS: Final = 1 << 21
+"""Number of pairs kept as arrays, 24 bytes each. Above it, the oldest block of pairs is dropped."""
+_PLAIN: Final = frozenset(
+    [str, bytes, int, float, bool, type(None), EnumValue, PickledScalar, PickledDtype, AllowedGlobal]
+)
 """Types of values that later opcodes cannot change."""
 
 
@@ -46,7 +48,7 @@ def is_kept(value: object) -> bool:
     That includes ``b"b"``, an argument of NumPy in every array.
     """
     kind = type(value)
-    return kind in _SMALL or (kind is bytes and value == b"b")
+    return kind in _KEPT_TYPES or (kind is bytes and value == b"b")
 
 
 def is_pair(value: object) -> bool:
@@ -75,14 +77,14 @@ class Memo:
         limits: Limits of the file.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: LegacyLimits) -> None:
         self._limits = limits
         self.next = 0
         """Number of the next object."""
-        self.lasting: dict[int, object] = {}
+        self.permanent: dict[int, object] = {}
         self.current: dict[int, object] = {}
-        self.into = self.lasting
-        """The dict for new objects: ``lasting``, or ``current`` after the start of the examples."""
+        self.into = self.permanent
+        """The dict for new objects: ``permanent``, or ``current`` after the start of the examples."""
         self.skipped = 0
         """Count of unused numbers below ``next``. A pickle with explicit numbers may have gaps."""
         self.pending: PendingPairs | None = None
@@ -94,9 +96,9 @@ class Memo:
         self.header: dict[int, object] = {}
         """Mutable objects from before the examples. Only objects after the examples may refer to them."""
         self._pairs: dict[int, tuple[int, int]] = {}
-        self._more_pairs: list[tuple[Int64Array, Int64Array]] = []
-        self._settled: deque[tuple[Int64Array, Int64Array]] = deque()
-        self._settled_pairs = 0
+        self._run_pairs: list[tuple[Int64Array, Int64Array]] = []
+        self._pair_blocks: deque[tuple[Int64Array, Int64Array]] = deque()
+        self._stored_pairs = 0
 
     def branch(self, first: int) -> Memo:
         """Return a memo for reading one example again.
@@ -122,10 +124,10 @@ class Memo:
                 objects have implicit numbers.
         """
         if not self.explicit and self.next:
-            raise mixed_numbers()
+            raise mixed_numbers_error()
         self.explicit = True
         if index < self.next:
-            raise FormatError("a memo number is given twice", code="corrupt-pickle", found=index)
+            raise FormatError("a memo number is used twice", code="corrupt-pickle", found=index)
         self.skipped += index - self.next
         self.next = index
         self.put(value)
@@ -137,28 +139,28 @@ class Memo:
             FormatError: "corrupt-pickle", if no object has the number yet; "shared-payload", if the object
                 was dropped.
         """
-        if index in self.lasting:
-            return self.lasting[index]
+        if index in self.permanent:
+            return self.permanent[index]
         if index in self.current:
             return self.current[index]
         if index in self._kept:
-            value = self.lasting[index] = self._kept.pop(index)
+            value = self.permanent[index] = self._kept.pop(index)
             self._kept_cost -= _cost(value)
             self._referred_cost += _cost(value)
             return value
-        pair = self._pairs.get(index) or self._settled_pair(index)
+        pair = self._pairs.get(index) or self._find_pair(index)
         if pair is None and self.pending is not None:
             pair = self.pending.pair(index)
         if pair is not None:
             return pair
         if index >= self.next:
-            raise _not_there(index)
+            raise _undefined_error(index)
         raise FormatError(
-            "an example refers to a part of another one, which is not kept",
+            "an example shares an object with another example, which hexdata does not support",
             code="shared-payload",
             found=f"memo number {index}",
-            expected="examples that share nothing but texts, enum members, dtypes and pairs of integers",
-            hint="Write the pickle again from copies: copy.deepcopy each example on its own.",
+            expected="examples that share only texts, enum members, dtypes and pairs of integers",
+            hint="Write the pickle again with a separate copy.deepcopy of each example.",
         )
 
     def begin_examples(self) -> None:
@@ -166,11 +168,11 @@ class Memo:
 
         An example that shared such an object could change after it was returned.
         """
-        for index in [index for index, value in self.lasting.items() if not _is_settled(value)]:
-            self.header[index] = self.lasting.pop(index)
+        for index in [index for index, value in self.permanent.items() if not _is_immutable(value)]:
+            self.header[index] = self.permanent.pop(index)
         self.into = self.current
 
-    def forget(self, value: object) -> None:
+    def drop(self, value: object) -> None:
         """Drop one of the last four objects if it is ``value``: a text that was converted to bytes."""
         for index in [*islice(reversed(self.current), 4)]:
             if self.current[index] is value:
@@ -186,12 +188,12 @@ class Memo:
                 self._pairs[index] = value  # type: ignore[assignment]  # is_pair says so
         self.current.clear()
         if self._kept_cost > 2 * self._limits.memo_bytes:
-            self._forget_oldest()
+            self._drop_oldest()
         if len(self._pairs) > _NEW_PAIRS:
             for index in [*islice(self._pairs, _NEW_PAIRS // 2)]:
                 del self._pairs[index]
 
-    def _forget_oldest(self) -> None:
+    def _drop_oldest(self) -> None:
         """Drop small objects that were never referred to, oldest first, down to the limit."""
         for index in [*self._kept]:
             if self._kept_cost <= self._limits.memo_bytes:
@@ -205,24 +207,24 @@ class Memo:
             indices: Memo numbers, int64 (m,).
             values: The two integers of each pair, int64 (m, 2).
         """
-        self._more_pairs.append((indices, values))
+        self._run_pairs.append((indices, values))
 
-    def settle(self) -> None:
-        """Sort the pairs added since the last call and drop the oldest objects. Called between blocks."""
+    def compact(self) -> None:
+        """Move new pairs to arrays and drop the oldest objects. Called between blocks."""
         if self._pairs:
             numbers = np.fromiter(self._pairs, np.int64, len(self._pairs))
             self.put_pairs(numbers, np.array([*self._pairs.values()], np.int64))
             self._pairs.clear()
-        if self._more_pairs:
-            indices, values = (np.concatenate(parts) for parts in zip(*self._more_pairs, strict=True))
+        if self._run_pairs:
+            indices, values = (np.concatenate(parts) for parts in zip(*self._run_pairs, strict=True))
             order = np.argsort(indices)
-            self._settled.append((indices[order], values[order]))
-            self._settled_pairs += len(order)
-            self._more_pairs.clear()
-        while self._settled_pairs > _PAIRS and len(self._settled) > 1:
-            self._settled_pairs -= len(self._settled.popleft()[0])
+            self._pair_blocks.append((indices[order], values[order]))
+            self._stored_pairs += len(order)
+            self._run_pairs.clear()
+        while self._stored_pairs > _MAX_STORED_PAIRS and len(self._pair_blocks) > 1:
+            self._stored_pairs -= len(self._pair_blocks.popleft()[0])
         if self._kept_cost > self._limits.memo_bytes:
-            self._forget_oldest()
+            self._drop_oldest()
 
     def check(self) -> None:
         """Check the number and size of the objects against the limits.
@@ -231,57 +233,61 @@ class Memo:
             FormatError: "limit-memo".
         """
         limits = self._limits
-        if len(self.lasting) + len(self.current) + len(self.header) > limits.memo:
+        if len(self.permanent) + len(self.current) + len(self.header) > limits.memo:
             raise FormatError(
-                "more objects to refer back to than the limit",
+                "more objects in the memo than the limit",
                 code="limit-memo",
                 expected=f"at most {limits.memo:,}",
             )
         if self._referred_cost > limits.memo_bytes:
             raise FormatError(
-                "larger objects to refer back to than the limit",
+                "larger objects in the memo than the limit",
                 code="limit-memo",
                 expected=f"at most {limits.memo_bytes:,} bytes",
             )
 
-    def _settled_pair(self, index: int) -> tuple[int, int] | None:
-        block = bisect_right(self._settled, index, key=lambda settled: int(settled[0][0])) - 1
+    def _find_pair(self, index: int) -> tuple[int, int] | None:
+        block = bisect_right(self._pair_blocks, index, key=lambda pairs: int(pairs[0][0])) - 1
         if block < 0:
             return None
-        indices, values = self._settled[block]
-        place = int(np.searchsorted(indices, index))
-        if place == len(indices) or indices[place] != index:
+        indices, values = self._pair_blocks[block]
+        row = int(np.searchsorted(indices, index))
+        if row == len(indices) or indices[row] != index:
             return None
-        return int(values[place, 0]), int(values[place, 1])
+        return int(values[row, 0]), int(values[row, 1])
 
 
 class _Branch(Memo):
-    """A memo for one example on top of another memo, which it only reads."""
+    """A memo for one example. It reads objects from the memo of the file but does not change it."""
 
-    def __init__(self, trunk: Memo, first: int) -> None:
-        super().__init__(trunk._limits)
-        self._trunk = trunk
+    def __init__(self, parent: Memo, first: int) -> None:
+        super().__init__(parent._limits)
+        self._parent = parent
         self._first = self.next = first
         self.into = self.current
 
     def get(self, index: int) -> object:
         if index in self.current:
             return self.current[index]
-        if index >= self._first:  # the trunk may already have later numbers
-            raise _not_there(index)
-        return self._trunk.get(index)
+        if index >= self._first:  # the parent may already have later numbers
+            raise _undefined_error(index)
+        return self._parent.get(index)
 
 
-def _not_there(index: int) -> FormatError:
-    return FormatError("refers to an object that is not there yet", code="corrupt-pickle", found=index)
+def _undefined_error(index: int) -> FormatError:
+    return FormatError(
+        "a reference to an object that is not defined yet",
+        code="corrupt-pickle",
+        found=f"memo number {index}",
+    )
 
 
-def mixed_numbers() -> FormatError:
+def mixed_numbers_error() -> FormatError:
     """Return the error for a pickle with both explicit and implicit memo numbers."""
-    return FormatError("memo numbers both named and counted", code="corrupt-pickle")
+    return FormatError("a mix of explicit and implicit memo numbers", code="corrupt-pickle")
 
 
-def _is_settled(value: object) -> bool:
+def _is_immutable(value: object) -> bool:
     """Return whether later opcodes cannot change a value."""
     return type(value) in _PLAIN or (type(value) is tuple and all(type(part) in _PLAIN for part in value))
 

@@ -1,4 +1,4 @@
-"""Table of the pickle opcodes and the methods of the pickle machine that handle them."""
+"""Table of the pickle opcodes and the methods of the unpickler that handle them."""
 
 from __future__ import annotations
 

@@ -17,12 +17,12 @@ from hexdata.errors import FormatError
 from hexdata.formats.gunzip import GunzipFile
 from hexdata.formats.legacy.allowlist import kind_of, shortened
 from hexdata.formats.legacy.dialect import Dialect, header_json, with_spellings
-from hexdata.formats.legacy.examples import Group, Layout, group_examples, layout_of
-from hexdata.formats.legacy.fastpath import FastPath, Run, take_apart
-from hexdata.formats.legacy.limits import DEFAULT_LIMITS, Limits
-from hexdata.formats.legacy.template import Skeleton
-from hexdata.formats.legacy.unpickler import Event, Examples, Machine, irregular
-from hexdata.formats.legacy.validate import Sheet
+from hexdata.formats.legacy.examples import ExampleGroup, ExampleLayout, group_examples, layout_of
+from hexdata.formats.legacy.fastpath import ExampleRun, FastPath, convert_runs
+from hexdata.formats.legacy.limits import DEFAULT_LIMITS, LegacyLimits
+from hexdata.formats.legacy.template import ExampleTemplate
+from hexdata.formats.legacy.unpickler import Event, ExamplesPlaceholder, Unpickler, irregular_error
+from hexdata.formats.legacy.validate import BlockValidator
 from hexdata.formats.source import BATCH_ROWS, SALVAGEABLE, RawBatch
 from hexdata.storage import AnyPath, as_path, open_binary
 
@@ -31,7 +31,7 @@ __all__ = ["LegacyReader"]
 _BLOCK: Final = 7168
 """Number of examples at which they are converted to columns: after eight batches of 1,000."""
 _BLOCK_WEIGHT: Final = 64 << 20
-"""Sum of ``Machine.batch_weight`` in bytes at which fewer examples are converted too. A block of 13 x 13
+"""Sum of ``Unpickler.batch_weight`` in bytes at which fewer examples are converted too. A block of 13 x 13
 boards has at most 55 MB."""
 
 
@@ -60,7 +60,7 @@ class LegacyReader:
         path: str | AnyPath,
         *,
         fast: bool = True,
-        limits: Limits = DEFAULT_LIMITS,
+        limits: LegacyLimits = DEFAULT_LIMITS,
         salvage: bool = False,
     ) -> None:
         self.path = as_path(path)
@@ -71,8 +71,8 @@ class LegacyReader:
         self.header: dict[str, object] = {}
         self._limits = limits
         self._file = GunzipFile(open_binary(self.path), limits, salvage=salvage)
-        self._machine = Machine(self._file, limits)
-        self._fast = FastPath(self._machine) if fast else None
+        self._unpickler = Unpickler(self._file, limits)
+        self._fast = FastPath(self._unpickler) if fast else None
         self._dialect = Dialect(limits)
         self._layouts: set[int] = set()
         self._records = 0
@@ -110,15 +110,15 @@ class LegacyReader:
         count = weight = 0
         while (event := self._next_event()) not in (Event.STOP, None):
             if event is Event.BATCH:
-                items = self._machine.items
+                items = self._unpickler.items
                 count += self._count(items)
                 pending += items
-                weight += self._machine.batch_weight
+                weight += self._unpickler.batch_weight
                 if count >= _BLOCK or weight >= _BLOCK_WEIGHT:
                     yield from self._convert(pending)
                     pending, count, weight = [], 0, 0
         if self.damage is not None:
-            pending += self._whole_examples()
+            pending += self._complete_examples()
         top = self._top_level()
         yield from self._convert(pending)
         self._finish(top)
@@ -126,7 +126,7 @@ class LegacyReader:
     def _next_event(self) -> Event | None:
         """Read up to the next event and return it; None at damage, if the file is opened for salvage."""
         try:
-            event = self._machine.run()
+            event = self._unpickler.run()
             if event is Event.BOUNDARY and self._fast is not None:
                 self._fast.advance()
         except FormatError as error:
@@ -138,26 +138,26 @@ class LegacyReader:
             return None
         return event
 
-    def _whole_examples(self) -> list[Any]:
+    def _complete_examples(self) -> list[Any]:
         """Return the complete examples of the batch in which the damage is."""
-        items = self._machine.unfinished()
-        if items and not _is_whole(self._limits, *items[-2:]):
+        items = self._unpickler.unfinished()
+        if items and not _is_complete(self._limits, *items[-2:]):
             items.pop()
         self._count(items)
         return items
 
     def _count(self, items: list[Any]) -> int:
-        """Return the number of examples in a batch, and reset the number of recognised examples.
+        """Return the number of examples in a batch, and reset the number of examples in runs.
 
         Raises:
             FormatError: "irregular-examples", if a run of examples is missing from the batch.
         """
-        machine = self._machine
-        runs = [item for item in items if isinstance(item, Run)]
-        if sum(run.count for run in runs) != machine.recognised:
-            raise irregular()
-        count = len(items) - len(runs) + machine.recognised
-        machine.recognised = 0
+        unpickler = self._unpickler
+        runs = [item for item in items if isinstance(item, ExampleRun)]
+        if sum(run.count for run in runs) != unpickler.examples_in_runs:
+            raise irregular_error()
+        count = len(items) - len(runs) + unpickler.examples_in_runs
+        unpickler.examples_in_runs = 0
         return count
 
     def _top_level(self) -> dict[Any, Any]:
@@ -166,89 +166,89 @@ class LegacyReader:
         Raises:
             FormatError: The pickle is not a dict with a list of examples.
         """
-        top = self._machine.result
+        top = self._unpickler.result
         if self.damage is not None and top is None:
             return {}
         if not isinstance(top, dict):
             raise FormatError(
                 "not a legacy file", found=f"{kind_of(top)} at the top level", expected="a dict of examples"
             )
-        if not isinstance(top.get("examples"), Examples):
+        if not isinstance(top.get("examples"), ExamplesPlaceholder):
             raise FormatError(
                 "not a legacy file of examples",
                 found=f"top-level keys {[shortened(key) for key in top if isinstance(key, str)][:10]}",
-                expected='"examples", a list written in its place',
+                expected='a list under "examples"',
             )
         return top
 
     def _finish(self, top: dict[Any, Any]) -> None:
         if "shuffling_stats" in top:
             self.format = "legacy-shuffled"
-        place = [*top, "examples"].index("examples")
+        keys_before = [*top, "examples"].index("examples")
         header = header_json(top, self._limits)
-        dialect = self._dialect.as_json() | ({"examples": place} if place else {})
+        dialect = self._dialect.as_json() | ({"examples": keys_before} if keys_before else {})
         self.header = header | {"dialect": dialect}
 
     def _convert(self, items: list[Any]) -> Iterator[RawBatch]:
         for block, count in _blocks(items):
             yield self._convert_block(block, count)
         if self._fast is not None:
-            self._fast.settle()
-        self._machine.memo.settle()
+            self._fast.clear()
+        self._unpickler.memo.compact()
 
     def _convert_block(self, items: list[Any], count: int) -> RawBatch:
-        sheet = Sheet(self._records, count, self.board_size, self._limits)
-        groups, singles = self._take_apart(items)
-        groups += group_examples(singles, sheet.reject, self._limits, self._layouts)
-        sheet.fill(groups)
+        validator = BlockValidator(self._records, count, self.board_size, self._limits)
+        groups, singles = self._convert_runs(items)
+        groups += group_examples(singles, validator.reject, self._limits, self._layouts)
+        validator.fill(groups)
         if self._records == 0 and groups:
-            first = min(groups, key=lambda group: int(group.places[0]))
+            first = min(groups, key=lambda group: int(group.indices[0]))
             self.format = "legacy-tuples" if first.layout.keys is None else "legacy-dicts"
-        batch, rejected = sheet.finish()
-        odd = self._dialect.add(groups, sheet.accepted)
-        if odd:
-            rows = np.cumsum(sheet.accepted) - 1
-            batch = with_spellings(batch, {int(rows[place]): odd[place] for place in odd})
+        batch, rejected = validator.finish()
+        different = self._dialect.add(groups, validator.accepted)
+        if different:
+            rows = np.cumsum(validator.accepted) - 1
+            batch = with_spellings(batch, {int(rows[index]): different[index] for index in different})
         self._records += count
-        self.board_size = sheet.board_size
+        self.board_size = validator.board_size
         return RawBatch(batch, rejected)
 
-    def _take_apart(self, items: list[Any]) -> tuple[list[Group], list[tuple[int, Any]]]:
+    def _convert_runs(self, items: list[Any]) -> tuple[list[ExampleGroup], list[tuple[int, Any]]]:
         """Convert the runs among ``items`` to groups.
 
         Returns:
             The groups, and the remaining examples with their index in the block.
         """
         singles: list[tuple[int, Any]] = []
-        runs: dict[Skeleton, list[tuple[int, Run]]] = {}
-        place = 0
+        runs: dict[ExampleTemplate, list[tuple[int, ExampleRun]]] = {}
+        index = 0
         for item in items:
-            if isinstance(item, Run):
-                runs.setdefault(item.skeleton, []).append((place, item))
+            if isinstance(item, ExampleRun):
+                runs.setdefault(item.template, []).append((index, item))
             else:
-                singles.append((place, item))
-            place += _size(item)
+                singles.append((index, item))
+            index += _size(item)
         groups = []
-        for placed in runs.values():
-            group, others = take_apart(placed, self._machine.memo, self._limits)
+        for indexed_runs in runs.values():
+            group, others = convert_runs(indexed_runs, self._unpickler.memo, self._limits)
             singles += others
-            if len(group.places):
+            if len(group.indices):
                 groups.append(group)
         singles.sort(key=itemgetter(0))
         return groups, singles
 
 
-def _is_whole(limits: Limits, *items: object) -> bool:
+def _is_complete(limits: LegacyLimits, *items: object) -> bool:
     """Return whether the last of these examples is complete: its layout is valid and has all earlier keys."""
     keys = [set(item) for item in items if isinstance(item, dict)]
-    return isinstance(items[-1], Run) or (
-        isinstance(layout_of(items[-1], limits), Layout) and all(keys[-1] >= before for before in keys)
+    return isinstance(items[-1], ExampleRun) or (
+        isinstance(layout_of(items[-1], limits), ExampleLayout) and all(keys[-1] >= before for before in keys)
     )
 
 
 def _size(item: object) -> int:
-    """Return the number of examples that an object on the stack of the machine represents."""
-    return item.count if isinstance(item, Run) else 1
+    """Return the number of examples that an object on the stack of the unpickler represents."""
+    return item.count if isinstance(item, ExampleRun) else 1
 
 
 def _blocks(items: list[Any]) -> Iterator[tuple[list[Any], int]]:
@@ -258,15 +258,15 @@ def _blocks(items: list[Any]) -> Iterator[tuple[list[Any], int]]:
         The items of each block, and the number of examples in it.
     """
     block: list[Any] = []
-    room = BATCH_ROWS
+    free = BATCH_ROWS
     for item in items:
-        while (size := _size(item)) > room:
-            if room:
-                head, item = item.split(room)
+        while (size := _size(item)) > free:
+            if free:
+                head, item = item.split(free)
                 block.append(head)
             yield block, BATCH_ROWS
-            block, room = [], BATCH_ROWS
+            block, free = [], BATCH_ROWS
         block.append(item)
-        room -= size
+        free -= size
     if block:
-        yield block, BATCH_ROWS - room
+        yield block, BATCH_ROWS - free

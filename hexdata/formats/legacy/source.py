@@ -22,7 +22,7 @@ def looks_like_pickle(head: bytes) -> bool:
 
 
 class ByteSource(Protocol):
-    """Source of bytes for the pickle machine."""
+    """Source of bytes for the unpickler."""
 
     def read(self, size: int) -> bytes:
         """Return at most ``size`` more bytes, none at the end."""

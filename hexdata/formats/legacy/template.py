@@ -1,6 +1,6 @@
-"""Skeletons: the opcodes that a pickler repeats for every example, learned from one example of a file.
+"""Templates: the opcodes that a pickler repeats for every example, learned from one example of a file.
 
-A tracer runs the example through the pickle machine and records the location of each value. The bytes that
+A tracer runs the example through the unpickler and records the location of each value. The bytes that
 may differ in other examples become holes: payloads of arrays, numbers, and references to the memo. All other
 bytes must be identical.
 """
@@ -14,48 +14,48 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from hexdata.errors import FormatError
-from hexdata.formats.legacy.allowlist import Dtype, EnumValue, Name
-from hexdata.formats.legacy.examples import ArrayKind, Layout, layout_of
-from hexdata.formats.legacy.limits import Limits
+from hexdata.formats.legacy.allowlist import AllowedGlobal, EnumValue, PickledDtype
+from hexdata.formats.legacy.examples import ArrayKind, ExampleLayout, layout_of
+from hexdata.formats.legacy.limits import LegacyLimits
 from hexdata.formats.legacy.memo import Memo, is_kept, is_pair
-from hexdata.formats.legacy.unpickler import Machine
+from hexdata.formats.legacy.unpickler import Unpickler
 
-__all__ = ["Reference", "Skeleton", "TracedFloat", "TracedInt", "TracedText", "is_traced_pair"]
+__all__ = ["ExampleTemplate", "Reference", "TracedFloat", "TracedInt", "TracedText", "is_traced_pair"]
 __all__ += ["learn", "read_example"]
 
 
-# Values with the location of their bytes. They behave as plain values, so the machine needs no changes.
+# Values with the location of their bytes. They behave as plain values, so the unpickler needs no changes.
 
 
 class TracedInt(int):
-    """An integer, with the location ``at`` of its bytes in the example."""
+    """An integer, with the location ``span`` of its bytes in the example."""
 
-    at: slice
+    span: slice
 
 
 class TracedFloat(float):
-    """A float, with the location ``at`` of its bytes in the example."""
+    """A float, with the location ``span`` of its bytes in the example."""
 
-    at: slice
+    span: slice
 
 
 class _TracedBytes(bytes):
-    at: slice
+    span: slice
 
 
 class TracedText(str):
-    """A text from a reference, with the index ``place`` of the reference in ``Skeleton.references``."""
+    """A text from a reference, with the index ``slot`` of the reference in ``ExampleTemplate.references``."""
 
-    place: int
+    slot: int
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
     """A memo number in an example. In a traced example it also replaces an object that is not text."""
 
-    place: int
-    """Index in ``Skeleton.references``."""
-    at: slice
+    slot: int
+    """Index in ``ExampleTemplate.references``."""
+    span: slice
     """Location of the bytes of the number."""
     value: Any
     """The object it referred to in the example that was learned."""
@@ -67,7 +67,7 @@ def is_traced_pair(value: object) -> bool:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Skeleton:
+class ExampleTemplate:
     """The opcodes of one example, with holes. All matching examples have the same length and layout."""
 
     pattern: re.Pattern[bytes]
@@ -80,7 +80,7 @@ class Skeleton:
     """Number of objects in the example that get a memo number."""
     payload: int
     """Bytes of the arrays in the example."""
-    layout: Layout
+    layout: ExampleLayout
     board: slice
     """Location of the payload of the board in an example."""
     policy: slice | None
@@ -88,15 +88,15 @@ class Skeleton:
     fields: dict[str, Any]
     """The traced "value", "player_to_move" and "metadata" of the example that was learned."""
     references: tuple[Reference, ...]
-    claimed: frozenset[int]
+    field_references: frozenset[int]
     """Indices of the references that are values of fields and may be any object. All others must refer to the
     same value as in the example that was learned."""
     pairs: tuple[tuple[int, Any], ...]
     """Pairs of integers with a memo number: (number relative to the first of the example, traced pair)."""
 
 
-def learn(raw: bytes, memo: Memo, limits: Limits) -> Skeleton | None:
-    """Return the skeleton of one example; None if later examples cannot have the same opcodes.
+def learn(raw: bytes, memo: Memo, limits: LegacyLimits) -> ExampleTemplate | None:
+    """Return the template of one example; None if later examples cannot have the same opcodes.
 
     Args:
         raw: All opcodes of the example.
@@ -105,13 +105,13 @@ def learn(raw: bytes, memo: Memo, limits: Limits) -> Skeleton | None:
     """
     tracer = _Tracer(raw, memo, limits)
     try:
-        return _skeleton(tracer, tracer.example())
+        return _template(tracer, tracer.example())
     except (_IrregularError, FormatError, IndexError):
         # FormatError: a traced reference cannot replace its object. IndexError: raw is not self-contained.
         return None
 
 
-def read_example(raw: bytes, memo: Memo, limits: Limits) -> Any:
+def read_example(raw: bytes, memo: Memo, limits: LegacyLimits) -> Any:
     """Read one example opcode by opcode and return it.
 
     Args:
@@ -125,10 +125,10 @@ def read_example(raw: bytes, memo: Memo, limits: Limits) -> Any:
     return _OneExample(raw, memo, limits).example()
 
 
-class _OneExample(Machine):
+class _OneExample(Unpickler):
     """Reads one example from its bytes, with a branch of the memo of the file."""
 
-    def __init__(self, raw: bytes, memo: Memo, limits: Limits) -> None:
+    def __init__(self, raw: bytes, memo: Memo, limits: LegacyLimits) -> None:
         super().__init__(io.BytesIO(), limits, memo)
         self.buf = raw
 
@@ -155,13 +155,13 @@ _TRACED: Final = frozenset(b"KMJGCB\x8e\x96")
 """Opcodes of numbers and bytes."""
 _REFERRING: Final = frozenset(b"hj")
 _REGULAR: Final = _TRACED | _REFERRING | frozenset(b"(N\x88\x89)t\x85\x86\x87}su\x94RbX\x8cc\x93")
-"""Opcodes allowed in a skeleton. Texts and globals written in full must be identical in all examples."""
+"""Opcodes allowed in a template. Texts and globals written in full must be identical in all examples."""
 
 
 class _Tracer(_OneExample):
     """Reads one example and records the location of its values."""
 
-    def __init__(self, raw: bytes, memo: Memo, limits: Limits) -> None:
+    def __init__(self, raw: bytes, memo: Memo, limits: LegacyLimits) -> None:
         super().__init__(raw, memo, limits)
         self.first = memo.next
         self.references: list[Reference] = []
@@ -179,37 +179,37 @@ class _Tracer(_OneExample):
         elif opcode in _TRACED:
             self.stack[-1] = _traced(self.stack[-1], slice(start + 1, self.pos))
 
-    def _reference(self, value: Any, at: slice) -> Any:
+    def _reference(self, value: Any, span: slice) -> Any:
         """Record a reference, and return the traced value that replaces its object on the stack."""
-        if int.from_bytes(self.buf[at], "little") >= self.first:
+        if int.from_bytes(self.buf[span], "little") >= self.first:
             raise _IrregularError  # refers to the example itself: the number differs in the next one
-        reference = Reference(len(self.references), at, value)
+        reference = Reference(len(self.references), span, value)
         self.references.append(reference)
         if isinstance(value, str):  # may be a key, so it must remain a text
             text = TracedText(value)
-            text.place = reference.place
+            text.slot = reference.slot
             return text
         if isinstance(value, EnumValue) or is_pair(value):
             return reference
-        if isinstance(value, (Name, Dtype)) or value == b"b":
+        if isinstance(value, (AllowedGlobal, PickledDtype)) or value == b"b":
             return value
         raise _IrregularError
 
 
-def _traced(value: Any, at: slice) -> Any:
+def _traced(value: Any, span: slice) -> Any:
     traced: Any
     if isinstance(value, bytes):
         traced = _TracedBytes(value)
-        at = slice(at.stop - len(value), at.stop)
+        span = slice(span.stop - len(value), span.stop)
     else:
         traced = TracedFloat(value) if isinstance(value, float) else TracedInt(value)
-    traced.at = at
+    traced.span = span
     return traced
 
 
-def _skeleton(tracer: _Tracer, example: Any) -> Skeleton:
+def _template(tracer: _Tracer, example: Any) -> ExampleTemplate:
     layout = layout_of(example, tracer.limits)
-    if not isinstance(layout, Layout) or len(tracer.stack) > 1 or tracer.marks:
+    if not isinstance(layout, ExampleLayout) or len(tracer.stack) > 1 or tracer.marks:
         raise _IrregularError
     if layout.keys is None:
         board, policy, fields = example[0], example[1], {"value": example[2]}
@@ -221,27 +221,27 @@ def _skeleton(tracer: _Tracer, example: Any) -> Skeleton:
         raise _IrregularError
     memoized = sorted(tracer.memo.current.items())
     if any(is_kept(item) for _, item in memoized):
-        raise _IrregularError  # later examples may refer to it; only the machine adds it to the memo
+        raise _IrregularError  # later examples may refer to it; only the unpickler adds it to the memo
     leaves = [*_leaves(fields)]
     if any(isinstance(leaf, _TracedBytes) for leaf in leaves):
         raise _IrregularError  # no field has bytes, and a traced value may be a bytearray
-    holes = [reference.at for reference in tracer.references]
-    holes += [array.payload.at for array in arrays]
-    holes += [leaf.at for leaf in leaves if isinstance(leaf, (TracedInt, TracedFloat))]
+    holes = [reference.span for reference in tracer.references]
+    holes += [array.payload.span for array in arrays]
+    holes += [leaf.span for leaf in leaves if isinstance(leaf, (TracedInt, TracedFloat))]
     if len(tracer.buf) - sum(hole.stop - hole.start for hole in holes) > _LONGEST_PATTERN:
         raise _IrregularError
-    return Skeleton(
+    return ExampleTemplate(
         pattern=_pattern(tracer.buf, holes),
         length=len(tracer.buf),
         starts=frozenset(tracer.starts),
         memoized=tracer.memo.next - tracer.first,
         payload=sum(len(array.payload) for array in arrays),
         layout=_untraced(layout),
-        board=board.payload.at,
-        policy=None if policy is None else policy.payload.at,
+        board=board.payload.span,
+        policy=None if policy is None else policy.payload.span,
         fields=fields,
         references=tuple(tracer.references),
-        claimed=frozenset(leaf.place for leaf in leaves if isinstance(leaf, (TracedText, Reference))),
+        field_references=frozenset(leaf.slot for leaf in leaves if isinstance(leaf, (TracedText, Reference))),
         pairs=tuple((index - tracer.first, item) for index, item in memoized if is_pair(item)),
     )
 
@@ -257,7 +257,7 @@ def _leaves(value: Any) -> Iterator[Any]:
         yield value
 
 
-def _untraced(layout: Layout) -> Layout:
+def _untraced(layout: ExampleLayout) -> ExampleLayout:
     """Return the same layout with plain texts and integers instead of traced ones."""
 
     def keys(traced: tuple[str, ...] | None) -> tuple[str, ...] | None:
@@ -266,7 +266,9 @@ def _untraced(layout: Layout) -> Layout:
     def kind(traced: ArrayKind | str) -> ArrayKind | str:
         return traced if isinstance(traced, str) else replace(traced, shape=tuple(map(int, traced.shape)))
 
-    return Layout(keys(layout.keys), keys(layout.metadata_keys), kind(layout.board), kind(layout.policy))
+    return ExampleLayout(
+        keys(layout.keys), keys(layout.metadata_keys), kind(layout.board), kind(layout.policy)
+    )
 
 
 def _pattern(raw: bytes, holes: list[slice]) -> re.Pattern[bytes]:

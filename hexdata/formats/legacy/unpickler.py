@@ -1,7 +1,7 @@
 """A pickle interpreter that runs no code.
 
-The machine reads opcodes and builds plain values and stand-ins. It returns the items of the list ``examples``
-in batches, while the list is being built. Nothing that the pickle names is imported or called.
+The unpickler reads opcodes and builds plain values and placeholders. It returns the items of the list
+``examples`` in batches, while the list is being built. Nothing that the pickle names is imported or called.
 
 Opcodes are those of Python's ``pickletools``, protocols 0 to 5; opcodes without a handler in
 ``opcodes.HANDLERS`` are refused. No handler is recursive.
@@ -18,14 +18,14 @@ from sys import getsizeof
 from typing import Any, Final
 
 from hexdata.errors import FormatError, UnsafePickleError
-from hexdata.formats.legacy.allowlist import ByteArray, build, call, find_name, kind_of
-from hexdata.formats.legacy.buffer import Window
-from hexdata.formats.legacy.limits import Limits
-from hexdata.formats.legacy.memo import ENTRY_COST, Memo, mixed_numbers
+from hexdata.formats.legacy.allowlist import NOT_RUN, ByteArray, build, call, find_global, kind_of
+from hexdata.formats.legacy.buffer import ReadBuffer
+from hexdata.formats.legacy.limits import LegacyLimits
+from hexdata.formats.legacy.memo import ENTRY_COST, Memo, mixed_numbers_error
 from hexdata.formats.legacy.opcodes import HANDLERS
 from hexdata.formats.legacy.source import ByteSource
 
-__all__ = ["FRAME_BYTES", "Event", "Examples", "Machine", "irregular"]
+__all__ = ["FRAME_BYTES", "Event", "ExamplesPlaceholder", "Unpickler", "irregular_error"]
 
 FRAME_BYTES: Final = 9
 """Bytes of a FRAME opcode, including its length argument."""
@@ -38,7 +38,7 @@ _DECIMAL: Final = re.compile(rb"-?(0|[1-9][0-9]*)")
 _FLOAT_LINE: Final = re.compile(rb"-?([0-9]+(\.[0-9]*)?(e[-+]?[0-9]+)?|inf|nan)")
 """Floats of protocol 0 as picklers write them. Python accepts other notations too; they are refused here."""
 _CONTAINER: Final = 96
-"""Minimum size in memory of a list, dict, tuple or stand-in, in bytes."""
+"""Minimum size in memory of a list, dict, tuple or placeholder, in bytes."""
 
 
 _OPCODE_WEIGHT: Final = 16
@@ -46,24 +46,24 @@ _OPCODE_WEIGHT: Final = 16
 
 
 class Event(Enum):
-    """Reason for which the machine paused."""
+    """Reason for which the unpickler paused."""
 
     BOUNDARY = "between two examples of a batch"
     BATCH = "examples were appended: `items` has them"
     STOP = "the pickle ended: `result` has it"
 
 
-class Examples:
+class ExamplesPlaceholder:
     """Placeholder on the stack: for the list of examples, or for a run of examples."""
 
 
-def irregular() -> FormatError:
+def irregular_error() -> FormatError:
     """Return the error for an unsupported use of a run of examples, or of the list of examples."""
     hint = "Read the file with fast=False."
-    return FormatError("examples that take other examples apart", code="irregular-examples", hint=hint)
+    return FormatError("examples nested in each other", code="irregular-examples", hint=hint)
 
 
-class Machine(Window):
+class Unpickler(ReadBuffer):
     """Reads one pickle from a source, and pauses at each :class:`Event`.
 
     ``anchor`` is the index in ``buf`` at which the current example began, -1 if there is none. The fast path
@@ -79,7 +79,7 @@ class Machine(Window):
         result: The object in the pickle, after ``Event.STOP``.
     """
 
-    def __init__(self, source: ByteSource, limits: Limits, memo: Memo | None = None) -> None:
+    def __init__(self, source: ByteSource, limits: LegacyLimits, memo: Memo | None = None) -> None:
         super().__init__(source, limits)
         self.memo = memo or Memo(limits)
         self.stack: list[Any] = []
@@ -94,14 +94,14 @@ class Machine(Window):
         """Bytes of memory of containers since the last batch, and of texts that are not ASCII."""
         self.batch_weight = 0
         """Approximate size in memory of the last batch, in bytes."""
-        self.recognised = 0
+        self.examples_in_runs = 0
         """Number of examples in runs since the last batch. Each run is a single object on the stack."""
         self.example_memo = 0
         """Memo number of the first object of the current example."""
         self._fence = 0  # height of the stack at the last open mark; handlers use only objects above it
         self._held_from = 0
         self._numbers_before = 0  # number of memo entries when the last batch ended
-        self._examples: Examples | None = None
+        self._examples: ExamplesPlaceholder | None = None
         self._examples_done = False
         self._batch_marks = -1  # number of open marks between two examples of a batch
         self._batch_height = -1  # height of the stack once the current example is complete
@@ -122,7 +122,7 @@ class Machine(Window):
         try:
             self.begin_example()
             while True:
-                while self.pos >= self._safe and self._go_on():
+                while self.pos >= self._safe and self._refill():
                     pass
                 opcode = self.buf[self.pos]
                 self.pos += 1
@@ -134,19 +134,19 @@ class Machine(Window):
         except IndexError:
             if self.pos >= len(self.buf):
                 raise self.truncated() from None
-            raise self.corrupt("takes more from the stack than is there") from None
+            raise self.corrupt("an opcode needs more objects than are on the stack") from None
 
     def more(self) -> bool:
         """Append the next piece of the source to ``buf``; return False at the end of the source.
 
         Raises:
-            FormatError: As for :meth:`Window.more`.
+            FormatError: As for :meth:`ReadBuffer.more`.
         """
         more = super().more()
         self._stop_at_frame_end()
         return more
 
-    def _go_on(self) -> bool:
+    def _refill(self) -> bool:
         """Close a frame that ends here, or read the next piece; return False at the end of the source."""
         if self.frame_end < 0 or self.offset < self.frame_end:
             return self.more()
@@ -179,12 +179,12 @@ class Machine(Window):
             FormatError: "limit-stack", "limit-held", "limit-items" or "limit-memo".
         """
         limits = self.limits
-        if max(len(self.stack) + self.recognised, len(self.marks)) > limits.stack:
-            raise self.past("limit-stack", "more objects on the stack than the limit", limits.stack)
+        if max(len(self.stack) + self.examples_in_runs, len(self.marks)) > limits.stack:
+            raise self.limit_exceeded("limit-stack", "too many objects on the stack", limits.stack)
         if self.payload + self.overhead + self._memo_cost() > limits.held_bytes:
-            raise self.past("limit-held", "too many bytes before the next batch", limits.held_bytes)
+            raise self.limit_exceeded("limit-held", "too many bytes before the next batch", limits.held_bytes)
         if self.offset - self._held_from - self.payload > limits.items:
-            raise self.past("limit-items", "too many objects before the next batch", limits.items)
+            raise self.limit_exceeded("limit-items", "too many objects before the next batch", limits.items)
         self.memo.check()
 
     def _memo_cost(self) -> int:
@@ -214,10 +214,10 @@ class Machine(Window):
             return False
         if stack[-1] == "games":
             raise FormatError(
-                "a self-play file of games (moves, policies, values, final_trmph), not of examples",
+                "a self-play file of games (moves, policies, values, final_trmph) instead of examples",
                 found='top-level key "games"',
                 expected='"examples"',
-                hint="hexdata does not read this layout; write its games as .trmph lines.",
+                hint="hexdata does not read this layout. Write its games as .trmph lines.",
             )
         return bool(stack[-1] == "examples" and self._examples is None)
 
@@ -236,9 +236,9 @@ class Machine(Window):
         self._event = Event.BOUNDARY
         return True
 
-    def _hand_out(self, items: list[Any]) -> bool:
+    def _emit_batch(self, items: list[Any]) -> bool:
         if self._examples_done:
-            raise irregular()
+            raise irregular_error()
         self.items = items
         self.memo.end_example()
         self._batch_marks = -1
@@ -255,21 +255,21 @@ class Machine(Window):
         in_batch = 0 < self._batch_marks <= len(self.marks)
         return self.stack[self.marks[self._batch_marks - 1] : self._batch_height] if in_batch else []
 
-    # Handlers of opcodes, as named in opcodes.HANDLERS. The machine pauses if one returns True.
+    # Handlers of opcodes, as named in opcodes.HANDLERS. The unpickler pauses if one returns True.
 
     def _refuse(self, name: str | None = None) -> None:
         if name is None:
             raise self.corrupt("an unknown opcode", f"{self.buf[self.pos - 1]:#04x}")
         raise UnsafePickleError(
-            "asks for an operation that is not on the list of allowed ones",
+            "uses a pickle operation that is not allowed",
             code="unsafe-opcode",
             found=name,
-            hint="Nothing of it was run. Do not load this file with pickle.load.",
+            hint=NOT_RUN,
         )
 
     def _inst(self) -> None:
-        asked = self.line(_LINE) + b"." + self.line(_LINE)
-        self._refuse(f"INST of {asked.decode('utf-8', 'replace')}")
+        name = self.line(_LINE) + b"." + self.line(_LINE)
+        self._refuse(f"INST of {name.decode('utf-8', 'replace')}")
 
     def _proto(self) -> None:
         protocol = self.uint(1)
@@ -285,14 +285,14 @@ class Machine(Window):
 
     def _stop(self) -> bool:
         if len(self.stack) != 1 or self.marks:
-            raise self.corrupt("ends with objects left over")
+            raise self.corrupt("the pickle ends with more than one object on the stack")
         self.result = self.stack.pop()
         if not self.at_end():
             raise FormatError(
                 "more data after the end of the pickle",
                 code="trailing-data",
                 record=f"byte {self.offset}",
-                hint="hexdata reads one pickle a file: split it, so that nothing is dropped unseen.",
+                hint="hexdata reads one pickle per file. Split the file so that no data is lost.",
             )
         if self.frame_end >= 0:
             self.leave_frame(self.offset)
@@ -302,7 +302,7 @@ class Machine(Window):
     def _need(self, count: int) -> None:
         """Raise if fewer than ``count`` objects are on the stack above the last mark."""
         if len(self.stack) - count < self._fence:
-            raise self.corrupt("takes more from the stack than is there")
+            raise self.corrupt("an opcode needs more objects than are on the stack")
 
     def _mark(self) -> bool:
         self._fence = len(self.stack)
@@ -338,7 +338,9 @@ class Machine(Window):
         """Read an integer of ``width`` bytes, the length of the next argument; check and return it."""
         size = self.uint(width)
         if size > limit:
-            raise self.past(f"limit-{what}", f"longer than the limit for one {what}", limit, size)
+            raise self.limit_exceeded(
+                f"limit-{what}", f"the size of one {what} exceeds the limit", limit, size
+            )
         return size
 
     def _long(self, width: int) -> None:
@@ -357,7 +359,9 @@ class Machine(Window):
 
     def _decimal(self, line: bytes) -> None:
         if len(line) > 2 * self.limits.integer_bytes:
-            raise self.past("limit-integer", "longer than the limit", self.limits.integer_bytes)
+            raise self.limit_exceeded(
+                "limit-integer", "the size of one integer exceeds the limit", self.limits.integer_bytes
+            )
         self._number(line, _DECIMAL, int)
 
     def _float_line(self) -> None:
@@ -365,7 +369,7 @@ class Machine(Window):
 
     def _number(self, line: bytes, form: re.Pattern[bytes], read: Callable[[bytes], float]) -> None:
         if form.fullmatch(line) is None:
-            raise self.corrupt("not a number as writers spell it", line[:20])
+            raise self.corrupt("a number in an unknown notation", line[:20])
         self.stack.append(read(line))
 
     def _binfloat(self) -> None:
@@ -400,7 +404,7 @@ class Machine(Window):
     def _empty_list(self) -> None:
         self.overhead += _CONTAINER
         if self._opens_examples():
-            self._examples = Examples()
+            self._examples = ExamplesPlaceholder()
             self.memo.begin_examples()
             self.stack.append(self._examples)
         else:
@@ -422,9 +426,9 @@ class Machine(Window):
         self._need(1)
         target = self.stack[-1]
         if target is self._examples:
-            return self._hand_out(items)
+            return self._emit_batch(items)
         if not isinstance(target, list):
-            raise self.corrupt("appends to something that is no list", kind_of(target))
+            raise self.corrupt("appends to an object that is not a list", kind_of(target))
         target.extend(items)
         return False
 
@@ -450,14 +454,14 @@ class Machine(Window):
     def _set(self, items: list[Any]) -> None:
         self._need(1)
         target = self.stack[-1]
-        if isinstance(target, Examples):
-            raise irregular()
+        if isinstance(target, ExamplesPlaceholder):
+            raise irregular_error()
         if not isinstance(target, dict) or len(items) % 2:
-            raise self.corrupt("sets items of something that is no dict", kind_of(target))
+            raise self.corrupt("sets items of an object that is not a dict", kind_of(target))
         for key in items[::2]:
             # Other keys can make hashing very slow: deeply shared tuples, or long integers that collide.
             if not isinstance(key, str) and not (isinstance(key, int) and abs(key) < 1 << 60):
-                raise self.corrupt("a dict with a key that is neither text nor a number", kind_of(key))
+                raise self.corrupt("a dict key that is neither a text nor an integer", kind_of(key))
         target.update(zip(items[::2], items[1::2], strict=True))
         if self._examples is not None and len(self.stack) == 1:
             self._examples_done = True
@@ -486,12 +490,12 @@ class Machine(Window):
 
     def _global_line(self) -> None:
         module, name = self.line(_LINE), self.line(_LINE)
-        self.stack.append(find_name(module.decode("utf-8", "replace"), name.decode("utf-8", "replace")))
+        self.stack.append(find_global(module.decode("utf-8", "replace"), name.decode("utf-8", "replace")))
 
     def _stack_global(self) -> None:
         self._need(2)
         name, module = self.stack.pop(), self.stack.pop()
-        self.stack.append(find_name(module, name))
+        self.stack.append(find_global(module, name))
 
     def _reduce(self) -> None:
         self._need(2)
@@ -499,7 +503,7 @@ class Machine(Window):
         self.overhead += _CONTAINER
         self.stack[-1] = made = call(self.stack[-1], args)
         if isinstance(made, bytes) and len(args[0]) > 1:  # Python shares texts of one character
-            self.memo.forget(args[0])  # the text of a payload is not kept for references
+            self.memo.drop(args[0])  # the text of a payload is not kept for references
 
     def _build(self) -> None:
         self._need(2)
@@ -509,7 +513,7 @@ class Machine(Window):
     def _memoize(self) -> bool:
         memo = self.memo
         if memo.explicit:
-            raise mixed_numbers()
+            raise mixed_numbers_error()
         self._need(1)
         memo.into[memo.next] = self.stack[-1]
         memo.next += 1

@@ -15,15 +15,15 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from hexdata.board import MAX_SIZE, MIN_SIZE, pack_boards
-from hexdata.formats.legacy.allowlist import EnumValue, Scalar, kind_of, shortened
-from hexdata.formats.legacy.dialect import WINNER_SPELLINGS, TooMuchError, extra_text
-from hexdata.formats.legacy.examples import ArrayKind, Coded, Group
-from hexdata.formats.legacy.limits import Limits
+from hexdata.formats.legacy.allowlist import EnumValue, PickledScalar, kind_of, shortened
+from hexdata.formats.legacy.dialect import WINNER_SPELLINGS, MetadataSizeError, extra_text
+from hexdata.formats.legacy.examples import ArrayKind, CodedColumn, ExampleGroup
+from hexdata.formats.legacy.limits import LegacyLimits
 from hexdata.formats.source import Rejection
 from hexdata.schema import MAX_TIER, board_bytes, raw_schema
 from hexdata.text import encodable
 
-__all__ = ["Sheet"]
+__all__ = ["BlockValidator"]
 
 Bools = npt.NDArray[np.bool_]
 Int64Array = npt.NDArray[np.int64]
@@ -60,14 +60,14 @@ _TEXT_WINNERS: Final = {
 }
 
 
-class _Problem(NamedTuple):
+class _InvalidValue(NamedTuple):
     """Reason code and details of an invalid value."""
 
     code: str
     detail: str
 
 
-class Sheet:
+class BlockValidator:
     """The columns of one block of records, filled group by group, and the rejections.
 
     Args:
@@ -80,7 +80,7 @@ class Sheet:
         board_size: As the argument; set from the first usable board if it was None.
     """
 
-    def __init__(self, first: int, count: int, board_size: int | None, limits: Limits) -> None:
+    def __init__(self, first: int, count: int, board_size: int | None, limits: LegacyLimits) -> None:
         self.board_size = board_size
         self._first = first
         self._count = count
@@ -92,32 +92,32 @@ class Sheet:
         self._boards: list[tuple[Int64Array, int, UInt8Array]] = []
         self._policies: list[tuple[Int64Array, npt.NDArray[np.float32]]] = []
         self._texts = {name: _Texts(count) for name in ("origin", "extra")}
-        room = limits.metadata_bytes + limits.metadata_mean * count
-        self._extra_left = room
+        budget = limits.metadata_bytes + limits.metadata_mean * count
+        self._distinct_budget = budget
         """Remaining characters of metadata, each distinct text counted once."""
-        self._extra_room = room
+        self._total_budget = budget
         """Remaining characters of metadata, each text counted for every record that has it."""
 
-    def reject(self, place: int, code: str, detail: str) -> None:
+    def reject(self, index: int, code: str, detail: str) -> None:
         """Reject a record. If it is rejected already, its first reason is kept.
 
         Args:
-            place: Index of the record in the block.
+            index: Index of the record in the block.
             code: Reason code.
             detail: Details for the report.
         """
-        self._reasons.setdefault(place, (code, detail))
-        self._rejected[place] = True
+        self._reasons.setdefault(index, (code, detail))
+        self._rejected[index] = True
 
-    def fill(self, groups: Iterable[Group]) -> None:
+    def fill(self, groups: Iterable[ExampleGroup]) -> None:
         """Check all examples of the block, and copy their values to the columns."""
-        sound = [group for group in groups if self._take_boards(group)]
-        self._settle_board_size()
-        for group in sound:
-            self._take_policies(group)
-            self._take_values(group)
-            self._take_players(group)
-            self._take_metadata(group)
+        with_boards = [group for group in groups if self._add_boards(group)]
+        self._set_board_size()
+        for group in with_boards:
+            self._add_policies(group)
+            self._add_values(group)
+            self._add_players(group)
+            self._add_metadata(group)
 
     @property
     def accepted(self) -> Bools:
@@ -132,9 +132,9 @@ class Sheet:
         keep = np.flatnonzero(~self._rejected)
         size = self.board_size or 0
         packed = np.zeros((self._count, board_bytes(size)), np.uint8)
-        for places, board_size, boards in self._boards:
+        for indices, board_size, boards in self._boards:
             if board_size == size:
-                packed[places] = boards
+                packed[indices] = boards
         columns = {
             "record": pa.array(keep + self._first),
             "board": pa.FixedSizeBinaryArray.from_buffers(
@@ -150,20 +150,20 @@ class Sheet:
             columns[name] = pa.array(kept.astype(_NUMBERS[name]), mask=kept < 0)
         schema = raw_schema(size)
         batch = pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
-        rejected = [Rejection(self._first + place, *self._reasons[place]) for place in sorted(self._reasons)]
+        rejected = [Rejection(self._first + index, *self._reasons[index]) for index in sorted(self._reasons)]
         return batch, rejected
 
-    def _reject(self, group: Group, bad: Bools, code: str, detail: Callable[[int], str]) -> None:
+    def _reject(self, group: ExampleGroup, bad: Bools, code: str, detail: Callable[[int], str]) -> None:
         """Reject the examples of a group for which ``bad`` (n,) is True. ``detail`` is called per row."""
         for row in np.flatnonzero(bad).tolist():
-            self.reject(int(group.places[row]), code, detail(row))
+            self.reject(int(group.indices[row]), code, detail(row))
 
-    def _reject_all(self, group: Group, code: str, detail: str) -> None:
-        self._reject(group, np.ones(len(group.places), dtype=bool), code, lambda _: detail)
+    def _reject_all(self, group: ExampleGroup, code: str, detail: str) -> None:
+        self._reject(group, np.ones(len(group.indices), dtype=bool), code, lambda _: detail)
 
     # Boards and policies
 
-    def _take_boards(self, group: Group) -> bool:
+    def _add_boards(self, group: ExampleGroup) -> bool:
         """Check and store the boards. Return False if the group has none, so all records are rejected."""
         kind = group.layout.board
         if isinstance(kind, str):
@@ -195,21 +195,21 @@ class Sheet:
                 lambda row: f"{np.count_nonzero(both[row])} cells are both blue and red",
             )
         packed = pack_boards(stones.reshape(-1, *shape))
-        self._boards.append((group.places, shape[1], packed))
+        self._boards.append((group.indices, shape[1], packed))
         return True
 
-    def _settle_board_size(self) -> None:
+    def _set_board_size(self) -> None:
         """Set the board size from the first usable board, and reject boards of another size."""
         if self.board_size is None:
-            usable = [(places[~self._rejected[places]], size) for places, size, _ in self._boards]
-            firsts = [(int(places[0]), size) for places, size in usable if len(places)]
+            usable = [(indices[~self._rejected[indices]], size) for indices, size, _ in self._boards]
+            firsts = [(int(indices[0]), size) for indices, size in usable if len(indices)]
             self.board_size = min(firsts)[1] if firsts else None
-        for places, size, _ in self._boards:
+        for indices, size, _ in self._boards:
             if size != self.board_size:
-                for place in places.tolist():
-                    self.reject(place, "board-size", f"found {size}; expected {self.board_size}, as before")
+                for index in indices.tolist():
+                    self.reject(index, "board-size", f"found {size}; expected {self.board_size}, as before")
 
-    def _take_policies(self, group: Group) -> None:
+    def _add_policies(self, group: ExampleGroup) -> None:
         kind, board = group.layout.policy, group.layout.board
         if kind == "None" or isinstance(board, str):
             return
@@ -223,40 +223,40 @@ class Sheet:
         assert group.policy is not None  # group_examples drops only payloads larger than any board
         words, one = _words(group.policy, kind)
         moves, one_hot = _one_hot(words, one)
-        self._numbers["move"][group.places[one_hot]] = moves[one_hot]
+        self._numbers["move"][group.indices[one_hot]] = moves[one_hot]
         if not one_hot.all():
             is_bool = np.dtype(kind.dtype).kind == "b"
             policy = group.policy if is_bool else group.policy.view(kind.dtype)
             if is_bool:
-                odd: Bools = np.any(policy > 1, axis=1)
-                self._reject(group, odd, "policy-values", lambda _: "bools that are neither 0 nor 1")
-            self._take_dense(group, ~one_hot, policy)
+                invalid: Bools = np.any(policy > 1, axis=1)
+                self._reject(group, invalid, "policy-values", lambda _: "bools that are neither 0 nor 1")
+            self._add_dense(group, ~one_hot, policy)
 
-    def _take_dense(self, group: Group, dense: Bools, policy: npt.NDArray[Any]) -> None:
+    def _add_dense(self, group: ExampleGroup, dense: Bools, policy: npt.NDArray[Any]) -> None:
         """Check and store the rows of ``policy`` (n, cells) for which ``dense`` (n,) is True."""
         with np.errstate(over="ignore", invalid="ignore"):
             narrow = policy.astype(np.float32)
-            sound = np.isfinite(policy).all(axis=1) & (policy >= 0).all(axis=1)
+            valid = np.isfinite(policy).all(axis=1) & (policy >= 0).all(axis=1)
             exact = (narrow.astype(policy.dtype) == policy).all(axis=1) & np.isfinite(narrow).all(axis=1)
         self._reject(
-            group, dense & ~sound, "policy-values", lambda _: "NaN, infinite or negative probabilities"
+            group, dense & ~valid, "policy-values", lambda _: "NaN, infinite or negative probabilities"
         )
         self._reject(
             group,
-            dense & sound & ~exact,
+            dense & valid & ~exact,
             "policy-dtype",
             lambda _: f"{policy.dtype} probabilities that float32 cannot hold",
         )
-        self._policies.append((group.places[dense], narrow[dense]))
+        self._policies.append((group.indices[dense], narrow[dense]))
 
     def _policy_lists(self, keep: Int64Array) -> pa.Array:
         """Return the dense policies of the records with the indices ``keep``; null if a record has none."""
         cells = (self.board_size or 0) ** 2
-        taken = [(places, policies) for places, policies in self._policies if policies.shape[1] == cells]
+        usable = [(indices, policies) for indices, policies in self._policies if policies.shape[1] == cells]
         rows = np.full(self._count, -1)
-        policies = np.concatenate([np.zeros((0, cells), np.float32), *(policies for _, policies in taken)])
-        if taken:
-            rows[np.concatenate([places for places, _ in taken])] = np.arange(len(policies))
+        policies = np.concatenate([np.zeros((0, cells), np.float32), *(policies for _, policies in usable)])
+        if usable:
+            rows[np.concatenate([indices for indices, _ in usable])] = np.arange(len(policies))
         rows = rows[keep]
         offsets = np.concatenate([[0], np.cumsum(np.where(rows < 0, 0, cells))]).astype(np.int32)
         values = pa.array(policies[rows[rows >= 0]].reshape(-1))
@@ -264,33 +264,33 @@ class Sheet:
 
     # Values and metadata
 
-    def _take_values(self, group: Group) -> None:
-        self._value[group.places] = self._read(group, group.value, _read_value, 0.0)
+    def _add_values(self, group: ExampleGroup) -> None:
+        self._value[group.indices] = self._read(group, group.value, _read_value, 0.0)
 
-    def _take_players(self, group: Group) -> None:
+    def _add_players(self, group: ExampleGroup) -> None:
         if group.player_to_move is not None:
-            self._numbers["player_to_move"][group.places] = self._read(
+            self._numbers["player_to_move"][group.indices] = self._read(
                 group, group.player_to_move, _read_player, -1
             )
 
-    def _take_metadata(self, group: Group) -> None:
+    def _add_metadata(self, group: ExampleGroup) -> None:
         metadata = group.metadata
         for name, (stem, stop) in _RANGES.items():
             if name in metadata:
                 read = partial(_read_number, name, stem, stop)
-                self._numbers[name][group.places] = self._read(group, metadata[name], read, -1)
+                self._numbers[name][group.indices] = self._read(group, metadata[name], read, -1)
         if "winner" in metadata:
-            self._numbers["winner"][group.places] = self._read(group, metadata["winner"], _read_winner, -1)
+            self._numbers["winner"][group.indices] = self._read(group, metadata["winner"], _read_winner, -1)
         if "game_id" in metadata:
             ids = self._read(group, metadata["game_id"], _read_game_id, (-1, -1))
-            self._numbers["file_idx"][group.places] = ids[:, 0]
-            self._numbers["line_idx"][group.places] = ids[:, 1]
+            self._numbers["file_idx"][group.indices] = ids[:, 0]
+            self._numbers["line_idx"][group.indices] = ids[:, 1]
         names = [name for name in sorted(metadata) if name not in _KNOWN]
         if names:
-            self._take_extra(group, names)
+            self._add_extra(group, names)
 
-    def _take_extra(self, group: Group, names: list[str]) -> None:
-        extra = Coded.zipped([group.metadata[name] for name in names])
+    def _add_extra(self, group: ExampleGroup, names: list[str]) -> None:
+        extra = CodedColumn.zipped([group.metadata[name] for name in names])
         objects = [dict(zip(names, values, strict=True)) for values in extra.values]
         texts = [self._extra_text(values) for values in objects]
         self._reject_large(group, extra, texts)
@@ -309,29 +309,29 @@ class Sheet:
             ),
         )
         origins = [text and _origin(values) for text, values in zip(texts, objects, strict=True)]
-        self._texts["extra"].put(group.places, extra.codes, texts)
-        self._texts["origin"].put(group.places, extra.codes, origins)
+        self._texts["extra"].put(group.indices, extra.codes, texts)
+        self._texts["origin"].put(group.indices, extra.codes, origins)
 
     def _extra_text(self, values: dict[str, Any]) -> str | None:
         """Return metadata as JSON text; None if JSON cannot represent it, "" if it exceeds a limit."""
-        if self._extra_left < 0:
+        if self._distinct_budget < 0:
             return ""  # the block has reached its limit already
         try:
             text = extra_text(values, self._limits)
-        except TooMuchError:
+        except MetadataSizeError:
             return ""
-        self._extra_left -= len(text or "")
+        self._distinct_budget -= len(text or "")
         return text
 
-    def _reject_large(self, group: Group, extra: Coded, texts: list[str | None]) -> None:
+    def _reject_large(self, group: ExampleGroup, extra: CodedColumn, texts: list[str | None]) -> None:
         """Reject records whose metadata exceeds a limit, alone or together with the block.
 
         A text that several records share counts for each of them, as the store writes it each time.
         """
         sizes = np.array([len(text or "") for text in texts])[extra.codes]
         large = np.array([text == "" for text in texts])[extra.codes]
-        large |= np.cumsum(sizes) > self._extra_room
-        self._extra_room -= int(sizes[~large].sum())
+        large |= np.cumsum(sizes) > self._total_budget
+        self._total_budget -= int(sizes[~large].sum())
         mean = self._limits.metadata_mean
         self._reject(
             group,
@@ -341,26 +341,28 @@ class Sheet:
         )
 
     def _read(
-        self, group: Group, column: Coded, read: Callable[[Any], Any], null: object
+        self, group: ExampleGroup, column: CodedColumn, read: Callable[[Any], Any], null: object
     ) -> npt.NDArray[Any]:
         """Convert each distinct value of a column, and reject the rows with an invalid value.
 
         Args:
             group: Group of the column.
             column: The column.
-            read: Converts a value: returns the new value, None for null, or a :class:`_Problem`.
+            read: Converts a value: returns the new value, None for null, or a :class:`_InvalidValue`.
             null: Value that represents null in the result.
 
         Returns:
             The converted values, (n,); ``null`` for rejected rows.
         """
         results = [read(value) for value in column.values]
-        problems = np.array([isinstance(result, _Problem) for result in results])
-        if problems.any():
-            for row in np.flatnonzero(problems[column.codes]).tolist():
-                self.reject(int(group.places[row]), *results[column.codes[row]])
-        sound = [null if result is None or isinstance(result, _Problem) else result for result in results]
-        return np.array(sound)[column.codes]
+        invalid = np.array([isinstance(result, _InvalidValue) for result in results])
+        if invalid.any():
+            for row in np.flatnonzero(invalid[column.codes]).tolist():
+                self.reject(int(group.indices[row]), *results[column.codes[row]])
+        values = [
+            null if result is None or isinstance(result, _InvalidValue) else result for result in results
+        ]
+        return np.array(values)[column.codes]
 
 
 class _Texts:
@@ -370,21 +372,21 @@ class _Texts:
         self._codes = np.full(count, -1, np.int32)
         self._known: dict[str, int] = {}
 
-    def put(self, places: Int64Array, codes: npt.NDArray[np.intp], texts: list[str | None]) -> None:
-        """Set the rows at ``places`` to ``texts[codes]``."""
+    def put(self, indices: Int64Array, codes: npt.NDArray[np.intp], texts: list[str | None]) -> None:
+        """Set the rows at ``indices`` to ``texts[codes]``."""
         table = [-1 if text is None else self._known.setdefault(text, len(self._known)) for text in texts]
-        self._codes[places] = np.array(table, np.int32)[codes]
+        self._codes[indices] = np.array(table, np.int32)[codes]
 
     def dictionary(self, keep: Int64Array) -> pa.DictionaryArray:
         """Return the rows ``keep``. The dictionary has only their texts, in the order of first use."""
         texts = [*self._known]
-        named, first, ranks = np.unique(self._codes[keep], return_index=True, return_inverse=True)
-        order = [place for place in np.argsort(first).tolist() if named[place] >= 0]
-        table = np.full(len(named), -1, np.int32)
+        used, first, ranks = np.unique(self._codes[keep], return_index=True, return_inverse=True)
+        order = [index for index in np.argsort(first).tolist() if used[index] >= 0]
+        table = np.full(len(used), -1, np.int32)
         table[order] = np.arange(len(order))
         codes = table[ranks]
-        named_texts = pa.array([texts[named[place]] for place in order], pa.string())
-        return pa.DictionaryArray.from_arrays(pa.array(codes, mask=codes < 0), named_texts)
+        used_texts = pa.array([texts[used[index]] for index in order], pa.string())
+        return pa.DictionaryArray.from_arrays(pa.array(codes, mask=codes < 0), used_texts)
 
 
 def _words(payload: UInt8Array, kind: ArrayKind) -> tuple[npt.NDArray[Any], Any]:
@@ -405,42 +407,42 @@ def _one_hot(words: npt.NDArray[Any], one: Any) -> tuple[Int64Array, Bools]:
 
     A policy is one-hot if that cell is 1 and all others are 0.
     """
-    taken = words != 0
-    moves = taken.argmax(axis=1)
+    nonzero = words != 0
+    moves = nonzero.argmax(axis=1)
     one_hot = words[np.arange(len(words)), moves] == one
-    if np.count_nonzero(taken) != len(words) or not one_hot.all():
-        one_hot &= np.count_nonzero(taken, axis=1) == 1
+    if np.count_nonzero(nonzero) != len(words) or not one_hot.all():
+        one_hot &= np.count_nonzero(nonzero, axis=1) == 1
     return moves, one_hot
 
 
-# Converters of single values: each returns the value for the column, None for null, or a problem.
+# Converters of single values: each returns the value for the column, None for null, or an _InvalidValue.
 
 
-def _read_value(value: object) -> float | _Problem:
-    number = value.value if isinstance(value, Scalar) else value
+def _read_value(value: object) -> float | _InvalidValue:
+    number = value.value if isinstance(value, PickledScalar) else value
     if isinstance(number, bool) or not isinstance(number, (int, float)):
-        return _Problem("value-type", f"found {kind_of(value)}; expected a number from 0 to 1")
+        return _InvalidValue("value-type", f"found {kind_of(value)}; expected a number from 0 to 1")
     if not 0 <= number <= 1:
-        return _Problem("value-range", f"found {_short(number)}; expected 0 to 1")
+        return _InvalidValue("value-range", f"found {_short(number)}; expected 0 to 1")
     return float(number)
 
 
-def _read_number(name: str, stem: str, stop: int, value: object) -> int | _Problem | None:
-    number = value.value if isinstance(value, Scalar) else value
+def _read_number(name: str, stem: str, stop: int, value: object) -> int | _InvalidValue | None:
+    number = value.value if isinstance(value, PickledScalar) else value
     if number is None:
         return None
     if isinstance(number, bool) or not isinstance(number, int):
-        return _Problem(f"{stem}-type", f"{name}: found {kind_of(value)}; expected an integer")
+        return _InvalidValue(f"{stem}-type", f"{name}: found {kind_of(value)}; expected an integer")
     if not 0 <= number < stop:
-        return _Problem(f"{stem}-range", f"{name}: found {_short(number)}; expected 0 to {stop - 1}")
+        return _InvalidValue(f"{stem}-range", f"{name}: found {_short(number)}; expected 0 to {stop - 1}")
     return number
 
 
-def _read_player(value: object) -> int | _Problem | None:
+def _read_player(value: object) -> int | _InvalidValue | None:
     return _read_number("player_to_move", "player", 2, value.value if isinstance(value, EnumValue) else value)
 
 
-def _read_winner(value: object) -> int | _Problem | None:
+def _read_winner(value: object) -> int | _InvalidValue | None:
     if value is None:
         return None
     if isinstance(value, str) and value in _TEXT_WINNERS:
@@ -452,17 +454,21 @@ def _read_winner(value: object) -> int | _Problem | None:
     if isinstance(value, EnumValue):
         value = f"{value.kind} of {value.value if isinstance(value.value, int) else value.value[:40]!r}"
     found = repr(value[:40]) if isinstance(value, str) else kind_of(value)
-    return _Problem("winner-value", f"found {found}; expected BLUE, RED, an enum member of 0 or 1, or None")
+    return _InvalidValue(
+        "winner-value", f"found {found}; expected BLUE, RED, an enum member of 0 or 1, or None"
+    )
 
 
-def _read_game_id(value: object) -> tuple[int, int] | _Problem | None:
+def _read_game_id(value: object) -> tuple[int, int] | _InvalidValue | None:
     if value is None:
         return None
     if isinstance(value, tuple) and len(value) == 2:
         file_idx, line_idx = (_read_number("game_id", "game-id", 1 << 31, part) for part in value)
         if isinstance(file_idx, int) and isinstance(line_idx, int):
             return file_idx, line_idx
-    return _Problem("game-id", f"found {kind_of(value)}; expected two integers from 0 to 2^31 - 1, or None")
+    return _InvalidValue(
+        "game-id", f"found {kind_of(value)}; expected two integers from 0 to 2^31 - 1, or None"
+    )
 
 
 def _origin(metadata: dict[str, Any]) -> str | None:

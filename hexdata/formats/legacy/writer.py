@@ -117,7 +117,7 @@ def write_legacy(
                 file, batches, board_size=board_size, dialect=dialect, header=header, level=level
             )
     spelling = DIALECTS[dialect] if isinstance(dialect, str) else dialect
-    examples = _Examples(board_size, spelling)
+    examples = _ExampleEncoder(board_size, spelling)
     count = 0
     with _gzip(target, level) as out:
         write = examples.write
@@ -179,7 +179,7 @@ class _Opcodes:
         """Return the opcodes of an enum member; ``kind`` is "module.Class"."""
         module, _, name = kind.rpartition(".")
         if not module:
-            raise InputError("an unknown spelling in the dialect", found=shortened(str(kind)))
+            raise InputError("the dialect contains an unknown spelling", found=shortened(str(kind)))
         return self.once((kind, value), lambda: self.name(module, name) + _integer(value) + b"\x85R")
 
     def dtype(self, dtype: str) -> bytes:
@@ -262,7 +262,7 @@ class _Opcodes:
                 return self.scalar(dtype, number["__float__"] if isinstance(number, dict) else number)
             if tag == "__object__":
                 raise InputError(
-                    "a header with a value that cannot be written back", found=shortened(str(content))
+                    "the header contains a value that cannot be written back", found=shortened(str(content))
                 )
             items = content if tag == "__dict__" else items
         pairs = (self.value(part, tagged=tagged) for item in items for part in item)
@@ -287,8 +287,8 @@ def _metadata(text: str) -> dict[str, Any]:
     return parse_metadata(text, None, "extra of a position")
 
 
-class _Examples:
-    """Encodes rows of raw batches as opcodes, in the dialect of the file or in one of their own.
+class _ExampleEncoder:
+    """Encodes rows of raw batches as opcodes, in the dialect of the file, or of the row if it has one.
 
     Args:
         board_size: Cells along an edge.
@@ -303,9 +303,9 @@ class _Examples:
         for field, spelling in dialect.items():
             if isinstance(spelling, Mapping) and field != "first" and field not in first:
                 raise InputError(
-                    f"the examples spell {field} in several ways, so they cannot be written back",
+                    f"the examples have several spellings of {field}, so they cannot be written back",
                     found=shortened(str(dict(spelling))),
-                    hint="Write them in one of the dialects that hexdata names.",
+                    hint=f"Choose one of the dialects {', '.join(DIALECTS)}.",
                 )
         self.write = _Opcodes()
         self._size = board_size
@@ -380,9 +380,9 @@ class _Examples:
                 parts.append(write.value(extra[key], tagged=False))
             else:
                 raise InputError(
-                    "metadata without a value",
+                    "a metadata key has no value",
                     found=shortened(str(key)),
-                    expected="it in the column `extra`",
+                    expected="a value in the column `extra`",
                 )
         return b"}(" + b"".join(parts) + b"u"
 
@@ -415,9 +415,9 @@ class _Examples:
         )
         policies[one_hot, moves.drop_null().to_numpy()] = 1
         policies[given] = dense.drop_null().flatten().to_numpy().reshape(-1, self._size**2)
-        there = {*one_hot.tolist(), *given.tolist()}
+        has_policy = {*one_hot.tolist(), *given.tolist()}
         for row, policy in enumerate(policies):
-            yield policy.tobytes() if row in there else None
+            yield policy.tobytes() if row in has_policy else None
 
 
 def _packed(boards: pa.FixedSizeBinaryArray) -> npt.NDArray[np.uint8]:
