@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from hexdata.shards.format import Block, ShardWriter, read_blocks
+from hexdata.shards.blocks import Block
+from hexdata.shards.format import ShardWriter, read_blocks
 from hexdata.shards.manifest import ShardEntry, ShardManifest
 from hexdata.store.manifest import FileFacts, Manifest
 

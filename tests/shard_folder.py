@@ -14,13 +14,9 @@ import pytest
 
 from hexdata.board import pack_boards
 from hexdata.schema import NO_MOVE
-from hexdata.shards.format import (
-    ShardEntry,
-    ShardManifest,
-    ShardWriter,
-    block_fields,
-    block_to_policy,
-)
+from hexdata.shards.blocks import block_fields, block_to_policy
+from hexdata.shards.format import ShardWriter
+from hexdata.shards.manifest import ShardEntry, ShardManifest
 
 Arrays = dict[str, npt.NDArray[Any]]
 

@@ -15,7 +15,7 @@ from hexdata.board import RED, cast_cells, pack_boards, unpack_boards
 from hexdata.checks import check_choice
 from hexdata.errors import ConfigError
 from hexdata.schema import NO_MOVE
-from hexdata.shards.format import POLICY_FIELDS, Block, block_length, block_to_policy
+from hexdata.shards.blocks import POLICY_FIELDS, Block, block_length, block_to_policy
 
 __all__ = [
     "DEFAULT_FIELDS",

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from hexdata.board import SYMMETRIES, Planes, Symmetry, symmetry_table, transform_planes
 from hexdata.order import derive_key, sort_key
 from hexdata.schema import NO_MOVE
-from hexdata.shards.format import Block
+from hexdata.shards.blocks import Block
 
 __all__ = ["draw_symmetries", "transform_labels", "transform_stones"]
 

@@ -15,8 +15,9 @@ from hexdata.export.workers import run_workers
 from hexdata.pool import WorkerOptions
 from hexdata.progress import SILENT, Progress
 from hexdata.schema import SPLITS, positions_schema
-from hexdata.shards.block_check import block_fields, find_bad_row
-from hexdata.shards.format import Block, ShardWriter, block_samples, columns_to_block
+from hexdata.shards.block_check import find_bad_row
+from hexdata.shards.blocks import Block, block_fields, columns_to_block
+from hexdata.shards.format import ShardWriter, block_samples
 from hexdata.shards.manifest import LAYOUTS, MANIFEST_NAME, FieldSpec, ShardEntry, ShardManifest
 from hexdata.sql.database import write_database
 from hexdata.storage import AnyPath

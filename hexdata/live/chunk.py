@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from hexdata.shards.format import Block
+from hexdata.shards.blocks import Block
 
 __all__ = [
     "NOTHING_READ",

@@ -17,7 +17,7 @@ from hexdata.errors import ConfigError, HexdataError, InputError
 from hexdata.live.chunk import Chunk
 from hexdata.live.positions import unpack_chunks
 from hexdata.live.stage import Transform
-from hexdata.shards.format import Block
+from hexdata.shards.blocks import Block
 
 __all__ = ["ChunkRelabeller", "Relabel", "Targets"]
 

@@ -19,7 +19,7 @@ from hexdata.live.positions import unpack_chunks
 from hexdata.live.stage import Transform
 from hexdata.order import derive_key, sort_key, uniform_draw
 from hexdata.schema import NO_MOVE
-from hexdata.shards.format import Block
+from hexdata.shards.blocks import Block
 
 __all__ = ["ChunkUnpacker", "Uses"]
 

@@ -13,8 +13,7 @@ import numpy.typing as npt
 from hexdata.board import replay_packed
 from hexdata.live.chunk import PLIES, Chunk
 from hexdata.schema import NO_MOVE, NO_TIER
-from hexdata.shards.blocks import join_blocks, take_rows
-from hexdata.shards.format import Block
+from hexdata.shards.blocks import Block, join_blocks, take_rows
 
 __all__ = ["unpack_chunks"]
 

@@ -17,7 +17,8 @@ import pyarrow as pa
 from hexdata.board import MIN_SIZE
 from hexdata.schema import SPLITS, raw_schema
 from hexdata.shards.block_check import check_block
-from hexdata.shards.format import POLICY_FIELDS, SENTINELS, Block, read_blocks, samples_to_block
+from hexdata.shards.blocks import POLICY_FIELDS, SENTINELS, Block
+from hexdata.shards.format import read_blocks, samples_to_block
 
 __all__ = ["looks_like_shard", "shard_batches", "shard_split"]
 

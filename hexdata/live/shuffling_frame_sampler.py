@@ -16,8 +16,7 @@ from hexdata.errors import ConfigError, StoreError
 from hexdata.live.coordinator import Stopped
 from hexdata.live.stage import Stage, Worker
 from hexdata.order import Permutation, derive_key, uniform_draw
-from hexdata.shards.blocks import plain_fields, slice_rows
-from hexdata.shards.format import Block, block_length
+from hexdata.shards.blocks import Block, block_length, plain_fields, slice_rows
 
 __all__ = ["Reservoir", "ShufflingFrameSampler"]
 

@@ -32,8 +32,7 @@ from hexdata.games.findings import (
 from hexdata.games.labels import players_of
 from hexdata.live.chunk import Chunk
 from hexdata.schema import NO_TIER
-from hexdata.shards.blocks import slice_rows
-from hexdata.shards.format import Block, columns_to_block
+from hexdata.shards.blocks import Block, columns_to_block, slice_rows
 from hexdata.store.originals import in_convention
 
 __all__ = ["Found", "found_games", "trmph_games"]

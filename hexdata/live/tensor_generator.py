@@ -13,8 +13,7 @@ from hexdata.batch import Batch, BatchOptions, make_batch
 from hexdata.checks import check_choice, check_count, check_seed
 from hexdata.live.stage import Transform, Worker
 from hexdata.schema import board_size_of
-from hexdata.shards.blocks import join_blocks, slice_rows
-from hexdata.shards.format import Block, block_length
+from hexdata.shards.blocks import Block, block_length, join_blocks, slice_rows
 
 __all__ = ["LastBatch", "TensorGenerator"]
 

@@ -22,8 +22,9 @@ from hexdata.loader.row_filter import Subset, choose_rows
 from hexdata.loader.schedule import EpochPlan, PackedStep, Share
 from hexdata.order import Permutation, derive_key
 from hexdata.progress import SILENT, Progress
+from hexdata.shards.blocks import Block
 from hexdata.shards.files import ShardPlace
-from hexdata.shards.format import Block, ShardManifest
+from hexdata.shards.manifest import ShardManifest
 from hexdata.shards.mapped import Gathered, MappedShards
 from hexdata.shards.member_check import HINT
 

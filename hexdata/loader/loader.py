@@ -32,8 +32,8 @@ from hexdata.loader.options import LoaderOptions, Mode, Remainder
 from hexdata.loader.schedule import Epoch
 from hexdata.loader.stream import StreamEpoch
 from hexdata.progress import SILENT, Progress
+from hexdata.shards.blocks import Block
 from hexdata.shards.files import check_split
-from hexdata.shards.format import Block
 from hexdata.shards.locate import behind_cache, find_source, place_to_map
 from hexdata.shards.options import CACHE_SIZE, CacheFolder, CacheOptions, Check, OnError
 from hexdata.shards.source import Source

@@ -17,7 +17,7 @@ from hexdata.errors import ConfigError
 from hexdata.loader.options import LoaderOptions
 from hexdata.schema import NO_GAME, NO_MOVE
 from hexdata.selection.expression import Expression, check_condition, check_expression, explain_failures
-from hexdata.shards.format import SENTINELS, Block
+from hexdata.shards.blocks import SENTINELS, Block
 from hexdata.shards.mapped import MappedShards
 from hexdata.store.session import DuckDBPyConnection, duckdb_session
 

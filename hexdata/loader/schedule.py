@@ -19,7 +19,7 @@ import numpy.typing as npt
 from hexdata.errors import ConfigError
 from hexdata.loader.options import LoaderOptions
 from hexdata.order import Permutation, derive_key
-from hexdata.shards.format import Block
+from hexdata.shards.blocks import Block
 
 __all__ = ["Epoch", "EpochPlan", "PackedStep", "Piece", "Share", "StreamPlan", "StreamShare", "Window"]
 

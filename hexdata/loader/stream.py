@@ -21,9 +21,17 @@ import numpy.typing as npt
 from hexdata.errors import ConfigError, FormatError, HexdataError, StoreError
 from hexdata.loader.options import LoaderOptions
 from hexdata.loader.schedule import PackedStep, Piece, StreamPlan, StreamShare, Window
+from hexdata.shards.blocks import (
+    POLICY_FIELDS,
+    Block,
+    block_length,
+    join_blocks,
+    plain_fields,
+    slice_rows,
+    take_rows,
+)
 from hexdata.shards.cached_source import CachedSource
-from hexdata.shards.format import POLICY_FIELDS, Block, ShardManifest
-from hexdata.shards.manifest import ShardEntry
+from hexdata.shards.manifest import ShardEntry, ShardManifest
 from hexdata.shards.member_check import HINT
 from hexdata.shards.reader import BlockReader
 from hexdata.shards.source import Source
@@ -113,8 +121,8 @@ class StreamEpoch:
                     taken = list(self._take(share, windows, on_read))
                     repeated = self._repeat(share.padding)
                     parts += [*taken, *repeated]
-                    flags += [(_length(part), False) for part in taken]
-                    flags += [(_length(part), True) for part in repeated]
+                    flags += [(block_length(part), False) for part in taken]
+                    flags += [(block_length(part), True) for part in repeated]
                 yield self._join(parts), _mask(flags)
 
     def _look_ahead(self, steps: range) -> Prefetcher | None:
@@ -150,13 +158,13 @@ class StreamEpoch:
         permutation = self._plan.window_order(window)
         order = None if permutation is None else permutation.slice(0, len(permutation))
         if present.all():
-            return _Loaded(window, block if order is None else _permute(block, order), None)
+            return _Loaded(window, block if order is None else take_rows(block, order), None)
         if order is None:
             order = np.arange(len(present))
         delivered = present[order]
         places = np.cumsum(present) - 1  # where each row stands among those that were read
         kept = np.concatenate([[0], np.cumsum(delivered)])
-        return _Loaded(window, _permute(block, places[order[delivered]]), kept)
+        return _Loaded(window, take_rows(block, places[order[delivered]]), kept)
 
     def _read(
         self, start: int, stop: int, on_skip: OnSkip | None, on_read: Callable[[], None]
@@ -214,21 +222,11 @@ class StreamEpoch:
         on_skip = None if self._on_skip is None else _forget
         block, present = self._read(first, last + 1, on_skip, _go_on)
         rows -= first
-        return [_permute(block, (np.cumsum(present) - 1)[rows[present[rows]]])]
+        return [take_rows(block, (np.cumsum(present) - 1)[rows[present[rows]]])]
 
     def _join(self, parts: Sequence[Block]) -> Block:
         """Join blocks into one of its own memory, so that no batch keeps a window alive."""
-        parts = parts or [_Filling(self._reader, 0).block()]
-        joined = {
-            name: np.concatenate([part[name] for part in parts])
-            for name in self._reader.specs
-            if name != "policy_row"
-        }
-        if "policy_row" in self._reader.specs:
-            starts = np.cumsum([0, *map(_length, parts)])
-            rows = [part["policy_row"] + start for part, start in zip(parts, starts[:-1], strict=True)]
-            joined["policy_row"] = np.concatenate(rows).astype(np.uint32)
-        return joined
+        return join_blocks([_Filling(self._reader, 0).block(), *parts])
 
 
 def _check_options(options: LoaderOptions) -> None:
@@ -263,7 +261,7 @@ class _Filling:
             name: np.empty((rows if name not in POLICY_FIELDS else 0, *spec.shape), spec.dtype)
             for name, spec in reader.specs.items()
         }
-        self._policies: list[Block] = []
+        self._policies: list[tuple[npt.NDArray[Any], npt.NDArray[np.uint32]]] = []
         self._filled = 0
 
     def add(self, piece: Piece) -> None:
@@ -274,11 +272,11 @@ class _Filling:
         with closing(self._reader.read(piece.shard, row // size, -(-piece.stop // size))) as blocks:
             for block in blocks:
                 start, stop = max(piece.first - row, 0), min(piece.stop - row, size)
-                for name, array in block.items():
-                    if name not in POLICY_FIELDS:
-                        self._arrays[name][place : place + stop - start] = array[start:stop]
-                if "policy" in block:
-                    policies.append(_cut_policies(block, start, stop, place))
+                rows = slice_rows(block, start, stop)
+                for name in plain_fields(rows):
+                    self._arrays[name][place : place + stop - start] = rows[name]
+                if "policy" in rows:
+                    policies.append((rows["policy"], rows["policy_row"] + np.uint32(place)))
                 place += stop - start
                 row += size
         self._filled = place
@@ -287,10 +285,9 @@ class _Filling:
     def block(self) -> Block:
         """Return what was appended."""
         block = {name: array[: self._filled] for name, array in self._arrays.items()}
-        for name in POLICY_FIELDS:
+        for index, name in enumerate(POLICY_FIELDS):
             if name in block:
-                parts = [block[name], *(part[name] for part in self._policies)]
-                block[name] = np.concatenate(parts)
+                block[name] = np.concatenate([block[name], *(parts[index] for parts in self._policies)])
         return block
 
 
@@ -310,40 +307,7 @@ class _Loaded:
         first, last = start - self.window.start, stop - self.window.start
         if self.kept is not None:
             first, last = int(self.kept[first]), int(self.kept[last])
-        rows = {name: array[first:last] for name, array in self.block.items() if name not in POLICY_FIELDS}
-        return rows | (_cut_policies(self.block, first, last, 0) if "policy" in self.block else {})
-
-
-def _cut_policies(block: Block, start: int, stop: int, place: int) -> Block:
-    """Return the policies of rows [start, stop) of a block, their rows counted from ``place``."""
-    first, last = np.searchsorted(block["policy_row"], [start, stop])
-    return {
-        "policy": block["policy"][first:last],
-        "policy_row": block["policy_row"][first:last].astype(np.int64) + (place - start),
-    }
-
-
-def _permute(block: Block, rows: npt.NDArray[np.int64]) -> Block:
-    """Return the rows of a block, in the order given."""
-    taken = {name: _gather(array, rows) for name, array in block.items() if name not in POLICY_FIELDS}
-    if "policy" in block:
-        places = np.searchsorted(block["policy_row"], rows)
-        has_policy = np.searchsorted(block["policy_row"], rows, side="right") > places
-        taken["policy"] = block["policy"].take(places[has_policy], axis=0)
-        taken["policy_row"] = np.flatnonzero(has_policy)
-    return taken
-
-
-def _gather(array: npt.NDArray[Any], rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-    """Return ``array[rows]``; boards as one element a row, which is five times as fast."""
-    if array.ndim == 1:
-        return array.take(rows)
-    whole = array.view(np.dtype((np.void, array.strides[0]))).reshape(len(array))
-    return whole.take(rows).view(array.dtype).reshape(len(rows), *array.shape[1:])
-
-
-def _length(block: Block) -> int:
-    return next(len(array) for name, array in block.items() if name not in POLICY_FIELDS)
+        return slice_rows(self.block, first, last)
 
 
 def _mask(flags: Sequence[tuple[int, bool]]) -> npt.NDArray[np.bool_] | None:

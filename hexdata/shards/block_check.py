@@ -16,13 +16,11 @@ import numpy.typing as npt
 from hexdata.board import MAX_SIZE, MIN_SIZE, RED
 from hexdata.errors import FormatError
 from hexdata.schema import MAX_TIER, NO_GAME, NO_MOVE, NO_TIER, board_bytes, board_size_of
-from hexdata.shards.manifest import FieldSpec
+from hexdata.shards.blocks import POLICY_FIELDS, block_fields
 
 __all__ = [
-    "POLICY_FIELDS",
     "BadRow",
     "bad_values",
-    "block_fields",
     "blocks_are_right",
     "check_block",
     "check_field",
@@ -31,9 +29,6 @@ __all__ = [
 
 Array = npt.NDArray[Any]
 BoolArray = npt.NDArray[np.bool_]
-
-POLICY_FIELDS: Final = ("policy", "policy_row")
-"""Fields with one entry per dense policy of the block, not one per position."""
 
 _MAX_ID: Final = (1 << 62) - 1
 _ROWS: Final = 2048
@@ -48,30 +43,6 @@ class BadRow(NamedTuple):
     row: int
     found: str
     expected: str
-
-
-def block_fields(board_size: int, with_policy: bool) -> dict[str, FieldSpec]:
-    """Return the fields of every block of a split by name.
-
-    Args:
-        board_size: Cells along an edge.
-        with_policy: Whether the split contains any dense policy, which adds ``POLICY_FIELDS``.
-    """
-    fields = {
-        "board": FieldSpec("|u1", (board_bytes(board_size),)),
-        "game_id": FieldSpec("<i8", ()),
-        "move": FieldSpec("<u2", ()),
-        "player_to_move": FieldSpec("|u1", ()),
-        "position_id": FieldSpec("<i8", ()),
-        "position_in_game": FieldSpec("<u2", ()),
-        "total_positions": FieldSpec("<u2", ()),
-        "value": FieldSpec("<f4", ()),
-        "value_sample_tier": FieldSpec("|u1", ()),
-    }
-    if with_policy:
-        fields["policy"] = FieldSpec("<f4", (board_size * board_size,))
-        fields["policy_row"] = FieldSpec("<u4", ())
-    return fields
 
 
 # --- whole blocks -------------------------------------------------------------------------------------

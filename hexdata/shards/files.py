@@ -24,7 +24,8 @@ import numpy.typing as npt
 
 from hexdata.errors import BudgetError, ConfigError, FormatError, StoreError
 from hexdata.progress import SILENT, Progress
-from hexdata.shards.block_check import POLICY_FIELDS, block_fields, blocks_are_right, check_field
+from hexdata.shards.block_check import blocks_are_right, check_field
+from hexdata.shards.blocks import POLICY_FIELDS, block_fields
 from hexdata.shards.cache import CopyFile
 from hexdata.shards.cached_source import CachedSource
 from hexdata.shards.manifest import MANIFEST_NAME, FieldSpec, ShardEntry, ShardManifest

@@ -11,147 +11,28 @@ from typing import Any, BinaryIO, Final
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from hexdata.board import pack_boards, unpack_boards
-from hexdata.errors import StoreError
-from hexdata.schema import NO_GAME, NO_MOVE, NO_PLY, NO_TIER, board_size_of
-from hexdata.shards.block_check import POLICY_FIELDS, bad_values, block_fields
-from hexdata.shards.manifest import FieldSpec, ShardEntry, ShardManifest
-from hexdata.shards.tar_members import MemberHeader, MemberReader, broken, member_headers
+from hexdata.schema import board_size_of
+from hexdata.shards.block_check import bad_values
+from hexdata.shards.blocks import Block, block_length, block_to_policy
+from hexdata.shards.manifest import ShardEntry
+from hexdata.shards.tar_members import MemberReader, broken, member_headers
 from hexdata.storage import AnyPath, as_path, open_binary
 
 __all__ = [
-    "POLICY_FIELDS",
-    "SENTINELS",
-    "Block",
-    "FieldSpec",
-    "ShardEntry",
-    "ShardManifest",
     "ShardWriter",
-    "block_fields",
-    "block_length",
     "block_samples",
-    "block_to_policy",
-    "columns_to_block",
-    "decode_array",
     "read_blocks",
-    "read_placed_blocks",
+    "read_blocks_with_offsets",
     "samples_to_block",
 ]
 
-Block = dict[str, npt.NDArray[Any]]
-"""A block of n positions: one array per field of :func:`block_fields`, with n as its leading dimension.
-
-Two fields differ: ``policy`` (k, cells) holds the k dense policies of the block, and ``policy_row`` (k,) the
-rows that have one, in ascending order.
-"""
-
-SENTINELS: Final[Mapping[str, int]] = {
-    "game_id": NO_GAME,
-    "move": NO_MOVE,
-    "position_in_game": NO_PLY,
-    "total_positions": NO_PLY,
-    "value_sample_tier": NO_TIER,
-}
-"""Value that represents null, by field."""
 _END_OF_ARCHIVE: Final = bytes(2 * tarfile.BLOCKSIZE)
 _MOST_BYTES: Final = 1 << 30
 """Maximum size of one block or sample in bytes. A sparse file can claim any size."""
 _MOST_MEMBERS: Final = 32
 """Maximum number of members of one block or sample."""
-
-
-def block_length(block: Mapping[str, npt.NDArray[Any]]) -> int:
-    """Return n, the number of positions in a block.
-
-    Raises:
-        ValueError: The fields differ in length.
-    """
-    lengths = {len(array) for name, array in block.items() if name not in POLICY_FIELDS}
-    if len(lengths) != 1:
-        raise ValueError(f"the fields of a block have different lengths: {sorted(lengths)}")
-    return lengths.pop()
-
-
-# --- Arrow columns and blocks -------------------------------------------------------------------------
-
-
-def columns_to_block(table: pa.Table | pa.RecordBatch, with_policy: bool) -> Block:
-    """Convert rows of ``schema.positions_schema`` into one block. Nulls become the values in ``SENTINELS``.
-
-    Args:
-        table: The rows.
-        with_policy: Whether the block gets the fields ``policy`` and ``policy_row``.
-
-    Raises:
-        StoreError: A column without a sentinel contains nulls, or the length of a dense policy is not the
-            number of cells.
-    """
-    if isinstance(table, pa.RecordBatch):
-        table = pa.Table.from_batches([table])
-    board_size = board_size_of(table.schema.field("board").type.byte_width)
-    block: Block = {}
-    for name, spec in block_fields(board_size, with_policy=False).items():
-        column = table.column(name)
-        if name in SENTINELS:
-            column = column.fill_null(SENTINELS[name])
-        elif column.null_count:
-            raise StoreError(f"column {name} holds {column.null_count} nulls", expected="none")
-        values = _binary_to_bytes(column) if name == "board" else column.to_numpy()
-        block[name] = values.astype(spec.dtype, copy=False)
-    if with_policy:
-        block |= _dense_policies(table.column("policy"), board_size * board_size)
-    return block
-
-
-def _binary_to_bytes(column: pa.ChunkedArray) -> npt.NDArray[np.uint8]:
-    """Return a fixed-size-binary column without nulls as uint8 (rows, width)."""
-    width = column.type.byte_width
-    chunks = [
-        np.frombuffer(chunk.buffers()[1], np.uint8, len(chunk) * width, chunk.offset * width)
-        for chunk in column.chunks
-        if len(chunk)
-    ]
-    joined = chunks[0] if len(chunks) == 1 else np.concatenate([np.empty(0, np.uint8), *chunks])
-    return joined.reshape(-1, width)
-
-
-def _dense_policies(column: pa.ChunkedArray, cells: int) -> Block:
-    rows = np.flatnonzero(column.is_valid().to_numpy())
-    dense = column.drop_null()
-    lengths = dense.combine_chunks().value_lengths().to_numpy()
-    if (lengths != cells).any():
-        wrong = int(np.flatnonzero(lengths != cells)[0])
-        raise StoreError(
-            "a dense policy does not cover the board",
-            record=f"row {rows[wrong]}",
-            found=f"{lengths[wrong]} numbers",
-            expected=cells,
-        )
-    numbers = dense.combine_chunks().flatten().to_numpy()
-    return {
-        "policy": numbers.astype("<f4", copy=False).reshape(-1, cells),
-        "policy_row": rows.astype("<u4"),
-    }
-
-
-def block_to_policy(block: Mapping[str, npt.NDArray[Any]], cells: int) -> npt.NDArray[np.float32]:
-    """Return the policies of all positions of a block as float32 (n, cells).
-
-    A position without a dense policy gets a one-hot policy at its ``move``; a final position gets zeros.
-
-    Args:
-        block: The block.
-        cells: Number of cells of the board.
-    """
-    move = block["move"]
-    policy = np.zeros((len(move), cells), np.float32)
-    has_move = np.flatnonzero(move != NO_MOVE)
-    policy[has_move, move[has_move]] = 1.0
-    if "policy" in block:
-        policy[block["policy_row"]] = block["policy"]
-    return policy
 
 
 def block_samples(block: Block) -> Iterator[tuple[int, Block]]:
@@ -280,11 +161,11 @@ def read_blocks(path: str | AnyPath) -> Iterator[tuple[str, Block]]:
         FormatError: The shard is truncated or altered; names the shard, and the member or the byte. Blocks
             yielded before are then invalid.
     """
-    for key, block, _ in read_placed_blocks(path):
+    for key, block, _ in read_blocks_with_offsets(path):
         yield key, block
 
 
-def read_placed_blocks(path: str | AnyPath) -> Iterator[tuple[str, Block, dict[str, int]]]:
+def read_blocks_with_offsets(path: str | AnyPath) -> Iterator[tuple[str, Block, dict[str, int]]]:
     """Read the blocks or samples of a shard in order, with the offsets of their numbers.
 
     Args:
@@ -312,7 +193,7 @@ def read_placed_blocks(path: str | AnyPath) -> Iterator[tuple[str, Block, dict[s
                 if total > _MOST_BYTES or len(block) == _MOST_MEMBERS:
                     found = f"{len(block) + 1} members of {total:,} bytes"
                     raise broken(path, key, found, f"{_MOST_MEMBERS} of {_MOST_BYTES:,} at most")
-                block[header.field] = decode_array(members.numbers(), header)
+                block[header.field] = members.read_array()
                 places[header.field] = header.begin
                 header = members.next_header()
             is_sample = all(array.ndim == 0 for name, array in block.items() if name not in _UNPACKED)
@@ -324,16 +205,6 @@ def read_placed_blocks(path: str | AnyPath) -> Iterator[tuple[str, Block, dict[s
 
 _UNPACKED: Final = ("board", "policy")
 """Fields of a sample that are arrays, not single numbers."""
-
-
-def decode_array(numbers: bytes, header: MemberHeader) -> npt.NDArray[Any]:
-    """Return the array of a member as a read-only view of its bytes.
-
-    Args:
-        numbers: The bytes.
-        header: The headers of the member, with dtype and shape.
-    """
-    return np.frombuffer(numbers, header.dtype).reshape(header.shape)
 
 
 def samples_to_block(samples: Sequence[tuple[str, Block]], path: object) -> Block:

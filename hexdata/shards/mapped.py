@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from hexdata.progress import SILENT, Progress
-from hexdata.shards.block_check import POLICY_FIELDS, find_bad_row
+from hexdata.shards.block_check import find_bad_row
+from hexdata.shards.blocks import POLICY_FIELDS, Block
 from hexdata.shards.files import LocalShard, ShardPlace, open_shards, row_bytes
-from hexdata.shards.format import Block
 from hexdata.shards.manifest import FieldSpec, ShardManifest
 from hexdata.shards.options import Check, OnError
 

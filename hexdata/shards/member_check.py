@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from hexdata.errors import FormatError
-from hexdata.shards.block_check import POLICY_FIELDS
+from hexdata.shards.blocks import POLICY_FIELDS
 from hexdata.shards.manifest import FieldSpec, ShardEntry
 from hexdata.shards.tar_members import HEADER_BYTES, MemberHeader
 

@@ -13,7 +13,7 @@ from hexdata.errors import StoreError
 from hexdata.formats.legacy.dialect import DIALECT_KEY
 from hexdata.schema import board_size_of
 from hexdata.shards.block_check import BadRow, find_bad_row
-from hexdata.shards.format import SENTINELS, columns_to_block
+from hexdata.shards.blocks import SENTINELS, columns_to_block
 
 __all__ = ["check_positions", "find_bad_position"]
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from hexdata.errors import StoreError
 from hexdata.shards.block_check import check_block
-from hexdata.shards.format import Block, decode_array
+from hexdata.shards.blocks import Block
 from hexdata.shards.manifest import ShardEntry, ShardManifest
 from hexdata.shards.member_check import BlockPlace, altered, place_block
 from hexdata.shards.source import ByteStream, Part, Source
@@ -112,7 +112,7 @@ class BlockReader:
             place.check_header(field, header, self._fields[field])
             headers[field] = header
             if field in self.specs:
-                block[field] = decode_array(members.numbers(), header)
+                block[field] = members.read_array()
             else:
                 members.skip()
         place.check_layout(headers)

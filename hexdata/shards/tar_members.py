@@ -1,7 +1,7 @@
 """Strict reading of the tar members of a shard, shared by all readers of shards.
 
-Every size is checked against the size of the file before any bytes are read. The numbers of a member are
-returned unchecked.
+Every size is checked against the size of the file before any bytes are read. The values of an
+array are returned unchecked.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import math
 import re
 import tarfile
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from hexdata.errors import FormatError
 from hexdata.storage import AnyPath
@@ -243,7 +244,7 @@ def check_end(rest: bytes, length: int, size: int, path: object) -> None:
 class MemberReader:
     """Sequential reader of the members of a shard, or of a part of it.
 
-    Call ``next_header``, then ``numbers`` or ``skip``, until ``next_header`` returns None.
+    Call ``next_header``, then ``read_array`` or ``skip``, until ``next_header`` returns None.
 
     Args:
         read: Called with a number of bytes, returns at most that many bytes of the shard, none at the end.
@@ -283,8 +284,8 @@ class MemberReader:
         self._header = parse_headers(header + npy, begin, self._stop, self._path, record)
         return self._header
 
-    def numbers(self) -> bytes:
-        """Return the bytes of the numbers of the member whose headers were read last.
+    def read_array(self) -> npt.NDArray[Any]:
+        """Return the array of the member whose headers were read last, as a read-only view of its bytes.
 
         Raises:
             FormatError: The shard is truncated, or the padding after the numbers is not zero.
@@ -292,7 +293,7 @@ class MemberReader:
         header = self._last()
         data = self._take(header.bytes, header.name)
         self._read_padding(header)
-        return data
+        return np.frombuffer(data, header.dtype).reshape(header.shape)
 
     def skip(self) -> None:
         """Read and discard the numbers of the member whose headers were read last.

@@ -6,7 +6,8 @@ from typing import Any, Final
 
 from hexdata.errors import StoreError
 from hexdata.shards.block_check import check_block
-from hexdata.shards.format import Block, read_blocks, samples_to_block
+from hexdata.shards.blocks import Block
+from hexdata.shards.format import read_blocks, samples_to_block
 from hexdata.show.position import Position
 from hexdata.storage import AnyPath
 

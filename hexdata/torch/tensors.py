@@ -16,7 +16,7 @@ from hexdata.board import MAX_SIZE, MIN_SIZE, RED
 from hexdata.checks import as_int, check_count
 from hexdata.errors import ConfigError
 from hexdata.schema import NO_MOVE, board_bytes, board_size_of
-from hexdata.shards.format import block_to_policy
+from hexdata.shards.blocks import block_to_policy
 
 __all__ = ["PIPE_BYTES", "TensorBatch", "WorkerBatch", "as_tensors", "expand_policy", "to_device", "unpack"]
 

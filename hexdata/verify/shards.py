@@ -10,13 +10,9 @@ import pyarrow as pa
 from hexdata.errors import VerifyError
 from hexdata.progress import Progress
 from hexdata.schema import positions_schema
-from hexdata.shards.block_check import block_fields, check_block
-from hexdata.shards.format import (
-    Block,
-    block_samples,
-    columns_to_block,
-    read_placed_blocks,
-)
+from hexdata.shards.block_check import check_block
+from hexdata.shards.blocks import Block, block_fields, columns_to_block
+from hexdata.shards.format import block_samples, read_blocks_with_offsets
 from hexdata.shards.manifest import ShardEntry, ShardManifest
 from hexdata.store import Store
 from hexdata.store.parquet import Rows, read_rows, regroup
@@ -105,7 +101,7 @@ def _compare(
     ):
         raise VerifyError("the two manifests contradict each other", path=path)
     fields: set[str] = set()
-    blocks = read_placed_blocks(path)
+    blocks = read_blocks_with_offsets(path)
     sample = manifest.layout.removesuffix("s")
     for number, table in enumerate(tables):
         key, found, places = next(blocks, ("", {}, {}))

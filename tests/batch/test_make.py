@@ -20,7 +20,7 @@ from hexdata.board import pack_boards
 from hexdata.errors import ConfigError
 from hexdata.order import derive_key, sort_key
 from hexdata.schema import NO_GAME, NO_MOVE, NO_PLY, NO_TIER, board_bytes
-from hexdata.shards.format import block_fields
+from hexdata.shards.blocks import block_fields
 
 Arrays = dict[str, np.ndarray]
 SEED, EPOCH = 11, 4

@@ -17,7 +17,9 @@ import numpy.typing as npt
 from hexdata.batch import Batch, BatchOptions, make_batch
 from hexdata.board import pack_boards
 from hexdata.schema import NO_MOVE
-from hexdata.shards.format import ShardEntry, ShardManifest, ShardWriter, block_fields
+from hexdata.shards.blocks import block_fields
+from hexdata.shards.format import ShardWriter
+from hexdata.shards.manifest import ShardEntry, ShardManifest
 
 N = 13
 CELLS = N * N

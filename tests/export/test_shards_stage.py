@@ -16,7 +16,9 @@ from hexdata.board import unpack_boards
 from hexdata.errors import ConfigError, StoreError, StoreLockedError
 from hexdata.export import ExportOptions, export_shards
 from hexdata.progress import Silent
-from hexdata.shards.format import ShardManifest, block_to_policy, columns_to_block, read_blocks
+from hexdata.shards.blocks import block_to_policy, columns_to_block
+from hexdata.shards.format import read_blocks
+from hexdata.shards.manifest import ShardManifest
 from hexdata.shuffle import ShuffleOptions, shuffle_store
 from hexdata.store import Store
 from hexdata.verify import verify_store

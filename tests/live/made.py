@@ -15,7 +15,7 @@ from hexdata.demo.games import make_games
 from hexdata.live.chunk import PLIES, Chunk
 from hexdata.live.stage import Stage, Transform, Worker
 from hexdata.schema import NO_MOVE, NO_PLY, NO_TIER
-from hexdata.shards.format import Block
+from hexdata.shards.blocks import Block
 from tests.live.counting import until
 
 N = 5

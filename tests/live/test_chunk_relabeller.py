@@ -13,7 +13,7 @@ from hexdata.live import Chunk, Targets
 from hexdata.live.chunk_relabeller import ChunkRelabeller, Relabel
 from hexdata.live.chunk_unpacker import ChunkUnpacker
 from hexdata.live.pipeline import Pipeline
-from hexdata.shards.format import Block, block_length
+from hexdata.shards.blocks import Block, block_length
 from tests.live.made import CELLS, MadeGames, found_chunk, plain_row, rows_of, whole_chunks
 
 

@@ -15,7 +15,7 @@ from hexdata.errors import ConfigError, StoreError
 from hexdata.live.chunk import PLIES, Chunk
 from hexdata.live.chunk_unpacker import ChunkUnpacker
 from hexdata.live.pipeline import Pipeline
-from hexdata.shards.format import block_fields
+from hexdata.shards.blocks import block_fields
 from tests.live.counting import in_thread, until
 from tests.live.made import MadeGames, N, found_chunk, ids_of, plain_row, rows_of, whole_chunks
 

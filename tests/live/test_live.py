@@ -29,7 +29,7 @@ from hexdata.live.pipeline import Pipeline
 from hexdata.live.queue import Overflow
 from hexdata.live.shuffling_chunk_pool import ShufflingChunkPool
 from hexdata.live.stream_shuffler import StreamShuffler
-from hexdata.shards.format import Block
+from hexdata.shards.blocks import Block
 
 if TYPE_CHECKING:
     from .conftest import StartWriter

@@ -12,7 +12,7 @@ from hexdata.live.chunk_unpacker import ChunkUnpacker
 from hexdata.live.pipeline import Pipeline
 from hexdata.live.shuffling_frame_sampler import Reservoir, ShufflingFrameSampler
 from hexdata.order import derive_key, uniform_draw
-from hexdata.shards.format import Block, block_length
+from hexdata.shards.blocks import Block, block_length
 from tests.live.made import MadeGames, Row, block_rows, ids_of, rows_of, whole_chunks
 
 SEED = 5

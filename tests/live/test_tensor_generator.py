@@ -15,7 +15,7 @@ from hexdata.errors import ConfigError
 from hexdata.live.chunk_unpacker import ChunkUnpacker
 from hexdata.live.pipeline import Pipeline
 from hexdata.live.tensor_generator import TensorGenerator
-from hexdata.shards.format import Block
+from hexdata.shards.blocks import Block
 from tests.live.counting import in_thread, until
 from tests.live.made import MadeGames, N, found_chunk
 

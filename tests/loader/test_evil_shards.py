@@ -11,7 +11,7 @@ import pytest
 from hexdata.errors import HexdataError
 from hexdata.live.shard_source import shard_batches
 from hexdata.loader import Loader
-from hexdata.shards.format import Block
+from hexdata.shards.blocks import Block
 from hexdata.show import read_shard_position
 from tests.publisher import alter_blocks, alter_bytes, set_header
 

@@ -13,7 +13,7 @@ from hexdata.loader import exact
 from hexdata.loader.exact import ExactShards
 from hexdata.loader.options import LoaderOptions
 from hexdata.order import shuffle_indices
-from hexdata.shards.format import ShardManifest
+from hexdata.shards.manifest import ShardManifest
 
 if TYPE_CHECKING:
     from tests.shard_folder import MakeShards, ShardFolder

@@ -14,7 +14,7 @@ from hexdata.convert import ConvertOptions, convert_sources
 from hexdata.errors import ConfigError, FormatError, HexdataError, StoreError
 from hexdata.export import ExportOptions, export_shards
 from hexdata.loader import Loader, PositionDataset
-from hexdata.shards.format import ShardManifest
+from hexdata.shards.manifest import ShardManifest
 from hexdata.shuffle import ShuffleOptions, shuffle_store
 
 if TYPE_CHECKING:

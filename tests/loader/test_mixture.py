@@ -23,7 +23,9 @@ from hexdata.errors import ConfigError, StoreError
 from hexdata.loader import Loader
 from hexdata.loader.mixture import Mixture, MixtureOptions, SourceCounts
 from hexdata.order import Permutation, derive_key
-from hexdata.shards.format import ShardManifest, ShardWriter, block_fields
+from hexdata.shards.blocks import block_fields
+from hexdata.shards.format import ShardWriter
+from hexdata.shards.manifest import ShardManifest
 from hexdata.shards.mapped import Gathered, MappedShards
 
 if TYPE_CHECKING:

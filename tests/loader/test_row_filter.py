@@ -15,7 +15,7 @@ from hexdata.errors import ConfigError, FormatError
 from hexdata.loader.options import LoaderOptions
 from hexdata.loader.row_filter import Subset, choose_rows
 from hexdata.schema import NO_MOVE
-from hexdata.shards.format import ShardManifest
+from hexdata.shards.manifest import ShardManifest
 from hexdata.shards.mapped import MappedShards
 
 if TYPE_CHECKING:

@@ -20,7 +20,8 @@ from hexdata.errors import ConfigError, FormatError, HexdataError, StoreError
 from hexdata.loader import Loader
 from hexdata.loader.options import LoaderOptions
 from hexdata.loader.stream import StreamEpoch
-from hexdata.shards.format import Block, ShardManifest, block_to_policy
+from hexdata.shards.blocks import Block, block_to_policy
+from hexdata.shards.manifest import ShardManifest
 from hexdata.shards.source import WHOLE, ByteStream, Part, Source
 from hexdata.shards.sources import FolderSource, make_source
 

@@ -11,7 +11,7 @@ import pytest
 from hexdata.errors import ConfigError, FormatError
 from hexdata.loader import Loader
 from hexdata.loader.trial import LoadOptions, drive_loader
-from hexdata.shards.format import Block
+from hexdata.shards.blocks import Block
 from tests.publisher import alter_blocks
 
 if TYPE_CHECKING:

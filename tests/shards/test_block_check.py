@@ -10,8 +10,8 @@ import pytest
 from hexdata.board import MAX_SIZE, MIN_SIZE, pack_boards
 from hexdata.errors import FormatError
 from hexdata.schema import NO_GAME, NO_MOVE, NO_PLY, NO_TIER
-from hexdata.shards.block_check import block_fields, check_block, find_bad_row
-from hexdata.shards.format import Block
+from hexdata.shards.block_check import check_block, find_bad_row
+from hexdata.shards.blocks import Block, block_fields
 
 N, ROWS = 5, 9
 

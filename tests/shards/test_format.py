@@ -18,9 +18,10 @@ import pytest
 
 from hexdata.board import pack_boards
 from hexdata.errors import FormatError, StoreError
-from hexdata.schema import NO_GAME, NO_MOVE, NO_TIER, board_bytes, board_size_of, positions_schema
-from hexdata.shards import format as shard_format
-from hexdata.shards.format import ShardManifest, ShardWriter
+from hexdata.schema import NO_GAME, NO_MOVE, NO_PLY, NO_TIER, board_bytes, board_size_of, positions_schema
+from hexdata.shards.blocks import Block, block_fields, block_to_policy, columns_to_block
+from hexdata.shards.format import ShardWriter, block_samples, read_blocks
+from hexdata.shards.manifest import ShardEntry, ShardManifest
 from hexdata.shards.tar_members import member_headers, npy_header, parse_npy_header
 
 SIZE = 5
@@ -57,7 +58,7 @@ def positions(count: int, first: int = 0) -> pa.Table:
     )
 
 
-def write(blocks: list[shard_format.Block]) -> tuple[bytes, ShardWriter]:
+def write(blocks: list[Block]) -> tuple[bytes, ShardWriter]:
     file = io.BytesIO()
     writer = ShardWriter(file)
     for key, block in enumerate(blocks):
@@ -66,10 +67,10 @@ def write(blocks: list[shard_format.Block]) -> tuple[bytes, ShardWriter]:
     return file.getvalue(), writer
 
 
-def blocks_of(*counts: int, with_policy: bool = True) -> list[shard_format.Block]:
+def blocks_of(*counts: int, with_policy: bool = True) -> list[Block]:
     firsts = np.cumsum([0, *counts]).tolist()
     tables = [positions(count, first) for count, first in zip(counts, firsts, strict=False)]
-    return [shard_format.columns_to_block(table, with_policy) for table in tables]
+    return [columns_to_block(table, with_policy) for table in tables]
 
 
 @pytest.fixture
@@ -84,47 +85,47 @@ def shard(tmp_path: Path) -> Path:
 
 def test_columns_become_arrays_with_sentinels_for_nulls() -> None:
     table = positions(10)
-    block = shard_format.columns_to_block(table, with_policy=True)
+    block = columns_to_block(table, with_policy=True)
     assert {name: (array.dtype.str, array.shape[1:]) for name, array in block.items()} == {
-        name: tuple(spec) for name, spec in shard_format.block_fields(SIZE, with_policy=True).items()
+        name: tuple(spec) for name, spec in block_fields(SIZE, with_policy=True).items()
     }
     assert block["board"].tobytes() == b"".join(table["board"].to_pylist())
     assert block["move"].tolist() == [NO_MOVE, 11, 11, 11, 11] * 2
     assert block["game_id"].tolist() == [NO_GAME, 7, 7, 7, 7] * 2
     assert block["value_sample_tier"].tolist() == [NO_TIER, 2, 2, 2, 2] * 2
-    assert block["position_in_game"].tolist() == [shard_format.NO_PLY, 3, 3, 3, 3] * 2
+    assert block["position_in_game"].tolist() == [NO_PLY, 3, 3, 3, 3] * 2
     assert block["policy_row"].tolist() == [0, 4, 8]
     assert block["policy"].tolist() == table["policy"].drop_null().to_pylist()
 
 
 def test_cut_and_chunked_tables_give_the_same_block() -> None:
     whole = positions(30)
-    expected = shard_format.columns_to_block(whole.slice(7, 15).combine_chunks(), with_policy=True)
+    expected = columns_to_block(whole.slice(7, 15).combine_chunks(), with_policy=True)
     chunked = pa.concat_tables([whole.slice(7, 4), whole.slice(11, 0), whole.slice(11, 11)])
     batch = whole.combine_chunks().to_batches()[0].slice(7, 15)
     for table in (whole.slice(7, 15), chunked, batch):
-        block = shard_format.columns_to_block(table, with_policy=True)
+        block = columns_to_block(table, with_policy=True)
         assert all(np.array_equal(block[name], expected[name]) for name in expected)
         assert block.keys() == expected.keys()
 
 
 @pytest.mark.parametrize("rows", [0, 3])
 def test_a_block_without_dense_policies_still_has_the_fields(rows: int) -> None:
-    block = shard_format.columns_to_block(positions(8).slice(1, rows), with_policy=True)
+    block = columns_to_block(positions(8).slice(1, rows), with_policy=True)
     assert block["policy"].shape == (0, CELLS)
     assert block["policy_row"].shape == (0,)
     assert block["board"].shape == (rows, 7)
-    assert "policy" not in shard_format.columns_to_block(positions(8).slice(1, rows), with_policy=False)
+    assert "policy" not in columns_to_block(positions(8).slice(1, rows), with_policy=False)
 
 
 def test_a_null_value_and_a_short_policy_are_refused() -> None:
     table = positions(4)
     broken = table.set_column(7, "value", pa.array([0.0, None, 1.0, 0.0], pa.float32()))
     with pytest.raises(StoreError, match="column value holds 1 nulls"):
-        shard_format.columns_to_block(broken, with_policy=False)
+        columns_to_block(broken, with_policy=False)
     short = pa.array([None, None, [0.5, 0.5], None], pa.list_(pa.float32()))
     with pytest.raises(StoreError, match="row 2: a dense policy does not cover the board; found 2 numbers"):
-        shard_format.columns_to_block(table.set_column(6, "policy", short), with_policy=True)
+        columns_to_block(table.set_column(6, "policy", short), with_policy=True)
 
 
 def test_board_size_follows_from_the_width() -> None:
@@ -136,7 +137,7 @@ def test_board_size_follows_from_the_width() -> None:
 
 def test_blocks_come_back(shard: Path) -> None:
     written = blocks_of(16, 16, 9)
-    read = list(shard_format.read_blocks(shard))
+    read = list(read_blocks(shard))
     assert [key for key, _ in read] == ["000000", "000001", "000002"]
     for (_, block), expected in zip(read, written, strict=True):
         assert block.keys() == expected.keys()
@@ -197,7 +198,7 @@ def test_a_cut_shard_is_an_error_wherever_it_is_cut(shard: Path) -> None:
     for length in {0, *borders, *range(len(data) - 12_000, len(data), 511), len(data) - 1}:
         shard.write_bytes(data[:length])
         with pytest.raises(FormatError, match="cut or altered") as caught:
-            list(shard_format.read_blocks(shard))
+            list(read_blocks(shard))
         assert caught.value.path == str(shard)
         assert caught.value.record
 
@@ -215,7 +216,7 @@ def test_an_altered_shard_names_the_member(shard: Path) -> None:
     ]:
         shard.write_bytes(data[:place] + bytes([byte]) + data[place + 1 :])
         with pytest.raises(FormatError, match="cut or altered") as caught:
-            list(shard_format.read_blocks(shard))
+            list(read_blocks(shard))
         assert caught.value.record == where
 
 
@@ -284,17 +285,17 @@ def test_samples_are_single_positions(tmp_path: Path, with_policy: bool) -> None
     path = tmp_path / "train-000000.tar"
     with path.open("wb") as file:
         writer = ShardWriter(file)
-        for position_id, sample in shard_format.block_samples(block):
+        for position_id, sample in block_samples(block):
             writer.write_sample(position_id, sample)
         writer.close()
     assert (writer.positions, writer.blocks, writer.offsets) == (10, 10, {})
-    read = list(shard_format.read_blocks(path))
+    read = list(read_blocks(path))
     assert [key for key, _ in read] == [f"{i:09d}" for i in range(10)]
     boards = np.stack([sample["board"] for _, sample in read])
     assert boards.shape == (10, 2, SIZE, SIZE)
     assert np.array_equal(pack_boards(boards), block["board"])
     assert read[3][1]["move"].shape == ()
-    policy = shard_format.block_to_policy(block, CELLS)
+    policy = block_to_policy(block, CELLS)
     for row, (_, sample) in enumerate(read):
         assert sample["move"] == block["move"][row]
         assert ("policy" in sample) == with_policy
@@ -303,7 +304,7 @@ def test_samples_are_single_positions(tmp_path: Path, with_policy: bool) -> None
 
 def test_policy_is_dense_where_there_is_one_else_one_hot_else_zeros() -> None:
     (block,) = blocks_of(6)
-    policy = shard_format.block_to_policy(block, CELLS)
+    policy = block_to_policy(block, CELLS)
     assert np.array_equal(policy[[0, 4]], block["policy"])
     assert policy[1].sum() == 1.0
     assert policy[1, 11] == 1.0
@@ -323,7 +324,7 @@ def manifest_of(*counts: int, **changes: object) -> ShardManifest:
         "block_size": 16,
         "shard_size": 64,
         "seed": 7,
-        "fields": shard_format.block_fields(SIZE, with_policy=True),
+        "fields": block_fields(SIZE, with_policy=True),
         "splits": {"train": (entry,), "val": ()},
     }
     return ShardManifest(**{**facts, **changes})  # type: ignore[arg-type]
@@ -388,7 +389,7 @@ def test_manifests_that_cannot_be_used_say_why(tmp_path: Path) -> None:
 def test_a_shard_that_contradicts_the_manifest_is_refused(change: dict[str, object], message: str) -> None:
     entry = manifest_of(16, 9).splits["train"][0]
     with pytest.raises(StoreError, match=message):
-        manifest_of(16, 9, splits={"train": (shard_format.ShardEntry(**{**vars(entry), **change}),)})
+        manifest_of(16, 9, splits={"train": (ShardEntry(**{**vars(entry), **change}),)})
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hexdata.errors import BudgetError, FormatError, StoreError
+from hexdata.shards.blocks import block_to_policy
 from hexdata.shards.files import LocalShard
-from hexdata.shards.format import ShardManifest, block_to_policy, read_blocks
+from hexdata.shards.format import read_blocks
+from hexdata.shards.manifest import ShardManifest
 from hexdata.shards.mapped import MappedShards
 from tests.publisher import set_header
 

@@ -13,7 +13,8 @@ import pytest
 import webdataset
 
 from hexdata.errors import FormatError, StoreError
-from hexdata.shards.format import Block, ShardManifest, block_to_policy
+from hexdata.shards.blocks import Block, block_to_policy
+from hexdata.shards.manifest import ShardManifest
 from hexdata.shards.reader import BlockReader
 from hexdata.shards.sources import make_source
 

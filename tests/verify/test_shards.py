@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hexdata.export import ExportOptions, export_shards
-from hexdata.shards.format import Block, FieldSpec, ShardEntry, ShardManifest, ShardWriter, read_blocks
+from hexdata.shards.blocks import Block
+from hexdata.shards.format import ShardWriter, read_blocks
+from hexdata.shards.manifest import FieldSpec, ShardEntry, ShardManifest
 from hexdata.store.files import FileFacts, atomic_file, digest_file, write_bytes
 from hexdata.store.manifest import Manifest
 
