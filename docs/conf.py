@@ -27,14 +27,14 @@ autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
 nitpick_ignore_regex = [
     (r"py:.*", r"(_duckdb|collections|io|np|npt|numpy|pathlib|pyarrow|threading|torch|typing)\..*"),
-    (r"py:class", r"Batch|Tensor|tuple\[.*|[a-z]+|hexdata\.order\.Item|hexdata\.store\.Store"),
+    (r"py:class", r"Batch|Tensor|TensorBatch|tuple\[.*|[a-z]+|hexdata\.order\.Item|hexdata\.store\.Store"),
     (r"py:.*", r"hexdata\.\w+\.[a-z]\w*\..*"),
     # Signatures with AnyPath, of which a part is known to the type checker only, stand as they are written.
     (r"py:class", r"(Any|Remote|U)?Path|BufferedReader|DuckDBPyConnection|FileFacts|Store|pa\.\w+"),
     (r"py:class", r"BoardForm|CacheFolder|FinalPolicy|Mode|OnError|Remainder"),
 ]
 """What need not lead anywhere: names of other projects, whose indices would need a network, and types that
-stand in a signature and are no part of a room's public names."""
+stand in a signature and are not public names of a package."""
 
 html_theme = "furo"
 html_title = f"hexdata {release}"
