@@ -23,7 +23,7 @@ from hexdata import (
     verify_store,
 )
 from hexdata.errors import BudgetError, ConfigError, HexdataError
-from hexdata.export import ExportOptions, export_shards
+from hexdata.export import ExportOptions, PicklesOptions, export_pickles, export_shards
 from hexdata.loader.mixture import Mixture
 from hexdata.shuffle import ShuffleOptions, shuffle_store
 from hexdata.verify import VerifyOptions
@@ -157,6 +157,7 @@ REFUSED = r"(cannot be used|unknown .*|leave some for train); found .*; expected
 INTEGERS = {
     ConvertOptions: {"workers": 2, "memory": 10**9},
     ExportOptions: {"workers": 2, "memory": 10**9, "shard_size": 8192, "block_size": 4},
+    PicklesOptions: {"workers": 2, "memory": 10**9, "level": 2},
     ShuffleOptions: {"seed": 2, "buckets": 2, "memory": 10**9, "threads": 2, "per_game": 2},
     VerifyOptions: {"memory": 10**9, "threads": 2},
 }
@@ -189,6 +190,8 @@ def test_integers_of_a_stage_are_integers(kind, name):
         (ConvertOptions, "salvage", ["yes", 1, None, []]),
         (ConvertOptions, "truncate_repeats", ["yes", 1, None, []]),
         (ExportOptions, "layout", ["tar", True, None, 0, ["blocks"]]),
+        (PicklesOptions, "order", ["sorted", True, None, 0, ["original"]]),
+        (PicklesOptions, "level", [0, 10]),
         (ShuffleOptions, "where", [True, 3, ["ply > 3"], b"true"]),
         (ShuffleOptions, "balance_by", [True, 3, ["ply"]]),
         (ShuffleOptions, "stratify_by", [True, 3, ["ply"]]),
@@ -212,6 +215,7 @@ def test_too_little_memory_is_another_error():
 STAGES = [
     (shuffle_store, "store", ()),
     (export_shards, "store", ()),
+    (export_pickles, "store", ()),
     (verify_store, "store", ()),
     (read_game, "store", (1,)),
     (read_position, "store", (1,)),
@@ -234,7 +238,7 @@ def test_a_location_is_a_path_or_an_address(function, name, others, value):
 @pytest.mark.parametrize("options", [{}, {"seed": 1}, 3, "fast", True])
 def test_options_of_a_stage_are_of_its_kind(shards, options):
     store = shards.parent
-    for function in (shuffle_store, export_shards, verify_store):
+    for function in (shuffle_store, export_shards, export_pickles, verify_store):
         with pytest.raises(ConfigError, match=r"options cannot be used; found .*; expected hexdata\."):
             function(store, options)
     with pytest.raises(ConfigError, match=r"options cannot be used; found .*; expected hexdata\."):

@@ -7,7 +7,8 @@ arguments and the store only, so the bytes do not depend on the number of worker
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Final
@@ -17,9 +18,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from hexdata.checks import check_choice, check_fields, check_options
 from hexdata.engine import LOCAL, Engine
 from hexdata.errors import ConfigError, HexdataError, StoreError
-from hexdata.export.workers import run_workers
+from hexdata.export.stage import ExportStage
 from hexdata.formats.legacy import DIALECTS, write_legacy
 from hexdata.pool import WorkerOptions
 from hexdata.progress import SILENT, Progress
@@ -27,10 +29,8 @@ from hexdata.schema import SPLITS, positions_schema, raw_schema
 from hexdata.shards.position_check import check_positions
 from hexdata.storage import AnyPath
 from hexdata.store import Store
-from hexdata.store.files import FileFacts, atomic_file, remove_tree
-from hexdata.store.integrity import find_damage, find_published_damage, require_intact
+from hexdata.store.files import FileFacts, atomic_file
 from hexdata.store.journal import journaled
-from hexdata.store.ledger import Ledger
 from hexdata.store.originals import PICKLE_SUFFIX, WINNERS, Original, list_originals, pickle_names
 from hexdata.store.parquet import Rows, parquet_input, read_rows
 from hexdata.strict_json import parse_metadata, shortened
@@ -80,11 +80,12 @@ class PicklesOptions(WorkerOptions):
     level: int = 6
 
     def __post_init__(self) -> None:
+        check_fields(self, {"workers": 1, "memory": 0})
         super().__post_init__()
-        if self.order not in ORDERS:
-            raise ConfigError("unknown order", found=self.order, expected=" or ".join(ORDERS))
-        if not 1 <= self.level <= 9:
-            raise ConfigError("level must be 1 to 9", found=self.level)
+        check_choice("order", self.order, ORDERS)
+        check_fields(self, {"level": 1})
+        if self.level > 9:
+            raise ConfigError("level cannot be used", found=self.level, expected="an integer, 1 to 9")
 
 
 @dataclass(frozen=True)
@@ -132,36 +133,72 @@ def export_pickles(
         Counts and sizes of the pickles in the store.
 
     Raises:
+        ConfigError: an argument has the wrong type.
         StoreError: there is no store, it is damaged, it has no shuffle (for the order "shuffled"), or
             another process writes to it.
         InputError: a source has content that cannot be written as a pickle; the message names it.
         BudgetError: the workers do not fit into the memory, or the disk is full.
         EngineError: a machine of ``engine`` differs from this one or cannot access the store.
     """
-    options = options or PicklesOptions()
+    settings = check_options(options, PicklesOptions)
     target = Store.open(store, shares_work=engine.machines.separate)
-    stage = f"pickles-{options.order}"
-    with target.writing(stage), journaled(target.path, stage) as watched:
-        if options.order == "shuffled":
+    stage = f"pickles-{settings.order}"
+    with target.writing(stage), journaled(target.path, stage) as journal:
+        if settings.order == "shuffled":
             target.require_stage("shuffle")
         engine.require([], target.path)
-        result = _Run(target, options, progress, engine).export()
-        if not result.already_done:
-            watched.finish(positions=result.positions, bytes=result.bytes, resumed=result.resumed > 0)
+        resumed, already_done = _PickleExport(target, settings, progress, engine).run()
+        files = target.manifest.files_in(f"pickles/{settings.order}")
+        result = PicklesResult(
+            order=settings.order,
+            positions=sum(facts.rows for facts in files.values()),
+            files=_count_pickles(files),
+            bytes=sum(facts.bytes for facts in files.values()),
+            resumed=resumed,
+            already_done=already_done,
+        )
+        if not already_done:
+            journal.finish(positions=result.positions, bytes=result.bytes, resumed=resumed > 0)
         return result
 
 
+_WRITER_ERRORS: Final = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""Errors that the pickle writer raises on headers and extras that ``convert`` never writes."""
+
+
+class _PickleFile(ABC):
+    """A file of the export: a pickle, or the progress file beside it."""
+
+    positions: int
+
+    def write(self, path: AnyPath) -> FileFacts:
+        """Write the file and return its size and digest."""
+        try:
+            return self.write_content(path)
+        except HexdataError as error:
+            raise error.at(path) from None
+        except _WRITER_ERRORS as error:
+            raise StoreError(
+                "the store's description of a source cannot be written as a pickle",
+                path=path,
+                found=shortened(f"{type(error).__name__}: {error}"),
+                expected="headers and extras as `hexdata convert` writes them",
+                hint="Run `hexdata verify` to list the damaged files.",
+            ) from error
+
+    @abstractmethod
+    def write_content(self, path: AnyPath) -> FileFacts: ...
+
+
 @dataclass(frozen=True)
-class _OriginalFile:
+class _OriginalFile(_PickleFile):
     """The pickle of one source."""
 
     source: Original
+    positions: int
+    level: int
 
-    @property
-    def positions(self) -> int:
-        return self.source.positions
-
-    def write(self, path: AnyPath, level: int) -> FileFacts:
+    def write_content(self, path: AnyPath) -> FileFacts:
         source = self.source
         with atomic_file(path, replace=False) as file:
             count = write_legacy(
@@ -170,7 +207,7 @@ class _OriginalFile:
                 board_size=source.board_size or 0,
                 dialect=source.dialect,
                 header=_processed_header(source) if source.is_raw else source.header,
-                level=level,
+                level=self.level,
             )
             return file.facts(count)
 
@@ -192,11 +229,12 @@ def _processed_header(source: Original) -> dict[str, object]:
 
 
 @dataclass(frozen=True)
-class _ShuffledFile:
+class _ShuffledFile(_PickleFile):
     """The pickle of one bucket."""
 
     bucket: AnyPath
     positions: int
+    level: int
     number: int
     buckets: int
     """Number of buckets of the split."""
@@ -206,7 +244,7 @@ class _ShuffledFile:
     sources: pa.Table
     """The sources with positions: ``name``, ``origin``, and ``end``, their last position_id + 1."""
 
-    def write(self, path: AnyPath, level: int) -> FileFacts:
+    def write_content(self, path: AnyPath) -> FileFacts:
         header = {
             "shuffling_stats": {
                 "num_buckets": self.buckets,
@@ -223,7 +261,7 @@ class _ShuffledFile:
                 board_size=self.board_size,
                 dialect=_SHUFFLED_DIALECT,
                 header=header,
-                level=level,
+                level=self.level,
             )
             return file.facts(count)
 
@@ -266,22 +304,22 @@ class _ShuffledFile:
 
     def _extra(self, stored: pa.RecordBatch, of_game: pa.Array) -> pa.Array:
         """Return ``original_source`` as JSON: the raw file stated by the game, else metadata, else source."""
-        place = np.searchsorted(self.sources["end"], stored.column("position_id"), side="right")
-        if len(place) and place.max() >= self.sources.num_rows:
+        source = np.searchsorted(self.sources["end"], stored.column("position_id"), side="right")
+        if len(source) and source.max() >= self.sources.num_rows:
             raise StoreError(
                 "the sources have fewer positions than the store",
                 path=self.bucket,
-                found=f"position {stored.column('position_id')[int(place.argmax())]}",
-                hint="Run `hexdata verify` to list the faults.",
+                found=f"position {stored.column('position_id')[int(source.argmax())]}",
+                hint="Run `hexdata verify` to list the damaged files.",
             )
-        of_source = self.sources["origin"].combine_chunks().take(pa.array(place))
+        of_source = self.sources["origin"].combine_chunks().take(pa.array(source))
         origin = pc.coalesce(of_game, _named_origins(stored.column("extra")), of_source).dictionary_encode()
         texts = [json.dumps({"original_source": name}) for name in origin.dictionary.to_pylist()]
         return pa.array(texts, pa.string()).take(origin.indices)
 
 
 @dataclass(frozen=True)
-class _ProgressFile:
+class _ProgressFile(_PickleFile):
     """The progress file that a complete run of the legacy shuffle writes beside its buckets."""
 
     buckets: int
@@ -289,7 +327,7 @@ class _ProgressFile:
     sources: tuple[str, ...]
     positions: int = 0
 
-    def write(self, path: AnyPath, _level: int) -> FileFacts:
+    def write_content(self, path: AnyPath) -> FileFacts:
         content = {
             "started_at": NO_TIME,
             "last_updated": NO_TIME,
@@ -347,186 +385,84 @@ def _encodable(name: object) -> str | None:
     return encodable(name) if isinstance(name, str) else None
 
 
-_File = _OriginalFile | _ShuffledFile | _ProgressFile
+class _PickleExport(ExportStage):
+    """One run of ``export_pickles``."""
 
+    ENTRY = FileFacts
+    PLAN = ("order", "level")
 
-class _Run:
-    """A run of the export under the store's lock."""
+    options: PicklesOptions
 
     def __init__(self, store: Store, options: PicklesOptions, progress: Progress, engine: Engine) -> None:
-        self.store = store
-        self.options = options
-        self.progress = progress
-        self.engine = engine
+        super().__init__(store, options, progress, engine)
         self.stage = f"pickles-{options.order}"
-        self.place = f"pickles/{options.order}"
-        self.work = store.work / self.stage
-        self.intact: set[str] = set()
-        """Names of published files that this run has found undamaged."""
+        self.folder = f"pickles/{options.order}"
+        self.inputs = _INPUTS[options.order]
 
-    def export(self) -> PicklesResult:
-        asked = {
-            "of": self.store.made_of(self.stage),
-            "order": self.options.order,
-            "level": self.options.level,
-        }
-        damage = self._damage(asked)
-        if damage is not None and not damage:
-            # A run may have been killed after it wrote the manifest and before it removed this folder.
-            remove_tree(self.work)
-            return self._result(resumed=0, already_done=True)
-        folders = _INPUTS[self.options.order]
-        require_intact(self.store, folders, engine=self.engine, progress=self.progress)
-        ledger = Ledger(self.work / "progress.json", self.stage, asked, FileFacts)
-        if not len(ledger):
-            if damage is None:
-                self._clear()
-            else:
-                self._keep_intact(damage, ledger)
-        resumed = len(ledger)
-        files = self._shuffled() if self.options.order == "shuffled" else self._original()
-        self._write(files, ledger)
-        self._publish({name: FileFacts(**ledger[name]) for name in files}, asked)
-        return self._result(resumed)
-
-    def _damage(self, asked: dict[str, Any]) -> dict[str, StoreError] | None:
-        """Return the damaged files of the requested export, or None if the store does not have it."""
-        if not asked.items() <= self.store.manifest.stages.get(self.stage, {}).items():
-            return None
-        damage = find_published_damage(self.store, self.place, engine=self.engine, progress=self.progress)
+    def find_damage(self) -> dict[str, StoreError]:
+        damage = super().find_damage()
         if self.options.order == "shuffled":  # an export of an earlier release lacks these files
             splits = {name.split("/")[1] for name in self.store.manifest.files_in("shuffled")}
-            names = {f"{self.place}/{split}/{PROGRESS_NAME}" for split in splits}
+            names = {f"{self.folder}/{split}/{PROGRESS_NAME}" for split in splits}
             for name in names - self.store.manifest.files.keys():
                 damage[name] = StoreError("the file is missing", path=self.store.path / name)
         return damage
 
-    def _keep_intact(self, damage: dict[str, StoreError], ledger: Ledger) -> None:
-        published = self.store.manifest.files_in(self.place)
-        self.intact = {name for name in published if name not in damage}
-        ledger.finish_all({name: published[name].to_json() for name in self.intact})
-        self.progress.note(f"{len(damage):,} of {len(published):,} pickles are damaged: written again")
+    def list_files(self) -> Mapping[str, _PickleFile]:
+        return self._shuffled_files() if self.options.order == "shuffled" else self._original_files()
 
-    def _original(self) -> dict[str, _File]:
-        """Return the file of each source that was not rejected as a whole, by path relative to the store."""
+    def _original_files(self) -> dict[str, _PickleFile]:
+        """Return the file of each source that was not rejected as a whole."""
         sources = [source for source in list_originals(self.store) if source.format != "unknown"]
         names = pickle_names(sources)
         return {
-            f"{self.place}/{name}": _OriginalFile(source) for source, name in zip(sources, names, strict=True)
+            f"{self.folder}/{name}": _OriginalFile(source, source.positions, self.options.level)
+            for source, name in zip(sources, names, strict=True)
         }
 
-    def _shuffled(self) -> dict[str, _File]:
+    def _shuffled_files(self) -> dict[str, _PickleFile]:
         manifest = self.store.manifest
         assert manifest.board_size is not None
         sources = _source_table([s for s in list_originals(self.store) if s.positions])
-        files: dict[str, _File] = {}
+        files: dict[str, _PickleFile] = {}
         for split in SPLITS:
             buckets = manifest.files_in(f"shuffled/{split}")
             for number, (name, facts) in enumerate(buckets.items()):
-                files[f"{self.place}/{split}/shuffled_{number:04d}{PICKLE_SUFFIX}"] = _ShuffledFile(
-                    (self.store.path / name).resolve(),
-                    facts.rows,
-                    number,
-                    len(buckets),
-                    manifest.board_size,
-                    tuple(self.store.files("games")),
-                    sources,
+                files[f"{self.folder}/{split}/shuffled_{number:04d}{PICKLE_SUFFIX}"] = _ShuffledFile(
+                    bucket=(self.store.path / name).resolve(),
+                    positions=facts.rows,
+                    level=self.options.level,
+                    number=number,
+                    buckets=len(buckets),
+                    board_size=manifest.board_size,
+                    games=tuple(self.store.files("games")),
+                    sources=sources,
                 )
             if buckets:
-                files[f"{self.place}/{split}/{PROGRESS_NAME}"] = _ProgressFile(
+                files[f"{self.folder}/{split}/{PROGRESS_NAME}"] = _ProgressFile(
                     len(buckets),
                     sum(facts.rows for facts in buckets.values()),
                     tuple(sources["name"].to_pylist()),
                 )
         return files
 
-    def _write(self, files: dict[str, _File], ledger: Ledger) -> None:
-        self.progress.begin(self.stage, sum(file.positions for file in files.values()), "positions")
-        written = self._written(files, ledger)
-        todo = [name for name in files if name not in written]
-        missing = set(todo)
-        self.store.keep_only(self.place, files.keys() - missing)
-        self.progress.advance(sum(file.positions for name, file in files.items() if name not in missing))
-        tasks = [(files[name], self.store.path / name, self.options.level) for name in todo]
-        try:
-            for index, facts in run_workers(self.store, self.options, self.engine, _write_file, tasks):
-                ledger.finish_soon(todo[index], facts.to_json())
-                self.progress.advance(facts.rows)
-        finally:
-            ledger.save()
-
-    def _written(self, names: Iterable[str], ledger: Ledger) -> set[str]:
-        """Return the files that are complete. Files of an earlier run are hashed first."""
-        done = {name: FileFacts(**ledger[name]) for name in names if name in ledger}
-        unchecked = {name: facts for name, facts in done.items() if name not in self.intact}
-        return done.keys() - find_damage(self.store, unchecked, engine=self.engine).keys()
-
-    def _clear(self) -> None:
-        """Remove the files of an earlier export, first from the manifest, then from the store."""
-        manifest = self.store.manifest
-        if manifest.stages.pop(self.stage, None) is not None:
-            self.progress.note(f"replaces the {self.options.order} pickles of an earlier export")
-        manifest.files = {n: f for n, f in manifest.files.items() if not n.startswith(f"{self.place}/")}
-        manifest.save(self.store.path)
-        self.store.remove(self.place)
-
-    def _publish(self, written: dict[str, FileFacts], asked: dict[str, Any]) -> None:
-        manifest = self.store.manifest
-        positions = sum(facts.rows for facts in written.values())
-        if positions != manifest.counts.get("positions", 0):
+    def complete(self, entries: Mapping[str, FileFacts]) -> tuple[dict[str, FileFacts], dict[str, Any]]:
+        found = sum(facts.rows for facts in entries.values())
+        expected = self.store.manifest.counts.get("positions", 0)
+        if found != expected:
             raise StoreError(
-                "the pickles do not hold every position",
+                "the pickles do not contain every position of the store",
                 path=self.store.path,
-                found=f"{positions:,}",
-                expected=f"{manifest.counts.get('positions', 0):,}",
-                hint="Run `hexdata verify` on the store.",
+                found=f"{found:,} positions",
+                expected=f"{expected:,} positions",
+                hint="Run `hexdata verify` to list the damaged files.",
             )
-        manifest.files |= written
-        manifest.stages[self.stage] = {
-            **asked,
-            "positions": positions,
-            "rejected": 0,
-            "files": _pickles_in(written),
-        }
-        manifest.save(self.store.path)
-        remove_tree(self.work)
-
-    def _result(self, resumed: int, already_done: bool = False) -> PicklesResult:
-        named = self.store.manifest.files_in(self.place)
-        files = named.values()
-        return PicklesResult(
-            order=self.options.order,
-            positions=sum(facts.rows for facts in files),
-            files=_pickles_in(named),
-            bytes=sum(facts.bytes for facts in files),
-            resumed=resumed,
-            already_done=already_done,
-        )
+        return {}, {"files": _count_pickles(entries)}
 
 
-def _pickles_in(names: Iterable[str]) -> int:
-    """Count the pickles among the files of an export."""
+def _count_pickles(names: Iterable[str]) -> int:
+    """Return the number of pickles among the files of an export."""
     return sum(name.endswith(PICKLE_SUFFIX) for name in names)
-
-
-_WRONG_METADATA: Final = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""Errors that the pickle writer raises on spellings that ``convert`` never writes."""
-
-
-def _write_file(file: _File, path: AnyPath, level: int) -> FileFacts:
-    """Write one file in a worker. The bytes depend on the arguments and the store only."""
-    try:
-        return file.write(path, level)
-    except HexdataError as error:
-        raise error.at(path) from None
-    except _WRONG_METADATA as error:
-        raise StoreError(
-            "the pickle cannot be written from what the store says of its source",
-            path=path,
-            found=shortened(f"{type(error).__name__}: {error}"),
-            expected="headers and extras as `hexdata convert` writes them",
-            hint="Run `hexdata verify` to see what is wrong.",
-        ) from error
 
 
 def _source_table(sources: list[Original]) -> pa.Table:

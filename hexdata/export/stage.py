@@ -1,0 +1,203 @@
+"""One run of an export: resumes an interrupted run, writes the missing files in workers, publishes them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import Any, ClassVar, Protocol
+
+from hexdata.engine import Engine
+from hexdata.errors import StoreError
+from hexdata.pool import WorkerOptions
+from hexdata.progress import Progress
+from hexdata.shards.manifest import ShardEntry
+from hexdata.storage import AnyPath, client_memory
+from hexdata.store import Store
+from hexdata.store.files import FileFacts, remove_tree
+from hexdata.store.integrity import find_damage, find_published_damage, require_intact
+from hexdata.store.ledger import Ledger
+
+__all__ = ["ExportFile", "ExportStage"]
+
+Entry = ShardEntry | FileFacts
+"""What the ledger records of a written file."""
+
+
+class ExportFile(Protocol):
+    """A file to write. Its bytes depend on the fields of this object and on the store only."""
+
+    @property
+    def positions(self) -> int:
+        """Number of positions in the file."""
+
+    def write(self, path: AnyPath) -> Entry:
+        """Write the file and return its ledger entry. Called in a worker process."""
+
+
+class ExportStage(ABC):
+    """One run of an export. The caller must hold the store's lock.
+
+    Attributes:
+        stage: name of the stage in the manifest.
+        folder: folder of the files, relative to the store.
+        inputs: folders that the export reads, relative to the store.
+    """
+
+    ENTRY: ClassVar[type[Entry]]
+    """Type of the ledger entries."""
+    PLAN: ClassVar[tuple[str, ...]]
+    """Options that determine the bytes of the export."""
+    UNIT_PREFIX: ClassVar[str] = ""
+    """Start of a file's name that its unit in the ledger leaves out."""
+
+    stage: str
+    folder: str
+    inputs: tuple[str, ...]
+
+    def __init__(self, store: Store, options: WorkerOptions, progress: Progress, engine: Engine) -> None:
+        self.store = store
+        self.options = options
+        self.progress = progress
+        self.engine = engine
+        self._intact: set[str] = set()
+        """Names of published files that this run has found undamaged."""
+
+    @abstractmethod
+    def list_files(self) -> Mapping[str, ExportFile]:
+        """Return the files to write, by name relative to the store."""
+
+    @abstractmethod
+    def complete(self, entries: Mapping[str, Any]) -> tuple[dict[str, FileFacts], dict[str, Any]]:
+        """Check the written files, and write further files such as a manifest of the shards.
+
+        Args:
+            entries: the ledger entry of each file, by name.
+
+        Returns:
+            The further files, and what the store's manifest records of the stage besides plan and positions.
+
+        Raises:
+            StoreError: the files do not contain every position.
+        """
+
+    def find_damage(self) -> dict[str, StoreError]:
+        """Return the damaged files of the published export, by name."""
+        return find_published_damage(self.store, self.folder, engine=self.engine, progress=self.progress)
+
+    def intact_entries(self, damage: Mapping[str, StoreError]) -> Mapping[str, Entry]:
+        """Return the ledger entries of the published files that are not damaged, by name."""
+        published = self.store.manifest.files_in(self.folder)
+        return {name: facts for name, facts in published.items() if name not in damage}
+
+    def run(self) -> tuple[int, bool]:
+        """Write and publish all files that the store does not have yet.
+
+        Returns:
+            The number of files that did not have to be written, and whether the store already had this
+            export, undamaged.
+
+        Raises:
+            StoreError: an input is damaged, or the files do not contain every position.
+            BudgetError: the workers do not fit into the memory.
+        """
+        options = {name: getattr(self.options, name) for name in self.PLAN}
+        plan = {"of": self.store.made_of(self.stage), **options}
+        damage = None
+        if plan.items() <= self.store.manifest.stages.get(self.stage, {}).items():
+            damage = self.find_damage()
+            if not damage:
+                # A run may have been killed after it wrote the manifest and before it removed this folder.
+                remove_tree(self._work)
+                return 0, True
+        require_intact(self.store, self.inputs, engine=self.engine, progress=self.progress)
+        ledger = Ledger(self._work / "progress.json", self.stage, plan, self.ENTRY)
+        if not len(ledger):
+            if damage is None:
+                self._remove_old_export()
+            else:
+                self._keep_intact(damage, ledger)
+        resumed = len(ledger)
+        files = self.list_files()
+        self._write(files, ledger)
+        self._publish({name: self._entry(name, ledger) for name in files}, plan)
+        return resumed, False
+
+    @property
+    def _work(self) -> AnyPath:
+        return self.store.work / self.stage
+
+    def _unit(self, name: str) -> str:
+        return name.removeprefix(self.UNIT_PREFIX)
+
+    def _entry(self, name: str, ledger: Ledger) -> Entry:
+        return self.ENTRY(**ledger[self._unit(name)])
+
+    def _remove_old_export(self) -> None:
+        """Remove the files of an earlier export, first from the manifest, then from the store."""
+        manifest = self.store.manifest
+        if manifest.stages.pop(self.stage, None) is not None:
+            self.progress.note(f"replaces the files of an earlier export in {self.folder}")
+        manifest.files = {n: f for n, f in manifest.files.items() if not n.startswith(f"{self.folder}/")}
+        manifest.save(self.store.path)
+        self.store.remove(self.folder)
+
+    def _keep_intact(self, damage: Mapping[str, StoreError], ledger: Ledger) -> None:
+        entries = self.intact_entries(damage)
+        self._intact = set(entries)
+        ledger.finish_all({self._unit(name): asdict(entry) for name, entry in entries.items()})
+        total = len(self.store.manifest.files_in(self.folder))
+        self.progress.note(
+            f"{len(damage):,} of {total:,} files in {self.folder} are damaged; "
+            f"{total - len(entries):,} are written again"
+        )
+
+    def _write(self, files: Mapping[str, ExportFile], ledger: Ledger) -> None:
+        """Write the files that are not complete yet."""
+        self.progress.begin(self.stage, sum(file.positions for file in files.values()), "positions")
+        complete = self._complete_files(files, ledger)
+        missing = [name for name in files if name not in complete]
+        self.store.keep_only(self.folder, complete)
+        self.progress.advance(sum(files[name].positions for name in complete))
+        extra = client_memory(self.store.path)
+        workers = self.options.processes(self.engine.machines.cores, extra)
+        memory = self.options.WORKER_MEMORY + extra
+        tasks = ((files[name], self.store.path / name) for name in missing)
+        try:
+            for index, entry in self.engine.run(_write_file, tasks, workers=workers, memory=memory):
+                ledger.finish_soon(self._unit(missing[index]), asdict(entry))
+                self.progress.advance(files[missing[index]].positions)
+        finally:
+            ledger.save()
+
+    def _complete_files(self, names: Iterable[str], ledger: Ledger) -> set[str]:
+        """Return the names of the complete files. Files of an earlier run are hashed first."""
+        written = {
+            name: _file_facts(self._entry(name, ledger)) for name in names if self._unit(name) in ledger
+        }
+        unchecked = {name: facts for name, facts in written.items() if name not in self._intact}
+        return written.keys() - find_damage(self.store, unchecked, engine=self.engine).keys()
+
+    def _publish(self, entries: Mapping[str, Entry], plan: dict[str, Any]) -> None:
+        further_files, further_facts = self.complete(entries)
+        files = {name: _file_facts(entry) for name, entry in entries.items()}
+        manifest = self.store.manifest
+        manifest.files |= files | further_files
+        manifest.stages[self.stage] = {
+            **plan,
+            "positions": sum(facts.rows for facts in files.values()),
+            "rejected": 0,
+            **further_facts,
+        }
+        manifest.save(self.store.path)
+        remove_tree(self._work)
+
+
+def _write_file(file: ExportFile, path: AnyPath) -> Entry:
+    return file.write(path)
+
+
+def _file_facts(entry: Entry) -> FileFacts:
+    if isinstance(entry, FileFacts):
+        return entry
+    return FileFacts(entry.positions, entry.bytes, entry.sha256)
