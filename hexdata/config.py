@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from hexdata.errors import ConfigError
 
-__all__ = ["did_you_mean", "read_toml", "with_present_names"]
+__all__ = ["did_you_mean", "read_toml", "with_current_names"]
 
 _FORMER: Final = {"value_sense": "value_convention"}
 """Keys that are still read under their former names."""
@@ -40,7 +40,7 @@ def did_you_mean(name: str, known: Collection[str]) -> str | None:
     return f"Did you mean {near[0]!r}?" if near else None
 
 
-def with_present_names(section: Mapping[str, Any]) -> dict[str, Any]:
+def with_current_names(section: Mapping[str, Any]) -> dict[str, Any]:
     """Return a section with the present names of keys that once had another.
 
     Raises:

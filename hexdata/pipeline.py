@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from hexdata.config import did_you_mean, read_toml, with_present_names
+from hexdata.config import did_you_mean, read_toml, with_current_names
 from hexdata.convert import ConvertOptions, convert_sources
 from hexdata.demo import FOLDER, DemoOptions, make_legacy
 from hexdata.engine import Engine, EngineOptions, open_engine
@@ -90,7 +90,7 @@ class Config(BaseModel):
     def _parse_sizes(cls, content: dict[str, Any]) -> dict[str, Any]:
         """Convert sizes such as ``memory = "1GB"`` in any section, and former key names in [convert]."""
         if isinstance(content.get("convert"), dict):
-            content = {**content, "convert": with_present_names(content["convert"])}
+            content = {**content, "convert": with_current_names(content["convert"])}
         return {
             name: {**section, "memory": parse_bytes(section["memory"])}
             if isinstance(section, dict) and isinstance(section.get("memory"), str)

@@ -151,7 +151,7 @@ def test_a_ledger_is_saved_as_often_as_the_real_one(simulation, graphs, tmp_path
     path, saves, size = tmp_path / "ledger.json", [], 0
     ledger = Ledger(path, "stage", "plan")
     for entry in range(520):
-        ledger.finish_soon(f"{entry}", {})
+        ledger.finish_buffered(f"{entry}", {})
         if path.stat().st_size != size:
             saves.append(len(ledger))
         size = path.stat().st_size

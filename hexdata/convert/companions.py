@@ -24,7 +24,7 @@ from hexdata.text import encodable
 
 __all__ = ["Companions", "read_companions", "unnamed_files", "with_origins"]
 
-LARGEST: Final = 64 << 20
+MAX_BYTES: Final = 64 << 20
 """Largest companion that is read, in bytes. Real ones have one line per raw file, a few hundred kilobytes."""
 
 _PROCESSED: Final = "_processed.pkl.gz"
@@ -168,8 +168,8 @@ def read_companions(folder: AnyPath) -> Companions:
         name = encodable(path.name)
         try:
             with open_binary(path) as file:
-                if file.seek(0, os.SEEK_END) > LARGEST:
-                    raise ValueError(f"more than {LARGEST:,} bytes")
+                if file.seek(0, os.SEEK_END) > MAX_BYTES:
+                    raise ValueError(f"more than {MAX_BYTES:,} bytes")
                 file.seek(0)
                 take(found, name, json.loads(file.read()))
         except (OSError, ValueError, RecursionError) as error:

@@ -14,7 +14,7 @@ from hexdata.board import symmetry_table
 from hexdata.games.find import binary_matrix, column
 from hexdata.games.findings import Flag
 
-__all__ = ["COLUMNS", "Identities", "find_duplicates"]
+__all__ = ["COLUMNS", "GameIdentities", "find_duplicates"]
 
 Array = npt.NDArray[Any]
 
@@ -26,7 +26,7 @@ _UNKNOWN: Final = 255
 
 
 @dataclass(frozen=True)
-class Identities:
+class GameIdentities:
     """The compared values of G games, 18 bytes per game."""
 
     hashes: npt.NDArray[np.uint8]
@@ -38,7 +38,7 @@ class Identities:
     """Winner in the canonical image, (G,), so that mirror images of a game agree. 255 if unknown."""
 
     @classmethod
-    def of(cls, games: Iterable[tuple[pa.RecordBatch, Array]], board_size: int) -> Identities:
+    def of(cls, games: Iterable[tuple[pa.RecordBatch, Array]], board_size: int) -> GameIdentities:
         """Build the identities of games.
 
         Args:
@@ -50,7 +50,7 @@ class Identities:
         return cls.joined([cls(*part) for part in parts])
 
     @classmethod
-    def joined(cls, parts: Sequence[Identities]) -> Identities:
+    def joined(cls, parts: Sequence[GameIdentities]) -> GameIdentities:
         """Return the concatenation of ``parts``."""
         return cls(
             np.concatenate([np.empty((0, 16), np.uint8), *(part.hashes for part in parts)]),
@@ -94,7 +94,7 @@ def _is_turned(moves: pa.ListArray, first: Array, board_size: int) -> npt.NDArra
     return turned
 
 
-def find_duplicates(games: Identities) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32]]:
+def find_duplicates(games: GameIdentities) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32]]:
     """Return, for each game, the index of the first game with the same hash.
 
     Args:
@@ -115,7 +115,7 @@ def find_duplicates(games: Identities) -> tuple[npt.NDArray[np.int64], npt.NDArr
     return first, _alike(games, first)
 
 
-def _alike(games: Identities, first: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
+def _alike(games: GameIdentities, first: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
     flags = np.zeros(len(first), np.uint32)
     copies = np.flatnonzero(first >= 0)
     originals = first[copies]

@@ -13,7 +13,7 @@ from hexdata.storage import AnyPath, RemotePath, file_system, is_passing, patien
 from hexdata.store.files import digest_file, walk_once
 from hexdata.text import encodable
 
-__all__ = ["Digested", "SourceFile", "digest_source", "find_sources", "new_sources"]
+__all__ = ["SourceDigest", "SourceFile", "digest_source", "find_sources", "new_sources"]
 
 COMPANIONS: Final = ("processing_stats.json", "processing_state.json", "file_lookup_")
 """Name prefixes of the statistics files that the legacy tools write beside their data; not sources."""
@@ -184,7 +184,7 @@ def _is_wanted(given: RemotePath, below: str, size: int, *, alone: bool) -> bool
     return alone or (_may_be_source(name) and not any(folder.startswith(".") for folder in folders))
 
 
-class Digested(NamedTuple):
+class SourceDigest(NamedTuple):
     """Size, digest and version of a file, or the error on reading it."""
 
     bytes: int
@@ -197,7 +197,7 @@ class Digested(NamedTuple):
     """``remote.version_of`` the file, taken before it was read."""
 
 
-def digest_source(path: AnyPath) -> Digested:
+def digest_source(path: AnyPath) -> SourceDigest:
     """Return the digest of a file, or a ``problem`` and no digest if the file cannot be read.
 
     Raises:
@@ -206,12 +206,12 @@ def digest_source(path: AnyPath) -> Digested:
     version = ""
     try:
         version = version_of(path)
-        return Digested(*digest_file(path), "", version)
+        return SourceDigest(*digest_file(path), "", version)
     except OSError as error:
         if not isinstance(path, Path) and is_passing(error):
             with telling(path):
                 raise
-        return Digested(_size_of(path), "", error.strerror or str(error), version)
+        return SourceDigest(_size_of(path), "", error.strerror or str(error), version)
 
 
 def _size_of(path: AnyPath) -> int:

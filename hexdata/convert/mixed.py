@@ -22,7 +22,7 @@ from hexdata.convert.spool import Spool, SpoolFacts, write_arrow
 from hexdata.games.convention import Convention
 from hexdata.games.find import GAMES, ROWS, column, identity_hash
 
-__all__ = ["collection_of", "resolve_collection"]
+__all__ = ["collection_key", "resolve_collection"]
 
 Array = npt.NDArray[Any]
 
@@ -33,7 +33,7 @@ COLUMNS: Final = ("position_in_game", "total_positions", "winner", "move", "play
 IDS: Final = ("origin", "file_idx", "line_idx")
 
 
-def collection_of(file: SourceFile, facts: SpoolFacts, convention: Convention | None) -> str:
+def collection_key(file: SourceFile, facts: SpoolFacts, convention: Convention | None) -> str:
     """Return a key of the collection of a shuffled source. Games are shared within a collection only.
 
     Files of one shuffle are in one folder, have the same number of buckets, and list the same source files

@@ -23,10 +23,10 @@ from hexdata.games.labels import players_of, split_of, winners_of
 from hexdata.schema import games_schema, positions_schema
 from hexdata.storage import AnyPath
 from hexdata.store.files import FileFacts
-from hexdata.store.originals import KEPT_PREFIX, WINNERS, in_convention
+from hexdata.store.originals import KEPT_PREFIX, WINNERS, convert_values
 from hexdata.store.parquet import regroup, write_parquet
 
-__all__ = ["Assignment", "Judged", "publish_games", "publish_positions"]
+__all__ = ["Assignment", "GameFlags", "publish_games", "publish_positions"]
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Assignment:
 
 
 @dataclass(frozen=True)
-class Judged:
+class GameFlags:
     """The duplicates and flags of the G games of one source."""
 
     duplicate_of: npt.NDArray[np.int64]
@@ -75,7 +75,7 @@ def _positions(spool: Spool, assigned: Assignment, schema: pa.Schema) -> Iterato
     spoken = _keys_of(spool)
     for raw, row in _with_rows(spool, assigned.board_size):
         value = column(raw, "value", np.nan)
-        stored = in_convention(value, assigned.convention).astype(np.float32)
+        stored = convert_values(value, assigned.convention).astype(np.float32)
         columns = {
             "position_id": pa.array(assigned.first_position + np.arange(done, done + raw.num_rows)),
             "game_id": pc.add(row.column("game").cast(pa.int64()), assigned.first_game),
@@ -91,7 +91,7 @@ def _positions(spool: Spool, assigned: Assignment, schema: pa.Schema) -> Iterato
                 raw.column("winner").cast(pa.int8()), pa.array(WINNERS, pa.string())
             ),
         }
-        kept = _kept_values(value, in_convention(stored.astype(np.float64), assigned.convention))
+        kept = _kept_values(value, convert_values(stored.astype(np.float64), assigned.convention))
         kept += _kept_ids(raw, row)
         kept += [entry for name in _FILLED & spoken for entry in _kept_nulls(name, raw, columns)]
         columns["extra"] = _with_kept(raw.column("extra"), kept)
@@ -166,7 +166,7 @@ def _with_kept(extra: pa.Array, kept: list[_Kept]) -> pa.Array:
     return pa.array(texts, pa.string())
 
 
-def publish_games(spool: Spool, path: AnyPath, assigned: Assignment, judged: Judged) -> FileFacts:
+def publish_games(spool: Spool, path: AnyPath, assigned: Assignment, judged: GameFlags) -> FileFacts:
     """Write the games of one source to a Parquet file.
 
     Args:
@@ -182,7 +182,7 @@ def publish_games(spool: Spool, path: AnyPath, assigned: Assignment, judged: Jud
     return write_parquet(path, schema, _games(spool, assigned, judged, schema), replace=False)
 
 
-def _games(spool: Spool, assigned: Assignment, judged: Judged, schema: pa.Schema) -> Iterator[pa.Table]:
+def _games(spool: Spool, assigned: Assignment, judged: GameFlags, schema: pa.Schema) -> Iterator[pa.Table]:
     done = 0
     for games in spool.batches("games"):
         count = games.num_rows

@@ -16,19 +16,19 @@ import pyarrow.compute as pc
 from hexdata import __version__
 from hexdata.convert.chains import resolve_chains
 from hexdata.convert.companions import Companions, read_companions, unnamed_files
-from hexdata.convert.duplicates import COLUMNS, Identities, find_duplicates
+from hexdata.convert.duplicates import COLUMNS, GameIdentities, find_duplicates
 from hexdata.convert.inputs import SourceFile, digest_source, new_sources
-from hexdata.convert.mixed import collection_of, resolve_collection
+from hexdata.convert.mixed import collection_key, resolve_collection
 from hexdata.convert.options import ConvertOptions, ConvertResult
-from hexdata.convert.publish import Assignment, Judged, publish_games, publish_positions
+from hexdata.convert.publish import Assignment, GameFlags, publish_games, publish_positions
 from hexdata.convert.spool import (
     UNREADABLE,
     Reading,
     Spool,
     SpooledHeader,
     SpoolFacts,
+    complete_spools,
     read_source,
-    settle_games,
 )
 from hexdata.convert.tables import (
     SMALL_HEADER,
@@ -269,14 +269,14 @@ class Run:
         collections: dict[str, list[int]] = {}
         for place, source in enumerate(sources):
             if source.facts.mixed and source.facts.positions:
-                name = collection_of(source.file, source.facts, source.convention)
+                name = collection_key(source.file, source.facts, source.convention)
                 collections.setdefault(name, []).append(place)
         resolved = list(sources)
         for name, places in collections.items():
             members = [sources[place] for place in places]
             facts = [replace(source.facts) for source in members]
             facts[0].games = self._find_games([s.spool for s in members], facts)
-            spools = settle_games([s.spool for s in members], facts)
+            spools = complete_spools([s.spool for s in members], facts)
             for place, spool, own in zip(places, spools, facts, strict=True):
                 resolved[place] = replace(
                     sources[place], spool=spool, facts=own, collection=name, owns_games=place == places[0]
@@ -343,15 +343,15 @@ class Run:
             "is kept, and the run goes on from there.",
         )
 
-    def _judge(self, sources: list[Source]) -> list[Judged]:
+    def _judge(self, sources: list[Source]) -> list[GameFlags]:
         """Return the duplicates and the flags of the games that each source owns."""
         size = self.board_size or 0
-        old = Identities.of(self._known_games(), size)
-        own = [Identities.of(_games_of(s), size) for s in sources]
-        first, alike = find_duplicates(Identities.joined([old, *own]))
+        old = GameIdentities.of(self._known_games(), size)
+        own = [GameIdentities.of(_games_of(s), size) for s in sources]
+        first, alike = find_duplicates(GameIdentities.joined([old, *own]))
         stops = np.cumsum([len(old), *map(len, own)])
         return [
-            Judged(first[start:stop], alike[start:stop] | _flags_of(source))
+            GameFlags(first[start:stop], alike[start:stop] | _flags_of(source))
             for source, start, stop in zip(sources, stops[:-1], stops[1:], strict=True)
         ]
 
@@ -364,7 +364,7 @@ class Run:
                     winners = np.array([*map(WINNERS.index, named.dictionary.to_pylist()), -1])
                     yield batch, winners[named.indices.fill_null(-1).to_numpy(zero_copy_only=False)]
 
-    def _publish(self, sources: list[Source], judged: list[Judged]) -> dict[str, FileFacts]:
+    def _publish(self, sources: list[Source], judged: list[GameFlags]) -> dict[str, FileFacts]:
         """Write the positions and games parts of every source; return the facts of each file by name."""
         self.progress.begin("write", sum(s.facts.positions for s in sources), "positions")
         plan = [
@@ -391,7 +391,7 @@ class Run:
                 source = todo[index][0]
                 _check_whole(source, written)
                 parts = {name: facts.to_json() for name, facts in written.items()}
-                ledger.finish_soon(source.file.sha256, parts)
+                ledger.finish_buffered(source.file.sha256, parts)
                 self.progress.advance(source.facts.positions)
         finally:
             ledger.save()
@@ -438,7 +438,7 @@ class Run:
         )
 
     def _publish_tables(
-        self, sources: list[Source], facts: dict[str, FileFacts], judged: list[Judged]
+        self, sources: list[Source], facts: dict[str, FileFacts], judged: list[GameFlags]
     ) -> None:
         """Write the sources and rejected parts of this run, then the manifest."""
         manifest = self.store.manifest
@@ -465,7 +465,7 @@ class Run:
         manifest.save(self.store.path)
 
     def _result(
-        self, sources: list[Source], skipped: int, judged: list[Judged], notes: list[str]
+        self, sources: list[Source], skipped: int, judged: list[GameFlags], notes: list[str]
     ) -> ConvertResult:
         return ConvertResult(
             sources=len(sources),
@@ -563,7 +563,7 @@ def _check_whole(source: Source, written: dict[str, FileFacts]) -> None:
 
 
 def _publish_source(
-    store: AnyPath, spool: Spool, assigned: Assignment, judged: Judged, owns_games: bool
+    store: AnyPath, spool: Spool, assigned: Assignment, judged: GameFlags, owns_games: bool
 ) -> dict[str, FileFacts]:
     """Write the parts of one source in a worker; return the facts by path relative to the store."""
     name = f"part-{assigned.source_id:06d}.parquet"

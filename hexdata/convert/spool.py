@@ -36,9 +36,9 @@ __all__ = [
     "Spool",
     "SpoolFacts",
     "SpooledHeader",
+    "complete_spools",
     "read_header",
     "read_source",
-    "settle_games",
     "write_arrow",
 ]
 
@@ -396,7 +396,7 @@ def _read(path: AnyPath, spool: Spool, reading: Reading) -> SpoolFacts:
         facts.mixed = True  # the key that marks a shuffled file is at its end, which is lost
     if facts.positions and not facts.mixed:
         _group(spool, facts, tally)
-        (settled,) = settle_games([spool], [facts])
+        (settled,) = complete_spools([spool], [facts])
         games = [batch.column("findings").to_numpy() for batch in settled.batches("findings")]
         facts.ballots = ballots_of(np.concatenate([np.zeros(0, np.uint32), *games]), loose_of(settled))
     return facts
@@ -430,7 +430,7 @@ def _group(spool: Spool, facts: SpoolFacts, tally: Tally) -> None:
         facts.notes += _compare(stats, facts)
 
 
-def settle_games(spools: Sequence[Spool], facts: Sequence[SpoolFacts]) -> list[Spool]:
+def complete_spools(spools: Sequence[Spool], facts: Sequence[SpoolFacts]) -> list[Spool]:
     """Complete spools that share their games, after ``rows`` and ``games`` have been written.
 
     If truncation was requested, games are cut before repeated moves. Then the findings of each game are

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from hexdata.convert.inputs import SourceFile
 from hexdata.convert.options import ConvertOptions
-from hexdata.convert.publish import Judged
+from hexdata.convert.publish import GameFlags
 from hexdata.convert.spool import REJECTED, Spool, SpoolFacts, read_header
 from hexdata.games.convention import Convention, Decision, layout_convention
 from hexdata.games.findings import count_flags, loose_flags
@@ -128,7 +128,7 @@ _LISTED: Final = 5
 """Maximum number of files that a note names."""
 
 
-def source_table(sources: list[Source], judged: list[Judged], options: ConvertOptions) -> pa.Table:
+def source_table(sources: list[Source], judged: list[GameFlags], options: ConvertOptions) -> pa.Table:
     """Return the rows of sources in the table sources, with the schema ``sources_schema()``."""
     rows: list[dict[str, Any]] = [
         {

@@ -23,7 +23,7 @@ from hexdata.order import derive_key, sort_key
 from hexdata.pool import default_workers
 from hexdata.progress import SILENT, Progress
 from hexdata.storage import local_path
-from hexdata.store.disk_space import naming_full, telling_full
+from hexdata.store.disk_space import add_path_to_disk_full, translate_disk_full
 from hexdata.store.files import atomic_file, remove_temporaries, write_bytes
 from hexdata.store.ledger import Ledger
 from hexdata.strict_json import Count
@@ -118,7 +118,7 @@ def make_legacy(
     options = options or DemoOptions()
     target = local_path(folder, FOLDER)
     files = _files(options)
-    with telling_full(target):
+    with translate_disk_full(target):
         ledger = _open_ledger(target, options)
         progress.begin("make games", options.games, "games")
         progress.advance(sum(file.games for file in files if file.name in ledger))
@@ -180,7 +180,7 @@ def _write(file: _File, folder: Path, scratch: Path) -> int:
     games = list(make_games(file.games, file.seed, BOARD_SIZE, file.start))
     positions = sum(len(game.moves) + 1 for game in games)
     raw = scratch / file.raw_name
-    with naming_full(raw):
+    with add_path_to_disk_full(raw):
         write_trmph(raw, games, BOARD_SIZE)
     if file.layout == "trmph":
         write_bytes(folder / file.name, raw.read_bytes())

@@ -32,7 +32,7 @@ from hexdata.store import Store
 from hexdata.store.files import FileFacts, atomic_file
 from hexdata.store.journal import journaled
 from hexdata.store.originals import PICKLE_SUFFIX, WINNERS, Original, list_originals, pickle_names
-from hexdata.store.parquet import Rows, parquet_input, read_rows
+from hexdata.store.parquet import ParquetRows, parquet_input, read_rows
 from hexdata.strict_json import parse_metadata, shortened
 from hexdata.text import encodable
 
@@ -268,7 +268,7 @@ class _ShuffledFile(_PickleFile):
     def _batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the bucket as ``raw_schema``, in the convention of dict files: value 0.0 is a win of blue."""
         games = self._games()
-        rows = Rows(((self.bucket, self.positions),), 0, self.positions)
+        rows = ParquetRows(((self.bucket, self.positions),), 0, self.positions)
         row = 0
         for batch in read_rows(rows, positions_schema(self.board_size)):
             check_positions(batch, self.bucket, row, games.num_rows)

@@ -27,7 +27,7 @@ from hexdata.store import Store
 from hexdata.store.arrow_memory import arrow_system_memory
 from hexdata.store.files import FileFacts, atomic_file, write_bytes
 from hexdata.store.journal import journaled
-from hexdata.store.parquet import Rows, read_rows, regroup
+from hexdata.store.parquet import ParquetRows, read_rows, regroup
 from hexdata.store.session import duckdb_session, read_parquet_sql
 
 __all__ = ["ExportOptions", "ExportResult", "export_shards"]
@@ -98,7 +98,7 @@ class ExportResult:
 class _ShardFile:
     """One shard to write."""
 
-    rows: Rows
+    rows: ParquetRows
     """The rows of the buckets that the shard contains."""
     first_block: int
     """Number of the first block within the split."""
@@ -231,7 +231,7 @@ class _ShardExport(ExportStage):
             total = sum(rows for _, rows in buckets)
             for index, start in enumerate(range(0, total, self.options.shard_size)):
                 files[f"shards/{split}-{index:06d}.tar"] = _ShardFile(
-                    rows=Rows.of(buckets, start, min(start + self.options.shard_size, total)),
+                    rows=ParquetRows.over(buckets, start, min(start + self.options.shard_size, total)),
                     first_block=start // self.options.block_size,
                     block_size=self.options.block_size,
                     board_size=self.board_size,
@@ -244,7 +244,7 @@ class _ShardExport(ExportStage):
     def _splits_with_policy(self) -> dict[str, bool]:
         """Whether any position of a split has a policy that is not one-hot, by split."""
         memory = self.options.memory // 4
-        with duckdb_session(memory=memory, threads=1, place=self.store.path) as con:
+        with duckdb_session(memory=memory, threads=1, store=self.store.path) as con:
             queries = {
                 split: f"SELECT count(policy) > 0 FROM {read_parquet_sql([path for path, _ in buckets])}"
                 for split, buckets in self.buckets.items()

@@ -15,7 +15,7 @@ from hexdata.shards.manifest import ShardEntry
 from hexdata.storage import AnyPath, client_memory
 from hexdata.store import Store
 from hexdata.store.files import FileFacts, remove_tree
-from hexdata.store.integrity import find_damage, find_published_damage, require_intact
+from hexdata.store.integrity import find_damage, find_folder_damage, require_intact
 from hexdata.store.ledger import Ledger
 
 __all__ = ["ExportFile", "ExportStage"]
@@ -83,7 +83,7 @@ class ExportStage(ABC):
 
     def find_damage(self) -> dict[str, StoreError]:
         """Return the damaged files of the published export, by name."""
-        return find_published_damage(self.store, self.folder, engine=self.engine, progress=self.progress)
+        return find_folder_damage(self.store, self.folder, engine=self.engine, progress=self.progress)
 
     def intact_entries(self, damage: Mapping[str, StoreError]) -> Mapping[str, Entry]:
         """Return the ledger entries of the published files that are not damaged, by name."""
@@ -102,7 +102,7 @@ class ExportStage(ABC):
             BudgetError: the workers do not fit into the memory.
         """
         options = {name: getattr(self.options, name) for name in self.PLAN}
-        plan = {"of": self.store.made_of(self.stage), **options}
+        plan = {"of": self.store.input_digest(self.stage), **options}
         damage = None
         if plan.items() <= self.store.manifest.stages.get(self.stage, {}).items():
             damage = self.find_damage()
@@ -165,7 +165,7 @@ class ExportStage(ABC):
         tasks = ((files[name], self.store.path / name) for name in missing)
         try:
             for index, entry in self.engine.run(_write_file, tasks, workers=workers, memory=memory):
-                ledger.finish_soon(self._unit(missing[index]), asdict(entry))
+                ledger.finish_buffered(self._unit(missing[index]), asdict(entry))
                 self.progress.advance(files[missing[index]].positions)
         finally:
             ledger.save()

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from hexdata.batch import BatchOptions
 from hexdata.checks import as_tuple, check_choice, check_count, check_seed, check_shares
-from hexdata.config import did_you_mean, read_toml, with_present_names
+from hexdata.config import did_you_mean, read_toml, with_current_names
 from hexdata.errors import ConfigError, HexdataError
 from hexdata.live.pipeline import Pipeline
 from hexdata.live.queue import OVERFLOWS, Overflow
@@ -293,7 +293,7 @@ def _parse_stage(kind: str, section: Mapping[str, Any]) -> StageOptions:
     queue = {key: section[key] for key in _QUEUE_KEYS if key in section}
     knobs = {key: value for key, value in section.items() if key not in _QUEUE_KEYS}
     if kind == "ChunkSourceLoader":
-        knobs = with_present_names(knobs)
+        knobs = with_current_names(knobs)
     return StageOptions(kind, knobs, **queue)
 
 

@@ -33,7 +33,7 @@ from hexdata.games.labels import players_of
 from hexdata.live.chunk import Chunk
 from hexdata.schema import NO_TIER
 from hexdata.shards.blocks import Block, columns_to_block, slice_rows
-from hexdata.store.originals import in_convention
+from hexdata.store.originals import convert_values
 
 __all__ = ["Found", "found_games", "trmph_games"]
 
@@ -217,7 +217,7 @@ class _Positions:
         taken = pa.array(order)
         raw, rows = raw.take(taken), rows.take(taken)
         player = players_of(raw, rows, board_size).to_numpy(zero_copy_only=False)
-        value = in_convention(column(raw, "value", np.nan), convention).astype(np.float32)
+        value = convert_values(column(raw, "value", np.nan), convention).astype(np.float32)
         return cls(board_size, raw, game[order], ply[order], column(rows, "total", -1), player, value)
 
     def chunks(

@@ -51,6 +51,6 @@ def measure_quality(
         return None
     choices: dict[str, Any] = lineage["choices"]
     by_bucket = choices.get("assign") == "game" or "stratify_by" in choices
-    with duckdb_session(memory=memory, threads=threads or default_workers(), place=target.path) as con:
+    with duckdb_session(memory=memory, threads=threads or default_workers(), store=target.path) as con:
         measured = measure_split(target, con, by_bucket=by_bucket)
     return assess_split(measured, choices)

@@ -194,7 +194,7 @@ class _SplitMeasurement:
 
     def _show(self, buckets: Sequence[int]) -> None:
         """Define the view ``shuffled``, which the queries read, over these buckets."""
-        files = read_parquet_sql([self.files[number] for number in buckets], places=True)
+        files = read_parquet_sql([self.files[number] for number in buckets], row_location=True)
         self.con.execute(f"CREATE OR REPLACE VIEW shuffled AS {_text('rows').format(files=files)}")
 
     def _facts(

@@ -17,7 +17,7 @@ from hexdata.report.facts import Facts, gather_facts
 from hexdata.report.verdict import Verdict, judge
 from hexdata.sql import Limits
 from hexdata.storage import AnyPath, as_path
-from hexdata.store.disk_space import telling_full, telling_full_temporary
+from hexdata.store.disk_space import translate_disk_full, translate_temporary_disk_full
 from hexdata.store.files import write_bytes
 
 __all__ = ["REPORT_NAME", "Facts", "Report", "Verdict", "make_page", "write_report"]
@@ -70,12 +70,12 @@ def write_report(
     if isinstance(path, Path) and path.is_dir():
         raise ConfigError("the report cannot be written: the path is a folder", path=path)
     check_suffix(path, "a page", _SUFFIXES)
-    with telling_full_temporary():
+    with translate_temporary_disk_full():
         facts = gather_facts(store, limits or Limits(), progress)
     progress.begin("draw", None, "charts")
     verdict = judge(facts)
     page = make_page(facts, verdict).encode("utf-8")
-    with telling_full(path, "Choose another --output or free disk space, and run the command again."):
+    with translate_disk_full(path, "Choose another --output or free disk space, and run the command again."):
         write_bytes(path, page)
     return Report(str(path), len(page), verdict, facts)
 

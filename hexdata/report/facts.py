@@ -14,7 +14,7 @@ from hexdata.sql import Limits, named_query, open_catalog
 from hexdata.storage import AnyPath
 from hexdata.store import Store
 from hexdata.store.files import FileFacts, digest_file
-from hexdata.store.journal import Entry, read_journal
+from hexdata.store.journal import JournalEntry, read_journal
 from hexdata.store.manifest import MANIFEST_NAME
 from hexdata.store.session import DuckDBPyConnection
 
@@ -63,7 +63,7 @@ class StageFacts:
     missing: list[str]
     lineage: dict[str, Any]
     digest: str
-    last: Entry | None
+    last: JournalEntry | None
     runs: int
 
 
@@ -122,7 +122,7 @@ def gather_facts(store: str | AnyPath, limits: Limits, progress: Progress) -> Fa
     quality = None
     if split:
         progress.begin("measure", None, "positions")
-        quality = measure_quality(store, **limits.share(opened.path)._asdict())
+        quality = measure_quality(store, **limits.session(opened.path)._asdict())
     return Facts(
         name=opened.path.resolve().name or str(opened.path),
         version=__version__,
@@ -150,7 +150,7 @@ def _stages(store: Store) -> list[StageFacts]:
     return [_stage(store, name, journal) for name in STAGES if name in store.manifest.stages]
 
 
-def _stage(store: Store, name: str, journal: Iterable[Entry]) -> StageFacts:
+def _stage(store: Store, name: str, journal: Iterable[JournalEntry]) -> StageFacts:
     manifest = store.manifest
     lineage = manifest.stages[name]
     files: dict[str, FileFacts] = {}
@@ -159,7 +159,7 @@ def _stage(store: Store, name: str, journal: Iterable[Entry]) -> StageFacts:
     runs = [entry for entry in journal if entry.stage == name]
     return StageFacts(
         stage=name,
-        fresh="of" not in lineage or lineage["of"] == store.made_of(name),
+        fresh="of" not in lineage or lineage["of"] == store.input_digest(name),
         positions=lineage["positions"],
         files=len(files),
         bytes=sum(facts.bytes for facts in files.values()),

@@ -15,7 +15,7 @@ from hexdata.show.store import read_game, read_position
 from hexdata.show.trmph import looks_like_game, read_trmph
 from hexdata.storage import AnyPath, as_path
 from hexdata.store import Store
-from hexdata.store.disk_space import telling_full
+from hexdata.store.disk_space import translate_disk_full
 from hexdata.store.files import write_bytes
 
 __all__ = ["ShowOptions", "draw_svg", "find", "write_svg"]
@@ -126,5 +126,5 @@ def write_svg(path: str | AnyPath, svg: str) -> None:
     """
     path = as_path(path)
     check_suffix(path, "a drawing", [".svg"])
-    with telling_full(path, "Free disk space, or choose another file."):
+    with translate_disk_full(path, "Free disk space, or choose another file."):
         write_bytes(path, svg.encode("utf-8"))

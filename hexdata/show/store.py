@@ -20,7 +20,7 @@ from hexdata.show.position import Position, played_moves
 from hexdata.storage import AnyPath
 from hexdata.store import Store
 from hexdata.store.originals import WINNERS
-from hexdata.store.parquet import Rows, open_parquet, read_parquet, read_rows
+from hexdata.store.parquet import ParquetRows, open_parquet, read_parquet, read_rows
 
 __all__ = ["read_game", "read_position"]
 
@@ -106,7 +106,7 @@ def _read_row(store: Store, table: str, key: str, number: int) -> Row:
         )
     schema = games_schema() if table == "games" else positions_schema(store.manifest.board_size or 0)
     files = tuple((store.path / name, facts.rows) for name, facts in store.manifest.files_in(table).items())
-    for batch in read_rows(Rows(files, number, number + 1), schema):
+    for batch in read_rows(ParquetRows(files, number, number + 1), schema):
         row: Row = batch.to_pylist()[0]
         if row[key] == number:
             if None in (row.get("moves") or ()):

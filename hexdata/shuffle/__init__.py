@@ -20,8 +20,8 @@ from hexdata.shuffle.stage import LEDGER_NAME, Run, ShuffleResult, open_ledger
 from hexdata.sql.database import write_database
 from hexdata.storage import AnyPath
 from hexdata.store import Store
-from hexdata.store.disk_space import telling_full_temporary
-from hexdata.store.integrity import find_published_damage
+from hexdata.store.disk_space import translate_temporary_disk_full
+from hexdata.store.integrity import find_folder_damage
 from hexdata.store.journal import journaled
 
 __all__ = ["Patience", "ShuffleOptions", "ShufflePlan", "ShuffleResult", "plan_shuffle", "shuffle_store"]
@@ -46,13 +46,11 @@ def plan_shuffle(
     """
     target = Store.open(store, shares_work=engine.machines.separate)
     options = check_options(options, ShuffleOptions)
-    with telling_full_temporary(), tempfile.TemporaryDirectory(prefix="hexdata-plan-") as folder:
+    with translate_temporary_disk_full(), tempfile.TemporaryDirectory(prefix="hexdata-plan-") as folder:
         prepared = prepare(target, options, Path(folder), None, engine.machines)
     path = target.work / "shuffle" / LEDGER_NAME
-    ledger = open_ledger(path, prepared.ledger_plan, only_look=True)
-    is_done = is_same_shuffle(target, options) and not find_published_damage(
-        target, "shuffled", engine=engine
-    )
+    ledger = open_ledger(path, prepared.ledger_plan, read_only=True)
+    is_done = is_same_shuffle(target, options) and not find_folder_damage(target, "shuffled", engine=engine)
     return look_ahead(target, options, prepared, ledger, is_done)
 
 

@@ -51,7 +51,7 @@ class Log:
         now = datetime.now(UTC).isoformat(timespec="milliseconds").removesuffix("+00:00")
         try:
             make_folder(self._path.parent)
-            append_line(self._path, f"{now}Z {text}\n".encode(errors="replace"), most=_MOST)
+            append_line(self._path, f"{now}Z {text}\n".encode(errors="replace"), max_bytes=_MOST)
         except (OSError, StoreError) as error:
             self._fail(error)
 
@@ -64,7 +64,7 @@ class Log:
         if self._path is self._published or self._failed:
             return
         try:
-            append_line(self._published, self._path.read_bytes(), most=_MOST)
+            append_line(self._published, self._path.read_bytes(), max_bytes=_MOST)
             self._path.unlink()
         except OSError as error:
             self._fail(error)

@@ -12,7 +12,7 @@ from hexdata.shuffle.options import ShuffleOptions
 from hexdata.shuffle.prepare import Prepared
 from hexdata.storage import AnyPath
 from hexdata.store import Store
-from hexdata.store.disk_space import disk_full, free_disk, system_text
+from hexdata.store.disk_space import disk_full, free_disk, system_message
 from hexdata.store.files import size_of_tree
 from hexdata.store.ledger import Ledger
 from hexdata.store.parquet import ROW_GROUP_ROWS
@@ -120,7 +120,7 @@ class ShufflePlan:
             f"{format_bytes(self.disk_done)} that an earlier run has written"
         )
         found = f"{format_bytes(free)} free"
-        return disk_full(reason, path, f"{system_text(error)}, {found}" if error else found, needed=needed)
+        return disk_full(reason, path, f"{system_message(error)}, {found}" if error else found, needed=needed)
 
 
 def look_ahead(

@@ -106,7 +106,7 @@ def _asked(store: Store, options: ShuffleOptions) -> dict[str, Any]:
         "seed": options.seed,
         "order_version": ORDER_VERSION,
         "choices": options.non_default(),
-        "of": store.made_of("shuffle"),
+        "of": store.input_digest("shuffle"),
     }
 
 
@@ -140,12 +140,12 @@ def prepare(
     start = time.perf_counter()
     total = store.manifest.counts["positions"]
     memory = int((options.memory - BASE_MEMORY) * SELECT_SHARE)
-    with duckdb_session(memory=memory, threads=1, spill=spill, place=store.path) as con:
+    with duckdb_session(memory=memory, threads=1, spill=spill, store=store.path) as con:
         varying = _varying_bytes(con, positions)
     widest = row_bytes(n, varying.widest)
     remote = not isinstance(store.path, Path)
     limits = make_limits(options, total, row_bytes(n, varying.mean(total)), widest, machines, remote=remote)
-    with duckdb_session(memory=memory, threads=limits.threads, spill=spill, place=store.path) as con:
+    with duckdb_session(memory=memory, threads=limits.threads, spill=spill, store=store.path) as con:
         selection = select(store, options, options.seed, con, folder)
         chosen = row_bytes(n, varying.mean(sum(selection.rows.values())))
         limits = make_limits(options, total, chosen, widest, machines, remote=remote)
@@ -154,7 +154,7 @@ def prepare(
     seconds = time.perf_counter() - start
     by_key = options.assign == "position" and options.stratify_by is None
     layout = make_layout(total, selection.rows, buckets, limits, by_key=by_key, machines=machines.count)
-    with duckdb_session(memory=limits.duckdb_memory, threads=1, spill=spill, place=store.path) as con:
+    with duckdb_session(memory=limits.duckdb_memory, threads=1, spill=spill, store=store.path) as con:
         ids = min(total, SAMPLE_IDS, max(limits.chunk_rows // 2, 1))
         cost = _try_out(
             con, placement, layout, range((total - ids) // 2, (total + ids) // 2), selection.key, n
@@ -207,7 +207,7 @@ def _varying_bytes(con: DuckDBPyConnection, positions: list[AnyPath]) -> _Varyin
     found, widest_text = con.sql(f"""
         SELECT sum(bytes)::BIGINT, max(bytes / rows)
         FROM (SELECT coalesce(sum(strlen(extra)), 0) AS bytes, count(*) AS rows
-              FROM {read_parquet_sql(positions, places=True)}
+              FROM {read_parquet_sql(positions, row_location=True)}
               GROUP BY filename, file_row_number // {ROW_GROUP_ROWS})
     """).fetchall()[0]
     return _Varying(policies + found, widest + widest_text)

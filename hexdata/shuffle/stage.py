@@ -30,7 +30,7 @@ from hexdata.store import Store
 from hexdata.store.arrow_memory import arrow_system_memory
 from hexdata.store.disk_space import is_disk_full
 from hexdata.store.files import FileFacts, has_size, remove_tree
-from hexdata.store.integrity import find_damage, find_published_damage, require_intact
+from hexdata.store.integrity import find_damage, find_folder_damage, require_intact
 from hexdata.store.ledger import Ledger
 from hexdata.strict_json import Count
 from hexdata.units import format_bytes
@@ -53,15 +53,15 @@ class _ScatteredSlice:
     bytes: list[Count]
 
 
-def open_ledger(path: AnyPath, plan: object, *, only_look: bool = False) -> Ledger:
+def open_ledger(path: AnyPath, plan: object, *, read_only: bool = False) -> Ledger:
     """Open the ledger of a shuffle, with entries for its layout, slices and buckets.
 
     Args:
         path: Path of the file.
         plan: Plan of the units, as a JSON value.
-        only_look: Whether to leave the file of another plan unchanged (default: False).
+        read_only: Whether to leave the file of another plan unchanged (default: False).
     """
-    return Ledger(path, "shuffle", plan, unit_of=_unit_kind, only_look=only_look)
+    return Ledger(path, "shuffle", plan, unit_of=_unit_kind, read_only=read_only)
 
 
 def _unit_kind(name: str) -> object:
@@ -141,7 +141,7 @@ class Run:
         try:
             prepared = prepare(self.store, self.options, self.tables, self.spill, self.machines)
             ledger = partial(open_ledger, self.work / LEDGER_NAME, prepared.ledger_plan)
-            plan = look_ahead(self.store, self.options, prepared, ledger(only_look=True), already_done=False)
+            plan = look_ahead(self.store, self.options, prepared, ledger(read_only=True), already_done=False)
             plan.require_disk()
             log = Log(self.store.path)
             log.line(f"plan: {json.dumps(asdict(plan))}")
@@ -174,7 +174,7 @@ class Run:
         """Return the damaged buckets of the requested shuffle; None if the store does not contain it."""
         if not is_same_shuffle(self.store, self.options):
             return None
-        return find_published_damage(self.store, "shuffled", engine=self.engine, progress=self.progress)
+        return find_folder_damage(self.store, "shuffled", engine=self.engine, progress=self.progress)
 
     def _begin(self, prepared: Prepared, ledger: Ledger, damage: dict[str, StoreError] | None) -> Ledger:
         """Resume from the ledger, or keep the intact buckets, or start from the beginning."""
@@ -280,12 +280,12 @@ class _Books:
 
     def scattered(self, part: Slice, sizes: list[int]) -> None:
         """Record a finished slice."""
-        self.ledger.finish_soon(part.name, {"bytes": sizes})
+        self.ledger.finish_buffered(part.name, {"bytes": sizes})
         self.progress.advance(part.stop - part.start)
 
     def finish(self, written: Written) -> None:
         """Record a finished bucket."""
-        self.ledger.finish_soon(written.name, written.facts.to_json())
+        self.ledger.finish_buffered(written.name, written.facts.to_json())
         self.advance(written.name, written.facts.rows)
         self.log.work(written.name, written.facts.rows, written.seconds, written.peak)
 

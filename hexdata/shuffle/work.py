@@ -107,7 +107,7 @@ def scatter_slice(work: Work, part: Slice, watch: Watch) -> list[int]:
             threads=1,
             spill=work.spill,
             interrupts=watch.interrupts,
-            place=work.store,
+            store=work.store,
         ) as con:
             for size in mover.scatter(con, work.placement, part):
                 sizes.append(size)

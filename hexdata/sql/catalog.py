@@ -10,7 +10,7 @@ from typing import ClassVar
 from hexdata.sql.views import create_catalog
 from hexdata.storage import AnyPath, prefix_of
 from hexdata.store import Store
-from hexdata.store.disk_space import telling_full_temporary
+from hexdata.store.disk_space import translate_temporary_disk_full
 from hexdata.store.limits import QueryLimits
 from hexdata.store.session import DuckDBPyConnection, duckdb_session, path_list_sql, quote
 
@@ -53,8 +53,8 @@ def open_catalog(
     limits = Limits(memory, threads)
     opened = store if isinstance(store, Store) else Store.open(store)
     with (
-        telling_full_temporary(),
-        duckdb_session(**limits.share(opened.path)._asdict(), place=opened.path) as con,
+        translate_temporary_disk_full(),
+        duckdb_session(**limits.session(opened.path)._asdict(), store=opened.path) as con,
     ):
         _close_in(con, opened)
         create_catalog(con, opened, quote(prefix_of(opened.path.resolve())))

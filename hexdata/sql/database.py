@@ -15,7 +15,7 @@ from typing import Final
 from hexdata.errors import HexdataError
 from hexdata.sql.views import create_catalog
 from hexdata.store import Store
-from hexdata.store.disk_space import naming_full
+from hexdata.store.disk_space import add_path_to_disk_full
 from hexdata.store.files import write_bytes
 from hexdata.store.session import duckdb_session, quote
 
@@ -60,7 +60,7 @@ def write_database(store: Store) -> None:
 def _write(store: Store, published: Path) -> None:
     with (
         tempfile.TemporaryDirectory(prefix="hexdata-") as folder,
-        naming_full(path := Path(folder) / DATABASE_NAME),
+        add_path_to_disk_full(path := Path(folder) / DATABASE_NAME),
         duckdb_session(memory=_MEMORY, threads=1) as con,
     ):
         con.execute(f"ATTACH {quote(str(path))} AS hexdata (STORAGE_VERSION {quote(_STORAGE)})")

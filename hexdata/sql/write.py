@@ -20,7 +20,7 @@ from hexdata.checks import check_suffix
 from hexdata.errors import ConfigError, InputError
 from hexdata.sql.run import QueryResult
 from hexdata.storage import AnyPath, as_path, prefix_of
-from hexdata.store.disk_space import telling_full
+from hexdata.store.disk_space import translate_disk_full
 from hexdata.store.files import FileFacts
 from hexdata.store.parquet import write_parquet
 from hexdata.text import printable
@@ -173,7 +173,7 @@ def save_parquet(path: str | AnyPath, result: QueryResult) -> FileFacts:
     _check_names(result.schema)
     for field in result.schema:
         _check_parquet(field, path)
-    with telling_full(path, "Make room, or give a file elsewhere, and run the query again."):
+    with translate_disk_full(path, "Make room, or give a file elsewhere, and run the query again."):
         return write_parquet(path, result.schema, result.batches)
 
 

@@ -11,20 +11,20 @@ from typing import Final
 from hexdata.checks import check_location
 from hexdata.errors import StoreError, StoreLockedError
 from hexdata.storage import AnyPath, as_path, objects_below, scratch_folder, telling
-from hexdata.store.disk_space import telling_full
+from hexdata.store.disk_space import translate_disk_full
 from hexdata.store.files import exists, has_size, refuse_links, remove_file, remove_temporaries, remove_tree
-from hexdata.store.lock import LOCK_NAME, Turn, locked
+from hexdata.store.lock import LOCK_NAME, HeldLock, locked
 from hexdata.store.manifest import MANIFEST_NAME, Manifest
 from hexdata.text import shell_word
 
-__all__ = ["Store", "store_word"]
+__all__ = ["Store", "store_argument"]
 
 _WORK_NAME: Final = ".work"
 _FIRST_FOLDERS: Final = {"positions", "games", "sources", "rejected"}
 """Folders that the first run creates before the manifest exists."""
 _FOLDERS: Final = (*_FIRST_FOLDERS, "shuffled", "shards", "pickles", _WORK_NAME)
 """All folders that hexdata creates in a store."""
-_MADE_OF: Final = {
+_INPUT_FOLDERS: Final = {
     "shuffle": ("games", "positions"),
     "export": ("shuffled",),
     "pickles-original": ("sources", "games", "positions"),
@@ -68,7 +68,7 @@ class Store:
             StoreError: There is no store at ``path``, or this release cannot read it.
             ConfigError: ``path`` is not a path or a valid address.
         """
-        folder = _encodable(path)
+        folder = _check_path(path)
         with telling(folder):  # a missing bucket or denied access is not reported as a missing store
             return cls(folder, Manifest.load(folder), shares_work=shares_work)
 
@@ -84,13 +84,13 @@ class Store:
             StoreError: The folder contains something other than a store.
             ConfigError: ``path`` is not a path or a valid address.
         """
-        folder = _encodable(path)
+        folder = _check_path(path)
         new = cls(folder, Manifest(), shares_work=shares_work)
         if exists(folder / MANIFEST_NAME):
             return cls.open(folder, shares_work=shares_work)
         if folder.is_file():
             raise StoreError("a store is a folder, and this is a file", path=folder)
-        if folder.is_dir() and not _is_begun(new):
+        if folder.is_dir() and not _is_started(new):
             raise StoreError(
                 "this folder holds files and is no store",
                 path=folder,
@@ -127,9 +127,9 @@ class Store:
             if not has_size(self.path / name, facts.bytes):
                 yield name
 
-    def made_of(self, stage: str) -> str:
+    def input_digest(self, stage: str) -> str:
         """Return the digest of the current input files of ``stage``."""
-        return self.manifest.digest(*_MADE_OF[stage])
+        return self.manifest.digest(*_INPUT_FOLDERS[stage])
 
     def require_stage(self, stage: str) -> None:
         """Check that ``stage`` has been run on the current content of the store.
@@ -142,18 +142,18 @@ class Store:
             raise StoreError(
                 f"this store has no {stage} stage yet",
                 path=self.path,
-                hint=f"Run `hexdata {stage} {store_word(self.path)}`.",
+                hint=f"Run `hexdata {stage} {store_argument(self.path)}`.",
             )
-        if stage in _MADE_OF and lineage["of"] != self.made_of(stage):
+        if stage in _INPUT_FOLDERS and lineage["of"] != self.input_digest(stage):
             raise StoreError(
-                f"the {stage} stage is older than the {_MADE_OF[stage][-1]} it was made of",
+                f"the {stage} stage is older than the {_INPUT_FOLDERS[stage][-1]} it was made of",
                 path=self.path,
                 hint=f"Run `{self._command(stage)}` again.",
             )
 
     def _command(self, stage: str) -> str:
         verb, *options = _COMMANDS.get(stage, stage).split(maxsplit=1)
-        return " ".join(["hexdata", verb, store_word(self.path), *options])
+        return " ".join(["hexdata", verb, store_argument(self.path), *options])
 
     @contextmanager
     def writing(self, stage: str) -> Iterator[None]:
@@ -169,27 +169,27 @@ class Store:
             StoreError: A link leads out of the store, or the disk fails.
             BudgetError: The disk is full.
         """
-        place = self.path if isinstance(self.path, Path) else self.work
-        with telling_full(place), self._locked(stage) as turn:
-            if not turn.goes_on:
+        path = self.path if isinstance(self.path, Path) else self.work
+        with translate_disk_full(path), self._locked(stage) as lock:
+            if not lock.has_current_work:
                 remove_tree(self.work)  # other machines have written since, so this work is out of date
             self._remove_temporaries()
             if exists(self.path / MANIFEST_NAME):
                 self.manifest = Manifest.load(self.path)
-            self.manifest.before_saving = self.require_lock = turn.require
+            self.manifest.before_saving = self.require_lock = lock.require
             try:
                 yield
             finally:
                 with suppress(StoreLockedError):  # the files now belong to another process
-                    turn.require()
+                    lock.require()
                     self._remove_temporaries()  # left by killed workers on any machine
 
     @contextmanager
-    def _locked(self, stage: str) -> Iterator[Turn]:
+    def _locked(self, stage: str) -> Iterator[HeldLock]:
         if isinstance(self.path, Path):
             refuse_links(self.path, (*_FOLDERS, "logs"))
-        with locked(self.path, stage, shares_work=self.shares_work) as turn:
-            yield turn
+        with locked(self.path, stage, shares_work=self.shares_work) as lock:
+            yield lock
 
     def remove(self, folder: str) -> None:
         """Remove a folder of the store. The caller must hold the lock.
@@ -215,8 +215,8 @@ class Store:
         """
         if isinstance(self.path, Path):
             return
-        strays = [name for name in objects_below(self.path / folder) if f"{folder}/{name}" not in names]
-        for name in strays:
+        leftovers = [name for name in objects_below(self.path / folder) if f"{folder}/{name}" not in names]
+        for name in leftovers:
             self.require_lock()
             remove_file(self.path / folder / name)
 
@@ -229,13 +229,13 @@ class Store:
         remove_temporaries(self.path, below=False)
 
 
-def store_word(path: str | AnyPath) -> str:
+def store_argument(path: str | AnyPath) -> str:
     """Return the path of a store quoted for a shell, in a form that is not mistaken for an option."""
     text = str(path)
     return shell_word(f"./{text}" if text.startswith("-") else text)
 
 
-def _encodable(path: str | AnyPath) -> AnyPath:
+def _check_path(path: str | AnyPath) -> AnyPath:
     """Return the path of a store after checking that the libraries accept it.
 
     Raises:
@@ -252,7 +252,7 @@ def _encodable(path: str | AnyPath) -> AnyPath:
     return as_path(path)
 
 
-def _is_begun(store: Store) -> bool:
+def _is_started(store: Store) -> bool:
     """Return whether a folder without a manifest is empty or a store whose first run was interrupted."""
     names = {path.name for path in store.path.iterdir() if not path.name.startswith(".")}
     begun = store.work if isinstance(store.path, Path) else store.path / LOCK_NAME

@@ -20,14 +20,14 @@ from hexdata.storage import AnyPath, is_fault
 from hexdata.units import format_bytes
 
 __all__ = [
+    "add_path_to_disk_full",
+    "add_path_to_error",
     "disk_full",
     "free_disk",
     "is_disk_full",
-    "name_file",
-    "naming_full",
-    "system_text",
-    "telling_full",
-    "telling_full_temporary",
+    "system_message",
+    "translate_disk_full",
+    "translate_temporary_disk_full",
 ]
 
 _DISK_FULL: Final = ("ENOSPC", "EDQUOT", "EFBIG")
@@ -60,7 +60,7 @@ def is_disk_full(error: OSError) -> bool:
 
 
 @contextmanager
-def naming_full(path: Path) -> Iterator[None]:
+def add_path_to_disk_full(path: Path) -> Iterator[None]:
     """Add ``path`` to disk-full errors without a file name. Write errors, for example, have none."""
     try:
         yield
@@ -71,7 +71,7 @@ def naming_full(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def name_file(path: Path) -> Iterator[None]:
+def add_path_to_error(path: Path) -> Iterator[None]:
     """Add ``path`` to system errors without a file name, as those of write, fsync, flock and truncate."""
     try:
         yield
@@ -85,10 +85,10 @@ def free_disk(path: AnyPath) -> int:
     """Return the free disk space in bytes at a path, which need not exist. Object stores have no limit."""
     if not isinstance(path, Path):
         return sys.maxsize
-    place = path.absolute()
-    while not place.exists():
-        place = place.parent
-    return shutil.disk_usage(place).free
+    path = path.absolute()
+    while not path.exists():
+        path = path.parent
+    return shutil.disk_usage(path).free
 
 
 def disk_full(
@@ -99,13 +99,13 @@ def disk_full(
 
 
 @contextmanager
-def telling_full(place: AnyPath, hint: str = _RUN_AGAIN) -> Iterator[None]:
+def translate_disk_full(location: AnyPath, hint: str = _RUN_AGAIN) -> Iterator[None]:
     """Convert operating system errors of a full or failing disk into errors with a path and a hint.
 
     Other errors and errors of an object store pass unchanged.
 
     Args:
-        place: Path to name if the system's error has none.
+        location: Path to name if the system's error has none.
         hint: What to do (default: free disk space and run the command again).
 
     Raises:
@@ -117,11 +117,11 @@ def telling_full(place: AnyPath, hint: str = _RUN_AGAIN) -> Iterator[None]:
     except OSError as error:
         if is_fault(error) or "://" in str(error.filename):
             raise  # an object store failed
-        path = _file_of(error) or place
+        path = _error_path(error) or location
         if is_disk_full(error):
-            raise _told(error, path, hint) from error
+            raise _disk_full_error(error, path, hint) from error
         remedy = _HINTS.get(errno.errorcode.get(error.errno or 0, ""))
-        if remedy is None or not isinstance(place, Path):
+        if remedy is None or not isinstance(location, Path):
             raise
         raise StoreError(
             "the system cannot read or write this file",
@@ -132,7 +132,7 @@ def telling_full(place: AnyPath, hint: str = _RUN_AGAIN) -> Iterator[None]:
 
 
 @contextmanager
-def telling_full_temporary() -> Iterator[None]:
+def translate_temporary_disk_full() -> Iterator[None]:
     """Convert disk-full errors below the system's temporary folder; other errors pass unchanged.
 
     Raises:
@@ -141,25 +141,25 @@ def telling_full_temporary() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        path = _file_of(error) if is_disk_full(error) else None
+        path = _error_path(error) if is_disk_full(error) else None
         if path is None or not path.is_relative_to(tempfile.gettempdir()):
             raise
-        raise _told(error, path, _TEMPORARY) from error
+        raise _disk_full_error(error, path, _TEMPORARY) from error
 
 
-def system_text(error: OSError) -> str:
+def system_message(error: OSError) -> str:
     """Return the system's text for an error, without the file if the error already names it."""
     found, plain = error.strerror or str(error), os.strerror(error.errno or 0)
     return plain if error.filename is not None and plain in found else found  # DuckDB's text has the file
 
 
-def _file_of(error: OSError) -> Path | None:
+def _error_path(error: OSError) -> Path | None:
     """Return the file named in an error; None if it has no name, as with a file descriptor."""
     return Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else None
 
 
-def _told(error: OSError, path: AnyPath, hint: str) -> BudgetError:
-    found = system_text(error)
+def _disk_full_error(error: OSError, path: AnyPath, hint: str) -> BudgetError:
+    found = system_message(error)
     if isinstance(path, Path):
         found += f", {format_bytes(free_disk(path))} free"
     return disk_full("the disk is full", path, found, hint=hint)

@@ -36,7 +36,7 @@ from hexdata.storage import (
     scratch_folder,
     upload,
 )
-from hexdata.store.disk_space import name_file, naming_full
+from hexdata.store.disk_space import add_path_to_disk_full, add_path_to_error
 from hexdata.strict_json import MAX_JSON_BYTES, Count, HexDigest
 
 __all__ = [
@@ -95,7 +95,7 @@ class HashingFile(io.RawIOBase):
     def write(self, data: Any) -> int:
         """Write all of ``data`` (bytes-like), add it to the digest and return the number of bytes."""
         self._hash.update(data)
-        with name_file(self._path):
+        with add_path_to_error(self._path):
             written = self._file.write(data)
         self._size += written
         return written
@@ -106,7 +106,7 @@ class HashingFile(io.RawIOBase):
 
     def flush(self) -> None:
         """Flush the underlying file."""
-        with name_file(self._path):
+        with add_path_to_error(self._path):
             self._file.flush()
 
     def facts(self, rows: int) -> FileFacts:
@@ -136,16 +136,16 @@ def atomic_file(path: AnyPath, *, replace: bool = True) -> Iterator[HashingFile]
         StoreError: The uploaded object differs from the data that was sent.
     """
     if not isinstance(path, Path):
-        with _uploaded(path, replace) as file:
+        with _uploaded_file(path, replace) as file:
             yield file
         return
     make_folder(path.parent)
     temporary = path.with_name(f".{path.name}.{int.from_bytes(os.urandom(6))}{_TEMPORARY_SUFFIX}")
     try:
-        with naming_full(path), temporary.open("xb") as opened:  # "x" follows no link
+        with add_path_to_disk_full(path), temporary.open("xb") as opened:  # "x" follows no link
             with HashingFile(opened, path) as file:  # closed while it can still be flushed
                 yield file
-            with name_file(path):
+            with add_path_to_error(path):
                 os.fsync(opened.fileno())
         temporary.replace(path)
     except BaseException:
@@ -155,18 +155,21 @@ def atomic_file(path: AnyPath, *, replace: bool = True) -> Iterator[HashingFile]
 
 
 @contextmanager
-def _uploaded(path: RemotePath, replace: bool) -> Iterator[HashingFile]:
+def _uploaded_file(path: RemotePath, replace: bool) -> Iterator[HashingFile]:
     """Open a temporary local file and upload it to ``path`` on exit."""
     folder = scratch_folder("uploads")
     folder.mkdir(parents=True, exist_ok=True)
-    with naming_full(folder), tempfile.NamedTemporaryFile(dir=folder, prefix=f"{path.name}.") as opened:
+    with (
+        add_path_to_disk_full(folder),
+        tempfile.NamedTemporaryFile(dir=folder, prefix=f"{path.name}.") as opened,
+    ):
         fcntl.flock(opened, fcntl.LOCK_EX)  # marks the file as in use by a running process
         with HashingFile(opened.file) as file:
             yield file
         upload(Path(opened.name), path, replace=replace)
 
 
-def _remove_unsent() -> None:
+def _remove_abandoned_uploads() -> None:
     """Remove the upload files of processes that were killed on this machine."""
     for path in scratch_folder("uploads").glob("*"):
         try:
@@ -189,7 +192,7 @@ def _sync_folder(folder: Path) -> None:
     """Sync ``folder`` so that a new name in it survives a power failure."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        with name_file(folder):
+        with add_path_to_error(folder):
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
@@ -214,15 +217,15 @@ def open_in_place(path: Path) -> io.FileIO:
     except OSError as error:
         if error.errno not in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
             raise
-        raise _foreign(path) from error
+        raise _linked_file_error(path) from error
     info = os.fstat(descriptor)
     if not stat.S_ISREG(info.st_mode) or info.st_nlink > 1:
         os.close(descriptor)
-        raise _foreign(path)
+        raise _linked_file_error(path)
     return os.fdopen(descriptor, "ab+", buffering=0)
 
 
-def _foreign(path: Path) -> StoreError:
+def _linked_file_error(path: Path) -> StoreError:
     return StoreError(
         "hexdata writes to this file in place, but it may belong to something else",
         path=path,
@@ -267,21 +270,21 @@ def _refuse_links_in(folder: Path, *, files: bool = True, below: bool = True) ->
             _refuse_links_in(Path(entry.path), files=files)
 
 
-def append_line(path: AnyPath, line: bytes, *, most: int) -> None:
+def append_line(path: AnyPath, line: bytes, *, max_bytes: int) -> None:
     """Append a line to a small log file.
 
     Args:
         path: The file.
         line: The line with its newline character.
-        most: Number of existing bytes to keep, counted from the end, if the file is an object. Local files
+        max_bytes: If the file is an object, only the last ``max_bytes`` of its content are kept. Local files
             are kept whole.
     """
     if isinstance(path, Path):
         path.parent.mkdir(exist_ok=True)
-        with open_in_place(path) as file, name_file(path):  # a single write keeps the line in one piece
-            file.write(line)
+        with open_in_place(path) as file, add_path_to_error(path):
+            file.write(line)  # a single write, so that lines of several processes do not mix
         return
-    before = file_system(path).tail(path.path, most) if exists(path) else b""
+    before = file_system(path).tail(path.path, max_bytes) if exists(path) else b""
     write_bytes(path, before + line)
 
 
@@ -296,7 +299,7 @@ def remove_temporaries(folder: AnyPath, *, below: bool = True) -> None:
         below: Whether to include subfolders (default: True).
     """
     if not isinstance(folder, Path):
-        _remove_unsent()
+        _remove_abandoned_uploads()
         abort_uploads(folder)
         return
     for path in (folder.rglob if below else folder.glob)(f".*{_TEMPORARY_SUFFIX}"):
@@ -372,13 +375,13 @@ def walk_once(
         The path of each folder, the list of its subfolders and the names of its files. Subfolders removed
         from the list are not visited.
     """
-    entered: set[Path] = set()
+    visited: set[Path] = set()
     for folder, subfolders, names in os.walk(root, onerror=onerror, followlinks=True):
-        here = Path(folder).resolve()
-        if here in entered:
+        resolved = Path(folder).resolve()
+        if resolved in visited:
             subfolders.clear()
             continue
-        entered.add(here)
+        visited.add(resolved)
         yield Path(folder), subfolders, names
 
 

@@ -16,7 +16,7 @@ from hexdata.errors import StoreError
 from hexdata.progress import SILENT, Progress
 from hexdata.schema import table_schema
 from hexdata.storage import AnyPath, telling
-from hexdata.store import Store, store_word
+from hexdata.store import Store, store_argument
 from hexdata.store.files import FileFacts, digest_file
 from hexdata.store.parquet import check_table
 from hexdata.text import shell_word
@@ -24,7 +24,7 @@ from hexdata.text import shell_word
 __all__ = [
     "check_tables",
     "find_damage",
-    "find_published_damage",
+    "find_folder_damage",
     "rebuild_command",
     "rebuild_commands",
     "rebuild_hint",
@@ -41,7 +41,7 @@ _THREADS: Final = 8
 _SHOWN_DIGITS: Final = 16
 
 
-def _inspect(path: AnyPath) -> tuple[int, str] | str:
+def _digest_or_problem(path: AnyPath) -> tuple[int, str] | str:
     """Return the size and digest of a file, or the reason why it cannot be read (empty if it is missing)."""
     with telling(path):  # an unreachable object store is not a damaged file
         try:
@@ -82,7 +82,7 @@ def find_damage(
     damage: dict[str, StoreError] = {}
     threads = min(workers or engine.machines.cores, _THREADS)
     tasks = ((store.path / name,) for name in listed)
-    for index, found in engine.run_light(_inspect, tasks, workers=max(threads, 1)):
+    for index, found in engine.run_light(_digest_or_problem, tasks, workers=max(threads, 1)):
         name = listed[index]
         if error := _difference(store, name, files[name], found):
             damage[name] = error
@@ -111,7 +111,7 @@ def _facts_text(size: int, sha256: str) -> str:
     return f"{size:,} bytes, sha256 {sha256[:_SHOWN_DIGITS]}…"
 
 
-def find_published_damage(
+def find_folder_damage(
     store: Store, folder: str, *, engine: Engine = LOCAL, progress: Progress = SILENT
 ) -> dict[str, StoreError]:
     """Check all files of one folder with :func:`find_damage`, as the progress step "check files"."""
@@ -146,7 +146,7 @@ def require_intact(
         error.reason += (
             f", and so {'was 1 other' if len(damage) == 2 else f'were {len(damage) - 1:,} others'}"
         )
-        error.hint = f"{error.hint} `hexdata verify {store_word(store.path)}` lists all of them."
+        error.hint = f"{error.hint} `hexdata verify {store_argument(store.path)}` lists all of them."
     raise error
 
 
@@ -188,8 +188,8 @@ def rebuild_command(store: Store, name: str) -> str:
             stage = f"pickles-{order}"
         case _:
             stage = "convert"
-    at = f"{store.path}-again" if stage == "convert" else str(store.path)
-    return stage_command(stage, store.manifest.stages.get(stage, {}), at)
+    target = f"{store.path}-again" if stage == "convert" else str(store.path)
+    return stage_command(stage, store.manifest.stages.get(stage, {}), target)
 
 
 def rebuild_commands(store: Store, names: Iterable[str]) -> list[str]:
@@ -206,20 +206,20 @@ def stage_command(stage: str, lineage: Mapping[str, Any], store: str) -> str:
         lineage: Entry of the stage in the manifest.
         store: Path or address of the store.
     """
-    word = store_word(store)
+    store_text = store_argument(store)
     if stage == "shuffle":
         buckets = max(lineage.get("buckets", {}).values(), default=None)
-        asked = {"seed": lineage.get("seed"), "buckets": buckets, **lineage.get("choices", {})}
-        return f"hexdata shuffle {word}{_options(asked)}"
+        options = {"seed": lineage.get("seed"), "buckets": buckets, **lineage.get("choices", {})}
+        return f"hexdata shuffle {store_text}{_options(options)}"
     if stage == "export":
         names = ("shard_size", "block_size", "layout")
-        return f"hexdata export {word}{_options({name: lineage.get(name) for name in names})}"
+        return f"hexdata export {store_text}{_options({name: lineage.get(name) for name in names})}"
     if stage == "convert":
         flags = [name for name in ("salvage", "truncate_repeats") if lineage.get(name)]
-        options = _options({name: lineage.get(name) for name in ("val", "test")})
-        options += "".join(f" --{name.replace('_', '-')}" for name in flags)
-        return f"hexdata convert INPUT... {word}{options}"
-    return f"hexdata export {word} --format pickle --order {stage.removeprefix('pickles-')}"
+        text = _options({name: lineage.get(name) for name in ("val", "test")})
+        text += "".join(f" --{name.replace('_', '-')}" for name in flags)
+        return f"hexdata convert INPUT... {store_text}{text}"
+    return f"hexdata export {store_text} --format pickle --order {stage.removeprefix('pickles-')}"
 
 
 def _options(values: dict[str, Any]) -> str:

@@ -25,19 +25,19 @@ from hexdata.storage import AnyPath, open_binary
 from hexdata.store.files import append_line
 from hexdata.strict_json import Count, Within, load_json
 
-__all__ = ["JOURNAL_NAME", "Entry", "StageRun", "journaled", "read_journal"]
+__all__ = ["JOURNAL_NAME", "JournalEntry", "StageRun", "journaled", "read_journal"]
 
 JOURNAL_NAME: Final = "logs/stages.jsonl"
-_EVERY: Final = 0.25
+_SAMPLE_SECONDS: Final = 0.25
 """Seconds between two memory measurements."""
-_LONGEST_LINE: Final = 1 << 12
+_MAX_LINE_BYTES: Final = 1 << 12
 """Maximum bytes of a valid line."""
-_READ: Final = 1 << 20
+_READ_BYTES: Final = 1 << 20
 """Number of bytes read from the end of the journal: some thousand runs."""
 
 
 @dataclass(frozen=True)
-class Entry:
+class JournalEntry:
     """One finished run of a stage.
 
     Attributes:
@@ -85,7 +85,7 @@ class StageRun:
         """Append the line to the journal if the run has finished; warn if it cannot be written."""
         if self._facts is None:
             return
-        entry = Entry(
+        entry = JournalEntry(
             stage=self._stage,
             finished=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
             seconds=round(time.perf_counter() - self._begin, 3),
@@ -95,7 +95,7 @@ class StageRun:
         )
         line = json.dumps(asdict(entry)).encode() + b"\n"
         try:
-            append_line(self._path, line, most=_READ)
+            append_line(self._path, line, max_bytes=_READ_BYTES)
         except (OSError, StoreError) as error:
             warnings.warn(f"the journal was not written, the stage is complete: {error}", stacklevel=4)
 
@@ -109,12 +109,12 @@ def journaled(store: AnyPath, stage: str) -> Iterator[StageRun]:
         stage: Name of the stage in the manifest.
     """
     run = StageRun(store, stage)
-    with _Memory() as memory:
+    with _MemorySampler() as memory:
         yield run
     run.record(memory.peak)
 
 
-def read_journal(store: AnyPath) -> list[Entry]:
+def read_journal(store: AnyPath) -> list[JournalEntry]:
     """Return the runs in the journal, oldest first; an empty list if there is no journal.
 
     Lines that are damaged or were written by a release with other fields are skipped. Of a very large
@@ -123,28 +123,28 @@ def read_journal(store: AnyPath) -> list[Entry]:
     try:
         with open_binary(store / JOURNAL_NAME) as file:
             size = file.seek(0, os.SEEK_END)
-            file.seek(max(size - _READ, 0))
-            content = file.read(_READ)
+            file.seek(max(size - _READ_BYTES, 0))
+            content = file.read(_READ_BYTES)
     except OSError:
         return []
-    found = [_entry(line) for line in content.splitlines()]
+    found = [_parse_entry(line) for line in content.splitlines()]
     return [entry for entry in found if entry is not None]
 
 
-def _entry(line: bytes) -> Entry | None:
+def _parse_entry(line: bytes) -> JournalEntry | None:
     try:
-        return load_json(Entry, line, JOURNAL_NAME, max_bytes=_LONGEST_LINE)
+        return load_json(JournalEntry, line, JOURNAL_NAME, max_bytes=_MAX_LINE_BYTES)
     except StoreError:
         return None
 
 
-class _Memory:
+class _MemorySampler:
     """Measures the peak resident memory of this process and its children in a background thread."""
 
     def __init__(self) -> None:
         self.peak = 0
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="hexdata-memory", daemon=True)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._sample, name="hexdata-memory", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -153,12 +153,12 @@ class _Memory:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._ended.set()
+        self._stopped.set()
         self._thread.join()
 
-    def _watch(self) -> None:
+    def _sample(self) -> None:
         while True:
             self.peak = max(self.peak, resident_bytes())
-            if self._ended.wait(_EVERY):
+            if self._stopped.wait(_SAMPLE_SECONDS):
                 self.peak = max(self.peak, resident_bytes())
                 return

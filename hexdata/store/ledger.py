@@ -15,7 +15,7 @@ from hexdata.strict_json import HexDigest, check_value, parse_json, shortened
 
 __all__ = ["Ledger"]
 
-_UNITS_A_SAVE: Final = 256
+_SAVES_PER_LEDGER: Final = 256
 """A ledger of fewer units is saved after each unit, a longer one after every 1/256 of its units."""
 
 
@@ -44,7 +44,7 @@ class Ledger:
         unit: Any = Any,
         *,
         unit_of: Callable[[str], object] | None = None,
-        only_look: bool = False,
+        read_only: bool = False,
     ) -> None:
         """Open the ledger at ``path`` and keep its units if they belong to the same plan.
 
@@ -54,7 +54,7 @@ class Ledger:
             plan: Plan of the units, as a JSON value.
             unit: Schema of a unit's facts (default: any).
             unit_of: Function that returns the schema for a unit's name, if units differ (default: None).
-            only_look: Whether to leave the file of another plan unchanged (default: False).
+            read_only: Whether to leave the file of another plan unchanged (default: False).
 
         Raises:
             StoreError: The file exists but is not a valid ledger of this stage.
@@ -69,7 +69,7 @@ class Ledger:
             content = self._load()
             if content["plan"] == self._plan:
                 self._done = content["done"]
-            elif not only_look:
+            elif not read_only:
                 self._save()
 
     def _load(self) -> dict[str, Any]:
@@ -115,7 +115,7 @@ class Ledger:
         self._done |= facts
         self._save()
 
-    def finish_soon(self, unit: str, facts: object) -> None:
+    def finish_buffered(self, unit: str, facts: object) -> None:
         """Record that ``unit`` is finished, but save only now and then if there are very many units.
 
         The whole ledger is rewritten on each save, so saving every unit would take quadratic time. Units that
@@ -123,7 +123,7 @@ class Ledger:
         """
         self._done[unit] = facts
         self._unsaved += 1
-        if self._unsaved > len(self._done) // _UNITS_A_SAVE:
+        if self._unsaved > len(self._done) // _SAVES_PER_LEDGER:
             self._save()
 
     def save(self) -> None:

@@ -10,10 +10,10 @@ from hexdata.errors import BudgetError
 from hexdata.pool import default_workers
 from hexdata.storage import AnyPath, client_memory
 
-__all__ = ["QueryLimits", "Share"]
+__all__ = ["QueryLimits", "SessionLimits"]
 
 
-class Share(NamedTuple):
+class SessionLimits(NamedTuple):
     """The limits of one DuckDB session: bytes for its buffers, and number of threads."""
 
     memory: int
@@ -50,9 +50,9 @@ class QueryLimits:
 
     def __post_init__(self) -> None:
         check_fields(self, {"threads": 1, "memory": 0})
-        self._require_room(self.BASE)
+        self._require_memory(self.BASE)
 
-    def _require_room(self, base: int) -> None:
+    def _require_memory(self, base: int) -> None:
         threads = 1 if self.threads is None else self.threads
         least = base + self.BUFFERS + threads * (self.THREAD + self.THREAD_BUFFERS)
         if self.memory < least:
@@ -63,16 +63,16 @@ class QueryLimits:
                 hint="Raise --memory, or lower --threads.",
             )
 
-    def share(self, place: AnyPath) -> Share:
-        """Return the limits of a session that reads a store at ``place``.
+    def session(self, store: AnyPath) -> SessionLimits:
+        """Return the limits of a session that reads the store at ``store``.
 
         If the store is in an object store, memory for its client is subtracted.
 
         Raises:
             BudgetError: The memory is too small.
         """
-        base = self.BASE + client_memory(place)
-        self._require_room(base)
-        room = (self.memory - base - self.BUFFERS) // (self.THREAD + self.THREAD_BUFFERS)
-        threads = self.threads or min(default_workers(), room)
-        return Share(self.memory - base - threads * self.THREAD, threads)
+        base = self.BASE + client_memory(store)
+        self._require_memory(base)
+        max_threads = (self.memory - base - self.BUFFERS) // (self.THREAD + self.THREAD_BUFFERS)
+        threads = self.threads or min(default_workers(), max_threads)
+        return SessionLimits(self.memory - base - threads * self.THREAD, threads)

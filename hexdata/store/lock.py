@@ -29,11 +29,11 @@ from hexdata.storage import (
     read_tagged,
     scratch_folder,
 )
-from hexdata.store.disk_space import name_file
+from hexdata.store.disk_space import add_path_to_error
 from hexdata.store.files import make_folder, open_in_place
 from hexdata.strict_json import parse_json, shortened
 
-__all__ = ["LOCK_NAME", "Turn", "find_writer", "locked"]
+__all__ = ["LOCK_NAME", "HeldLock", "find_writer", "locked"]
 
 LOCK_NAME: Final = ".lock"
 _MAX_BYTES: Final = 4096
@@ -41,25 +41,25 @@ _MAX_BYTES: Final = 4096
 LEASE_SECONDS: Final = 90.0
 """Seconds without renewal after which a lease has expired."""
 RENEW_SECONDS: Final = 20.0
-_NOBODY: Final = "a process that did not say its name"
+_UNKNOWN_HOLDER: Final = "a process that did not say its name"
 
 
 _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", None) or getattr(time, "CLOCK_MONOTONIC_RAW", None)
 """A clock that also counts the time a machine is suspended, on Linux and on macOS."""
 
 
-class Turn(NamedTuple):
+class HeldLock(NamedTuple):
     """State of a lock that is held.
 
     Attributes:
         require: Raises ``StoreLockedError`` if the lock has been lost. Called before anything is published or
             removed.
-        goes_on: Whether the previous holder kept its unfinished work in the same location, so that the work
-            found there is up to date.
+        has_current_work: Whether the unfinished work found here is up to date, because the previous holder
+            kept its work in the same location.
     """
 
     require: Callable[[], None]
-    goes_on: bool
+    has_current_work: bool
 
 
 def _still_held() -> None:
@@ -67,7 +67,7 @@ def _still_held() -> None:
 
 
 @contextmanager
-def locked(store: AnyPath, stage: str, *, shares_work: bool = False) -> Iterator[Turn]:
+def locked(store: AnyPath, stage: str, *, shares_work: bool = False) -> Iterator[HeldLock]:
     """Hold the store's lock.
 
     Args:
@@ -84,26 +84,26 @@ def locked(store: AnyPath, stage: str, *, shares_work: bool = False) -> Iterator
     """
     if isinstance(store, Path):
         make_folder(store)
-        with _flocked(store / LOCK_NAME, store, stage):
-            yield Turn(_still_held, goes_on=True)
+        with _kernel_lock(store / LOCK_NAME, store, stage):
+            yield HeldLock(_still_held, has_current_work=True)
         return
     # The kernel's lock shows at once that a process of this machine has ended.
     folder = scratch_folder("locks")
     folder.mkdir(parents=True, exist_ok=True)
-    with _flocked(scratch_folder("locks", store), store, stage):
+    with _kernel_lock(scratch_folder("locks", store), store, stage):
         lease = _Lease(store, stage, _machine(folder), shares_work=shares_work)
         with lease.held():
-            yield Turn(lease.require, lease.goes_on)
+            yield HeldLock(lease.require, lease.has_current_work)
 
 
 @contextmanager
-def _flocked(path: Path, store: AnyPath, stage: str) -> Iterator[None]:
+def _kernel_lock(path: Path, store: AnyPath, stage: str) -> Iterator[None]:
     with open_in_place(path) as file:
-        with name_file(path):
+        with add_path_to_error(path):
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise _locked(store, _holder(path)) from error
+                raise _locked_error(store, _read_holder(path)) from error
             file.truncate(0)
             file.write(json.dumps({"pid": os.getpid(), "stage": stage}).encode())
         yield
@@ -111,7 +111,7 @@ def _flocked(path: Path, store: AnyPath, stage: str) -> Iterator[None]:
             file.truncate(0)
 
 
-def _locked(store: AnyPath, holder: str) -> StoreLockedError:
+def _locked_error(store: AnyPath, holder: str) -> StoreLockedError:
     return StoreLockedError(
         "another process is writing to this store",
         path=store,
@@ -138,7 +138,7 @@ def find_writer(store: AnyPath) -> str | None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        return _holder(path)
+        return _read_holder(path)
     except OSError:
         return None
     finally:
@@ -146,14 +146,14 @@ def find_writer(store: AnyPath) -> str | None:
     return None  # the last holder was killed
 
 
-def _holder(path: Path) -> str:
+def _read_holder(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            holder = _holder_in(file.read(_MAX_BYTES + 1))
+            holder = _parse_holder(file.read(_MAX_BYTES + 1))
     except OSError:
-        return _NOBODY
+        return _UNKNOWN_HOLDER
     if not {"pid", "stage"} <= holder.keys():
-        return _NOBODY
+        return _UNKNOWN_HOLDER
     return shortened(f"process {holder['pid']} ({holder['stage']})")
 
 
@@ -183,7 +183,7 @@ class _Lease:
     """
 
     def __init__(self, store: RemotePath, stage: str, machine: str, *, shares_work: bool) -> None:
-        self.goes_on = False
+        self.has_current_work = False
         self._store = store
         self._path = store / LOCK_NAME
         self._machine = machine
@@ -192,22 +192,22 @@ class _Lease:
         self._tag: str | None = None
         self._renewed = 0.0
         self._count = 0
-        self._taken = False
-        self._ended = threading.Event()
+        self._lost = False
+        self._stopped = threading.Event()
 
     @contextmanager
     def held(self) -> Iterator[None]:
         """Take the lease, renew it in a background thread and release it at the end."""
-        self._take()
-        thread = threading.Thread(target=self._keep, name="hexdata-lease", daemon=True)
+        self._acquire()
+        thread = threading.Thread(target=self._keep_renewing, name="hexdata-lease", daemon=True)
         thread.start()
         try:
             yield
         finally:
-            self._ended.set()
+            self._stopped.set()
             thread.join()
-            if not self._taken:
-                self._give_back()
+            if not self._lost:
+                self._release()
 
     def require(self) -> None:
         """Check that this process still holds the lease.
@@ -216,56 +216,58 @@ class _Lease:
             StoreLockedError: Another process has taken it, or it was not renewed in time and may have
                 expired.
         """
-        if self._taken or _seconds() - self._renewed > LEASE_SECONDS:
-            self._refuse()
+        if self._lost or _seconds() - self._renewed > LEASE_SECONDS:
+            self._raise_lost()
 
-    def _take(self) -> None:
+    def _acquire(self) -> None:
         try:
             data, self._tag = read_tagged(self._path)
             age = _age(self._path)
         except FileNotFoundError:
             data, age = b"", 0.0
-        holder = _holder_in(data)
+        holder = _parse_holder(data)
         # Another holder on this machine must have ended, because this process has the kernel's lock.
         is_free = not data or holder.get("free") or holder.get("machine") == self._machine
         if not is_free and age < LEASE_SECONDS:
-            raise _locked(self._store, f"{_named(data)}, which renewed its lock {max(age, 0):.0f} s ago")
-        self.goes_on = holder.get("work") == self._work
+            raise _locked_error(
+                self._store, f"{_describe_holder(data)}, which renewed its lock {max(age, 0):.0f} s ago"
+            )
+        self.has_current_work = holder.get("work") == self._work
         try:
             self._put()
         except Changed:
-            self._refuse()
+            self._raise_lost()
 
     def _put(self) -> None:
         now = _seconds()
         self._count += 1
-        told = {"work": self._work, "renewed": self._count, "token": os.urandom(8).hex()}
-        self._tag = put_if(self._path, json.dumps(self._holder | told).encode(), self._tag)
+        state = {"work": self._work, "renewed": self._count, "token": os.urandom(8).hex()}
+        self._tag = put_if(self._path, json.dumps(self._holder | state).encode(), self._tag)
         self._renewed = now
 
-    def _keep(self) -> None:
-        while not self._ended.wait(RENEW_SECONDS):
+    def _keep_renewing(self) -> None:
+        while not self._stopped.wait(RENEW_SECONDS):
             try:
                 self._put()
             except Changed:
-                self._taken = True
+                self._lost = True
                 return
             except OSError:
                 continue  # the next attempt may succeed; ``require`` checks the time
 
-    def _give_back(self) -> None:
+    def _release(self) -> None:
         try:
             put_if(self._path, json.dumps({"free": True, "work": self._work}).encode(), self._tag)
         except (Changed, OSError):
             return  # it belongs to another process, or will expire
 
-    def _refuse(self) -> NoReturn:
+    def _raise_lost(self) -> NoReturn:
         try:
             data = read_tagged(self._path).data
-            holder = "one that has ended since" if _holder_in(data).get("free") else _named(data)
+            holder = "one that has ended since" if _parse_holder(data).get("free") else _describe_holder(data)
         except OSError:
-            holder = _NOBODY
-        raise _locked(self._store, holder)
+            holder = _UNKNOWN_HOLDER
+        raise _locked_error(self._store, holder)
 
 
 def _age(path: RemotePath) -> float:
@@ -279,7 +281,7 @@ def _age(path: RemotePath) -> float:
     return float((now - found["LastModified"]).total_seconds())
 
 
-def _holder_in(data: bytes) -> dict[str, object]:
+def _parse_holder(data: bytes) -> dict[str, object]:
     """Return the content of a lease; an empty dict if it cannot be read."""
     try:
         holder = parse_json(data, LOCK_NAME, max_bytes=_MAX_BYTES)
@@ -288,8 +290,8 @@ def _holder_in(data: bytes) -> dict[str, object]:
     return holder if isinstance(holder, dict) else {}
 
 
-def _named(data: bytes) -> str:
-    holder = _holder_in(data)
+def _describe_holder(data: bytes) -> str:
+    holder = _parse_holder(data)
     if not {"pid", "host", "stage"} <= holder.keys():
-        return _NOBODY
+        return _UNKNOWN_HOLDER
     return shortened(f"process {holder['pid']} on {holder['host']} ({holder['stage']})")

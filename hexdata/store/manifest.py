@@ -44,7 +44,7 @@ _FILE_NAME: Final = (
 StoreFile = Annotated[str, Matching(_FILE_NAME, "a file that a stage writes below the store")]
 """A path relative to the store."""
 _Split = Literal["train", "val", "test"]
-_Share = Annotated[float, Within(0, 1)]
+_Fraction = Annotated[float, Within(0, 1)]
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class _TableCounts:
 
 @dataclass(frozen=True)
 class _ConvertStage:
-    val: _Share
-    test: _Share
+    val: _Fraction
+    test: _Fraction
     records: Count
     positions: Count
     rejected: Count

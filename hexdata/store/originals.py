@@ -23,7 +23,7 @@ from hexdata.errors import StoreError
 from hexdata.schema import games_schema, positions_schema, raw_schema, sources_schema
 from hexdata.storage import AnyPath
 from hexdata.store import Store
-from hexdata.store.parquet import Rows, open_parquet, read_parquet, read_rows
+from hexdata.store.parquet import ParquetRows, open_parquet, read_parquet, read_rows
 from hexdata.strict_json import parse_metadata, shortened
 
 __all__ = [
@@ -31,7 +31,7 @@ __all__ = [
     "PICKLE_SUFFIX",
     "WINNERS",
     "Original",
-    "in_convention",
+    "convert_values",
     "list_originals",
     "pickle_names",
     "with_file_idx",
@@ -63,12 +63,12 @@ _NUMBERS: Final = (
 """Columns of ``raw_schema`` whose values ``extra`` may override."""
 
 
-def in_convention(value: npt.NDArray[np.float64], convention: str) -> npt.NDArray[np.float64]:
+def convert_values(value: npt.NDArray[np.float64], convention: str) -> npt.NDArray[np.float64]:
     """Convert values between the store's convention (0.0 if blue won) and a source's, in either direction."""
     return value if convention == "blue-is-0" else 1.0 - value
 
 
-Check = Callable[[pa.RecordBatch, AnyPath, int], None]
+BatchCheck = Callable[[pa.RecordBatch, AnyPath, int], None]
 """Called with a stored batch, its file and its first row. Raises if the positions cannot be used."""
 
 
@@ -113,7 +113,7 @@ class Original:
             )
         return self.header["dialect"]
 
-    def batches(self, check: Check | None = None) -> Iterator[pa.RecordBatch]:
+    def batches(self, check: BatchCheck | None = None) -> Iterator[pa.RecordBatch]:
         """Yield the positions of the source as ``raw_schema``, in record order with their original values.
 
         There are three differences: ``record`` is the position id in the store, ``origin`` is null, and rows
@@ -129,7 +129,7 @@ class Original:
         if not self.positions:
             return
         assert self.board_size is not None
-        rows = Rows(((self.part, self.positions),), 0, self.positions)
+        rows = ParquetRows(((self.part, self.positions),), 0, self.positions)
         first_game, ids = self._legacy_ids()
         row = 0
         for batch in read_rows(rows, positions_schema(self.board_size)):
@@ -147,7 +147,7 @@ class Original:
                 if bounds["min"] is not None:
                     low, high = min(low, bounds["min"]), max(high, bounds["max"])
         schema = pa.schema([games_schema().field(name) for name in ("file_idx", "line_idx")])
-        batches = read_rows(Rows(self.game_parts, low, high + 1), schema)
+        batches = read_rows(ParquetRows(self.game_parts, low, high + 1), schema)
         return low, pa.Table.from_batches(batches, schema).combine_chunks()
 
     def _raw(self, stored: pa.RecordBatch, first_game: int, ids: pa.Table) -> pa.RecordBatch:
@@ -158,13 +158,13 @@ class Original:
         columns = {name: stored.column(name) for name in schema.names if name in stored.schema.names}
         columns |= {
             "record": stored.column("position_id"),
-            "value": pa.array(in_convention(value, self.value_sense or "blue-is-0")),
+            "value": pa.array(convert_values(value, self.value_sense or "blue-is-0")),
             "file_idx": legacy["file_idx"].combine_chunks(),
             "line_idx": legacy["line_idx"].combine_chunks(),
             "winner": pc.index_in(stored.column("winner").cast(pa.string()), pa.array(WINNERS)),
             "origin": pa.nulls(stored.num_rows, schema.field("origin").type),
         }
-        columns |= _overruled(columns, stored.column("extra"))
+        columns |= _overridden(columns, stored.column("extra"))
         arrays = [columns[field.name].cast(field.type) for field in schema]
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
@@ -177,21 +177,21 @@ def with_file_idx(batch: pa.RecordBatch, source_id: int) -> pa.RecordBatch:
     return batch.set_column(index, batch.schema.field(index), filled)
 
 
-def _overruled(columns: dict[str, pa.Array], extra: pa.Array) -> dict[str, pa.Array]:
+def _overridden(columns: dict[str, pa.Array], extra: pa.Array) -> dict[str, pa.Array]:
     """Return the columns that ``extra`` overrides, with the original values restored."""
     named = pc.match_substring(extra, f'"{KEPT_PREFIX}').fill_null(False)
     rows = np.flatnonzero(named.to_numpy(zero_copy_only=False))
     texts = extra.take(pa.array(rows)).dictionary_encode()
-    kept = [_kept(text) for text in texts.dictionary.to_pylist()]
+    kept = [_original_values(text) for text in texts.dictionary.to_pylist()]
     codes = texts.indices.to_numpy()
     result = {}
     for name in _NUMBERS:
-        own = np.array([name in values for values in kept], bool)[codes]
-        if own.any():
+        overridden = np.array([name in values for values in kept], bool)[codes]
+        if overridden.any():
             mask = np.zeros(len(extra), bool)
-            mask[rows[own]] = True
+            mask[rows[overridden]] = True
             try:
-                values = pa.array([kept[code].get(name) for code in codes[own]], columns[name].type)
+                values = pa.array([kept[code].get(name) for code in codes[overridden]], columns[name].type)
             except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
                 raise StoreError(
                     f"extra of a position has a wrong value of {KEPT_PREFIX}{name}",
@@ -202,7 +202,7 @@ def _overruled(columns: dict[str, pa.Array], extra: pa.Array) -> dict[str, pa.Ar
     return result
 
 
-def _kept(text: str) -> dict[str, Any]:
+def _original_values(text: str) -> dict[str, Any]:
     """Return the original values stored in an ``extra`` text, by column of ``raw_schema``."""
     kept = {
         key.removeprefix(KEPT_PREFIX): value
@@ -230,7 +230,7 @@ def list_originals(store: Store) -> list[Original]:
     )
     return [
         Original(
-            **row | {"header": _header_of(path, row)},
+            **row | {"header": _parse_header(path, row)},
             board_size=store.manifest.board_size,
             part=(store.path / "positions" / f"part-{row['source_id']:06d}.parquet").resolve(),
             game_parts=parts,
@@ -240,15 +240,15 @@ def list_originals(store: Store) -> list[Original]:
     ]
 
 
-def _header_of(path: AnyPath, row: dict[str, Any]) -> dict[str, Any]:
+def _parse_header(path: AnyPath, row: dict[str, Any]) -> dict[str, Any]:
     """Return the parsed header of a source."""
     text = row["header"]
     try:
         header = json.loads(text or "{}")
-        fine = isinstance(header, dict)
+        valid = isinstance(header, dict)
     except (ValueError, RecursionError):
-        fine = False
-    if not fine:
+        valid = False
+    if not valid:
         raise StoreError(
             "the header of a source is not one that hexdata writes",
             path=path,

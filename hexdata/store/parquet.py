@@ -20,7 +20,7 @@ from hexdata.storage import AnyPath, open_binary
 from hexdata.store.files import FileFacts, HashingFile, atomic_file
 
 __all__ = [
-    "Rows",
+    "ParquetRows",
     "check_table",
     "encode_parquet",
     "open_parquet",
@@ -61,7 +61,7 @@ def encode_parquet(
         file, schema, compression="zstd", compression_level=1, use_dictionary=_dictionary_columns(schema)
     ) as writer:
         for table in regroup(batches, schema, ROW_GROUP_ROWS):
-            writer.write_table(_encode_anew(table), row_group_size=ROW_GROUP_ROWS)
+            writer.write_table(_reencode_dictionaries(table), row_group_size=ROW_GROUP_ROWS)
             rows += table.num_rows
     return rows
 
@@ -75,7 +75,7 @@ def _dictionary_columns(schema: pa.Schema) -> list[str]:
     ]
 
 
-def _encode_anew(table: pa.Table) -> pa.Table:
+def _reencode_dictionaries(table: pa.Table) -> pa.Table:
     """Re-encode dictionary columns with only the values they use, in order of first use."""
     for index, field in enumerate(table.schema):
         if pa.types.is_dictionary(field.type):
@@ -104,7 +104,7 @@ def regroup(batches: Iterable[pa.RecordBatch | pa.Table], schema: pa.Schema, row
 
 
 @dataclass(frozen=True)
-class Rows:
+class ParquetRows:
     """A range of rows over a sequence of Parquet files."""
 
     files: tuple[tuple[AnyPath, int], ...]
@@ -113,14 +113,14 @@ class Rows:
     stop: int
 
     @classmethod
-    def of(cls, files: Sequence[tuple[AnyPath, int]], start: int, stop: int) -> Rows:
+    def over(cls, files: Sequence[tuple[AnyPath, int]], start: int, stop: int) -> ParquetRows:
         """Return the rows ``start`` to ``stop`` (exclusive), keeping only the files that contain them."""
         firsts = list(accumulate((count for _, count in files), initial=0))
         begin, end = bisect_right(firsts, start) - 1, bisect_left(firsts, stop)
         return cls(tuple(files[begin:end]), start - firsts[begin], stop - firsts[begin])
 
 
-def read_rows(rows: Rows, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def read_rows(rows: ParquetRows, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a range in order; row groups outside it are not read."""
     first = 0
     for path, count in rows.files:
@@ -170,13 +170,13 @@ def _require_columns(path: AnyPath, found: pa.Schema, schema: pa.Schema) -> None
                 "a file of the store has other columns than its table",
                 path=path,
                 record=f"column {field.name}",
-                found="no such column, or several" if index < 0 else _kind(found.field(index)),
-                expected=_kind(field),
+                found="no such column, or several" if index < 0 else _describe_type(found.field(index)),
+                expected=_describe_type(field),
                 hint="Run `hexdata verify` to see what else is; restore the file, or make the store again.",
             )
 
 
-def _kind(field: pa.Field) -> str:
+def _describe_type(field: pa.Field) -> str:
     return f"{field.type}{'' if field.nullable else ', never null'}"
 
 

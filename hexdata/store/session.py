@@ -46,13 +46,13 @@ _OUT_OF_MEMORY: Final = "Out of Memory Error"
 """Start of DuckDB's out-of-memory message in any type of exception."""
 _SPILL_SETTING: Final = "max_temp_directory_size"
 """Setting that DuckDB names when it cannot spill more. By default a tenth of the free disk stays unused."""
-_DEVICE_ERRORS: Final = tuple(
+_DISK_ERROR_CODES: Final = tuple(
     getattr(errno, name)
     for name in ("ENOSPC", "EDQUOT", "EFBIG", "EIO", "EAGAIN", "EBUSY", "ESTALE", "ETIMEDOUT", "EREMOTEIO")
     if hasattr(errno, name)
 )
 """Numbers of the disk errors that DuckDB reports only as text."""
-_OF_FILES: Final = (duckdb.IOException, duckdb.TransactionException, duckdb.FatalException)
+_DISK_EXCEPTIONS: Final = (duckdb.IOException, duckdb.TransactionException, duckdb.FatalException)
 """Exceptions with such a text: raised on reading or writing, at the end of a transaction, and afterwards."""
 
 
@@ -64,7 +64,7 @@ class Interrupts:
         self._connections: set[DuckDBPyConnection] = set()
 
     @contextmanager
-    def watching(self, connection: DuckDBPyConnection) -> Iterator[None]:
+    def registered(self, connection: DuckDBPyConnection) -> Iterator[None]:
         """Include this connection while the context is open."""
         with self._lock:
             self._connections.add(connection)
@@ -88,7 +88,7 @@ def duckdb_session(
     threads: int,
     spill: Path | None = None,
     interrupts: Interrupts | None = None,
-    place: AnyPath | None = None,
+    store: AnyPath | None = None,
 ) -> Iterator[DuckDBPyConnection]:
     """Open an in-memory DuckDB connection.
 
@@ -102,7 +102,7 @@ def duckdb_session(
             system's folder (default).
         interrupts: Lets other threads interrupt the queries; None for no such control (default). Ctrl-C
             interrupts the queries of the main thread in any case.
-        place: A path of the store to query. An object store is read through its file system. None if no store
+        store: A path of the store to query. An object store is read through its file system. None if no store
             is queried (default).
 
     Yields:
@@ -134,9 +134,9 @@ def duckdb_session(
             if connection.sql("SELECT current_setting('enable_progress_bar')").fetchall() == [(True,)]:
                 connection.execute("SET enable_progress_bar = false")
             with (
-                _interrupting(connection),
-                (interrupts or Interrupts()).watching(connection),
-                _reading(connection, place),
+                _interrupt_on_ctrl_c(connection),
+                (interrupts or Interrupts()).registered(connection),
+                _register_storage(connection, store),
             ):
                 yield connection
         except duckdb.OutOfMemoryException as error:
@@ -144,8 +144,8 @@ def duckdb_session(
         except duckdb.InterruptException as error:
             raise KeyboardInterrupt from error
         except duckdb.Error as error:
-            if code := _device_error(error):
-                raise _told(code, error, temporary) from error
+            if code := _disk_error_code(error):
+                raise _disk_error(code, error, temporary) from error
             raise StoreError(
                 "a query failed",
                 found=_first_line(error),
@@ -156,8 +156,8 @@ def duckdb_session(
         except (OSError, ValueError) as error:  # raised by Arrow for streamed rows
             if _OUT_OF_MEMORY in str(error):
                 raise _out_of_memory(error, memory, temporary) from error
-            if code := _device_error(error):
-                raise _told(code, error, temporary) from error
+            if code := _disk_error_code(error):
+                raise _disk_error(code, error, temporary) from error
             raise
         except RuntimeError as error:
             if str(error) == _INTERRUPTED:
@@ -168,14 +168,14 @@ def duckdb_session(
 
 
 @contextmanager
-def _reading(connection: DuckDBPyConnection, place: AnyPath | None) -> Iterator[None]:
-    """Give a session access to an object store, and raise its original errors in place of DuckDB's."""
-    if place is None or isinstance(place, Path):
+def _register_storage(connection: DuckDBPyConnection, store: AnyPath | None) -> Iterator[None]:
+    """Give a session access to an object store, and raise its original errors instead of DuckDB's."""
+    if store is None or isinstance(store, Path):
         yield
         return
     from hexdata.storage.query_filesystem import SteadyFileSystem  # loads fsspec
 
-    system = SteadyFileSystem(file_system(place), place.protocol)
+    system = SteadyFileSystem(file_system(store), store.protocol)
     connection.register_filesystem(system)
     try:
         yield
@@ -193,25 +193,25 @@ def _reading(connection: DuckDBPyConnection, place: AnyPath | None) -> Iterator[
 
 
 @contextmanager
-def _interrupting(connection: DuckDBPyConnection) -> Iterator[None]:
+def _interrupt_on_ctrl_c(connection: DuckDBPyConnection) -> Iterator[None]:
     """Interrupt the running query on Ctrl-C. By default DuckDB's threads would finish their part of it."""
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield
         return
 
-    own = _Interrupt(connection, before)
-    signal.signal(signal.SIGINT, own)
+    handler = _Interrupt(connection, before)
+    signal.signal(signal.SIGINT, handler)
     try:
         yield
     except duckdb.Error as error:  # for example while DuckDB reads rows from Python
-        if own.came:
+        if handler.received:
             raise KeyboardInterrupt from error
         raise
     finally:
-        own.ended = True
+        handler.ended = True
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, _in_force())
+            signal.signal(signal.SIGINT, _current_handler())
 
 
 class _Interrupt:
@@ -219,17 +219,17 @@ class _Interrupt:
 
     def __init__(self, connection: DuckDBPyConnection, before: Callable[..., Any]) -> None:
         self.before = before
-        self.came = self.ended = False
+        self.received = self.ended = False
         self._connection = connection
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if not self.ended:
-            self.came = True
+            self.received = True
             self._connection.interrupt()
         self.before(number, frame)
 
 
-def _in_force() -> Any:
+def _current_handler() -> Any:
     """Return the handler of the latest open session, or the original one if all have ended."""
     handler = signal.getsignal(signal.SIGINT)
     while isinstance(handler, _Interrupt) and handler.ended:
@@ -250,14 +250,14 @@ def _out_of_memory(error: Exception, memory: int, temporary: str) -> BudgetError
     )
 
 
-def _device_error(error: Exception) -> int | None:
+def _disk_error_code(error: Exception) -> int | None:
     """Return the error number of a disk error that DuckDB reports as text; None for other errors."""
-    if not (isinstance(error, _OF_FILES) or (isinstance(error, OSError) and error.errno is None)):
+    if not (isinstance(error, _DISK_EXCEPTIONS) or (isinstance(error, OSError) and error.errno is None)):
         return None
-    return next((code for code in _DEVICE_ERRORS if os.strerror(code) in str(error)), None)
+    return next((code for code in _DISK_ERROR_CODES if os.strerror(code) in str(error)), None)
 
 
-def _told(code: int, error: Exception, temporary: str) -> OSError:
+def _disk_error(code: int, error: Exception, temporary: str) -> OSError:
     """Return the system's error for DuckDB's text, with the spill folder as its file if the text names it."""
     text = next(line.strip() for line in str(error).splitlines() if os.strerror(code) in line)
     spilled = str(Path(temporary).resolve()) in text
@@ -273,18 +273,18 @@ def quote(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def read_parquet_sql(paths: Sequence[AnyPath], *, places: bool = False) -> str:
+def read_parquet_sql(paths: Sequence[AnyPath], *, row_location: bool = False) -> str:
     """Return the SQL table function that reads these Parquet files, in order, as one table.
 
     A folder name such as ``seed=7`` does not add a column.
 
     Args:
         paths: Files to read.
-        places: Whether to add the columns ``filename`` and ``file_row_number`` (default: False).
+        row_location: Whether to add the columns ``filename`` and ``file_row_number`` (default: False).
     """
     return (
         f"read_parquet({path_list_sql(paths)}, hive_partitioning = false"
-        f"{', filename = true, file_row_number = true' if places else ''})"
+        f"{', filename = true, file_row_number = true' if row_location else ''})"
     )
 
 

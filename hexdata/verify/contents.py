@@ -19,7 +19,7 @@ from hexdata.progress import SILENT, Progress
 from hexdata.quality import Quality, measure_quality
 from hexdata.storage import AnyPath, client_memory, is_fault
 from hexdata.store import Store
-from hexdata.store.disk_space import telling_full_temporary
+from hexdata.store.disk_space import translate_temporary_disk_full
 from hexdata.store.integrity import find_damage, rebuild_commands
 from hexdata.store.lock import find_writer
 from hexdata.store.manifest import Manifest
@@ -117,7 +117,7 @@ def verify_store(
     limits = check_options(options, VerifyOptions)
     target = Store.open(store)
     _require_no_writer(target)
-    limits.share(target.path)  # raises a BudgetError before all files are hashed
+    limits.session(target.path)  # raises a BudgetError before all files are hashed
     engine.require([target.path / name for name in sorted(target.manifest.files)[:1]])
     return _Run(target, limits, progress, engine).verify()
 
@@ -192,12 +192,12 @@ class _Run:
 
     def _quality(self) -> str:
         path = self.store.path
-        self.result.quality = measure_quality(path, **self.options.share(path)._asdict())
+        self.result.quality = measure_quality(path, **self.options.session(path)._asdict())
         return check_quality(self.result.quality)
 
     def _check(self, name: str, check: Callable[[], str]) -> bool:
         try:
-            with telling_full_temporary():
+            with translate_temporary_disk_full():
                 made = Check(name, True, check())
         except (BudgetError, EngineError):
             raise  # these errors do not concern the store

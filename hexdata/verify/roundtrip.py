@@ -23,7 +23,7 @@ from hexdata.formats.legacy import write_legacy
 from hexdata.progress import SILENT, Progress
 from hexdata.storage import AnyPath, as_path, objects_below, prefix_of
 from hexdata.store import Store
-from hexdata.store.disk_space import naming_full, telling_full_temporary
+from hexdata.store.disk_space import add_path_to_disk_full, translate_temporary_disk_full
 from hexdata.store.files import digest_file, exists, walk_once
 from hexdata.store.originals import Original, list_originals, pickle_names, with_file_idx
 from hexdata.store.parquet import read_parquet, regroup
@@ -99,7 +99,7 @@ def check_round_trip(
 
 def _exported(store: Store, originals: Sequence[Original]) -> dict[int, AnyPath]:
     """Return the exported pickles by source id; an empty dict if the export is older than the tables."""
-    if store.manifest.stages.get(_EXPORT, {}).get("of") != store.made_of(_EXPORT):
+    if store.manifest.stages.get(_EXPORT, {}).get("of") != store.input_digest(_EXPORT):
         return {}
     sources = [source for source in originals if source.format != "unknown"]
     return {
@@ -152,7 +152,7 @@ def _check(
     try:
         with tempfile.TemporaryDirectory(prefix="hexdata-") as scratch:
             written = Path(scratch) / "written.pkl.gz"
-            with telling_full_temporary(), naming_full(written):
+            with translate_temporary_disk_full(), add_path_to_disk_full(written):
                 write_legacy(
                     written,
                     source.batches(),

@@ -15,7 +15,7 @@ from hexdata.shards.blocks import Block, block_fields, columns_to_block
 from hexdata.shards.format import block_samples, read_blocks_with_offsets
 from hexdata.shards.manifest import ShardEntry, ShardManifest
 from hexdata.store import Store
-from hexdata.store.parquet import Rows, read_rows, regroup
+from hexdata.store.parquet import ParquetRows, read_rows, regroup
 
 __all__ = ["check_shards"]
 
@@ -57,7 +57,7 @@ def check_shards(store: Store, progress: Progress) -> str:
         sizes = tuple(((store.path / name).resolve(), f.rows) for name, f in files.items())
         start = 0
         for shard in shards:
-            rows = Rows(sizes, start, start + shard.positions)
+            rows = ParquetRows(sizes, start, start + shard.positions)
             size = manifest.block_size if manifest.layout == "blocks" else 1
             tables = regroup(read_rows(rows, schema), schema, size)
             fields |= _compare(store, progress, shard, start // manifest.block_size, tables, manifest)

@@ -45,7 +45,7 @@ def check_rows(store: Store, options: VerifyOptions) -> str:
     _check_names(store)
     with (
         tempfile.TemporaryDirectory(prefix="hexdata-") as folder,
-        duckdb_session(**options.share(store.path)._asdict(), place=store.path) as con,
+        duckdb_session(**options.session(store.path)._asdict(), store=store.path) as con,
     ):
         selection = select(store, _choices(store), lineage["seed"], con, Path(folder))
         for name, counted in (("splits", selection.rows), ("left_out", selection.left_out)):
@@ -109,7 +109,7 @@ def _found_sql(store: Store, columns: list[str]) -> str:
         f"""SELECT {SPLITS.index(split)} AS split,
             regexp_extract(filename, 'bucket-(\\d+)\\.parquet$', 1)::UINTEGER AS bucket,
             {_digest_sql(columns)}
-            FROM {read_parquet_sql(files, places=True)}"""
+            FROM {read_parquet_sql(files, row_location=True)}"""
         for split in SPLITS
         if (files := store.files(f"shuffled/{split}"))
     )

@@ -136,7 +136,7 @@ def check_games(store: Store, options: VerifyOptions) -> str:
     if not files:
         return "none"
     games = read_parquet_sql(files)
-    with duckdb_session(**options.share(store.path)._asdict(), place=store.path) as con:
+    with duckdb_session(**options.session(store.path)._asdict(), store=store.path) as con:
         wrong = con.sql(f"""
             SELECT coalesce(g.game_id, p.game_id), g.positions, p.n
             FROM {games} g

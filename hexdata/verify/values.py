@@ -86,7 +86,7 @@ def check_game_values(store: Store, options: VerifyOptions) -> str:
             f"cells below {size * size}, each once unless the game has the flag repeated-move",
         ),
     }
-    with duckdb_session(**options.share(store.path)._asdict(), place=store.path) as con:
+    with duckdb_session(**options.session(store.path)._asdict(), store=store.path) as con:
         for name, (rule, expected) in rules.items():
             found = con.sql(f"SELECT game_id, {name} FROM {games} WHERE {rule} LIMIT 1").fetchall()
             if found:

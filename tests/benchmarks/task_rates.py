@@ -22,7 +22,7 @@ import pyarrow as pa
 from task_graph import Rates
 
 from hexdata.convert import ConvertOptions, convert_sources
-from hexdata.convert.duplicates import COLUMNS, Identities, find_duplicates
+from hexdata.convert.duplicates import COLUMNS, GameIdentities, find_duplicates
 from hexdata.demo import BOARD_SIZE, DemoOptions, make_legacy
 from hexdata.engine.protocol import Machines
 from hexdata.export import ExportOptions, export_shards
@@ -33,7 +33,7 @@ from hexdata.shuffle.prepare import prepare
 from hexdata.shuffle.runs import Runs, as_run, read_pieces, write_run
 from hexdata.store import Store
 from hexdata.store.ledger import Ledger
-from hexdata.store.parquet import Rows, open_parquet
+from hexdata.store.parquet import ParquetRows, open_parquet
 from hexdata.store.session import duckdb_session, read_parquet_sql
 
 MEMORY: Final = 2_000_000_000
@@ -205,7 +205,7 @@ def _decide(source: Path, folder: Path) -> float:
                     yield batch, np.zeros(len(batch), np.int64)
 
     begin = time.process_time()
-    find_duplicates(Identities.of(batches(), BOARD_SIZE))
+    find_duplicates(GameIdentities.of(batches(), BOARD_SIZE))
     return (time.process_time() - begin) / positions
 
 
@@ -314,7 +314,7 @@ def _ledger(path: Path, facts: dict[str, Any], most: int) -> float:
     for entries in (most // 10, most):
         ledger = Ledger(path, "stage", entries)
         for entry in range(entries):
-            ledger.finish_soon(f"entry {entry:06d}", facts)
+            ledger.finish_buffered(f"entry {entry:06d}", facts)
         seconds.append(_timed(lambda ledger=ledger: ledger.finish("entry 000000", facts)))
     return max(seconds[1] - seconds[0], 0.0) / (most - most // 10)
 
@@ -324,5 +324,5 @@ def _names() -> dict[str, float]:
     files = tuple((Path(f"/data/store/shuffled/train/bucket-{i:06d}.parquet"), 1_000) for i in range(FILES))
     return {
         "path": _timed(lambda: pickle.dumps(files)) / FILES,
-        "pick": _timed(lambda: Rows.of(files, 5_000, 6_000)) / FILES,
+        "pick": _timed(lambda: ParquetRows.over(files, 5_000, 6_000)) / FILES,
     }

@@ -137,7 +137,7 @@ def test_a_corrupt_companion_is_a_note_at_most(make, convert, beside, name, cont
 
 def test_a_companion_that_is_a_folder_or_huge_is_a_note(tmp_path, monkeypatch):
     (tmp_path / "file_lookup_1.json").mkdir()
-    monkeypatch.setattr("hexdata.convert.companions.LARGEST", 8)
+    monkeypatch.setattr("hexdata.convert.companions.MAX_BYTES", 8)
     (tmp_path / "processing_stats.json").write_text("[1, 2, 3, 4]")
     found = read_companions(tmp_path)
     assert len(found.notes) == 2

@@ -194,12 +194,12 @@ def test_limits_say_what_does_not_fit() -> None:
     with pytest.raises(BudgetError, match="with 4 threads; found 500 MB; expected at least"):
         Limits(500_000_000, threads=4)
     least = Limits(400_000_000)
-    assert least.share(Path()).threads == 1
-    assert 0 < least.share(Path()).memory < 400_000_000
+    assert least.session(Path()).threads == 1
+    assert 0 < least.session(Path()).memory < 400_000_000
 
 
 def test_a_session_has_its_limits(stores: dict[str, Path]) -> None:
-    limits = Limits(MEMORY, threads=1).share(stores["one"])
+    limits = Limits(MEMORY, threads=1).session(stores["one"])
     settings = "current_setting('threads'), current_setting('memory_limit')"
     with open_catalog(stores["one"], memory=MEMORY, threads=1) as con:
         threads, memory = con.sql(f"SELECT {settings}").fetchall()[0]

@@ -93,9 +93,9 @@ def test_objects_are_found_by_the_name_that_queries_use(bucket: UPath) -> None:
     write_parquet(bucket / "a.parquet", pa.schema({"a": pa.int64()}), [pa.table({"a": [1, 2]})])
     for protocol in bucket.fs.protocol:
         path = type(bucket)(str(bucket / "a.parquet").replace("s3://", f"{protocol}://"))
-        with duckdb_session(memory=64 << 20, threads=1, place=path) as con:
+        with duckdb_session(memory=64 << 20, threads=1, store=path) as con:
             (found,) = con.sql(
-                f"SELECT DISTINCT filename FROM {read_parquet_sql([path], places=True)}"
+                f"SELECT DISTINCT filename FROM {read_parquet_sql([path], row_location=True)}"
             ).fetchall()
         assert found == (str(path),)
 
@@ -113,7 +113,7 @@ def test_queries_in_threads_find_what_they_find_in_a_file(bucket: UPath, tmp_pat
     found = []
     for path in (tmp_path / "a.parquet", bucket / "a.parquet"):
         source = read_parquet_sql([path])
-        with duckdb_session(memory=400 << 20, threads=4, place=path) as con:
+        with duckdb_session(memory=400 << 20, threads=4, store=path) as con:
             found.append(
                 con.sql(f"""
                     SELECT count(*), sum(x.a), max(y.b), bit_xor(hash(x.a, y.b))
@@ -133,6 +133,6 @@ def test_what_fails_in_a_query_comes_out_as_it_was(
     object_store.fail(Fault("GET", "a.parquet", status=status, count=99))
     with (
         pytest.raises(kind, match=r"a\.parquet"),
-        duckdb_session(memory=64 << 20, threads=1, place=bucket) as con,
+        duckdb_session(memory=64 << 20, threads=1, store=bucket) as con,
     ):
         con.sql(f"SELECT sum(a) FROM {read_parquet_sql([bucket / 'a.parquet'])}").fetchall()

@@ -65,7 +65,7 @@ def failing_write(call: int, code: int) -> Callable[[Any, Any], int]:
     failing = Failing(lambda: None, call, code)
 
     def write(file: Any, data: Any) -> int:
-        with files.name_file(file._path):
+        with files.add_path_to_error(file._path):
             failing()
         return whole(file, data)
 

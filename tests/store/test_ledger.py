@@ -46,7 +46,7 @@ def test_very_many_units_are_saved_some_at_a_time(tmp_path: Path) -> None:
     ledger = Ledger(path, "shuffle", PLAN)
     last, saves = -1, 0
     for number in range(most):
-        ledger.finish_soon(str(number), {"rows": number})
+        ledger.finish_buffered(str(number), {"rows": number})
         inode = path.stat().st_ino
         saves, last = saves + (inode != last), inode
         if number % 97 == 0:

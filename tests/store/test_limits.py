@@ -21,7 +21,7 @@ FAR = "memory://bucket/store"
 @pytest.mark.parametrize("threads", [1, 3])
 def test_a_client_of_an_object_store_is_counted(limits: type[QueryLimits], threads: int) -> None:
     given = limits(MEMORY, threads)
-    here, there = given.share(Path("/games/store")), given.share(as_path(FAR))
+    here, there = given.session(Path("/games/store")), given.session(as_path(FAR))
     assert here.threads == there.threads == threads
     assert here.memory - there.memory == CLIENT
     assert there.memory + CLIENT + limits.BASE + threads * limits.THREAD == MEMORY
@@ -31,11 +31,11 @@ def test_a_client_of_an_object_store_is_counted(limits: type[QueryLimits], threa
 def test_what_is_enough_here_may_be_too_little_there(limits: type[QueryLimits]) -> None:
     least = limits.BASE + limits.BUFFERS + 2 * (limits.THREAD + limits.THREAD_BUFFERS)
     given = limits(least, threads=2)
-    assert given.share(Path()).memory == limits.BUFFERS + 2 * limits.THREAD_BUFFERS
+    assert given.session(Path()).memory == limits.BUFFERS + 2 * limits.THREAD_BUFFERS
     expected = f"{-(-(least + CLIENT) // 10**6):,} MB"
     with pytest.raises(BudgetError, match=f"with 2 threads; found .* MB; expected at least {expected}"):
-        given.share(as_path(FAR))
-    assert limits(least + CLIENT, threads=2).share(as_path(FAR)) == given.share(Path())
+        given.session(as_path(FAR))
+    assert limits(least + CLIENT, threads=2).session(as_path(FAR)) == given.session(Path())
 
 
 @pytest.mark.parametrize("limits", [Limits, VerifyOptions])
@@ -43,5 +43,5 @@ def test_threads_follow_from_what_is_left(limits: type[QueryLimits]) -> None:
     """One thread has room in both places, two only here."""
     each = limits.THREAD + limits.THREAD_BUFFERS
     given = limits(limits.BASE + limits.BUFFERS + 2 * each + CLIENT - 1)
-    assert given.share(Path()).threads <= 2
-    assert given.share(as_path(FAR)).threads == 1
+    assert given.session(Path()).threads <= 2
+    assert given.session(as_path(FAR)).threads == 1

@@ -145,7 +145,7 @@ def test_what_is_no_file_is_not_opened_in_place(tmp_path: Path, kind: str) -> No
         os.mkfifo(path)
     else:
         path.mkdir()
-    for use in (open_in_place, lambda path: append_line(path, b"line\n", most=9)):
+    for use in (open_in_place, lambda path: append_line(path, b"line\n", max_bytes=9)):
         with pytest.raises(StoreError, match="may belong to something else"):
             use(path)
     assert other.read_bytes() == b"mine"

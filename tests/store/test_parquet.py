@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from hexdata.errors import StoreError
 from hexdata.store import parquet
-from hexdata.store.parquet import Rows, open_parquet, read_parquet, read_rows, regroup, write_parquet
+from hexdata.store.parquet import ParquetRows, open_parquet, read_parquet, read_rows, regroup, write_parquet
 
 SCHEMA = pa.schema(
     [
@@ -79,7 +79,7 @@ def test_a_part_has_its_schema_and_its_rows(tmp_path: Path) -> None:
 def test_a_part_without_rows_can_be_read(tmp_path: Path) -> None:
     assert write_parquet(tmp_path / "part", SCHEMA, []).rows == 0
     assert write_parquet(tmp_path / "part", SCHEMA, [SCHEMA.empty_table()]).rows == 0
-    assert list(read_rows(Rows(((tmp_path / "part", 0),), 0, 0), SCHEMA)) == []
+    assert list(read_rows(ParquetRows(((tmp_path / "part", 0),), 0, 0), SCHEMA)) == []
 
 
 @given(st.lists(st.integers(0, 30), max_size=12), st.integers(1, 40))
@@ -106,13 +106,13 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> tuple[tuple[Path, int], .
 
 @given(st.integers(0, 60), st.integers(0, 60))
 def test_any_range_is_read_back(parts: tuple[tuple[Path, int], ...], start: int, stop: int) -> None:
-    batches = list(read_rows(Rows(parts, start, stop), SCHEMA))
+    batches = list(read_rows(ParquetRows(parts, start, stop), SCHEMA))
     assert pa.Table.from_batches(batches, SCHEMA).to_pylist() == rows(start, max(start, stop)).to_pylist()
 
 
 @given(st.integers(0, 70), st.integers(0, 70))
 def test_a_range_knows_no_other_files(parts: tuple[tuple[Path, int], ...], start: int, stop: int) -> None:
-    ranged = Rows.of(parts, start, stop)
+    ranged = ParquetRows.over(parts, start, stop)
     batches = list(read_rows(ranged, SCHEMA))
     expected = rows(min(start, 60), max(min(start, 60), min(stop, 60)))
     assert pa.Table.from_batches(batches, SCHEMA).to_pylist() == expected.to_pylist()
@@ -134,7 +134,7 @@ def test_row_groups_outside_the_range_are_not_read(
         return original(self, group, **kwargs)
 
     monkeypatch.setattr(pq.ParquetFile, "read_row_group", record)
-    list(read_rows(Rows(parts, 40, 52), SCHEMA))  # rows 20 … 31 of the third part
+    list(read_rows(ParquetRows(parts, 40, 52), SCHEMA))  # rows 20 … 31 of the third part
     assert read == [1]
 
 

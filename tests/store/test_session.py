@@ -53,7 +53,9 @@ def test_any_path_can_be_read(tmp_path: Path, name: str) -> None:
         plain = con.sql(f"SELECT * FROM {read_parquet_sql(paths)} ORDER BY n")
         assert plain.columns == ["n"]
         assert plain.fetchall() == [(0,), (1,), (10,), (11,)]
-        placed = con.sql(f"SELECT filename, file_row_number FROM {read_parquet_sql(paths, places=True)}")
+        placed = con.sql(
+            f"SELECT filename, file_row_number FROM {read_parquet_sql(paths, row_location=True)}"
+        )
         assert sorted(placed.fetchall()) == [(str(path), row) for path in paths for row in (0, 1)]
         footers = con.sql(f"SELECT DISTINCT num_values FROM parquet_metadata({path_list_sql(paths)})")
         assert footers.fetchall() == [(2,)]

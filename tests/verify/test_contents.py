@@ -84,9 +84,9 @@ def test_the_least_memory_is_enough_for_a_small_store(store: Path, threads: int)
 
 
 def test_threads_follow_from_the_memory() -> None:
-    assert VerifyOptions(threads=5).share(Path()).threads == 5
-    assert VerifyOptions(memory=395_000_000).share(Path()).threads == 1
-    assert VerifyOptions(memory=395_000_000).share(Path()).memory < 395_000_000 - 300_000_000
+    assert VerifyOptions(threads=5).session(Path()).threads == 5
+    assert VerifyOptions(memory=395_000_000).session(Path()).threads == 1
+    assert VerifyOptions(memory=395_000_000).session(Path()).memory < 395_000_000 - 300_000_000
     with pytest.raises(ConfigError, match="threads cannot be used; found 0"):
         VerifyOptions(threads=0)
 
