@@ -15,11 +15,10 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-from hexdata.export import ExportOptions, export_shards, shards
-from hexdata.shuffle import ShuffleOptions, plan, shuffle_store, stage
+from hexdata.export import ExportOptions, export_shards
+from hexdata.shuffle import ShuffleOptions, plan, shuffle_store
 
 with contextlib.suppress(ImportError):
     import pandas  # noqa: F401 - DuckDB would import it in every child
@@ -44,8 +43,7 @@ def kill_at(moment: int) -> None:
 
     Path.replace = dying(Path.replace)  # type: ignore[method-assign]
     Path.unlink = dying(Path.unlink)  # type: ignore[method-assign]
-    changing = SimpleNamespace(rmtree=dying(shutil.rmtree), disk_usage=shutil.disk_usage)
-    stage.shutil = shards.shutil = changing  # type: ignore[attr-defined]
+    shutil.rmtree = dying(shutil.rmtree)  # type: ignore[assignment]
 
 
 def run_killed(store: Path, asked: dict[str, Any], moment: int) -> bool:
