@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from hexdata.checks import check_choice, check_fields, check_options
 from hexdata.engine import LOCAL, Engine
 from hexdata.errors import ConfigError, HexdataError, StoreError
-from hexdata.export.stage import ExportStage
+from hexdata.export.run import ExportRun
 from hexdata.formats.legacy import DIALECTS, write_legacy
 from hexdata.pool import WorkerOptions
 from hexdata.progress import SILENT, Progress
@@ -385,7 +385,7 @@ def _encodable(name: object) -> str | None:
     return encodable(name) if isinstance(name, str) else None
 
 
-class _PickleExport(ExportStage):
+class _PickleExport(ExportRun):
     """One run of ``export_pickles``."""
 
     ENTRY = FileFacts

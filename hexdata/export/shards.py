@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from hexdata.checks import check_choice, check_fields, check_options
 from hexdata.engine import LOCAL, Engine
 from hexdata.errors import ConfigError, StoreError
-from hexdata.export.stage import ExportStage
+from hexdata.export.run import ExportRun
 from hexdata.pool import WorkerOptions
 from hexdata.progress import SILENT, Progress
 from hexdata.schema import SPLITS, positions_schema
@@ -196,7 +196,7 @@ def export_shards(
         return result
 
 
-class _ShardExport(ExportStage):
+class _ShardExport(ExportRun):
     """One run of ``export_shards``."""
 
     ENTRY = ShardEntry

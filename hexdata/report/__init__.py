@@ -13,14 +13,14 @@ from typing import Final
 from hexdata.checks import check_suffix
 from hexdata.errors import ConfigError
 from hexdata.progress import SILENT, Progress
-from hexdata.report.facts import Facts, gather_facts
-from hexdata.report.verdict import Verdict, judge
+from hexdata.report.facts import ReportFacts, gather_facts
+from hexdata.report.verdict import Verdict, judge, tiles
 from hexdata.sql import Limits
 from hexdata.storage import AnyPath, as_path
 from hexdata.store.disk_space import translate_disk_full, translate_temporary_disk_full
 from hexdata.store.files import write_bytes
 
-__all__ = ["REPORT_NAME", "Facts", "Report", "Verdict", "make_page", "write_report"]
+__all__ = ["REPORT_NAME", "Report", "ReportFacts", "Verdict", "make_page", "write_report"]
 
 REPORT_NAME: Final = "report.html"
 """Default file name, in the store's folder."""
@@ -41,7 +41,7 @@ class Report:
     path: str
     bytes: int
     verdict: Verdict
-    facts: Facts
+    facts: ReportFacts
 
 
 def write_report(
@@ -80,15 +80,17 @@ def write_report(
     return Report(str(path), len(page), verdict, facts)
 
 
-def make_page(facts: Facts, verdict: Verdict) -> str:
+def make_page(facts: ReportFacts, verdict: Verdict) -> str:
     """Return the page as HTML text."""
+    # These modules load matplotlib and jinja2.
+    from hexdata.report.contents import contents_sections
+    from hexdata.report.mixing import mixing_sections
     from hexdata.report.page import render_page
-    from hexdata.report.sections import make_sections, tiles  # imported late: they load matplotlib
 
     return render_page(
         name=facts.name,
         version=facts.version,
         verdict=verdict,
         tiles=tiles(facts),
-        sections=make_sections(facts),
+        sections=[*mixing_sections(facts), *contents_sections(facts)],
     )

@@ -1,4 +1,4 @@
-"""Sections about the data: game lengths, value sample tiers, openings and sources."""
+"""Sections about the data and its stages: game lengths, tiers, openings, sources, stages and lineage."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import numpy as np
 
 from hexdata.draw import Diagram, Shades, board_svg
 from hexdata.errors import StoreError
-from hexdata.report.blocks import Section, Table
 from hexdata.report.charts import lengths_chart, tiers_chart
-from hexdata.report.facts import Facts, Row
+from hexdata.report.facts import ReportFacts, Row, StageSummary
+from hexdata.report.page import PageTable, Section
 from hexdata.report.verdict import duplicate_games, many
+from hexdata.store.integrity import stage_command
 from hexdata.text import printable
 from hexdata.units import format_bytes
 
@@ -23,17 +24,32 @@ _FEWEST_GAMES: Final = 10
 """Minimum number of games of a first move for which the share won by blue is shown."""
 _LONGEST: Final = 300
 """Maximum number of characters shown of a text from a source."""
+_NAMES: Final = {
+    "convert": "convert",
+    "shuffle": "shuffle",
+    "export": "export",
+    "pickles-original": "pickles, original order",
+    "pickles-shuffled": "pickles, shuffled",
+}
+_NOT_RECORDED: Final = "not recorded"
 
 
-def contents_sections(facts: Facts) -> list[Section]:
-    """Return the sections about the data in the store."""
-    return [_lengths(facts), _tiers(facts), _openings(facts), _sources(facts)]
+def contents_sections(facts: ReportFacts) -> list[Section]:
+    """Return the sections about the data in the store, the stages that wrote it and its lineage."""
+    return [
+        _lengths(facts),
+        _tiers(facts),
+        _openings(facts),
+        _sources(facts),
+        _stages(facts),
+        _lineage(facts),
+    ]
 
 
 # --- games ------------------------------------------------------------------------------------------------
 
 
-def _lengths(facts: Facts) -> Section:
+def _lengths(facts: ReportFacts) -> Section:
     lengths = [(row["positions"], row["games"]) for row in facts.tables["lengths"] if row["positions"]]
     title, reading = (
         "Game lengths",
@@ -62,7 +78,7 @@ def _median(lengths: list[tuple[int, int]]) -> int:
     raise AssertionError("lengths hold at least one game")
 
 
-def _tiers(facts: Facts) -> Section:
+def _tiers(facts: ReportFacts) -> Section:
     rows = facts.tables["tiers"]
     title = "Value sample tiers"
     known = [row for row in rows if row["tier"] is not None]
@@ -73,7 +89,7 @@ def _tiers(facts: Facts) -> Section:
     least = known[0]
     share = _share(least["positions"], total)
     finding = f"{share} of the positions have tier {least['tier']}, the lowest in this store."
-    table = Table(
+    table = PageTable(
         "Tiers",
         ["tier", "positions", "share", "mean value"],
         [
@@ -96,7 +112,7 @@ def _tiers(facts: Facts) -> Section:
 # --- openings ---------------------------------------------------------------------------------------------
 
 
-def _openings(facts: Facts) -> Section:
+def _openings(facts: ReportFacts) -> Section:
     moves, cells = facts.tables["first_moves"], facts.tables["opening_cells"]
     title = "Openings"
     size = facts.board_size
@@ -173,10 +189,10 @@ def _board(
     return board_svg(Diagram(size, shades=shades, title=title))
 
 
-def _first_moves(moves: list[Row], games: int) -> Table:
+def _first_moves(moves: list[Row], games: int) -> PageTable:
     ordered = sorted(moves, key=lambda row: (-row["games"], row["move"]))
     left = len(ordered) - _MOST_ROWS
-    return Table(
+    return PageTable(
         "First moves",
         ["move", "games", "share", "won by blue", "won by red"],
         [
@@ -197,7 +213,7 @@ def _first_moves(moves: list[Row], games: int) -> Table:
 # --- sources ----------------------------------------------------------------------------------------------
 
 
-def _sources(facts: Facts) -> Section:
+def _sources(facts: ReportFacts) -> Section:
     rows = facts.tables["sources"]
     copies, rejected = duplicate_games(facts), facts.counts["rejected"]
     finding = (
@@ -221,21 +237,21 @@ def _sources(facts: Facts) -> Section:
     )
 
 
-def _splits(rows: list[Row]) -> Table:
+def _splits(rows: list[Row]) -> PageTable:
     def shown(count: int | None) -> str:
         return "-" if count is None else f"{count:,}"
 
     columns = ["games", "duplicates", "positions", "shuffled", "buckets", "exported", "shards"]
-    return Table(
+    return PageTable(
         "Splits", ["split", *columns], [[row["split"], *(shown(row[c]) for c in columns)] for row in rows]
     )
 
 
-def _source_table(rows: list[Row]) -> Table:
+def _source_table(rows: list[Row]) -> PageTable:
     ordered = sorted(rows, key=lambda row: (-row["rejected"], -row["flagged"], row["source_id"]))
     ordered = sorted(ordered[:_MOST_ROWS], key=lambda row: row["source_id"])
     left = len(rows) - len(ordered)
-    return Table(
+    return PageTable(
         "Sources",
         ["source", "format", "bytes", "positions", "games", "duplicates", "rejected", "flagged"],
         [
@@ -253,7 +269,7 @@ def _source_table(rows: list[Row]) -> Table:
     )
 
 
-def _reasons(facts: Facts) -> list[Table]:
+def _reasons(facts: ReportFacts) -> list[PageTable]:
     tables = []
     rejects, flags = facts.tables["rejects"], facts.tables["flags"]
     if rejects:
@@ -262,7 +278,7 @@ def _reasons(facts: Facts) -> list[Table]:
             for row in rejects[:_MOST_ROWS]
         ]
         columns = ["reason", "records", "sources", "example"]
-        tables.append(Table("Rejected records", columns, listed, texts=frozenset({0, 3})))
+        tables.append(PageTable("Rejected records", columns, listed, texts=frozenset({0, 3})))
     if flags:
         listed = [
             [
@@ -275,7 +291,7 @@ def _reasons(facts: Facts) -> list[Table]:
             for row in flags[:_MOST_ROWS]
         ]
         columns = ["flag", "games", "positions", "sources", "example game"]
-        tables.append(Table("Flagged games", columns, listed))
+        tables.append(PageTable("Flagged games", columns, listed))
     return tables
 
 
@@ -290,3 +306,83 @@ def _share(count: int, total: int) -> str:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
+
+
+# --- stages and lineage --------------------------------------------------------------------------------
+
+
+def _stages(facts: ReportFacts) -> Section:
+    size = sum(stage.bytes for stage in facts.stages)
+    rows = [_stage_row(stage) for stage in facts.stages]
+    columns = [
+        "stage",
+        "positions",
+        "files",
+        "on disk",
+        "a position",
+        "took",
+        "positions/s",
+        "memory",
+        "finished",
+    ]
+    finding = f"The files of all stages take {format_bytes(size)} on disk."
+    if not rows:
+        finding = "No stage has run."
+    resumed = any(stage.last and stage.last.resumed for stage in facts.stages)
+    more = "A resumed run did only part of the work, so its rate is not shown." if resumed else ""
+    return Section(
+        "stages",
+        "Stages",
+        finding,
+        "Sizes are those of the current files. Time, rate and peak memory of all processes are those of the "
+        "last run, from the journal of this folder. They depend on the machine, not on the data.",
+        tables=[PageTable("Stages", columns, rows, more=more)],
+    )
+
+
+def _stage_row(stage: StageSummary) -> list[str]:
+    each = f"{stage.bytes / stage.positions:.1f} B" if stage.positions else "-"
+    row = [_NAMES[stage.stage], f"{stage.positions:,}", f"{stage.files:,}", format_bytes(stage.bytes), each]
+    last = stage.last
+    if last is None:
+        return [*row, _NOT_RECORDED, "-", "-", "-"]
+    rate = f"{last.positions / last.seconds:,.0f}" if last.seconds and not last.resumed else "-"
+    memory = format_bytes(last.peak_bytes) if last.peak_bytes else "-"
+    took = _duration(last.seconds) + (", resumed" if last.resumed else "")
+    return [*row, took, rate, memory, last.finished.replace("T", " ").replace("Z", " UTC")]
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"
+
+
+def _lineage(facts: ReportFacts) -> Section:
+    rows = [
+        [_NAMES[stage.stage], stage_command(stage.stage, stage.lineage, "STORE"), stage.digest]
+        for stage in facts.stages
+    ]
+    export = facts.stage("export")
+    if export:
+        rows.append(["shards, as the loader checks them", "", export.lineage["digest"]])
+    rows.append(["manifest.json", "", facts.manifest_sha256])
+    return Section(
+        "lineage",
+        "Lineage",
+        "The same sources, commands and release give the same digests on any machine.",
+        "The digest of a stage is a SHA-256 over the names and digests of its files. Two stores with equal "
+        "manifests contain the same bytes. Click on a command or a digest to select it.",
+        tables=[
+            PageTable(
+                f"Lineage, by hexdata {facts.version}",
+                ["stage", "command", "SHA-256"],
+                rows,
+                texts=frozenset({0, 1, 2}),
+                codes=frozenset({1, 2}),
+                stacked=True,
+            )
+        ],
+    )

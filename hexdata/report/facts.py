@@ -18,7 +18,7 @@ from hexdata.store.journal import JournalEntry, read_journal
 from hexdata.store.manifest import MANIFEST_NAME
 from hexdata.store.session import DuckDBPyConnection
 
-__all__ = ["QUERIES", "SPLIT", "STAGES", "Facts", "StageFacts", "gather_facts"]
+__all__ = ["QUERIES", "SPLIT", "STAGES", "ReportFacts", "StageSummary", "gather_facts"]
 
 SPLIT: Final = "train"
 """The split whose shuffle is measured."""
@@ -39,8 +39,8 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class StageFacts:
-    """Facts about one stage.
+class StageSummary:
+    """ReportFacts about one stage.
 
     Attributes:
         stage: name of the stage in the manifest.
@@ -68,7 +68,7 @@ class StageFacts:
 
 
 @dataclass(frozen=True)
-class Facts:
+class ReportFacts:
     """All numbers of a report.
 
     Attributes:
@@ -88,19 +88,19 @@ class Facts:
     version: str
     board_size: int | None
     counts: dict[str, int]
-    stages: list[StageFacts]
+    stages: list[StageSummary]
     tables: dict[str, list[Row]]
     spread: Spread | None
     quality: Quality | None
     values_before: list[Row]
     manifest_sha256: str
 
-    def stage(self, name: str) -> StageFacts | None:
+    def stage(self, name: str) -> StageSummary | None:
         """Return the facts of a stage; None if it has not run."""
         return next((stage for stage in self.stages if stage.stage == name), None)
 
 
-def gather_facts(store: str | AnyPath, limits: Limits, progress: Progress) -> Facts:
+def gather_facts(store: str | AnyPath, limits: Limits, progress: Progress) -> ReportFacts:
     """Compute all numbers of the report. The store is only read.
 
     Raises:
@@ -123,7 +123,7 @@ def gather_facts(store: str | AnyPath, limits: Limits, progress: Progress) -> Fa
     if split:
         progress.begin("measure", None, "positions")
         quality = measure_quality(store, **limits.session(opened.path)._asdict())
-    return Facts(
+    return ReportFacts(
         name=opened.path.resolve().name or str(opened.path),
         version=__version__,
         board_size=opened.manifest.board_size,
@@ -145,19 +145,19 @@ def _rows(con: DuckDBPyConnection, name: str, progress: Progress) -> list[Row]:
     return rows
 
 
-def _stages(store: Store) -> list[StageFacts]:
+def _stages(store: Store) -> list[StageSummary]:
     journal = read_journal(store.path)
     return [_stage(store, name, journal) for name in STAGES if name in store.manifest.stages]
 
 
-def _stage(store: Store, name: str, journal: Iterable[JournalEntry]) -> StageFacts:
+def _stage(store: Store, name: str, journal: Iterable[JournalEntry]) -> StageSummary:
     manifest = store.manifest
     lineage = manifest.stages[name]
     files: dict[str, FileFacts] = {}
     for folder in STAGES[name]:
         files |= manifest.files_in(folder)
     runs = [entry for entry in journal if entry.stage == name]
-    return StageFacts(
+    return StageSummary(
         stage=name,
         fresh="of" not in lineage or lineage["of"] == store.input_digest(name),
         positions=lineage["positions"],

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Final
 
 from hexdata.quality import DEVIATIONS, Figure, Quality
-from hexdata.report.blocks import Section, Table
 from hexdata.report.charts import (
     bucket_means_chart,
     correlation_chart,
@@ -14,7 +13,8 @@ from hexdata.report.charts import (
     pairs_chart,
     spread_chart,
 )
-from hexdata.report.facts import SPLIT, Facts
+from hexdata.report.facts import SPLIT, ReportFacts
+from hexdata.report.page import PageTable, Section
 from hexdata.report.spread import Spread
 from hexdata.report.verdict import number
 
@@ -26,7 +26,7 @@ _MOST_BUCKETS: Final = 100
 """Maximum number of rows in the table of buckets."""
 
 
-def mixing_sections(facts: Facts) -> list[Section]:
+def mixing_sections(facts: ReportFacts) -> list[Section]:
     """Return the sections about the shuffle of the training split, or one that explains their absence."""
     if facts.quality is None:
         return [_none(facts)]
@@ -36,7 +36,7 @@ def mixing_sections(facts: Facts) -> list[Section]:
     return [*sections, *([values] if values else []), _figures(quality)]
 
 
-def _none(facts: Facts) -> Section:
+def _none(facts: ReportFacts) -> Section:
     shuffle = facts.stage("shuffle")
     if shuffle is None:
         finding = "This store is not shuffled yet."
@@ -50,7 +50,7 @@ def _none(facts: Facts) -> Section:
 # --- dispersion -------------------------------------------------------------------------------------------
 
 
-def _dispersion(facts: Facts, quality: Quality) -> Section:
+def _dispersion(facts: ReportFacts, quality: Quality) -> Section:
     share, games = quality["largest-share"], quality["games-in-bucket"]
     pictures = []
     finding = "The store contains no games, so their dispersion cannot be measured."
@@ -85,7 +85,7 @@ def _found_spread(spread: Spread) -> str:
     )
 
 
-def _buckets(quality: Quality) -> Table:
+def _buckets(quality: Quality) -> PageTable:
     rows = [
         [
             f"{bucket.bucket:,}",
@@ -99,7 +99,7 @@ def _buckets(quality: Quality) -> Table:
         for bucket in quality.by_bucket
     ]
     left = len(rows) - _MOST_BUCKETS
-    return Table(
+    return PageTable(
         caption="Buckets",
         columns=[
             "bucket",
@@ -149,8 +149,8 @@ def _found_pairs(figure: Figure) -> str:
     return text + (f" The input order had {number(times)} times as many." if times > 1.5 else "")
 
 
-def _before_after(caption: str, figures: Sequence[Figure]) -> Table:
-    return Table(
+def _before_after(caption: str, figures: Sequence[Figure]) -> PageTable:
+    return PageTable(
         caption=caption,
         columns=["", "before", "after", "expected", "s.d.", "deviation, s.d."],
         rows=[
@@ -204,7 +204,7 @@ def _neighbours(quality: Quality) -> Section:
 # --- values -----------------------------------------------------------------------------------------------
 
 
-def _values(facts: Facts, quality: Quality) -> Section | None:
+def _values(facts: ReportFacts, quality: Quality) -> Section | None:
     known = [bucket for bucket in quality.by_bucket if bucket.value_mean is not None]
     if not known:
         return None
@@ -268,7 +268,7 @@ def _figures(quality: Quality) -> Section:
         f"Expected values are those of a random order ({quality.reference}). A figure fails if its "
         "deviation, in standard deviations, exceeds the limit. The limit is larger where counts are "
         "small. The page about quality in the documentation derives the formulas.",
-        tables=[Table("Figures of the shuffle", columns, rows, texts=frozenset({0, 1, 8}), folded=True)],
+        tables=[PageTable("Figures of the shuffle", columns, rows, texts=frozenset({0, 1, 8}), folded=True)],
     )
 
 

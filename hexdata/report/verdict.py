@@ -1,4 +1,4 @@
-"""Summary of the report in words, with the next steps."""
+"""Summary of the report: key numbers, a verdict in words, and the next steps."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from hexdata.quality import Figure, Quality
-from hexdata.report.facts import SPLIT, Facts, StageFacts
+from hexdata.report.facts import SPLIT, ReportFacts, StageSummary
+from hexdata.units import format_bytes
 
-__all__ = ["Answer", "Verdict", "duplicate_games", "judge", "judged_figures", "many", "number"]
+__all__ = ["Answer", "Verdict", "duplicate_games", "judge", "judged_figures", "many", "number", "tiles"]
 
 Level = Literal["good", "note", "bad"]
 _ORDER: Final[tuple[Level, ...]] = ("good", "note", "bad")
@@ -48,14 +49,32 @@ class Verdict:
     todo: list[tuple[str, str]]
 
 
-def judge(facts: Facts) -> Verdict:
+def judge(facts: ReportFacts) -> Verdict:
     """Return the summary of a report."""
     answers = [_shuffled(facts), _complete(facts), _odd(facts)]
     level = max((answer.level for answer in answers), key=_ORDER.index)
     return Verdict(level, _headline(facts, answers), answers, _todo(facts, answers))
 
 
-def _headline(facts: Facts, answers: list[Answer]) -> str:
+def tiles(facts: ReportFacts) -> list[tuple[str, str]]:
+    """Return the key numbers of the store as (number, unit) pairs."""
+    shuffle = facts.stage("shuffle")
+    buckets = sum(shuffle.lineage["buckets"].values()) if shuffle else 0
+    size = facts.board_size
+    counted = [
+        (facts.counts["positions"], "positions"),
+        (facts.counts["games"], "games"),
+        (facts.counts["sources"], "sources"),
+        (buckets, "buckets"),
+    ]
+    return [
+        *((f"{count:,}", name) for count, name in counted),
+        (f"{size} \u00d7 {size}" if size else "-", "board size"),
+        (format_bytes(sum(stage.bytes for stage in facts.stages)), "on disk"),
+    ]
+
+
+def _headline(facts: ReportFacts, answers: list[Answer]) -> str:
     shuffled, complete, odd = answers
     if not facts.counts["positions"]:
         return "This store contains no positions yet."
@@ -73,7 +92,7 @@ def _headline(facts: Facts, answers: list[Answer]) -> str:
     return f"{said}, complete, {ready}." + (" Some of the data is unusual." if odd.level != "good" else "")
 
 
-def _export(facts: Facts) -> StageFacts | None:
+def _export(facts: ReportFacts) -> StageSummary | None:
     """Return the facts of the shards if they belong to the current shuffle."""
     export = facts.stage("export")
     return export if export and export.fresh else None
@@ -82,7 +101,7 @@ def _export(facts: Facts) -> StageFacts | None:
 # --- is it shuffled ---------------------------------------------------------------------------------------
 
 
-def _shuffled(facts: Facts) -> Answer:
+def _shuffled(facts: ReportFacts) -> Answer:
     question, shuffle, quality = "Is it shuffled?", facts.stage("shuffle"), facts.quality
     if not facts.counts["positions"]:
         return Answer(question, "note", "Not yet", "There are no positions to shuffle.")
@@ -119,7 +138,7 @@ def judged_figures(quality: Quality) -> list[Figure]:
     return [figure for figure in (*others, *quality.lags) if figure.judged]
 
 
-def _proof(facts: Facts, judged: int) -> str:
+def _proof(facts: ReportFacts, judged: int) -> str:
     quality = facts.quality
     assert quality is not None
     text = f"All {judged} figures are within the range expected of a random order. "
@@ -135,7 +154,7 @@ def _proof(facts: Facts, judged: int) -> str:
 # --- is it complete ---------------------------------------------------------------------------------------
 
 
-def _complete(facts: Facts) -> Answer:
+def _complete(facts: ReportFacts) -> Answer:
     question, wrong = "Is it complete?", _missing(facts)
     if wrong:
         return Answer(question, "bad", "No", " ".join(wrong))
@@ -148,7 +167,7 @@ def _complete(facts: Facts) -> Answer:
     return Answer(question, "good", "Yes", text + _followed(facts))
 
 
-def _missing(facts: Facts) -> list[str]:
+def _missing(facts: ReportFacts) -> list[str]:
     """Return a sentence for each stage with missing files and for each pair of inconsistent counts."""
     wrong, counts = [], facts.counts
     wrong += [
@@ -181,7 +200,7 @@ def _missing(facts: Facts) -> list[str]:
     return wrong
 
 
-def _followed(facts: Facts) -> str:
+def _followed(facts: ReportFacts) -> str:
     shuffle = facts.stage("shuffle")
     if shuffle is None or not shuffle.fresh:
         return ""
@@ -196,7 +215,7 @@ def _followed(facts: Facts) -> str:
 # --- is anything odd --------------------------------------------------------------------------------------
 
 
-def _odd(facts: Facts) -> Answer:
+def _odd(facts: ReportFacts) -> Answer:
     question = "Is anything unusual?"
     found = [text for text in (_rejected(facts), _duplicates(facts), _flags(facts)) if text]
     if not found:
@@ -206,7 +225,7 @@ def _odd(facts: Facts) -> Answer:
     return Answer(question, "note", "Yes", " ".join(found))
 
 
-def _rejected(facts: Facts) -> str:
+def _rejected(facts: ReportFacts) -> str:
     rejected = facts.counts["rejected"]
     if not rejected:
         return ""
@@ -214,7 +233,7 @@ def _rejected(facts: Facts) -> str:
     return f"{many(rejected, 'record')} {'was' if rejected == 1 else 'were'} rejected ({reasons})."
 
 
-def _duplicates(facts: Facts) -> str:
+def _duplicates(facts: ReportFacts) -> str:
     copies = duplicate_games(facts)
     if not copies:
         return ""
@@ -225,14 +244,14 @@ def _duplicates(facts: Facts) -> str:
     return text + "; they are in the same split as their originals."
 
 
-def _flags(facts: Facts) -> str:
+def _flags(facts: ReportFacts) -> str:
     flags = [row for row in facts.tables["flags"] if row["flag"] and not row["flag"].startswith("duplicate-")]
     if not flags:
         return ""
     return "Flagged games: " + ", ".join(f"{row['games']:,} {row['flag']}" for row in flags[:4]) + "."
 
 
-def duplicate_games(facts: Facts) -> int:
+def duplicate_games(facts: ReportFacts) -> int:
     """Return the number of games that are duplicates or mirror images of an earlier one."""
     return sum(row["duplicates"] for row in facts.tables["splits"])
 
@@ -240,7 +259,7 @@ def duplicate_games(facts: Facts) -> int:
 # --- what next --------------------------------------------------------------------------------------------
 
 
-def _todo(facts: Facts, answers: list[Answer]) -> list[tuple[str, str]]:
+def _todo(facts: ReportFacts, answers: list[Answer]) -> list[tuple[str, str]]:
     shuffled, complete, _ = answers
     steps = []
     shuffle = facts.stage("shuffle")

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from hexdata.board import cell_name
 from hexdata.cli import app
 from hexdata.progress import SILENT
-from hexdata.report.facts import QUERIES, Facts, gather_facts
+from hexdata.report.facts import QUERIES, ReportFacts, gather_facts
 from hexdata.sql import Limits
 from hexdata.store import Store
 from hexdata.store.integrity import stage_command
@@ -25,7 +25,7 @@ from hexdata.store.integrity import stage_command
 Row = dict[str, Any]
 
 
-def facts_of(store: Path) -> Facts:
+def facts_of(store: Path) -> ReportFacts:
     return gather_facts(store, Limits(threads=1), SILENT)
 
 

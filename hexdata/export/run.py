@@ -18,7 +18,7 @@ from hexdata.store.files import FileFacts, remove_tree
 from hexdata.store.integrity import find_damage, find_folder_damage, require_intact
 from hexdata.store.ledger import Ledger
 
-__all__ = ["ExportFile", "ExportStage"]
+__all__ = ["ExportFile", "ExportRun"]
 
 Entry = ShardEntry | FileFacts
 """What the ledger records of a written file."""
@@ -35,7 +35,7 @@ class ExportFile(Protocol):
         """Write the file and return its ledger entry. Called in a worker process."""
 
 
-class ExportStage(ABC):
+class ExportRun(ABC):
     """One run of an export. The caller must hold the store's lock.
 
     Attributes:
