@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hexdata.export import ExportOptions, export_shards
-from hexdata.shuffle import ShuffleOptions, plan, shuffle_store
+from hexdata.shuffle import ShuffleOptions, layout, shuffle_store
 
 with contextlib.suppress(ImportError):
     import pandas  # noqa: F401 - DuckDB would import it in every child
@@ -65,7 +65,7 @@ def run_killed(store: Path, asked: dict[str, Any], moment: int) -> bool:
 def main() -> None:
     store, folder, asked = Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
     if asked["most_rows"] is not None:
-        plan.MOST_ROWS = asked["most_rows"]  # type: ignore[misc]
+        layout.MAX_ROWS = asked["most_rows"]  # type: ignore[misc]
     for moment in itertools.count():
         copy = folder / f"{moment:03d}"
         shutil.copytree(store, copy)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hexdata.shuffle.layout import BUCKET_ROWS, Grouping, Layout
+from hexdata.shuffle.layout import BUCKET_ROWS, Grouping, ShuffleLayout
 from hexdata.store.ledger import Ledger
 
 BENCHMARKS = Path(__file__).parent / "benchmarks"
@@ -131,7 +131,7 @@ def test_what_is_scarce_decides_the_time_and_is_named(simulation, graphs, limit,
 def test_a_thousand_slices_and_ten_thousand_units(simulation, graphs):
     """As files of their own, pieces are ten million objects; in runs a thousand, and as many reads."""
     rows = 10_000 * BUCKET_ROWS
-    layout = Layout(rows, ceil(rows / 1_000), True, {"train": Grouping(10_000, 1, 1)})
+    layout = ShuffleLayout(rows, ceil(rows / 1_000), True, {"train": Grouping(10_000, 1, 1)})
     cluster, rates = graphs.Cluster(**CLUSTER), graphs.Rates(**RATES)
     found = {}
     for exchange in graphs.EXCHANGES:

@@ -13,10 +13,10 @@ from hexdata.checks import check_options
 from hexdata.engine import LOCAL, Engine
 from hexdata.progress import SILENT, Progress
 from hexdata.shuffle.options import ShuffleOptions
-from hexdata.shuffle.patience import Patience
-from hexdata.shuffle.plan import ShufflePlan, look_ahead
+from hexdata.shuffle.plan import ShufflePlan, estimate_shuffle
 from hexdata.shuffle.prepare import is_same_shuffle, prepare
-from hexdata.shuffle.stage import LEDGER_NAME, Run, ShuffleResult, open_ledger
+from hexdata.shuffle.retry import RetryPolicy
+from hexdata.shuffle.stage import LEDGER_NAME, ShuffleResult, ShuffleRun, open_ledger
 from hexdata.sql.database import write_database
 from hexdata.storage import AnyPath
 from hexdata.store import Store
@@ -24,7 +24,7 @@ from hexdata.store.disk_space import translate_temporary_disk_full
 from hexdata.store.integrity import find_folder_damage
 from hexdata.store.journal import journaled
 
-__all__ = ["Patience", "ShuffleOptions", "ShufflePlan", "ShuffleResult", "plan_shuffle", "shuffle_store"]
+__all__ = ["RetryPolicy", "ShuffleOptions", "ShufflePlan", "ShuffleResult", "plan_shuffle", "shuffle_store"]
 
 
 def plan_shuffle(
@@ -51,7 +51,7 @@ def plan_shuffle(
     path = target.work / "shuffle" / LEDGER_NAME
     ledger = open_ledger(path, prepared.ledger_plan, read_only=True)
     is_done = is_same_shuffle(target, options) and not find_folder_damage(target, "shuffled", engine=engine)
-    return look_ahead(target, options, prepared, ledger, is_done)
+    return estimate_shuffle(target, options, prepared, ledger, already_done=is_done)
 
 
 def shuffle_store(
@@ -59,7 +59,7 @@ def shuffle_store(
     options: ShuffleOptions | None = None,
     progress: Progress = SILENT,
     *,
-    patience: Patience | None = None,
+    retry: RetryPolicy | None = None,
     engine: Engine = LOCAL,
 ) -> ShuffleResult:
     """Shuffle all positions of a store by split, bucket and sort key, without loading them into memory.
@@ -71,7 +71,7 @@ def shuffle_store(
         store: Folder or address of a store with positions.
         options: How to shuffle and which positions; None for the defaults (default).
         progress: Receives the steps of the shuffle (default: none).
-        patience: How to retry after temporary disk errors; None for the defaults (default).
+        retry: How to retry after temporary disk errors; None for the defaults (default).
         engine: Engine that scatters slices and sorts buckets (default: this machine).
 
     Returns:
@@ -87,7 +87,7 @@ def shuffle_store(
     target = Store.open(store, shares_work=engine.machines.separate)
     with target.writing("shuffle"), journaled(target.path, "shuffle") as watched:
         engine.require([], target.path)
-        run = Run(target, asked, progress, patience or Patience(), engine)
+        run = ShuffleRun(target, asked, progress, retry or RetryPolicy(), engine)
         result = run.shuffle()
         write_database(target)
         if not result.already_done:

@@ -29,9 +29,9 @@ __all__ = [
     "Bucket",
     "Grouping",
     "Job",
-    "Layout",
-    "Limits",
+    "ShuffleLayout",
     "Slice",
+    "ThreadLimits",
     "bucket_counts",
     "make_layout",
     "make_limits",
@@ -39,15 +39,15 @@ __all__ = [
 
 BUCKET_ROWS: Final = 1 << 20
 """Rows per bucket of the largest split, if the number of buckets is not given."""
-MOST_UNITS: Final = 1_000_000
+MAX_UNITS: Final = 1_000_000
 """Maximum number of slices, of units and of buckets of a shuffle."""
-_Number = Annotated[int, Within(1, MOST_UNITS)]
+_Number = Annotated[int, Within(1, MAX_UNITS)]
 _Split = Annotated[str, Matching("train|val|test", "train, val or test")]
 BASE_MEMORY: Final = 312 << 20
 """Measured memory in bytes besides DuckDB's buffers and the rows: interpreter and libraries."""
 TRANSFER_MEMORY: Final = 24 << 20
 """Bytes per thread for reading and uploading objects: two parts and the data read ahead."""
-MOST_ROWS: Final = 1 << 21
+MAX_ROWS: Final = 1 << 21
 """Maximum rows that a thread loads at a time. More is not faster if pieces are large enough."""
 MANY_POSITIONS: Final = 1 << 32
 """Above this number of positions, more rows are loaded at a time, so that pieces do not become too small."""
@@ -55,9 +55,9 @@ PIECE_ROWS: Final = 1 << 10
 """Target average rows per piece in a plan. Writing and reading a piece costs about 0.2 ms and 2 kB regardless
 of its rows: at 1,000 rows, as much time as the rows themselves and a tenth of their bytes.
 """
-MOST_BYTES: Final = 1 << 31
+MAX_JOINED_BYTES: Final = 1 << 31
 """Maximum bytes of rows joined in memory. Arrow uses 32-bit offsets into a column's texts."""
-FEWEST_ROWS: Final = 1 << 15
+MIN_ROWS: Final = 1 << 15
 """Minimum rows that a thread loads at a time; fewer would make too many pieces."""
 ROW_OVERHEAD: Final = 52
 """Bytes of a row in memory besides its board, lists and texts: twelve columns and the bucket."""
@@ -74,10 +74,10 @@ WRITER_COPIES: Final = 5
 """Row groups in memory while one is encoded."""
 DUCKDB_SHARE: Final = 0.3
 """Fraction of a thread's memory for DuckDB while it scatters."""
-DUCKDB_LEAST: Final = 32 << 20
+MIN_DUCKDB_MEMORY: Final = 32 << 20
 DUCKDB_ROW_GROUPS: Final = 1.5
 """Additional row groups in DuckDB's memory while it reads."""
-DUCKDB_MOST: Final = 256 << 20
+MAX_DUCKDB_MEMORY: Final = 256 << 20
 SLICES_PER_THREAD: Final = 4
 """Slices per thread in a small store, so that all threads stay busy."""
 
@@ -144,7 +144,7 @@ class Grouping:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ShuffleLayout:
     """The division of rows into slices and units. It affects the runs, but not the content of the buckets.
 
     Attributes:
@@ -164,24 +164,24 @@ class Layout:
         """Return the layout in the form that the ledger stores."""
         return asdict(self)
 
-    def recorded(self, content: dict[str, Any], path: object) -> Layout:
+    def parse_recorded(self, content: dict[str, Any], path: object) -> ShuffleLayout:
         """Return the layout stored in the ledger at ``path``, which may have been made under other limits.
 
         Raises:
             StoreError: The stored layout is invalid, is for other rows, or has more slices or units than any
                 plan.
         """
-        found = check_value(Layout, content, path, what="the layout of the shuffle")
+        found = check_value(ShuffleLayout, content, path, what="the layout of the shuffle")
         buckets, expected = (
             {split: group.buckets for split, group in layout.groups.items()} for layout in (found, self)
         )
         slices = -(-found.positions // found.slice_rows)
-        if (found.positions, buckets) != (self.positions, expected) or max(slices, found.units) > MOST_UNITS:
+        if (found.positions, buckets) != (self.positions, expected) or max(slices, found.units) > MAX_UNITS:
             raise StoreError(
                 "the layout of the shuffle is not of this store",
                 path=path,
                 found=f"{found.positions:,} positions, {slices:,} slices, {found.units:,} units",
-                expected=f"{self.positions:,} positions, at most {MOST_UNITS:,} slices and units",
+                expected=f"{self.positions:,} positions, at most {MAX_UNITS:,} slices and units",
                 hint="Remove the file; the shuffle then starts from its beginning.",
             )
         return found
@@ -249,8 +249,8 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Limits on the rows that each thread holds. They do not affect the result.
+class ThreadLimits:
+    """ThreadLimits on the rows that each thread holds. They do not affect the result.
 
     Attributes:
         threads: Number of threads that work at the same time.
@@ -300,7 +300,7 @@ def make_limits(
     machines: Machines | None = None,
     *,
     remote: bool = False,
-) -> Limits:
+) -> ThreadLimits:
     """Divide the memory of a machine between threads.
 
     The number of threads is the requested one, or fewer if the memory does not suffice for it.
@@ -318,29 +318,29 @@ def make_limits(
         BudgetError: The memory is too small for one thread.
     """
     machines = machines or Machines(1, default_workers(), separate=False)
-    held = BASE_MEMORY + (CLIENT_MEMORY if remote else 0)
-    base, own = (0, held) if machines.separate else (held, 0)
-    own += TRANSFER_MEMORY if remote else 0
-    group, fewest = min(ROW_GROUP_ROWS, positions), min(FEWEST_ROWS, positions)
+    base = BASE_MEMORY + (CLIENT_MEMORY if remote else 0)
+    shared, per_thread = (0, base) if machines.separate else (base, 0)
+    per_thread += TRANSFER_MEMORY if remote else 0
+    group, min_rows = min(ROW_GROUP_ROWS, positions), min(MIN_ROWS, positions)
     writer = WRITER_COPIES * group * row
-    least = scatter_cost(fewest, fewest * row)
-    least_duckdb = DUCKDB_LEAST + int(DUCKDB_ROW_GROUPS * group * widest)
-    needed = own + writer + least + least_duckdb
-    room = options.memory - base
-    if room < needed:
-        raise too_little_memory(options.memory, base + needed)
-    threads = min(options.threads or machines.cores, room // needed)
-    share = room // threads - own - writer
-    duckdb_memory = min(max(int(share * DUCKDB_SHARE), least_duckdb), max(DUCKDB_MOST, least_duckdb))
-    chunk_bytes = min(share + writer - duckdb_memory, scatter_cost(0, MOST_BYTES))
-    sort_bytes = min(share, sort_cost(0, MOST_BYTES))
-    most = MOST_ROWS * max(isqrt((positions << 16) // MANY_POSITIONS), 1 << 8) >> 8
-    return Limits(
+    min_scatter = scatter_cost(min_rows, min_rows * row)
+    min_duckdb = MIN_DUCKDB_MEMORY + int(DUCKDB_ROW_GROUPS * group * widest)
+    needed = per_thread + writer + min_scatter + min_duckdb
+    available = options.memory - shared
+    if available < needed:
+        raise too_little_memory(options.memory, shared + needed)
+    threads = min(options.threads or machines.cores, available // needed)
+    share = available // threads - per_thread - writer
+    duckdb_memory = min(max(int(share * DUCKDB_SHARE), min_duckdb), max(MAX_DUCKDB_MEMORY, min_duckdb))
+    chunk_bytes = min(share + writer - duckdb_memory, scatter_cost(0, MAX_JOINED_BYTES))
+    sort_bytes = min(share, sort_cost(0, MAX_JOINED_BYTES))
+    max_rows = MAX_ROWS * max(isqrt((positions << 16) // MANY_POSITIONS), 1 << 8) >> 8
+    return ThreadLimits(
         threads=threads,
         duckdb_memory=duckdb_memory,
-        chunk_rows=min(chunk_bytes // scatter_cost(1, row), most),
+        chunk_rows=min(chunk_bytes // scatter_cost(1, row), max_rows),
         chunk_bytes=chunk_bytes,
-        sort_rows=min(sort_bytes // sort_cost(1, row), most),
+        sort_rows=min(sort_bytes // sort_cost(1, row), max_rows),
         sort_bytes=sort_bytes,
     )
 
@@ -360,11 +360,11 @@ def make_layout(
     positions: int,
     rows: dict[str, int],
     buckets: dict[str, int],
-    limits: Limits,
+    limits: ThreadLimits,
     *,
     by_key: bool = True,
     machines: int = 1,
-) -> Layout:
+) -> ShuffleLayout:
     """Divide a store into slices, and its buckets into units that one thread can sort.
 
     Each slice has a piece of each unit. If pieces would become small, the numbers of slices and units are
@@ -374,29 +374,29 @@ def make_layout(
         positions: Number of positions in the store.
         rows: Number of selected rows by split, at least 1 each.
         buckets: Number of buckets by split.
-        limits: Limits of a thread.
+        limits: ThreadLimits of a thread.
         by_key: Whether buckets are ranges of keys (default: True).
         machines: Number of machines, each with ``limits.threads`` threads (default: 1).
     """
-    at_work = machines * limits.threads
-    shares = max(min(at_work * SLICES_PER_THREAD, isqrt(positions // PIECE_ROWS)), at_work)
+    workers = machines * limits.threads
+    parallel_parts = max(min(workers * SLICES_PER_THREAD, isqrt(positions // PIECE_ROWS)), workers)
     expected = _expected_rows(limits.sort_rows)
     groups = {}
     for split, count in rows.items():
         bucket_rows = -(-count // buckets[split])
         parts = -(-bucket_rows // expected)
-        most = max(expected // bucket_rows, 1)
-        group = min(most, max(sum(buckets.values()) // shares, 1)) if parts == 1 else 1
+        max_group = max(expected // bucket_rows, 1)
+        group = min(max_group, max(sum(buckets.values()) // parallel_parts, 1)) if parts == 1 else 1
         groups[split] = Grouping(buckets[split], group, parts)
     units = sum(grouping.units for grouping in groups.values())
-    slices = max(min(at_work * SLICES_PER_THREAD, positions // (PIECE_ROWS * units)), at_work)
+    slices = max(min(workers * SLICES_PER_THREAD, positions // (PIECE_ROWS * units)), workers)
     slice_rows = min(limits.chunk_rows, max(-(-positions // slices), ROW_GROUP_ROWS))
-    return Layout(positions, slice_rows, by_key, groups)
+    return ShuffleLayout(positions, slice_rows, by_key, groups)
 
 
-def _expected_rows(most: int) -> int:
-    """Return the planned rows per unit such that ``most`` is six standard deviations above it.
+def _expected_rows(limit: int) -> int:
+    """Return the planned rows per unit such that ``limit`` is six standard deviations above it.
 
     The number of rows in a range of keys follows a binomial distribution, whose variance is below its mean.
     """
-    return max(int((sqrt(most + 9) - 3) ** 2), 1)
+    return max(int((sqrt(limit + 9) - 3) ** 2), 1)

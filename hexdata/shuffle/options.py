@@ -13,7 +13,7 @@ __all__ = ["MINIMUM_MEMORY", "ShuffleOptions", "too_little_memory"]
 
 MINIMUM_MEMORY: Final = 450_000_000
 """Bytes needed for one thread, for boards up to 13 by 13 and 60 bytes of lists and texts per row."""
-MOST_BUCKETS: Final = 100_000
+MAX_BUCKETS: Final = 100_000
 
 
 def too_little_memory(found: int, expected: int) -> BudgetError:
@@ -49,7 +49,7 @@ class ShuffleOptions(SelectionOptions):
         super().__post_init__()
         object.__setattr__(self, "seed", check_seed(self.seed))
         check_fields(self, {"buckets": 1, "threads": 1, "memory": 0})
-        if self.buckets is not None and self.buckets > MOST_BUCKETS:
-            raise ConfigError(f"buckets must be between 1 and {MOST_BUCKETS:,}", found=self.buckets)
+        if self.buckets is not None and self.buckets > MAX_BUCKETS:
+            raise ConfigError(f"buckets must be between 1 and {MAX_BUCKETS:,}", found=self.buckets)
         if self.memory < MINIMUM_MEMORY:
             raise too_little_memory(self.memory, MINIMUM_MEMORY)

@@ -18,7 +18,7 @@ from hexdata.store.ledger import Ledger
 from hexdata.store.parquet import ROW_GROUP_ROWS
 from hexdata.units import format_bytes
 
-__all__ = ["FOLDERS", "ShufflePlan", "free_room", "look_ahead"]
+__all__ = ["FOLDERS", "ShufflePlan", "estimate_shuffle", "free_space"]
 
 FOLDERS: Final = ("shuffled", "shards", "pickles/shuffled")
 """Folders with the shuffled positions in any format. A new shuffle replaces all of them."""
@@ -123,26 +123,31 @@ class ShufflePlan:
         return disk_full(reason, path, f"{system_message(error)}, {found}" if error else found, needed=needed)
 
 
-def look_ahead(
-    store: Store, options: ShuffleOptions, prepared: Prepared, ledger: Ledger, already_done: bool
+def estimate_shuffle(
+    store: Store,
+    options: ShuffleOptions,
+    prepared: Prepared,
+    ledger: Ledger,
+    *,
+    already_done: bool = False,
 ) -> ShufflePlan:
     """Return the plan of a shuffle, less the work that its ledger lists as finished."""
-    layout = (
-        prepared.layout.recorded(ledger["layout"], ledger.path) if "layout" in ledger else prepared.layout
-    )
+    layout = prepared.layout
+    if "layout" in ledger:
+        layout = layout.parse_recorded(ledger["layout"], ledger.path)
     limits, cost = prepared.limits, prepared.cost
     rows = sum(prepared.selection.rows.values())
     runs, buckets = int(rows * cost.run_bytes), int(rows * cost.bucket_bytes)
-    at_work = limits.threads * prepared.machines
-    spill = int(at_work * min(limits.sort_rows, rows) * cost.run_bytes)
-    done_slices = [part for part in layout.slices if part.name in ledger]
+    workers = limits.threads * prepared.machines
+    spill = int(workers * min(limits.sort_rows, rows) * cost.run_bytes)
+    done_slices = [slice_ for slice_ in layout.slices if slice_.name in ledger]
     done_buckets = [b.name for job in layout.jobs for b in job.buckets if b.name in ledger]
-    done_runs = sum(sum(ledger[part.name]["bytes"]) for part in done_slices)
+    done_runs = sum(sum(ledger[slice_.name]["bytes"]) for slice_ in done_slices)
     done_rows = sum(ledger[name]["rows"] for name in done_buckets)
     done = done_runs + sum(ledger[name]["bytes"] for name in done_buckets)
-    left_ids = layout.positions - sum(part.stop - part.start for part in done_slices)
-    left = left_ids / layout.positions * runs + (rows - done_rows) * cost.bucket_bytes
-    seconds = left_ids * cost.scatter_seconds + (rows - done_rows) * cost.sort_seconds
+    remaining_ids = layout.positions - sum(slice_.stop - slice_.start for slice_ in done_slices)
+    remaining_bytes = remaining_ids / layout.positions * runs + (rows - done_rows) * cost.bucket_bytes
+    seconds = remaining_ids * cost.scatter_seconds + (rows - done_rows) * cost.sort_seconds
     return ShufflePlan(
         store=str(store.path),
         seed=options.seed,
@@ -163,11 +168,11 @@ def look_ahead(
         bucket_bytes=buckets,
         spill_bytes=spill,
         disk_done=done,
-        disk_needed=0 if already_done else int(DISK_MARGIN * left) + spill,
+        disk_needed=0 if already_done else int(DISK_MARGIN * remaining_bytes) + spill,
         disk_freed=0 if already_done or "layout" in ledger else _bytes_to_free(store),
-        disk_free=free_room(store),
+        disk_free=free_space(store),
         units_done=len(done_slices) + len(done_buckets),
-        seconds=0.0 if already_done else prepared.seconds + seconds / at_work,
+        seconds=0.0 if already_done else prepared.seconds + seconds / workers,
         already_done=already_done,
         duplicates=prepared.selection.duplicates,
         balance=prepared.selection.balance,
@@ -175,7 +180,7 @@ def look_ahead(
     )
 
 
-def free_room(store: Store) -> int:
+def free_space(store: Store) -> int:
     """Return the free space in bytes on the disk that a shuffle writes to.
 
     For an object store this is the disk of its unfinished work.

@@ -19,8 +19,8 @@ from hexdata.schema import positions_schema
 from hexdata.selection import Placement, Selection, select
 from hexdata.shuffle.layout import (
     BASE_MEMORY,
-    Layout,
-    Limits,
+    ShuffleLayout,
+    ThreadLimits,
     bucket_counts,
     make_layout,
     make_limits,
@@ -33,7 +33,7 @@ from hexdata.store import Store
 from hexdata.store.parquet import ROW_GROUP_ROWS, encode_parquet
 from hexdata.store.session import DuckDBPyConnection, duckdb_session, path_list_sql, read_parquet_sql
 
-__all__ = ["Cost", "Prepared", "is_same_shuffle", "prepare"]
+__all__ = ["Prepared", "RowCost", "is_same_shuffle", "prepare"]
 
 SELECT_SHARE: Final = 0.8
 """Fraction of the memory, without the fixed part, that DuckDB may use while rows are selected."""
@@ -44,7 +44,7 @@ SAMPLE_STEP: Final = 4
 
 
 @dataclass(frozen=True)
-class Cost:
+class RowCost:
     """Costs of a row, measured with one thread on a sample of the store's rows.
 
     Attributes:
@@ -68,7 +68,7 @@ class Prepared:
         selection: Selected rows.
         placement: Destination of each row.
         buckets: Number of buckets by split.
-        limits: Limits of a thread.
+        limits: ThreadLimits of a thread.
         layout: Slices and units under these limits.
         cost: Measured costs of a row.
         lineage: Entry of the stage for the manifest.
@@ -79,9 +79,9 @@ class Prepared:
     selection: Selection
     placement: Placement
     buckets: dict[str, int]
-    limits: Limits
-    layout: Layout
-    cost: Cost
+    limits: ThreadLimits
+    layout: ShuffleLayout
+    cost: RowCost
     lineage: dict[str, Any]
     seconds: float
     machines: int
@@ -97,11 +97,11 @@ def is_same_shuffle(store: Store, options: ShuffleOptions) -> bool:
     done = store.manifest.stages.get("shuffle")
     if done is None:
         return False
-    asked = _asked(store, options) | {"buckets": bucket_counts(options, done["splits"])}
+    asked = _requested_lineage(store, options) | {"buckets": bucket_counts(options, done["splits"])}
     return bool(done | asked == done)
 
 
-def _asked(store: Store, options: ShuffleOptions) -> dict[str, Any]:
+def _requested_lineage(store: Store, options: ShuffleOptions) -> dict[str, Any]:
     return {
         "seed": options.seed,
         "order_version": ORDER_VERSION,
@@ -156,11 +156,11 @@ def prepare(
     layout = make_layout(total, selection.rows, buckets, limits, by_key=by_key, machines=machines.count)
     with duckdb_session(memory=limits.duckdb_memory, threads=1, spill=spill, store=store.path) as con:
         ids = min(total, SAMPLE_IDS, max(limits.chunk_rows // 2, 1))
-        cost = _try_out(
+        cost = _measure_cost(
             con, placement, layout, range((total - ids) // 2, (total + ids) // 2), selection.key, n
         )
     lineage = {
-        **_asked(store, options),
+        **_requested_lineage(store, options),
         "positions": sum(selection.rows.values()),
         "rejected": 0,
         "left_out": selection.left_out,
@@ -213,15 +213,15 @@ def _varying_bytes(con: DuckDBPyConnection, positions: list[AnyPath]) -> _Varyin
     return _Varying(policies + found, widest + widest_text)
 
 
-def _try_out(
-    con: DuckDBPyConnection, placement: Placement, layout: Layout, ids: range, key: int, n: int
-) -> Cost:
+def _measure_cost(
+    con: DuckDBPyConnection, placement: Placement, layout: ShuffleLayout, ids: range, key: int, n: int
+) -> RowCost:
     """Scatter, sort and encode the positions of these ids in memory, and return the measured costs."""
     begin = time.perf_counter()
     query = placement.rows_sql(ids.start, ids.stop)
     batches = list(con.sql(query).to_arrow_reader(min(len(ids), ROW_GROUP_ROWS)))
     if not batches:  # the selection excludes all of them
-        return Cost(0.0, 0.0, (time.perf_counter() - begin) / len(ids), 0.0)
+        return RowCost(0.0, 0.0, (time.perf_counter() - begin) / len(ids), 0.0)
     table = pa.Table.from_batches(batches)
     run, bucket = io.BytesIO(), io.BytesIO()
     unit = layout.unit_numbers(*(table.column(name).to_numpy() for name in ("split", "bucket", "sort_key")))
@@ -230,7 +230,7 @@ def _try_out(
     schema = positions_schema(n)
     order = np.argsort(sort_key(table.column("position_id").to_numpy(), key))[::SAMPLE_STEP]
     rows = encode_parquet(bucket, schema, [table.select(schema.names).take(pa.array(order)).cast(schema)])
-    return Cost(
+    return RowCost(
         run_bytes=len(run.getvalue()) / len(table),
         bucket_bytes=len(bucket.getvalue()) / rows,
         scatter_seconds=(scattered - begin) / len(ids),

@@ -28,8 +28,8 @@ from hexdata.store.files import atomic_file
 
 __all__ = [
     "RUN_FORMAT",
-    "Piece",
-    "Runs",
+    "RunIndex",
+    "RunPiece",
     "as_run",
     "encode_run",
     "join_columns",
@@ -43,7 +43,7 @@ PIECE_ROWS: Final = 65_536
 """Maximum rows of a piece. A compressed copy of a piece is held in memory."""
 RANGE_BYTES: Final = 1 << 22
 """Maximum bytes of adjacent pieces that are read at once. A larger piece is read alone."""
-INDEXES_AT_A_TIME: Final = 8
+PARALLEL_INDEX_READS: Final = 8
 """Number of indexes that are read in parallel, because reads mostly wait for the storage."""
 _INDEX: Final = np.dtype(
     [
@@ -62,7 +62,7 @@ _END: Final = np.dtype([("checksum", "<u4"), ("pieces", "<u4"), ("magic", "S8")]
 RUN_FORMAT: Final = 2
 """Version of the file format. Runs of other versions are not read."""
 _MAGIC: Final = b"hexdata%d" % RUN_FORMAT
-_TAIL: Final = 1 << 16
+_TAIL_BYTES: Final = 1 << 16
 """Bytes of the first read from the end of a run, which usually include the whole index."""
 
 
@@ -78,7 +78,7 @@ def run_schema(board_size: int) -> pa.Schema:
 
 
 @dataclass(frozen=True)
-class Piece:
+class RunPiece:
     """Rows of one unit in one run."""
 
     path: AnyPath
@@ -161,11 +161,11 @@ class _CheckedFile(io.RawIOBase):
 
     def tell(self) -> int:
         """Return the number of bytes written so far."""
-        place: int = self._file.tell()
-        return place
+        offset: int = self._file.tell()
+        return offset
 
 
-class Runs:
+class RunIndex:
     """The index of a set of runs: finds the pieces of each unit."""
 
     def __init__(self, paths: Sequence[AnyPath]) -> None:
@@ -175,7 +175,7 @@ class Runs:
             StoreError: A run is missing or damaged.
         """
         self._paths = paths
-        with ThreadPoolExecutor(INDEXES_AT_A_TIME) as threads:
+        with ThreadPoolExecutor(PARALLEL_INDEX_READS) as threads:
             indexes = list(threads.map(_read_index, paths))
         table = np.empty(sum(map(len, indexes)), _TABLE)
         for name in _INDEX.names or ():
@@ -183,18 +183,18 @@ class Runs:
         table["run"] = np.repeat(np.arange(len(paths)), [len(index) for index in indexes])
         self._table = table[np.argsort(table["unit"], kind="stable")]
 
-    def only(self, units: range) -> Runs:
+    def only(self, units: range) -> RunIndex:
         """Return the index of some consecutive units, the minimum to send to another process."""
         table = self._table[self._rows_of(units.start, units.stop)].copy()
         used, table["run"] = np.unique(table["run"], return_inverse=True)
-        part = Runs([])
-        part._paths, part._table = [self._paths[run] for run in used.tolist()], table
-        return part
+        index = RunIndex([])
+        index._paths, index._table = [self._paths[run] for run in used.tolist()], table
+        return index
 
-    def pieces(self, unit: int) -> list[Piece]:
+    def pieces(self, unit: int) -> list[RunPiece]:
         """Return the pieces of a unit in the order of the runs."""
         return [
-            Piece(self._paths[run], rows, size, offset, length, checksum)
+            RunPiece(self._paths[run], rows, size, offset, length, checksum)
             for run, _, rows, size, offset, length, checksum in self._table[
                 self._rows_of(unit, unit + 1)
             ].tolist()
@@ -206,7 +206,7 @@ class Runs:
         return slice(*np.searchsorted(self._table["unit"], bounds).tolist())
 
 
-def read_pieces(pieces: Sequence[Piece], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def read_pieces(pieces: Sequence[RunPiece], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield the rows of pieces in order, reading small adjacent pieces together.
 
     Args:
@@ -219,7 +219,7 @@ def read_pieces(pieces: Sequence[Piece], schema: pa.Schema) -> Iterator[pa.Recor
     return _read(pieces, schema, ipc.IpcReadOptions(use_threads=False))
 
 
-def read_column(pieces: Sequence[Piece], schema: pa.Schema, name: str) -> Iterator[pa.Array]:
+def read_column(pieces: Sequence[RunPiece], schema: pa.Schema, name: str) -> Iterator[pa.Array]:
     """Yield one column of pieces without decompressing the others.
 
     Args:
@@ -235,15 +235,15 @@ def read_column(pieces: Sequence[Piece], schema: pa.Schema, name: str) -> Iterat
         yield batch.column(name)
 
 
-def _read(pieces: Sequence[Piece], schema: pa.Schema, options: Any) -> Iterator[pa.RecordBatch]:
+def _read(pieces: Sequence[RunPiece], schema: pa.Schema, options: Any) -> Iterator[pa.RecordBatch]:
     begin = schema.serialize().to_pybytes()
-    for near in _neighbours(pieces):
-        path = near[0].path
-        with _damage_told(path):
-            content = read_range(path, near[0].offset, near[-1].stop)
-            _check(content, near)
+    for group in _adjacent_pieces(pieces):
+        path = group[0].path
+        with _explain_damage(path):
+            content = read_range(path, group[0].offset, group[-1].stop)
+            _check(content, group)
             batches = list(ipc.open_stream(pa.py_buffer(begin + content), options=options))
-            if [batch.num_rows for batch in batches] != [piece.rows for piece in near]:
+            if [batch.num_rows for batch in batches] != [piece.rows for piece in group]:
                 raise pa.ArrowInvalid("a piece has not the rows that it should have")
         del content
         batches.reverse()
@@ -251,7 +251,7 @@ def _read(pieces: Sequence[Piece], schema: pa.Schema, options: Any) -> Iterator[
             yield batches.pop()
 
 
-def _check(content: bytes, pieces: Sequence[Piece]) -> None:
+def _check(content: bytes, pieces: Sequence[RunPiece]) -> None:
     """Check the bytes of adjacent pieces against their checksums."""
     view = memoryview(content)
     for piece in pieces:
@@ -260,17 +260,17 @@ def _check(content: bytes, pieces: Sequence[Piece]) -> None:
             raise pa.ArrowInvalid(f"the bytes from {piece.offset:,} to {piece.stop:,} were altered")
 
 
-def _neighbours(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
+def _adjacent_pieces(pieces: Sequence[RunPiece]) -> Iterator[list[RunPiece]]:
     """Group pieces that are adjacent in a run, up to ``RANGE_BYTES`` per group."""
-    near: list[Piece] = []
+    group: list[RunPiece] = []
     for piece in pieces:
-        follows = near and (near[-1].path, near[-1].stop) == (piece.path, piece.offset)
-        if near and not (follows and piece.stop - near[0].offset <= RANGE_BYTES):
-            yield near
-            near = []
-        near.append(piece)
-    if near:
-        yield near
+        follows = group and (group[-1].path, group[-1].stop) == (piece.path, piece.offset)
+        if group and not (follows and piece.stop - group[0].offset <= RANGE_BYTES):
+            yield group
+            group = []
+        group.append(piece)
+    if group:
+        yield group
 
 
 def join_columns(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
@@ -289,8 +289,8 @@ def join_columns(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
 
 def _read_index(path: AnyPath) -> npt.NDArray[np.void]:
     """Return the index of a run after checking its format and checksum."""
-    with _damage_told(path):
-        tail = read_tail(path, _TAIL)
+    with _explain_damage(path):
+        tail = read_tail(path, _TAIL_BYTES)
         ((checksum, pieces, magic),) = np.frombuffer(tail[-_END.itemsize :], _END).tolist() or [(0, 0, b"")]
         if magic != _MAGIC:
             raise pa.ArrowInvalid("it does not end as a run does")
@@ -304,7 +304,7 @@ def _read_index(path: AnyPath) -> npt.NDArray[np.void]:
 
 
 @contextmanager
-def _damage_told(path: AnyPath) -> Iterator[None]:
+def _explain_damage(path: AnyPath) -> Iterator[None]:
     """Convert errors of a missing or damaged run to a StoreError with a hint. Disk errors pass unchanged."""
     try:
         yield

@@ -16,15 +16,15 @@ from hexdata.engine import Engine
 from hexdata.errors import BudgetError, StoreError
 from hexdata.progress import Progress
 from hexdata.selection import BalanceRow, Duplicates
-from hexdata.shuffle.layout import Bucket, Job, Layout, Slice
+from hexdata.shuffle.layout import Bucket, Job, ShuffleLayout, Slice
 from hexdata.shuffle.log import Log
 from hexdata.shuffle.options import ShuffleOptions
-from hexdata.shuffle.patience import Patience
-from hexdata.shuffle.plan import FOLDERS, ShufflePlan, free_room, look_ahead
+from hexdata.shuffle.plan import FOLDERS, ShufflePlan, estimate_shuffle, free_space
 from hexdata.shuffle.prepare import Prepared, is_same_shuffle, prepare
-from hexdata.shuffle.runs import Runs
-from hexdata.shuffle.thread_pool import Crew
-from hexdata.shuffle.work import Report, Work, Written, scatter_alone, scatter_slice, sort_alone, sort_job
+from hexdata.shuffle.retry import RetryPolicy
+from hexdata.shuffle.runs import RunIndex
+from hexdata.shuffle.tasks import ShuffleTasks, TaskReport, WrittenBucket, scatter_slice, sort_job
+from hexdata.shuffle.thread_pool import ThreadPool
 from hexdata.storage import AnyPath
 from hexdata.store import Store
 from hexdata.store.arrow_memory import arrow_system_memory
@@ -35,10 +35,10 @@ from hexdata.store.ledger import Ledger
 from hexdata.strict_json import Count
 from hexdata.units import format_bytes
 
-__all__ = ["LEDGER_NAME", "Run", "ShuffleResult", "open_ledger"]
+__all__ = ["LEDGER_NAME", "ShuffleResult", "ShuffleRun", "open_ledger"]
 
 LEDGER_NAME: Final = "shuffling_progress.json"
-_MADE_OF_IT: Final = ("export", "pickles-shuffled")
+_DERIVED_STAGES: Final = ("export", "pickles-shuffled")
 """Stages that are made from the shuffled positions."""
 _INPUTS: Final = ("positions", "games", "sources")
 """Folders of the tables that a shuffle reads."""
@@ -66,7 +66,7 @@ def open_ledger(path: AnyPath, plan: object, *, read_only: bool = False) -> Ledg
 
 def _unit_kind(name: str) -> object:
     if name == _LAYOUT:
-        return Layout
+        return ShuffleLayout
     return _ScatteredSlice if name.startswith("slice ") else FileFacts
 
 
@@ -102,16 +102,16 @@ class ShuffleResult:
     notes: tuple[str, ...] = ()
 
 
-class Run:
+class ShuffleRun:
     """One run of the shuffle. The caller must hold the store's lock."""
 
     def __init__(
-        self, store: Store, options: ShuffleOptions, progress: Progress, patience: Patience, engine: Engine
+        self, store: Store, options: ShuffleOptions, progress: Progress, retry: RetryPolicy, engine: Engine
     ) -> None:
         self.store = store
         self.options = options
         self.progress = progress
-        self.patience = patience
+        self.retry = retry
         self.engine = engine
         self.machines = engine.machines
         self.work = store.work / "shuffle"
@@ -141,14 +141,14 @@ class Run:
         try:
             prepared = prepare(self.store, self.options, self.tables, self.spill, self.machines)
             ledger = partial(open_ledger, self.work / LEDGER_NAME, prepared.ledger_plan)
-            plan = look_ahead(self.store, self.options, prepared, ledger(read_only=True), already_done=False)
+            plan = estimate_shuffle(self.store, self.options, prepared, ledger(read_only=True))
             plan.require_disk()
             log = Log(self.store.path)
             log.line(f"plan: {json.dumps(asdict(plan))}")
             done = self._begin(prepared, ledger(), damage)
             resumed = len(done) - 1
             with arrow_system_memory():
-                facts = _Phases(self, prepared, done, log).facts()
+                facts = _Phases(self, prepared, done, log).write()
             self._publish(facts, prepared.lineage)
             log.line(f"done: {resumed:,} of the units were there already")
             log.publish()
@@ -164,7 +164,7 @@ class Run:
             if plan is None or not is_disk_full(error):
                 raise  # without a plan, the store reports a full disk
             path = error.filename or self.store.path
-            raise plan.disk_full("the disk is full", path, free_room(self.store), error) from error
+            raise plan.disk_full("the disk is full", path, free_space(self.store), error) from error
         made = prepared.selection
         return replace(
             self._result(resumed), duplicates=made.duplicates, balance=made.balance, notes=made.notes
@@ -198,7 +198,7 @@ class Run:
         if replaced is not None:
             self.progress.note(f"replaces the shuffle of seed {replaced['seed']} and what was made of it")
         manifest.stages = {
-            name: s for name, s in manifest.stages.items() if name not in ("shuffle", *_MADE_OF_IT)
+            name: s for name, s in manifest.stages.items() if name not in ("shuffle", *_DERIVED_STAGES)
         }
         manifest.files = {
             name: facts
@@ -242,28 +242,28 @@ class Run:
         )
 
 
-class _CrewWatch:
+class _ThreadMonitor:
     """Passes a worker's reports to the calling thread."""
 
-    def __init__(self, crew: Crew, books: _Books) -> None:
-        self._crew = crew
-        self._books = books
-        self.interrupts = crew.interrupts
-        self.check = crew.check
-        self.sleep = crew.sleep
+    def __init__(self, threads: ThreadPool, bookkeeping: _Bookkeeping) -> None:
+        self._call = threads.call_in_caller
+        self._bookkeeping = bookkeeping
+        self.interrupts = threads.interrupts
+        self.check = threads.check
+        self.sleep = threads.sleep
 
-    def say(self, line: str) -> None:
-        self._crew.tell(self._books.log.line, line)
+    def log(self, line: str) -> None:
+        self._call(self._bookkeeping.log.line, line)
 
     def advance(self, bucket: Bucket, rows: int) -> None:
-        self._crew.tell(self._books.advance, bucket.name, rows)
+        self._call(self._bookkeeping.advance, bucket.name, rows)
 
-    def finish(self, written: Written) -> None:
-        self._crew.tell(self._books.finish, written)
+    def finish(self, written: WrittenBucket) -> None:
+        self._call(self._bookkeeping.finish, written)
 
 
-class _Books:
-    """The bookkeeping of a run: ledger, progress and log. Used only by the calling thread."""
+class _Bookkeeping:
+    """The ledger, progress and log of a shuffle. Used only by the calling thread."""
 
     def __init__(self, ledger: Ledger, progress: Progress, log: Log) -> None:
         self.ledger = ledger
@@ -278,12 +278,12 @@ class _Books:
         self._reported[bucket] = max(rows, before)
         self.progress.advance(max(rows - before, 0))
 
-    def scattered(self, part: Slice, sizes: list[int]) -> None:
+    def finish_slice(self, slice_: Slice, sizes: list[int]) -> None:
         """Record a finished slice."""
-        self.ledger.finish_buffered(part.name, {"bytes": sizes})
-        self.progress.advance(part.stop - part.start)
+        self.ledger.finish_buffered(slice_.name, {"bytes": sizes})
+        self.progress.advance(slice_.stop - slice_.start)
 
-    def finish(self, written: Written) -> None:
+    def finish(self, written: WrittenBucket) -> None:
         """Record a finished bucket."""
         self.ledger.finish_buffered(written.name, written.facts.to_json())
         self.advance(written.name, written.facts.rows)
@@ -293,14 +293,14 @@ class _Books:
 class _Phases:
     """Runs both phases: passes the units missing from the ledger to threads or to other machines."""
 
-    def __init__(self, run: Run, prepared: Prepared, ledger: Ledger, log: Log) -> None:
+    def __init__(self, run: ShuffleRun, prepared: Prepared, ledger: Ledger, log: Log) -> None:
         assert run.store.manifest.board_size is not None
         self.run = run
         self.prepared = prepared
         self.ledger = ledger
-        self.books = _Books(ledger, run.progress, log)
-        self.layout = prepared.layout.recorded(ledger[_LAYOUT], ledger.path)
-        self.work = Work(
+        self.bookkeeping = _Bookkeeping(ledger, run.progress, log)
+        self.layout = prepared.layout.parse_recorded(ledger[_LAYOUT], ledger.path)
+        self.tasks = ShuffleTasks(
             store=run.store.path,
             folder=run.runs,
             spill=run.spill,
@@ -309,90 +309,94 @@ class _Phases:
             layout=self.layout,
             limits=prepared.limits,
             placement=prepared.placement,
-            patience=run.patience,
+            retry=run.retry,
         )
 
-    def facts(self) -> dict[str, FileFacts]:
+    def write(self) -> dict[str, FileFacts]:
         """Write all missing runs and buckets, and return the size, rows and digest of each bucket."""
         self._scatter()
         self._sort()
         names = [bucket.name for job in self.layout.jobs for bucket in job.buckets]
         return {name: FileFacts(**self.ledger[name]) for name in names}
 
-    def _far(self, function: Callable[..., Report], tasks: Iterator[tuple[Any, ...]]) -> Iterator[Report]:
+    def _run_remotely(
+        self, function: Callable[..., TaskReport], tasks: Iterator[tuple[Any, ...]]
+    ) -> Iterator[TaskReport]:
         """Run tasks in separate processes, and yield each report after its lines are logged."""
         threads = self.prepared.limits.threads
         memory = self.run.options.memory // threads
         for _, report in self.run.engine.run(function, tasks, workers=threads, memory=memory):
             for line in report.lines:
-                self.books.log.line(line)
+                self.bookkeeping.log.line(line)
             yield report
 
     # --- phase 1 --------------------------------------------------------------------------------------
 
     def _scatter(self) -> None:
         """Write the missing runs."""
-        todo = [part for part in self.layout.slices if not self._is_scattered(part)]
+        todo = [slice_ for slice_ in self.layout.slices if not self._is_scattered(slice_)]
         self.run.progress.begin("scatter", self.layout.positions, "positions")
-        self.run.progress.advance(self.layout.positions - sum(part.stop - part.start for part in todo))
+        remaining = sum(slice_.stop - slice_.start for slice_ in todo)
+        self.run.progress.advance(self.layout.positions - remaining)
         try:
             if self.run.machines.separate:
-                for report in self._far(scatter_alone, ((self.work, part) for part in todo)):
-                    assert report.part is not None
-                    self.books.scattered(report.part, report.sizes)
+                for report in self._run_remotely(scatter_slice, ((self.tasks, slice_) for slice_ in todo)):
+                    assert report.slice_ is not None
+                    self.bookkeeping.finish_slice(report.slice_, report.sizes)
             else:
-                self._scatter_here(todo)
+                self._scatter_in_threads(todo)
         finally:
             self.ledger.save()
 
-    def _scatter_here(self, todo: list[Slice]) -> None:
-        crew = Crew(self.prepared.limits.threads)
-        watch = _CrewWatch(crew, self.books)
+    def _scatter_in_threads(self, todo: list[Slice]) -> None:
+        threads = ThreadPool(self.prepared.limits.threads)
+        monitor = _ThreadMonitor(threads, self.bookkeeping)
 
-        def scatter(part: Slice) -> None:
-            crew.tell(self.books.scattered, part, scatter_slice(self.work, part, watch))
+        def scatter(slice_: Slice) -> None:
+            sizes = self.tasks.scatter(slice_, monitor)
+            threads.call_in_caller(self.bookkeeping.finish_slice, slice_, sizes)
 
-        crew.work_off(todo, scatter)
+        threads.run(todo, scatter)
 
-    def _runs(self, part: Slice) -> Iterator[tuple[AnyPath, int]]:
+    def _runs(self, slice_: Slice) -> Iterator[tuple[AnyPath, int]]:
         """Yield the path and size of each run of a finished slice."""
-        for number, size in enumerate(self.ledger[part.name]["bytes"]):
-            yield self.run.runs / part.run_name(number), size
+        for number, size in enumerate(self.ledger[slice_.name]["bytes"]):
+            yield self.run.runs / slice_.run_name(number), size
 
-    def _is_scattered(self, part: Slice) -> bool:
-        return part.name in self.ledger and all(has_size(path, size) for path, size in self._runs(part))
+    def _is_scattered(self, slice_: Slice) -> bool:
+        return slice_.name in self.ledger and all(has_size(path, size) for path, size in self._runs(slice_))
 
     # --- phase 2 --------------------------------------------------------------------------------------
 
     def _sort(self) -> None:
         """Write the missing buckets."""
-        runs = Runs([path for part in self.layout.slices for path, _ in self._runs(part)])
+        runs = RunIndex([path for slice_ in self.layout.slices for path, _ in self._runs(slice_)])
         jobs = self.layout.jobs
-        done = self._written([bucket.name for job in jobs for bucket in job.buckets])
+        done = self._finished([bucket.name for job in jobs for bucket in job.buckets])
         todo = [job for job in jobs if not all(bucket.name in done for bucket in job.buckets)]
         self.run.store.keep_only("shuffled", frozenset(done))  # a copy, because ``done`` grows
         self.run.progress.begin("sort", sum(self.prepared.selection.rows.values()), "positions")
         self.run.progress.advance(sum(self.ledger[name]["rows"] for name in done))
         try:
             if self.run.machines.separate:
-                self._sort_far(runs, todo, done)
+                self._sort_remotely(runs, todo, done)
             else:
-                crew = Crew(self.prepared.limits.threads)
-                watch = _CrewWatch(crew, self.books)
-                crew.work_off(todo, lambda job: sort_job(self.work, runs, job, done, watch))
+                threads = ThreadPool(self.prepared.limits.threads)
+                monitor = _ThreadMonitor(threads, self.bookkeeping)
+                threads.run(todo, lambda job: self.tasks.sort(runs, job, done, monitor))
         finally:
             self.ledger.save()
 
-    def _sort_far(self, runs: Runs, todo: list[Job], done: set[str]) -> None:
+    def _sort_remotely(self, runs: RunIndex, todo: list[Job], done: set[str]) -> None:
         tasks = (
-            (self.work, runs.only(job.units), job, done.intersection(b.name for b in job.buckets))
+            (self.tasks, runs.only(job.units), job, done.intersection(b.name for b in job.buckets))
             for job in todo
         )
-        for report in self._far(sort_alone, tasks):
+        for report in self._run_remotely(sort_job, tasks):
             for written in report.written:
-                self.books.finish(written)
+                self.bookkeeping.finish(written)
 
-    def _written(self, names: list[str]) -> set[str]:
+    def _finished(self, names: list[str]) -> set[str]:
         """Return the finished buckets. Those of an earlier run are included only if their digests match."""
         done = {name: FileFacts(**self.ledger[name]) for name in names if name in self.ledger}
         unchecked = {name: facts for name, facts in done.items() if name not in self.run.intact}

@@ -1,4 +1,4 @@
-"""A thread pool whose workers run their callbacks on the calling thread.
+"""A thread pool whose workers send their results to the calling thread.
 
 Only the calling thread uses the ledger, the progress and the log; workers send it calls through a queue. An
 exception in any thread, including Ctrl-C, stops all workers before it is raised.
@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 from hexdata.store.session import Interrupts
 
-__all__ = ["Crew", "StoppedError"]
+__all__ = ["StoppedError", "ThreadPool"]
 
 Task = TypeVar("Task")
 _JOIN_SECONDS: Final = 0.05
@@ -25,7 +25,7 @@ class StoppedError(Exception):
     """Raised in a worker that must stop; never raised outside this module's threads."""
 
 
-class Crew:
+class ThreadPool:
     """A pool of threads that can be stopped together.
 
     Args:
@@ -39,7 +39,7 @@ class Crew:
         self._stopped = threading.Event()
         self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
 
-    def tell(self, function: Callable[..., object], *args: Any) -> None:
+    def call_in_caller(self, function: Callable[..., object], *args: Any) -> None:
         """From a worker, queue a call for the calling thread. Calls run in queue order.
 
         Raises:
@@ -58,32 +58,32 @@ class Crew:
         self._stopped.wait(seconds)
         self.check()
 
-    def work_off(self, tasks: Iterable[Task], work: Callable[[Task], None]) -> None:
-        """Call ``work`` on each task in the threads, and return when all tasks are done.
+    def run(self, tasks: Iterable[Task], function: Callable[[Task], None]) -> None:
+        """Call ``function`` on each task in the threads, and return when all tasks are done.
 
         An exception in a task or in the calling thread interrupts the running queries and stops each worker
         at its next check. It is raised here after all workers have stopped.
         """
         todo = deque(tasks)
         workers = [
-            threading.Thread(target=self._work, args=(todo, work), name=f"worker {number}")
+            threading.Thread(target=self._run_worker, args=(todo, function), name=f"worker {number}")
             for number in range(min(self.threads, len(todo)))
         ]
         try:
             for worker in workers:
                 worker.start()
-            at_work = len(workers)
-            while at_work:
+            running = len(workers)
+            while running:
                 call = self._calls.get()
                 if call is None:
-                    at_work -= 1
+                    running -= 1
                 else:
                     call()
         finally:
             self._stopped.set()
             self._wait_for(workers)
 
-    def _work(self, todo: deque[Task], work: Callable[[Task], None]) -> None:
+    def _run_worker(self, todo: deque[Task], function: Callable[[Task], None]) -> None:
         try:
             while todo:
                 try:
@@ -91,7 +91,7 @@ class Crew:
                 except IndexError:  # another worker has taken the last task
                     break
                 self.check()
-                work(task)
+                function(task)
         except StoppedError:
             pass
         except BaseException as error:  # noqa: BLE001 - it is raised again in the calling thread

@@ -14,8 +14,8 @@ from typing import Final
 from hexdata.engine.protocol import Machines
 from hexdata.export import ExportOptions
 from hexdata.shuffle import ShuffleOptions
-from hexdata.shuffle.layout import Layout, bucket_counts, make_layout, make_limits, row_bytes
-from hexdata.shuffle.runs import INDEXES_AT_A_TIME
+from hexdata.shuffle.layout import ShuffleLayout, bucket_counts, make_layout, make_limits, row_bytes
+from hexdata.shuffle.runs import PARALLEL_INDEX_READS
 
 N = 13
 HELD_OUT: Final = 0.05
@@ -213,7 +213,7 @@ def split_rows(positions: int) -> dict[str, int]:
     return {split: count for split, count in rows.items() if count}
 
 
-def plan_shuffle(positions: int, cluster: Cluster) -> Layout:
+def plan_shuffle(positions: int, cluster: Cluster) -> ShuffleLayout:
     """Ask the planner how it would cut a store of so many positions on these machines."""
     rows = split_rows(positions)
     options = ShuffleOptions(memory=cluster.memory)
@@ -269,12 +269,12 @@ def _booked(phase: Phase, ledger: float, design: Design, saved: int = 0) -> Phas
     return replace(phase, dispatch=phase.dispatch + ledger)
 
 
-def _naming(layout: Layout, rates: Rates, design: Design) -> float:
+def _naming(layout: ShuffleLayout, rates: Rates, design: Design) -> float:
     """Return the driver's seconds for telling a task of a shuffle of all files of positions."""
     return -(-layout.positions // SOURCE) * rates.path if design.names else 0.0
 
 
-def shuffle(layout: Layout, rates: Rates, cluster: Cluster, design: Design) -> Iterator[Phase]:
+def shuffle(layout: ShuffleLayout, rates: Rates, cluster: Cluster, design: Design) -> Iterator[Phase]:
     """Yield the phases of ``shuffle``: slices become runs, or what stands in their place, and units buckets.
 
     With two levels, the first cuts into g groups of units, g being the root of their number, and the second
@@ -288,7 +288,7 @@ def shuffle(layout: Layout, rates: Rates, cluster: Cluster, design: Design) -> I
     yield _sort(layout, groups, rates, cluster, design)
 
 
-def _scatter(layout: Layout, cuts: int, rates: Rates, cluster: Cluster, design: Design) -> Phase:
+def _scatter(layout: ShuffleLayout, cuts: int, rates: Rates, cluster: Cluster, design: Design) -> Phase:
     """A task a slice, each cut into ``cuts`` pieces."""
     held_out = int(2 * HELD_OUT * layout.positions / GAME) if design.joined else 0
     asking = held_out * rates.held_out
@@ -315,7 +315,7 @@ def _scatter(layout: Layout, cuts: int, rates: Rates, cluster: Cluster, design: 
     return _booked(phase, rates.ledger, design)
 
 
-def _recut(layout: Layout, groups: int, rates: Rates, cluster: Cluster, design: Design) -> Phase:
+def _recut(layout: ShuffleLayout, groups: int, rates: Rates, cluster: Cluster, design: Design) -> Phase:
     """As many tasks as slices: each takes its group's pieces of as many runs as make a slice."""
     cuts = -(-layout.units // groups)
     tasks = []
@@ -329,7 +329,7 @@ def _recut(layout: Layout, groups: int, rates: Rates, cluster: Cluster, design: 
     return _booked(phase, rates.ledger, design, len(layout.slices))
 
 
-def _sort(layout: Layout, groups: int, rates: Rates, cluster: Cluster, design: Design) -> Phase:
+def _sort(layout: ShuffleLayout, groups: int, rates: Rates, cluster: Cluster, design: Design) -> Phase:
     """A task a job: of each of its units it takes the piece in every run that has any of its rows."""
     runs = -(-len(layout.slices) // groups)
     splits = split_rows(layout.positions)
@@ -356,7 +356,7 @@ def _sort(layout: Layout, groups: int, rates: Rates, cluster: Cluster, design: D
 
 
 def _indexed(
-    phase: Phase, layout: Layout, groups: int, rates: Rates, cluster: Cluster, design: Design
+    phase: Phase, layout: ShuffleLayout, groups: int, rates: Rates, cluster: Cluster, design: Design
 ) -> Phase:
     """Return the phase of sorting with what it takes the driver to know where all pieces lie.
 
@@ -364,7 +364,7 @@ def _indexed(
     """
     runs, cuts = len(layout.slices), -(-layout.units // groups)
     requests = 1 if cuts * STORED_BYTES <= TAIL_BYTES else 2
-    asking = requests * cluster.latency / INDEXES_AT_A_TIME
+    asking = requests * cluster.latency / PARALLEL_INDEX_READS
     pieces = runs * cuts
     told = (runs // groups * rates.path if design.names else 0.0) + (
         pieces * rates.look if design.searched else 0.0
@@ -377,7 +377,7 @@ def _indexed(
     )
 
 
-def export(positions: int, layout: Layout, rates: Rates, cluster: Cluster, design: Design) -> Phase:
+def export(positions: int, layout: ShuffleLayout, rates: Rates, cluster: Cluster, design: Design) -> Phase:
     """Return the phase of ``export``: a task a shard."""
     size = ExportOptions().shard_size
     tasks = []

@@ -30,7 +30,7 @@ from hexdata.order import sort_key
 from hexdata.selection.tables import Tables
 from hexdata.shuffle import ShuffleOptions, shuffle_store
 from hexdata.shuffle.prepare import prepare
-from hexdata.shuffle.runs import Runs, as_run, read_pieces, write_run
+from hexdata.shuffle.runs import RunIndex, as_run, read_pieces, write_run
 from hexdata.store import Store
 from hexdata.store.ledger import Ledger
 from hexdata.store.parquet import ParquetRows, open_parquet
@@ -224,8 +224,8 @@ def _shuffle(store: Path) -> dict[str, float]:
     engine = Inline()
     result = shuffle_store(store, ShuffleOptions(memory=MEMORY), engine=engine)
     return {
-        "scatter": engine.seconds("scatter_alone") / result.positions,
-        "sort": engine.seconds("sort_alone") / result.positions,
+        "scatter": engine.seconds("scatter_slice") / result.positions,
+        "sort": engine.seconds("sort_job") / result.positions,
         "bucket_bytes": result.bytes / result.positions,
     }
 
@@ -296,14 +296,14 @@ def _cut(path: Path, rows: pa.Table, key: Any, pieces: int) -> dict[str, float]:
     """Write rows as a run of so many units and read it back, unit by unit."""
     unit = (key >> np.uint64(64 - pieces.bit_length() + 1)).astype(np.uint16)
     write = _timed(lambda: write_run(path, rows, unit))
-    listed = [piece for number in range(pieces) for piece in Runs([path]).pieces(number)]
-    known = Runs([path] * RUNS)
+    listed = [piece for number in range(pieces) for piece in RunIndex([path]).pieces(number)]
+    known = RunIndex([path] * RUNS)
     return {
         "pieces": len(listed),
         "write": write,
         "read": _timed(lambda: sum(len(batch) for batch in read_pieces(listed, rows.schema))),
         "bytes": path.stat().st_size,
-        "open": _timed(lambda: Runs([path] * RUNS)),
+        "open": _timed(lambda: RunIndex([path] * RUNS)),
         "look": _timed(lambda: known.only(range(1))),
     }
 

@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 
     from tests.conftest import CopyStore, StoreBytes
 
-MOST_ROWS = 120
+MAX_ROWS = 120
 """What makes eight slices of the odd store."""
 SHUFFLE = ShuffleOptions(seed=7, buckets=5, threads=1)
 
 
 @pytest.fixture(autouse=True)
 def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layout, "MOST_ROWS", MOST_ROWS)
+    monkeypatch.setattr(layout, "MAX_ROWS", MAX_ROWS)
     monkeypatch.setattr(layout, "PIECE_ROWS", 1)
 
 
@@ -266,8 +266,8 @@ def test_the_tasks_of_a_machine_fit_into_its_budget(trmph_store: Path, tmp_path:
     assert {name.lstrip("_") for name in recorder.said} == {
         "read_source",
         "publish_source",
-        "scatter_alone",
-        "sort_alone",
+        "scatter_slice",
+        "sort_job",
         "write_shard",
         "write_file",
     }

@@ -36,7 +36,7 @@ class Speaker(Silent):
 
 
 def main(store: str, asked: dict[str, Any]) -> None:
-    layout.MOST_ROWS = asked.get("most_rows", layout.MOST_ROWS)  # type: ignore[misc]
+    layout.MAX_ROWS = asked.get("most_rows", layout.MAX_ROWS)  # type: ignore[misc]
     if size := asked.get("file_size"):
         sys.dont_write_bytecode = True  # or cut files of it would break every later import
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))

@@ -18,8 +18,8 @@ import pytest
 
 from hexdata.errors import BudgetError, ConfigError, StoreError
 from hexdata.progress import Silent
-from hexdata.shuffle import Patience, ShuffleOptions, layout, plan_shuffle, shuffle_store
-from hexdata.shuffle.patience import is_transient
+from hexdata.shuffle import RetryPolicy, ShuffleOptions, layout, plan_shuffle, shuffle_store
+from hexdata.shuffle.retry import is_transient
 from hexdata.store import Store
 from hexdata.store.disk_space import is_disk_full
 from hexdata.store.session import duckdb_session
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tests.conftest import CopyStore, StoreBytes
 
 OPTIONS = ShuffleOptions(seed=5, buckets=6, threads=2)
-QUICK = Patience(attempts=4, first_wait=0.0)
+QUICK = RetryPolicy(attempts=4, first_wait=0.0)
 SPILLING = "SELECT max(i) FROM (SELECT i, hash(i) h FROM range(20_000_000) t(i) ORDER BY h)"
 
 
@@ -41,7 +41,7 @@ class Usage(NamedTuple):
 
 @pytest.fixture(autouse=True)
 def many_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layout, "MOST_ROWS", 700)
+    monkeypatch.setattr(layout, "MAX_ROWS", 700)
 
 
 @pytest.fixture
@@ -238,7 +238,7 @@ def test_passing_errors_are_tried_again(
     count.seen = {"scatter": 0, "sort": 0}
     store = copy_store(trmph_store)
     monkeypatch.setattr(os, "fsync", in_workers(failing(3, code, os.fsync)))
-    result = shuffle_store(store, OPTIONS, count, patience=QUICK)
+    result = shuffle_store(store, OPTIONS, count, retry=QUICK)
     assert store_bytes(store) == expected
     assert count.seen == {"scatter": result.positions, "sort": result.positions}
     log = (store / "logs" / "shuffle.log").read_text()
@@ -253,7 +253,7 @@ def test_lasting_errors_are_not(
     store = copy_store(trmph_store)
     monkeypatch.setattr(os, "fsync", in_workers(failing(1, code, os.fsync)))
     with pytest.raises((OSError, StoreError), match=os.strerror(code)) as caught:
-        shuffle_store(store, OPTIONS, patience=QUICK)
+        shuffle_store(store, OPTIONS, retry=QUICK)
     assert str(store / ".work" / "shuffle") in str(caught.value)  # the file
     assert "attempt" not in (store / "logs" / "shuffle.log").read_text()
     assert temporaries(store) == []
@@ -265,11 +265,11 @@ def test_an_error_that_does_not_pass_comes_out(
     store = copy_store(trmph_store)
     monkeypatch.setattr(os, "fsync", in_workers(failing(10**9, errno.EIO, os.fsync, every=1)))
     with pytest.raises(StoreError, match=rf"{os.strerror(errno.EIO)}\. Check the disk") as caught:
-        shuffle_store(store, OPTIONS, patience=QUICK)
+        shuffle_store(store, OPTIONS, retry=QUICK)
     assert str(caught.value.path).startswith(str(store / ".work" / "shuffle"))
 
 
-def run_failing(patience: Patience, errors: list[OSError | None]) -> tuple[list[float], BaseException | None]:
+def run_failing(retry: RetryPolicy, errors: list[OSError | None]) -> tuple[list[float], BaseException | None]:
     """Run work that meets these errors in turn; return the waits, and what came out."""
     waits: list[float] = []
     coming = iter(errors)
@@ -279,7 +279,7 @@ def run_failing(patience: Patience, errors: list[OSError | None]) -> tuple[list[
             raise error
 
     try:
-        patience.go_on(work, sleep=waits.append, say=lambda text: None)
+        retry.call(work, sleep=waits.append, log=lambda text: None)
     except OSError as error:
         return waits, error
     return waits, None
@@ -287,11 +287,11 @@ def run_failing(patience: Patience, errors: list[OSError | None]) -> tuple[list[
 
 def test_waits_double_up_to_the_longest() -> None:
     error = OSError(errno.EIO, "no")
-    patience = Patience(attempts=7, first_wait=0.5, longest_wait=3.0)
-    assert run_failing(patience, [error] * 5 + [None]) == ([0.5, 1.0, 2.0, 3.0, 3.0], None)
-    assert run_failing(patience, [error] * 9) == ([0.5, 1.0, 2.0, 3.0, 3.0, 3.0], error)
+    retry = RetryPolicy(attempts=7, first_wait=0.5, longest_wait=3.0)
+    assert run_failing(retry, [error] * 5 + [None]) == ([0.5, 1.0, 2.0, 3.0, 3.0], None)
+    assert run_failing(retry, [error] * 9) == ([0.5, 1.0, 2.0, 3.0, 3.0, 3.0], error)
     full = OSError(errno.ENOSPC, "no")
-    assert run_failing(patience, [error, full, None]) == ([0.5], full)
+    assert run_failing(retry, [error, full, None]) == ([0.5], full)
 
 
 def test_which_errors_pass() -> None:
@@ -305,4 +305,4 @@ def test_which_errors_pass() -> None:
 @pytest.mark.parametrize("wrong", [{"attempts": 0}, {"first_wait": -1.0}, {"longest_wait": -0.1}])
 def test_patience_out_of_range_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
-        Patience(**wrong)
+        RetryPolicy(**wrong)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tests.conftest import CopyStore, StoreBytes
 
 SCRIPT = Path(__file__).parent / "running.py"
-MOST_ROWS = 250
+MAX_ROWS = 250
 OPTIONS = {"seed": 5, "buckets": 30, "threads": 3}
 KILLS = 4
 FURTHEST = 6
@@ -40,7 +40,7 @@ def without_nanobind(errors: str) -> list[str]:
 
 def start(store: Path, units: int) -> Running:
     """Start a shuffle and wait until so many units are done; it does not end by itself."""
-    asked = {"options": OPTIONS, "most_rows": MOST_ROWS, "units": units}
+    asked = {"options": OPTIONS, "most_rows": MAX_ROWS, "units": units}
     command = [sys.executable, str(SCRIPT), str(store), json.dumps(asked)]
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     running = subprocess.Popen(command, text=True, **pipes)
@@ -66,7 +66,7 @@ def undisturbed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> tuple[dict[str, str], int]:
     """The bytes of a shuffle that nobody stopped, and how many units it had."""
-    monkeypatch.setattr(layout, "MOST_ROWS", MOST_ROWS)
+    monkeypatch.setattr(layout, "MAX_ROWS", MAX_ROWS)
     store, count = copy_store(trmph_store, "undisturbed"), Count()
     shuffle_store(store, ShuffleOptions(**OPTIONS), count)
     return store_bytes(store), count.units

@@ -18,8 +18,8 @@ from hexdata.schema import SPLITS
 from hexdata.shuffle import ShuffleOptions
 from hexdata.shuffle.layout import (
     BUCKET_ROWS,
-    Layout,
-    Limits,
+    ShuffleLayout,
+    ThreadLimits,
     bucket_counts,
     make_layout,
     make_limits,
@@ -42,7 +42,7 @@ NARROW = row_bytes(13, 0)
 DENSE = row_bytes(13, 4 * 169)
 
 
-def planned(options: ShuffleOptions, rows: dict[str, int]) -> tuple[Limits, Layout]:
+def planned(options: ShuffleOptions, rows: dict[str, int]) -> tuple[ThreadLimits, ShuffleLayout]:
     limits = make_limits(options, sum(rows.values()), NARROW, NARROW)
     return limits, make_layout(sum(rows.values()), rows, bucket_counts(options, rows), limits)
 
@@ -94,7 +94,7 @@ LAYOUTS = st.builds(
         rows,
         {"train": rows, "test": rows // 3 + 1},
         buckets,
-        Limits(2, 0, 500, 1 << 40, sort_rows, 1 << 40),
+        ThreadLimits(2, 0, 500, 1 << 40, sort_rows, 1 << 40),
         by_key=by_key,
     ),
     st.integers(1, 2_000),
@@ -105,7 +105,7 @@ LAYOUTS = st.builds(
 
 
 @given(LAYOUTS, st.integers(0, 99))
-def test_units_ascend_in_the_order_of_the_shuffle(layout: Layout, key: int) -> None:
+def test_units_ascend_in_the_order_of_the_shuffle(layout: ShuffleLayout, key: int) -> None:
     """Whatever buckets rows are in: the ranges of keys say only how many rows a unit gets."""
     n = 300
     keys = sort_key(np.arange(n), key)
@@ -125,7 +125,7 @@ def test_units_ascend_in_the_order_of_the_shuffle(layout: Layout, key: int) -> N
 def test_the_parts_of_a_bucket_are_equal(by_key: bool) -> None:
     """Buckets as they are scattered by position, and by game, where each has keys from all over."""
     n, buckets = 40_000, 4
-    limits = Limits(1, 0, n, 1 << 40, 3_000, 1 << 40)
+    limits = ThreadLimits(1, 0, n, 1 << 40, 3_000, 1 << 40)
     layout = make_layout(n, {"train": n}, {"train": buckets}, limits, by_key=by_key)
     keys = sort_key(np.arange(n), 5)
     bucket = (keys >> np.uint64(62) if by_key else np.arange(n) % buckets).astype(np.uint32)
@@ -137,15 +137,15 @@ def test_the_parts_of_a_bucket_are_equal(by_key: bool) -> None:
 
 
 @given(LAYOUTS)
-def test_a_layout_is_read_as_it_was_written(layout: Layout) -> None:
-    assert layout.recorded(json.loads(json.dumps(layout.to_json())), "shuffle.json") == layout
+def test_a_layout_is_read_as_it_was_written(layout: ShuffleLayout) -> None:
+    assert layout.parse_recorded(json.loads(json.dumps(layout.to_json())), "shuffle.json") == layout
 
 
 def test_rows_near_both_ends_of_the_keys_have_units() -> None:
     keys = [0, 1, (1 << 63) - 1, 1 << 63, (1 << 64) - 2, (1 << 64) - 1]
     for buckets in (1, 2, 3, 7, 100):
         for sort_rows in (1, 2, 20, 100):
-            limits = Limits(1, 0, 6, 1 << 40, sort_rows, 1 << 40)
+            limits = ThreadLimits(1, 0, 6, 1 << 40, sort_rows, 1 << 40)
             layout = make_layout(6, {"val": 6}, {"val": buckets}, limits)
             bucket = [next(i for i in reversed(range(buckets)) if (i << 64) // buckets <= k) for k in keys]
             unit = layout.unit_numbers(
@@ -171,7 +171,7 @@ def test_a_small_store_has_work_for_every_thread() -> None:
         assert len(layout.slices) >= 2 * threads
 
 
-def laid_out(positions: int, machines: Machines, memory: int) -> tuple[Limits, Layout]:
+def laid_out(positions: int, machines: Machines, memory: int) -> tuple[ThreadLimits, ShuffleLayout]:
     """Plan for a store with nine tenths in train, as ``convert`` splits one."""
     held_out = positions // 20
     rows = {"train": positions - 2 * held_out, "val": held_out, "test": held_out}
@@ -181,7 +181,7 @@ def laid_out(positions: int, machines: Machines, memory: int) -> tuple[Limits, L
     return limits, make_layout(positions, rows, counts, limits, machines=machines.count)
 
 
-def piece_rows(layout: Layout) -> float:
+def piece_rows(layout: ShuffleLayout) -> float:
     """Rows of a piece, in the mean: each slice has one of each unit."""
     return layout.positions / len(layout.slices) / layout.units
 

@@ -152,9 +152,9 @@ def test_units_that_turn_out_too_large_are_logged(
     tmp_path: Path, write_odd_store: WriteOddStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whole games, some forty in as many buckets: a bucket may have several of them, or none."""
-    monkeypatch.setattr(layout, "MOST_ROWS", 40)
+    monkeypatch.setattr(layout, "MAX_ROWS", 40)
     store = write_odd_store(tmp_path / "store", 900, 3)
     shuffle_store(store, ShuffleOptions(buckets=40, assign="game"))
     log = (store / "logs" / "shuffle.log").read_text()
-    assert re.search(r"shuffled/train/bucket-\d{6}\.parquet: \d+ rows .* more than planned: cut further", log)
+    assert re.search(r"shuffled/train/bucket-\d{6}\.parquet: \d+ rows .* exceed the limits: split", log)
     assert sum(facts.rows for facts in Store.open(store).manifest.files_in("shuffled").values()) == 900

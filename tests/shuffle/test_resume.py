@@ -17,7 +17,7 @@ from hexdata.store import Store
 if TYPE_CHECKING:
     from tests.conftest import CopyStore, DieAtEveryMoment, StoreBytes
 
-MOST_ROWS = 480
+MAX_ROWS = 480
 """What makes two slices of the odd store, and one unit of each of its three buckets."""
 OPTIONS = {"seed": 7, "buckets": 3, "threads": 1}
 UNITS = 2 + 3 + 1 + 1  # two runs; three buckets for training, one for each split held out
@@ -26,7 +26,7 @@ LEDGER = ".work/shuffle/shuffling_progress.json"
 
 @pytest.fixture(autouse=True)
 def two_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layout, "MOST_ROWS", MOST_ROWS)
+    monkeypatch.setattr(layout, "MAX_ROWS", MAX_ROWS)
 
 
 def shuffle_as(store: Path, **other: int) -> int:
@@ -74,7 +74,7 @@ def test_killed_at_every_moment(
     export_shards(first, ExportOptions(workers=1, shard_size=512, block_size=64))
     whole = store_bytes(first)
     resumed = []
-    for number, store in enumerate(die_at_every_moment("shuffle", first, OPTIONS, MOST_ROWS)):
+    for number, store in enumerate(die_at_every_moment("shuffle", first, OPTIONS, MAX_ROWS)):
         if number % 4 == 1:
             back = copy_store(store, f"back-{number}")
             nothing_lost = store_bytes(back) == whole
@@ -181,8 +181,8 @@ def test_another_memory_goes_on_with_the_same_units(
     store = copy_store(odd_store)
     stop_after(store, 2)
     done = len(finished(store))
-    monkeypatch.setattr(layout, "MOST_ROWS", most_rows)
+    monkeypatch.setattr(layout, "MAX_ROWS", most_rows)
     assert shuffle_as(store) == done > 0
     assert store_bytes(store) == undisturbed
     log = (store / "logs" / "shuffle.log").read_text()
-    assert ("more than planned: cut further" in log) == (most_rows == 20)
+    assert ("exceed the limits: split further" in log) == (most_rows == 20)

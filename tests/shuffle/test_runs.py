@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from hexdata.errors import StoreError
 from hexdata.shuffle.runs import (
-    Piece,
-    Runs,
+    RunIndex,
+    RunPiece,
     as_run,
     join_columns,
     read_column,
@@ -48,7 +48,7 @@ def test_pieces_hold_the_rows_of_their_unit_in_order(
     paths = [folder / f"{number}.arrow" for number in range(len(units))]
     for path, rows, unit in zip(paths, tables, units, strict=True):
         assert write_run(path, rows, np.array(unit, np.uint32)) == path.stat().st_size
-    runs = Runs(paths)
+    runs = RunIndex(paths)
     for number in {*np.concatenate(units).tolist(), 70_001}:
         plain = [
             row
@@ -78,17 +78,17 @@ def test_a_damaged_run_is_named(tmp_path: Path, damage: bytes) -> None:
     path = tmp_path / "run.arrow"
     path.write_bytes(damage)
     with pytest.raises(StoreError, match=rf"{path}: .*missing or damaged.*Remove {tmp_path} and run"):
-        Runs([path])
+        RunIndex([path])
     path.unlink()
     with pytest.raises(StoreError, match="missing or damaged"):
-        list(read_pieces([Piece(path, 1, 1, 0, 100, 0)], SCHEMA))
+        list(read_pieces([RunPiece(path, 1, 1, 0, 100, 0)], SCHEMA))
 
 
 def test_a_run_damaged_after_its_index_was_read(tmp_path: Path) -> None:
     path = tmp_path / "run.arrow"
     write_run(path, run_rows(ROWS), np.arange(ROWS) // 60)
     content = bytearray(path.read_bytes())
-    runs = Runs([path])
+    runs = RunIndex([path])
     content[1_000:-2_000] = bytes(len(content) - 3_000)
     path.write_bytes(content)
     with pytest.raises(StoreError, match="missing or damaged"):
@@ -99,10 +99,10 @@ SHORT_OF_MEMORY = """
 import resource, sys
 from pathlib import Path
 import pyarrow as pa
-from hexdata.shuffle.runs import Runs, read_pieces, run_schema
+from hexdata.shuffle.runs import RunIndex, read_pieces, run_schema
 
 pa.set_memory_pool(pa.system_memory_pool())
-runs = Runs([Path(sys.argv[1])])
+runs = RunIndex([Path(sys.argv[1])])
 size = resource.getpagesize() * int(Path("/proc/self/statm").read_text().split()[0]) + (32 << 20)
 resource.setrlimit(resource.RLIMIT_AS, (size, size))
 try:

@@ -20,7 +20,7 @@ from hexdata.export import ExportOptions, export_shards
 from hexdata.order import bucket_bounds, derive_key, sort_key
 from hexdata.progress import Silent
 from hexdata.schema import SPLITS, positions_schema
-from hexdata.shuffle import ShuffleOptions, layout, shuffle_store, work
+from hexdata.shuffle import ShuffleOptions, layout, shuffle_store, tasks
 from hexdata.store import Store
 from hexdata.store.files import FileFacts
 from hexdata.store.manifest import Manifest
@@ -100,7 +100,7 @@ def shuffled(tmp_path_factory: pytest.TempPathFactory, write_odd_store: WriteOdd
         options = dict(asked)
         with pytest.MonkeyPatch.context() as monkeypatch:
             if rows := options.pop("most_rows", None):
-                monkeypatch.setattr(layout, "MOST_ROWS", rows)
+                monkeypatch.setattr(layout, "MAX_ROWS", rows)
             shuffle_store(store, ShuffleOptions(seed=SEED, **options))
         if name in EXPORTED:
             export_shards(store, ExportOptions(shard_size=128, block_size=32, workers=1))
@@ -331,14 +331,14 @@ def test_a_system_without_memory_is_named_and_what_is_done_counts(
 ) -> None:
     store = copy_store(odd_store)
     options = ShuffleOptions(buckets=3, threads=1)
-    original = work.write_parquet
+    original = tasks.write_parquet
 
     def short(path: Path, schema: pa.Schema, tables: Iterator[pa.Table], *, replace: bool) -> FileFacts:
         if path.name == "bucket-000002.parquet":
             raise MemoryError("malloc of size 7 failed")
         return original(path, schema, tables, replace=replace)
 
-    monkeypatch.setattr(work, "write_parquet", short)
+    monkeypatch.setattr(tasks, "write_parquet", short)
     with pytest.raises(BudgetError, match=r"no more memory; found malloc .*1 GB.*Lower --memory"):
         shuffle_store(store, options)
     monkeypatch.undo()
@@ -350,12 +350,12 @@ def test_a_lost_position_is_never_published(
     odd_store: Path, copy_store: CopyStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = copy_store(odd_store)
-    original = work.write_parquet
+    original = tasks.write_parquet
 
     def lossy(path: Path, schema: pa.Schema, tables: Iterator[pa.Table], *, replace: bool) -> FileFacts:
         return original(path, schema, (table[1:] for table in tables), replace=replace)
 
-    monkeypatch.setattr(work, "write_parquet", lossy)
+    monkeypatch.setattr(tasks, "write_parquet", lossy)
     with pytest.raises(StoreError, match="do not hold every position; found 897; expected 900"):
         shuffle_store(store)
     assert "shuffle" not in Store.open(store).manifest.stages

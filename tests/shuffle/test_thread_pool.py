@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hexdata.shuffle.thread_pool import Crew
+from hexdata.shuffle.thread_pool import ThreadPool
 from hexdata.store.session import duckdb_session
 from tests.ctrl_c import ctrl_c_after
 
@@ -16,7 +16,7 @@ ENDLESS = "SELECT count(*) FROM range(1_000_000_000_000) t(i) WHERE i % 7 = 3"
 
 @pytest.mark.parametrize("threads", [1, 3, 20])
 def test_every_task_is_done_once_and_reported_in_the_calling_thread(threads: int) -> None:
-    crew, heard, callers = Crew(threads), [], set()
+    pool, heard, callers = ThreadPool(threads), [], set()
     before = set(threading.enumerate())
 
     def hear(task: int, word: int) -> None:
@@ -25,9 +25,9 @@ def test_every_task_is_done_once_and_reported_in_the_calling_thread(threads: int
 
     def work(task: int) -> None:
         for word in range(3):
-            crew.tell(hear, task, word)
+            pool.call_in_caller(hear, task, word)
 
-    crew.work_off(range(7), work)
+    pool.run(range(7), work)
     assert sorted(heard) == [(task, word) for task in range(7) for word in range(3)]
     assert all([w for t, w in heard if t == task] == [0, 1, 2] for task in range(7))
     assert callers == {threading.current_thread()}
@@ -35,46 +35,46 @@ def test_every_task_is_done_once_and_reported_in_the_calling_thread(threads: int
 
 
 def test_no_task_is_no_work() -> None:
-    Crew(2).work_off([], lambda _: pytest.fail("there is nothing to do"))
+    ThreadPool(2).run([], lambda _: pytest.fail("there is nothing to do"))
 
 
 def test_an_error_in_one_thread_stops_the_others() -> None:
-    crew, begun = Crew(2), []
+    pool, begun = ThreadPool(2), []
 
     def work(task: int) -> None:
         begun.append(task)
         if task:
             while True:
-                crew.sleep(0.01)
+                pool.sleep(0.01)
         raise ValueError("mine")
 
     with pytest.raises(ValueError, match="mine"):
-        crew.work_off(range(50), work)
+        pool.run(range(50), work)
     assert len(begun) <= 3
 
 
 def test_an_error_in_the_calling_thread_stops_the_others() -> None:
-    crew = Crew(3)
+    pool = ThreadPool(3)
 
     def refuse() -> None:
         raise ValueError("no more")
 
     def work(_: int) -> None:
         while True:
-            crew.tell(refuse)
+            pool.call_in_caller(refuse)
 
     with pytest.raises(ValueError, match="no more"):
-        crew.work_off(range(3), work)
+        pool.run(range(3), work)
 
 
 def test_ctrl_c_ends_the_queries_of_all_threads(tmp_path: Path) -> None:
     """They would end in hours only."""
-    crew = Crew(2)
+    pool = ThreadPool(2)
 
     def work(_: int) -> None:
-        with duckdb_session(memory=64 << 20, threads=1, spill=tmp_path, interrupts=crew.interrupts) as con:
+        with duckdb_session(memory=64 << 20, threads=1, spill=tmp_path, interrupts=pool.interrupts) as con:
             con.sql(ENDLESS).fetchall()
 
     with pytest.raises(KeyboardInterrupt), ctrl_c_after(0.5):
-        crew.work_off(range(2), work)
+        pool.run(range(2), work)
     assert list(tmp_path.iterdir()) == []

@@ -11,14 +11,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from hexdata.schema import positions_schema
-from hexdata.shuffle import ShuffleOptions, layout, local, shuffle_store
+from hexdata.shuffle import ShuffleOptions, layout, shuffle_store, tasks
 from hexdata.shuffle.layout import Slice, make_limits, row_bytes, scatter_cost
-from hexdata.shuffle.local import Mover
 from hexdata.shuffle.prepare import Prepared, prepare
-from hexdata.shuffle.runs import Runs, read_pieces, run_schema
+from hexdata.shuffle.retry import RetryPolicy
+from hexdata.shuffle.runs import RunIndex, read_pieces, run_schema
+from hexdata.shuffle.tasks import ShuffleTasks, TaskReport
 from hexdata.store import Store
 from hexdata.store.parquet import write_parquet
-from hexdata.store.session import duckdb_session
 from hexdata.verify import verify_store
 
 if TYPE_CHECKING:
@@ -77,19 +77,26 @@ def test_only_wide_rows_chosen_are_planned_for_as_such(wide_store: Path, tmp_pat
 def test_a_run_holds_fewer_rows_where_they_are_wide(
     wide_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "BATCH_ROWS", 10)
+    monkeypatch.setattr(tasks, "BATCH_ROWS", 10)
     made = prepared(wide_store, tmp_path)
     limits = replace(made.limits, chunk_bytes=scatter_cost(50, 50 * len(TEXT.encode())))
-    mover = Mover(
-        made.selection.key, 5, tmp_path, None, made.layout, limits, say=lambda _: None, check=lambda: None
+    scattering = ShuffleTasks(
+        store=wide_store,
+        folder=tmp_path,
+        spill=None,
+        key=made.selection.key,
+        board_size=5,
+        layout=made.layout,
+        limits=limits,
+        placement=made.placement,
+        retry=RetryPolicy(),
     )
-    with duckdb_session(memory=limits.duckdb_memory, threads=1) as con:
-        sizes = list(mover.scatter(con, made.placement, Slice(0, 0, 900)))
+    sizes = scattering.scatter(Slice(0, 0, 900), TaskReport())
     runs = [
         pa.Table.from_batches(
             batch
             for unit in range(made.layout.units)
-            for batch in read_pieces(Runs([path]).pieces(unit), run_schema(5))
+            for batch in read_pieces(RunIndex([path]).pieces(unit), run_schema(5))
         )
         for path in sorted(tmp_path.glob("run-*"))
     ]
@@ -112,7 +119,7 @@ def test_wide_rows_are_shuffled_to_the_same_bytes(
 ) -> None:
     other = copy_store(wide_store, "other")
     shuffle_store(other, ShuffleOptions(buckets=3, memory=2 * 10**9))
-    monkeypatch.setattr(layout, "MOST_ROWS", most_rows)
+    monkeypatch.setattr(layout, "MAX_ROWS", most_rows)
     shuffle_store(wide_store, ShuffleOptions(buckets=3, threads=2, memory=4 * 10**9))
     assert store_bytes(wide_store) == store_bytes(other)
     verify_store(wide_store).require()

@@ -18,7 +18,7 @@ import pytest
 from hexdata.convert import ConvertOptions, convert_sources
 from hexdata.errors import BudgetError, HexdataError, StoreError
 from hexdata.export import ExportOptions, PicklesOptions, export_pickles, export_shards
-from hexdata.shuffle import Patience, ShuffleOptions, shuffle_store
+from hexdata.shuffle import RetryPolicy, ShuffleOptions, shuffle_store
 from hexdata.sql import database
 from hexdata.store import Store, files
 from hexdata.store.integrity import find_damage
@@ -28,7 +28,7 @@ from hexdata.verify import verify_store
 if TYPE_CHECKING:
     from tests.conftest import CopyStore, DemoTrmph
 
-ONCE = Patience(attempts=1)
+ONCE = RetryPolicy(attempts=1)
 HINTS = {
     errno.EIO: "Check the disk",
     errno.EROFS: "Mount the disk for writing",
@@ -53,7 +53,7 @@ def splits_of(store: Path) -> ConvertOptions:
 Stage = Callable[[Path, Path], Any]
 STAGES: dict[str, Stage] = {
     "convert": lambda store, inputs: convert_sources(inputs, store, splits_of(store)),
-    "shuffle": lambda store, _: shuffle_store(store, ShuffleOptions(seed=9, threads=1), patience=ONCE),
+    "shuffle": lambda store, _: shuffle_store(store, ShuffleOptions(seed=9, threads=1), retry=ONCE),
     "export": lambda store, _: export_shards(store, ExportOptions(workers=1)),
     "pickles": lambda store, _: export_pickles(store, PicklesOptions(order="original", workers=1)),
 }

@@ -11,14 +11,14 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_at
 
 from hexdata.errors import ConfigError
 
-__all__ = ["Patience", "is_transient"]
+__all__ = ["RetryPolicy", "is_transient"]
 
 _TRANSIENT: Final = (
     *("EIO", "EAGAIN", "EBUSY", "EINTR", "ENOLCK", "EREMOTEIO", "ESTALE", "ETIMEDOUT"),
     *("ECONNABORTED", "ECONNREFUSED", "ECONNRESET", "ENOTCONN"),
     *("EHOSTDOWN", "EHOSTUNREACH", "ENETDOWN", "ENETRESET", "ENETUNREACH"),
 )
-"""Errors caused by a loose cable, a busy server or a network failure. Not all systems define each name."""
+"""Errors that a loose cable, a busy server or a network failure causes. Not all systems define each name."""
 
 
 def is_transient(error: BaseException) -> bool:
@@ -27,7 +27,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 @dataclass(frozen=True)
-class Patience:
+class RetryPolicy:
     """Settings for retries after temporary disk errors. The wait doubles after each attempt.
 
     Attributes:
@@ -47,31 +47,31 @@ class Patience:
         if self.attempts < 1:
             raise ConfigError("attempts must be at least 1", found=self.attempts)
         if self.first_wait < 0 or self.longest_wait < 0:
-            raise ConfigError("a wait is not negative", found=min(self.first_wait, self.longest_wait))
+            raise ConfigError("a wait must not be negative", found=min(self.first_wait, self.longest_wait))
 
-    def go_on(
-        self, work: Callable[[], None], *, sleep: Callable[[float], None], say: Callable[[str], object]
+    def call(
+        self, function: Callable[[], None], *, sleep: Callable[[float], None], log: Callable[[str], object]
     ) -> None:
-        """Call ``work`` until it succeeds.
+        """Call ``function`` until it succeeds.
 
         Any error that is not temporary, or the error of the last attempt, is raised.
 
         Args:
-            work: Function to call; it must allow another call after it has failed.
+            function: Function to call; it must allow another call after it has failed.
             sleep: Function that waits for the given seconds.
-            say: Called with a message about each failed attempt before the wait.
+            log: Called with a message about each failed attempt before the wait.
         """
 
-        def tell(state: RetryCallState) -> None:
+        def log_failure(state: RetryCallState) -> None:
             error = state.outcome and state.outcome.exception()
-            say(f"attempt {state.attempt_number} failed: {error}; waiting {state.upcoming_sleep:.1f} s")
+            log(f"attempt {state.attempt_number} failed: {error}; waiting {state.upcoming_sleep:.1f} s")
 
         retrying = Retrying(
             stop=stop_after_attempt(self.attempts),
             wait=wait_exponential(multiplier=self.first_wait, max=self.longest_wait),
             retry=retry_if_exception(is_transient),
             sleep=sleep,
-            before_sleep=tell,
+            before_sleep=log_failure,
             reraise=True,
         )
-        retrying(work)
+        retrying(function)

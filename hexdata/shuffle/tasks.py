@@ -1,0 +1,384 @@
+"""The tasks of a shuffle: scatter a slice of the input into a run, sort the runs' rows into buckets.
+
+A task depends only on its arguments and on the files that these name, so any thread, process or machine can
+run it. The content of a bucket is a pure function of the store and the options: memory limits, layout and
+order of work do not affect it. DuckDB selects the rows and their destinations; Arrow moves the data.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from hexdata.errors import StoreError
+from hexdata.order import sort_key
+from hexdata.schema import positions_schema
+from hexdata.selection import Placement
+from hexdata.shards.position_check import find_bad_position
+from hexdata.shuffle.layout import Bucket, Job, ShuffleLayout, Slice, ThreadLimits, sort_cost
+from hexdata.shuffle.log import peak_resident_bytes
+from hexdata.shuffle.retry import RetryPolicy
+from hexdata.shuffle.runs import (
+    RunIndex,
+    RunPiece,
+    as_run,
+    join_columns,
+    read_column,
+    read_pieces,
+    run_schema,
+    write_run,
+)
+from hexdata.storage import AnyPath
+from hexdata.store.arrow_memory import release_memory
+from hexdata.store.files import FileFacts
+from hexdata.store.parquet import ROW_GROUP_ROWS, write_parquet
+from hexdata.store.session import Interrupts, duckdb_session
+
+__all__ = ["ShuffleTasks", "TaskMonitor", "TaskReport", "WrittenBucket", "scatter_slice", "sort_job"]
+
+SAMPLED_KEYS: Final = 1 << 17
+"""Maximum number of keys sampled to split a unit: enough for parts of equal size within a few percent."""
+MORE_PARTS: Final = 1.25
+"""Factor for the number of parts over the minimum for parts of exactly equal size."""
+BATCH_ROWS: Final = 1 << 14
+"""Maximum rows per batch from DuckDB. It is small so that even batches of wide rows take little memory."""
+
+Rows = Iterator[pa.Table]
+UInt64Array = npt.NDArray[np.uint64]
+UnitNumbers = npt.NDArray[np.integer[Any]]
+
+
+class WrittenBucket(NamedTuple):
+    """A published bucket.
+
+    Attributes:
+        name: Path relative to the store.
+        facts: Rows, size and digest of the file.
+        seconds: Time taken to sort and write it.
+        peak: Peak resident memory of the process so far, in bytes.
+    """
+
+    name: str
+    facts: FileFacts
+    seconds: float
+    peak: int
+
+
+class TaskMonitor(Protocol):
+    """Receives the progress of a task. Each method may raise to stop the task."""
+
+    @property
+    def interrupts(self) -> Interrupts | None:
+        """Lets another thread interrupt the task's queries; None if that is not possible."""
+
+    def log(self, line: str) -> None:
+        """Receive a line for the log."""
+
+    def check(self) -> None:
+        """Raise if the task must stop."""
+
+    def sleep(self, seconds: float) -> None:
+        """Wait for some seconds before the next attempt."""
+
+    def advance(self, bucket: Bucket, rows: int) -> None:
+        """Receive the number of rows of a bucket that have been written so far."""
+
+    def finish(self, written: WrittenBucket) -> None:
+        """Receive a bucket that has been published."""
+
+
+@dataclass(frozen=True)
+class ShuffleTasks:
+    """Runs the tasks of one shuffle. It can be sent to another process.
+
+    Attributes:
+        store: Path or address of the store.
+        folder: Folder or address in which runs are written.
+        spill: Folder for data that does not fit in memory; None for the system's temporary folder.
+        key: Key of ``sort_key``.
+        board_size: Cells along an edge.
+        layout: Slices and units.
+        limits: Limits of one thread.
+        placement: Selected rows and their destinations.
+        retry: How to retry after temporary disk errors.
+    """
+
+    store: AnyPath
+    folder: AnyPath
+    spill: Path | None
+    key: int
+    board_size: int
+    layout: ShuffleLayout
+    limits: ThreadLimits
+    placement: Placement
+    retry: RetryPolicy
+
+    def _run(self, name: str, attempt: Callable[[], None], monitor: TaskMonitor) -> None:
+        """Call ``attempt``, retry it after temporary disk errors, and release unused memory at the end."""
+        self.retry.call(attempt, sleep=monitor.sleep, log=lambda text: monitor.log(f"{name}: {text}"))
+        release_memory()
+
+    # --- phase 1 --------------------------------------------------------------------------------------
+
+    def scatter(self, slice_: Slice, monitor: TaskMonitor) -> list[int]:
+        """Phase 1: write a slice as runs, one per chunk, and return the size of each run in bytes."""
+        sizes: list[int] = []
+
+        def attempt() -> None:
+            sizes.clear()
+            with duckdb_session(
+                memory=self.limits.duckdb_memory,
+                threads=1,
+                spill=self.spill,
+                interrupts=monitor.interrupts,
+                store=self.store,
+            ) as con:
+                query = self.placement.rows_sql(slice_.start, slice_.stop)
+                reader = con.sql(query).to_arrow_reader(min(self.limits.chunk_rows, BATCH_ROWS))
+                for number, batches in enumerate(self._chunks(reader)):
+                    sizes.append(self._scatter_rows(batches, self.folder / slice_.run_name(number)))
+                    monitor.check()
+
+        self._run(slice_.name, attempt, monitor)
+        return sizes
+
+    def _scatter_rows(self, batches: list[pa.RecordBatch], run: AnyPath) -> int:
+        """Write rows as a run and return its size in bytes. ``batches`` is emptied to free memory."""
+        table = pa.Table.from_batches(batches)
+        batches.clear()
+        rows = as_run(table, self.board_size)
+        _check_positions(rows)
+        split, bucket, key = (table.column(name).to_numpy() for name in ("split", "bucket", "sort_key"))
+        return write_run(run, rows, self.layout.unit_numbers(split, bucket, key))
+
+    def _chunks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+        """Group batches into lists that fit into memory. Their sizes vary with the width of the rows."""
+        chunk: list[pa.RecordBatch] = []
+        rows = size = 0
+        for batch in batches:
+            rows, size = rows + len(batch), size + batch.nbytes
+            if chunk and not self.limits.may_scatter(rows, size):
+                yield chunk
+                chunk, rows, size = [], len(batch), batch.nbytes
+            chunk.append(batch)
+        if chunk:
+            yield chunk
+
+    # --- phase 2 --------------------------------------------------------------------------------------
+
+    def sort(self, runs: RunIndex, job: Job, done: set[str], monitor: TaskMonitor) -> None:
+        """Phase 2: write the buckets of a job that are not in ``done``, and add each of them to ``done``.
+
+        Args:
+            runs: All runs of the shuffle, or those of the job's units.
+            job: Buckets and their units.
+            done: Names of the buckets that are already written.
+            monitor: Receives the progress.
+
+        Raises:
+            StoreError: A run is missing or damaged.
+        """
+
+        def attempt() -> None:
+            begin = time.perf_counter()
+            for bucket, rows in self._sorted_buckets(runs, job, monitor):
+                if bucket.name in done:
+                    continue
+                path, schema = self.store / bucket.name, positions_schema(self.board_size)
+                facts = write_parquet(path, schema, _monitored(bucket, rows, monitor), replace=False)
+                seconds = time.perf_counter() - begin
+                monitor.finish(WrittenBucket(bucket.name, facts, seconds, peak_resident_bytes()))
+                done.add(bucket.name)
+                begin = time.perf_counter()
+
+        self._run(job.buckets[0].name, attempt, monitor)
+
+    def _sorted_buckets(
+        self, runs: RunIndex, job: Job, monitor: TaskMonitor
+    ) -> Iterator[tuple[Bucket, Rows]]:
+        """Yield each bucket of a job with its sorted rows, to be read before the next bucket is requested."""
+        units = [self._sort_unit(runs.pieces(unit), job.buckets, monitor) for unit in job.units]
+        if len(units) == 1:
+            yield from units[0]
+        else:
+            yield job.buckets[0], chain.from_iterable(rows for unit in units for _, rows in unit)
+
+    def _sort_unit(
+        self, pieces: list[RunPiece], buckets: list[Bucket], monitor: TaskMonitor
+    ) -> Iterator[tuple[Bucket, Rows]]:
+        """Sort the rows of several buckets, or of a part of one bucket."""
+        rows, size = sum(piece.rows for piece in pieces), sum(piece.bytes for piece in pieces)
+        if rows <= 1 or self.limits.may_sort(rows, size):
+            yield from self._sort_in_memory(pieces, buckets, monitor)
+            return
+        monitor.log(f"{buckets[0].name}: {rows:,} rows of {size:,} bytes exceed the limits: split further")
+        if len(buckets) > 1:
+
+            def bucket_number(rows: pa.Table) -> UnitNumbers:
+                number: UnitNumbers = rows.column("bucket").to_numpy() - buckets[0].index
+                return number
+
+            with self._split(pieces, bucket_number, monitor) as runs:
+                for index, bucket in enumerate(buckets):
+                    yield from self._sort_unit(runs.pieces(index), [bucket], monitor)
+        else:
+            bounds = self._part_bounds(pieces, rows, size)
+
+            def part_number(rows: pa.Table) -> UnitNumbers:
+                number: UnitNumbers = np.searchsorted(bounds, self._keys(rows), "right")
+                return number
+
+            with self._split(pieces, part_number, monitor) as runs:
+                parts = (self._sort_unit(runs.pieces(i), buckets, monitor) for i in range(len(bounds) + 1))
+                yield buckets[0], chain.from_iterable(rows for part in parts for _, rows in part)
+
+    def _sort_in_memory(
+        self, pieces: list[RunPiece], buckets: list[Bucket], monitor: TaskMonitor
+    ) -> Iterator[tuple[Bucket, Rows]]:
+        """Sort rows that fit into memory, which is the usual case."""
+        batches = list(self._read(pieces, monitor))
+        if not batches:
+            yield from ((bucket, iter(())) for bucket in buckets)
+            return
+        table = join_columns(batches, run_schema(self.board_size))
+        if len(buckets) == 1:
+            order, bounds = np.argsort(self._keys(table)), np.array([0, table.num_rows])
+        else:
+            number = table.column("bucket").to_numpy()
+            order = np.lexsort((self._keys(table), number))
+            first = buckets[0].index
+            bounds = np.searchsorted(number[order], range(first, first + len(buckets) + 1))
+        schema = positions_schema(self.board_size)
+        table = table.select(schema.names)
+        for bucket, (start, stop) in zip(buckets, pairwise(bounds.tolist()), strict=True):
+            yield bucket, _take(table, order[start:stop], schema)
+
+    def _read(self, pieces: list[RunPiece], monitor: TaskMonitor) -> Iterator[pa.RecordBatch]:
+        for batch in read_pieces(pieces, run_schema(self.board_size)):
+            monitor.check()
+            yield batch
+
+    def _keys(self, rows: pa.Table) -> UInt64Array:
+        return sort_key(rows.column("position_id").to_numpy(), self.key)
+
+    def _part_bounds(self, pieces: list[RunPiece], rows: int, size: int) -> UInt64Array:
+        """Return the keys at which to split a unit, estimated from a sample of its keys."""
+        step = -(-rows // SAMPLED_KEYS)
+        columns = read_column(pieces, run_schema(self.board_size), "position_id")
+        ids = np.concatenate([ids.to_numpy()[::step] for ids in columns])
+        keys = np.sort(sort_key(ids, self.key))
+        excess = max(rows / self.limits.sort_rows, sort_cost(rows, size) / self.limits.sort_bytes)
+        parts = math.ceil(MORE_PARTS * excess)
+        return keys[np.arange(1, parts) * len(keys) // parts]
+
+    @contextmanager
+    def _split(
+        self, pieces: list[RunPiece], unit_of: Callable[[pa.Table], UnitNumbers], monitor: TaskMonitor
+    ) -> Iterator[RunIndex]:
+        """Scatter the rows of a unit again into temporary runs, which are removed at the end."""
+        if self.spill is not None:
+            self.spill.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="cut-", dir=self.spill) as folder:
+            paths: list[Path] = []
+            for batches in self._chunks(self._read(pieces, monitor)):
+                rows = join_columns(batches, run_schema(self.board_size))
+                paths.append(Path(folder, f"run-{len(paths):06d}.arrow"))
+                write_run(paths[-1], rows, unit_of(rows))
+            yield RunIndex(paths)
+
+
+def _check_positions(rows: pa.Table) -> None:
+    """Check that the positions are valid for the readers of shards.
+
+    Raises:
+        StoreError: A position is not valid.
+    """
+    bad = find_bad_position(rows, texts=False)
+    if bad is not None:
+        raise StoreError(
+            "the store contains an invalid position",
+            record=f"position {rows.column('position_id')[bad.row]}",
+            found=bad.found,
+            expected=bad.expected,
+            hint="Run `hexdata verify` to find the damaged file.",
+        )
+
+
+def _take(table: pa.Table, order: npt.NDArray[np.int64], schema: pa.Schema) -> Rows:
+    """Yield the rows in the given order, one row group at a time."""
+    for start in range(0, len(order), ROW_GROUP_ROWS):
+        yield table.take(pa.array(order[start : start + ROW_GROUP_ROWS])).cast(schema)
+
+
+def _monitored(bucket: Bucket, rows: Rows, monitor: TaskMonitor) -> Rows:
+    """Yield the rows of a bucket, and report how many have been yielded."""
+    count = 0
+    for table in rows:
+        yield table
+        count += table.num_rows
+        monitor.advance(bucket, count)
+
+
+@dataclass
+class TaskReport:
+    """The monitor of a task in a separate process. It collects all reports and is the task's result.
+
+    Attributes:
+        slice_: Slice of the task; None if it sorts buckets.
+        sizes: Size in bytes of each run of the slice.
+        lines: Lines for the log.
+        written: Published buckets.
+    """
+
+    slice_: Slice | None = None
+    sizes: list[int] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+    written: list[WrittenBucket] = field(default_factory=list)
+
+    @property
+    def interrupts(self) -> Interrupts | None:
+        """None: the whole process is ended instead."""
+        return None
+
+    def log(self, line: str) -> None:
+        """Add a line for the log."""
+        self.lines.append(line)
+
+    def check(self) -> None:
+        """Do nothing: the task is stopped only with its process."""
+
+    def sleep(self, seconds: float) -> None:
+        """Wait for some seconds."""
+        time.sleep(seconds)
+
+    def advance(self, bucket: Bucket, rows: int) -> None:
+        """Do nothing: only complete buckets are reported."""
+
+    def finish(self, written: WrittenBucket) -> None:
+        """Add a published bucket."""
+        self.written.append(written)
+
+
+def scatter_slice(tasks: ShuffleTasks, slice_: Slice) -> TaskReport:
+    """Run :meth:`ShuffleTasks.scatter` in a separate process and return its report."""
+    report = TaskReport(slice_)
+    report.sizes = tasks.scatter(slice_, report)
+    return report
+
+
+def sort_job(tasks: ShuffleTasks, runs: RunIndex, job: Job, done: set[str]) -> TaskReport:
+    """Run :meth:`ShuffleTasks.sort` in a separate process and return its report."""
+    report = TaskReport()
+    tasks.sort(runs, job, done, report)
+    return report
