@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from hexdata.errors import FormatError
+from hexdata.errors import FormatError, Reason
 
 __all__ = [
     "BLUE",
@@ -70,7 +70,7 @@ def check_board_size(n: int) -> int:
     """
     if not MIN_SIZE <= n <= MAX_SIZE:
         raise FormatError(
-            "unsupported board size", code="board-size", found=n, expected=f"{MIN_SIZE} to {MAX_SIZE}"
+            "unsupported board size", code=Reason.BOARD_SIZE, found=n, expected=f"{MIN_SIZE} to {MAX_SIZE}"
         )
     return n
 
@@ -96,7 +96,7 @@ def cell_name(index: int, n: int) -> str:
         FormatError: "trmph-cell", if the board has no such cell.
     """
     if not 0 <= index < check_board_size(n) ** 2:
-        raise FormatError("no such cell", code="trmph-cell", found=index, expected=f"0 to {n * n - 1}")
+        raise FormatError("no such cell", code=Reason.TRMPH_CELL, found=index, expected=f"0 to {n * n - 1}")
     return _cell_names(n)[index]
 
 
@@ -110,7 +110,10 @@ def cell_index(name: str, n: int) -> int:
         return _cell_indices(n)[name]
     except KeyError:
         raise FormatError(
-            "no such cell", code="trmph-cell", found=repr(name[:40]), expected=f"a1 to {_cell_names(n)[-1]}"
+            "no such cell",
+            code=Reason.TRMPH_CELL,
+            found=repr(name[:40]),
+            expected=f"a1 to {_cell_names(n)[-1]}",
         ) from None
 
 
@@ -130,7 +133,7 @@ def check_no_repeats(moves: npt.NDArray[Any], n: int) -> None:
     ply = next(ply for ply, cell in enumerate(cells) if cell in cells[:ply])
     raise FormatError(
         f"the move at ply {ply} was already played at ply {cells.index(cells[ply])}",
-        code="repeated-move",
+        code=Reason.REPEATED_MOVE,
         found=cell_name(cells[ply], n),
         expected="an empty cell",
     )
@@ -152,7 +155,10 @@ def parse_moves(text: str, n: int) -> UInt16Array:
     names = _MOVE.findall(text)
     if "".join(names) != text:
         raise FormatError(
-            "not a list of moves", code="trmph-syntax", found=repr(text[:40]), expected="moves like a1b12c3"
+            "not a list of moves",
+            code=Reason.TRMPH_SYNTAX,
+            found=repr(text[:40]),
+            expected="moves like a1b12c3",
         )
     try:
         return np.array([*map(_cell_indices(n).__getitem__, names)], dtype=np.uint16)
@@ -215,7 +221,10 @@ def split_trmph(text: str) -> TrmphLine:
     match = _LINE.fullmatch(text)
     if match is None:
         raise FormatError(
-            "not a TRMPH line", code="trmph-syntax", found=repr(text.strip()[:60]), expected="#13,a1b2c3 b"
+            "not a TRMPH line",
+            code=Reason.TRMPH_SYNTAX,
+            found=repr(text.strip()[:60]),
+            expected="#13,a1b2c3 b",
         )
     size = check_board_size(int(match["size"]))
     return TrmphLine(size, match["moves"], match["winner"], match["url"])

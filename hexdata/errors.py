@@ -5,6 +5,8 @@ A message contains the path, the record, what was found, what was expected and w
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 __all__ = [
     "BudgetError",
     "ConfigError",
@@ -12,6 +14,7 @@ __all__ = [
     "FormatError",
     "HexdataError",
     "InputError",
+    "Reason",
     "RejectRateError",
     "SourceChangedError",
     "StoreError",
@@ -19,6 +22,87 @@ __all__ = [
     "UnsafePickleError",
     "VerifyError",
 ]
+
+
+class Reason(StrEnum):
+    """Why a record or a file is rejected: the code of a ``FormatError`` and of the table ``rejected``.
+
+    The values are stored on disk and never change.
+    """
+
+    AFTER_REPEAT = "after-repeat"
+    BOARD_CELLS = "board-cells"
+    BOARD_OVERLAP = "board-overlap"
+    BOARD_SHAPE = "board-shape"
+    BOARD_SIZE = "board-size"
+    BOARD_TYPE = "board-type"
+    CORRUPT_ARRAY = "corrupt-array"
+    CORRUPT_GZIP = "corrupt-gzip"
+    CORRUPT_PICKLE = "corrupt-pickle"
+    EMPTY_FILE = "empty-file"
+    EXAMPLE_LAYOUT = "example-layout"
+    GAME_ID = "game-id"
+    IRREGULAR_EXAMPLES = "irregular-examples"
+    LIMIT_ARRAY = "limit-array"
+    LIMIT_HEADER = "limit-header"
+    LIMIT_HEADERS = "limit-headers"
+    LIMIT_HELD = "limit-held"
+    LIMIT_INTEGER = "limit-integer"
+    LIMIT_ITEMS = "limit-items"
+    LIMIT_LAYOUTS = "limit-layouts"
+    LIMIT_MEMO = "limit-memo"
+    LIMIT_NESTING = "limit-nesting"
+    LIMIT_RATIO = "limit-ratio"
+    LIMIT_REJECTED = "limit-rejected"
+    LIMIT_SIZE = "limit-size"
+    LIMIT_STACK = "limit-stack"
+    LIMIT_TEXT = "limit-text"
+    LINE_TOO_LONG = "line-too-long"
+    METADATA_SIZE = "metadata-size"
+    METADATA_TYPE = "metadata-type"
+    METADATA_VALUE = "metadata-value"
+    NO_MOVES = "no-moves"
+    NO_WINNER = "no-winner"
+    NOT_UTF8 = "not-utf8"
+    PLAYER_RANGE = "player-range"
+    PLAYER_TYPE = "player-type"
+    POLICY_DTYPE = "policy-dtype"
+    POLICY_SHAPE = "policy-shape"
+    POLICY_TYPE = "policy-type"
+    POLICY_VALUES = "policy-values"
+    POSITION_RANGE = "position-range"
+    POSITION_TYPE = "position-type"
+    READER_ERROR = "reader-error"
+    REPEATED_MOVE = "repeated-move"
+    SHARED_PAYLOAD = "shared-payload"
+    TIER_RANGE = "tier-range"
+    TIER_TYPE = "tier-type"
+    TORCH_TENSORS = "torch-tensors"
+    TRAILING_DATA = "trailing-data"
+    TRMPH_CELL = "trmph-cell"
+    TRMPH_SYNTAX = "trmph-syntax"
+    TRUNCATED = "truncated"
+    UNKNOWN_LAYOUT = "unknown-layout"
+    UNREADABLE = "unreadable"
+    UNSAFE_ARRAY = "unsafe-array"
+    UNSAFE_CALL = "unsafe-call"
+    UNSAFE_DTYPE = "unsafe-dtype"
+    UNSAFE_GLOBAL = "unsafe-global"
+    UNSAFE_OPCODE = "unsafe-opcode"
+    VALUE_RANGE = "value-range"
+    VALUE_TYPE = "value-type"
+    WINNER_VALUE = "winner-value"
+
+    # Codes of files that live mode or a loader cannot use. They are never in the table ``rejected``.
+    BROKEN_SHARD = "broken-shard"
+    GONE = "gone"
+    INPUT_ERROR = "input-error"
+    NO_GAMES = "no-games"
+    NO_POSITIONS = "no-positions"
+    REWRITTEN = "rewritten"
+    SHUFFLED_WITHOUT_IDS = "shuffled-without-ids"
+    TOO_LARGE = "too-large"
+    VALUE_SENSE = "value-sense"
 
 
 class HexdataError(Exception):
@@ -84,8 +168,7 @@ def _rebuild(kind: type[HexdataError], reason: str, state: dict[str, object]) ->
 class InputError(HexdataError):
     """A source file or an argument that cannot be used."""
 
-    code = "input-error"
-    """Stable reason code, as in the table of rejected records."""
+    code = Reason.INPUT_ERROR
 
 
 class FormatError(InputError):
@@ -95,7 +178,7 @@ class FormatError(InputError):
         self,
         reason: str,
         *,
-        code: str = "unknown-layout",
+        code: Reason = Reason.UNKNOWN_LAYOUT,
         path: object = None,
         record: int | str | None = None,
         found: object = None,

@@ -22,7 +22,6 @@ from hexdata.convert.mixed import collection_key, resolve_collection
 from hexdata.convert.options import ConvertOptions, ConvertResult
 from hexdata.convert.publish import Assignment, GameFlags, publish_games, publish_positions
 from hexdata.convert.spool import (
-    UNREADABLE,
     Reading,
     Spool,
     SpooledHeader,
@@ -42,7 +41,7 @@ from hexdata.convert.tables import (
     source_table,
 )
 from hexdata.engine import Engine
-from hexdata.errors import ConfigError, InputError, RejectRateError, StoreError
+from hexdata.errors import ConfigError, InputError, Reason, RejectRateError, StoreError
 from hexdata.formats import SALVAGEABLE
 from hexdata.games.convention import (
     Convention,
@@ -181,7 +180,7 @@ class Run:
 
     def _read(self, files: list[SourceFile]) -> list[Source]:
         self.progress.begin("read", sum(file.bytes for file in files), "bytes")
-        facts = {f.name: SpoolFacts.failed(UNREADABLE, f.problem) for f in files if f.problem}
+        facts = {f.name: SpoolFacts.failed(Reason.UNREADABLE, f.problem) for f in files if f.problem}
         readable = [file for file in files if not file.problem]
         reading = Reading(self.options.salvage, self.options.truncate_repeats)
         tasks = [(file.path, self.work / file.sha256, reading, file.version) for file in readable]
@@ -234,7 +233,7 @@ class Run:
         size = size or next((s.facts.board_size for s in sources if s.facts.positions), None)
         self.board_size = size
         return [
-            replace(s, facts=SpoolFacts.failed("board-size", _other_size(s.facts.board_size, size)))
+            replace(s, facts=SpoolFacts.failed(Reason.BOARD_SIZE, _other_size(s.facts.board_size, size)))
             if s.facts.positions and s.facts.board_size != size
             else s
             for s in sources

@@ -19,7 +19,7 @@ import pyarrow as pa
 from hexdata import __version__
 from hexdata.board import MAX_SIZE, MIN_SIZE
 from hexdata.convert.truncate import NO_CUT, Cuts, cut_games, cut_rows, find_cuts
-from hexdata.errors import FormatError, HexdataError, SourceChangedError
+from hexdata.errors import FormatError, HexdataError, Reason, SourceChangedError
 from hexdata.formats import BATCH_ROWS, RawBatch, Rejection, SourceReader, open_source
 from hexdata.games.convention import Votes
 from hexdata.games.evidence import Tally, found_schema, is_mixed, with_findings
@@ -53,8 +53,6 @@ REJECTED: Final = pa.schema(
 
 FINDINGS: Final = pa.schema([pa.field("findings", pa.uint32(), nullable=False)])
 
-AFTER_REPEAT: Final = "after-repeat"
-"""Reason code of a position after a move on an occupied cell, in a game that was cut before that move."""
 _NOT_THE_FILES: Final = (HexdataError, OSError, MemoryError)
 """Errors that readers raise on purpose or that do not concern the file; any other is a defect of a reader."""
 _LONGEST: Final = 200
@@ -63,9 +61,6 @@ _AFTER: Final = "the game was cut before a repeated move, as asked"
 
 MOST_REJECTED: Final = 100_000
 """``limit-rejected``: a file may have this many more rejected records than positions."""
-
-UNREADABLE: Final = "unreadable"
-"""Reason code of a file that the operating system cannot read. It may be readable in a later run."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +110,7 @@ class SpoolFacts:
     """SHA-256 of each table when the facts were saved, by path relative to the spool."""
 
     @classmethod
-    def failed(cls, reason: str, detail: str) -> SpoolFacts:
+    def failed(cls, reason: Reason, detail: str) -> SpoolFacts:
         """Return the facts of a file that is rejected as a whole.
 
         Args:
@@ -279,7 +274,7 @@ def read_source(path: AnyPath, folder: AnyPath, reading: Reading, version: str) 
             failure = error if isinstance(error, FormatError) else _crash(error)
             facts = SpoolFacts.failed(failure.code, failure.detail())
             facts.reading = reading
-        if facts.failure is None or facts.failure[0] != UNREADABLE:
+        if facts.failure is None or facts.failure[0] != Reason.UNREADABLE:
             spool.save_facts(facts)
     return facts
 
@@ -315,7 +310,7 @@ def _on_disk(path: AnyPath) -> Iterator[None]:
     """Convert an ``OSError`` on reading the source to a ``FormatError``. Wrap no code that writes a spool.
 
     Raises:
-        FormatError: the source cannot be read; its code is ``UNREADABLE``.
+        FormatError: the source cannot be read; its code is ``Reason.UNREADABLE``.
         StoreError: an object store does not answer, so nothing is known about the source.
     """
     try:
@@ -324,7 +319,9 @@ def _on_disk(path: AnyPath) -> Iterator[None]:
         if not isinstance(path, Path) and is_passing(error):
             with telling(path):
                 raise
-        raise FormatError("cannot be read", code=UNREADABLE, found=error.strerror or str(error)) from error
+        raise FormatError(
+            "cannot be read", code=Reason.UNREADABLE, found=error.strerror or str(error)
+        ) from error
 
 
 def _batches(path: AnyPath, reader: SourceReader) -> Iterator[RawBatch]:
@@ -348,7 +345,7 @@ def _crash(error: Exception, record: str | None = None) -> FormatError:
     """Return the error of a file on which its reader raised an unexpected exception."""
     return FormatError(
         f"its reader failed: {type(error).__name__}",
-        code="reader-error",
+        code=Reason.READER_ERROR,
         record=record,
         found=str(error)[:_LONGEST],
     )
@@ -368,7 +365,7 @@ def _read(path: AnyPath, spool: Spool, reading: Reading) -> SpoolFacts:
                 if facts.rejected > facts.positions + MOST_REJECTED:
                     raise FormatError(
                         "far more records rejected than taken: not a file of positions",
-                        code="limit-rejected",
+                        code=Reason.LIMIT_REJECTED,
                         found=f"{facts.rejected:,} of the first {facts.positions + facts.rejected:,}, "
                         f"the last for {batch.rejected[-1].reason} ({batch.rejected[-1].detail})",
                     )
@@ -471,7 +468,9 @@ def _cut(spools: Sequence[Spool], facts: Sequence[SpoolFacts], cuts: Cuts) -> li
             for raw, rows, gone in cut_rows(spool, cuts, lost):
                 writers["raw"].write_batch(raw)
                 writers["rows"].write_batch(rows)
-                _write_rejected(writers["rejected"], [Rejection(r, AFTER_REPEAT, _AFTER) for r in gone])
+                _write_rejected(
+                    writers["rejected"], [Rejection(r, Reason.AFTER_REPEAT, _AFTER) for r in gone]
+                )
                 own.cut += len(gone)
         own.positions -= own.cut
         own.rejected += own.cut

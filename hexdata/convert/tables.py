@@ -15,6 +15,7 @@ from hexdata.convert.inputs import SourceFile
 from hexdata.convert.options import ConvertOptions
 from hexdata.convert.publish import GameFlags
 from hexdata.convert.spool import REJECTED, Spool, SpoolFacts, read_header
+from hexdata.errors import Reason
 from hexdata.games.convention import Convention, Decision, layout_convention
 from hexdata.games.findings import count_flags, loose_flags
 from hexdata.schema import rejected_schema, sources_schema
@@ -206,7 +207,7 @@ def refuse_large_headers(facts: dict[str, SpoolFacts]) -> None:
         left -= size
         if left < 0:
             facts[name] = SpoolFacts.failed(
-                "limit-headers",
+                Reason.LIMIT_HEADERS,
                 f"its header takes {size:,} bytes; expected at most {_LARGE_HEADERS:,} in all large headers "
                 "of a run: convert fewer of these files at once",
             )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from hexdata.errors import FormatError
+from hexdata.errors import FormatError, Reason
 from hexdata.formats.gunzip import GunzipFile, GunzipLimits
 from hexdata.formats.source import BATCH_ROWS, SALVAGEABLE, RawBatch, Rejection, SourceReader
 from hexdata.storage import AnyPath, open_binary
@@ -46,7 +46,7 @@ def open_source(path: AnyPath, *, salvage: bool = False) -> SourceReader:
         return TrmphReader(path, salvage=salvage)
     raise FormatError(
         "no reader knows this layout" if head else "the file is empty",
-        code="unknown-layout" if head else "empty-file",
+        code=Reason.UNKNOWN_LAYOUT if head else Reason.EMPTY_FILE,
         path=path,
         found=f"a file that begins with {head[:16]!r}" if head else None,
         expected="a pickle or TRMPH games, gzipped or not",

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, Final
 
 from zlib_ng import gzip_ng, zlib_ng
 
-from hexdata.errors import FormatError
+from hexdata.errors import FormatError, Reason
 
 __all__ = ["GunzipFile", "GunzipLimits"]
 
@@ -101,7 +101,7 @@ class GunzipFile(io.RawIOBase):
         except EOFError:
             raise FormatError(
                 "the gzip stream ends before its end marker",
-                code="truncated",
+                code=Reason.TRUNCATED,
                 record=f"byte {self.offset} of the decompressed data",
                 hint="Copy the file again, or leave it out.",
             ) from None
@@ -110,7 +110,7 @@ class GunzipFile(io.RawIOBase):
                 raise  # an error of the disk, not of the data
             raise FormatError(
                 "the gzip stream is damaged",
-                code="corrupt-gzip",
+                code=Reason.CORRUPT_GZIP,
                 record=f"byte {self.offset} of the decompressed data",
                 found=str(error),
                 hint="Copy the file again, or leave it out.",
@@ -124,7 +124,7 @@ class GunzipFile(io.RawIOBase):
         if self.offset > limits.decompressed_bytes:
             raise FormatError(
                 "decompresses to more than the limit",
-                code="limit-size",
+                code=Reason.LIMIT_SIZE,
                 found=f"more than {limits.decompressed_bytes:,} bytes",
             )
         if self._stream is not self._raw and self.offset > limits.ratio_floor:
@@ -132,7 +132,7 @@ class GunzipFile(io.RawIOBase):
             if self.offset > limits.ratio * compressed:
                 raise FormatError(
                     "compressed far more tightly than training data can be",
-                    code="limit-ratio",
+                    code=Reason.LIMIT_RATIO,
                     found=f"{self.offset:,} bytes out of {compressed:,}",
                     expected=f"a ratio of at most {limits.ratio}",
                 )

@@ -9,14 +9,16 @@ from typing import Final, Protocol, Self
 
 import pyarrow as pa
 
-from hexdata.errors import FormatError
+from hexdata.errors import FormatError, Reason
 
 __all__ = ["BATCH_ROWS", "SALVAGEABLE", "RawBatch", "Rejection", "SourceReader"]
 
 BATCH_ROWS = 8192
 """Maximum number of rows in a raw batch."""
 
-SALVAGEABLE: Final = frozenset({"truncated", "corrupt-gzip", "corrupt-pickle", "trailing-data"})
+SALVAGEABLE: Final = frozenset(
+    {Reason.TRUNCATED, Reason.CORRUPT_GZIP, Reason.CORRUPT_PICKLE, Reason.TRAILING_DATA}
+)
 """Error codes of damage that leaves the records before it readable."""
 
 
@@ -25,7 +27,7 @@ class Rejection:
     """A record that is not a valid position: its number in the file, a stable reason code and the details."""
 
     record: int
-    reason: str
+    reason: Reason
     detail: str
 
 

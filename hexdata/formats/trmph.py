@@ -33,7 +33,7 @@ from hexdata.board import (
     unpack_boards,
     winner_of,
 )
-from hexdata.errors import FormatError
+from hexdata.errors import FormatError, Reason
 from hexdata.formats.gunzip import GunzipFile, GunzipLimits
 from hexdata.formats.source import BATCH_ROWS, SALVAGEABLE, RawBatch, Rejection
 from hexdata.schema import raw_schema
@@ -84,7 +84,7 @@ class _Line:
     board_size: int = 0
     moves: npt.NDArray[np.uint16] = field(default_factory=lambda: np.empty(0, np.uint16))
     winner: int | None = None
-    reason: str = ""
+    reason: Reason | None = None
     detail: str = ""
 
     @property
@@ -210,7 +210,7 @@ class TrmphReader:
             raise error.at(self.path)
         damage = FormatError(
             "the gzip stream is corrupt or ends early",
-            code="corrupt-gzip",
+            code=Reason.CORRUPT_GZIP,
             path=self.path,
             record=error.record,
             found=error.found,
@@ -223,14 +223,14 @@ class TrmphReader:
     def _read_game(self, line: bytes, game: _Line) -> None:
         if len(line) > _MAX_LINE:
             raise FormatError(
-                "too long for a game", code="line-too-long", expected=f"at most {_MAX_LINE:,} bytes"
+                "too long for a game", code=Reason.LINE_TOO_LONG, expected=f"at most {_MAX_LINE:,} bytes"
             )
         try:
             parts = split_trmph(line.decode())
         except UnicodeDecodeError as error:
-            raise FormatError("not UTF-8 text", code="not-utf8", found=str(error)) from error
+            raise FormatError("not UTF-8 text", code=Reason.NOT_UTF8, found=str(error)) from error
         if not parts.moves:
-            raise FormatError("a game without moves", code="no-moves", expected="#13,a1b2c3 b")
+            raise FormatError("a game without moves", code=Reason.NO_MOVES, expected="#13,a1b2c3 b")
         moves = parse_moves(parts.moves, parts.board_size)
         check_no_repeats(moves, parts.board_size)
         game.board_size, game.moves, game.winner = parts.board_size, moves, parts.winner
@@ -252,7 +252,7 @@ class TrmphReader:
                     game.reject(
                         FormatError(
                             "no winner is stated and the final board has no winning chain",
-                            code="no-winner",
+                            code=Reason.NO_WINNER,
                             found=f"{len(game.moves)} moves",
                             expected="b or r after the moves",
                         )
@@ -267,7 +267,7 @@ class TrmphReader:
                 line.reject(
                     FormatError(
                         "another board size than the file's first game",
-                        code="board-size",
+                        code=Reason.BOARD_SIZE,
                         found=line.board_size,
                         expected=self.board_size,
                     )

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from hexdata.board import check_board_size
 from hexdata.checks import check_choice, check_count, check_shares
-from hexdata.errors import ConfigError, FormatError, InputError
+from hexdata.errors import ConfigError, FormatError, InputError, Reason
 from hexdata.formats import open_source
 from hexdata.games.convention import CONVENTIONS, Convention, layout_convention
 from hexdata.games.evidence import is_mixed
@@ -165,14 +165,16 @@ class ChunkSourceLoader(Transform):
             return []
         except OSError as error:
             gone = isinstance(error, FileNotFoundError)
-            self._name_bad(item, "gone" if gone else "unreadable", error.strerror or str(error))
+            self._name_bad(item, Reason.GONE if gone else Reason.UNREADABLE, error.strerror or str(error))
             if self._finder is not None:
                 self._finder.was_not_read(item)
             return []
         if item.after and not begins_as(found.chunks, item.after):
             if not item.is_moved:
                 games = f"its {item.after.games:,} games that came before"
-                self._name_bad(item, "rewritten", f"it does not begin with {games}, so none of it is taken")
+                self._name_bad(
+                    item, Reason.REWRITTEN, f"it does not begin with {games}, so none of it is taken"
+                )
                 self._tell(item, None)
                 return []
             self._count_rejected(found.passed_over)
@@ -251,7 +253,7 @@ class ChunkSourceLoader(Transform):
         self.count("loose", content.found.loose)
         if not content.chunks:
             found = f"{content.found.loose:,} positions of no game"
-            raise FormatError("no game in it", code="no-games", found=found)
+            raise FormatError("no game in it", code=Reason.NO_GAMES, found=found)
         self._hold_size(content.chunks[0].board_size)
         return content
 
@@ -276,7 +278,7 @@ class ChunkSourceLoader(Transform):
         self._count_rejected(rejected)
         if not raw or size is None:
             raise FormatError(
-                "no position in it", code="no-positions", found=f"{rejected.total():,} rejected"
+                "no position in it", code=Reason.NO_POSITIONS, found=f"{rejected.total():,} rejected"
             )
         if kind == "trmph":
             games = trmph_games(file.name, raw, size)
@@ -296,9 +298,9 @@ class ChunkSourceLoader(Transform):
             records += positions.num_rows
             self._go_on(path, records, stopping)
         if not raw:
-            raise FormatError("no position in it", code="no-positions")
+            raise FormatError("no position in it", code=Reason.NO_POSITIONS)
         if len(sizes) > 1:
-            raise FormatError("boards of more than one size", code="board-size", found=sorted(sizes))
+            raise FormatError("boards of more than one size", code=Reason.BOARD_SIZE, found=sorted(sizes))
         return found_games(file.name, raw, sizes.pop(), mixed=True, sure_ids=True, convention="blue-is-0")
 
     def _go_on(self, path: Path, records: int, stopping: threading.Event | None) -> None:
@@ -319,7 +321,7 @@ class ChunkSourceLoader(Transform):
         if size != self.board_size:
             raise FormatError(
                 "another board size than the games before",
-                code="board-size",
+                code=Reason.BOARD_SIZE,
                 found=size,
                 expected=self.board_size,
             )
@@ -340,7 +342,7 @@ class ChunkSourceLoader(Transform):
 def _too_large(path: Path, found: str, most: str, option: str) -> FormatError:
     return FormatError(
         "the file is too large",
-        code="too-large",
+        code=Reason.TOO_LARGE,
         path=path,
         found=found,
         expected=f"at most {most}",

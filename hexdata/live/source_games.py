@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from hexdata.board import BLUE, game_hash
-from hexdata.errors import FormatError
+from hexdata.errors import FormatError, Reason
 from hexdata.games.convention import Convention, Votes, decide, votes_text
 from hexdata.games.evidence import Tally, with_findings
 from hexdata.games.find import EVIDENCE, GAMES, ROWS, Grouping, column, find_games, identity_hash
@@ -127,7 +127,7 @@ def found_games(
         if not tally.with_id:
             raise FormatError(
                 "the positions were shuffled and have no game ids, so no game can be put together",
-                code="shuffled-without-ids",
+                code=Reason.SHUFFLED_WITHOUT_IDS,
                 path=name,
                 hint="Convert all files of this shuffle together.",
             )
@@ -153,7 +153,7 @@ def _convention(
     if decided is None:
         raise FormatError(
             "it is not clear which value means that blue won",
-            code="value-sense",
+            code=Reason.VALUE_SENSE,
             path=name,
             found=votes_text(ballots, layout),
             expected="votes that agree, but for a few",

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hexdata.board import MAX_SIZE, MIN_SIZE, RED
-from hexdata.errors import FormatError
+from hexdata.errors import FormatError, Reason
 from hexdata.schema import MAX_TIER, NO_GAME, NO_MOVE, NO_TIER, board_bytes, board_size_of
 from hexdata.shards.blocks import POLICY_FIELDS, block_fields
 
@@ -144,7 +144,7 @@ def bad_values(path: object, record: str, found: object, expected: object) -> Fo
     """
     return FormatError(
         "the shard holds what no position has",
-        code="broken-shard",
+        code=Reason.BROKEN_SHARD,
         path=path,
         record=record,
         found=found,

@@ -10,7 +10,7 @@ import operator
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from hexdata.errors import FormatError
+from hexdata.errors import FormatError, Reason
 from hexdata.shards.blocks import POLICY_FIELDS
 from hexdata.shards.manifest import FieldSpec, ShardEntry
 from hexdata.shards.tar_members import HEADER_BYTES, MemberHeader
@@ -26,7 +26,7 @@ def altered(path: str, record: str, found: object, expected: object) -> FormatEr
     """Return the error for a place in a shard where something else stands."""
     return FormatError(
         "the shard is not what the manifest says",
-        code="broken-shard",
+        code=Reason.BROKEN_SHARD,
         path=path,
         record=record,
         found=found,

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from hexdata.errors import FormatError
+from hexdata.errors import FormatError, Reason
 from hexdata.storage import AnyPath
 
 __all__ = [
@@ -98,7 +98,7 @@ def broken(path: object, record: str, found: object, expected: object) -> Format
     """
     return FormatError(
         "the shard is cut or altered",
-        code="broken-shard",
+        code=Reason.BROKEN_SHARD,
         path=path,
         record=record,
         found=found,

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from hexdata.board import UInt16Array, cell_index, cell_name, check_board_size, replay, split_trmph, winner_of
-from hexdata.errors import FormatError
+from hexdata.errors import FormatError, Reason
 from hexdata.show.game import Game
 
 __all__ = ["looks_like_game", "read_trmph"]
@@ -56,7 +56,7 @@ def _read_moves(text: str, n: int) -> UInt16Array:
         if move is None:
             raise FormatError(
                 f"move {len(cells) + 1} is not a cell",
-                code="trmph-syntax",
+                code=Reason.TRMPH_SYNTAX,
                 found=repr(text[offset : offset + _SHOWN]),
                 expected="a letter and a number, such as h7",
             )
@@ -64,7 +64,7 @@ def _read_moves(text: str, n: int) -> UInt16Array:
         if cell in cells:
             raise FormatError(
                 f"move {len(cells) + 1} was already played as move {cells.index(cell) + 1}",
-                code="repeated-move",
+                code=Reason.REPEATED_MOVE,
                 found=cell_name(cell, n),
                 expected="an empty cell",
             )

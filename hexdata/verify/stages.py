@@ -7,7 +7,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from hexdata.errors import VerifyError
+from hexdata.errors import Reason, VerifyError
 from hexdata.games.labels import split_of
 from hexdata.schema import SPLITS
 from hexdata.store import Store
@@ -78,7 +78,7 @@ def _check_convert(store: Store, stated: dict[str, Any]) -> None:
     if not stated.get("truncate_repeats", False):
         for path in store.files("rejected"):
             rejected = read_parquet(path, ["source_id", "reason"])
-            cut = rejected.filter(pc.equal(rejected["reason"], "after-repeat"))["source_id"]
+            cut = rejected.filter(pc.equal(rejected["reason"], Reason.AFTER_REPEAT))["source_id"]
             if pc.any(pc.is_in(cut, last["source_id"])).as_py():
                 _require("convert", "truncate_repeats", False, True)
     for path in store.files("games"):

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from hexdata.errors import FormatError, UnsafePickleError
+from hexdata.errors import FormatError, Reason, UnsafePickleError
 
 __all__ = [
     "AllowedGlobal",
@@ -122,7 +122,7 @@ def shortened(name: str) -> str:
     return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"
 
 
-def _unsafe(reason: str, found: object, code: str) -> UnsafePickleError:
+def _unsafe(reason: str, found: object, code: Reason) -> UnsafePickleError:
     return UnsafePickleError(reason, code=code, found=found, hint=NOT_RUN)
 
 
@@ -133,7 +133,7 @@ def _make_array(name: AllowedGlobal, args: tuple[Any, ...]) -> PickledArray:
     """Return the result of ``_reconstruct(ndarray, (0,), b"b")``, an empty array that BUILD fills in."""
     of_array = len(args) == 3 and isinstance(args[0], AllowedGlobal) and args[0].name == "ndarray"
     if not of_array or not _is_exactly(args[1], (0,)) or not _is_exactly(args[2], b"b"):
-        raise _unsafe(f"calls {name} with other arguments than NumPy", _kinds(args), "unsafe-call")
+        raise _unsafe(f"calls {name} with other arguments than NumPy", _kinds(args), Reason.UNSAFE_CALL)
     return PickledArray()
 
 
@@ -142,28 +142,28 @@ def _make_dtype(name: AllowedGlobal, args: tuple[Any, ...]) -> PickledDtype:
     code = args[0] if args else None
     if not isinstance(code, str) or code not in _DTYPE_CODES:
         found = code[:20] if isinstance(code, str) else _kinds(args)
-        raise _unsafe(f"uses a {name} that is neither bool, integer nor float", found, "unsafe-dtype")
+        raise _unsafe(f"uses a {name} that is neither bool, integer nor float", found, Reason.UNSAFE_DTYPE)
     if not any(_is_exactly(args[1:], flags) for flags in ((False, True), (0, 1))):
-        raise _unsafe(f"calls {name} with other arguments than NumPy", _kinds(args), "unsafe-call")
+        raise _unsafe(f"calls {name} with other arguments than NumPy", _kinds(args), Reason.UNSAFE_CALL)
     return PickledDtype(str(code))
 
 
 def _make_frombuffer(name: AllowedGlobal, args: tuple[Any, ...]) -> PickledArray:
     """Return the result of ``_frombuffer(buffer, dtype, shape, order)``: an array of protocol 5."""
     if len(args) != 4 or args[3] not in ("C", "F"):
-        raise _unsafe(f"calls {name} with other arguments than NumPy", _kinds(args), "unsafe-call")
+        raise _unsafe(f"calls {name} with other arguments than NumPy", _kinds(args), Reason.UNSAFE_CALL)
     payload, dtype, shape, order = args
     if not payload:
-        raise FormatError("an empty array in a buffer, which NumPy refuses", code="corrupt-array")
+        raise FormatError("an empty array in a buffer, which NumPy refuses", code=Reason.CORRUPT_ARRAY)
     return _checked(PickledArray(), dtype, shape, payload, fortran=order == "F")
 
 
 def _make_scalar(name: AllowedGlobal, args: tuple[Any, ...]) -> PickledScalar:
     """Return the result of ``scalar(dtype, payload)``."""
     if len(args) != 2:
-        raise _unsafe(f"calls {name} with other arguments than NumPy", _kinds(args), "unsafe-call")
+        raise _unsafe(f"calls {name} with other arguments than NumPy", _kinds(args), Reason.UNSAFE_CALL)
     if isinstance(args[1], ByteArray):
-        raise _unsafe(f"calls {name} with other arguments than NumPy", _kinds(args), "unsafe-call")
+        raise _unsafe(f"calls {name} with other arguments than NumPy", _kinds(args), Reason.UNSAFE_CALL)
     array = _checked(PickledArray(), args[0], (), args[1], fortran=False)
     return PickledScalar(array.dtype, np.frombuffer(array.payload, array.dtype)[0].item())
 
@@ -171,17 +171,17 @@ def _make_scalar(name: AllowedGlobal, args: tuple[Any, ...]) -> PickledScalar:
 def _make_bytes(name: AllowedGlobal, args: tuple[Any, ...]) -> bytes:
     """Return the result of ``_codecs.encode(text, "latin1")``: bytes of protocols 0 to 2."""
     if len(args) != 2 or not isinstance(args[0], str) or args[1] not in ("latin1", "latin-1"):
-        raise _unsafe(f"calls {name} with other arguments than pickle", _kinds(args), "unsafe-call")
+        raise _unsafe(f"calls {name} with other arguments than pickle", _kinds(args), Reason.UNSAFE_CALL)
     try:
         return args[0].encode("latin-1")
     except UnicodeEncodeError:
-        raise FormatError("a byte string with characters above 255", code="corrupt-pickle") from None
+        raise FormatError("a byte string with characters above 255", code=Reason.CORRUPT_PICKLE) from None
 
 
 def _make_enum(name: AllowedGlobal, args: tuple[Any, ...]) -> EnumValue:
     """Return the result of a call such as ``Player(1)``."""
     if len(args) != 1 or isinstance(args[0], bool) or not isinstance(args[0], (int, str)):
-        raise _unsafe(f"calls {name} with other arguments than pickle", _kinds(args), "unsafe-call")
+        raise _unsafe(f"calls {name} with other arguments than pickle", _kinds(args), Reason.UNSAFE_CALL)
     return EnumValue(str(name), args[0])
 
 
@@ -226,7 +226,7 @@ def find_global(module: object, name: object) -> AllowedGlobal:
         FormatError: "corrupt-pickle", if ``module`` or ``name`` is not text.
     """
     if not isinstance(module, str) or not isinstance(name, str):
-        raise FormatError("a global whose module or name is not text", code="corrupt-pickle")
+        raise FormatError("a global whose module or name is not text", code=Reason.CORRUPT_PICKLE)
     found = _NAMES.get((module, name))
     if found is not None:
         return found
@@ -235,9 +235,9 @@ def find_global(module: object, name: object) -> AllowedGlobal:
         raise _unsafe(
             "a file of stacked PyTorch tensors (boards, policies, values), which hexdata does not read",
             full_name,
-            "torch-tensors",
+            Reason.TORCH_TENSORS,
         )
-    raise _unsafe("imports a name that is not allowed", full_name, "unsafe-global")
+    raise _unsafe("imports a name that is not allowed", full_name, Reason.UNSAFE_GLOBAL)
 
 
 def call(function: object, args: object) -> object:
@@ -252,7 +252,7 @@ def call(function: object, args: object) -> object:
         FormatError: "corrupt-array" or "corrupt-pickle".
     """
     if not isinstance(function, AllowedGlobal) or function.make is None or not isinstance(args, tuple):
-        raise _unsafe("calls an object that may not be called", kind_of(function), "unsafe-call")
+        raise _unsafe("calls an object that may not be called", kind_of(function), Reason.UNSAFE_CALL)
     return function.make(function, args)
 
 
@@ -271,19 +271,19 @@ def build(target: object, state: object) -> None:
         version, shape, dtype, fortran, payload = state
         if not _is_exactly(version, 1) or type(fortran) is not bool or isinstance(payload, ByteArray):
             raise _unsafe(
-                "sets the state of an array in another way than NumPy", _kinds(state), "unsafe-array"
+                "sets the state of an array in another way than NumPy", _kinds(state), Reason.UNSAFE_ARRAY
             )
         _checked(target, dtype, shape, payload, fortran=fortran)
     elif isinstance(target, PickledDtype) and not target.order and isinstance(state, tuple):
         if target.used:
-            raise _unsafe("changes the dtype of an existing array", kind_of(target), "unsafe-dtype")
+            raise _unsafe("changes the dtype of an existing array", kind_of(target), Reason.UNSAFE_DTYPE)
         order = state[1] if len(state) > 1 else None
         orders = ("|",) if target.code[1:] == "1" else ("<", ">")
         if order not in orders or not _is_exactly(state[:1] + state[2:], _PLAIN_STATE):
-            raise _unsafe("uses a structured or object dtype", _kinds(state), "unsafe-dtype")
+            raise _unsafe("uses a structured or object dtype", _kinds(state), Reason.UNSAFE_DTYPE)
         target.order = str(order)
     else:
-        raise _unsafe("sets the state of an object that has none", kind_of(target), "unsafe-call")
+        raise _unsafe("sets the state of an object that has none", kind_of(target), Reason.UNSAFE_CALL)
 
 
 _PLAIN_STATE: Final = (3, None, None, None, -1, -1, 0)
@@ -306,16 +306,16 @@ def _checked(
 ) -> PickledArray:
     """Fill in ``array`` and return it, after checking that dtype, shape and payload agree."""
     if not isinstance(dtype, PickledDtype):
-        raise _unsafe("an array without a plain dtype", kind_of(dtype), "unsafe-dtype")
+        raise _unsafe("an array without a plain dtype", kind_of(dtype), Reason.UNSAFE_DTYPE)
     if not isinstance(payload, bytes):
-        raise _unsafe("an array whose cells are not bytes", kind_of(payload), "unsafe-array")
+        raise _unsafe("an array whose cells are not bytes", kind_of(payload), Reason.UNSAFE_ARRAY)
     if not isinstance(shape, tuple) or len(shape) > _MAX_DIMENSIONS or not all(map(_is_length, shape)):
-        raise FormatError("an array's shape is not a tuple of lengths", code="corrupt-array")
+        raise FormatError("an array's shape is not a tuple of lengths", code=Reason.CORRUPT_ARRAY)
     size = prod(shape) * int(dtype.code[1:])
     if len(payload) != size:
         raise FormatError(
             f"an array {dtype.name} {shape} with the wrong number of bytes",
-            code="corrupt-array",
+            code=Reason.CORRUPT_ARRAY,
             found=f"{len(payload):,}",
             expected=f"{size:,}",
         )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from hexdata.errors import FormatError
+from hexdata.errors import FormatError, Reason
 from hexdata.formats.legacy.limits import LegacyLimits
 from hexdata.formats.legacy.source import ByteSource
 
@@ -115,7 +115,7 @@ class ReadBuffer:
             if not self.more():
                 raise self.truncated()
         if end < 0 or end - self.pos > limit:
-            raise self.limit_exceeded("limit-text", "a line is longer than the limit", limit)
+            raise self.limit_exceeded(Reason.LIMIT_TEXT, "a line is longer than the limit", limit)
         line = self.buf[self.pos : end]
         self.pos = end + 1
         return line
@@ -128,7 +128,7 @@ class ReadBuffer:
         """Return the error for a source that ends too early."""
         return FormatError(
             "the pickle ends in the middle",
-            code="truncated",
+            code=Reason.TRUNCATED,
             record=f"byte {self.origin + len(self.buf)}",
             hint="Copy the file again, or leave it out.",
         )
@@ -136,10 +136,13 @@ class ReadBuffer:
     def corrupt(self, reason: str, found: object = None) -> FormatError:
         """Return the error for bytes that no pickler writes."""
         return FormatError(
-            f"not a valid pickle: {reason}", code="corrupt-pickle", record=f"byte {self.offset}", found=found
+            f"not a valid pickle: {reason}",
+            code=Reason.CORRUPT_PICKLE,
+            record=f"byte {self.offset}",
+            found=found,
         )
 
-    def limit_exceeded(self, code: str, reason: str, limit: int, found: int | None = None) -> FormatError:
+    def limit_exceeded(self, code: Reason, reason: str, limit: int, found: int | None = None) -> FormatError:
         """Return the error for an exceeded limit."""
         return FormatError(
             reason,

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from hexdata.errors import FormatError
+from hexdata.errors import FormatError, Reason
 from hexdata.formats.legacy.allowlist import EnumValue, PickledScalar, kind_of
 from hexdata.formats.legacy.examples import ArrayKind, CodedColumn, ExampleGroup
 from hexdata.formats.legacy.limits import LegacyLimits
@@ -94,7 +94,7 @@ class Dialect:
         if any(len(counts) > self._limits.layouts for counts in self._counts.values()):
             raise FormatError(
                 "more layouts of examples than the limit",
-                code="limit-layouts",
+                code=Reason.LIMIT_LAYOUTS,
                 expected=f"at most {self._limits.layouts:,}",
             )
         self._set_first(columns)
@@ -306,7 +306,7 @@ class _Budget:
         self._values -= 1
         self._size -= size
         if self._values < 0 or self._size < 0:
-            raise FormatError("more data beside the examples than the limit", code="limit-header")
+            raise FormatError("more data beside the examples than the limit", code=Reason.LIMIT_HEADER)
 
 
 def _to_json(value: Any, depth: int, budget: _Budget, *, strict: bool) -> object:
@@ -328,7 +328,7 @@ def _to_json(value: Any, depth: int, budget: _Budget, *, strict: bool) -> object
     if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
         return value
     if depth == 0:
-        raise FormatError("nested more deeply than the limit", code="limit-nesting")
+        raise FormatError("nested more deeply than the limit", code=Reason.LIMIT_NESTING)
     if isinstance(value, list):
         return [_to_json(item, depth - 1, budget, strict=strict) for item in value]
     if isinstance(value, dict) and (strict or not _is_tag(value)) and all(isinstance(k, str) for k in value):

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hexdata.board import MAX_SIZE
-from hexdata.errors import FormatError
+from hexdata.errors import FormatError, Reason
 from hexdata.formats.legacy.allowlist import PickledArray, kind_of, shortened
 from hexdata.formats.legacy.limits import LegacyLimits
 
@@ -30,7 +30,7 @@ __all__ = [
 
 Int64Array = npt.NDArray[np.int64]
 UInt8Array = npt.NDArray[np.uint8]
-Reject = Callable[[int, str, str], None]
+Reject = Callable[[int, Reason, str], None]
 """Rejects a record, given its index in the block, a reason code and the details."""
 
 _REQUIRED: Final = ("board", "policy", "value")
@@ -108,24 +108,27 @@ class ExampleGroup:
     metadata: dict[str, CodedColumn] = field(default_factory=dict)
 
 
-def layout_of(example: object, limits: LegacyLimits) -> ExampleLayout | tuple[str, str]:
+def layout_of(example: object, limits: LegacyLimits) -> ExampleLayout | tuple[Reason, str]:
     """Return the layout of an example; or a reason code and the details if the layout is invalid."""
     if isinstance(example, tuple) and len(example) == 3:
         return ExampleLayout(None, None, _array_kind(example[0]), _array_kind(example[1]))
     if not isinstance(example, dict):
         found = f"a tuple of {len(example)}" if isinstance(example, tuple) else kind_of(example)
-        return "example-layout", f"found {found}; expected a dict, or a tuple (board, policy, value)"
+        return Reason.EXAMPLE_LAYOUT, f"found {found}; expected a dict, or a tuple (board, policy, value)"
     missing = [key for key in _REQUIRED if key not in example]
     unknown = [key for key in example if key not in _REQUIRED and key not in _OPTIONAL]
     if missing or unknown:
         names = [shortened(str(key)) for key in unknown[:8]]
-        return "example-layout", f"missing keys {missing}, unknown keys {names}"
+        return Reason.EXAMPLE_LAYOUT, f"missing keys {missing}, unknown keys {names}"
     metadata = example.get("metadata", {})
     if not isinstance(metadata, dict) or not all(isinstance(key, str) for key in metadata):
-        return "metadata-type", f"found {kind_of(metadata)}; expected a dict with texts as keys"
+        return Reason.METADATA_TYPE, f"found {kind_of(metadata)}; expected a dict with texts as keys"
     size = sum(map(len, metadata))
     if len(metadata) > limits.metadata_keys or size > limits.metadata_bytes:
-        return "metadata-size", f"{len(metadata):,} keys of {size:,} characters; {limits.metadata_expected}"
+        return (
+            Reason.METADATA_SIZE,
+            f"{len(metadata):,} keys of {size:,} characters; {limits.metadata_expected}",
+        )
     return ExampleLayout(
         tuple(example),
         tuple(metadata) if "metadata" in example else None,
@@ -162,7 +165,7 @@ def group_examples(
     if len(seen) > limits.layouts:
         raise FormatError(
             "more layouts of examples than the limit",
-            code="limit-layouts",
+            code=Reason.LIMIT_LAYOUTS,
             expected=f"at most {limits.layouts:,}",
         )
     for layout, indexed in members.items():

@@ -16,7 +16,7 @@ from typing import Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from hexdata.errors import FormatError
+from hexdata.errors import FormatError, Reason
 from hexdata.formats.legacy.allowlist import AllowedGlobal, EnumValue, PickledDtype, PickledScalar
 from hexdata.formats.legacy.limits import LegacyLimits
 
@@ -127,7 +127,7 @@ class Memo:
             raise mixed_numbers_error()
         self.explicit = True
         if index < self.next:
-            raise FormatError("a memo number is used twice", code="corrupt-pickle", found=index)
+            raise FormatError("a memo number is used twice", code=Reason.CORRUPT_PICKLE, found=index)
         self.skipped += index - self.next
         self.next = index
         self.put(value)
@@ -157,7 +157,7 @@ class Memo:
             raise _undefined_error(index)
         raise FormatError(
             "an example shares an object with another example, which hexdata does not support",
-            code="shared-payload",
+            code=Reason.SHARED_PAYLOAD,
             found=f"memo number {index}",
             expected="examples that share only texts, enum members, dtypes and pairs of integers",
             hint="Write the pickle again with a separate copy.deepcopy of each example.",
@@ -236,13 +236,13 @@ class Memo:
         if len(self.permanent) + len(self.current) + len(self.header) > limits.memo:
             raise FormatError(
                 "more objects in the memo than the limit",
-                code="limit-memo",
+                code=Reason.LIMIT_MEMO,
                 expected=f"at most {limits.memo:,}",
             )
         if self._referred_cost > limits.memo_bytes:
             raise FormatError(
                 "larger objects in the memo than the limit",
-                code="limit-memo",
+                code=Reason.LIMIT_MEMO,
                 expected=f"at most {limits.memo_bytes:,} bytes",
             )
 
@@ -277,14 +277,14 @@ class _Branch(Memo):
 def _undefined_error(index: int) -> FormatError:
     return FormatError(
         "a reference to an object that is not defined yet",
-        code="corrupt-pickle",
+        code=Reason.CORRUPT_PICKLE,
         found=f"memo number {index}",
     )
 
 
 def mixed_numbers_error() -> FormatError:
     """Return the error for a pickle with both explicit and implicit memo numbers."""
-    return FormatError("a mix of explicit and implicit memo numbers", code="corrupt-pickle")
+    return FormatError("a mix of explicit and implicit memo numbers", code=Reason.CORRUPT_PICKLE)
 
 
 def _is_immutable(value: object) -> bool:

@@ -17,7 +17,7 @@ from functools import partial
 from sys import getsizeof
 from typing import Any, Final
 
-from hexdata.errors import FormatError, UnsafePickleError
+from hexdata.errors import FormatError, Reason, UnsafePickleError
 from hexdata.formats.legacy.allowlist import NOT_RUN, ByteArray, build, call, find_global, kind_of
 from hexdata.formats.legacy.buffer import ReadBuffer
 from hexdata.formats.legacy.limits import LegacyLimits
@@ -45,6 +45,13 @@ _OPCODE_WEIGHT: Final = 16
 """Bytes of memory per byte of opcodes, as for a short text or integer. Containers are counted separately."""
 
 
+_SIZE_LIMITS: Final = {
+    "array": Reason.LIMIT_ARRAY,
+    "integer": Reason.LIMIT_INTEGER,
+    "text": Reason.LIMIT_TEXT,
+}
+
+
 class Event(Enum):
     """Reason for which the unpickler paused."""
 
@@ -60,7 +67,7 @@ class ExamplesPlaceholder:
 def irregular_error() -> FormatError:
     """Return the error for an unsupported use of a run of examples, or of the list of examples."""
     hint = "Read the file with fast=False."
-    return FormatError("examples nested in each other", code="irregular-examples", hint=hint)
+    return FormatError("examples nested in each other", code=Reason.IRREGULAR_EXAMPLES, hint=hint)
 
 
 class Unpickler(ReadBuffer):
@@ -180,11 +187,15 @@ class Unpickler(ReadBuffer):
         """
         limits = self.limits
         if max(len(self.stack) + self.examples_in_runs, len(self.marks)) > limits.stack:
-            raise self.limit_exceeded("limit-stack", "too many objects on the stack", limits.stack)
+            raise self.limit_exceeded(Reason.LIMIT_STACK, "too many objects on the stack", limits.stack)
         if self.payload + self.overhead + self._memo_cost() > limits.held_bytes:
-            raise self.limit_exceeded("limit-held", "too many bytes before the next batch", limits.held_bytes)
+            raise self.limit_exceeded(
+                Reason.LIMIT_HELD, "too many bytes before the next batch", limits.held_bytes
+            )
         if self.offset - self._held_from - self.payload > limits.items:
-            raise self.limit_exceeded("limit-items", "too many objects before the next batch", limits.items)
+            raise self.limit_exceeded(
+                Reason.LIMIT_ITEMS, "too many objects before the next batch", limits.items
+            )
         self.memo.check()
 
     def _memo_cost(self) -> int:
@@ -262,7 +273,7 @@ class Unpickler(ReadBuffer):
             raise self.corrupt("an unknown opcode", f"{self.buf[self.pos - 1]:#04x}")
         raise UnsafePickleError(
             "uses a pickle operation that is not allowed",
-            code="unsafe-opcode",
+            code=Reason.UNSAFE_OPCODE,
             found=name,
             hint=NOT_RUN,
         )
@@ -290,7 +301,7 @@ class Unpickler(ReadBuffer):
         if not self.at_end():
             raise FormatError(
                 "more data after the end of the pickle",
-                code="trailing-data",
+                code=Reason.TRAILING_DATA,
                 record=f"byte {self.offset}",
                 hint="hexdata reads one pickle per file. Split the file so that no data is lost.",
             )
@@ -339,7 +350,7 @@ class Unpickler(ReadBuffer):
         size = self.uint(width)
         if size > limit:
             raise self.limit_exceeded(
-                f"limit-{what}", f"the size of one {what} exceeds the limit", limit, size
+                _SIZE_LIMITS[what], f"the size of one {what} exceeds the limit", limit, size
             )
         return size
 
@@ -360,7 +371,7 @@ class Unpickler(ReadBuffer):
     def _decimal(self, line: bytes) -> None:
         if len(line) > 2 * self.limits.integer_bytes:
             raise self.limit_exceeded(
-                "limit-integer", "the size of one integer exceeds the limit", self.limits.integer_bytes
+                Reason.LIMIT_INTEGER, "the size of one integer exceeds the limit", self.limits.integer_bytes
             )
         self._number(line, _DECIMAL, int)
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from hexdata.board import MAX_SIZE, MIN_SIZE, pack_boards
+from hexdata.errors import Reason
 from hexdata.formats.legacy.allowlist import EnumValue, PickledScalar, kind_of, shortened
 from hexdata.formats.legacy.dialect import WINNER_SPELLINGS, MetadataSizeError, extra_text
 from hexdata.formats.legacy.examples import ArrayKind, CodedColumn, ExampleGroup
@@ -42,11 +43,12 @@ _NUMBERS: Final = {
 """Nullable columns of integers from 0 up, with their final types. Until ``finish``, -1 represents null."""
 
 _RANGES: Final = {
-    "position_in_game": ("position", 65535),
-    "total_positions": ("position", 65535),
-    "value_sample_tier": ("tier", MAX_TIER + 1),
+    "position_in_game": (Reason.POSITION_TYPE, Reason.POSITION_RANGE, 65535),
+    "total_positions": (Reason.POSITION_TYPE, Reason.POSITION_RANGE, 65535),
+    "value_sample_tier": (Reason.TIER_TYPE, Reason.TIER_RANGE, MAX_TIER + 1),
 }
-"""For a metadata key: the stem of the reason code and the first number that is too large."""
+"""For a metadata key: the codes for a value of another type and for a number out of range, and the first
+number that is too large."""
 
 _KNOWN: Final = frozenset(["game_id", "winner", *_RANGES])
 _ORIGINS: Final = ("source_file", "original_source")
@@ -63,7 +65,7 @@ _TEXT_WINNERS: Final = {
 class _InvalidValue(NamedTuple):
     """Reason code and details of an invalid value."""
 
-    code: str
+    code: Reason
     detail: str
 
 
@@ -85,7 +87,7 @@ class BlockValidator:
         self._first = first
         self._count = count
         self._limits = limits
-        self._reasons: dict[int, tuple[str, str]] = {}
+        self._reasons: dict[int, tuple[Reason, str]] = {}
         self._rejected = np.zeros(count, dtype=bool)
         self._numbers = {name: np.full(count, -1, np.int32) for name in _NUMBERS}
         self._value = np.zeros(count)
@@ -98,7 +100,7 @@ class BlockValidator:
         self._total_budget = budget
         """Remaining characters of metadata, each text counted for every record that has it."""
 
-    def reject(self, index: int, code: str, detail: str) -> None:
+    def reject(self, index: int, code: Reason, detail: str) -> None:
         """Reject a record. If it is rejected already, its first reason is kept.
 
         Args:
@@ -153,12 +155,12 @@ class BlockValidator:
         rejected = [Rejection(self._first + index, *self._reasons[index]) for index in sorted(self._reasons)]
         return batch, rejected
 
-    def _reject(self, group: ExampleGroup, bad: Bools, code: str, detail: Callable[[int], str]) -> None:
+    def _reject(self, group: ExampleGroup, bad: Bools, code: Reason, detail: Callable[[int], str]) -> None:
         """Reject the examples of a group for which ``bad`` (n,) is True. ``detail`` is called per row."""
         for row in np.flatnonzero(bad).tolist():
             self.reject(int(group.indices[row]), code, detail(row))
 
-    def _reject_all(self, group: ExampleGroup, code: str, detail: str) -> None:
+    def _reject_all(self, group: ExampleGroup, code: Reason, detail: str) -> None:
         self._reject(group, np.ones(len(group.indices), dtype=bool), code, lambda _: detail)
 
     # Boards and policies
@@ -167,12 +169,12 @@ class BlockValidator:
         """Check and store the boards. Return False if the group has none, so all records are rejected."""
         kind = group.layout.board
         if isinstance(kind, str):
-            self._reject_all(group, "board-type", f"found {kind}; expected an array (2, n, n)")
+            self._reject_all(group, Reason.BOARD_TYPE, f"found {kind}; expected an array (2, n, n)")
             return False
         shape = kind.shape
         if len(shape) != 3 or shape[0] != 2 or shape[1] != shape[2] or not MIN_SIZE <= shape[1] <= MAX_SIZE:
             expected = f"(2, n, n), n from {MIN_SIZE} to {MAX_SIZE}"
-            self._reject_all(group, "board-shape", f"found {shape}; expected {expected}")
+            self._reject_all(group, Reason.BOARD_SHAPE, f"found {shape}; expected {expected}")
             return False
         assert group.board is not None  # group_examples drops only payloads larger than any board
         words, one = _words(group.board, kind)
@@ -182,7 +184,7 @@ class BlockValidator:
             self._reject(
                 group,
                 wrong.any(axis=1),
-                "board-cells",
+                Reason.BOARD_CELLS,
                 lambda row: f"{np.count_nonzero(wrong[row])} cells are neither 0 nor 1",
             )
         blue, red = np.split(stones, 2, axis=1)
@@ -191,7 +193,7 @@ class BlockValidator:
             self._reject(
                 group,
                 both.any(axis=1),
-                "board-overlap",
+                Reason.BOARD_OVERLAP,
                 lambda row: f"{np.count_nonzero(both[row])} cells are both blue and red",
             )
         packed = pack_boards(stones.reshape(-1, *shape))
@@ -207,18 +209,20 @@ class BlockValidator:
         for indices, size, _ in self._boards:
             if size != self.board_size:
                 for index in indices.tolist():
-                    self.reject(index, "board-size", f"found {size}; expected {self.board_size}, as before")
+                    self.reject(
+                        index, Reason.BOARD_SIZE, f"found {size}; expected {self.board_size}, as before"
+                    )
 
     def _add_policies(self, group: ExampleGroup) -> None:
         kind, board = group.layout.policy, group.layout.board
         if kind == "None" or isinstance(board, str):
             return
         if isinstance(kind, str):
-            self._reject_all(group, "policy-type", f"found {kind}; expected an array (n·n,) or None")
+            self._reject_all(group, Reason.POLICY_TYPE, f"found {kind}; expected an array (n·n,) or None")
             return
         cells = board.shape[-1] ** 2
         if kind.shape != (cells,):
-            self._reject_all(group, "policy-shape", f"found {kind.shape}; expected ({cells},)")
+            self._reject_all(group, Reason.POLICY_SHAPE, f"found {kind.shape}; expected ({cells},)")
             return
         assert group.policy is not None  # group_examples drops only payloads larger than any board
         words, one = _words(group.policy, kind)
@@ -229,7 +233,7 @@ class BlockValidator:
             policy = group.policy if is_bool else group.policy.view(kind.dtype)
             if is_bool:
                 invalid: Bools = np.any(policy > 1, axis=1)
-                self._reject(group, invalid, "policy-values", lambda _: "bools that are neither 0 nor 1")
+                self._reject(group, invalid, Reason.POLICY_VALUES, lambda _: "bools that are neither 0 nor 1")
             self._add_dense(group, ~one_hot, policy)
 
     def _add_dense(self, group: ExampleGroup, dense: Bools, policy: npt.NDArray[Any]) -> None:
@@ -239,12 +243,12 @@ class BlockValidator:
             valid = np.isfinite(policy).all(axis=1) & (policy >= 0).all(axis=1)
             exact = (narrow.astype(policy.dtype) == policy).all(axis=1) & np.isfinite(narrow).all(axis=1)
         self._reject(
-            group, dense & ~valid, "policy-values", lambda _: "NaN, infinite or negative probabilities"
+            group, dense & ~valid, Reason.POLICY_VALUES, lambda _: "NaN, infinite or negative probabilities"
         )
         self._reject(
             group,
             dense & valid & ~exact,
-            "policy-dtype",
+            Reason.POLICY_DTYPE,
             lambda _: f"{policy.dtype} probabilities that float32 cannot hold",
         )
         self._policies.append((group.indices[dense], narrow[dense]))
@@ -275,9 +279,9 @@ class BlockValidator:
 
     def _add_metadata(self, group: ExampleGroup) -> None:
         metadata = group.metadata
-        for name, (stem, stop) in _RANGES.items():
+        for name, limits in _RANGES.items():
             if name in metadata:
-                read = partial(_read_number, name, stem, stop)
+                read = partial(_read_number, name, *limits)
                 self._numbers[name][group.indices] = self._read(group, metadata[name], read, -1)
         if "winner" in metadata:
             self._numbers["winner"][group.indices] = self._read(group, metadata["winner"], _read_winner, -1)
@@ -299,7 +303,7 @@ class BlockValidator:
         self._reject(
             group,
             lossy,
-            "metadata-value",
+            Reason.METADATA_VALUE,
             lambda row: (
                 "not of JSON: "
                 + ", ".join(
@@ -336,7 +340,7 @@ class BlockValidator:
         self._reject(
             group,
             large,
-            "metadata-size",
+            Reason.METADATA_SIZE,
             lambda _: f"{self._limits.metadata_expected}, and {mean:,} a record over {self._count:,} records",
         )
 
@@ -421,25 +425,33 @@ def _one_hot(words: npt.NDArray[Any], one: Any) -> tuple[Int64Array, Bools]:
 def _read_value(value: object) -> float | _InvalidValue:
     number = value.value if isinstance(value, PickledScalar) else value
     if isinstance(number, bool) or not isinstance(number, (int, float)):
-        return _InvalidValue("value-type", f"found {kind_of(value)}; expected a number from 0 to 1")
+        return _InvalidValue(Reason.VALUE_TYPE, f"found {kind_of(value)}; expected a number from 0 to 1")
     if not 0 <= number <= 1:
-        return _InvalidValue("value-range", f"found {_short(number)}; expected 0 to 1")
+        return _InvalidValue(Reason.VALUE_RANGE, f"found {_short(number)}; expected 0 to 1")
     return float(number)
 
 
-def _read_number(name: str, stem: str, stop: int, value: object) -> int | _InvalidValue | None:
+def _read_number(
+    name: str, wrong_type: Reason, out_of_range: Reason, stop: int, value: object
+) -> int | _InvalidValue | None:
     number = value.value if isinstance(value, PickledScalar) else value
     if number is None:
         return None
     if isinstance(number, bool) or not isinstance(number, int):
-        return _InvalidValue(f"{stem}-type", f"{name}: found {kind_of(value)}; expected an integer")
+        return _InvalidValue(wrong_type, f"{name}: found {kind_of(value)}; expected an integer")
     if not 0 <= number < stop:
-        return _InvalidValue(f"{stem}-range", f"{name}: found {_short(number)}; expected 0 to {stop - 1}")
+        return _InvalidValue(out_of_range, f"{name}: found {_short(number)}; expected 0 to {stop - 1}")
     return number
 
 
 def _read_player(value: object) -> int | _InvalidValue | None:
-    return _read_number("player_to_move", "player", 2, value.value if isinstance(value, EnumValue) else value)
+    return _read_number(
+        "player_to_move",
+        Reason.PLAYER_TYPE,
+        Reason.PLAYER_RANGE,
+        2,
+        value.value if isinstance(value, EnumValue) else value,
+    )
 
 
 def _read_winner(value: object) -> int | _InvalidValue | None:
@@ -455,7 +467,7 @@ def _read_winner(value: object) -> int | _InvalidValue | None:
         value = f"{value.kind} of {value.value if isinstance(value.value, int) else value.value[:40]!r}"
     found = repr(value[:40]) if isinstance(value, str) else kind_of(value)
     return _InvalidValue(
-        "winner-value", f"found {found}; expected BLUE, RED, an enum member of 0 or 1, or None"
+        Reason.WINNER_VALUE, f"found {found}; expected BLUE, RED, an enum member of 0 or 1, or None"
     )
 
 
@@ -463,11 +475,13 @@ def _read_game_id(value: object) -> tuple[int, int] | _InvalidValue | None:
     if value is None:
         return None
     if isinstance(value, tuple) and len(value) == 2:
-        file_idx, line_idx = (_read_number("game_id", "game-id", 1 << 31, part) for part in value)
+        file_idx, line_idx = (
+            _read_number("game_id", Reason.GAME_ID, Reason.GAME_ID, 1 << 31, part) for part in value
+        )
         if isinstance(file_idx, int) and isinstance(line_idx, int):
             return file_idx, line_idx
     return _InvalidValue(
-        "game-id", f"found {kind_of(value)}; expected two integers from 0 to 2^31 - 1, or None"
+        Reason.GAME_ID, f"found {kind_of(value)}; expected two integers from 0 to 2^31 - 1, or None"
     )
 
 
