@@ -18,7 +18,7 @@ from hexdata.demo import FOLDER, DemoOptions, make_legacy
 from hexdata.engine import Engine, EngineOptions, open_engine
 from hexdata.errors import ConfigError, HexdataError, VerifyError
 from hexdata.export import ExportOptions, PicklesOptions, export_pickles, export_shards
-from hexdata.loader.trial import LoadOptions, drive_loader
+from hexdata.loader.trial import LoadOptions, run_loader_trial
 from hexdata.progress import SILENT, Progress
 from hexdata.quality import Quality, measure_quality
 from hexdata.report import Verdict, write_report
@@ -367,7 +367,7 @@ def _verify(given: _Given) -> _Ran:
 
 
 def _load(given: _Given) -> _Ran:
-    result = drive_loader(given.config.store, given.config.load, given.progress)
+    result = run_loader_trial(given.config.store, given.config.load, given.progress)
     return _Ran(sum(epoch.positions for epoch in result.epochs))
 
 

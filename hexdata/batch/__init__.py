@@ -13,7 +13,7 @@ from hexdata.batch.make import (
     BoardForm,
     FinalPolicy,
     make_batch,
-    members_of,
+    required_members,
 )
 
 __all__ = [
@@ -24,5 +24,5 @@ __all__ = [
     "BoardForm",
     "FinalPolicy",
     "make_batch",
-    "members_of",
+    "required_members",
 ]

@@ -25,7 +25,7 @@ __all__ = [
     "BoardForm",
     "FinalPolicy",
     "make_batch",
-    "members_of",
+    "required_members",
 ]
 
 Batch = dict[str, npt.NDArray[Any]]
@@ -131,15 +131,15 @@ def _are_probabilities(numbers: object) -> bool:
     )
 
 
-def members_of(options: BatchOptions, stored: Collection[str]) -> list[str]:
+def required_members(options: BatchOptions, stored: Collection[str]) -> list[str]:
     """Return the sorted names of the shard members that batches with these options need."""
-    made_from = {
+    sources = {
         "board": {"board"} | ({"player_to_move"} if options.planes == 3 else set()),
         "policy": {"move", *POLICY_FIELDS},
         "policy_mask": {"move", *POLICY_FIELDS},
         "value_weight": {"position_id"} | ({"value_sample_tier"} if options.tier_probability else set()),
     }
-    members = {member for name in options.delivered for member in made_from.get(name, {name})}
+    members = {member for name in options.delivered for member in sources.get(name, {name})}
     if options.symmetry:
         members.add("position_id")
     return sorted(members - (set(POLICY_FIELDS) - set(stored)))
@@ -149,8 +149,8 @@ def make_batch(block: Block, options: BatchOptions, board_size: int, *, seed: in
     """Convert packed positions into a batch with the fields ``options.delivered``, in the same order.
 
     Args:
-        block: members of B positions, those of :func:`members_of`. It is not modified; fields that need no
-            conversion share its arrays.
+        block: members of B positions, those of :func:`required_members`. It is not modified; fields that
+            need no conversion share its arrays.
         options: contents of the batch.
         board_size: board size n.
         seed: seed of the symmetries and value weights.

@@ -21,7 +21,7 @@ SymmetryArray = npt.NDArray[np.uint8]
 """Values of ``board.Symmetry``, one per position (B,)."""
 
 _TOP_BITS: Final = np.uint64(62)
-_TURNING: Final = tuple(symmetry for symmetry in SYMMETRIES if symmetry is not Symmetry.IDENTITY)
+_NON_IDENTITY: Final = tuple(symmetry for symmetry in SYMMETRIES if symmetry is not Symmetry.IDENTITY)
 
 
 def draw_symmetries(position_ids: npt.NDArray[np.int64], seed: int, epoch: int) -> SymmetryArray:
@@ -36,7 +36,7 @@ def transform_stones(planes: Planes, symmetries: SymmetryArray) -> None:
     The boards of each symmetry are copied into a contiguous array before they are written back, which is
     faster than writing a transposed view to scattered rows.
     """
-    for symmetry in _TURNING:
+    for symmetry in _NON_IDENTITY:
         rows = np.flatnonzero(symmetries == symmetry)
         planes[rows] = np.ascontiguousarray(transform_planes(planes.take(rows, axis=0), symmetry))
 
@@ -47,34 +47,36 @@ def transform_labels(block: Block, symmetries: SymmetryArray, board_size: int) -
     A reflection swaps the colours, so value becomes 1 - value and the other player is to move. Packed boards
     are not transformed; :func:`transform_stones` does that after unpacking.
     """
-    images = dict(block)
+    transformed = dict(block)
     swapped = symmetries >= Symmetry.LONG_DIAGONAL
     if "move" in block:
-        images["move"] = _transform_moves(block["move"], symmetries, board_size)
+        transformed["move"] = _transform_moves(block["move"], symmetries, board_size)
     if "policy" in block:
-        images["policy"] = _transform_policies(block["policy"], symmetries[block["policy_row"]], board_size)
+        transformed["policy"] = _transform_policies(
+            block["policy"], symmetries[block["policy_row"]], board_size
+        )
     if "value" in block:
-        images["value"] = np.where(swapped, 1 - block["value"], block["value"])
+        transformed["value"] = np.where(swapped, 1 - block["value"], block["value"])
     if "player_to_move" in block:
-        images["player_to_move"] = block["player_to_move"] ^ swapped
-    return images
+        transformed["player_to_move"] = block["player_to_move"] ^ swapped
+    return transformed
 
 
 def _transform_moves(
     moves: npt.NDArray[Any], symmetries: SymmetryArray, board_size: int
 ) -> npt.NDArray[np.uint16]:
-    images = moves.astype(np.uint16)
+    transformed = moves.astype(np.uint16)
     rows = np.flatnonzero(moves != NO_MOVE)
-    images[rows] = symmetry_table(board_size)[symmetries[rows], moves[rows]]
-    return images
+    transformed[rows] = symmetry_table(board_size)[symmetries[rows], moves[rows]]
+    return transformed
 
 
 def _transform_policies(
     policies: npt.NDArray[np.float32], symmetries: SymmetryArray, board_size: int
 ) -> npt.NDArray[np.float32]:
     """Apply a symmetry (k,) to each dense policy (k, cells) and return the results."""
-    images = policies.copy()
-    for symmetry in _TURNING:
+    transformed = policies.copy()
+    for symmetry in _NON_IDENTITY:
         rows = np.flatnonzero(symmetries == symmetry)
-        images[rows] = policies.take(rows, axis=0).take(symmetry_table(board_size)[symmetry], axis=1)
-    return images
+        transformed[rows] = policies.take(rows, axis=0).take(symmetry_table(board_size)[symmetry], axis=1)
+    return transformed

@@ -57,7 +57,7 @@ def load(
     as_json: Json = False,
 ) -> None:
     """Drive the training loader; print its rate and what it delivers."""
-    from hexdata.loader.trial import LoadOptions, drive_loader
+    from hexdata.loader.trial import LoadOptions, run_loader_trial
 
     if no_cache and cache is not None:
         raise typer.BadParameter("--cache and --no-cache exclude each other")
@@ -73,7 +73,7 @@ def load(
         prefetch=prefetch,
     )
     with command(as_json, store) as (output, bar):
-        result = drive_loader(store, options, bar)
+        result = run_loader_trial(store, options, bar)
     if output.facts(result):
         return
     output.table(

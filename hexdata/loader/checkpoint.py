@@ -15,14 +15,14 @@ from hexdata.loader.options import LoaderOptions
 from hexdata.order import ORDER_VERSION, derive_key, sort_key
 from hexdata.strict_json import AtMost, Count, Matching, check_value
 
-__all__ = ["EpochDigest", "Place", "check_state", "combine_digests", "make_state"]
+__all__ = ["EpochDigest", "LoaderPosition", "check_state", "combine_digests", "make_state"]
 
 _STATE_VERSION: Final = 3
 _Name = Annotated[str, AtMost(128)]
 
 
 @dataclass(frozen=True)
-class Place:
+class LoaderPosition:
     """Where a loader stands: the next batch of an epoch, and the digest of those before it.
 
     ``digest`` is None where it cannot be known, as other ranks delivered them.
@@ -59,14 +59,16 @@ class _State:
     epoch_digest: Annotated[str, Matching("[0-9a-f]{16}", "16 hexadecimal digits")] | None
 
 
-def make_state(options: LoaderOptions, shards: str, rows: str | None, place: Place) -> dict[str, Any]:
+def make_state(
+    options: LoaderOptions, shards: str, rows: str | None, position: LoaderPosition
+) -> dict[str, Any]:
     """Return the JSON-able state of a loader.
 
     Args:
         options: of the loader.
         shards: the manifest's digest.
         rows: the digest of the rows that take part; None for all.
-        place: where it stands.
+        position: where it stands.
 
     Rank and world size bind the digest alone: with the same global batch the rest is the same for any.
     """
@@ -78,15 +80,15 @@ def make_state(options: LoaderOptions, shards: str, rows: str | None, place: Pla
         **_order_options(options),
         "rank": options.rank,
         "world_size": options.world_size,
-        "epoch": place.epoch,
-        "batch": place.batch,
-        "epoch_digest": None if place.digest is None else format(place.digest, "016x"),
+        "epoch": position.epoch,
+        "batch": position.batch,
+        "epoch_digest": None if position.digest is None else format(position.digest, "016x"),
     }
 
 
 def check_state(
     state: dict[str, Any], options: LoaderOptions, shards: str, rows: str | None, steps: int
-) -> Place:
+) -> LoaderPosition:
     """Return the place of a state that such a loader can go on from; ``steps`` are those of its epochs.
 
     Raises:
@@ -94,7 +96,7 @@ def check_state(
             the order.
         ConfigError: if it was taken with other options, which the message names, or is no state.
     """
-    expected = make_state(options, shards, rows, Place())
+    expected = make_state(options, shards, rows, LoaderPosition())
     if isinstance(state, dict) and {"version", "order_version"} <= state.keys():
         check_versions(state, expected)
     checked = check_value(_State, state, what="the state of the loader", error=ConfigError)
@@ -108,7 +110,7 @@ def check_state(
                 hint="Resume on the shards of that run, or start a new epoch.",
             )
     check_same_options(state, expected, other, "loader")
-    return _read_place(checked, options, steps)
+    return _read_position(checked, options, steps)
 
 
 def _order_options(options: LoaderOptions) -> dict[str, Any]:
@@ -129,21 +131,21 @@ def _order_options(options: LoaderOptions) -> dict[str, Any]:
     }
 
 
-def _read_place(state: _State, options: LoaderOptions, steps: int) -> Place:
+def _read_position(state: _State, options: LoaderOptions, steps: int) -> LoaderPosition:
     if state.batch > steps:
         found = f"batch {state.batch} of epoch {state.epoch}"
         raise ConfigError("the state stands nowhere", found=found, expected=f"at most batch {steps}")
     if not state.batch:
-        return Place(state.epoch, 0, 0)
+        return LoaderPosition(state.epoch, 0, 0)
     is_of_rank = (state.rank, state.world_size) == (options.rank, options.world_size)
     known = state.epoch_digest if is_of_rank else None
-    return Place(state.epoch, state.batch, None if known is None else int(known, 16))
+    return LoaderPosition(state.epoch, state.batch, None if known is None else int(known, 16))
 
 
-_WORD: Final = (1 << 64) - 1
+_MASK_64: Final = (1 << 64) - 1
 _STEP_SHIFT: Final = 36
 """Below it stands the position: ids under 69 billion and steps under 268 million never meet."""
-_ENOUGH: Final = 1 << 16
+_SUM_SIZE: Final = 1 << 16
 """Positions that are summed at once: a call for each batch would take some per cent of the loader's time."""
 
 
@@ -164,9 +166,9 @@ class EpochDigest:
 
     def add(self, step: int, position_ids: npt.NDArray[np.int64]) -> None:
         """Count the positions (B,) of one step, or of a part of it."""
-        self._pending.append(position_ids.astype(np.uint64) + np.uint64(step << _STEP_SHIFT & _WORD))
+        self._pending.append(position_ids.astype(np.uint64) + np.uint64(step << _STEP_SHIFT & _MASK_64))
         self._count += len(position_ids)
-        if self._count >= _ENOUGH:
+        if self._count >= _SUM_SIZE:
             self._sum()
 
     @property
@@ -182,10 +184,10 @@ class EpochDigest:
     def _sum(self) -> None:
         if self._pending:
             keys = sort_key(np.concatenate(self._pending), self._key)
-            self._value = (self._value + int(keys.sum(dtype=np.uint64))) & _WORD
+            self._value = (self._value + int(keys.sum(dtype=np.uint64))) & _MASK_64
             self._pending, self._count = [], 0
 
 
 def combine_digests(digests: Iterable[str]) -> str:
     """Return the digest of a whole epoch out of those of its ranks, each once and in any order."""
-    return format(sum(int(digest, 16) for digest in digests) & _WORD, "016x")
+    return format(sum(int(digest, 16) for digest in digests) & _MASK_64, "016x")

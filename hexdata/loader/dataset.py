@@ -17,7 +17,7 @@ from hexdata.batch import (
     BoardForm,
     FinalPolicy,
     make_batch,
-    members_of,
+    required_members,
 )
 from hexdata.checks import as_int, as_tuple, check_count
 from hexdata.loader.exact import ExactShards
@@ -30,11 +30,11 @@ from hexdata.storage import AnyPath
 
 __all__ = ["PositionDataset"]
 
-Position = dict[str, Any]
+PositionArrays = dict[str, Any]
 """The arrays of one position, without a leading dimension; a number where a batch has one a position."""
 
 
-_FAR: Final = 1 << 62
+_OUT_OF_RANGE: Final = 1 << 62
 """Beyond every position."""
 
 
@@ -98,7 +98,7 @@ class PositionDataset:
         )
         source = find_source(store)
         manifest = load_manifest(source)
-        members = members_of(self.options.batch, check_split(manifest, split, str(store)))
+        members = required_members(self.options.batch, check_split(manifest, split, str(store)))
         self.board_size = manifest.board_size
         place = place_to_map(
             behind_cache(
@@ -118,7 +118,7 @@ class PositionDataset:
     def __len__(self) -> int:
         return self._shards.positions
 
-    def __getitem__(self, index: SupportsIndex) -> Position:
+    def __getitem__(self, index: SupportsIndex) -> PositionArrays:
         """Return one position; negative indices count from the end.
 
         Raises:
@@ -128,10 +128,10 @@ class PositionDataset:
         """
         number = as_int(index)
         if number is None:
-            raise TypeError(f"a position is given by an integer, not {_kind(index)}")
+            raise TypeError(f"a position is given by an integer, not {_describe(index)}")
         return self.__getitems__([number])[0]
 
-    def __getitems__(self, indices: Sequence[SupportsIndex]) -> list[Position]:
+    def __getitems__(self, indices: Sequence[SupportsIndex]) -> list[PositionArrays]:
         """Return these positions, in this order: what PyTorch's fetcher calls for a batch.
 
         They are gathered as one, and each is a view into it.
@@ -148,13 +148,13 @@ class PositionDataset:
         try:
             given = np.asarray(indices)
         except ValueError as error:  # rows of several lengths
-            raise _no_indices(indices) from error
+            raise _index_error(indices) from error
         if given.dtype == object and given.ndim == 1 and all(as_int(each) is not None for each in given):
-            given = np.clip(given, -_FAR, _FAR).astype(np.int64)
+            given = np.clip(given, -_OUT_OF_RANGE, _OUT_OF_RANGE).astype(np.int64)
         if given.ndim != 1 or (len(given) and given.dtype.kind not in "iu"):
-            raise _no_indices(indices)
+            raise _index_error(indices)
         if given.dtype.kind == "u":
-            given = np.minimum(given.astype(np.uint64), _FAR)
+            given = np.minimum(given.astype(np.uint64), _OUT_OF_RANGE)
         numbers = given.astype(np.int64, copy=False)
         numbers = np.where(numbers < 0, numbers + len(self), numbers)
         wrong = (numbers < 0) | (numbers >= len(self))
@@ -166,11 +166,11 @@ class PositionDataset:
         return make_batch(block, options.batch, self.board_size, seed=options.seed, epoch=self._epoch)
 
 
-def _no_indices(found: Any) -> TypeError:
-    return TypeError(f"positions are given by a sequence or an array of integers, not {_kind(found)}")
+def _index_error(found: Any) -> TypeError:
+    return TypeError(f"positions are given by a sequence or an array of integers, not {_describe(found)}")
 
 
-def _kind(value: Any) -> str:
+def _describe(value: Any) -> str:
     """Return what a value is that cannot be an index: its type, and of several the type and the shape."""
     dtype = getattr(value, "dtype", None)
     kind = type(value).__name__

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from hexdata.errors import StoreError
 from hexdata.loader.options import LoaderOptions
-from hexdata.loader.row_filter import Subset, choose_rows
+from hexdata.loader.row_filter import RowSubset, select_rows
 from hexdata.loader.schedule import EpochPlan, PackedStep, Share
 from hexdata.order import Permutation, derive_key
 from hexdata.progress import SILENT, Progress
@@ -60,7 +60,7 @@ class ExactShards:
 
         Raises:
             StoreError, BudgetError: as ``MappedShards``; or every shard of the split was skipped.
-            ConfigError: as ``choose_rows``.
+            ConfigError: as ``select_rows``.
         """
         self._members = members
         self._options = options
@@ -79,7 +79,7 @@ class ExactShards:
                 found=self._shards.faults[0][1].detail(),
                 hint=HINT,
             )
-        self._subset = choose_rows(self._shards, options)
+        self._subset = select_rows(self._shards, options)
         self.faults = [(entry.name, entry.positions, fault) for entry, fault in self._shards.faults]
         self.positions = self._shards.positions if self._subset is None else len(self._subset)
         self.digest = self._find_digest()
@@ -120,7 +120,7 @@ class ExactEpoch:
     def __init__(
         self,
         shards: MappedShards,
-        subset: Subset | None,
+        subset: RowSubset | None,
         members: Sequence[str],
         options: LoaderOptions,
         epoch: int,

@@ -22,11 +22,11 @@ from hexdata.batch import (
     BoardForm,
     FinalPolicy,
     make_batch,
-    members_of,
+    required_members,
 )
 from hexdata.checks import as_tuple, check_count
 from hexdata.errors import ConfigError, HexdataError
-from hexdata.loader.checkpoint import EpochDigest, Place, check_state, make_state
+from hexdata.loader.checkpoint import EpochDigest, LoaderPosition, check_state, make_state
 from hexdata.loader.exact import ExactEpoch, ExactShards
 from hexdata.loader.options import LoaderOptions, Mode, Remainder
 from hexdata.loader.schedule import Epoch
@@ -134,7 +134,7 @@ class Loader:
             batch_size=batch_size,
             seed=seed,
             shuffle=split == "train" if shuffle is None else shuffle,
-            mode=_usual_mode(source) if mode is None else mode,
+            mode=_default_mode(source) if mode is None else mode,
             rank=rank,
             world_size=world_size,
             remainder=remainder,
@@ -157,7 +157,7 @@ class Loader:
         self.manifest = load_manifest(source)
         stored = check_split(self.manifest, split, str(store))
         # The digest of an epoch needs the ids, asked for or not.
-        self._members = sorted({*members_of(self.options.batch, stored), "position_id"})
+        self._members = sorted({*required_members(self.options.batch, stored), "position_id"})
         self._source = behind_cache(
             source,
             self.manifest.splits[self.options.split],
@@ -165,12 +165,12 @@ class Loader:
             digests=self.options.check == "digests",
         )
         self._skipped: dict[str, set[range]] = {}
-        self._skipped_in = 0
+        self._skipped_epoch = 0
         self._exact = self._open_exact(progress) if self.options.mode == "exact" else None
         self._opened: tuple[int, Epoch] | None = None
-        self._ended: str | None = None
-        self._go_to(Place())
-        self._check_opens()
+        self._last_digest: str | None = None
+        self._move_to(LoaderPosition())
+        self._check_epoch()
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave behind what was gathered ahead."""
@@ -185,7 +185,7 @@ class Loader:
             ConfigError: there is no such rank, or this one stands within an epoch of another world size,
                 whose batches are others.
         """
-        epoch, batch = self._next()
+        epoch, batch = self._next_batch()
         if batch and world_size != self.options.world_size:
             raise ConfigError(
                 "a loader cannot change its world size within an epoch",
@@ -196,11 +196,11 @@ class Loader:
         other.options = replace(self.options, rank=rank, world_size=world_size)
         other._exact = self._exact.for_rank(rank, world_size) if self._exact else None
         other._skipped = copy.deepcopy(self._skipped)
-        other._opened = other._ended = None
+        other._opened = other._last_digest = None
         same = (rank, world_size) == (self.options.rank, self.options.world_size)
         digest = self._digest.value if same and self._digest else None
-        other._go_to(Place(epoch, batch, digest if batch else 0))
-        other._check_opens()
+        other._move_to(LoaderPosition(epoch, batch, digest if batch else 0))
+        other._check_epoch()
         return other
 
     # --- what there is --------------------------------------------------------------------------------
@@ -247,7 +247,7 @@ class Loader:
         epoch, batch = check_count("epoch", epoch, 0), check_count("batch", batch, 0)
         if batch > len(self):
             raise ConfigError("no such batch", found=batch, expected=f"0 to {len(self)}")
-        self._go_to(Place(epoch, batch, None if batch else 0))
+        self._move_to(LoaderPosition(epoch, batch, None if batch else 0))
 
     @property
     def epoch_digest(self) -> str | None:
@@ -256,12 +256,12 @@ class Loader:
         Two runs with the same digest got the same positions at the same steps; ``combine_digests`` adds
         up those of all ranks. None if no epoch has ended, or one that was begun on other ranks.
         """
-        return self._ended
+        return self._last_digest
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the loader stands, JSON-able: the batches delivered count, and no others."""
         digest = self._digest.value if self._digest else None
-        return make_state(self.options, *self._identity(), Place(self._epoch, self._batch, digest))
+        return make_state(self.options, *self._identity(), LoaderPosition(self._epoch, self._batch, digest))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state: of any rank and world size with the same global batch.
@@ -272,17 +272,19 @@ class Loader:
             StoreError: it was taken on other positions or under another version of the order.
             ConfigError: it was taken with other options, or is no state.
         """
-        self._go_to(check_state(state, self.options, *self._identity(), len(self)))
+        self._move_to(check_state(state, self.options, *self._identity(), len(self)))
         self._end_whole_epoch()
 
     def _identity(self) -> tuple[str, str | None]:
         """Return the digest of the shards, and that of the rows that take part unless all do."""
         return self.manifest.digest, self._exact.digest if self._exact else None
 
-    def _go_to(self, place: Place) -> None:
-        self._epoch, self._batch = place.epoch, place.batch
+    def _move_to(self, position: LoaderPosition) -> None:
+        self._epoch, self._batch = position.epoch, position.batch
         self._digest = (
-            None if place.digest is None else EpochDigest(self.manifest.digest, place.epoch, place.digest)
+            None
+            if position.digest is None
+            else EpochDigest(self.manifest.digest, position.epoch, position.digest)
         )
 
     # --- delivering -----------------------------------------------------------------------------------
@@ -321,10 +323,10 @@ class Loader:
                 self.end_epoch()
 
     def _end_whole_epoch(self) -> None:
-        if self._next() != (self._epoch, self._batch):
+        if self._next_batch() != (self._epoch, self._batch):
             self.end_epoch()
 
-    def _next(self) -> tuple[int, int]:
+    def _next_batch(self) -> tuple[int, int]:
         """Return the epoch and the batch that are delivered next."""
         return (self._epoch + 1, 0) if 0 < len(self) == self._batch else (self._epoch, self._batch)
 
@@ -345,14 +347,14 @@ class Loader:
         """
         if not 0 <= worker < workers:
             raise ConfigError("no such worker", found=worker, expected=f"0 to {workers - 1}")
-        number, next_step = self._next()
+        number, next_step = self._next_batch()
         first = next_step + (worker - next_step) % workers
         epoch = self._open(number)
-        if self._exact is None and self._skipped_in != number:
-            self._skipped, self._skipped_in = {shard: set() for shard in self._skipped}, number
+        if self._exact is None and self._skipped_epoch != number:
+            self._skipped, self._skipped_epoch = {shard: set() for shard in self._skipped}, number
         steps = range(first, epoch.steps, workers)
         for step, (block, padding) in zip(steps, epoch.blocks(steps), strict=True):
-            ids, batch = block["position_id"], self._make(block, number)
+            ids, batch = block["position_id"], self._make_batch(block, number)
             if self.options.remainder == "pad":
                 batch["padding"] = np.zeros(len(ids), np.bool_) if padding is None else padding
             yield Delivery(step, ids if padding is None else ids[~padding], batch)
@@ -363,7 +365,7 @@ class Loader:
         Raises:
             ConfigError: another step is next.
         """
-        epoch, batch = self._next()
+        epoch, batch = self._next_batch()
         if step != batch:
             raise ConfigError("steps are recorded in their order", found=step, expected=batch)
         if epoch != self._epoch:
@@ -375,8 +377,8 @@ class Loader:
     def end_epoch(self) -> None:
         """Advance ``epoch``, now that all its batches are delivered."""
         ended = None if self._digest is None else str(self._digest)
-        self._go_to(Place(self._epoch + 1))
-        self._ended = ended
+        self._move_to(LoaderPosition(self._epoch + 1))
+        self._last_digest = ended
 
     def take(self, ranges: Sequence[tuple[int, int]], epoch: int) -> Iterator[Batch]:
         """Yield the positions at places [start, stop) of an epoch's order, whatever rank they belong to.
@@ -394,7 +396,7 @@ class Loader:
             if not 0 <= start <= stop <= self.positions:
                 found, expected = f"[{start}, {stop})", f"within [0, {self.positions})"
                 raise ConfigError("places outside the epoch", found=found, expected=expected)
-        return (self._make(block, epoch) for block in opened.take(ranges))
+        return (self._make_batch(block, epoch) for block in opened.take(ranges))
 
     def chunk_sizes(self) -> Iterator[int]:
         """Yield, without end, how many positions to ``take`` at once: few at first, later many.
@@ -406,7 +408,7 @@ class Loader:
             raise ConfigError("only exact mode can take places of an epoch", hint="Use mode='exact'.")
         return self._exact.chunk_sizes()
 
-    def _make(self, block: Block, epoch: int) -> Batch:
+    def _make_batch(self, block: Block, epoch: int) -> Batch:
         options = self.options
         return make_batch(block, options.batch, self.manifest.board_size, seed=options.seed, epoch=epoch)
 
@@ -418,7 +420,7 @@ class Loader:
             self._opened = (epoch, self._make_epoch(epoch))
         return self._opened[1]
 
-    def _check_opens(self) -> None:
+    def _check_epoch(self) -> None:
         """See now that epochs can be opened, and that they deliver anything.
 
         Raises:
@@ -453,5 +455,5 @@ class Loader:
         self._skipped.setdefault(shard, set()).add(rows)
 
 
-def _usual_mode(source: Source) -> Mode:
+def _default_mode(source: Source) -> Mode:
     return "exact" if isinstance(source, FolderSource) else "stream"

@@ -30,7 +30,7 @@ from hexdata.strict_json import AtMost, Count, Matching, check_value
 __all__ = ["Mixture", "MixtureOptions", "SourceCounts", "SourceShare"]
 
 _STATE_VERSION: Final = 1
-_NOT_OF_A_SOURCE: Final = {
+_UNUSED_STATE_KEYS: Final = {
     "epoch",
     "batch",
     "epoch_digest",
@@ -40,7 +40,7 @@ _NOT_OF_A_SOURCE: Final = {
     "remainder",
 }
 """What the state of a loader says beyond the order of its positions: a mixture does not use it."""
-_MOST_SOURCES: Final = 256
+_MAX_SOURCES: Final = 256
 """As many as ``source``, uint8, can name."""
 
 
@@ -51,9 +51,9 @@ class _State:
     version: int
     order_version: int
     sources: Annotated[
-        list[Annotated[str, Matching("[0-9a-f]{16}", "16 hexadecimal digits")]], AtMost(_MOST_SOURCES)
+        list[Annotated[str, Matching("[0-9a-f]{16}", "16 hexadecimal digits")]], AtMost(_MAX_SOURCES)
     ]
-    weights: Annotated[list[float], AtMost(_MOST_SOURCES)]
+    weights: Annotated[list[float], AtMost(_MAX_SOURCES)]
     global_batch: Count
     seed: int
     pace: Count
@@ -78,14 +78,14 @@ class MixtureOptions(RankedOptions):
 
     def __post_init__(self) -> None:
         self._check_ranks()
-        self._keep("pace", check_count("pace", self.pace, 0))
-        if not 1 <= len(self.weights) <= _MOST_SOURCES:
+        self._set("pace", check_count("pace", self.pace, 0))
+        if not 1 <= len(self.weights) <= _MAX_SOURCES:
             raise ConfigError("too few or too many sources", found=len(self.weights), expected="1 to 256")
         if self.pace >= len(self.weights):
             raise ConfigError("pace names no source", found=self.pace, expected=f"below {len(self.weights)}")
         # NumPy's numbers as Python's, as a state is to be JSON.
         weights = (weight.item() if isinstance(weight, np.generic) else weight for weight in self.weights)
-        self._keep("weights", tuple(weights))
+        self._set("weights", tuple(weights))
         if not all(_is_weight(weight) for weight in self.weights):
             raise ConfigError("weights cannot be used", found=self.weights, expected="finite numbers above 0")
         shares = self.shares()
@@ -143,7 +143,7 @@ class SourceShare:
     """How often it has been gone through."""
 
 
-class _Share(NamedTuple):
+class _StepSources(NamedTuple):
     """What one rank gets at one step: the source of each position, and each source's places.
 
     Places count on over a source's epochs, one after the other.
@@ -256,7 +256,7 @@ class Mixture:
             StoreError, FormatError: a shard is not what its manifest says. The step was not delivered.
             ConfigError: ``epoch`` was changed while iterating.
         """
-        epoch, first = self._epoch, self._batch = self._next()
+        epoch, first = self._epoch, self._batch = self._next_batch()
         try:
             for batch in self._batches(self._steps_of(epoch, range(first, self._steps))):
                 self._batch = first = first + 1
@@ -278,11 +278,11 @@ class Mixture:
         """
         if not 0 <= worker < workers:
             raise ConfigError("no such worker", found=worker, expected=f"0 to {workers - 1}")
-        epoch, first = self._next()
+        epoch, first = self._next_batch()
         steps = range(first + (worker - first) % workers, self._steps, workers)
         yield from self._batches(self._steps_of(epoch, steps))
 
-    def _next(self) -> tuple[int, int]:
+    def _next_batch(self) -> tuple[int, int]:
         """Return the epoch and the batch that are delivered next."""
         return (self._epoch + 1, 0) if self._batch == self._steps else (self._epoch, self._batch)
 
@@ -298,9 +298,9 @@ class Mixture:
             chunk = list(itertools.islice(left, math.ceil(min(sizes) / self.options.batch_size)))
             if not chunk:
                 return
-            yield from self._deliver([self._share(step) for step in chunk])
+            yield from self._deliver([self._step_sources(step) for step in chunk])
 
-    def _share(self, step: int) -> _Share:
+    def _step_sources(self, step: int) -> _StepSources:
         """Return what this rank gets at a step, counted from the beginning of the mixture."""
         size, total = self.options.batch_size, self.options.global_batch
         before, after = self._counts.after(step * total), self._counts.after((step + 1) * total)
@@ -313,12 +313,14 @@ class Mixture:
         own = sources[first:]
         starts = [start + count for start, count in zip(before, earlier.tolist(), strict=True)]
         lengths = np.bincount(own, minlength=len(counts)).tolist()
-        return _Share(own, [(start, start + length) for start, length in zip(starts, lengths, strict=True)])
+        return _StepSources(
+            own, [(start, start + length) for start, length in zip(starts, lengths, strict=True)]
+        )
 
-    def _deliver(self, shares: Sequence[_Share]) -> Iterator[Batch]:
+    def _deliver(self, shares: Sequence[_StepSources]) -> Iterator[Batch]:
         """Yield the batches of these shares."""
         parts = [
-            _stream_parts(loader, [share.ranges[number] for share in shares])
+            _read_ranges(loader, [share.ranges[number] for share in shares])
             for number, loader in enumerate(self._loaders)
         ]
         for share in shares:
@@ -335,7 +337,7 @@ class Mixture:
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the mixture stands, JSON-able: the batches delivered count, and no others."""
-        return {**self._fixed(), "epoch": self._epoch, "batch": self._batch}
+        return {**self._order_state(), "epoch": self._epoch, "batch": self._batch}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state: of any rank and world size with the same global batch.
@@ -346,7 +348,7 @@ class Mixture:
             StoreError: it was taken under another version of the order.
             ConfigError: it was taken with other sources or options, or is no state.
         """
-        fixed = self._fixed()
+        fixed = self._order_state()
         if isinstance(state, dict) and {"version", "order_version"} <= state.keys():
             check_versions(state, fixed)
         checked = check_value(_State, state, what="the state of the mixture", error=ConfigError)
@@ -357,14 +359,14 @@ class Mixture:
                 "the state stands nowhere", found=found, expected=f"at most batch {self._steps}"
             )
         self._epoch, self._batch = checked.epoch, checked.batch
-        self._epoch, self._batch = self._next()
+        self._epoch, self._batch = self._next_batch()
 
-    def _fixed(self) -> dict[str, Any]:
+    def _order_state(self) -> dict[str, Any]:
         """Return what the order of the batches hangs on, and does not move."""
         return {
             "version": _STATE_VERSION,
             "order_version": ORDER_VERSION,
-            "sources": [_name_source(loader) for loader in self._loaders],
+            "sources": [_source_id(loader) for loader in self._loaders],
             "weights": list(self.options.weights),
             "global_batch": self.options.global_batch,
             "seed": self.options.seed,
@@ -404,14 +406,14 @@ def _check_loaders(loaders: Sequence[Loader]) -> None:
             )
 
 
-def _name_source(loader: Loader) -> str:
+def _source_id(loader: Loader) -> str:
     """Return 16 hexadecimal digits that name a source: its positions, their order, what batches hold."""
-    state = {name: value for name, value in loader.state_dict().items() if name not in _NOT_OF_A_SOURCE}
+    state = {name: value for name, value in loader.state_dict().items() if name not in _UNUSED_STATE_KEYS}
     facts = [state, loader.positions, asdict(loader.options.batch)]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode("ascii")).hexdigest()[:16]
 
 
-def _stream_parts(loader: Loader, ranges: Sequence[tuple[int, int]]) -> Iterator[Batch]:
+def _read_ranges(loader: Loader, ranges: Sequence[tuple[int, int]]) -> Iterator[Batch]:
     """Yield these ranges of a loader's endless stream; one that epochs cut comes in as many pieces."""
     size = loader.positions
     pieces = [

@@ -36,12 +36,12 @@ class RankedOptions:
             ConfigError: if one has no meaning.
         """
         for name, least in (("batch_size", 1), ("world_size", 1), ("rank", 0)):
-            self._keep(name, check_count(name, getattr(self, name), least))
+            self._set(name, check_count(name, getattr(self, name), least))
         if self.rank >= self.world_size:
             raise ConfigError("rank outside the world", found=self.rank, expected=f"below {self.world_size}")
-        self._keep("seed", check_seed(self.seed))
+        self._set("seed", check_seed(self.seed))
 
-    def _keep(self, name: str, value: object) -> None:
+    def _set(self, name: str, value: object) -> None:
         """Set a field while the options are being made."""
         object.__setattr__(self, name, value)
 
@@ -82,7 +82,7 @@ class LoaderOptions(RankedOptions):
 
     def __post_init__(self) -> None:
         self._check_ranks()
-        self._keep("window", check_count("window", self.window, 1))
+        self._set("window", check_count("window", self.window, 1))
         if not isinstance(self.shuffle, bool):
             raise ConfigError("shuffle cannot be used", found=repr(self.shuffle), expected="True or False")
         choices = (("mode", Mode), ("remainder", Remainder), ("on_error", OnError), ("check", Check))
@@ -91,9 +91,9 @@ class LoaderOptions(RankedOptions):
         if self.where is not None and not (isinstance(self.where, str) and self.where.strip()):
             raise ConfigError("where cannot be used", found=repr(self.where), expected="an SQL predicate")
         if self.newest is not None:
-            self._keep("newest", check_count("newest", self.newest, 1))
+            self._set("newest", check_count("newest", self.newest, 1))
         if not (isinstance(self.streams, tuple) and len(self.streams) == 2):
             raise ConfigError(
                 "streams cannot be used", found=repr(self.streams), expected="a pair, as (4, 4)"
             )
-        self._keep("streams", tuple(check_count("streams", count, 1) for count in self.streams))
+        self._set("streams", tuple(check_count("streams", count, 1) for count in self.streams))

@@ -21,7 +21,7 @@ from hexdata.shards.blocks import SENTINELS, Block
 from hexdata.shards.mapped import MappedShards
 from hexdata.store.session import DuckDBPyConnection, duckdb_session
 
-__all__ = ["Subset", "choose_rows"]
+__all__ = ["RowSubset", "select_rows"]
 
 BoolArray = npt.NDArray[np.bool_]
 Int64Array = npt.NDArray[np.int64]
@@ -35,7 +35,7 @@ _LABELS: Final = {
 _MEMORY: Final = 256 << 20
 
 
-class Subset:
+class RowSubset:
     """Ascending rows of a split, two bytes each: the low 16 bits, and where each higher part begins."""
 
     def __init__(self, rows: Iterable[Int64Array]) -> None:
@@ -66,7 +66,7 @@ class Subset:
         return digest.hexdigest()
 
 
-def choose_rows(shards: MappedShards, options: LoaderOptions) -> Subset | None:
+def select_rows(shards: MappedShards, options: LoaderOptions) -> RowSubset | None:
     """Return the rows that ``where``, ``newest`` and ``final_policy="skip"`` leave; None for all.
 
     Each is asked of the whole split: ``newest`` counts games whether or not ``where`` picks them.
@@ -80,19 +80,19 @@ def choose_rows(shards: MappedShards, options: LoaderOptions) -> Subset | None:
         return None
     masks: list[Iterator[BoolArray]] = []
     if options.where is not None:  # first, as it may be refused, and the others read the whole split
-        masks.append(_fulfils(shards, options.where))
+        masks.append(_matches(shards, options.where))
     if options.newest is not None:
-        masks.append(_is_new(shards, options.newest))
+        masks.append(_in_newest_games(shards, options.newest))
     if skips_finals:
         masks.append(_has_policy(shards))
-    subset = Subset(_rows_of(masks))
+    subset = RowSubset(_combine_masks(masks))
     if not len(subset):
         asked = {"where": options.where, "newest": options.newest, "final_policy": options.batch.final_policy}
         raise ConfigError(f"no position of {options.split} is left to train on", found=asked)
     return subset
 
 
-def _rows_of(masks: list[Iterator[BoolArray]]) -> Iterator[Int64Array]:
+def _combine_masks(masks: list[Iterator[BoolArray]]) -> Iterator[Int64Array]:
     """Yield, shard by shard, the rows that every mask lets through."""
     start = 0
     for of_shard in zip(*masks, strict=True):
@@ -109,7 +109,7 @@ def _has_policy(shards: MappedShards) -> Iterator[BoolArray]:
         yield mask
 
 
-def _is_new(shards: MappedShards, games: int) -> Iterator[BoolArray]:
+def _in_newest_games(shards: MappedShards, games: int) -> Iterator[BoolArray]:
     """Yield, shard by shard, which positions are of the ``games`` games of the highest ids.
 
     Positions of unknown games are of none.
@@ -125,14 +125,14 @@ def _is_new(shards: MappedShards, games: int) -> Iterator[BoolArray]:
         yield block["game_id"] >= (newest[0] if len(newest) else np.iinfo(np.int64).max)
 
 
-def _fulfils(shards: MappedShards, where: str) -> Iterator[BoolArray]:
+def _matches(shards: MappedShards, where: str) -> Iterator[BoolArray]:
     """Yield, shard by shard, which positions fulfil the predicate. Only the labels that it names are read."""
     with duckdb_session(memory=_MEMORY, threads=1) as con:
         predicate = _read_predicate(con, where)
         labels = sorted(predicate.columns) or ["position_id"]
         for block in shards.scan(labels):
             with explain_failures(predicate):
-                mask = _ask(con, {name: block[name] for name in labels}, predicate)
+                mask = _evaluate(con, {name: block[name] for name in labels}, predicate)
             yield mask
 
 
@@ -145,7 +145,7 @@ def _read_predicate(con: DuckDBPyConnection, where: str) -> Expression:
     return check_condition("where", check_expression(con, "where", where, _LABELS))
 
 
-def _ask(con: DuckDBPyConnection, labels: Block, predicate: Expression) -> BoolArray:
+def _evaluate(con: DuckDBPyConnection, labels: Block, predicate: Expression) -> BoolArray:
     """Return which positions fulfil the predicate; null is no."""
     mask = np.zeros(len(next(iter(labels.values()))), np.bool_)
     arrays = {name: pa.array(array) for name, array in labels.items()}

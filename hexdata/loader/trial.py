@@ -16,7 +16,7 @@ from hexdata.schema import SPLITS
 from hexdata.shards.options import CACHE_SIZE, CacheOptions, Check
 from hexdata.storage import AnyPath
 
-__all__ = ["EpochFacts", "LoadOptions", "LoadResult", "drive_loader"]
+__all__ = ["EpochStats", "LoadOptions", "LoadResult", "run_loader_trial"]
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class LoadOptions:
 
 
 @dataclass(frozen=True)
-class EpochFacts:
+class EpochStats:
     """What one epoch delivered."""
 
     epoch: int
@@ -71,7 +71,7 @@ class EpochFacts:
 
 @dataclass(frozen=True)
 class LoadResult:
-    """What ``drive_loader`` measured; ``fields`` gives a batch's arrays as ``name: dtype (shape)``."""
+    """What ``run_loader_trial`` measured; ``fields`` gives a batch's arrays as ``name: dtype (shape)``."""
 
     split: str
     mode: Mode
@@ -79,11 +79,11 @@ class LoadResult:
     seconds_to_open: float
     seconds_to_first_batch: float
     """From the opened loader to the first batch of the first epoch."""
-    epochs: list[EpochFacts]
+    epochs: list[EpochStats]
     fields: dict[str, str]
 
 
-def drive_loader(
+def run_loader_trial(
     store: str | AnyPath, options: LoadOptions | None = None, progress: Progress = SILENT
 ) -> LoadResult:
     """Run some epochs of a split; see that each delivers every position exactly once.
@@ -109,12 +109,12 @@ def drive_loader(
     )
     opened = time.perf_counter() - start
     total = loader.positions
-    epochs: list[EpochFacts] = []
+    epochs: list[EpochStats] = []
     fields: dict[str, str] = {}
     first = 0.0
     for epoch in range(options.epochs):
         progress.begin(f"epoch {epoch}", total, "positions")
-        facts, own_fields, waited = _epoch(loader, progress)
+        facts, own_fields, waited = _run_epoch(loader, progress)
         if not epoch:
             fields, first = own_fields, waited
         if facts.positions != total or facts.delivered != total:
@@ -129,29 +129,29 @@ def drive_loader(
     return LoadResult(options.split, loader.options.mode, total, opened, first, epochs, fields)
 
 
-def _epoch(loader: Loader, progress: Progress) -> tuple[EpochFacts, dict[str, str], float]:
+def _run_epoch(loader: Loader, progress: Progress) -> tuple[EpochStats, dict[str, str], float]:
     """Run an epoch; return what it delivered, its first batch's arrays, and how long that one took."""
     fields: dict[str, str] = {}
     waited = 0.0
     epoch, batches, delivered, values = loader.epoch, 0, 0, 0.0
     first_ids: list[int] = []
-    seen = _Seen(loader.positions)
+    ids = _DeliveredIds(loader.positions)
     start = time.perf_counter()
     for batch in loader:
         waited = waited or time.perf_counter() - start
         batches += 1
         delivered += len(batch["value"])
-        seen.add(batch["position_id"])
+        ids.add(batch["position_id"])
         values += float(batch["value"].sum(dtype=np.float64))
         fields = fields or {name: f"{array.dtype} {array.shape}" for name, array in batch.items()}
         first_ids = first_ids or batch["position_id"][:5].tolist()
         progress.advance(len(batch["value"]))
     seconds = time.perf_counter() - start
-    facts = EpochFacts(
+    facts = EpochStats(
         epoch=epoch,
         batches=batches,
         delivered=delivered,
-        positions=seen.distinct(),
+        positions=ids.distinct(),
         seconds=seconds,
         positions_per_second=delivered / max(seconds, 1e-9),
         value_mean=values / max(delivered, 1),
@@ -161,7 +161,7 @@ def _epoch(loader: Loader, progress: Progress) -> tuple[EpochFacts, dict[str, st
     return facts, fields, waited
 
 
-class _Seen:
+class _DeliveredIds:
     """The position ids of an epoch, 8 bytes each, whatever they are."""
 
     def __init__(self, positions: int) -> None:

@@ -1,6 +1,6 @@
 """PyTorch tensors, DataLoader workers and ranks for ``Loader``.
 
-The only package that imports torch. It reads no shard and decides no order: ``Loader`` does.
+Only this package imports torch. ``Loader`` reads the shards and determines the order.
 """
 
 from hexdata.torch.dataset import LoaderDataset

@@ -1,4 +1,4 @@
-"""A loader as an IterableDataset for DataLoader."""
+"""IterableDataset over a ``Loader`` for a DataLoader, and helpers for ranks and worker processes."""
 
 from __future__ import annotations
 
@@ -15,25 +15,37 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from hexdata.errors import ConfigError
 from hexdata.loader import Loader
-from hexdata.torch.epoch_counter import TURNS_SIZE, Turns, mark_of
+from hexdata.torch.epoch_counter import COUNTER_SIZE, SharedEpochCounter, iteration_id
 from hexdata.torch.tensors import TensorBatch, WorkerBatch, as_tensors
 
-__all__ = ["LoaderDataset", "check_alone", "end_with_parent", "loader_of_rank"]
+__all__ = ["LoaderDataset", "check_world_size", "end_with_parent", "loader_of_rank"]
 
-_SECONDS_BETWEEN: Final = 1.0
-_STATUS: Final = 1
-_watched: int | None = None
-"""The process that is watched over: a fork has this variable and no thread."""
+_CHECK_INTERVAL: Final = 1.0
+"""Seconds between two checks whether the parent process is alive."""
+_EXIT_STATUS: Final = 1
+_watching_pid: int | None = None
+"""Process with a watching thread. A forked child inherits this variable, but not the thread."""
 
 
 def loader_of_rank(loader: Loader, rank: int | None, world_size: int | None) -> Loader:
-    """Return the loader of this rank: the one asked for, the loader's own, or torch.distributed's."""
+    """Return the loader for this rank.
+
+    Args:
+        loader: The loader.
+        rank: Rank of this process. None: that of the loader or, if it has one rank, of torch.distributed.
+        world_size: Number of ranks, given if and only if ``rank`` is.
+
+    Raises:
+        ConfigError: ``loader`` is not a ``Loader``, or only one of ``rank`` and ``world_size`` is given.
+    """
     given: Any = loader
     if not isinstance(given, Loader):
         hint = "Make one first, as in TorchLoader(Loader(store))."
         raise ConfigError("loader cannot be used", found=repr(loader), expected="a hexdata.Loader", hint=hint)
     if (rank is None) != (world_size is None):
-        raise ConfigError("rank and world_size go together", found=f"{rank} and {world_size}")
+        raise ConfigError(
+            "rank and world_size must be given together", found=f"rank={rank}, world_size={world_size}"
+        )
     if rank is not None and world_size is not None:
         return loader.for_rank(rank, world_size)
     if loader.options.world_size == 1 and _world_size() > 1:
@@ -42,101 +54,107 @@ def loader_of_rank(loader: Loader, rank: int | None, world_size: int | None) -> 
 
 
 def _world_size() -> int:
-    """Return the ranks of torch.distributed; 1 where it is not initialised."""
+    """Return the number of ranks of torch.distributed, or 1 if it is not initialised."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
-def check_alone(loader: Loader, asked: int | None) -> None:
-    """See that a loader is alone because it was made so, and not because it was made too early.
+def check_world_size(loader: Loader, given_world_size: int | None) -> None:
+    """Check that torch.distributed was not initialised after the loader was made.
 
     Raises:
-        ConfigError: torch.distributed was initialised later: every rank would get everything.
+        ConfigError: It was, so every rank would receive all positions.
     """
-    if asked is None and loader.options.world_size == 1 and _world_size() > 1:
+    if given_world_size is None and loader.options.world_size == 1 and _world_size() > 1:
         raise ConfigError(
             "torch.distributed was initialised after the loader was made",
             found="a loader of 1 rank",
-            expected=_world_size(),
+            expected=f"{_world_size()} ranks",
             hint="Call init_process_group first, or give rank and world_size.",
         )
 
 
 class LoaderDataset(IterableDataset[TensorBatch]):
-    """A ``Loader`` as PyTorch's IterableDataset of whole batches, for a DataLoader of one's own.
+    """A ``Loader`` as an IterableDataset of whole batches, for your own DataLoader.
 
-    ``DataLoader(LoaderDataset(loader), batch_size=None, num_workers=2)`` delivers the batches of the
-    loader in the order of their steps, whatever the number of workers. Each iteration runs the next
-    epoch. With torchdata's StatefulDataLoader a loop can be stopped and resumed at any batch, with the
-    same number of workers. ``TorchLoader`` is faster, and knows which batches were delivered.
+    The DataLoader yields the loader's batches in order of their steps, for any number of workers. Each
+    iteration runs the next epoch. With torchdata's StatefulDataLoader a loop can be stopped and resumed after
+    any batch, with the same number of workers. ``TorchLoader`` is faster and records which batches were
+    delivered.
+
+    Example::
+
+        dataset = LoaderDataset(Loader("store", batch_size=256, seed=1))
+        for batch in DataLoader(dataset, batch_size=None, num_workers=2):
+            train(batch["board"], batch["policy"], batch["value"])
 
     Args:
-        loader: the loader; where it stands is where the first iteration starts. It is not changed.
-        rank, world_size: this process among those that train together. None: those of the loader or, if
-            it has but one rank, those of torch.distributed.
+        loader: The loader. Its epoch and batch are where the first iteration starts. It is not modified.
+        rank, world_size: Rank of this process and number of ranks (default None: those of the loader or, if
+            it has one rank, those of torch.distributed).
 
     Raises:
-        ConfigError: only one of rank and world_size is given, or they have no meaning.
+        ConfigError: Only one of ``rank`` and ``world_size`` is given, or their values are invalid.
     """
 
     def __init__(self, loader: Loader, *, rank: int | None = None, world_size: int | None = None) -> None:
         own = loader_of_rank(loader, rank, world_size)
         self.loader = own.for_rank(own.options.rank, own.options.world_size)
-        self._asked = world_size
-        self._words = torch.empty(TURNS_SIZE, dtype=torch.int64).share_memory_()
+        self._given_world_size = world_size
+        self._shared = torch.empty(COUNTER_SIZE, dtype=torch.int64).share_memory_()
         self._iterations = 0
-        self._stand_at(self.loader.epoch, self.loader.batch)
+        self._start_at(self.loader.epoch, self.loader.batch)
 
     @property
-    def _turns(self) -> Turns:
-        return Turns(self._words.numpy())
+    def _counter(self) -> SharedEpochCounter:
+        return SharedEpochCounter(self._shared.numpy())
 
-    def _stand_at(self, epoch: int, step: int) -> None:
-        """Let the next iteration start there: of all workers or, in a worker, of this one."""
+    def _start_at(self, epoch: int, step: int) -> None:
+        """Set the start of the next iteration: of all workers or, in a worker, of this worker."""
         self._next = epoch, step
-        self._ran = -1
+        self._latest_epoch = -1
         self._resumes = get_worker_info() is not None
         if not self._resumes:
-            self._turns.set(epoch, step)
+            self._counter.set(epoch, step)
 
     def __len__(self) -> int:
-        """Return the batches of a whole epoch, over all workers."""
+        """Return the number of batches of an epoch, over all workers."""
         return len(self.loader)
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration run ``epoch`` from its first batch, in workers that run already too."""
+        """Start the next iteration at the first batch of ``epoch``, also in running workers."""
         self.loader.set_epoch(epoch)
-        self._stand_at(epoch, 0)
+        self._start_at(epoch, 0)
 
     def __iter__(self) -> Iterator[TensorBatch]:
-        """Run an epoch: all of it, or in a worker this worker's part.
+        """Yield the batches of an epoch; in a worker, those of the worker.
 
         Raises:
-            StoreError, FormatError: a shard is not what the manifest says.
+            StoreError, FormatError: A shard differs from its manifest.
             ConfigError: torch.distributed was initialised after the dataset was made.
         """
         info = get_worker_info()
         worker, workers, seed = (0, 1, 0) if info is None else (info.id, info.num_workers, info.seed)
         if info is None:
-            check_alone(self.loader, self._asked)
+            check_world_size(self.loader, self._given_world_size)
         else:
             end_with_parent()
         self._iterations += 1
-        mark = mark_of(seed - worker, workers, self._iterations)
+        iteration = iteration_id(seed - worker, workers, self._iterations)
         ended = False
         if self._resumes:
-            self._turns.note(worker, mark, self._next[0])
+            self._counter.record(worker, iteration, self._next[0])
         else:
-            epoch, step = self._turns.take(worker, mark)
+            epoch, step = self._counter.begin(worker, iteration)
             self._next = epoch, step + worker
             ended = 0 < len(self) == step
-        self._resumes, self._ran = False, self._next[0]
-        return self._run_next(worker, workers, mark) if ended else self._run(*self._next, workers)
+        self._resumes, self._latest_epoch = False, self._next[0]
+        return self._run_next(worker, workers, iteration) if ended else self._run(*self._next, workers)
 
-    def _run_next(self, worker: int, workers: int, mark: int) -> Iterator[TensorBatch]:
-        """Run the next epoch, counted only once a batch is asked for: some make iterators and drop them."""
+    def _run_next(self, worker: int, workers: int, iteration: int) -> Iterator[TensorBatch]:
+        """Run the next epoch. It begins with the first ``next()``, since unused iterators do not count."""
         epoch = self._next[0] + 1
-        self._turns.note(worker, mark, epoch)
-        self._next, self._ran = (epoch, worker), epoch
+        self._counter.record(worker, iteration, epoch)
+        self._next, self._latest_epoch = (epoch, worker), epoch
         yield from self._run(*self._next, workers)
 
     def _run(self, epoch: int, first: int, workers: int) -> Iterator[TensorBatch]:
@@ -149,16 +167,16 @@ class LoaderDataset(IterableDataset[TensorBatch]):
             yield batch if get_worker_info() is None else WorkerBatch(batch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of a ``Loader`` that goes on after the batch this process yielded last.
+        """Return a state of a ``Loader`` from which to resume after the last batch that this process yielded.
 
-        In a worker: with that worker's next batch, as StatefulDataLoader wants it.
+        In a worker, its next batch is the worker's next batch, as StatefulDataLoader requires.
 
         Raises:
-            ConfigError: workers have run, and which of their batches were delivered is not known here.
+            ConfigError: Workers have run, so the batches that were delivered are unknown in this process.
         """
-        if get_worker_info() is None and self._turns.latest > self._ran:
+        if get_worker_info() is None and self._counter.latest_epoch > self._latest_epoch:
             raise ConfigError(
-                "a dataset does not know which batches its workers delivered",
+                "the dataset has no record of the batches that its workers delivered",
                 hint="Use hexdata.torch.TorchLoader, or torchdata's StatefulDataLoader.",
             )
         epoch, step = self._next
@@ -166,32 +184,33 @@ class LoaderDataset(IterableDataset[TensorBatch]):
         return self.loader.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the next iteration go on from a state, as ``Loader.load_state_dict`` does."""
+        """Start the next iteration at a state, see ``Loader.load_state_dict``."""
         self.loader.load_state_dict(state)
-        # At the end of an epoch the loader is in the next one, but other workers may have batches left.
-        self._stand_at(state["epoch"], state["batch"])
+        # At the end of an epoch the loader is already in the next one; other workers may still have batches.
+        self._start_at(state["epoch"], state["batch"])
 
 
 def end_with_parent() -> None:
-    """End this worker process within seconds after its parent process has ended; call it in the worker.
+    """End this worker process within seconds after its parent process ends. Call it in the worker.
 
-    A DataLoader's worker that notices the end of its parent still waits until its messages are read. The
-    pipe holds only 64 kB of them, and the workers themselves keep its reading end open, so a larger message
-    blocks for ever. A thread therefore ends the process. It does not use the signal that Linux sends when a
-    parent dies, as that comes when the *thread* ends that started the worker.
+    A DataLoader worker whose parent has ended still waits until its messages are read. The pipe holds 64 kB,
+    and other workers keep its reading end open, so a larger message blocks for ever. A thread therefore ends
+    the process. Linux can send a signal when a parent ends, but it does so when the *thread* that started the
+    worker ends.
     """
-    global _watched
+    global _watching_pid
     parent = multiprocessing.parent_process()
     assert parent is not None
-    if _watched != os.getpid():
-        _watched = os.getpid()
+    if _watching_pid != os.getpid():
+        _watching_pid = os.getpid()
         threading.Thread(
-            target=_watch, args=(parent, os.getppid()), name="hexdata-parent", daemon=True
+            target=_wait_for_parent, args=(parent, os.getppid()), name="hexdata-parent", daemon=True
         ).start()
 
 
-def _watch(parent: BaseProcess, started_by: int) -> None:
-    # A fork server lives on with its workers; forked workers hold each other's sign that the parent lives.
+def _wait_for_parent(parent: BaseProcess, started_by: int) -> None:
+    # Both checks are needed: a fork server outlives the parent, so the parent id of its workers stays the
+    # same; forked workers hold each other's sentinel open, so the parent seems alive.
     while parent.is_alive() and os.getppid() == started_by:
-        parent.join(_SECONDS_BETWEEN)
-    os._exit(_STATUS)
+        parent.join(_CHECK_INTERVAL)
+    os._exit(_EXIT_STATUS)

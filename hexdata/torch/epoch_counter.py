@@ -1,6 +1,6 @@
-"""Which epoch an iteration runs, agreed on by workers that share some memory and exchange no word.
+"""Shared counter from which DataLoader workers read the epoch of the current iteration.
 
-For a DataLoader that copies its dataset into every worker. Never knows PyTorch, and never waits.
+Every worker has its own copy of the dataset; the workers share one array and neither lock nor wait.
 """
 
 from __future__ import annotations
@@ -13,65 +13,69 @@ import numpy.typing as npt
 
 from hexdata.errors import ConfigError
 
-__all__ = ["MOST_WORKERS", "TURNS_SIZE", "Turns", "mark_of"]
+__all__ = ["COUNTER_SIZE", "MAX_WORKERS", "SharedEpochCounter", "iteration_id"]
 
-MOST_WORKERS: Final = 1024
-TURNS_SIZE: Final = 2 + MOST_WORKERS
-"""Words of the shared array."""
+MAX_WORKERS: Final = 1024
+COUNTER_SIZE: Final = 2 + MAX_WORKERS
+"""Length of the shared array."""
 
-_MARK_BITS: Final = 31
+_ID_BITS: Final = 31
 
 
-def mark_of(*facts: int) -> int:
-    """Return 31 bits that name an iteration: the same in all its workers, and others in the next one."""
+def iteration_id(*facts: int) -> int:
+    """Return a 31-bit hash that is equal in all workers of an iteration and differs in the next iteration."""
     return zlib.crc32(repr(facts).encode("ascii")) >> 1
 
 
-class Turns:
-    """The epochs that workers have begun, each in its own word of an array shared by all.
+class SharedEpochCounter:
+    """Lets the workers of a DataLoader agree on the epoch of each iteration through shared memory.
 
-    Who comes to an iteration first takes the next epoch; who finds there a turn of this iteration that is
-    ahead of its own last one joins it. A worker writes its word at once and no other, so those who come
-    at the same time find the same epoch.
+    The first worker to begin an iteration takes the epoch after the latest one. Each other worker finds an
+    entry with the same iteration id and an epoch above its own latest, and takes that epoch. Workers write
+    only their own entry, so workers that begin at the same time find the same epoch.
 
-    An iteration that was left before all of its workers had begun it is passed over, if its mark is not
-    that of the next.
+    If some workers never began an iteration, because the loop over it was left early, its epoch is skipped,
+    provided that the next iteration has another id.
 
     Args:
-        words: int64 (``TURNS_SIZE``,): the epoch to run next and its first step, as they were set last,
-            then a word a worker, -1 or its latest turn: epoch · 2^31 + the mark of the iteration.
+        shared: int64 (``COUNTER_SIZE``,). Entries 0 and 1 are the epoch and the first step of the last
+            :meth:`set`. Entry 2 + w is -1, or the latest iteration of worker w: epoch · 2^31 + iteration id.
     """
 
-    def __init__(self, words: npt.NDArray[np.int64]) -> None:
-        self._words = words
+    def __init__(self, shared: npt.NDArray[np.int64]) -> None:
+        self._shared = shared
 
     def set(self, epoch: int, step: int) -> None:
-        """Let the next iteration run ``epoch`` from ``step`` on; for when none is running."""
-        self._words[2:] = -1
-        self._words[:2] = epoch, step
+        """Set the epoch and first step of the next iteration. No iteration may be running."""
+        self._shared[2:] = -1
+        self._shared[:2] = epoch, step
 
     @property
-    def latest(self) -> int:
-        """The latest epoch that a worker has begun since the epoch was set; -1 if none has."""
-        return int(self._words[2:].max()) >> _MARK_BITS
+    def latest_epoch(self) -> int:
+        """The latest epoch that a worker has begun since :meth:`set`; -1 if there is none."""
+        return int(self._shared[2:].max()) >> _ID_BITS
 
-    def take(self, worker: int, mark: int) -> tuple[int, int]:
-        """Return the epoch and the first step of the iteration of this mark, for one of its workers.
+    def begin(self, worker: int, iteration: int) -> tuple[int, int]:
+        """Begin an iteration in one worker and return its epoch and first step.
+
+        Args:
+            worker: Index of the worker.
+            iteration: The iteration's id, see :func:`iteration_id`.
 
         Raises:
-            ConfigError: there are more workers than words.
+            ConfigError: The index is ``MAX_WORKERS`` or more.
         """
-        if worker >= MOST_WORKERS:
-            raise ConfigError("too many workers", found=worker + 1, expected=f"up to {MOST_WORKERS}")
-        turns = self._words[2:].copy()
-        epochs = turns >> _MARK_BITS
-        same = (turns & ((1 << _MARK_BITS) - 1)) == mark
+        if worker >= MAX_WORKERS:
+            raise ConfigError("too many workers", found=worker + 1, expected=f"up to {MAX_WORKERS}")
+        entries = self._shared[2:].copy()
+        epochs = entries >> _ID_BITS
+        same = (entries & ((1 << _ID_BITS) - 1)) == iteration
         ahead = epochs[same & (epochs > epochs[worker])]
-        begins, step = self._words[:2].tolist()
-        epoch = int(ahead.max()) if len(ahead) else max(begins, int(epochs.max()) + 1)
-        self.note(worker, mark, epoch)
-        return epoch, step if epoch == begins else 0
+        start_epoch, start_step = self._shared[:2].tolist()
+        epoch = int(ahead.max()) if len(ahead) else max(start_epoch, int(epochs.max()) + 1)
+        self.record(worker, iteration, epoch)
+        return epoch, start_step if epoch == start_epoch else 0
 
-    def note(self, worker: int, mark: int, epoch: int) -> None:
-        """Write down which epoch a worker runs, for one that did not ask."""
-        self._words[2 + worker] = epoch << _MARK_BITS | mark
+    def record(self, worker: int, iteration: int, epoch: int) -> None:
+        """Store the epoch of a worker that did not get it from :meth:`begin`."""
+        self._shared[2 + worker] = epoch << _ID_BITS | iteration

@@ -1,4 +1,4 @@
-"""A loader whose batches are prepared in DataLoader workers."""
+"""A ``Loader`` whose batches are prepared in DataLoader workers and delivered as tensors."""
 
 from __future__ import annotations
 
@@ -17,95 +17,106 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from hexdata.checks import check_choice, check_count
 from hexdata.errors import ConfigError, HexdataError
 from hexdata.loader import Loader
-from hexdata.torch.dataset import check_alone, end_with_parent, loader_of_rank
+from hexdata.torch.dataset import check_world_size, end_with_parent, loader_of_rank
 from hexdata.torch.tensors import PIPE_BYTES, TensorBatch, WorkerBatch, as_tensors
 
 __all__ = ["TorchLoader"]
 
-_MOST_STEPS: Final = 16
+_MAX_STEPS: Final = 16
+"""Largest number of batches in one message."""
 
 
 @dataclass(frozen=True)
-class _Parcel:
-    """A batch on its way from a worker; see ``loader.Delivery``."""
+class _TensorDelivery:
+    """A ``loader.Delivery`` whose batch consists of tensors."""
 
     step: int
     position_ids: npt.NDArray[np.int64]
     batch: TensorBatch
 
-    def pin_memory(self) -> _Parcel:
-        """Return it in pinned memory; a DataLoader calls this in a thread of its own."""
+    def pin_memory(self) -> _TensorDelivery:
+        """Return the delivery in pinned memory. A DataLoader calls this in a thread."""
         return replace(self, batch={name: tensor.pin_memory() for name, tensor in self.batch.items()})
 
 
-_Message = list[_Parcel | HexdataError]
-"""Steps of one worker, in their order, each ``num_workers`` after the one before; an error ends them."""
+_Message = list[_TensorDelivery | HexdataError]
+"""Consecutive steps of one worker, ``num_workers`` apart. An error is the last item."""
 
 
-class _Messages(IterableDataset[_Message]):
-    """What the workers of a ``TorchLoader`` run; the main process alone says from where."""
+class _MessageDataset(IterableDataset[_Message]):
+    """The dataset in the workers of a ``TorchLoader``. The main process sets where each iteration starts."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
-        self._place = torch.zeros(2, dtype=torch.int64).share_memory_()
+        self._start = torch.zeros(2, dtype=torch.int64).share_memory_()
 
     def start_at(self, epoch: int, step: int) -> None:
-        """Let the next iteration start there, in workers that run already too."""
-        self._place.copy_(torch.tensor([epoch, step]))
+        """Set the start of the next iteration, also in running workers."""
+        self._start.copy_(torch.tensor([epoch, step]))
 
     def __iter__(self) -> Iterator[_Message]:
         info = get_worker_info()
         assert info is not None
         end_with_parent()
-        parcels = self._parcels(info.id, info.num_workers)
-        for parcel in parcels:
+        deliveries = self._deliveries(info.id, info.num_workers)
+        for delivery in deliveries:
             steps = 1
-            if isinstance(parcel, _Parcel):
-                steps = _steps_a_message(parcel.batch, self._loader.options.batch_size)
-            yield [parcel, *islice(parcels, steps - 1)]
+            if isinstance(delivery, _TensorDelivery):
+                steps = _steps_per_message(delivery.batch, self._loader.options.batch_size)
+            yield [delivery, *islice(deliveries, steps - 1)]
 
-    def _parcels(self, worker: int, workers: int) -> Iterator[_Parcel | HexdataError]:
-        """Yield the batches; an error travels as an object, since a DataLoader would keep its text alone."""
+    def _deliveries(self, worker: int, workers: int) -> Iterator[_TensorDelivery | HexdataError]:
+        """Yield the worker's batches. Errors are yielded, since a DataLoader would keep only their text."""
         try:
-            epoch, step = self._place.tolist()
+            epoch, step = self._start.tolist()
             self._loader.set_epoch(epoch, step)
-            # Messages are asked for from worker 0 on, so worker 0 has the first step, wherever that is.
-            for delivery in self._loader.deliveries((step + worker) % workers, workers):
-                yield _Parcel(delivery.step, delivery.position_ids, WorkerBatch(as_tensors(delivery.batch)))
+            # The DataLoader asks worker 0 first, so worker 0 has the first step, whatever its number.
+            for number, ids, batch in self._loader.deliveries((step + worker) % workers, workers):
+                yield _TensorDelivery(number, ids, WorkerBatch(as_tensors(batch)))
         except HexdataError as error:
             yield error
 
 
-def _steps_a_message(batch: TensorBatch, batch_size: int) -> int:
-    """Return how many such batches travel in one message: a message costs some 100 µs, whatever it holds."""
-    row = sum(tensor.element_size() * math.prod(tensor.shape[1:]) for tensor in batch.values())
-    return max(1, min(_MOST_STEPS, PIPE_BYTES // (row * batch_size)))
+def _steps_per_message(batch: TensorBatch, batch_size: int) -> int:
+    """Return the number of batches per message. A message takes some 100 µs, whatever its size."""
+    row_bytes = sum(tensor.element_size() * math.prod(tensor.shape[1:]) for tensor in batch.values())
+    return max(1, min(_MAX_STEPS, PIPE_BYTES // (row_bytes * batch_size)))
 
 
 class TorchLoader:
-    """A ``Loader`` that works in DataLoader workers, pins memory, and delivers dicts of tensors.
+    """A ``Loader`` that prepares batches in worker processes, pins memory and delivers tensors.
 
-    It stands where its loader stands and is used like it: iterating runs the epoch to its end, from the
-    next batch on that was not delivered, then advances ``epoch``; after the last batch of an epoch it runs
-    the next one, also for a loop that takes exactly ``len(loader)`` batches. Batches that workers have
-    prepared but nobody was given come again. The batches and their order do not depend on the number of
-    workers, and a state resumes with another number of them and, at the same global batch, of ranks.
+    It is used like its loader: iterating delivers the rest of the epoch and then advances ``epoch``. If the
+    epoch has no batches left, it delivers the next epoch, so a loop may also take exactly ``len(loader)``
+    batches. Batches that workers prepared but did not deliver are delivered by the next iteration. Batches
+    and their order are the same for any number of workers. A state can be resumed with another number of
+    workers and, with the same global batch, of ranks.
+
+    Example::
+
+        loader = TorchLoader(Loader("store", batch_size=256, seed=1), num_workers=2)
+        for batch in loader:
+            train(batch["board"], batch["policy"], batch["value"])
 
     Args:
-        loader: the loader; from here on iterate this one in its place.
-        num_workers: processes that prepare batches; 0 prepares them in this one.
-        rank, world_size: this process among those that train together. None: those of the loader or, if
-            it has but one rank, those of torch.distributed.
-        pin_memory: deliver in pinned memory, for ``to_device``; None: if there is a CUDA device.
-        prefetch_factor: messages that each worker prepares ahead: of one batch, or of up to 16 small ones.
-        persistent_workers: keep the workers from one epoch to the next.
-        multiprocessing_context: how workers start: "fork", "spawn", "forkserver"; None: Python's default.
+        loader: The loader. The ``TorchLoader`` starts at the loader's epoch and batch. Do not iterate the
+            loader itself any more.
+        num_workers: Number of worker processes (default 0: batches are prepared in this process).
+        rank, world_size: Rank of this process and number of ranks (default None: those of the loader or, if
+            it has one rank, those of torch.distributed).
+        pin_memory: Whether to deliver batches in pinned memory, for ``to_device`` (default None: if there is
+            a CUDA device).
+        prefetch_factor: Number of messages that each worker prepares in advance (default 4). A message is one
+            batch, or up to 16 small batches.
+        persistent_workers: Whether to keep the workers between epochs (default True).
+        multiprocessing_context: Start method of the workers, "fork", "spawn" or "forkserver" (default None:
+            Python's default).
 
     Attributes:
-        loader: the loader of this rank.
+        loader: The loader of this rank.
 
     Raises:
-        ConfigError: an option has no meaning.
+        ConfigError: An option has an invalid value.
     """
 
     def __init__(
@@ -128,16 +139,16 @@ class TorchLoader:
         if multiprocessing_context is not None:
             check_choice("multiprocessing_context", multiprocessing_context, get_all_start_methods())
         self.loader = loader_of_rank(loader, rank, world_size)
-        self._asked = world_size
+        self._given_world_size = world_size
         self._num_workers = num_workers
         self._pin_memory = torch.cuda.is_available() if pin_memory is None else pin_memory
         if num_workers:
-            self._messages = _Messages(self.loader)
-            self._batches = DataLoader(
-                self._messages,
+            self._dataset = _MessageDataset(self.loader)
+            self._messages = DataLoader(
+                self._dataset,
                 batch_size=None,
                 num_workers=num_workers,
-                collate_fn=list,  # it would look into the messages
+                collate_fn=list,  # the default would convert the contents of the messages
                 pin_memory=self._pin_memory,
                 prefetch_factor=prefetch_factor,
                 persistent_workers=persistent_workers,
@@ -146,64 +157,77 @@ class TorchLoader:
 
     @property
     def epoch(self) -> int:
-        """The epoch that iterating runs, counted from 0."""
+        """The epoch of the next iteration, counted from 0."""
         return self.loader.epoch
 
     @property
     def epoch_digest(self) -> str | None:
-        """The digest of what this rank got in the epoch that ended last; see ``Loader.epoch_digest``."""
+        """Digest of the positions that this rank received in the last complete epoch, or None.
+
+        See ``Loader.epoch_digest``.
+        """
         return self.loader.epoch_digest
 
     def set_epoch(self, epoch: int) -> None:
-        """Start ``epoch`` from its first batch."""
+        """Start the next iteration at the first batch of ``epoch``."""
         self.loader.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the loader stands, JSON-able: the batches delivered count, and no others."""
+        """Return the position after the last delivered batch, as a dict for JSON."""
         return self.loader.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state, also of other numbers of ranks and workers; see ``Loader.load_state_dict``."""
+        """Resume at a state; see ``Loader.load_state_dict``.
+
+        The numbers of ranks and workers may differ from those of the run that saved the state.
+        """
         self.loader.load_state_dict(state)
 
     def __len__(self) -> int:
-        """Return the batches of a whole epoch, the same for every rank."""
+        """Return the number of batches of an epoch, which is the same for every rank."""
         return len(self.loader)
 
     def __iter__(self) -> Iterator[TensorBatch]:
-        """Deliver the rest of the epoch, or all of the next one if nothing is left; then advance ``epoch``.
+        """Yield the rest of the epoch, or the next epoch if no batches are left; then advance ``epoch``.
 
         Raises:
-            StoreError, FormatError: a shard is not what the manifest says.
-            ConfigError: the loader was sent elsewhere while iterating, or torch.distributed was
-                initialised after it was made.
-            RuntimeError: a worker died.
+            StoreError, FormatError: A shard differs from its manifest.
+            ConfigError: The epoch was changed during the iteration, or torch.distributed was initialised
+                after the loader was made.
+            RuntimeError: A worker process ended unexpectedly.
         """
-        check_alone(self.loader, self._asked)
+        check_world_size(self.loader, self._given_world_size)
         with self.loader.iteration() as epoch:
-            for parcel in self._parcels():
-                self.loader.record(parcel.step, parcel.position_ids)
-                yield parcel.batch
+            for delivery in self._deliveries():
+                self.loader.record(delivery.step, delivery.position_ids)
+                yield delivery.batch
                 if self.loader.epoch != epoch:
                     raise ConfigError("the epoch was changed while iterating", hint="Start a new iteration.")
             if self.loader.batch != len(self):
-                raise HexdataError("the workers ended early", found=self.loader.batch, expected=len(self))
+                raise HexdataError(
+                    "the workers ended before the end of the epoch",
+                    found=f"{self.loader.batch} batches",
+                    expected=f"{len(self)} batches",
+                )
 
-    def _parcels(self) -> Iterator[_Parcel]:
-        if not self._num_workers:
-            for delivery in self.loader.deliveries():
-                parcel = _Parcel(delivery.step, delivery.position_ids, as_tensors(delivery.batch))
-                yield parcel.pin_memory() if self._pin_memory else parcel
+    def _deliveries(self) -> Iterator[_TensorDelivery]:
+        if self._num_workers:
+            self._dataset.start_at(self.loader.epoch, self.loader.batch)
+            yield from _order_by_step(iter(self._messages), self._num_workers)
             return
-        self._messages.start_at(self.loader.epoch, self.loader.batch)
-        yield from _in_order(iter(self._batches), self._num_workers)
+        for step, ids, batch in self.loader.deliveries():
+            delivery = _TensorDelivery(step, ids, as_tensors(batch))
+            yield delivery.pin_memory() if self._pin_memory else delivery
 
 
-def _in_order(messages: Iterator[_Message], workers: int) -> Iterator[_Parcel]:
-    """Yield by step what comes in messages, one a worker in turn: worker w has every ``workers``-th step."""
-    while turn := list(islice(messages, workers)):
-        for parcel in chain.from_iterable(zip_longest(*turn)):
-            if isinstance(parcel, HexdataError):
-                raise parcel
-            if parcel is not None:
-                yield parcel
+def _order_by_step(messages: Iterator[_Message], workers: int) -> Iterator[_TensorDelivery]:
+    """Yield the deliveries of the messages in order of their steps.
+
+    Messages arrive from the workers in turn, and worker w has every ``workers``-th step.
+    """
+    while one_of_each := list(islice(messages, workers)):
+        for delivery in chain.from_iterable(zip_longest(*one_of_each)):
+            if isinstance(delivery, HexdataError):
+                raise delivery
+            if delivery is not None:
+                yield delivery

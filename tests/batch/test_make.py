@@ -14,7 +14,7 @@ from hexdata.batch import (
     FIELDS,
     BatchOptions,
     make_batch,
-    members_of,
+    required_members,
 )
 from hexdata.board import pack_boards
 from hexdata.errors import ConfigError
@@ -147,7 +147,7 @@ def plain_batch(block: Arrays, options: BatchOptions, n: int) -> Arrays:
 
 def made(block: Arrays, options: BatchOptions, n: int) -> Arrays:
     """Make a batch from only the members it needs."""
-    members = {name: block[name] for name in members_of(options, block)}
+    members = {name: block[name] for name in required_members(options, block)}
     return make_batch(members, options, n, seed=SEED, epoch=EPOCH)
 
 
@@ -251,11 +251,11 @@ def test_the_block_is_not_modified() -> None:
         (BatchOptions(("move",), tier_probability=TIERS), {"move", "position_id", "value_sample_tier"}),
     ],
 )
-def test_members_of_lists_only_the_needed_members(options: BatchOptions, members: set[str]) -> None:
+def test_required_members_lists_only_the_needed_members(options: BatchOptions, members: set[str]) -> None:
     dense = block_fields(5, with_policy=True)
-    assert members_of(options, dense) == sorted(members)
+    assert required_members(options, dense) == sorted(members)
     one_hot = block_fields(5, with_policy=False)
-    assert members_of(options, one_hot) == sorted(members - {"policy", "policy_row"})
+    assert required_members(options, one_hot) == sorted(members - {"policy", "policy_row"})
 
 
 def test_options_add_their_fields() -> None:

@@ -24,7 +24,7 @@ from hexdata.convert import ConvertOptions, convert_sources
 from hexdata.errors import BudgetError, ConfigError, HexdataError, StoreError
 from hexdata.export import ExportOptions, export_shards
 from hexdata.loader import Loader, Mixture, PositionDataset
-from hexdata.loader.trial import LoadOptions, drive_loader
+from hexdata.loader.trial import LoadOptions, run_loader_trial
 from hexdata.shuffle import ShuffleOptions, shuffle_store
 from tests.object_store import ACCESS_KEY, SECRET_KEY, Fault
 
@@ -398,8 +398,8 @@ def test_every_form_of_the_loader_takes_an_address(upload: Upload, shards: Shard
     for mode in ("stream", "exact"):
         heard = Heard()
         options = LoadOptions(batch_size=16, mode=mode, prefetch=1)  # type: ignore[arg-type]
-        facts = drive_loader(address, options, heard)
-        assert facts.epochs[0].digest == drive_loader(str(shards.path), options).epochs[0].digest
+        facts = run_loader_trial(address, options, heard)
+        assert facts.epochs[0].digest == run_loader_trial(str(shards.path), options).epochs[0].digest
         assert [stage for stage, _, _ in heard.stages][-1] == "epoch 0"
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hexdata.batch import BatchOptions
 from hexdata.errors import ConfigError, FormatError
 from hexdata.loader.options import LoaderOptions
-from hexdata.loader.row_filter import Subset, choose_rows
+from hexdata.loader.row_filter import RowSubset, select_rows
 from hexdata.schema import NO_MOVE
 from hexdata.shards.manifest import ShardManifest
 from hexdata.shards.mapped import MappedShards
@@ -26,7 +26,7 @@ SKIP = BatchOptions(final_policy="skip")
 
 def choose(folder: ShardFolder, **options: Any) -> list[int] | None:
     shards = MappedShards(folder.path, ShardManifest.load(folder.path), "train")
-    subset = choose_rows(shards, LoaderOptions(**options))
+    subset = select_rows(shards, LoaderOptions(**options))
     return None if subset is None else subset.rows(np.arange(len(subset))).tolist()
 
 
@@ -51,20 +51,20 @@ def test_a_subset_holds_its_rows(chosen: set[int], cuts: list[int]) -> None:
         np.array([row for row in rows if start <= row < stop], np.int64)
         for start, stop in itertools.pairwise(borders)
     ]
-    subset = Subset(pieces)
+    subset = RowSubset(pieces)
     assert len(subset) == len(rows)
     assert subset.rows(np.arange(len(rows))).tolist() == rows
     assert subset.rows(np.arange(len(rows))[::-1]).tolist() == rows[::-1]
-    assert subset.digest == Subset([np.array(rows, np.int64)]).digest
+    assert subset.digest == RowSubset([np.array(rows, np.int64)]).digest
 
 
 def test_other_rows_have_another_digest() -> None:
     sets = [[], [0], [1], [0, 1], [65_536], [1, 65_536], [65_537], [131_073]]
-    assert len({Subset([np.array(rows, np.int64)]).digest for rows in sets}) == len(sets)
+    assert len({RowSubset([np.array(rows, np.int64)]).digest for rows in sets}) == len(sets)
 
 
 def test_a_subset_takes_two_bytes_a_row() -> None:
-    subset = Subset(np.arange(start, start + 10**6) for start in range(0, 10**7, 10**6))
+    subset = RowSubset(np.arange(start, start + 10**6) for start in range(0, 10**7, 10**6))
     arrays = [value for value in vars(subset).values() if isinstance(value, np.ndarray)]
     assert sum(array.nbytes for array in arrays) < 2.01 * 10**7
     assert subset.rows(np.array([0, 10**7 - 1, 65_536])).tolist() == [0, 10**7 - 1, 65_536]

@@ -10,7 +10,7 @@ import pytest
 
 from hexdata.errors import ConfigError, FormatError
 from hexdata.loader import Loader
-from hexdata.loader.trial import LoadOptions, drive_loader
+from hexdata.loader.trial import LoadOptions, run_loader_trial
 from hexdata.shards.blocks import Block
 from tests.publisher import alter_blocks
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @pytest.mark.parametrize("mode", ["exact", "stream"])
 def test_the_facts_are_those_of_the_epochs(shards: ShardFolder, mode: Any) -> None:
-    result = drive_loader(shards.path, LoadOptions(epochs=2, batch_size=40, seed=3, mode=mode))
+    result = run_loader_trial(shards.path, LoadOptions(epochs=2, batch_size=40, seed=3, mode=mode))
     loader = Loader(shards.path, batch_size=40, seed=3, mode=mode, fields=("position_id",))
     assert (result.split, result.mode, result.positions) == ("train", mode, 134)
     assert len(result.epochs) == 2
@@ -42,8 +42,8 @@ def test_the_facts_are_those_of_the_epochs(shards: ShardFolder, mode: Any) -> No
 
 
 def test_the_mode_is_that_of_the_place(shards: ShardFolder) -> None:
-    assert drive_loader(shards.path).mode == "exact"
-    piped = drive_loader(f"pipe:cat {shards.path}/{{name}}")
+    assert run_loader_trial(shards.path).mode == "exact"
+    piped = run_loader_trial(f"pipe:cat {shards.path}/{{name}}")
     assert (piped.mode, piped.positions) == ("stream", 134)
 
 
@@ -60,7 +60,7 @@ def test_the_memory_does_not_depend_on_the_position_ids(make_shards: MakeShards,
         alter_blocks(folder, path.name, shift)
     tracemalloc.start()
     try:
-        result = drive_loader(folder, LoadOptions(batch_size=40))
+        result = run_loader_trial(folder, LoadOptions(batch_size=40))
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -91,4 +91,4 @@ def test_a_fault_is_named(make_shards: MakeShards) -> None:
     path = folder.path / "train-000001.tar"
     path.write_bytes(bytes(path.stat().st_size))
     with pytest.raises(FormatError, match=r"train-000001\.tar"):
-        drive_loader(folder.path)
+        run_loader_trial(folder.path)

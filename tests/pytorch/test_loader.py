@@ -311,7 +311,7 @@ def test_a_dataset_does_not_claim_to_know_what_its_workers_delivered(shards):
     state = dataset.state_dict()
     for _ in data_loader(dataset, 2):
         pass
-    with pytest.raises(ConfigError, match=r"does not know .* Use hexdata\.torch\.TorchLoader"):
+    with pytest.raises(ConfigError, match=r"has no record of .* Use hexdata\.torch\.TorchLoader"):
         dataset.state_dict()
     dataset.load_state_dict({**state, "batch": 3, "epoch_digest": None})
     assert dataset.state_dict()["batch"] == 3
@@ -365,7 +365,7 @@ def test_explicit_ranks_win(shards):
         assert torch_form(loader).loader.options.rank == 1
         options = torch_form(loader, rank=2, world_size=3).loader.options
         assert (options.rank, options.world_size) == (2, 3)
-        with pytest.raises(ConfigError, match="go together"):
+        with pytest.raises(ConfigError, match="must be given together"):
             torch_form(loader, rank=0)
         with pytest.raises(ConfigError, match="rank outside the world"):
             torch_form(loader, rank=2, world_size=2)
