@@ -18,19 +18,23 @@ from hexdata.strict_json import AtMost, Count, Matching, check_value
 __all__ = ["EpochDigest", "LoaderPosition", "check_state", "combine_digests", "make_state"]
 
 _STATE_VERSION: Final = 3
+_MASK_64: Final = (1 << 64) - 1
+_STEP_SHIFT: Final = 36
+"""Position ids occupy the lower bits: sums are unique for ids below 2^36 and steps below 2^28."""
+_SUM_SIZE: Final = 1 << 16
+"""Number of positions summed at once. Summing each batch would take a few per cent of the loader's time."""
+
 _Name = Annotated[str, AtMost(128)]
 
 
 @dataclass(frozen=True)
 class LoaderPosition:
-    """Where a loader stands: the next batch of an epoch, and the digest of those before it.
-
-    ``digest`` is None where it cannot be known, as other ranks delivered them.
-    """
+    """Position of a loader: the next batch of an epoch, and the digest of the batches before it."""
 
     epoch: int = 0
     batch: int = 0
     digest: int | None = 0
+    """Sum of an ``EpochDigest``; None if other ranks delivered the batches, so that it is unknown."""
 
 
 @dataclass(frozen=True)
@@ -60,23 +64,21 @@ class _State:
 
 
 def make_state(
-    options: LoaderOptions, shards: str, rows: str | None, position: LoaderPosition
+    options: LoaderOptions, manifest_digest: str, rows_digest: str | None, position: LoaderPosition
 ) -> dict[str, Any]:
-    """Return the JSON-able state of a loader.
+    """Return the state of a loader as a dict for JSON.
 
     Args:
-        options: of the loader.
-        shards: the manifest's digest.
-        rows: the digest of the rows that take part; None for all.
-        position: where it stands.
-
-    Rank and world size bind the digest alone: with the same global batch the rest is the same for any.
+        options: Options of the loader.
+        manifest_digest: Digest of the shards' manifest.
+        rows_digest: Digest of the selected rows; None if all rows are selected.
+        position: Position of the loader.
     """
     return {
         "version": _STATE_VERSION,
         "order_version": ORDER_VERSION,
-        "digest": shards,
-        "rows": rows,
+        "digest": manifest_digest,
+        "rows": rows_digest,
         **_order_options(options),
         "rank": options.rank,
         "world_size": options.world_size,
@@ -87,34 +89,46 @@ def make_state(
 
 
 def check_state(
-    state: dict[str, Any], options: LoaderOptions, shards: str, rows: str | None, steps: int
+    state: dict[str, Any],
+    options: LoaderOptions,
+    manifest_digest: str,
+    rows_digest: str | None,
+    steps: int,
 ) -> LoaderPosition:
-    """Return the place of a state that such a loader can go on from; ``steps`` are those of its epochs.
+    """Return the position in a state, if a loader can resume at it.
+
+    The rank and world size of the state may differ from those of the loader; the digest is then unknown.
+
+    Args:
+        state: State from :func:`make_state`.
+        options: Options of the loader.
+        manifest_digest: Digest of the shards' manifest.
+        rows_digest: Digest of the selected rows; None if all rows are selected.
+        steps: Number of batches of an epoch.
 
     Raises:
-        StoreError: if it was taken on other shards, on other rows of them, or under another version of
-            the order.
-        ConfigError: if it was taken with other options, which the message names, or is no state.
+        StoreError: The state belongs to other shards, other rows or another version of the order.
+        ConfigError: The state belongs to a loader with other options, or it is not a state.
     """
-    expected = make_state(options, shards, rows, LoaderPosition())
+    expected = make_state(options, manifest_digest, rows_digest, LoaderPosition())
     if isinstance(state, dict) and {"version", "order_version"} <= state.keys():
         check_versions(state, expected)
     checked = check_value(_State, state, what="the state of the loader", error=ConfigError)
-    other = [name for name in _order_options(options) if state[name] != expected[name]]
+    different = [name for name in _order_options(options) if state[name] != expected[name]]
     for name, what in (("digest", "other shards"), ("rows", "other positions of these shards")):
-        if state[name] != expected[name] and not (name == "rows" and other):
+        if state[name] != expected[name] and not (name == "rows" and different):
             raise StoreError(
-                f"the state was taken on {what}",
+                f"the state belongs to {what}",
                 found=f"digest {state[name]}",
                 expected=expected[name],
                 hint="Resume on the shards of that run, or start a new epoch.",
             )
-    check_same_options(state, expected, other, "loader")
+    check_same_options(state, expected, different, "loader")
     return _read_position(checked, options, steps)
 
 
 def _order_options(options: LoaderOptions) -> dict[str, Any]:
-    """Return the options that the order of the batches hangs on; None for those of the other mode."""
+    """Return the options that determine the order of batches; those of the other mode are None."""
     streams = options.mode == "stream"
     return {
         "split": options.split,
@@ -133,39 +147,40 @@ def _order_options(options: LoaderOptions) -> dict[str, Any]:
 
 def _read_position(state: _State, options: LoaderOptions, steps: int) -> LoaderPosition:
     if state.batch > steps:
-        found = f"batch {state.batch} of epoch {state.epoch}"
-        raise ConfigError("the state stands nowhere", found=found, expected=f"at most batch {steps}")
+        raise ConfigError(
+            "the state is beyond the end of its epoch",
+            found=f"batch {state.batch} of epoch {state.epoch}",
+            expected=f"at most batch {steps}",
+        )
     if not state.batch:
         return LoaderPosition(state.epoch, 0, 0)
     is_of_rank = (state.rank, state.world_size) == (options.rank, options.world_size)
-    known = state.epoch_digest if is_of_rank else None
-    return LoaderPosition(state.epoch, state.batch, None if known is None else int(known, 16))
-
-
-_MASK_64: Final = (1 << 64) - 1
-_STEP_SHIFT: Final = 36
-"""Below it stands the position: ids under 69 billion and steps under 268 million never meet."""
-_SUM_SIZE: Final = 1 << 16
-"""Positions that are summed at once: a call for each batch would take some per cent of the loader's time."""
+    digest = state.epoch_digest if is_of_rank else None
+    return LoaderPosition(state.epoch, state.batch, None if digest is None else int(digest, 16))
 
 
 class EpochDigest:
-    """Sums, mod 2^64, ``sort_key(position_id + step · 2^36, key)`` over the positions delivered.
+    """Sum over the positions delivered in an epoch, equal for two runs that delivered the same at each step.
 
-    The key is ``derive_key(0, "digest", manifest digest, epoch)``. A position that is missing, repeated,
-    exchanged for another or moved to another step changes the sum; the order within a step, which ranks
-    and workers share out among them, does not. Padding does not count.
+    The digest is the sum, mod 2^64, of ``sort_key(position_id + step · 2^36, key)`` with the key
+    ``derive_key(0, "digest", manifest digest, epoch)``. It changes if a position is missing, repeated,
+    replaced or delivered at another step, but not with the order within a step. Padding is not counted. The
+    digests of all ranks or workers add up to that of a single process.
+
+    Args:
+        manifest_digest: Digest of the shards' manifest.
+        epoch: The epoch.
+        value: Sum to continue from (default 0).
     """
 
-    def __init__(self, shards: str, epoch: int, value: int = 0) -> None:
-        """Begin the digest of an epoch of the shards of that manifest digest, or go on from a sum."""
-        self._key = derive_key(0, "digest", shards, epoch)
+    def __init__(self, manifest_digest: str, epoch: int, value: int = 0) -> None:
+        self._key = derive_key(0, "digest", manifest_digest, epoch)
         self._value = value
         self._pending: list[npt.NDArray[np.uint64]] = []
         self._count = 0
 
     def add(self, step: int, position_ids: npt.NDArray[np.int64]) -> None:
-        """Count the positions (B,) of one step, or of a part of it."""
+        """Add the ids, int64 (B,), of positions delivered at a step."""
         self._pending.append(position_ids.astype(np.uint64) + np.uint64(step << _STEP_SHIFT & _MASK_64))
         self._count += len(position_ids)
         if self._count >= _SUM_SIZE:
@@ -173,12 +188,12 @@ class EpochDigest:
 
     @property
     def value(self) -> int:
-        """The sum so far."""
+        """The sum of the positions added so far."""
         self._sum()
         return self._value
 
     def __str__(self) -> str:
-        """Return the sum so far as 16 hexadecimal digits."""
+        """Return the sum as 16 hexadecimal digits."""
         return format(self.value, "016x")
 
     def _sum(self) -> None:
@@ -189,5 +204,9 @@ class EpochDigest:
 
 
 def combine_digests(digests: Iterable[str]) -> str:
-    """Return the digest of a whole epoch out of those of its ranks, each once and in any order."""
+    """Return the digest of an epoch over all ranks.
+
+    Args:
+        digests: ``epoch_digest`` of each rank, in any order.
+    """
     return format(sum(int(digest, 16) for digest in digests) & _MASK_64, "016x")

@@ -1,7 +1,4 @@
-"""The training loader: one epoch an iteration, each position exactly once over all ranks and workers.
-
-The face of exact and stream mode. Never writes, and keeps no state but where it stands.
-"""
+"""Training loader that delivers every position once per epoch over all ranks, in exact and stream mode."""
 
 from __future__ import annotations
 
@@ -44,59 +41,85 @@ __all__ = ["Delivery", "Loader"]
 
 
 class Delivery(NamedTuple):
-    """One batch on its way: its step, the ids of its positions without the padding, and its arrays."""
+    """A batch and what :meth:`Loader.record` needs to count it as delivered."""
 
     step: int
+    """Step of the epoch, counted from 0."""
     position_ids: npt.NDArray[np.int64]
+    """Ids of the positions of the batch, without padding: int64, at most (B,)."""
     batch: Batch
+    """The batch."""
 
 
 class Loader:
-    """Delivers a split as batches of NumPy arrays, in an order that follows from (seed, epoch).
+    """Iterable over batches of a split, as NumPy arrays, in an order determined by the seed and the epoch.
 
-    Iterating runs the epoch to its end, from the next batch on that was not delivered, then advances
-    ``epoch``. An iteration that begins when all batches of an epoch are delivered runs the next epoch, so
-    a loop may take exactly ``len(loader)`` batches. A loop that was left goes on where it was;
-    ``set_epoch`` starts afresh. A loader can be pickled; it opens its shards again where it arrives.
+    Each iteration delivers the rest of the current epoch and then advances ``epoch``. If the epoch has no
+    batches left, it delivers the next epoch, so a loop may also take exactly ``len(loader)`` batches. After a
+    loop was left early, the next iteration continues with the next batch; ``set_epoch`` restarts an epoch.
+
+    A loader can be pickled. The copy opens the shards again.
+
+    Example::
+
+        loader = Loader("store", batch_size=256, seed=1)
+        for batch in loader:  # one epoch
+            train(batch["board"], batch["policy"], batch["value"])
 
     Args:
-        store: a store's directory, or a folder of shards with their manifest.json; either may be in an
-            object store, ``"s3://bucket/store"``. Also the URL of a folder of shards on a web server, or a
-            command, ``"pipe:cat /data/{name}"``.
-        split: which split.
-        batch_size: positions a batch on this rank.
-        seed: any integer.
-        shuffle: False gives stored order; None means True for ``train`` and False for the others.
-        mode: ``"exact"`` maps shards, local ones or copies, and permutes the split as a whole;
-            ``"stream"`` reads shards from front to back and permutes windows. None means exact for a local
-            folder, stream for whatever else.
-        rank, world_size: this process among those that train together.
-        remainder: of the last global batch, if positions do not fill it. ``"short"`` shares them out as
-            evenly as can be; all ranks get the same number of batches, so where fewer positions than
-            ranks are left, the batch of some ranks is empty. ``"pad"`` fills each rank's part up with
-            repeats, marked in the field ``padding``, bool (B,), of every batch. ``"drop"`` leaves the
-            positions out of the epoch.
-        on_error: ``"raise"``, or ``"skip"`` to leave out shards that are missing, cut or altered, with a
-            warning and a count in ``skipped``.
-        check: ``"sizes"`` of the shards, or ``"digests"``, for which every byte is read.
-        where: SQL on the labels that says which positions take part, such as ``"value_sample_tier < 2"``;
-            null is no. In exact mode only, as is ``newest``.
-        newest: so many games, those of the highest ids, take part.
-        streams, window: of stream mode; see ``StreamPlan``.
-        cache: the folder on this machine where copies are kept of shards that lie elsewhere. True: the
-            usual one for those in an object store, none for others. None: no copies, so stream mode alone.
-        cache_size: what they may take, bytes or text such as "50GB"; those used longest ago go first.
-        prefetch: in stream mode with a cache, how many shards are fetched ahead; 0 for none, None for one a
-            stream that this process reads.
-        progress: hears of the shards that exact mode fetches before it returns.
-        fields, planes, board, final_policy, tier_probability, symmetry: what batches hold; see
-            ``BatchOptions``.
+        store: Directory of a store, or of shards with their ``manifest.json``, on disk or in an object store
+            (``"s3://bucket/store"``); or the URL of a folder of shards on a web server; or a command that
+            prints a shard (``"pipe:cat /data/{name}"``).
+        split: "train", "val" or "test" (default "train").
+        batch_size: Positions per batch of this rank (default 1024).
+        seed: Any integer (default 0).
+        shuffle: Whether to shuffle. False delivers the stored order (default None: only ``train`` is
+            shuffled).
+        mode: "exact" maps local shards, or cached copies, and permutes the whole split. "stream" reads shards
+            sequentially and permutes windows of them (default None: "exact" for a local folder, otherwise
+            "stream").
+        rank: Rank of this process (default 0).
+        world_size: Number of ranks (default 1).
+        remainder: How to deliver the last global batch if it is incomplete (default "short"). "short" shares
+            its positions evenly among the ranks; batches may then be shorter, or empty if there are fewer
+            positions than ranks. "pad" fills the batches with repeated positions; every batch then contains
+            ``padding``, bool (B,), True for repeated positions. "drop" omits the global batch.
+        on_error: "raise", or "skip" to leave out shards that are missing, truncated or altered; each gives a
+            warning and an entry in ``skipped`` (default "raise").
+        check: "sizes" compares the sizes of shards with the manifest; "digests" also hashes every shard
+            (default "sizes").
+        where: SQL condition on the labels that selects positions, such as ``"value_sample_tier < 2"``. Null
+            counts as false. Exact mode only (default None: all positions).
+        newest: Number of games with the highest ids whose positions are selected. Exact mode only (default
+            None: all games).
+        streams: (P, Q) of stream mode: each global batch has P parts, and consecutive steps cycle through Q
+            streams per part, so an epoch is read as P · Q streams. The number of ranks must divide P, and the
+            number of workers Q (default (4, 4)).
+        window: Maximum number of consecutive rows of a stream that are permuted together in stream mode
+            (default 262,144).
+        cache: Folder for local copies of remote shards. True: the default folder, for object stores only.
+            None: no copies; remote shards then require stream mode (default True).
+        cache_size: Maximum size of the shard cache in bytes, or text such as "50GB" (default 50 GB). Least
+            recently used shards are evicted first.
+        prefetch: Number of shards that stream mode fetches into the cache in advance. 0: none (default None:
+            one per stream that this process reads, at least two).
+        progress: Receives progress while exact mode downloads and checks shards (default: no reports).
+        fields: Names of the arrays in a batch (default board, policy, value).
+        planes: Number of board planes, 2 or 3 (default 2).
+        board: "float32", "float16", "uint8" or "packed" (default "float32").
+        final_policy: Policy of final positions: "zeros", "uniform", or "skip" to leave them out (default
+            "zeros").
+        tier_probability: Probabilities of value weight 1 for tiers 0 to 3 (default None: all weights are 1).
+        symmetry: Whether to apply a random symmetry to each position (default False).
+
+    Attributes:
+        options: The options.
+        manifest: The manifest of the shards.
 
     Raises:
-        ConfigError: an option has no meaning, options do not fit one another, or the split is not in the
-            shards.
-        StoreError: the shards are missing, incomplete or of another version.
-        BudgetError: the cache is smaller than a shard, or in exact mode than the split.
+        ConfigError: An option is invalid, options contradict each other, or the split does not exist.
+        StoreError: Shards are missing or incomplete, or have another format version.
+        BudgetError: The cache is smaller than a shard or, in exact mode, than the split.
     """
 
     def __init__(
@@ -156,7 +179,7 @@ class Loader:
         )
         self.manifest = load_manifest(source)
         stored = check_split(self.manifest, split, str(store))
-        # The digest of an epoch needs the ids, asked for or not.
+        # The epoch digest needs the ids, even if they are not a requested field.
         self._members = sorted({*required_members(self.options.batch, stored), "position_id"})
         self._source = behind_cache(
             source,
@@ -173,24 +196,26 @@ class Loader:
         self._check_epoch()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave behind what was gathered ahead."""
+        """Return the state to pickle, without the open epoch."""
         return {**self.__dict__, "_opened": None}
 
     def for_rank(self, rank: int, world_size: int) -> Loader:
-        """Return a loader of the same positions for another rank; the shards are not opened again.
+        """Return a loader for another rank, at the same position. The shards are not opened again.
 
-        It stands where this one does.
+        Args:
+            rank: Rank of the new loader.
+            world_size: Number of ranks.
 
         Raises:
-            ConfigError: there is no such rank, or this one stands within an epoch of another world size,
-                whose batches are others.
+            ConfigError: The rank is invalid, or this loader is within an epoch and ``world_size`` differs.
         """
         epoch, batch = self._next_batch()
         if batch and world_size != self.options.world_size:
             raise ConfigError(
-                "a loader cannot change its world size within an epoch",
-                found=f"batch {batch}",
-                hint="Make the loader for its ranks first, then load the state.",
+                "the world size of a loader cannot change within an epoch",
+                found=f"batch {batch} of epoch {epoch}, world size {self.options.world_size}",
+                expected=f"batch 0, or world size {self.options.world_size}",
+                hint="Make the loader with the new world size, then load the state.",
             )
         other = copy.copy(self)
         other.options = replace(self.options, rank=rank, world_size=world_size)
@@ -203,80 +228,87 @@ class Loader:
         other._check_epoch()
         return other
 
-    # --- what there is --------------------------------------------------------------------------------
+    # --- contents -------------------------------------------------------------------------------------
 
     @property
     def positions(self) -> int:
-        """How many positions an epoch has over all ranks, before any remainder is dropped."""
+        """Number of positions in an epoch over all ranks, before an incomplete batch is dropped."""
         return self._exact.positions if self._exact else self.manifest.positions(self.options.split)
 
     @property
     def skipped(self) -> dict[str, int]:
-        """How many positions of which shard were left out, with ``on_error="skip"``.
+        """Number of positions left out with ``on_error="skip"``, by shard name.
 
-        Exact mode knows them all when it opens; stream mode counts those of the epoch that was iterated
-        last, and knows them when it has read it.
+        Exact mode finds them when the loader is made. Stream mode counts those of the latest epoch while it
+        reads the shards.
         """
         return {shard: sum(map(len, pieces)) for shard, pieces in self._skipped.items() if pieces}
 
     def __len__(self) -> int:
-        """Return the batches of a whole epoch, the same for every rank."""
+        """Return the number of batches of an epoch, which is the same for every rank."""
         return self._open(self._epoch).steps
 
-    # --- where it stands ------------------------------------------------------------------------------
+    # --- position -------------------------------------------------------------------------------------
 
     @property
     def epoch(self) -> int:
-        """The epoch that iterating runs, counted from 0.
+        """The current epoch, counted from 0.
 
-        It advances when an iteration ends: at its end, or when a loop is left after the last batch.
+        It advances when an iteration ends, or when a loop is left after the last batch.
         """
         return self._epoch
 
     @property
     def batch(self) -> int:
-        """The batch of the epoch that comes next, counted from 0."""
+        """Index of the next batch of the epoch."""
         return self._batch
 
     def set_epoch(self, epoch: int, batch: int = 0) -> None:
-        """Start ``epoch`` from its first batch; or from another, and then it has no digest.
+        """Start the next iteration at a batch of ``epoch``.
+
+        Args:
+            epoch: Epoch, counted from 0.
+            batch: Index of the first batch (default 0). Otherwise the epoch has no digest.
 
         Raises:
-            ConfigError: there is no such epoch or batch.
+            ConfigError: ``epoch`` is negative, or ``batch`` is not within the epoch.
         """
         epoch, batch = check_count("epoch", epoch, 0), check_count("batch", batch, 0)
         if batch > len(self):
-            raise ConfigError("no such batch", found=batch, expected=f"0 to {len(self)}")
+            raise ConfigError(
+                "batch is beyond the end of the epoch", found=batch, expected=f"0 to {len(self)}"
+            )
         self._move_to(LoaderPosition(epoch, batch, None if batch else 0))
 
     @property
     def epoch_digest(self) -> str | None:
-        """The digest of what this rank got in the epoch that ended last; see ``EpochDigest``.
+        """Digest of the positions that this rank received in the last complete epoch.
 
-        Two runs with the same digest got the same positions at the same steps; ``combine_digests`` adds
-        up those of all ranks. None if no epoch has ended, or one that was begun on other ranks.
+        Two runs with the same digest received the same positions at the same steps. ``combine_digests``
+        combines the digests of all ranks. None if no epoch is complete, or if part of the epoch was delivered
+        to another rank or skipped with ``set_epoch``.
         """
         return self._last_digest
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the loader stands, JSON-able: the batches delivered count, and no others."""
+        """Return the position after the last delivered batch, and the options, as a dict for JSON."""
         digest = self._digest.value if self._digest else None
         return make_state(self.options, *self._identity(), LoaderPosition(self._epoch, self._batch, digest))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state: of any rank and world size with the same global batch.
+        """Resume at a state. Its rank and world size may differ if the global batch is the same.
 
-        A state taken after the last batch of an epoch is the beginning of the next epoch.
+        A state saved after the last batch of an epoch resumes at the next epoch.
 
         Raises:
-            StoreError: it was taken on other positions or under another version of the order.
-            ConfigError: it was taken with other options, or is no state.
+            StoreError: The state belongs to other positions or another version of the order.
+            ConfigError: The state belongs to a loader with other options, or it is not a state.
         """
         self._move_to(check_state(state, self.options, *self._identity(), len(self)))
-        self._end_whole_epoch()
+        self._end_complete_epoch()
 
     def _identity(self) -> tuple[str, str | None]:
-        """Return the digest of the shards, and that of the rows that take part unless all do."""
+        """Return the digest of the manifest, and that of the selected rows (None: all rows)."""
         return self.manifest.digest, self._exact.digest if self._exact else None
 
     def _move_to(self, position: LoaderPosition) -> None:
@@ -287,14 +319,14 @@ class Loader:
             else EpochDigest(self.manifest.digest, position.epoch, position.digest)
         )
 
-    # --- delivering -----------------------------------------------------------------------------------
+    # --- delivery -------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Batch]:
-        """Deliver the rest of the epoch, or all of the next one if nothing is left; then advance ``epoch``.
+        """Yield the rest of the epoch, or the next epoch if no batches are left; then advance ``epoch``.
 
         Raises:
-            StoreError, FormatError: a shard is not what the manifest says.
-            ConfigError: the loader was sent elsewhere while iterating, or another iteration moved it.
+            StoreError, FormatError: A shard differs from its manifest.
+            ConfigError: The position of the loader was changed during the iteration.
         """
         with self.iteration() as epoch:
             for step, ids, batch in self.deliveries():
@@ -302,7 +334,7 @@ class Loader:
                 yield batch
                 if (self._epoch, self._batch) != (epoch, step + 1):
                     raise ConfigError(
-                        "the loader was moved while iterating",
+                        "the position of the loader was changed while iterating",
                         found=f"batch {self._batch} of epoch {self._epoch}",
                         expected=f"batch {step + 1} of epoch {epoch}",
                         hint="Start a new iteration after set_epoch or load_state_dict.",
@@ -310,11 +342,11 @@ class Loader:
 
     @contextmanager
     def iteration(self) -> Iterator[int]:
-        """Return the epoch that an iteration runs, and end it afterwards if all of it was delivered.
+        """Return a context manager that gives the epoch of an iteration and ends complete epochs.
 
-        An epoch that was delivered whole before, by a loop that took no batch too many, ends first.
+        If the current epoch is complete when the context is entered, that epoch is ended first.
         """
-        self._end_whole_epoch()
+        self._end_complete_epoch()
         epoch, steps = self._epoch, len(self)
         try:
             yield epoch
@@ -322,52 +354,63 @@ class Loader:
             if (self._epoch, self._batch) == (epoch, steps):
                 self.end_epoch()
 
-    def _end_whole_epoch(self) -> None:
+    def _end_complete_epoch(self) -> None:
         if self._next_batch() != (self._epoch, self._batch):
             self.end_epoch()
 
     def _next_batch(self) -> tuple[int, int]:
-        """Return the epoch and the batch that are delivered next."""
+        """Return the epoch and the index of the next batch."""
         return (self._epoch + 1, 0) if 0 < len(self) == self._batch else (self._epoch, self._batch)
 
     def batches(self, worker: int = 0, workers: int = 1) -> Iterator[Batch]:
-        """Yield what worker ``worker`` of ``workers`` has of the rest of the epoch; see ``deliveries``."""
+        """Yield the batches of one worker for the rest of the epoch; see :meth:`deliveries`."""
         return (delivery.batch for delivery in self.deliveries(worker, workers))
 
     def deliveries(self, worker: int = 0, workers: int = 1) -> Iterator[Delivery]:
-        """Yield this rank's batches of the steps t with t mod workers = worker, for the rest of the epoch.
+        """Yield this rank's batches of every ``workers``-th step for the rest of the epoch.
 
-        If nothing is left of the epoch, those of the next epoch are yielded. Where the loader stands does not
-        change: whoever hands the batches on calls ``record`` for each, in the order of the steps, and
-        ``end_epoch``.
+        Worker w delivers the steps t with t mod ``workers`` = w.
+
+        If no batches are left, yield those of the next epoch. The position of the loader does not change: the
+        caller passes each delivery to :meth:`record`, in order of the steps, and calls :meth:`end_epoch`.
+
+        Args:
+            worker: Index of the worker (default 0).
+            workers: Number of workers (default 1).
 
         Raises:
-            StoreError, FormatError: a shard is not what the manifest says.
-            ConfigError: there is no such worker.
+            StoreError, FormatError: A shard differs from its manifest.
+            ConfigError: ``worker`` is not below ``workers``.
         """
         if not 0 <= worker < workers:
-            raise ConfigError("no such worker", found=worker, expected=f"0 to {workers - 1}")
-        number, next_step = self._next_batch()
+            raise ConfigError("worker must be below workers", found=worker, expected=f"0 to {workers - 1}")
+        epoch, next_step = self._next_batch()
         first = next_step + (worker - next_step) % workers
-        epoch = self._open(number)
-        if self._exact is None and self._skipped_epoch != number:
-            self._skipped, self._skipped_epoch = {shard: set() for shard in self._skipped}, number
-        steps = range(first, epoch.steps, workers)
-        for step, (block, padding) in zip(steps, epoch.blocks(steps), strict=True):
-            ids, batch = block["position_id"], self._make_batch(block, number)
+        opened = self._open(epoch)
+        if self._exact is None and self._skipped_epoch != epoch:
+            self._skipped, self._skipped_epoch = {shard: set() for shard in self._skipped}, epoch
+        steps = range(first, opened.steps, workers)
+        for step, (block, padding) in zip(steps, opened.blocks(steps), strict=True):
+            ids, batch = block["position_id"], self._make_batch(block, epoch)
             if self.options.remainder == "pad":
                 batch["padding"] = np.zeros(len(ids), np.bool_) if padding is None else padding
             yield Delivery(step, ids if padding is None else ids[~padding], batch)
 
     def record(self, step: int, position_ids: npt.NDArray[np.int64]) -> None:
-        """Count the batch of a step, the next one, as delivered: the ids of its positions, less padding.
+        """Count the next batch as delivered.
+
+        Args:
+            step: Step of the batch, which must be the next one.
+            position_ids: Ids of its positions without padding, int64, at most (B,).
 
         Raises:
-            ConfigError: another step is next.
+            ConfigError: ``step`` is not the next step.
         """
         epoch, batch = self._next_batch()
         if step != batch:
-            raise ConfigError("steps are recorded in their order", found=step, expected=batch)
+            raise ConfigError(
+                "steps must be recorded in order", found=f"step {step}", expected=f"step {batch}"
+            )
         if epoch != self._epoch:
             self.end_epoch()
         self._batch += 1
@@ -375,63 +418,67 @@ class Loader:
             self._digest.add(step, position_ids)
 
     def end_epoch(self) -> None:
-        """Advance ``epoch``, now that all its batches are delivered."""
+        """Advance ``epoch`` after all its batches were delivered."""
         ended = None if self._digest is None else str(self._digest)
         self._move_to(LoaderPosition(self._epoch + 1))
         self._last_digest = ended
 
     def take(self, ranges: Sequence[tuple[int, int]], epoch: int) -> Iterator[Batch]:
-        """Yield the positions at places [start, stop) of an epoch's order, whatever rank they belong to.
+        """Yield one batch for each range [start, stop) of indices in an epoch's order, over all ranks.
 
-        Those of all ranges are gathered at once; ``chunk_sizes`` says how many are well asked for. Where
-        the loader stands does not change, and there is no padding. In exact mode only.
+        All ranges are gathered together; :meth:`chunk_sizes` gives suitable total lengths. The position of
+        the loader does not change, and batches have no padding. Exact mode only.
+
+        Args:
+            ranges: Ranges of indices.
+            epoch: The epoch.
 
         Raises:
-            ConfigError: in stream mode, which has no such order, or places outside the epoch.
+            ConfigError: The loader is in stream mode, or a range is outside the epoch.
         """
         opened = self._open(check_count("epoch", epoch, 0))
         if not isinstance(opened, ExactEpoch):
-            raise ConfigError("only exact mode can take places of an epoch", hint="Use mode='exact'.")
+            raise _needs_exact_mode()
         for start, stop in ranges:
             if not 0 <= start <= stop <= self.positions:
                 found, expected = f"[{start}, {stop})", f"within [0, {self.positions})"
-                raise ConfigError("places outside the epoch", found=found, expected=expected)
+                raise ConfigError("a range is outside the epoch", found=found, expected=expected)
         return (self._make_batch(block, epoch) for block in opened.take(ranges))
 
     def chunk_sizes(self) -> Iterator[int]:
-        """Yield, without end, how many positions to ``take`` at once: few at first, later many.
+        """Yield, endlessly, how many positions to :meth:`take` at once: few at first, later more.
 
         Raises:
-            ConfigError: in stream mode.
+            ConfigError: The loader is in stream mode.
         """
         if self._exact is None:
-            raise ConfigError("only exact mode can take places of an epoch", hint="Use mode='exact'.")
+            raise _needs_exact_mode()
         return self._exact.chunk_sizes()
 
     def _make_batch(self, block: Block, epoch: int) -> Batch:
         options = self.options
         return make_batch(block, options.batch, self.manifest.board_size, seed=options.seed, epoch=epoch)
 
-    # --- opening --------------------------------------------------------------------------------------
+    # --- epochs ---------------------------------------------------------------------------------------
 
     def _open(self, epoch: int) -> Epoch:
-        """Return an epoch, the one of the last call if it is the same."""
+        """Return an epoch; the one opened last is kept."""
         if self._opened is None or self._opened[0] != epoch:
             self._opened = (epoch, self._make_epoch(epoch))
         return self._opened[1]
 
     def _check_epoch(self) -> None:
-        """See now that epochs can be opened, and that they deliver anything.
+        """Open the epoch to find errors early, and check that it has batches.
 
         Raises:
-            ConfigError: options do not fit one another, or ``remainder="drop"`` leaves no batch.
-            StoreError: a shard in a folder is missing or of another size.
+            ConfigError: Options contradict each other, or ``remainder="drop"`` leaves no batch.
+            StoreError: A shard in a folder is missing or has another size.
         """
         if self.positions and not len(self):
             raise ConfigError(
                 "remainder='drop' leaves no batch",
                 found=f"{self.positions:,} positions",
-                expected=f"at least the {self.options.global_batch:,} of a step over all ranks",
+                expected=f"at least {self.options.global_batch:,}, one batch on every rank",
                 hint="Lower batch_size, or use remainder='short' or 'pad'.",
             )
 
@@ -449,11 +496,17 @@ class Loader:
         return exact
 
     def _skip(self, shard: str, rows: range, fault: HexdataError) -> None:
-        """Count rows of a shard that are left out, and warn when it is first met."""
+        """Count skipped rows of a shard, and issue a warning for the first of them."""
         if shard not in self._skipped:
-            warnings.warn(f"left out: {fault}", stacklevel=2)
+            warnings.warn(f"skipped a shard: {fault}", stacklevel=2)
         self._skipped.setdefault(shard, set()).add(rows)
 
 
 def _default_mode(source: Source) -> Mode:
     return "exact" if isinstance(source, FolderSource) else "stream"
+
+
+def _needs_exact_mode() -> ConfigError:
+    return ConfigError(
+        "only exact mode can deliver ranges of an epoch", found="mode='stream'", hint="Use mode='exact'."
+    )

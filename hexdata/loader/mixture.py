@@ -1,7 +1,6 @@
-"""Several loaders as one: every batch mixes their positions in given proportions, step by step.
+"""Mixture of several loaders, whose batches contain their positions in fixed proportions.
 
-Counting is exact and in closed form, so that any step can be had at once. Never opens a shard: it asks the
-loaders, and only for the places that it delivers.
+The counts of each source are exact and in closed form, so any step can be computed directly.
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ _UNUSED_STATE_KEYS: Final = {
     "global_batch",
     "remainder",
 }
-"""What the state of a loader says beyond the order of its positions: a mixture does not use it."""
+"""Keys of a loader's state that do not affect the order of its positions in a mixture."""
 _MAX_SOURCES: Final = 256
-"""As many as ``source``, uint8, can name."""
+"""Number of values of the field ``source``, uint8."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +62,10 @@ class _State:
 
 @dataclass(frozen=True)
 class MixtureOptions(RankedOptions):
-    """The options of ``Mixture``, which documents them.
+    """The options of ``Mixture``, which describes them.
 
     Raises:
-        ConfigError: if one has no meaning, or a source is due less than one position a step.
+        ConfigError: An option has an invalid value, or a source would have less than one position per step.
     """
 
     weights: tuple[float, ...]
@@ -80,10 +79,14 @@ class MixtureOptions(RankedOptions):
         self._check_ranks()
         self._set("pace", check_count("pace", self.pace, 0))
         if not 1 <= len(self.weights) <= _MAX_SOURCES:
-            raise ConfigError("too few or too many sources", found=len(self.weights), expected="1 to 256")
+            raise ConfigError("invalid number of loaders", found=len(self.weights), expected="1 to 256")
         if self.pace >= len(self.weights):
-            raise ConfigError("pace names no source", found=self.pace, expected=f"below {len(self.weights)}")
-        # NumPy's numbers as Python's, as a state is to be JSON.
+            raise ConfigError(
+                "pace must be the index of a loader",
+                found=self.pace,
+                expected=f"below {len(self.weights)}",
+            )
+        # JSON cannot store NumPy's numbers.
         weights = (weight.item() if isinstance(weight, np.generic) else weight for weight in self.weights)
         self._set("weights", tuple(weights))
         if not all(_is_weight(weight) for weight in self.weights):
@@ -91,14 +94,14 @@ class MixtureOptions(RankedOptions):
         shares = self.shares()
         if self.global_batch * min(shares) < 1:
             raise ConfigError(
-                f"source {shares.index(min(shares))} is due less than one position a step",
-                found=f"{self.global_batch} positions a step over all ranks",
+                f"source {shares.index(min(shares))} would have less than one position per step",
+                found=f"{self.global_batch} positions per step over all ranks",
                 expected=f"at least {math.ceil(1 / min(shares))} for the weights {self.weights}",
-                hint="Raise batch_size, or the smallest weight.",
+                hint="Raise batch_size or the smallest weight.",
             )
 
     def shares(self) -> list[Fraction]:
-        """Return each source's share of the whole, exactly: they add up to 1."""
+        """Return the exact share of each source; the shares add up to 1."""
         weights = [Fraction(weight) for weight in self.weights]
         return [weight / sum(weights) for weight in weights]
 
@@ -110,11 +113,12 @@ def _is_weight(value: object) -> bool:
 
 
 class SourceCounts:
-    """How many positions each source has given after any number of positions in all.
+    """Number of positions from each source among the first T positions of a mixture.
 
-    After T positions, sources 0 … i together have given floor(T·S + u): S is the sum of their shares and u,
-    in [0, 1), follows from the seed. So each has given T times its share to within one, and the counts add
-    up to T. Where a step adds 1 / (the least share) or more to T, no count ever falls. All in integers.
+    Sources 0 … i together have floor(T·S + u) positions, where S is the sum of their shares and u, in [0, 1),
+    is determined by the seed. Each source therefore has T times its share, to within one position, and the
+    counts add up to T. Counts never decrease if each step adds at least 1 / (the smallest share) positions.
+    The arithmetic uses integers only.
     """
 
     def __init__(self, options: MixtureOptions) -> None:
@@ -125,62 +129,69 @@ class SourceCounts:
         self._offset = derive_key(options.seed, "mixture") * self._unit >> 64
 
     def after(self, total: int) -> list[int]:
-        """Return the positions that each source has given among the first ``total``."""
+        """Return the number of positions from each source among the first ``total``."""
         ends = [(total * bound + self._offset) // self._unit for bound in self._bounds]
         return [end - start for start, end in zip([0, *ends], ends, strict=False)]
 
 
 @dataclass(frozen=True)
 class SourceShare:
-    """What one source of a mixture has given up to a step, over all ranks."""
+    """Positions delivered from one source of a mixture, over all ranks."""
 
     weight: float
-    """Its share as asked for; those of all sources add up to 1."""
+    """Requested share; the weights of all sources add up to 1."""
     share: float
-    """Its share of the positions delivered; 0.0 before the first."""
+    """Share of the positions delivered so far; 0.0 before the first."""
     positions: int
+    """Number of positions delivered."""
     epochs: float
-    """How often it has been gone through."""
+    """Number of epochs of the source delivered."""
 
 
 class _StepSources(NamedTuple):
-    """What one rank gets at one step: the source of each position, and each source's places.
-
-    Places count on over a source's epochs, one after the other.
-    """
+    """The positions of one rank at one step."""
 
     sources: npt.NDArray[np.uint8]
+    """Source of each position (B,)."""
     ranges: list[tuple[int, int]]
+    """For each source, the range of indices in the concatenation of its epochs."""
 
 
 class Mixture:
-    """Delivers batches whose positions come from several loaders, in the proportion of their weights.
+    """Iterable over batches that contain positions of several loaders in proportion to their weights.
 
-    The mixture is one row of steps without end. After each step every source has given its share of all
-    positions so far, to within one. Each source is an endless stream too: its epochs one after the other,
-    each in its own new order, every position once before any comes again; a batch may hold the end of one
-    and the beginning of the next. Within a step the sources are mixed by a permutation that follows from
-    (seed, step); ranks take consecutive parts of the step, so they change nothing but who gets what.
+    The exact proportion holds after every step, to within one position per source. Each source is an endless
+    stream of its epochs: each epoch has a new order and delivers every position once. A batch may contain the
+    end of one epoch and the beginning of the next. Within a step the sources are mixed by a permutation
+    determined by the seed and the step; ranks take consecutive parts of the step.
 
-    An epoch of the mixture is a fixed number of steps: the fewest in which the source ``pace`` is delivered
-    once, ``len(mixture)``. All batches are whole.
+    An epoch of the mixture is a fixed number of steps, ``len(mixture)``: the fewest that deliver the source
+    ``pace`` once. All batches have the same size.
 
-    Iterating runs the epoch to its end, from the next step on that was not delivered, then advances
-    ``epoch``; an iteration that begins when all steps of an epoch are delivered runs the next one. A batch is
-    that of the loaders, and ``source`` uint8 (B,): which loader a position is from.
+    Each iteration delivers the rest of the current epoch and then advances ``epoch``. If the epoch has no
+    batches left, it delivers the next epoch. A batch has the fields of the loaders and ``source``, uint8
+    (B,), the index of each position's loader.
+
+    Example::
+
+        mixture = Mixture([Loader("human"), Loader("selfplay")], weights=(1, 3), batch_size=256)
+        for batch in mixture:
+            train(batch["board"], batch["policy"], batch["value"])
 
     Args:
-        loaders: the sources, in exact mode and with the same batch options and board size; stores, splits,
-            predicates, seeds and shuffling are each one's own. Only the places of their epochs are used:
-            their batch size, remainder and state play no part, and ranks are the mixture's business.
-        weights: one a loader, above 0; only their proportions count.
-        batch_size: positions a batch on this rank.
-        seed: any integer.
-        rank, world_size: this process among those that train together.
-        pace: the number of the source that an epoch is measured by; None means the one with most positions.
+        loaders: The sources, at most 256. They must be in exact mode and have the same batch options and
+            board size. Their stores, splits, conditions, seeds and shuffling may differ. Their batch size,
+            ranks, remainder and position are not used.
+        weights: Weight of each loader, above 0. Only the ratios of weights matter.
+        batch_size: Positions per batch of this rank (default 1024).
+        seed: Any integer (default 0).
+        rank: Rank of this process (default 0).
+        world_size: Number of ranks (default 1).
+        pace: Index of the loader that determines the length of an epoch (default None: the loader with the
+            most positions).
 
     Raises:
-        ConfigError: an option has no meaning, the loaders do not go together, one has no positions, or the
+        ConfigError: An option is invalid, the loaders cannot be combined, a loader has no positions, or the
             global batch is too small for the smallest weight.
     """
 
@@ -198,7 +209,7 @@ class Mixture:
         for name, value in (("loaders", loaders), ("weights", weights)):
             if isinstance(as_tuple(value), tuple):
                 continue
-            expected = "a list of loaders" if name == "loaders" else "a list of numbers, one a loader"
+            expected = "a list of loaders" if name == "loaders" else "a list of numbers, one per loader"
             raise ConfigError(f"{name} cannot be used", found=repr(value), expected=expected)
         loaders, weights = as_tuple(loaders), as_tuple(weights)
         given: Any = loaders
@@ -208,7 +219,9 @@ class Mixture:
                 raise ConfigError(what, found=repr(each), expected="a hexdata.Loader")
         if len(loaders) != len(weights):
             raise ConfigError(
-                "weights and loaders differ in number", found=len(weights), expected=len(loaders)
+                "the number of weights differs from the number of loaders",
+                found=len(weights),
+                expected=len(loaders),
             )
         self._loaders = list(loaders)
         self._sizes = [loader.positions for loader in loaders]
@@ -222,39 +235,39 @@ class Mixture:
         self._epoch = self._batch = 0
 
     def __len__(self) -> int:
-        """Return the batches of an epoch, the same for every rank."""
+        """Return the number of batches of an epoch, which is the same for every rank."""
         return self._steps
 
     @property
     def epoch(self) -> int:
-        """The epoch that iterating runs, counted from 0."""
+        """The current epoch, counted from 0."""
         return self._epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Start ``epoch`` from its first batch.
+        """Start the next iteration at the first batch of ``epoch``.
 
         Raises:
-            ConfigError: there is no such epoch.
+            ConfigError: ``epoch`` is negative or not an integer.
         """
         self._epoch, self._batch = check_count("epoch", epoch, 0), 0
 
     @property
     def realised(self) -> list[SourceShare]:
-        """What each source has given in all steps before the next one, over all ranks."""
+        """What each source contributed to all steps before the next one, over all ranks."""
         total = (self._epoch * self._steps + self._batch) * self.options.global_batch
         return [
-            SourceShare(float(share), given / max(total, 1), given, given / size)
-            for share, given, size in zip(
+            SourceShare(float(share), count / max(total, 1), count, count / size)
+            for share, count, size in zip(
                 self.options.shares(), self._counts.after(total), self._sizes, strict=True
             )
         ]
 
     def __iter__(self) -> Iterator[Batch]:
-        """Deliver the rest of the epoch, or all of the next one if nothing is left; then advance ``epoch``.
+        """Yield the rest of the epoch, or the next epoch if no batches are left; then advance ``epoch``.
 
         Raises:
-            StoreError, FormatError: a shard is not what its manifest says. The step was not delivered.
-            ConfigError: ``epoch`` was changed while iterating.
+            StoreError, FormatError: A shard differs from its manifest. The step counts as not delivered.
+            ConfigError: ``epoch`` was changed during the iteration.
         """
         epoch, first = self._epoch, self._batch = self._next_batch()
         try:
@@ -268,46 +281,50 @@ class Mixture:
                 self.set_epoch(epoch + 1)
 
     def batches(self, worker: int = 0, workers: int = 1) -> Iterator[Batch]:
-        """Deliver those of the rest of the epoch whose step in it is ``worker`` mod ``workers``.
+        """Yield the batches of one worker for the rest of the epoch.
 
-        If nothing is left of the epoch, those of the next epoch are delivered. Where the mixture stands does
-        not move: that is for whoever puts the workers' batches together.
+        Worker w delivers the steps t with t mod ``workers`` = w. If no batches are left, yield those of the
+        next epoch. The position of the mixture does not change.
+
+        Args:
+            worker: Index of the worker (default 0).
+            workers: Number of workers (default 1).
 
         Raises:
-            ConfigError: there is no such worker.
+            ConfigError: ``worker`` is not below ``workers``.
         """
         if not 0 <= worker < workers:
-            raise ConfigError("no such worker", found=worker, expected=f"0 to {workers - 1}")
+            raise ConfigError("worker must be below workers", found=worker, expected=f"0 to {workers - 1}")
         epoch, first = self._next_batch()
         steps = range(first + (worker - first) % workers, self._steps, workers)
         yield from self._batches(self._steps_of(epoch, steps))
 
     def _next_batch(self) -> tuple[int, int]:
-        """Return the epoch and the batch that are delivered next."""
+        """Return the epoch and the index of the next batch."""
         return (self._epoch + 1, 0) if self._batch == self._steps else (self._epoch, self._batch)
 
     def _steps_of(self, epoch: int, steps: range) -> range:
-        """Return steps of an epoch as steps of the mixture, counted from its beginning."""
+        """Convert steps of an epoch to steps counted from the beginning of epoch 0."""
         start = epoch * self._steps
         return range(start + steps.start, start + steps.stop, steps.step)
 
     def _batches(self, steps: range) -> Iterator[Batch]:
-        """Yield this rank's parts of these steps; the sources are asked for several steps at once."""
+        """Yield this rank's batches of these steps. Each source is read for several steps at once."""
         left = iter(steps)
         for sizes in zip(*(loader.chunk_sizes() for loader in self._loaders), strict=True):
             chunk = list(itertools.islice(left, math.ceil(min(sizes) / self.options.batch_size)))
             if not chunk:
                 return
-            yield from self._deliver([self._step_sources(step) for step in chunk])
+            yield from self._read([self._step_sources(step) for step in chunk])
 
     def _step_sources(self, step: int) -> _StepSources:
-        """Return what this rank gets at a step, counted from the beginning of the mixture."""
+        """Return the positions of this rank at a step, counted from the beginning of epoch 0."""
         size, total = self.options.batch_size, self.options.global_batch
         before, after = self._counts.after(step * total), self._counts.after((step + 1) * total)
         counts = [end - start for start, end in zip(before, after, strict=True)]
         first = self.options.rank * size
         permutation = Permutation(total, derive_key(self.options.seed, "mixture", step))
-        order = permutation.slice(0, first + size)  # what later ranks get is nothing to this one
+        order = permutation.slice(0, first + size)  # later ranks do not affect this one
         sources = np.repeat(np.arange(len(counts), dtype=np.uint8), counts)[order]
         earlier = np.bincount(sources[:first], minlength=len(counts))
         own = sources[first:]
@@ -317,52 +334,53 @@ class Mixture:
             own, [(start, start + length) for start, length in zip(starts, lengths, strict=True)]
         )
 
-    def _deliver(self, shares: Sequence[_StepSources]) -> Iterator[Batch]:
-        """Yield the batches of these shares."""
+    def _read(self, steps: Sequence[_StepSources]) -> Iterator[Batch]:
+        """Read the positions of several steps and yield the batch of each step."""
         parts = [
-            _read_ranges(loader, [share.ranges[number] for share in shares])
+            _read_ranges(loader, [step.ranges[number] for step in steps])
             for number, loader in enumerate(self._loaders)
         ]
-        for share in shares:
+        for step in steps:
             batch: Batch = {}
             for number, of_source in enumerate(parts):
-                rows = np.flatnonzero(share.sources == number)
+                rows = np.flatnonzero(step.sources == number)
                 while len(rows):
                     part = next(of_source)
                     length = len(next(iter(part.values())))
                     _put_rows(batch, rows[:length], part, self.options.batch_size)
                     rows = rows[length:]
-            batch["source"] = share.sources
+            batch["source"] = step.sources
             yield batch
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the mixture stands, JSON-able: the batches delivered count, and no others."""
+        """Return the position after the last delivered batch, and the options, as a dict for JSON."""
         return {**self._order_state(), "epoch": self._epoch, "batch": self._batch}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state: of any rank and world size with the same global batch.
+        """Resume at a state. The rank and world size may have changed if the global batch is the same.
 
-        A state taken after the last batch of an epoch is the beginning of the next epoch.
+        A state saved after the last batch of an epoch resumes at the next epoch.
 
         Raises:
-            StoreError: it was taken under another version of the order.
-            ConfigError: it was taken with other sources or options, or is no state.
+            StoreError: The state belongs to another version of the order.
+            ConfigError: The state belongs to a mixture with other sources or options, or it is not a state.
         """
-        fixed = self._order_state()
+        expected = self._order_state()
         if isinstance(state, dict) and {"version", "order_version"} <= state.keys():
-            check_versions(state, fixed)
+            check_versions(state, expected)
         checked = check_value(_State, state, what="the state of the mixture", error=ConfigError)
-        check_same_options(state, fixed, fixed, "mixture, and its loaders,")
+        check_same_options(state, expected, expected, "mixture and its loaders")
         if checked.batch > self._steps:
-            found = f"batch {checked.batch} of epoch {checked.epoch}"
             raise ConfigError(
-                "the state stands nowhere", found=found, expected=f"at most batch {self._steps}"
+                "the state is beyond the end of its epoch",
+                found=f"batch {checked.batch} of epoch {checked.epoch}",
+                expected=f"at most batch {self._steps}",
             )
         self._epoch, self._batch = checked.epoch, checked.batch
         self._epoch, self._batch = self._next_batch()
 
     def _order_state(self) -> dict[str, Any]:
-        """Return what the order of the batches hangs on, and does not move."""
+        """Return the part of a state that determines the order of batches and never changes."""
         return {
             "version": _STATE_VERSION,
             "order_version": ORDER_VERSION,
@@ -375,31 +393,34 @@ class Mixture:
 
 
 def _check_loaders(loaders: Sequence[Loader]) -> None:
-    """See that batches of these loaders can be joined.
+    """Check that positions of these loaders can be combined in a batch.
 
     Raises:
-        ConfigError: naming the first that does not go with loader 0.
+        ConfigError: A loader is not in exact mode, has no positions or differs from loader 0.
     """
     first = loaders[0]
     for number, loader in enumerate(loaders):
         record = f"source {number}"
         if loader.options.mode != "exact":
             raise ConfigError(
-                "a mixture needs loaders in exact mode", record=record, found=loader.options.mode
+                "a mixture requires loaders in exact mode",
+                record=record,
+                found=loader.options.mode,
+                hint="Make the loader with mode='exact'.",
             )
         if not loader.positions:
-            raise ConfigError("the source has no positions", record=record)
+            raise ConfigError("the loader has no positions", record=record)
         if loader.options.batch != first.options.batch:
             raise ConfigError(
-                "the batches of the sources differ",
+                "the batch options of the loaders differ",
                 record=record,
                 found=loader.options.batch,
                 expected=first.options.batch,
-                hint="Give all loaders of a mixture the same fields, planes and other batch options.",
+                hint="Make all loaders of a mixture with the same fields, planes and other batch options.",
             )
         if loader.manifest.board_size != first.manifest.board_size:
             raise ConfigError(
-                "the boards of the sources differ in size",
+                "the board sizes of the loaders differ",
                 record=record,
                 found=loader.manifest.board_size,
                 expected=first.manifest.board_size,
@@ -407,27 +428,27 @@ def _check_loaders(loaders: Sequence[Loader]) -> None:
 
 
 def _source_id(loader: Loader) -> str:
-    """Return 16 hexadecimal digits that name a source: its positions, their order, what batches hold."""
+    """Return 16 hexadecimal digits that identify the positions of a source, their order and their fields."""
     state = {name: value for name, value in loader.state_dict().items() if name not in _UNUSED_STATE_KEYS}
     facts = [state, loader.positions, asdict(loader.options.batch)]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode("ascii")).hexdigest()[:16]
 
 
 def _read_ranges(loader: Loader, ranges: Sequence[tuple[int, int]]) -> Iterator[Batch]:
-    """Yield these ranges of a loader's endless stream; one that epochs cut comes in as many pieces."""
+    """Yield ranges of the concatenation of a loader's epochs; a range over several epochs is split."""
     size = loader.positions
-    pieces = [
+    parts = [
         (epoch, max(start - epoch * size, 0), min(stop - epoch * size, size))
         for start, stop in ranges
         if start < stop
         for epoch in range(start // size, (stop - 1) // size + 1)
     ]
-    for epoch, group in itertools.groupby(pieces, key=operator.itemgetter(0)):
+    for epoch, group in itertools.groupby(parts, key=operator.itemgetter(0)):
         yield from loader.take([(first, last) for _, first, last in group], epoch)
 
 
 def _put_rows(batch: Batch, rows: npt.NDArray[np.int64], part: Batch, size: int) -> None:
-    """Write the positions of ``part`` to these rows of a batch of ``size``, made as its fields are met."""
+    """Write positions to rows of a batch of ``size`` rows. Fields that the batch lacks are created."""
     for name, array in part.items():
         if name not in batch:
             batch[name] = np.empty((size, *array.shape[1:]), array.dtype)

@@ -1,4 +1,4 @@
-"""What a loader can be asked for, checked once. Reads nothing."""
+"""Options of ``Loader``, checked when they are made."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ __all__ = [
 ]
 
 Mode = Literal["exact", "stream"]
+"""Whether an epoch permutes the whole split ("exact") or reads shards sequentially ("stream")."""
 Remainder = Literal["short", "drop", "pad"]
+"""How the last global batch of an epoch is delivered if positions do not fill it."""
 
 
 class RankedOptions:
-    """What options of one rank among several have in common; they are frozen once they are made."""
+    """Base of the options of loaders that share batches between ranks."""
 
     batch_size: int
     world_size: int
@@ -30,37 +32,38 @@ class RankedOptions:
     seed: int
 
     def _check_ranks(self) -> None:
-        """Check the four, and keep them as Python's integers, as a state is to be JSON.
+        """Check the four fields and convert them to Python ints, which a state in JSON requires.
 
         Raises:
-            ConfigError: if one has no meaning.
+            ConfigError: A field has an invalid value.
         """
         for name, least in (("batch_size", 1), ("world_size", 1), ("rank", 0)):
             self._set(name, check_count(name, getattr(self, name), least))
         if self.rank >= self.world_size:
-            raise ConfigError("rank outside the world", found=self.rank, expected=f"below {self.world_size}")
+            raise ConfigError(
+                "rank must be below world_size", found=self.rank, expected=f"below {self.world_size}"
+            )
         self._set("seed", check_seed(self.seed))
 
     def _set(self, name: str, value: object) -> None:
-        """Set a field while the options are being made."""
+        """Set a field of the frozen dataclass in ``__post_init__``."""
         object.__setattr__(self, name, value)
 
     @property
     def global_batch(self) -> int:
-        """Positions a step over all ranks."""
+        """Number of positions per step, over all ranks."""
         return self.batch_size * self.world_size
 
 
 @dataclass(frozen=True)
 class LoaderOptions(RankedOptions):
-    """Which positions come, in which order and to which rank: ``Loader`` documents its options.
+    """The options of ``Loader``, which describes them.
 
-    ``batch`` says what batches hold, ``copies`` where shards that lie elsewhere are kept. ``streams`` (P, Q)
-    and ``window`` are for ``mode="stream"`` alone.
-    Integers may be NumPy's; they are kept as Python's, as a state is to be JSON.
+    ``batch`` determines the contents of batches and ``copies`` the shard cache. ``streams`` and ``window``
+    apply to stream mode only. Integers of other types, such as NumPy's, are converted to Python ints.
 
     Raises:
-        ConfigError: if one has no meaning.
+        ConfigError: An option has an invalid value.
     """
 
     split: str = "train"
@@ -94,6 +97,8 @@ class LoaderOptions(RankedOptions):
             self._set("newest", check_count("newest", self.newest, 1))
         if not (isinstance(self.streams, tuple) and len(self.streams) == 2):
             raise ConfigError(
-                "streams cannot be used", found=repr(self.streams), expected="a pair, as (4, 4)"
+                "streams cannot be used",
+                found=repr(self.streams),
+                expected="a pair of integers, such as (4, 4)",
             )
         self._set("streams", tuple(check_count("streams", count, 1) for count in self.streams))

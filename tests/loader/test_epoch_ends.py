@@ -104,7 +104,7 @@ def test_workers_of_ones_own_run_the_next_epoch_too(shards: ShardFolder) -> None
             loader.record(step, ids)
             got.append(batch["value"].tolist())
         assert got == epoch
-        with pytest.raises(ConfigError, match="steps are recorded in their order; found 6; expected 0"):
+        with pytest.raises(ConfigError, match="recorded in order; found step 6; expected step 0"):
             loader.record(len(loader) - 1, ids)
     assert loader.batch == len(loader)
     other = loader.for_rank(0, 2)  # no batch of the epoch is left to be dealt out otherwise

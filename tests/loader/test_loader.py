@@ -259,7 +259,7 @@ def test_places_can_be_taken_whatever_the_rank(shards: ShardFolder) -> None:
         assert all(batch.keys() == {"position_id"} for batch in batches)
     assert loader.state_dict() == before
     for start, stop in ((-1, 3), (4, 3), (0, 135)):
-        with pytest.raises(ConfigError, match="places outside the epoch"):
+        with pytest.raises(ConfigError, match="a range is outside the epoch"):
             loader.take([(0, 1), (start, stop)], 0)
     with pytest.raises(ConfigError, match="only exact mode"):
         Loader(shards.path, mode="stream").take([(0, 1)], 0)
@@ -303,7 +303,7 @@ def test_moving_a_loader_under_an_iteration_is_an_error(shards: ShardFolder) -> 
         batches = iter(loader)
         next(batches)
         move()
-        with pytest.raises(ConfigError, match="the loader was moved while iterating"):
+        with pytest.raises(ConfigError, match="position of the loader was changed while iterating"):
             next(batches)
     with pytest.raises(ConfigError, match="epoch cannot be used; found -1"):
         loader.set_epoch(-1)
@@ -322,7 +322,7 @@ def test_a_loader_for_another_rank_is_as_if_made_for_it(shards: ShardFolder, opt
     assert (first.epoch, first.batch) == (0, 1)
     assert ids_of(first.for_rank(0, 1)) == ids_of(first)
     next(iter(first))
-    with pytest.raises(ConfigError, match="cannot change its world size within an epoch; found batch 1"):
+    with pytest.raises(ConfigError, match=r"world size .* cannot change within an epoch; found batch 1"):
         first.for_rank(0, 2)
 
 
@@ -337,7 +337,7 @@ def test_an_epoch_can_be_begun_at_any_batch(shards: ShardFolder) -> None:
     epoch_4 = ids_of(loader)
     loader.set_epoch(3, len(whole))
     assert ids_of(loader) == epoch_4
-    with pytest.raises(ConfigError, match=f"no such batch; found {len(whole) + 1}"):
+    with pytest.raises(ConfigError, match=f"batch is beyond the end of the epoch; found {len(whole) + 1}"):
         loader.set_epoch(3, len(whole) + 1)
     for epoch, batch, name in ((3, -1, "batch"), (3, 2.0, "batch"), (3, True, "batch"), (-1, 0, "epoch")):
         with pytest.raises(ConfigError, match=f"{name} cannot be used"):
@@ -383,13 +383,13 @@ def test_steps_are_recorded_in_their_order(shards: ShardFolder) -> None:
         step, ids, _ = next(of_worker[number % 2])
         loader.record(step, ids)
         assert loader.state_dict()["batch"] == step + 1
-        with pytest.raises(ConfigError, match="steps are recorded in their order"):
+        with pytest.raises(ConfigError, match="steps must be recorded in order"):
             loader.record(step, ids)
     loader.end_epoch()
     assert loader.state_dict() == alone.state_dict()
     assert loader.epoch_digest == alone.epoch_digest
     for worker, workers in ((2, 2), (-1, 2), (0, 0)):
-        with pytest.raises(ConfigError, match="no such worker"):
+        with pytest.raises(ConfigError, match="worker must be below workers"):
             next(loader.deliveries(worker, workers))
 
 

@@ -274,7 +274,7 @@ def test_workers_share_the_rest_of_the_epoch(folders: list[ShardFolder], workers
             assert_equal(ways[step % workers].pop(0), expected)
         assert ways == [[]] * workers
         assert other.state_dict()["batch"] == stop % len(mixture)
-    with pytest.raises(ConfigError, match="no such worker"):
+    with pytest.raises(ConfigError, match="worker must be below workers"):
         next(mixture.batches(workers, workers))
 
 
@@ -388,7 +388,7 @@ def test_a_state_that_is_none_is_refused(folders: list[ShardFolder]) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"weights": (1, 1)}, "weights and loaders differ in number; found 2; expected 3"),
+        ({"weights": (1, 1)}, "number of weights differs from the number of loaders; found 2; expected 3"),
         ({"weights": (1, 0, 1)}, "weights cannot be used"),
         ({"weights": (1, -1, 1)}, "weights cannot be used"),
         ({"weights": (1, float("inf"), 1)}, "weights cannot be used"),
@@ -396,13 +396,13 @@ def test_a_state_that_is_none_is_refused(folders: list[ShardFolder]) -> None:
         ({"weights": (1, "2", 1)}, "weights cannot be used"),
         (
             {"weights": (6, 5, 1), "batch_size": 11},
-            "source 2 is due less than one position a step; .* 12 for",
+            "source 2 would have less than one position per step; .* 12 for",
         ),
         ({"batch_size": 0}, "batch_size cannot be used; found 0; expected an integer, at least 1"),
         ({"batch_size": 2.0}, "batch_size"),
-        ({"world_size": 2, "rank": 2}, "rank outside the world; found 2"),
+        ({"world_size": 2, "rank": 2}, "rank must be below world_size; found 2"),
         ({"seed": "7"}, "seed"),
-        ({"pace": 3}, "pace names no source; found 3; expected below 3"),
+        ({"pace": 3}, "pace must be the index of a loader; found 3; expected below 3"),
         ({"pace": -1}, "pace"),
     ],
 )
@@ -436,16 +436,16 @@ def test_loaders_that_do_not_go_together_are_refused(
     for other, message in [
         (
             Loader(folders[1].path, mode="stream"),
-            "source 1: a mixture needs loaders in exact mode",
+            "source 1: a mixture requires loaders in exact mode",
         ),
-        (Loader(folders[1].path, planes=3), "source 1: the batches of the sources differ"),
-        (Loader(make_shards("empty", train=0).path), "source 1: the source has no positions"),
+        (Loader(folders[1].path, planes=3), "source 1: the batch options of the loaders differ"),
+        (Loader(make_shards("empty", train=0).path), "source 1: the loader has no positions"),
     ]:
         with pytest.raises(ConfigError, match=message):
             Mixture([first, other], (1, 1))
-    with pytest.raises(ConfigError, match="too few or too many sources; found 0"):
+    with pytest.raises(ConfigError, match="invalid number of loaders; found 0"):
         Mixture([], ())
-    with pytest.raises(ConfigError, match="too few or too many sources; found 257"):
+    with pytest.raises(ConfigError, match="invalid number of loaders; found 257"):
         Mixture([first] * 257, (1,) * 257)
 
 
@@ -470,6 +470,6 @@ def test_boards_of_other_sizes_are_refused(folders: list[ShardFolder], tmp_path:
     (tmp_path / "manifest.json").write_bytes(manifest.dumps())
     small = Loader(tmp_path)
     assert len(run(Mixture([small], (1,), batch_size=3))) == 2
-    message = "source 1: the boards of the sources differ in size; found 3; expected 5"
+    message = "source 1: the board sizes of the loaders differ; found 3; expected 5"
     with pytest.raises(ConfigError, match=message):
         Mixture([Loader(folders[0].path), small], (1, 1))

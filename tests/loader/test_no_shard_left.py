@@ -32,7 +32,7 @@ def test_broken_shards_are_refused_before_a_batch_is_delivered(make_shards: Make
             next(loader.batches(worker, 2))
 
 
-@pytest.mark.filterwarnings("ignore:left out:UserWarning")
+@pytest.mark.filterwarnings("ignore:skipped a shard:UserWarning")
 def test_one_good_shard_is_enough(make_shards: MakeShards) -> None:
     folder = make_shards(train=64)
     *broken, good = sorted(folder.path.glob("train-*.tar"))

@@ -183,7 +183,7 @@ def test_a_shard_that_fails_is_named_or_left_out(
             shard.write_bytes(change)
         with pytest.raises(StoreError, match=rf"s3://.*{name}: a shard is {reason}"):
             list(Loader(address, **chosen))
-        with pytest.warns(UserWarning, match=rf"left out: .*{name}"):
+        with pytest.warns(UserWarning, match=rf"skipped a shard: .*{name}"):
             assert count_without_failing(address, **chosen) == (48, {name: 16})
 
 
@@ -231,7 +231,7 @@ def test_no_thread_outlives_its_iteration(upload: Upload, shards: ShardFolder) -
     batches = iter(loader)
     next(batches)
     loader.set_epoch(5)
-    with pytest.raises(ConfigError, match="moved while iterating"):
+    with pytest.raises(ConfigError, match="changed while iterating"):
         next(batches)
     assert threads_ahead() == []
 

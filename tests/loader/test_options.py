@@ -46,7 +46,7 @@ def test_integers_of_numpy_are_kept_as_pythons(kind):
         ({"shuffle": "no"}, "shuffle cannot be used; found 'no'; expected True or False"),
         ({"shuffle": 0}, "shuffle cannot be used"),
         ({"world_size": 0}, "world_size"),
-        ({"world_size": 2, "rank": 2}, "rank outside the world; found 2; expected below 2"),
+        ({"world_size": 2, "rank": 2}, "rank must be below world_size; found 2; expected below 2"),
         ({"rank": -1}, "rank cannot be used"),
         ({"seed": "7"}, "seed cannot be used; found '7'"),
         ({"mode": "exakt"}, "unknown mode; found 'exakt'; expected 'exact' or 'stream'"),

@@ -367,7 +367,7 @@ def test_explicit_ranks_win(shards):
         assert (options.rank, options.world_size) == (2, 3)
         with pytest.raises(ConfigError, match="must be given together"):
             torch_form(loader, rank=0)
-        with pytest.raises(ConfigError, match="rank outside the world"):
+        with pytest.raises(ConfigError, match="rank must be below world_size"):
             torch_form(loader, rank=2, world_size=2)
 
 
