@@ -478,7 +478,7 @@ class Loader:
             raise ConfigError(
                 "remainder='drop' leaves no batch",
                 found=f"{self.positions:,} positions",
-                expected=f"at least {self.options.global_batch:,}, one batch on every rank",
+                expected=f"at least {self.options.global_batch:,}, a full batch on every rank",
                 hint="Lower batch_size, or use remainder='short' or 'pad'.",
             )
 

@@ -184,7 +184,7 @@ def test_padding_is_flagged_in_every_batch(shards: ShardFolder, options: dict[st
 def test_an_epoch_without_a_batch_is_refused(shards: ShardFolder, options: dict[str, Any]) -> None:
     """A loop over it would train on nothing for ever."""
     options = {**options, "remainder": "drop"}
-    message = "drop' leaves no batch; found 134 positions; expected at least the 144 of a step"
+    message = "drop' leaves no batch; found 134 positions; expected at least 144, a full batch"
     with pytest.raises(ConfigError, match=message):
         Loader(shards.path, batch_size=144, **options)
     alone = Loader(shards.path, batch_size=72, **options)
