@@ -23,7 +23,7 @@ from hexdata.progress import SILENT, Progress
 from hexdata.quality import Quality, measure_quality
 from hexdata.report import Verdict, write_report
 from hexdata.shuffle import ShuffleOptions, ShuffleResult, shuffle_store
-from hexdata.sql import Limits
+from hexdata.sql import SqlLimits
 from hexdata.storage import as_path, local_path, objects_below, telling
 from hexdata.store import Store
 from hexdata.strict_json import shortened
@@ -59,7 +59,7 @@ class VerifySection(VerifyOptions):
 
 
 @dataclass(frozen=True)
-class ReportSection(Limits):
+class ReportSection(SqlLimits):
     """``[report]``: limits of its queries, and the file of the page (default: in the store)."""
 
     output: str | None = None

@@ -29,9 +29,9 @@ def report(
 ) -> None:
     """Write one HTML page that shows whether a store is shuffled and complete."""
     from hexdata.report import write_report
-    from hexdata.sql import Limits
+    from hexdata.sql import SqlLimits
 
-    limits = Limits(memory=parse_bytes(memory), threads=threads)
+    limits = SqlLimits(memory=parse_bytes(memory), threads=threads)
     with command(as_json, store, output) as (out, bar):
         made = write_report(store, output, limits, bar)
     if out.facts(made):

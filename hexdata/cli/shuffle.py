@@ -177,7 +177,7 @@ def _shown(text: str) -> str:
 
 
 def _means(means: Means) -> list[str]:
-    values = ((means.total_positions, 1), (means.value, 4), (means.place, 3))
+    values = ((means.total_positions, 1), (means.value, 4), (means.source_offset, 3))
     return ["-" if value is None else f"{value:.{digits}f}" for value, digits in values]
 
 

@@ -15,7 +15,7 @@ from hexdata.errors import ConfigError
 from hexdata.progress import SILENT, Progress
 from hexdata.report.facts import ReportFacts, gather_facts
 from hexdata.report.verdict import Verdict, judge, tiles
-from hexdata.sql import Limits
+from hexdata.sql import SqlLimits
 from hexdata.storage import AnyPath, as_path
 from hexdata.store.disk_space import translate_disk_full, translate_temporary_disk_full
 from hexdata.store.files import write_bytes
@@ -47,7 +47,7 @@ class Report:
 def write_report(
     store: str | AnyPath,
     output: str | AnyPath | None = None,
-    limits: Limits | None = None,
+    limits: SqlLimits | None = None,
     progress: Progress = SILENT,
 ) -> Report:
     """Write the report of a store as one self-contained HTML page. The store may be at any stage.
@@ -57,7 +57,7 @@ def write_report(
     Args:
         store: path or address of the store.
         output: path or address of the page. Default None: ``STORE/report.html``.
-        limits: memory and threads. Default None: the defaults of ``Limits``.
+        limits: memory and threads. Default None: the defaults of ``SqlLimits``.
         progress: receives progress reports.
 
     Raises:
@@ -71,7 +71,7 @@ def write_report(
         raise ConfigError("the report cannot be written: the path is a folder", path=path)
     check_suffix(path, "a page", _SUFFIXES)
     with translate_temporary_disk_full():
-        facts = gather_facts(store, limits or Limits(), progress)
+        facts = gather_facts(store, limits or SqlLimits(), progress)
     progress.begin("draw", None, "charts")
     verdict = judge(facts)
     page = make_page(facts, verdict).encode("utf-8")

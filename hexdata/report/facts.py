@@ -10,7 +10,7 @@ from hexdata import __version__
 from hexdata.progress import Progress
 from hexdata.quality import Quality, measure_quality
 from hexdata.report.spread import Spread, spread_of
-from hexdata.sql import Limits, named_query, open_catalog
+from hexdata.sql import SqlLimits, named_query, open_catalog
 from hexdata.storage import AnyPath
 from hexdata.store import Store
 from hexdata.store.files import FileFacts, digest_file
@@ -100,7 +100,7 @@ class ReportFacts:
         return next((stage for stage in self.stages if stage.stage == name), None)
 
 
-def gather_facts(store: str | AnyPath, limits: Limits, progress: Progress) -> ReportFacts:
+def gather_facts(store: str | AnyPath, limits: SqlLimits, progress: Progress) -> ReportFacts:
     """Compute all numbers of the report. The store is only read.
 
     Raises:

@@ -16,9 +16,9 @@ import pyarrow as pa
 from hexdata.order import derive_key, sort_key_sql, sort_subkeys
 from hexdata.schema import SPLITS
 from hexdata.selection.expression import Expression
-from hexdata.selection.groups import Group, count_groups, group_table, grouped_sql, same_group_sql
+from hexdata.selection.groups import ValueGroup, count_groups, group_table, grouped_sql, same_group_sql
 from hexdata.selection.ranks import cell_shifts, keys_at_ranks, segments
-from hexdata.selection.tables import Tables, write_table
+from hexdata.selection.tables import StoreTables, write_table
 from hexdata.storage import AnyPath
 from hexdata.store.session import DuckDBPyConnection
 
@@ -36,12 +36,13 @@ class Means:
     Attributes:
         total_positions: mean length of the positions' games, in positions.
         value: mean value.
-        place: mean relative position within the source file, from 0 (start) to 1 (end); 0.5 for a whole file.
+        source_offset: mean relative position within the source file, from 0 (start) to 1 (end); 0.5 for a
+            whole file.
     """
 
     total_positions: float | None
     value: float | None
-    place: float | None
+    source_offset: float | None
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,12 @@ class Balanced:
 
 
 def balance(
-    con: DuckDBPyConnection, tables: Tables, rows: str, expression: Expression, seed: int, folder: AnyPath
+    con: DuckDBPyConnection,
+    tables: StoreTables,
+    rows: str,
+    expression: Expression,
+    seed: int,
+    folder: AnyPath,
 ) -> Balanced:
     """Reduce the groups of each split to the size of the split's smallest group.
 
@@ -134,7 +140,7 @@ def _limits(
     con: DuckDBPyConnection,
     positions: str,
     grouped: str,
-    cut: Sequence[Group],
+    cut: Sequence[ValueGroup],
     kept: Sequence[int],
     seed: int,
     folder: AnyPath,
@@ -178,7 +184,7 @@ def _firsts(found: Sequence[npt.NDArray[np.uint64]]) -> npt.NDArray[np.uint64]:
 
 
 def _compare(
-    con: DuckDBPyConnection, tables: Tables, joined: str, kept: str, folder: AnyPath
+    con: DuckDBPyConnection, tables: StoreTables, joined: str, kept: str, folder: AnyPath
 ) -> tuple[BalanceRow, ...]:
     """Compute the means of each group and split: all positions, the first ones, and those kept.
 
@@ -187,7 +193,7 @@ def _compare(
     sources = write_table(folder / "balance-sources.parquet", _source_ranges(con, tables))
     placed = f"""
         SELECT split_index, group_value, total_positions, value::DECIMAL(18, 9) AS exact_value,
-               ((2 * (position_id - s.first) + 1) / (2 * s.count))::DECIMAL(18, 9) AS place,
+               ((2 * (position_id - s.first) + 1) / (2 * s.count))::DECIMAL(18, 9) AS source_offset,
                {kept} AS seeded, (head IS NULL OR position_id <= head) AS head
         FROM ({joined}) p LEFT JOIN {sources} s
         ON s.block = p.position_id >> {_BLOCK_BITS} AND p.position_id BETWEEN s.low AND s.high
@@ -195,7 +201,7 @@ def _compare(
     means = ", ".join(
         f"avg({column}) FILTER ({taken})"
         for taken in ("true", "head", "seeded")
-        for column in ("total_positions", "exact_value", "place")
+        for column in ("total_positions", "exact_value", "source_offset")
     )
     measured = con.sql(f"""
         SELECT split_index, group_value, grouping(group_value) AS total,
@@ -211,7 +217,7 @@ def _compare(
     )
 
 
-def _source_ranges(con: DuckDBPyConnection, tables: Tables) -> pa.Table:
+def _source_ranges(con: DuckDBPyConnection, tables: StoreTables) -> pa.Table:
     """Return the range of position ids of each source, split at block boundaries.
 
     Columns: block, low, high (inclusive), first (first id of the source), count (positions of the source).
@@ -225,7 +231,7 @@ def _source_ranges(con: DuckDBPyConnection, tables: Tables) -> pa.Table:
     return pa.table({name: pa.array(column.astype(np.int64)) for name, column in columns.items()})
 
 
-def _null_notes(groups: Sequence[Group], smallest: dict[int, int], expression: Expression) -> list[str]:
+def _null_notes(groups: Sequence[ValueGroup], smallest: dict[int, int], expression: Expression) -> list[str]:
     """Return a note for each split whose smallest group is the one of NULL."""
     return [
         f"{SPLITS[g.split]}: the smallest group of {expression.text} is NULL with {g.rows:,} positions, and "

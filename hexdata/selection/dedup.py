@@ -12,7 +12,7 @@ from typing import Final
 import pyarrow as pa
 
 from hexdata.order import derive_key, sort_key_sql
-from hexdata.selection.tables import Tables
+from hexdata.selection.tables import StoreTables
 from hexdata.storage import AnyPath
 from hexdata.store.parquet import write_parquet
 from hexdata.store.session import DuckDBPyConnection, read_parquet_sql
@@ -45,7 +45,7 @@ class Duplicates:
     fragments: int
 
 
-def count_duplicates(con: DuckDBPyConnection, tables: Tables) -> Duplicates:
+def count_duplicates(con: DuckDBPyConnection, tables: StoreTables) -> Duplicates:
     """Count the duplicate games of a store. Reads the games table only."""
     counted = con.sql(f"""
         SELECT count(*) FILTER (is_exact), coalesce(sum(positions) FILTER (is_exact), 0)::BIGINT,
@@ -57,7 +57,7 @@ def count_duplicates(con: DuckDBPyConnection, tables: Tables) -> Duplicates:
 
 
 def drop_duplicates(
-    con: DuckDBPyConnection, tables: Tables, rows: str, kind: str, path: AnyPath, all_rows: bool
+    con: DuckDBPyConnection, tables: StoreTables, rows: str, kind: str, path: AnyPath, all_rows: bool
 ) -> str:
     """Return a query for ``rows`` without the positions of duplicate games.
 
@@ -79,7 +79,7 @@ def drop_duplicates(
     return f"SELECT * FROM ({rows}) ANTI JOIN {read_parquet_sql([path.resolve()])} USING (game_id)"
 
 
-def _copies_sql(tables: Tables, present: str = "") -> str:
+def _copies_sql(tables: StoreTables, present: str = "") -> str:
     """Return a query for games with equal hashes: whether each is a duplicate of a game with a lower id.
 
     Games with equal moves have equal hashes, so only hashes with a ``duplicate_of`` are read. Moves are
@@ -99,7 +99,7 @@ def _copies_sql(tables: Tables, present: str = "") -> str:
 
 
 def limit_per_game(
-    con: DuckDBPyConnection, tables: Tables, rows: str, limit: int, by: str, seed: int, path: AnyPath
+    con: DuckDBPyConnection, tables: StoreTables, rows: str, limit: int, by: str, seed: int, path: AnyPath
 ) -> str:
     """Return a query for at most ``limit`` positions per game of ``rows``, and all positions without a game.
 
@@ -131,7 +131,7 @@ def limit_per_game(
 
 
 def _first_beyond_limit(
-    con: DuckDBPyConnection, tables: Tables, ranked: str, limit: int
+    con: DuckDBPyConnection, tables: StoreTables, ranked: str, limit: int
 ) -> Iterator[pa.RecordBatch]:
     """Yield (game_id, tier, key) of the first position beyond ``limit`` in each game that has one.
 

@@ -11,14 +11,13 @@ import json
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from hexdata.errors import ConfigError
 from hexdata.store.session import QUERY_ERRORS, DuckDBPyConnection, quote
+from hexdata.store.sql_tree import SyntaxNode, parse_sql, quote_sql, syntax_nodes
 
 __all__ = ["Expression", "check_condition", "check_expression", "explain_failures"]
-
-Node = dict[str, Any]
 
 _CLASSES: Final = frozenset(
     {"BETWEEN", "CASE", "CAST", "COLUMN_REF", "COMPARISON", "CONJUNCTION", "CONSTANT", "FUNCTION", "OPERATOR"}
@@ -71,8 +70,6 @@ _VERSION_DEPENDENT: Final = frozenset(
 )
 """Functions whose results may change between releases of DuckDB."""
 _NOT_REPEATABLE: Final = "its value may differ between runs"
-_SHOWN: Final = 300
-"""Maximum number of characters of an expression that a message quotes."""
 
 
 @dataclass(frozen=True)
@@ -148,13 +145,9 @@ def explain_failures(expression: Expression) -> Iterator[None]:
     except QUERY_ERRORS as error:
         raise ConfigError(
             f"{expression.option} fails for a position: {first_line(error)}",
-            found=_shown(expression.text),
+            found=quote_sql(expression.text),
             hint="Use try_cast, which returns NULL if a cast fails.",
         ) from error
-
-
-def _shown(text: str) -> str:
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
 def first_line(error: Exception) -> str:
@@ -171,28 +164,27 @@ class _ExpressionCheck:
         self.text = text
 
     def error(self, reason: str, expected: str, hint: str | None = None) -> ConfigError:
-        return ConfigError(f"{self.option}: {reason}", found=_shown(self.text), expected=expected, hint=hint)
+        return ConfigError(
+            f"{self.option}: {reason}", found=quote_sql(self.text), expected=expected, hint=hint
+        )
 
-    def parse(self) -> Node:
+    def parse(self) -> SyntaxNode:
         """Return the syntax tree, which must be the same with and without parentheses around the text."""
         alone, enclosed = self._parsed(self.text), self._parsed(f"(\n{self.text}\n)")
         if _without_locations(alone) != _without_locations(enclosed):
             raise self.error("different in parentheses", "one expression", "Remove the comma at its end.")
         return alone
 
-    def _parsed(self, text: str) -> Node:
+    def _parsed(self, text: str) -> SyntaxNode:
         try:
-            answer = self.con.sql("SELECT json_serialize_sql($q)", params={"q": f"SELECT {text}"}).fetchall()
-            content = json.loads(answer[0][0])
-        except (RecursionError, *QUERY_ERRORS) as error:
-            raise self.error("too deeply nested", "a shorter expression") from error
-        if content["error"]:
-            raise self.error(content["error_message"], "an SQL expression")
-        if len(content["statements"]) != 1:
+            statements = parse_sql(self.con, f"SELECT {text}")
+        except ValueError as error:
+            raise self.error(str(error), "an SQL expression") from error
+        if len(statements) != 1:
             raise self.error("more than one statement", "one expression", "Remove the semicolon.")
-        return self._only_expression(content["statements"][0]["node"])
+        return self._only_expression(statements[0]["node"])
 
-    def _only_expression(self, query: Node) -> Node:
+    def _only_expression(self, query: SyntaxNode) -> SyntaxNode:
         """Return the only expression of a SELECT that has no other clause."""
         plain = query["type"] == "SELECT_NODE" and query["from_table"]["type"] == "EMPTY"
         if not plain or any(query[clause] for clause in _CLAUSES):
@@ -202,18 +194,18 @@ class _ExpressionCheck:
             raise self.error(f"{len(selected)} expressions", "one expression", "Join conditions with AND.")
         if selected[0]["alias"]:
             raise self.error("an expression with an alias", "an expression without AS")
-        node: Node = selected[0]
+        node: SyntaxNode = selected[0]
         return node
 
-    def walk(self, tree: Node, columns: Collection[str]) -> set[str]:
+    def walk(self, tree: SyntaxNode, columns: Collection[str]) -> set[str]:
         """Check every node of a syntax tree and return the names of the columns it uses."""
-        nodes = list(_nodes(tree))
+        nodes = [node for node in syntax_nodes(tree) if "class" in node]
         for node in nodes:
             self._check_class(node)
         self._check_functions({n["function_name"].lower() for n in nodes if n["class"] == "FUNCTION"})
         return {self._column(n["column_names"], columns) for n in nodes if n["class"] == "COLUMN_REF"}
 
-    def _check_class(self, node: Node) -> None:
+    def _check_class(self, node: SyntaxNode) -> None:
         kind = node["class"]
         if kind not in _CLASSES or node["type"] == "GROUPING_FUNCTION":
             raise self.error(
@@ -274,28 +266,9 @@ class _ExpressionCheck:
                 )
 
 
-def _nodes(tree: Any) -> Iterator[Node]:
-    """Yield every node of a syntax tree that has a class. Not recursive, since trees may be deep."""
-    todo = [tree]
-    while todo:
-        value = todo.pop()
-        if isinstance(value, dict):
-            if "class" in value:
-                yield value
-            todo += value.values()
-        elif isinstance(value, list):
-            todo += value
-
-
-def _without_locations(tree: Any) -> str:
+def _without_locations(tree: SyntaxNode) -> str:
     """Return a syntax tree as JSON without the nodes' locations in the text."""
-    todo = [tree]
-    while todo:
-        value = todo.pop()
-        if isinstance(value, dict):
-            value.pop("query_location", None)
-            value.pop("query_location_length", None)
-            todo += value.values()
-        elif isinstance(value, list):
-            todo += value
+    for node in syntax_nodes(tree):
+        node.pop("query_location", None)
+        node.pop("query_location_length", None)
     return json.dumps(tree)

@@ -12,16 +12,16 @@ import pyarrow as pa
 from hexdata.errors import ConfigError
 from hexdata.schema import SPLITS
 from hexdata.selection.expression import Expression
-from hexdata.selection.tables import Tables
+from hexdata.selection.tables import StoreTables
 from hexdata.store.session import DuckDBPyConnection
 
-__all__ = ["Group", "count_groups", "group_table", "grouped_sql", "same_group_sql"]
+__all__ = ["ValueGroup", "count_groups", "group_table", "grouped_sql", "same_group_sql"]
 
 MAX_GROUPS: Final = 10_000
 
 
 @dataclass(frozen=True)
-class Group:
+class ValueGroup:
     """The positions of one split for which an expression has the same value.
 
     Attributes:
@@ -40,12 +40,12 @@ class Group:
         return () if self.value is None else (self.value,)
 
 
-def grouped_sql(tables: Tables, rows: str, expression: Expression) -> str:
+def grouped_sql(tables: StoreTables, rows: str, expression: Expression) -> str:
     """Return a query for ``rows`` with a column ``group_value``: the expression's value as text."""
     return tables.evaluated_sql(rows, expression, "group_value", "VARCHAR")
 
 
-def count_groups(con: DuckDBPyConnection, grouped: str, expression: Expression) -> list[Group]:
+def count_groups(con: DuckDBPyConnection, grouped: str, expression: Expression) -> list[ValueGroup]:
     """Return the groups of each split, ordered by split and value, NULL first.
 
     Raises:
@@ -55,7 +55,9 @@ def count_groups(con: DuckDBPyConnection, grouped: str, expression: Expression) 
     counted = con.sql(f"""
         SELECT split_index, group_value, count(*) FROM ({grouped}) GROUP BY ALL LIMIT {limit + 1}
     """).fetchall()
-    groups = [Group(*row) for row in sorted(counted, key=lambda row: (row[0], row[1] is not None, row[1]))]
+    groups = [
+        ValueGroup(*row) for row in sorted(counted, key=lambda row: (row[0], row[1] is not None, row[1]))
+    ]
     if len(groups) > limit or len({group.value for group in groups}) > MAX_GROUPS:
         raise ConfigError(
             f"{expression.option} has too many values",
@@ -66,7 +68,7 @@ def count_groups(con: DuckDBPyConnection, grouped: str, expression: Expression) 
     return groups
 
 
-def group_table(groups: Sequence[Group]) -> pa.Table:
+def group_table(groups: Sequence[ValueGroup]) -> pa.Table:
     """Return groups as a table (split, value, number), for joins with :func:`same_group_sql`."""
     return pa.table(
         {

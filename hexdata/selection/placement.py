@@ -14,9 +14,9 @@ from hexdata.errors import ConfigError
 from hexdata.order import derive_key, sort_key_sql
 from hexdata.schema import SPLITS
 from hexdata.selection.expression import Expression
-from hexdata.selection.groups import Group, count_groups, group_table, grouped_sql, same_group_sql
+from hexdata.selection.groups import ValueGroup, count_groups, group_table, grouped_sql, same_group_sql
 from hexdata.selection.ranks import cell_shifts, keys_at_ranks, segments
-from hexdata.selection.tables import Tables, write_table
+from hexdata.selection.tables import StoreTables, write_table
 from hexdata.storage import AnyPath
 from hexdata.store.session import DuckDBPyConnection
 
@@ -32,7 +32,7 @@ class Placement:
     """Query for the selected positions with the columns that define their order: split, bucket, sort_key."""
 
     sql: str
-    tables: Tables
+    tables: StoreTables
 
     def rows_sql(self, start: int | None = None, stop: int | None = None) -> str:
         """Return a query for the positions, in no particular order.
@@ -48,17 +48,21 @@ class Placement:
         return f"SELECT * FROM ({near}) WHERE position_id >= {start} AND position_id < {stop}"
 
 
-def assign_positions(tables: Tables, chosen: str, key: int, buckets: dict[int, int]) -> Placement:
+def assign_positions(tables: StoreTables, chosen: str, key: int, buckets: dict[int, int]) -> Placement:
     """Assign each position by its sort key; the number of buckets does not change the order."""
     return _by_range(tables, chosen, key, "sort_key", buckets)
 
 
-def assign_games(tables: Tables, chosen: str, key: int, game_key: int, buckets: dict[int, int]) -> Placement:
+def assign_games(
+    tables: StoreTables, chosen: str, key: int, game_key: int, buckets: dict[int, int]
+) -> Placement:
     """Assign each game by the game's own key, and each position without a game by its sort key."""
     return _by_range(tables, chosen, key, f"coalesce({sort_key_sql('game_id', game_key)}, sort_key)", buckets)
 
 
-def _by_range(tables: Tables, chosen: str, key: int, bucket_key: str, buckets: dict[int, int]) -> Placement:
+def _by_range(
+    tables: StoreTables, chosen: str, key: int, bucket_key: str, buckets: dict[int, int]
+) -> Placement:
     """Assign each position to the bucket whose key range contains ``bucket_key``.
 
     Args:
@@ -80,7 +84,7 @@ def _by_range(tables: Tables, chosen: str, key: int, bucket_key: str, buckets: d
 
 def assign_strata(
     con: DuckDBPyConnection,
-    tables: Tables,
+    tables: StoreTables,
     chosen: str,
     expression: Expression,
     seed: int,
@@ -141,7 +145,9 @@ def assign_strata(
     return Placement(sql, tables)
 
 
-def _shares(stratum: Group, buckets: int, seed: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _shares(
+    stratum: ValueGroup, buckets: int, seed: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return the buckets that receive a part of a stratum, and the first rank of each part."""
     offset = derive_key(seed, "stratify", SPLITS[stratum.split], *stratum.purpose) % buckets
     bounds = (np.arange(buckets + 1, dtype=np.int64) * stratum.rows + offset) // buckets
@@ -152,7 +158,7 @@ def _shares(stratum: Group, buckets: int, seed: int) -> tuple[npt.NDArray[np.int
 def _lowest_keys(
     con: DuckDBPyConnection,
     grouped: str,
-    strata: Sequence[Group],
+    strata: Sequence[ValueGroup],
     ranks: Sequence[npt.NDArray[np.int64]],
     folder: AnyPath,
 ) -> Iterator[npt.NDArray[np.uint64]]:
@@ -175,7 +181,7 @@ def _cell_bits(strata: int, buckets: int) -> int:
 
 
 def _parts(
-    stratum: Group, bucket: npt.NDArray[np.int64], low: npt.NDArray[np.uint64], shift: int
+    stratum: ValueGroup, bucket: npt.NDArray[np.int64], low: npt.NDArray[np.uint64], shift: int
 ) -> pa.Table:
     """Return the key ranges of one stratum, each with its bucket, split at cell boundaries."""
     cell, low, high, which = segments(low, _LAST_KEY, shift)

@@ -13,7 +13,7 @@ from hexdata.selection.dedup import Duplicates, count_duplicates, drop_duplicate
 from hexdata.selection.expression import Expression, check_condition, check_expression, explain_failures
 from hexdata.selection.options import SelectionOptions
 from hexdata.selection.placement import Placement, assign_games, assign_positions, assign_strata
-from hexdata.selection.tables import Tables
+from hexdata.selection.tables import StoreTables
 from hexdata.storage import AnyPath
 from hexdata.store import Store
 from hexdata.store.session import DuckDBPyConnection
@@ -48,7 +48,7 @@ class Selection:
     balance: tuple[BalanceRow, ...]
     notes: tuple[str, ...]
     _seed: int = field(repr=False)
-    _tables: Tables = field(repr=False)
+    _tables: StoreTables = field(repr=False)
     _assign: str = field(repr=False)
     _strata: Expression | None = field(repr=False)
 
@@ -92,7 +92,7 @@ def select(
     Raises:
         ConfigError: an expression is invalid, or no position is left.
     """
-    tables = Tables.of(store)
+    tables = StoreTables.of(store)
     expressions = {
         name: check_expression(con, name, _resolve_alias(name, text), tables.expression_columns)
         for name in _EXPRESSIONS
@@ -135,7 +135,7 @@ class _Selector:
     def __init__(
         self,
         con: DuckDBPyConnection,
-        tables: Tables,
+        tables: StoreTables,
         options: SelectionOptions,
         expressions: dict[str, Expression],
         seed: int,

@@ -21,7 +21,7 @@ from hexdata.store import Store
 from hexdata.store.parquet import ROW_GROUP_ROWS, write_parquet
 from hexdata.store.session import DuckDBPyConnection, read_parquet_sql
 
-__all__ = ["Tables", "write_table"]
+__all__ = ["StoreTables", "write_table"]
 
 _SOURCE_COLUMNS: Final = frozenset({"source", "source_id"})
 _BLOCK_BITS: Final = 12
@@ -29,7 +29,7 @@ _BLOCK_BITS: Final = 12
 
 
 @dataclass(frozen=True)
-class Tables:
+class StoreTables:
     """The tables of one store, as SQL.
 
     Queries return the columns of positions and ``split_index``, the index of the split in ``SPLITS``.
@@ -55,7 +55,7 @@ class Tables:
     source_runs: str | None = None
 
     @classmethod
-    def of(cls, store: Store) -> Tables:
+    def of(cls, store: Store) -> StoreTables:
         """Return the tables of a store that contains positions."""
         assert store.manifest.board_size is not None
         positions = store.files("positions")
@@ -126,7 +126,7 @@ class Tables:
 
     def with_lookup_tables(
         self, con: DuckDBPyConnection, expressions: Iterable[Expression], folder: AnyPath
-    ) -> Tables:
+    ) -> StoreTables:
         """Return these tables with the lookup tables that queries join, written to ``folder``.
 
         Each slice of a shuffle is a separate query that reads the lookup tables again, so they are small.

@@ -14,12 +14,12 @@ from hexdata.store.disk_space import translate_temporary_disk_full
 from hexdata.store.limits import QueryLimits
 from hexdata.store.session import DuckDBPyConnection, duckdb_session, path_list_sql, quote
 
-__all__ = ["Limits", "open_catalog"]
+__all__ = ["SqlLimits", "open_catalog"]
 
 
 @dataclass(frozen=True)
-class Limits(QueryLimits):
-    """Limits of the queries over a store: ``memory`` in bytes and ``threads`` of DuckDB."""
+class SqlLimits(QueryLimits):
+    """SqlLimits of the queries over a store: ``memory`` in bytes and ``threads`` of DuckDB."""
 
     BASE: ClassVar[int] = 200 << 20
     BUFFERS: ClassVar[int] = 0
@@ -39,7 +39,7 @@ def open_catalog(
 
     Args:
         store: Store, its folder or its address.
-        memory: Total memory in bytes, as in ``Limits``.
+        memory: Total memory in bytes, as in ``SqlLimits``.
         threads: Number of DuckDB threads; None for one per core, as far as ``memory`` allows (default).
 
     Yields:
@@ -50,7 +50,7 @@ def open_catalog(
         StoreError: There is no store, or a query fails, for example because a file of the store is damaged.
         BudgetError: The memory is too small, or the disk for spilled rows is full.
     """
-    limits = Limits(memory, threads)
+    limits = SqlLimits(memory, threads)
     opened = store if isinstance(store, Store) else Store.open(store)
     with (
         translate_temporary_disk_full(),

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 from hexdata.errors import ConfigError, HexdataError, StoreError
 from hexdata.sql.views import DAMAGED, VIEWS
 from hexdata.store.session import QUERY_ERRORS, DuckDBPyConnection
+from hexdata.store.sql_tree import SyntaxNode, parse_sql, quote_sql, syntax_nodes
 
 __all__ = ["check_query", "refused"]
 
@@ -24,8 +23,6 @@ text.
 """
 _CLOSED_OFF: Final = "Permission Error: "
 """Start of DuckDB's message for access to a file that is not in the manifest."""
-_SHOWN: Final = 300
-"""Maximum number of characters of a query that a message repeats."""
 
 
 def check_query(con: DuckDBPyConnection, text: str) -> None:
@@ -45,54 +42,33 @@ def check_query(con: DuckDBPyConnection, text: str) -> None:
     if len(statements) != 1:
         raise ConfigError(
             "the text holds more than one statement" if statements else "the text holds no statement",
-            found=_shown(text),
+            found=quote_sql(text),
             expected="one SELECT",
         )
     kind = statements[0].type.name
     if kind != "SELECT":
         raise ConfigError(
             f"{kind.replace('MULTI', 'PIVOT')} is no statement that only reads",
-            found=_shown(text),
+            found=quote_sql(text),
             expected="SELECT, FROM, VALUES, DESCRIBE, SHOW or SUMMARIZE",
             hint="List the values: PIVOT … ON … IN (…)." if kind == "MULTI" else None,
         )
-    for node in _nodes(_tree(con, text)):
+    try:
+        tree = parse_sql(con, text)
+    except ValueError as error:
+        raise ConfigError(str(error), found=quote_sql(text), expected="one SELECT") from error
+    for node in syntax_nodes(tree):
         _check_node(node, text)
 
 
-def _tree(con: DuckDBPyConnection, text: str) -> Any:
-    """Return the syntax tree of a query from DuckDB's parser."""
-    try:
-        answer = con.sql("SELECT json_serialize_sql($q)", params={"q": text}).fetchall()
-        content = json.loads(answer[0][0])
-    except (RecursionError, *QUERY_ERRORS) as error:
-        raise ConfigError(
-            "the query is too deeply nested to be read", found=_shown(text), expected="a shorter one"
-        ) from error
-    if content["error"]:
-        raise ConfigError(content["error_message"], found=_shown(text), expected="one SELECT")
-    return content
-
-
-def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
-    """Yield every node of a tree that has a type, without recursion."""
-    todo = [tree]
-    while todo:
-        value = todo.pop()
-        if isinstance(value, dict):
-            if isinstance(value.get("type"), str):
-                yield value
-            todo += value.values()
-        elif isinstance(value, list):
-            todo += value
-
-
-def _check_node(node: dict[str, Any], text: str) -> None:
-    kind = node["type"]
+def _check_node(node: SyntaxNode, text: str) -> None:
+    kind = node.get("type")
+    if not isinstance(kind, str):
+        return
     if kind.endswith("_NODE") and kind not in _NODES:
         raise ConfigError(
             f"the query holds a {kind.removesuffix('_QUERY_NODE').removesuffix('_NODE')}",
-            found=_shown(text),
+            found=quote_sql(text),
             expected="one that only reads",
         )
     if kind == "TABLE_FUNCTION":
@@ -101,13 +77,9 @@ def _check_node(node: dict[str, Any], text: str) -> None:
         if name not in _FUNCTIONS or called["schema"] or called["catalog"]:
             raise ConfigError(
                 f"the query reads from {name or called['type']}(…)",
-                found=_shown(text),
+                found=quote_sql(text),
                 expected=f"the tables {', '.join(VIEWS)}; of functions, {', '.join(sorted(_FUNCTIONS))}",
             )
-
-
-def _shown(text: str) -> str:
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
 def refused(message: str, root: str | None = None) -> HexdataError:

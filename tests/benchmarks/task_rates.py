@@ -27,7 +27,7 @@ from hexdata.demo import BOARD_SIZE, DemoOptions, make_legacy
 from hexdata.engine.protocol import Machines
 from hexdata.export import ExportOptions, export_shards
 from hexdata.order import sort_key
-from hexdata.selection.tables import Tables
+from hexdata.selection.tables import StoreTables
 from hexdata.shuffle import ShuffleOptions, shuffle_store
 from hexdata.shuffle.prepare import prepare
 from hexdata.shuffle.runs import RunIndex, as_run, read_pieces, write_run
@@ -175,7 +175,7 @@ def _asking(source: Path, folder: Path) -> float:
     store, own = Store.open(source), folder / "tables"
     own.mkdir()
     with duckdb_session(memory=MEMORY // 2, threads=1) as con:
-        tables = Tables.of(store).ready_for(con, [], own)
+        tables = StoreTables.of(store).with_lookup_tables(con, [], own)
         held_out = con.sql(f"SELECT count(*) FROM {tables.held_out}").fetchall()[0][0]
 
     def asked(copies: int) -> float:

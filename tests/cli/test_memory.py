@@ -14,10 +14,10 @@ from hexdata.errors import BudgetError
 from hexdata.export import ExportOptions, PicklesOptions
 from hexdata.shuffle import ShuffleOptions
 from hexdata.shuffle.layout import make_limits, row_bytes
-from hexdata.sql import Limits
+from hexdata.sql import SqlLimits
 from hexdata.verify import VerifyOptions
 
-STAGES = [ConvertOptions, ShuffleOptions, ExportOptions, PicklesOptions, VerifyOptions, Limits]
+STAGES = [ConvertOptions, ShuffleOptions, ExportOptions, PicklesOptions, VerifyOptions, SqlLimits]
 STATUS = Path("/proc/self/status")
 COMMAND = """if True:
     import sys
@@ -80,8 +80,8 @@ def test_every_stage_keeps_to_the_least_memory(trmph_store: Path, tmp_path: Path
         (ExportOptions, ["export", store, "--workers", 1]),
         (PicklesOptions, ["export", store, "--format", "pickle", "--workers", 1]),
         (VerifyOptions, ["verify", store, "--threads", 1]),
-        (Limits, ["sql", store, "SELECT * FROM positions ORDER BY hash(position_id)", "--threads", 1]),
-        (Limits, ["report", store, "--threads", 1]),
+        (SqlLimits, ["sql", store, "SELECT * FROM positions ORDER BY hash(position_id)", "--threads", 1]),
+        (SqlLimits, ["report", store, "--threads", 1]),
     ]
     for options, arguments in stages:
         megabytes = least(options)

@@ -18,7 +18,7 @@ from hexdata.board import cell_name
 from hexdata.cli import app
 from hexdata.progress import SILENT
 from hexdata.report.facts import QUERIES, ReportFacts, gather_facts
-from hexdata.sql import Limits
+from hexdata.sql import SqlLimits
 from hexdata.store import Store
 from hexdata.store.integrity import stage_command
 
@@ -26,7 +26,7 @@ Row = dict[str, Any]
 
 
 def facts_of(store: Path) -> ReportFacts:
-    return gather_facts(store, Limits(threads=1), SILENT)
+    return gather_facts(store, SqlLimits(threads=1), SILENT)
 
 
 def rows_of(store: Path, folder: str) -> list[Row]:

@@ -18,7 +18,7 @@ from hexdata.report import write_report
 from hexdata.schema import SPLITS, games_schema, positions_schema, rejected_schema, sources_schema
 from hexdata.shards.manifest import ShardManifest
 from hexdata.sql import open_catalog, run_query
-from hexdata.sql.catalog import Limits
+from hexdata.sql.catalog import SqlLimits
 from hexdata.sql.views import MACROS, VIEWS
 from hexdata.store import Store
 from hexdata.store.files import canonical_json
@@ -190,16 +190,16 @@ def test_no_store_is_no_catalog(tmp_path: Path) -> None:
 
 def test_limits_say_what_does_not_fit() -> None:
     with pytest.raises(ConfigError, match="threads cannot be used; found 0"):
-        Limits(threads=0)
+        SqlLimits(threads=0)
     with pytest.raises(BudgetError, match="with 4 threads; found 500 MB; expected at least"):
-        Limits(500_000_000, threads=4)
-    least = Limits(400_000_000)
+        SqlLimits(500_000_000, threads=4)
+    least = SqlLimits(400_000_000)
     assert least.session(Path()).threads == 1
     assert 0 < least.session(Path()).memory < 400_000_000
 
 
 def test_a_session_has_its_limits(stores: dict[str, Path]) -> None:
-    limits = Limits(MEMORY, threads=1).session(stores["one"])
+    limits = SqlLimits(MEMORY, threads=1).session(stores["one"])
     settings = "current_setting('threads'), current_setting('memory_limit')"
     with open_catalog(stores["one"], memory=MEMORY, threads=1) as con:
         threads, memory = con.sql(f"SELECT {settings}").fetchall()[0]

@@ -51,8 +51,8 @@ def test_neighbours(stores: dict[str, Path], kind: str) -> None:
         same, chance = same_games(rows)
         pairs = len(rows) - 1
         assert (row["pairs"], row["same_game"], row["share"]) == (pairs, same, same / pairs)
-        assert row["share_by_chance"] == pytest.approx(chance)
-        assert row["by_chance"] == pytest.approx(pairs * chance)
+        assert row["share_expected"] == pytest.approx(chance)
+        assert row["same_game_expected"] == pytest.approx(pairs * chance)
     assert found[0]["share"] > 0.5
 
 
@@ -74,11 +74,11 @@ def test_dispersion(stores: dict[str, Path], kind: str) -> None:
             row = found[split, number]
             games = [len(counts) for counts in drawn]
             largest = [max(counts.values()) / len(ids) for counts in drawn]
-            for values, by_chance, slack in (
-                (games, row["games_by_chance"], 0.051),
-                (largest, row["largest_by_chance"], 0.1 * np.mean(largest)),
+            for values, mean, slack in (
+                (games, row["games_expected"], 0.051),
+                (largest, row["largest_share_expected"], 0.1 * np.mean(largest)),
             ):
-                assert abs(np.mean(values) - by_chance) < slack + 5 * np.std(values) / math.sqrt(200)
+                assert abs(np.mean(values) - mean) < slack + 5 * np.std(values) / math.sqrt(200)
     assert len(expected) >= 3
     got = {key: (r["positions"], r["games"], r["largest_share"]) for key, r in found.items()}
     assert got == {key: (n, games, round(top / n, 8)) for key, (n, games, top) in expected.items()}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hexdata.errors import BudgetError
-from hexdata.sql import Limits
+from hexdata.sql import SqlLimits
 from hexdata.storage import as_path
 from hexdata.store.limits import QueryLimits
 from hexdata.verify import VerifyOptions
@@ -17,7 +17,7 @@ MEMORY = 1_000_000_000
 FAR = "memory://bucket/store"
 
 
-@pytest.mark.parametrize("limits", [Limits, VerifyOptions])
+@pytest.mark.parametrize("limits", [SqlLimits, VerifyOptions])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_a_client_of_an_object_store_is_counted(limits: type[QueryLimits], threads: int) -> None:
     given = limits(MEMORY, threads)
@@ -27,7 +27,7 @@ def test_a_client_of_an_object_store_is_counted(limits: type[QueryLimits], threa
     assert there.memory + CLIENT + limits.BASE + threads * limits.THREAD == MEMORY
 
 
-@pytest.mark.parametrize("limits", [Limits, VerifyOptions])
+@pytest.mark.parametrize("limits", [SqlLimits, VerifyOptions])
 def test_what_is_enough_here_may_be_too_little_there(limits: type[QueryLimits]) -> None:
     least = limits.BASE + limits.BUFFERS + 2 * (limits.THREAD + limits.THREAD_BUFFERS)
     given = limits(least, threads=2)
@@ -38,7 +38,7 @@ def test_what_is_enough_here_may_be_too_little_there(limits: type[QueryLimits]) 
     assert limits(least + CLIENT, threads=2).session(as_path(FAR)) == given.session(Path())
 
 
-@pytest.mark.parametrize("limits", [Limits, VerifyOptions])
+@pytest.mark.parametrize("limits", [SqlLimits, VerifyOptions])
 def test_threads_follow_from_what_is_left(limits: type[QueryLimits]) -> None:
     """One thread has room in both places, two only here."""
     each = limits.THREAD + limits.THREAD_BUFFERS

@@ -64,8 +64,8 @@ SELECT
     bucket,
     positions,
     games,
-    round(present.expected, 1) AS games_by_chance,
+    round(present.expected, 1) AS games_expected,
     round(largest / positions, 8) AS largest_share,
-    round(l.expected / positions, 8) AS largest_by_chance
+    round(l.expected / positions, 8) AS largest_share_expected
 FROM buckets INNER JOIN present USING (split, bucket) INNER JOIN largest AS l USING (split)
 ORDER BY list_position(['train', 'val', 'test'], split), bucket

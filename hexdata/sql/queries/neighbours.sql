@@ -35,6 +35,6 @@ orders AS (
     HAVING sum(n) > 1
 )
 
-SELECT rows, pairs, same_game, same_game / pairs AS share, pairs * chance AS by_chance, chance AS share_by_chance
+SELECT rows, pairs, same_game, same_game / pairs AS share, pairs * chance AS same_game_expected, chance AS share_expected
 FROM orders
 ORDER BY list_position(['input', 'train', 'val', 'test'], rows)
