@@ -1,7 +1,7 @@
-"""The experiment of ``04-fingerprinting.ipynb``: one network, trained on the same positions in three orders.
+"""The experiment of ``04-fingerprinting.ipynb``: one network trained on the same positions in three orders.
 
-Makes its own games, and writes nothing but a scratch folder and the file of figures that it is asked for. It
-claims nothing: what comes out is drawn and read in the notebook.
+It generates its games in a temporary folder and writes the results to the given JSON file. The notebook plots
+and interprets them.
 
     python notebooks/fingerprinting.py notebooks/fingerprinting.json
 """
@@ -46,32 +46,35 @@ from hexdata.store import Store
 Indices = npt.NDArray[np.int64]
 
 ORDERS: Final = ("ordered", "buffer", "global")
-"""In which order a run sees its positions; see ``order_of``."""
+"""Orders of the training positions; see ``order_of``."""
 SETS: Final = ("seen", "by file", "by game")
-"""On which positions the value loss is measured; see ``Data``."""
+"""Sets of positions on which the value loss is measured; see ``Data``."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How large one part of the experiment is. All of its runs share every one of these.
+    """Settings of one part of the experiment, the same for all of its runs.
 
     Attributes:
-        games: distinct games that are made; more than are trained on.
-        repeated: the share of them that stand in the files a second time.
-        board_size, files: of the games; how many files they are written to.
-        buckets: files of the shuffle; the last of them is what the split by file holds out.
-        held_out: the share of the games that the split by game holds out.
-        batch, steps: positions a step, steps a run.
-        passes: how often each training position is seen; their number follows, as batch x steps / passes.
-        rate: the greatest learning rate, reached after a 20th of the steps; a cosine brings it to zero.
+        games: number of distinct games, including held-out games.
+        repeated: share of the games that are written to the files twice.
+        board_size: cells along an edge.
+        files: number of files of games.
+        buckets: number of shuffled files; the split by file holds out the last one.
+        held_out: share of the games that the split by game holds out.
+        batch: positions per step.
+        steps: steps per run.
+        passes: epochs per run. The number of training positions is batch x steps / passes.
+        rate: maximum learning rate, reached after 5 % of the steps, then reduced to zero along a cosine.
         buffer: positions in the shuffle buffer.
-        channels, hidden: width of the two convolutions, and of the layer that both heads share.
-        measurements: how often the losses are measured in a run, after equal numbers of steps.
-        sample: positions in each set that is measured.
-        seeds: runs of each order; a seed names the network's first weights and the order.
+        channels: channels of the two convolutions.
+        hidden: width of the layer that both heads share.
+        measurements: number of measurements per run, at equal distances.
+        sample: positions in each measured set.
+        seeds: runs of each order. A seed determines the initial weights and the order.
 
     Raises:
-        ConfigError: a pass is not a whole number of batches.
+        ConfigError: An epoch is not a whole number of batches.
     """
 
     games: int
@@ -93,18 +96,20 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.steps % self.passes:
-            raise ConfigError("a pass is a whole number of steps", found=f"{self.steps} / {self.passes}")
+            raise ConfigError(
+                "an epoch must be a whole number of steps", found=f"{self.steps} / {self.passes}"
+            )
 
     @property
     def positions(self) -> int:
-        """Training positions."""
+        """Number of training positions."""
         return self.batch * self.steps // self.passes
 
 
 OFTEN: Final = Settings(games=6_200, passes=5, steps=3_000)
-"""Few games, seen several times: what can be learnt by heart is."""
+"""Few games, each seen several times, so the network can memorize them."""
 ONCE: Final = Settings(games=31_000, passes=1, steps=3_000)
-"""Five times the games, seen once in as many steps."""
+"""Five times as many games, each seen once, in the same number of steps."""
 PARTS: Final = {
     "often": OFTEN,
     "once": ONCE,
@@ -112,27 +117,27 @@ PARTS: Final = {
     "once, 0.003": replace(ONCE, rate=3e-3, seeds=2),
     "once, 0.01": replace(ONCE, rate=1e-2, seeds=2),
 }
-"""The full experiment. The last three ask what hangs on the learning rate."""
+"""The full experiment. The last three parts vary the learning rate."""
 PROCESSES: Final = 2
 SMALL: Final = replace(
     OFTEN, games=45, steps=50, batch=64, buffer=128, held_out=0.2, measurements=5, sample=50, seeds=2
 )
-"""The same in seconds, to see that the code runs. Its figures say nothing."""
+"""A run of seconds that shows that the code works. Its figures have no meaning."""
 
 
 @dataclass(frozen=True)
 class Data:
-    """All positions of a store in input order, game after game, and which of them serve for what.
+    """All positions of a store in input order, and the indices of those used for training and measurement.
 
     Attributes:
         board: uint8 (N, 2, n, n).
         value: float32 (N,), 1 where red wins.
-        move: int64 (N,), -100 on final positions, which teach no policy.
-        game: int64 (N,), equal for repeated games.
-        train: places of the training positions, ascending.
-        sets: of each name in ``SETS`` places to measure on. "seen": drawn from ``train``. "by file": drawn
-            from a shuffled file that was held out whole, its games being trained on. "by game": drawn
-            from games of which no position is trained on.
+        move: int64 (N,), -100 on final positions, which have no policy target.
+        game: int64 (N,), game number, equal for repeated games.
+        train: indices of the training positions, ascending.
+        sets: indices of the measured positions for each name in ``SETS``. "seen": a sample of ``train``.
+            "by file": a sample of a held-out shuffled file, whose games are in the training data. "by game": a
+            sample of games without any training position.
     """
 
     board: torch.Tensor
@@ -144,7 +149,7 @@ class Data:
 
 
 def make_store(folder: Path, settings: Settings) -> Path:
-    """Write games to TRMPH files, some of them twice, and make a shuffled store of them: its path."""
+    """Write games to TRMPH files, convert and shuffle them, and return the path of the store."""
     games = list(make_games(settings.games, seed=4, board_size=settings.board_size))
     games += games[: round(settings.repeated * len(games))]
     order = shuffle_indices(range(len(games)), seed=4)
@@ -158,10 +163,10 @@ def make_store(folder: Path, settings: Settings) -> Path:
 
 
 def read_data(path: Path, settings: Settings) -> Data:
-    """Read a store of ``make_store`` into memory and split it, by file and by game.
+    """Read a store of ``make_store`` into memory and split it by file and by game.
 
     Raises:
-        ConfigError: the store has too few games for so many training positions.
+        ConfigError: The store has too few positions.
     """
     store, n = Store.open(path), settings.board_size
     positions = pq.read_table(store.files("positions"))
@@ -186,28 +191,28 @@ def read_data(path: Path, settings: Settings) -> Data:
         game=game,
         train=train,
         sets={
-            name: _some(places, settings.sample)
-            for name, places in zip(SETS, (train, by_file, by_game), strict=True)
+            name: _sample(indices, settings.sample)
+            for name, indices in zip(SETS, (train, by_file, by_game), strict=True)
         },
     )
 
 
-def _some(places: Indices, count: int) -> Indices:
-    """Return ``count`` of the places, drawn by a fixed seed, ascending.
+def _sample(indices: Indices, count: int) -> Indices:
+    """Return a sample of ``count`` indices, drawn with a fixed seed, ascending.
 
     Raises:
-        ConfigError: there are fewer.
+        ConfigError: There are fewer indices.
     """
-    if len(places) < count:
-        raise ConfigError("too few positions to measure on", found=len(places), expected=count)
-    return np.sort(np.asarray(shuffle_indices(places, seed=4))[:count])
+    if len(indices) < count:
+        raise ConfigError("too few positions to measure on", found=len(indices), expected=count)
+    return np.sort(np.asarray(shuffle_indices(indices, seed=4))[:count])
 
 
 def order_of(name: str, train: Indices, epoch: int, seed: int, buffer: int) -> Indices:
-    """Return the training positions in the order in which an epoch sees them.
+    """Return the training positions in the order of an epoch.
 
-    "ordered": as the games were played and filed, the same every epoch. "buffer": the same stream through
-    WebDataset's shuffle buffer, filled before it gives anything. "global": the order of ``hexdata.Loader``.
+    "ordered" is the input order, the same in every epoch. "buffer" is the same stream through WebDataset's
+    shuffle buffer, which is full before it yields. "global" is the order of ``hexdata.Loader``.
     """
     if name == "ordered":
         return train
@@ -219,7 +224,7 @@ def order_of(name: str, train: Indices, epoch: int, seed: int, buffer: int) -> I
 
 
 def batches(name: str, train: Indices, seed: int, settings: Settings) -> Iterator[Indices]:
-    """Yield the places of every step, pass after pass."""
+    """Yield the indices of each step of all epochs."""
     for epoch in range(settings.passes):
         yield from order_of(name, train, epoch, seed, settings.buffer).reshape(-1, settings.batch)
 
@@ -248,18 +253,18 @@ class Network(nn.Module):
         return self.policy(shared), self.value(shared)[:, 0]
 
 
-def value_loss(network: Network, data: Data, places: Indices) -> float:
-    """Return the mean cross-entropy of the value over some positions, in nats; ln 2 is a guess."""
+def value_loss(network: Network, data: Data, indices: Indices) -> float:
+    """Return the mean cross-entropy of the value over some positions, in nats. Guessing gives ln 2."""
     with torch.no_grad():
-        parts = [network(data.board[part])[1] for part in torch.from_numpy(places).split(1_000)]
-        return float(binary_cross_entropy_with_logits(torch.cat(parts), data.value[places]))
+        parts = [network(data.board[part])[1] for part in torch.from_numpy(indices).split(1_000)]
+        return float(binary_cross_entropy_with_logits(torch.cat(parts), data.value[indices]))
 
 
 def train_once(order: str, seed: int, data: Data, settings: Settings) -> dict[str, Any]:
-    """Train one network: the steps after which was measured, and the value losses found there.
+    """Train one network. Return the steps of the measurements and the value losses at these steps.
 
-    "running" is what a training log shows: the mean loss of the batches since the last measurement, each
-    before its own step.
+    "running" is the training loss: the mean loss of the batches since the last measurement, each before its
+    own step.
     """
     torch.manual_seed(seed)
     network = Network(settings)
@@ -270,11 +275,11 @@ def train_once(order: str, seed: int, data: Data, settings: Settings) -> dict[st
     due = set(np.linspace(0, settings.steps, settings.measurements + 1, dtype=int)[1:].tolist())
     curves: dict[str, list[float]] = {name: [] for name in ("running", *SETS)}
     measured, running = [], []
-    for step, places in enumerate(batches(order, data.train, seed, settings), start=1):
-        policy, value = network(data.board[places])
-        loss = binary_cross_entropy_with_logits(value, data.value[places])
+    for step, indices in enumerate(batches(order, data.train, seed, settings), start=1):
+        policy, value = network(data.board[indices])
+        loss = binary_cross_entropy_with_logits(value, data.value[indices])
         running.append(float(loss.detach()))
-        loss = loss + cross_entropy(policy, data.move[places])
+        loss = loss + cross_entropy(policy, data.move[indices])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -289,7 +294,7 @@ def train_once(order: str, seed: int, data: Data, settings: Settings) -> dict[st
 
 
 def facts_of(data: Data, settings: Settings) -> dict[str, Any]:
-    """Return what the data are: sizes, and how much of what is measured on was trained on as well."""
+    """Return the sizes of the data, and the share of each validation set that is in the training data."""
     trained = np.unique(data.game[data.train])
     boards = np.packbits(data.board.numpy().reshape(len(data.board), -1), axis=1)
     known = {row.tobytes() for row in boards[data.train]}
@@ -300,26 +305,26 @@ def facts_of(data: Data, settings: Settings) -> dict[str, Any]:
         "games_in_a_batch": {order: _games_in_a_batch(order, data, settings) for order in ORDERS},
     }
     for name in SETS[1:]:
-        places = data.sets[name]
+        indices = data.sets[name]
         facts[name] = {
-            "games": len(np.unique(data.game[places])),
-            "of_trained_games": float(np.isin(data.game[places], trained).mean()),
-            "trained_boards": float(np.mean([row.tobytes() in known for row in boards[places]])),
+            "games": len(np.unique(data.game[indices])),
+            "of_trained_games": float(np.isin(data.game[indices], trained).mean()),
+            "trained_boards": float(np.mean([row.tobytes() in known for row in boards[indices]])),
         }
     return facts
 
 
 def _games_in_a_batch(order: str, data: Data, settings: Settings) -> float:
-    """Return the mean number of distinct games in a batch, of seed 0."""
+    """Return the mean number of distinct games in a batch for seed 0."""
     return float(np.mean([len(np.unique(data.game[b])) for b in batches(order, data.train, 0, settings)]))
 
 
-def run(settings: Settings, *, loud: bool = False) -> dict[str, Any]:
-    """Run one part of the experiment on one thread: its settings, its data, and the curves of every run.
+def run(settings: Settings, *, verbose: bool = False) -> dict[str, Any]:
+    """Run one part of the experiment on one thread. Return its settings, data and the curves of every run.
 
     Args:
-        settings: of the part.
-        loud: tell on standard error how each run ended.
+        settings: settings of the part.
+        verbose: print the final losses of each run to standard error.
     """
     torch.set_num_threads(1)
     began = time.process_time()
@@ -329,7 +334,7 @@ def run(settings: Settings, *, loud: bool = False) -> dict[str, Any]:
     for seed in range(settings.seeds):
         for order in ORDERS:
             runs.append(train_once(order, seed, data, settings))
-            if loud:
+            if verbose:
                 last = {name: round(curve[-1], 3) for name, curve in runs[-1]["loss"].items()}
                 print(f"{order}, seed {seed}, {settings}: {last}", file=sys.stderr, flush=True)
     minutes = (time.process_time() - began) / 60
@@ -337,15 +342,15 @@ def run(settings: Settings, *, loud: bool = False) -> dict[str, Any]:
 
 
 def run_all() -> dict[str, Any]:
-    """Run the full experiment, each part in a process of its own, two at a time."""
+    """Run the full experiment with one process per part, two at a time."""
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(PROCESSES, mp_context=spawn) as pool:
-        parts = dict(zip(PARTS, pool.map(partial(run, loud=True), PARTS.values()), strict=True))
+        parts = dict(zip(PARTS, pool.map(partial(run, verbose=True), PARTS.values()), strict=True))
     return {"torch": torch.__version__.partition("+")[0], "parts": parts}
 
 
 def _rounded(value: Any) -> Any:
-    """Return the same with four decimals."""
+    """Round all floats to four decimals."""
     if isinstance(value, dict):
         return {key: _rounded(inner) for key, inner in value.items()}
     if isinstance(value, list):
