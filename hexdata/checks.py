@@ -30,7 +30,7 @@ __all__ = [
 
 T = TypeVar("T")
 
-_LARGEST: Final = (1 << 63) - 1
+_MAX_INT64: Final = (1 << 63) - 1
 
 
 def check_count(name: str, value: Any, least: int) -> int:
@@ -45,8 +45,10 @@ def check_count(name: str, value: Any, least: int) -> int:
         ConfigError: The value is not an integer, is below ``least`` or does not fit in 64 bits.
     """
     count = as_int(value)
-    if count is None or not least <= count <= _LARGEST:
-        expected = f"an integer, at least {least}" + (" and of 64 bits" if count and count > _LARGEST else "")
+    if count is None or not least <= count <= _MAX_INT64:
+        expected = f"an integer, at least {least}" + (
+            " and of 64 bits" if count and count > _MAX_INT64 else ""
+        )
         raise ConfigError(f"{name} cannot be used", found=repr(value), expected=expected)
     return count
 
@@ -191,7 +193,7 @@ def check_versions(state: Mapping[str, Any], expected: Mapping[str, Any]) -> Non
 
 
 def check_same_options(
-    state: Mapping[str, Any], expected: Mapping[str, Any], names: Iterable[str], whole: str
+    state: Mapping[str, Any], expected: Mapping[str, Any], names: Iterable[str], what: str
 ) -> None:
     """Check that a state was saved with the same options as the object that resumes from it.
 
@@ -199,7 +201,7 @@ def check_same_options(
         state: The saved state.
         expected: Options of the object that resumes.
         names: Names of the options to compare.
-        whole: What the object is called in the message, such as "loader".
+        what: What the object is called in the message, such as "loader".
 
     Raises:
         ConfigError: At least one option differs; the message lists all that do.
@@ -210,5 +212,5 @@ def check_same_options(
             f"the state was taken with another {', '.join(other)}",
             found={name: state[name] for name in other},
             expected={name: expected[name] for name in other},
-            hint=f"Make the {whole} with the options of that run.",
+            hint=f"Make the {what} with the options of that run.",
         )

@@ -12,7 +12,7 @@ from hexdata.errors import ConfigError
 
 __all__ = ["did_you_mean", "read_toml", "with_current_names"]
 
-_FORMER: Final = {"value_sense": "value_convention"}
+_RENAMED_KEYS: Final = {"value_sense": "value_convention"}
 """Keys that are still read under their former names."""
 
 
@@ -46,7 +46,7 @@ def with_current_names(section: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: it has a key under both names.
     """
-    for former, present in _FORMER.items():
-        if former in section and present in section:
-            raise ConfigError(f"{former!r} is the former name of {present!r}", hint="Leave one of them out.")
-    return {_FORMER.get(key, key): value for key, value in section.items()}
+    for former, current in _RENAMED_KEYS.items():
+        if former in section and current in section:
+            raise ConfigError(f"{former!r} is the former name of {current!r}", hint="Leave one of them out.")
+    return {_RENAMED_KEYS.get(key, key): value for key, value in section.items()}

@@ -30,7 +30,7 @@ from hexdata.strict_json import shortened
 from hexdata.units import parse_bytes
 from hexdata.verify import VerifyOptions, check_round_trip, verify_store
 
-__all__ = ["Config", "RunResult", "StageFacts", "demo_config", "load_config", "run_config"]
+__all__ = ["Config", "RunResult", "StageResult", "demo_config", "load_config", "run_config"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,16 +125,16 @@ class Config(BaseModel):
     @model_validator(mode="after")
     def _check_addresses(self) -> Self:
         """Check that every address is valid before any stage runs."""
-        for place in self.places:
-            as_path(place)
+        for location in self.locations:
+            as_path(location)
         return self
 
     @property
-    def places(self) -> list[str]:
+    def locations(self) -> list[str]:
         """All paths and addresses, starting with the store's."""
-        places = [self.store, *(self.convert.inputs if self.convert else [])]
-        places += self.verify.round_trip if self.verify else []
-        return places + ([self.report.output] if self.report and self.report.output else [])
+        locations = [self.store, *(self.convert.inputs if self.convert else [])]
+        locations += self.verify.round_trip if self.verify else []
+        return locations + ([self.report.output] if self.report and self.report.output else [])
 
 
 def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
@@ -198,7 +198,7 @@ def _known_keys(section: list[str]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class StageFacts:
+class StageResult:
     """Result of one stage of a run.
 
     Attributes:
@@ -233,7 +233,7 @@ class RunResult:
     """
 
     store: str
-    stages: list[StageFacts]
+    stages: list[StageResult]
     shuffle: ShuffleResult | None
     quality: Quality | None
     verdict: Verdict | None
@@ -275,28 +275,33 @@ def run_config(config: Config, progress: Progress = SILENT) -> RunResult:
         HexdataError: A stage has failed; the stages before it are complete.
     """
     stages, shuffled, quality, verdict = [], None, None, None
-    asked = config.engine or EngineOptions()
-    with telling(*config.places), open_engine(asked.name, asked.address, progress.note) as engine:
-        given = _Given(config, progress, engine)
+    engine_options = config.engine or EngineOptions()
+    with (
+        telling(*config.locations),
+        open_engine(engine_options.name, engine_options.address, progress.note) as engine,
+    ):
+        context = _StageContext(config, progress, engine)
         for name, runner in _RUNNERS.items():
             if getattr(config, name) is None:
                 continue
             start = time.perf_counter()
-            ran = runner(given)
+            outcome = runner(context)
             seconds = time.perf_counter() - start
-            size = None if ran.path is None else _bytes_at(ran.path)
-            rate = ran.positions / max(seconds, 1e-9)
-            stages.append(StageFacts(name, ran.positions, ran.games, size, seconds, rate, ran.path))
-            shuffled = ran.shuffle or shuffled
-            quality = ran.quality or quality
-            verdict = ran.verdict or verdict
+            size = None if outcome.path is None else _size_of(outcome.path)
+            rate = outcome.positions / max(seconds, 1e-9)
+            stages.append(
+                StageResult(name, outcome.positions, outcome.games, size, seconds, rate, outcome.path)
+            )
+            shuffled = outcome.shuffle or shuffled
+            quality = outcome.quality or quality
+            verdict = outcome.verdict or verdict
         if quality is None and "shuffle" in Store.open(config.store).manifest.stages:
             quality = measure_quality(config.store)
     return RunResult(config.store, stages, shuffled, quality, verdict)
 
 
 @dataclass(frozen=True)
-class _Given:
+class _StageContext:
     """Arguments of a stage's runner."""
 
     config: Config
@@ -305,7 +310,7 @@ class _Given:
 
 
 @dataclass(frozen=True)
-class _Ran:
+class _StageOutcome:
     """Result of a stage's runner. Fields that do not apply to the stage are None."""
 
     positions: int
@@ -316,46 +321,46 @@ class _Ran:
     verdict: Verdict | None = None
 
 
-def _demo(given: _Given) -> _Ran:
-    section = given.config.demo
+def _demo(context: _StageContext) -> _StageOutcome:
+    section = context.config.demo
     assert section is not None
-    made = make_legacy(section.folder, section, given.progress)
-    return _Ran(made.positions, made.games, section.folder)
+    result = make_legacy(section.folder, section, context.progress)
+    return _StageOutcome(result.positions, result.games, section.folder)
 
 
-def _convert(given: _Given) -> _Ran:
-    store, section = given.config.store, given.config.convert
+def _convert(context: _StageContext) -> _StageOutcome:
+    store, section = context.config.store, context.config.convert
     assert section is not None
-    result = convert_sources(section.inputs, store, section, given.progress, engine=given.engine)
-    return _Ran(result.positions, result.games, _below(store, "positions"))
+    result = convert_sources(section.inputs, store, section, context.progress, engine=context.engine)
+    return _StageOutcome(result.positions, result.games, _location_in(store, "positions"))
 
 
-def _shuffle(given: _Given) -> _Ran:
-    store = given.config.store
-    result = shuffle_store(store, given.config.shuffle, given.progress, engine=given.engine)
-    return _Ran(result.positions, path=_below(store, "shuffled"), shuffle=result)
+def _shuffle(context: _StageContext) -> _StageOutcome:
+    store = context.config.store
+    result = shuffle_store(store, context.config.shuffle, context.progress, engine=context.engine)
+    return _StageOutcome(result.positions, path=_location_in(store, "shuffled"), shuffle=result)
 
 
-def _export(given: _Given) -> _Ran:
-    store = given.config.store
-    result = export_shards(store, given.config.export, given.progress, engine=given.engine)
-    return _Ran(result.positions, path=_below(store, "shards"))
+def _export(context: _StageContext) -> _StageOutcome:
+    store = context.config.store
+    result = export_shards(store, context.config.export, context.progress, engine=context.engine)
+    return _StageOutcome(result.positions, path=_location_in(store, "shards"))
 
 
-def _pickles(given: _Given) -> _Ran:
-    store, section = given.config.store, given.config.pickles
+def _pickles(context: _StageContext) -> _StageOutcome:
+    store, section = context.config.store, context.config.pickles
     assert section is not None
-    result = export_pickles(store, section, given.progress, engine=given.engine)
-    return _Ran(result.positions, path=_below(store, f"pickles/{result.order}"))
+    result = export_pickles(store, section, context.progress, engine=context.engine)
+    return _StageOutcome(result.positions, path=_location_in(store, f"pickles/{result.order}"))
 
 
-def _verify(given: _Given) -> _Ran:
-    store, section = given.config.store, given.config.verify
+def _verify(context: _StageContext) -> _StageOutcome:
+    store, section = context.config.store, context.config.verify
     assert section is not None
-    result = verify_store(store, section, given.progress, engine=given.engine)
+    result = verify_store(store, section, context.progress, engine=context.engine)
     result.require()
     if section.round_trip:
-        sources = check_round_trip(store, section.round_trip, given.progress)
+        sources = check_round_trip(store, section.round_trip, context.progress)
         failed = [f"{source.name}: {source.detail}" for source in sources if not source.ok]
         if failed:
             raise VerifyError(
@@ -363,23 +368,25 @@ def _verify(given: _Given) -> _Ran:
                 path=store,
                 found="; ".join(failed),
             )
-    return _Ran(Store.open(store).manifest.counts["positions"], quality=result.quality)
+    return _StageOutcome(Store.open(store).manifest.counts["positions"], quality=result.quality)
 
 
-def _load(given: _Given) -> _Ran:
-    result = run_loader_trial(given.config.store, given.config.load, given.progress)
-    return _Ran(sum(epoch.positions for epoch in result.epochs))
+def _load(context: _StageContext) -> _StageOutcome:
+    result = run_loader_trial(context.config.store, context.config.load, context.progress)
+    return _StageOutcome(sum(epoch.positions for epoch in result.epochs))
 
 
-def _report(given: _Given) -> _Ran:
-    section = given.config.report
+def _report(context: _StageContext) -> _StageOutcome:
+    section = context.config.report
     assert section is not None
-    made = write_report(given.config.store, section.output, section, given.progress)
-    facts = made.facts
-    return _Ran(facts.counts["positions"], path=made.path, quality=facts.quality, verdict=made.verdict)
+    result = write_report(context.config.store, section.output, section, context.progress)
+    facts = result.facts
+    return _StageOutcome(
+        facts.counts["positions"], path=result.path, quality=facts.quality, verdict=result.verdict
+    )
 
 
-_RUNNERS: Final[dict[str, Callable[[_Given], _Ran]]] = {
+_RUNNERS: Final[dict[str, Callable[[_StageContext], _StageOutcome]]] = {
     "demo": _demo,
     "convert": _convert,
     "shuffle": _shuffle,
@@ -391,13 +398,13 @@ _RUNNERS: Final[dict[str, Callable[[_Given], _Ran]]] = {
 }
 
 
-def _below(store: str, name: str) -> str:
+def _location_in(store: str, name: str) -> str:
     return str(as_path(store) / name)
 
 
-def _bytes_at(place: str) -> int:
+def _size_of(location: str) -> int:
     """Return the size in bytes of a file, or of all files below a folder."""
-    path = as_path(place)
+    path = as_path(location)
     if not isinstance(path, Path):
         return sum(objects_below(path).values())
     return sum(file.stat().st_size for file in (path, *path.rglob("*")) if file.is_file())

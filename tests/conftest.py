@@ -39,7 +39,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts what it puts in the background with Ctrl-C switched off, and children inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-DYING = Path(__file__).parent / "dying.py"
+KILL_STAGE = Path(__file__).parent / "kill_stage.py"
 BOARD_SIZE = 5
 CELLS = BOARD_SIZE * BOARD_SIZE
 
@@ -47,7 +47,7 @@ DemoTrmph = Callable[..., list[Path]]
 StoreBytes = Callable[[Path], dict[str, str]]
 WriteOddStore = Callable[[Path, int, int], Path]
 CopyStore = Callable[..., Path]
-DieAtEveryMoment = Callable[..., list[Path]]
+KillAtEveryChange = Callable[..., list[Path]]
 
 
 @pytest.fixture(scope="session")
@@ -247,20 +247,20 @@ def copy_store(tmp_path: Path) -> CopyStore:
 
 
 @pytest.fixture
-def die_at_every_moment(tmp_path: Path) -> DieAtEveryMoment:
-    """Return ``die(stage, store, options, most_rows=None)``: copies in which the stage was killed.
+def kill_at_every_change(tmp_path: Path) -> KillAtEveryChange:
+    """Return ``kill(stage, store, options, most_rows=None)``: copies in which the stage was killed.
 
     One copy for each time that the stage changes a name on disk, killed right before it.
     """
 
-    def die(stage: str, store: Path, options: dict[str, Any], most_rows: int | None = None) -> list[Path]:
+    def kill(stage: str, store: Path, options: dict[str, Any], most_rows: int | None = None) -> list[Path]:
         folder = tmp_path / "killed"
         asked = {"stage": stage, "options": options, "most_rows": most_rows}
-        command = [sys.executable, str(DYING), str(store), str(folder), json.dumps(asked)]
+        command = [sys.executable, str(KILL_STAGE), str(store), str(folder), json.dumps(asked)]
         subprocess.run(command, check=True, timeout=600)
         return sorted(folder.iterdir())
 
-    return die
+    return kill
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from hexdata.checks import check_location, check_options
 from hexdata.convert.inputs import find_sources
 from hexdata.convert.options import ConvertOptions, ConvertResult
-from hexdata.convert.run import Run
+from hexdata.convert.run import ConvertRun
 from hexdata.engine import LOCAL, Engine
 from hexdata.progress import SILENT, Progress
 from hexdata.sql.database import write_database
@@ -66,7 +66,7 @@ def convert_sources(
         engine.require(listed, target.path)
         before = target.manifest.total_bytes
         with arrow_system_memory():
-            result = Run(target, options, progress, engine, files).convert()
+            result = ConvertRun(target, options, progress, engine, files).convert()
         write_database(target)
         if result.sources:
             watched.finish(positions=result.positions, bytes=target.manifest.total_bytes - before)

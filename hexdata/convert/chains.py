@@ -44,22 +44,22 @@ ONE_WAY_PLIES: Final = 2
 """A board with at most this many stones can be reached by one sequence of moves only."""
 
 _JOIN: Final = f"""
-WITH here AS (
+WITH at_ply AS (
     SELECT *, count(*) OVER board AS positions, min(next) OVER board = max(next) OVER board AS one_future,
-        row_number() OVER (PARTITION BY node ORDER BY row) AS place
+        row_number() OVER (PARTITION BY node ORDER BY row) AS number
     FROM nodes WHERE ply = {{ply}} WINDOW board AS (PARTITION BY node)
 ), paths AS (
     SELECT next AS node, row, head,
         CASE WHEN past < 0 THEN -1 ELSE min(row) OVER (PARTITION BY last.node, past) END AS past
     FROM last WHERE next < {NOWHERE}
-), there AS (
+), arriving AS (
     SELECT *, count(*) OVER board AS arrivals, min(past) OVER board = max(past) OVER board AS one_past,
-        row_number() OVER (PARTITION BY node ORDER BY row) AS place
+        row_number() OVER (PARTITION BY node ORDER BY row) AS number
     FROM paths WINDOW board AS (PARTITION BY node)
 ), joined AS (
-    SELECT here.*, head, past, arrivals IS NULL AS loose, greatest(arrivals - positions, 0) AS short,
+    SELECT at_ply.*, head, past, arrivals IS NULL AS loose, greatest(arrivals - positions, 0) AS short,
         one_past AND (arrivals >= positions OR {{one_way}}) OR one_future AND positions >= arrivals AS certain
-    FROM here LEFT JOIN there USING (node, place)
+    FROM at_ply LEFT JOIN arriving USING (node, number)
 )
 SELECT row, class, node, next, move, loose, short, CASE WHEN certain THEN head END AS head,
     CASE WHEN {{one_way}} THEN 0 WHEN certain THEN past ELSE -1 END AS past
@@ -186,21 +186,21 @@ class _Search:
         ply = 0
         while self._count(f"last WHERE head IS NOT NULL AND next < {NOWHERE}"):
             self._join(ply + 1)
-            self._keep(ply)
+            self._add_links(ply)
             self.con.execute("DROP TABLE last; ALTER TABLE joined RENAME TO last")
             self.progress.advance(1)
             ply += 1
-        self._keep(ply)
+        self._add_links(ply)
         self.con.execute("DROP TABLE last; DROP TABLE nodes")
 
     def _join(self, ply: int) -> None:
         """Create ``joined`` from the positions of a ply."""
         query = _JOIN.format(ply=ply, one_way=ply <= ONE_WAY_PLIES)
         self.con.execute(f"CREATE TABLE joined AS {query}")
-        if ply > ONE_WAY_PLIES + 1 and self._end_doubtful():
+        if ply > ONE_WAY_PLIES + 1 and self._end_uncertain_chains():
             self.con.execute(f"CREATE OR REPLACE TABLE joined AS {query}")
 
-    def _end_doubtful(self) -> bool:
+    def _end_uncertain_chains(self) -> bool:
         """End the chains of ``last`` on boards where a position may be missing, and return whether any ended.
 
         Each loose position shows that a position before it is missing, on one of the boards with one stone
@@ -214,10 +214,10 @@ class _Search:
             return False
         before = np.zeros(len(known["node"]), dtype=np.int64)
         for stone in self.maker.stones:
-            beside = few["node"] ^ stone
-            at = np.searchsorted(many["node"][:-1], beside)
-            there = np.flatnonzero(many["node"][at] == beside)
-            of_few, of_many = there, at[there]
+            neighbour = few["node"] ^ stone
+            at = np.searchsorted(many["node"][:-1], neighbour)
+            matches = np.flatnonzero(many["node"][at] == neighbour)
+            of_few, of_many = matches, at[matches]
             of_loose, of_known = (of_few, of_many) if few is loose else (of_many, of_few)
             before[of_known] += loose["number"][of_loose]
         nodes = known["node"][before > known["number"]]
@@ -231,7 +231,7 @@ class _Search:
         query = f"SELECT node, {number} FROM {rows} GROUP BY node ORDER BY node"
         return self.con.execute(query).fetchnumpy()
 
-    def _keep(self, ply: int) -> None:
+    def _add_links(self, ply: int) -> None:
         """Add the chains of ``last``, the positions of ``ply``, to ``links`` and ``ends``."""
         self.con.execute(f"INSERT INTO links SELECT row, head, {ply}, move FROM last WHERE head IS NOT NULL")
         self.con.execute(
@@ -293,21 +293,21 @@ class _Search:
         Returns:
             The games without a difference, and the values of their first positions, (G,).
         """
-        stands = np.ones(len(games), dtype=bool)
+        is_valid = np.ones(len(games), dtype=bool)
         value = np.empty(len(games))
         query = f"SELECT row, head, ply FROM links JOIN parts USING (head) WHERE part = {part} ORDER BY row"
-        rows = _Rows(self.con, query)
+        rows = _RowReader(self.con, query)
         for spool in self.spools:
             for batch in spool.batches("raw", ("board", "value")):
                 row, head, ply = rows.take(batch.num_rows).T
                 game = np.searchsorted(games.head, head)
                 boards = binary_matrix(batch.column("board"))[row]
                 differ = (games.boards(game, ply, self.board_size) != boards).any(axis=1)
-                stands[game[differ]] = False
+                is_valid[game[differ]] = False
                 begins = ply == 0
                 value[game[begins]] = column(batch, "value", np.nan)[row[begins]]
                 self.progress.advance(len(row))
-        return games.only(stands), value[stands]
+        return games.only(is_valid), value[is_valid]
 
     def _number(self, games: _Games, first: int) -> None:
         """Add games to ``games``, numbered from ``first``."""
@@ -354,12 +354,16 @@ class _Search:
             SELECT row, game, ply, total, (ply + first_player) % 2 AS player
             FROM links JOIN games USING (head) ORDER BY row
         """
-        rows = _Rows(self.con, query)
+        rows = _RowReader(self.con, query)
         for spool in self.spools:
-            known = spool.batches("rows") if first_game else map(_unknown, spool.batches("raw", _IN_METADATA))
+            known = (
+                spool.batches("rows")
+                if first_game
+                else map(_rows_without_games, spool.batches("raw", _IN_METADATA))
+            )
             with write_arrow(spool.folder / "rows.arrow", ROWS) as writer:
                 for batch in known:
-                    writer.write_batch(_overlaid(batch, rows.take(batch.num_rows)))
+                    writer.write_batch(_merge_rows(batch, rows.take(batch.num_rows)))
 
 
 @dataclass(frozen=True)
@@ -404,15 +408,15 @@ class _Games:
             Packed boards, (N, width).
         """
         row = np.repeat(np.arange(len(game)), ply)
-        place = np.arange(len(row)) - np.repeat(np.cumsum(ply) - ply, ply)
-        cell = self.moves[self.starts[game][row] + place]
-        colour = (place + NodeMaker.first_players(self.classes[game])[row]) & 1
+        move_ply = np.arange(len(row)) - np.repeat(np.cumsum(ply) - ply, ply)
+        cell = self.moves[self.starts[game][row] + move_ply]
+        colour = (move_ply + NodeMaker.first_players(self.classes[game])[row]) & 1
         stones = np.zeros((len(game), 8 * board_bytes(board_size)), dtype=bool)
         stones[row, cell + colour * board_size * board_size] = True
         return np.packbits(stones, axis=1)
 
 
-class _Rows:
+class _RowReader:
     """The result of a query, read in parts. Its first column, ``row``, ascends."""
 
     def __init__(self, con: DuckDBPyConnection, query: str) -> None:
@@ -443,14 +447,14 @@ class _Rows:
 _IN_METADATA: Final = ("position_in_game", "total_positions")
 
 
-def _unknown(raw: pa.RecordBatch) -> pa.RecordBatch:
+def _rows_without_games(raw: pa.RecordBatch) -> pa.RecordBatch:
     """Return ``ROWS`` of positions without a known game: ply and length from their metadata."""
-    said = dict(zip(("ply", "total"), (raw.column(name) for name in _IN_METADATA), strict=True))
-    columns = [said.get(field.name, pa.nulls(raw.num_rows, field.type)) for field in ROWS]
+    stated = dict(zip(("ply", "total"), (raw.column(name) for name in _IN_METADATA), strict=True))
+    columns = [stated.get(field.name, pa.nulls(raw.num_rows, field.type)) for field in ROWS]
     return pa.RecordBatch.from_arrays(columns, schema=ROWS)
 
 
-def _overlaid(rows: pa.RecordBatch, found: npt.NDArray[np.int64]) -> pa.RecordBatch:
+def _merge_rows(rows: pa.RecordBatch, found: npt.NDArray[np.int64]) -> pa.RecordBatch:
     """Return ``rows`` with some of them overwritten.
 
     Args:

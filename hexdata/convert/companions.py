@@ -43,7 +43,7 @@ class _Entry:
     """Name of the pickle written from it; empty if not stated."""
     stats: dict[str, Any]
 
-    def is_of(self, name: str, header: Mapping[str, Any]) -> bool:
+    def describes(self, name: str, header: Mapping[str, Any]) -> bool:
         """Return whether the entry describes the source with this file name and header."""
         if self.output:
             return self.output == name
@@ -68,13 +68,13 @@ class Companions:
         """
         notes = []
         for entry in self.entries:
-            if not entry.is_of(name, facts.header):
+            if not entry.describes(name, facts.header):
                 continue
             stated = {"records": "examples_generated", "games": "valid_games"}
-            for what, key in stated.items():
-                count, found = entry.stats.get(key), getattr(facts, what)
+            for field_name, key in stated.items():
+                count, found = entry.stats.get(key), getattr(facts, field_name)
                 if isinstance(count, int) and count != found:
-                    notes.append(f"{entry.companion} says {count} {what}, the file has {found}")
+                    notes.append(f"{entry.companion} says {count} {field_name}, the file has {found}")
         return notes
 
     def origins(self, wanted: set[int], facts: SpoolFacts) -> tuple[dict[int, str], list[str]]:
@@ -88,7 +88,7 @@ class Companions:
             file_idx → name where all companions agree; and notes on disagreements.
         """
         named: dict[int, str] = {}
-        torn = []
+        conflicts = []
         header = facts.header.get("source_file")
         for file_idx in sorted(wanted & self.names.keys()):
             names = list(self.names[file_idx])
@@ -97,26 +97,30 @@ class Companions:
             if len(names) == 1:
                 named[file_idx] = names[0]
             else:
-                torn.append(f"file_idx {file_idx} is {' or '.join(names)}")
-        notes = [f"companions disagree on {len(torn)} raw files, left open: {torn[0]} …"] if torn else []
+                conflicts.append(f"file_idx {file_idx} is {' or '.join(names)}")
+        notes = (
+            [f"companions disagree on {len(conflicts)} raw files, left open: {conflicts[0]} …"]
+            if conflicts
+            else []
+        )
         return named, notes
 
-    def _take_entry(self, companion: str, raw: Any, output: Any, stats: Any) -> None:
+    def _add_entry(self, companion: str, raw: Any, output: Any, stats: Any) -> None:
         if isinstance(raw, str) and isinstance(stats, dict):
             name = PurePosixPath(output).name if isinstance(output, str) else ""
             self.entries.append(_Entry(companion, encodable(raw), encodable(name), stats))
 
-    def _take_name(self, file_idx: Any, name: Any) -> None:
+    def _add_file_name(self, file_idx: Any, name: Any) -> None:
         if isinstance(name, str) and isinstance(file_idx, int) and not isinstance(file_idx, bool):
             _add_name(self.names.setdefault(file_idx, []), encodable(name))
 
 
 def _add_name(names: list[str], name: str) -> None:
     """Add a name; of two paths of which one is the end of the other, keep only the longer."""
-    for place, known in enumerate(names):
+    for index, known in enumerate(names):
         short, long = sorted((PurePosixPath(known).parts, PurePosixPath(name).parts), key=len)
         if long[len(long) - len(short) :] == short:
-            names[place] = max(known, name, key=lambda path: len(PurePosixPath(path).parts))
+            names[index] = max(known, name, key=lambda path: len(PurePosixPath(path).parts))
             return
     names.append(name)
 
@@ -124,36 +128,36 @@ def _add_name(names: list[str], name: str) -> None:
 # One function per layout. Unknown content is ignored, because the layouts changed between versions.
 
 
-def _take_stats(found: Companions, companion: str, content: Any) -> None:
+def _read_stats(found: Companions, companion: str, content: Any) -> None:
     """Read ``processing_stats.json``: a list of files; or totals, which name no file and are ignored."""
     for item in content if isinstance(content, list) else []:
         if isinstance(item, dict):
-            found._take_entry(companion, item.get("file_path"), None, item.get("stats"))
-            found._take_name(item.get("file_idx"), item.get("file_path"))
+            found._add_entry(companion, item.get("file_path"), None, item.get("stats"))
+            found._add_file_name(item.get("file_idx"), item.get("file_path"))
 
 
-def _take_state(found: Companions, companion: str, content: Any) -> None:
+def _read_state(found: Companions, companion: str, content: Any) -> None:
     """Read ``processing_state.json``: the processed files, each with its output file and counts."""
     files = content.get("processed_files") if isinstance(content, dict) else None
     for item in files if isinstance(files, list) else []:
         if isinstance(item, dict):
-            found._take_entry(companion, item.get("file"), item.get("output"), item.get("stats"))
+            found._add_entry(companion, item.get("file"), item.get("output"), item.get("stats"))
 
 
-def _take_lookup(found: Companions, _: str, content: Any) -> None:
+def _read_lookup(found: Companions, _: str, content: Any) -> None:
     """Read ``file_lookup_*.json``: file_idx as text → raw file, at the top level or in ``file_mapping``."""
     if not isinstance(content, dict):
         raise ValueError("not a table of names")
     mapping = content.get("file_mapping", content)
     for key, name in mapping.items() if isinstance(mapping, dict) else ():
         if key.isascii() and key.isdigit() and len(key) < 10:
-            found._take_name(int(key), name)
+            found._add_file_name(int(key), name)
 
 
 _LAYOUTS: Final[dict[str, Callable[[Companions, str, Any], None]]] = {
-    "file_lookup_*.json": _take_lookup,
-    "processing_state.json": _take_state,
-    "processing_stats.json": _take_stats,
+    "file_lookup_*.json": _read_lookup,
+    "processing_state.json": _read_state,
+    "processing_stats.json": _read_stats,
 }
 
 
@@ -164,14 +168,14 @@ def read_companions(folder: AnyPath) -> Companions:
         StoreError: an object store did not answer, so it is unknown which companions exist.
     """
     found = Companions()
-    for path, take in _companions_in(folder):
+    for path, read in _companions_in(folder):
         name = encodable(path.name)
         try:
             with open_binary(path) as file:
                 if file.seek(0, os.SEEK_END) > MAX_BYTES:
                     raise ValueError(f"more than {MAX_BYTES:,} bytes")
                 file.seek(0)
-                take(found, name, json.loads(file.read()))
+                read(found, name, json.loads(file.read()))
         except (OSError, ValueError, RecursionError) as error:
             if isinstance(error, OSError) and not isinstance(path, Path) and is_passing(error):
                 with telling(path):
@@ -183,17 +187,17 @@ def read_companions(folder: AnyPath) -> Companions:
 
 
 def _companions_in(folder: AnyPath) -> Iterator[tuple[AnyPath, Callable[[Companions, str, Any], None]]]:
-    there: list[RemotePath] = []
+    objects: list[RemotePath] = []
     if not isinstance(folder, Path):
         with telling(folder):
-            there = patiently(lambda: sorted(folder.iterdir(), key=lambda path: path.name))
-    for pattern, take in _LAYOUTS.items():
+            objects = patiently(lambda: sorted(folder.iterdir(), key=lambda path: path.name))
+    for pattern, read in _LAYOUTS.items():
         if isinstance(folder, Path):
             for path in sorted(folder.glob(pattern)):
-                yield path, take
-        for found in there:
+                yield path, read
+        for found in objects:
             if fnmatchcase(found.name, pattern):
-                yield found, take
+                yield found, read
 
 
 # Games
@@ -203,8 +207,8 @@ def unnamed_files(spool: Spool) -> set[int]:
     """Return each ``file_idx`` of games in a spool that have no origin."""
     wanted: set[int] = set()
     for games in spool.batches("games", ["file_idx", "origin"]):
-        open_ones = games.filter(pc.is_null(games.column("origin")))
-        wanted |= set(np.unique(column(open_ones, "file_idx", -1)).tolist())
+        unnamed = games.filter(pc.is_null(games.column("origin")))
+        wanted |= set(np.unique(column(unnamed, "file_idx", -1)).tolist())
     return wanted - {-1}
 
 

@@ -38,7 +38,7 @@ class GameIdentities:
     """Winner in the canonical image, (G,), so that mirror images of a game agree. 255 if unknown."""
 
     @classmethod
-    def of(cls, games: Iterable[tuple[pa.RecordBatch, Array]], board_size: int) -> GameIdentities:
+    def from_batches(cls, games: Iterable[tuple[pa.RecordBatch, Array]], board_size: int) -> GameIdentities:
         """Build the identities of games.
 
         Args:
@@ -47,10 +47,10 @@ class GameIdentities:
             board_size: n.
         """
         parts = [_identities(batch, winner, board_size) for batch, winner in games]
-        return cls.joined([cls(*part) for part in parts])
+        return cls.concatenate([cls(*part) for part in parts])
 
     @classmethod
-    def joined(cls, parts: Sequence[GameIdentities]) -> GameIdentities:
+    def concatenate(cls, parts: Sequence[GameIdentities]) -> GameIdentities:
         """Return the concatenation of ``parts``."""
         return cls(
             np.concatenate([np.empty((0, 16), np.uint8), *(part.hashes for part in parts)]),
@@ -67,12 +67,12 @@ def _identities(batch: pa.RecordBatch, winner: Array, board_size: int) -> tuple[
     moves = batch.column("moves")
     whole = moves.is_valid().to_numpy(zero_copy_only=False)
     frame = np.full(batch.num_rows, _FRAGMENT, np.uint8)
-    frame[whole] = 2 * first[whole] + _is_turned(moves.drop_null(), first[whole], board_size)
+    frame[whole] = 2 * first[whole] + _is_rotated(moves.drop_null(), first[whole], board_size)
     canonical = np.where(winner < 0, _UNKNOWN, winner ^ first)
     return binary_matrix(batch.column("game_hash")), frame, canonical.astype(np.uint8)
 
 
-def _is_turned(moves: pa.ListArray, first: Array, board_size: int) -> npt.NDArray[np.bool_]:
+def _is_rotated(moves: pa.ListArray, first: Array, board_size: int) -> npt.NDArray[np.bool_]:
     """Return which games differ from their canonical image (``board.canonical_moves``) by a rotation.
 
     Args:
@@ -83,15 +83,17 @@ def _is_turned(moves: pa.ListArray, first: Array, board_size: int) -> npt.NDArra
     table = symmetry_table(board_size).astype(np.int64)
     starts = moves.offsets.to_numpy()
     cells = moves.values.to_numpy()
-    apart = np.flatnonzero(table[0, cells] != table[1, cells])  # all except the centre, which maps to itself
-    place = np.searchsorted(apart, starts[:-1])
-    told = place < len(apart)
-    told[told] = apart[place[told]] < starts[1:][told]
-    cell = cells[apart[place[told]]]
-    one, other = np.where(first[told] == 1, table[2:, cell], table[:2, cell])
-    turned = np.zeros(len(first), dtype=bool)
-    turned[told] = other < one
-    return turned
+    off_centre = np.flatnonzero(
+        table[0, cells] != table[1, cells]
+    )  # all except the centre, which maps to itself
+    index = np.searchsorted(off_centre, starts[:-1])
+    asymmetric = index < len(off_centre)
+    asymmetric[asymmetric] = off_centre[index[asymmetric]] < starts[1:][asymmetric]
+    cell = cells[off_centre[index[asymmetric]]]
+    one, other = np.where(first[asymmetric] == 1, table[2:, cell], table[:2, cell])
+    rotated = np.zeros(len(first), dtype=bool)
+    rotated[asymmetric] = other < one
+    return rotated
 
 
 def find_duplicates(games: GameIdentities) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32]]:
@@ -112,10 +114,10 @@ def find_duplicates(games: GameIdentities) -> tuple[npt.NDArray[np.int64], npt.N
     leader = order[np.maximum.accumulate(np.where(same, 0, np.arange(len(order))))]
     first = np.full(len(order), -1, dtype=np.int64)
     first[order[same]] = leader[same]
-    return first, _alike(games, first)
+    return first, _duplicate_kinds(games, first)
 
 
-def _alike(games: GameIdentities, first: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
+def _duplicate_kinds(games: GameIdentities, first: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
     flags = np.zeros(len(first), np.uint32)
     copies = np.flatnonzero(first >= 0)
     originals = first[copies]

@@ -69,13 +69,15 @@ def find_sources(inputs: Sequence[AnyPath], store: AnyPath) -> list[SourceFile]:
     if not inputs:
         raise InputError("no inputs", expected="files or folders to convert")
     found: dict[str, SourceFile] = {}
-    for given in inputs:
-        listed = _files_of(given, store) if isinstance(given, Path) else _objects_of(given, store)
+    for input_path in inputs:
+        listed = (
+            _files_of(input_path, store) if isinstance(input_path, Path) else _objects_of(input_path, store)
+        )
         if listed is None:
-            raise InputError("no such file or folder", path=given, hint="Check the path.")
+            raise InputError("no such file or folder", path=input_path, hint="Check the path.")
         if not listed:
             raise InputError(
-                "no files to convert", path=given, expected="*.pkl.gz or *.trmph files in it or below"
+                "no files to convert", path=input_path, expected="*.pkl.gz or *.trmph files in it or below"
             )
         for source in listed:
             other = found.setdefault(source.name, source)
@@ -90,9 +92,9 @@ def find_sources(inputs: Sequence[AnyPath], store: AnyPath) -> list[SourceFile]:
     return [found[name] for name in sorted(found)]
 
 
-def _files_of(given: Path, store: AnyPath) -> list[SourceFile] | None:
+def _files_of(input_path: Path, store: AnyPath) -> list[SourceFile] | None:
     """Return the files of a local input, or None if it does not exist."""
-    root = given.resolve()
+    root = input_path.resolve()
     if not root.exists():
         return None
     if root.is_file():
@@ -100,7 +102,7 @@ def _files_of(given: Path, store: AnyPath) -> list[SourceFile] | None:
     elif not root.is_dir():
         raise InputError(
             "neither a file nor a folder",
-            path=given,
+            path=input_path,
             found=_KINDS.get(stat.S_IFMT(root.stat().st_mode), "something else"),
             expected="a file, or a folder of files",
             hint="Write what it gives into a file first: hexdata reads each input twice.",
@@ -135,10 +137,10 @@ def _may_be_source(name: str) -> bool:
     return not name.startswith((".", *COMPANIONS))
 
 
-def _objects_of(given: RemotePath, store: AnyPath) -> list[SourceFile] | None:
+def _objects_of(input_path: RemotePath, store: AnyPath) -> list[SourceFile] | None:
     """Return the objects of an input in an object store, or None if it does not exist."""
-    system, root = file_system(given), given.path.rstrip("/")
-    with telling(given):
+    system, root = file_system(input_path), input_path.path.rstrip("/")
+    with telling(input_path):
         try:
             info = patiently(system.info, root)
         except FileNotFoundError:
@@ -146,24 +148,26 @@ def _objects_of(given: RemotePath, store: AnyPath) -> list[SourceFile] | None:
         is_object = info["type"] == "file"
         keys = {root: info} if is_object else patiently(system.find, root, detail=True)
     top = root.rpartition("/")[0] if is_object else root
-    own = ""
+    store_prefix = ""
     if not isinstance(store, Path) and isinstance(system, type(file_system(store))):
-        own = store.path.rstrip("/") + "/"
+        store_prefix = store.path.rstrip("/") + "/"
     sources: list[SourceFile] = []
     for key, info in keys.items():
         below = key[len(top) + 1 :]
-        if (own and key.startswith(own)) or not _is_wanted(given, below, info["size"], alone=is_object):
+        if (store_prefix and key.startswith(store_prefix)) or not _is_wanted(
+            input_path, below, info["size"], alone=is_object
+        ):
             continue
         name = encodable(f"{top.rpartition('/')[2]}/{below}")
-        sources.append(SourceFile(name, given if is_object else given / below, info["size"]))
+        sources.append(SourceFile(name, input_path if is_object else input_path / below, info["size"]))
     return sources
 
 
-def _is_wanted(given: RemotePath, below: str, size: int, *, alone: bool) -> bool:
+def _is_wanted(input_path: RemotePath, below: str, size: int, *, alone: bool) -> bool:
     """Return whether an object may be a source.
 
     Args:
-        given: the input.
+        input_path: the input.
         below: key of the object relative to the input's folder.
         size: size of the object in bytes.
         alone: the input is this object itself, so any name is accepted.
@@ -177,7 +181,7 @@ def _is_wanted(given: RemotePath, below: str, size: int, *, alone: bool) -> bool
     if not {"", ".", ".."}.isdisjoint([*folders, name]):
         raise InputError(
             "this key is no path of a file",
-            path=f"{given}/{below}" if below else given,
+            path=f"{input_path}/{below}" if below else input_path,
             expected="names between its slashes, other than . and ..",
             hint="Rename the object, or give folders that it is not below.",
         )
@@ -239,12 +243,12 @@ def new_sources(
             source that yielded no positions, because it was damaged, may be replaced.
     """
     known = list(known)
-    seen = {sha256 or name: name for name, sha256, _ in known}
+    known_names = {sha256 or name: name for name, sha256, _ in known}
     digests = {name: sha256 for name, sha256, positions in known if positions}
     new, same = [], []
     for source in sources:
-        if source.identity in seen:
-            same.append((source, seen[source.identity]))
+        if source.identity in known_names:
+            same.append((source, known_names[source.identity]))
             continue
         if source.name in digests:
             raise SourceChangedError(
@@ -254,6 +258,6 @@ def new_sources(
                 expected=f"sha256 {digests[source.name][:16]}… as in the store",
                 hint="Restore the file, give the new one another name, or convert into a new store.",
             )
-        seen[source.identity] = source.name
+        known_names[source.identity] = source.name
         new.append(source)
     return new, same

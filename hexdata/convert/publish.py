@@ -72,7 +72,7 @@ def publish_positions(spool: Spool, path: AnyPath, assigned: Assignment) -> File
 
 def _positions(spool: Spool, assigned: Assignment, schema: pa.Schema) -> Iterator[pa.Table]:
     done = 0
-    spoken = _keys_of(spool)
+    source_keys = _keys_of(spool)
     for raw, row in _with_rows(spool, assigned.board_size):
         value = column(raw, "value", np.nan)
         stored = convert_values(value, assigned.convention).astype(np.float32)
@@ -93,7 +93,7 @@ def _positions(spool: Spool, assigned: Assignment, schema: pa.Schema) -> Iterato
         }
         kept = _kept_values(value, convert_values(stored.astype(np.float64), assigned.convention))
         kept += _kept_ids(raw, row)
-        kept += [entry for name in _FILLED & spoken for entry in _kept_nulls(name, raw, columns)]
+        kept += [entry for name in _FILLED_COLUMNS & source_keys for entry in _kept_nulls(name, raw, columns)]
         columns["extra"] = _with_kept(raw.column("extra"), kept)
         done += raw.num_rows
         yield pa.table(columns, schema=schema)
@@ -108,7 +108,7 @@ def _with_rows(spool: Spool, board_size: int) -> Iterator[tuple[pa.RecordBatch, 
         yield batches[0], batches[1]
 
 
-_FILLED: Final = {"player_to_move", "position_in_game", "total_positions"}
+_FILLED_COLUMNS: Final = {"player_to_move", "position_in_game", "total_positions"}
 """Columns whose stored value may differ from the source's: nulls are filled in, wrong numbers dropped."""
 
 
@@ -146,10 +146,10 @@ def _kept_ids(raw: pa.RecordBatch, row: pa.RecordBatch) -> list[_Kept]:
 
 def _kept_nulls(name: str, raw: pa.RecordBatch, columns: dict[str, pa.Array]) -> list[_Kept]:
     """Return the values of a source, mostly nulls, that differ from those stored in the column ``name``."""
-    said = column(raw, name, -1)
+    stated = column(raw, name, -1)
     stored = columns[name].cast(pa.int64()).fill_null(-1).to_numpy()
-    rows = np.flatnonzero(said != stored)
-    return [(i, name, int(said[i]) if said[i] >= 0 else None) for i in rows.tolist()]
+    rows = np.flatnonzero(stated != stored)
+    return [(i, name, int(stated[i]) if stated[i] >= 0 else None) for i in rows.tolist()]
 
 
 def _with_kept(extra: pa.Array, kept: list[_Kept]) -> pa.Array:
@@ -166,41 +166,41 @@ def _with_kept(extra: pa.Array, kept: list[_Kept]) -> pa.Array:
     return pa.array(texts, pa.string())
 
 
-def publish_games(spool: Spool, path: AnyPath, assigned: Assignment, judged: GameFlags) -> FileFacts:
+def publish_games(spool: Spool, path: AnyPath, assigned: Assignment, flags: GameFlags) -> FileFacts:
     """Write the games of one source to a Parquet file.
 
     Args:
         spool: spool of the source.
         path: the file to write.
         assigned: ids and convention of the source.
-        judged: duplicates and flags of the games.
+        flags: duplicates and flags of the games.
 
     Returns:
         Rows, size and digest of the file.
     """
     schema = games_schema()
-    return write_parquet(path, schema, _games(spool, assigned, judged, schema), replace=False)
+    return write_parquet(path, schema, _games(spool, assigned, flags, schema), replace=False)
 
 
-def _games(spool: Spool, assigned: Assignment, judged: GameFlags, schema: pa.Schema) -> Iterator[pa.Table]:
+def _games(spool: Spool, assigned: Assignment, flags: GameFlags, schema: pa.Schema) -> Iterator[pa.Table]:
     done = 0
     for games in spool.batches("games"):
         count = games.num_rows
-        copies = judged.duplicate_of[done : done + count]
+        copies = flags.duplicate_of[done : done + count]
         hashes = games.column("game_hash").to_pylist()
         columns = {
             "game_id": pa.array(assigned.first_game + np.arange(done, done + count)),
             "source_id": pa.array(np.full(count, assigned.source_id, np.int32)),
             "origin": with_origins(games, dict(assigned.origins)),
-            "winner": _named(winners_of(games, assigned.convention)),
+            "winner": _winner_names(winners_of(games, assigned.convention)),
             "duplicate_of": pa.array(copies, mask=copies < 0),
             "split": pa.array([split_of(h, assigned.val, assigned.test) for h in hashes], pa.string()),
-            "flags": flag_lists(judged.flags[done : done + count]),
+            "flags": flag_lists(flags.flags[done : done + count]),
         }
         columns |= {name: games.column(name) for name in schema.names if name not in columns}
         done += count
         yield pa.table(columns, schema=schema)
 
 
-def _named(winner: npt.NDArray[np.int64]) -> pa.Array:
+def _winner_names(winner: npt.NDArray[np.int64]) -> pa.Array:
     return pa.array([WINNERS[w] if w >= 0 else None for w in winner], pa.string())

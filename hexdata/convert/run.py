@@ -17,12 +17,12 @@ from hexdata import __version__
 from hexdata.convert.chains import resolve_chains
 from hexdata.convert.companions import Companions, read_companions, unnamed_files
 from hexdata.convert.duplicates import COLUMNS, GameIdentities, find_duplicates
+from hexdata.convert.games_by_id import collection_key, resolve_collection
 from hexdata.convert.inputs import SourceFile, digest_source, new_sources
-from hexdata.convert.mixed import collection_key, resolve_collection
 from hexdata.convert.options import ConvertOptions, ConvertResult
 from hexdata.convert.publish import Assignment, GameFlags, publish_games, publish_positions
 from hexdata.convert.spool import (
-    Reading,
+    ReadOptions,
     Spool,
     SpooledHeader,
     SpoolFacts,
@@ -31,7 +31,7 @@ from hexdata.convert.spool import (
 )
 from hexdata.convert.tables import (
     SMALL_HEADER,
-    Source,
+    ConvertSource,
     failed_files,
     note_of_unused_option,
     notes_of,
@@ -65,14 +65,14 @@ from hexdata.store.manifest import StoreFile
 from hexdata.store.originals import WINNERS
 from hexdata.store.parquet import open_parquet, read_parquet, write_parquet
 
-__all__ = ["Run"]
+__all__ = ["ConvertRun"]
 
 Result = TypeVar("Result")
 
 _TABLES: Final = ("positions", "games", "sources", "rejected")
 
 
-class Run:
+class ConvertRun:
     """A run under the store's lock. Each method is one step, called in order by ``convert``.
 
     Args:
@@ -97,29 +97,29 @@ class Run:
         self.files = files
         """The input files, sorted by name."""
         self.store = store
-        self.options = self._as_begun(store, options)
+        self.options = self._check_splits(store, options)
         self.progress = progress
         self.engine = engine
         remote = not all(isinstance(path, Path) for path in (store.path, *(file.path for file in files)))
-        self.more = CLIENT_MEMORY if remote else 0
-        self.workers = self.options.processes(engine.machines.cores, self.more)
+        self.client_memory = CLIENT_MEMORY if remote else 0
+        self.workers = self.options.processes(engine.machines.cores, self.client_memory)
         self.work = store.work / "convert"
 
     @staticmethod
-    def _as_begun(store: Store, options: ConvertOptions) -> ConvertOptions:
+    def _check_splits(store: Store, options: ConvertOptions) -> ConvertOptions:
         """Return the options if their splits are those of the store, since a game's split never changes.
 
         Raises:
             ConfigError: the store was created with other shares of val and test.
         """
-        begun = store.manifest.stages.get("convert")
-        if begun is None or (begun["val"], begun["test"]) == (options.val, options.test):
+        recorded = store.manifest.stages.get("convert")
+        if recorded is None or (recorded["val"], recorded["test"]) == (options.val, options.test):
             return options
         raise ConfigError(
-            "the store was begun with other splits",
+            "the store was created with other shares of val and test",
             path=store.path,
             found=f"val {options.val}, test {options.test}",
-            expected=f"val {begun['val']}, test {begun['test']}",
+            expected=f"val {recorded['val']}, test {recorded['test']}",
             hint="Use the same shares, or convert into a new store.",
         )
 
@@ -133,12 +133,12 @@ class Run:
         self._check_rejected(sources)
         sources = self._with_companions(self._resolve(self._with_conventions(sources)))
         sources = self._assign(sources)
-        judged = self._judge(sources)
+        game_flags = self._flag_games(sources)
         notes = self._notes(sources, (name for _, name in same))
-        result = self._result(sources, len(same), judged, notes)
+        result = self._result(sources, len(same), game_flags, notes)
         if sources:
-            facts = self._publish(sources, judged)
-            self._publish_tables(sources, facts, judged)
+            facts = self._publish(sources, game_flags)
+            self._publish_tables(sources, facts, game_flags)
         remove_tree(self.work)  # not needed once the manifest lists all parts
         return result
 
@@ -146,7 +146,7 @@ class Run:
         self, function: Callable[..., Result], tasks: list[tuple[Any, ...]]
     ) -> Iterator[tuple[int, Result]]:
         """Run tasks, one per source, and yield the index and the result of each."""
-        memory = self.options.WORKER_MEMORY + self.more
+        memory = self.options.WORKER_MEMORY + self.client_memory
         return self.engine.run(function, tasks, workers=self.workers, memory=memory)
 
     def _digest(self) -> tuple[list[SourceFile], list[tuple[SourceFile, str]]]:
@@ -158,31 +158,31 @@ class Run:
             file = replace(files[index], **found._asdict())
             digested[index] = replace(file, bytes=file.bytes or files[index].bytes)
             self.progress.advance(1)
-        return new_sources(digested, self._known())
+        return new_sources(digested, self._known_sources())
 
-    def _known(self) -> list[tuple[str, str, int]]:
+    def _known_sources(self) -> list[tuple[str, str, int]]:
         """Return name, digest and positions of the store's sources, except those to be salvaged now."""
         columns = ["source_id", "salvaged", "name", "sha256", "positions"]
         tables = [read_parquet(path, columns) for path in self.store.files("sources")]
         rows = [row for table in tables for row in table.to_pylist()]
-        damaged = self._damaged() if self.options.salvage else set()
+        damaged = self._damaged_sources() if self.options.salvage else set()
         return [
             (row["name"], row["sha256"], row["positions"])
             for row in rows
             if row["source_id"] not in damaged or row["salvaged"] is not None
         ]
 
-    def _damaged(self) -> set[int]:
+    def _damaged_sources(self) -> set[int]:
         """Return the ids of the store's sources that were rejected as a whole because of damage."""
         whole = (pc.field("record").is_null()) & pc.field("reason").isin(sorted(SALVAGEABLE))
         tables = [read_parquet(path, ["source_id"], whole) for path in self.store.files("rejected")]
         return {source for table in tables for source in table["source_id"].to_pylist()}
 
-    def _read(self, files: list[SourceFile]) -> list[Source]:
+    def _read(self, files: list[SourceFile]) -> list[ConvertSource]:
         self.progress.begin("read", sum(file.bytes for file in files), "bytes")
         facts = {f.name: SpoolFacts.failed(Reason.UNREADABLE, f.problem) for f in files if f.problem}
         readable = [file for file in files if not file.problem]
-        reading = Reading(self.options.salvage, self.options.truncate_repeats)
+        reading = ReadOptions(self.options.salvage, self.options.truncate_repeats)
         tasks = [(file.path, self.work / file.sha256, reading, file.version) for file in readable]
         for index, found in self._run(read_source, tasks):
             if found.header_bytes > SMALL_HEADER:
@@ -192,18 +192,18 @@ class Run:
             self.progress.advance(readable[index].bytes)
         refuse_large_headers(facts)
         return [
-            Source(file, _spool(self.work / file.identity, facts[file.name]), facts[file.name])
+            ConvertSource(file, _spool(self.work / file.identity, facts[file.name]), facts[file.name])
             for file in files
         ]
 
-    def _with_conventions(self, sources: list[Source]) -> list[Source]:
+    def _with_conventions(self, sources: list[ConvertSource]) -> list[ConvertSource]:
         """Set the value convention of each source: by its own evidence, else the given one.
 
         Raises:
             InputError: the convention of some sources is undecided; the error lists all of them.
         """
         result = [self._with_convention(source) for source in sources]
-        undecided = [s for s in result if s.facts.positions and s.decided is None]
+        undecided = [s for s in result if s.facts.positions and s.decision is None]
         if not undecided:
             return result
         found = [votes_text(s.facts.ballots, layout_convention(s.facts.header)) for s in undecided]
@@ -217,29 +217,31 @@ class Run:
             hint=_HINT,
         )
 
-    def _with_convention(self, source: Source) -> Source:
+    def _with_convention(self, source: ConvertSource) -> ConvertSource:
         facts = source.facts
         if not facts.positions:
             return source
         if facts.format == "trmph":  # values come from the winner, in the store's convention
-            return replace(source, decided=Decision("blue-is-0", "winners"))
+            return replace(source, decision=Decision("blue-is-0", "winners"))
         asked = self.options.value_convention
         given = None if asked == "auto" else cast("Convention", asked)
-        return replace(source, decided=decide(facts.ballots, layout_convention(facts.header), given))
+        return replace(source, decision=decide(facts.ballots, layout_convention(facts.header), given))
 
-    def _one_board_size(self, sources: list[Source]) -> list[Source]:
+    def _one_board_size(self, sources: list[ConvertSource]) -> list[ConvertSource]:
         """Reject each source whose board size differs from that of the store, or of the first source."""
         size = self.store.manifest.board_size
         size = size or next((s.facts.board_size for s in sources if s.facts.positions), None)
         self.board_size = size
         return [
-            replace(s, facts=SpoolFacts.failed(Reason.BOARD_SIZE, _other_size(s.facts.board_size, size)))
+            replace(
+                s, facts=SpoolFacts.failed(Reason.BOARD_SIZE, _board_size_detail(s.facts.board_size, size))
+            )
             if s.facts.positions and s.facts.board_size != size
             else s
             for s in sources
         ]
 
-    def _assign(self, sources: list[Source]) -> list[Source]:
+    def _assign(self, sources: list[ConvertSource]) -> list[ConvertSource]:
         """Assign ids: to sources by name, to positions by source and record, to games by source and order."""
         manifest = self.store.manifest
         source_id = manifest.counts.get("sources", 0)
@@ -263,22 +265,22 @@ class Run:
         self.totals = {"sources": source_id, "positions": position, "games": game}
         return assigned
 
-    def _resolve(self, sources: list[Source]) -> list[Source]:
+    def _resolve(self, sources: list[ConvertSource]) -> list[ConvertSource]:
         """Find the games of shuffled sources, one collection at a time; its first source owns them."""
         collections: dict[str, list[int]] = {}
-        for place, source in enumerate(sources):
+        for index, source in enumerate(sources):
             if source.facts.mixed and source.facts.positions:
                 name = collection_key(source.file, source.facts, source.convention)
-                collections.setdefault(name, []).append(place)
+                collections.setdefault(name, []).append(index)
         resolved = list(sources)
-        for name, places in collections.items():
-            members = [sources[place] for place in places]
+        for name, indices in collections.items():
+            members = [sources[index] for index in indices]
             facts = [replace(source.facts) for source in members]
             facts[0].games = self._find_games([s.spool for s in members], facts)
             spools = complete_spools([s.spool for s in members], facts)
-            for place, spool, own in zip(places, spools, facts, strict=True):
-                resolved[place] = replace(
-                    sources[place], spool=spool, facts=own, collection=name, owns_games=place == places[0]
+            for index, spool, own in zip(indices, spools, facts, strict=True):
+                resolved[index] = replace(
+                    sources[index], spool=spool, facts=own, collection=name, owns_games=index == indices[0]
                 )
         return resolved
 
@@ -298,7 +300,7 @@ class Run:
             progress=self.progress,
         )
 
-    def _with_companions(self, sources: list[Source]) -> list[Source]:
+    def _with_companions(self, sources: list[ConvertSource]) -> list[ConvertSource]:
         """Add the notes and the names of raw files from the companion files beside the sources."""
         folders: dict[AnyPath, Companions] = {}
         result = []
@@ -310,13 +312,13 @@ class Run:
             if facts.positions and facts.format.startswith("legacy"):
                 notes = notes + found.compare(source.file.path.name, facts)
                 wanted = unnamed_files(source.spool) if source.owns_games else set()
-                named, torn = found.origins(wanted, facts)
-                origins, notes = tuple(named.items()), notes + torn
+                named, conflicts = found.origins(wanted, facts)
+                origins, notes = tuple(named.items()), notes + conflicts
             facts = replace(facts, notes=facts.notes + notes)
             result.append(replace(source, facts=facts, origins=origins))
         return result
 
-    def _check_rejected(self, sources: list[Source]) -> None:
+    def _check_rejected(self, sources: list[ConvertSource]) -> None:
         """Check the share of rejected records, and of the bytes of files rejected as a whole.
 
         Raises:
@@ -342,15 +344,15 @@ class Run:
             "is kept, and the run goes on from there.",
         )
 
-    def _judge(self, sources: list[Source]) -> list[GameFlags]:
+    def _flag_games(self, sources: list[ConvertSource]) -> list[GameFlags]:
         """Return the duplicates and the flags of the games that each source owns."""
         size = self.board_size or 0
-        old = GameIdentities.of(self._known_games(), size)
-        own = [GameIdentities.of(_games_of(s), size) for s in sources]
-        first, alike = find_duplicates(GameIdentities.joined([old, *own]))
+        old = GameIdentities.from_batches(self._known_games(), size)
+        own = [GameIdentities.from_batches(_games_of(s), size) for s in sources]
+        first, kinds = find_duplicates(GameIdentities.concatenate([old, *own]))
         stops = np.cumsum([len(old), *map(len, own)])
         return [
-            GameFlags(first[start:stop], alike[start:stop] | _flags_of(source))
+            GameFlags(first[start:stop], kinds[start:stop] | _own_flags(source))
             for source, start, stop in zip(sources, stops[:-1], stops[1:], strict=True)
         ]
 
@@ -363,7 +365,7 @@ class Run:
                     winners = np.array([*map(WINNERS.index, named.dictionary.to_pylist()), -1])
                     yield batch, winners[named.indices.fill_null(-1).to_numpy(zero_copy_only=False)]
 
-    def _publish(self, sources: list[Source], judged: list[GameFlags]) -> dict[str, FileFacts]:
+    def _publish(self, sources: list[ConvertSource], game_flags: list[GameFlags]) -> dict[str, FileFacts]:
         """Write the positions and games parts of every source; return the facts of each file by name."""
         self.progress.begin("write", sum(s.facts.positions for s in sources), "positions")
         plan = [
@@ -376,19 +378,19 @@ class Run:
             [__version__, asked, plan],
             dict[StoreFile, FileFacts],
         )
-        done = self._written(sources, ledger)
-        self._remove_strays({name for sha256 in done for name in ledger[sha256]})
+        done = self._finished_sources(sources, ledger)
+        self._remove_unlisted_parts({name for sha256 in done for name in ledger[sha256]})
         todo = []
-        for source, judgement in zip(sources, judged, strict=True):
+        for source, flags in zip(sources, game_flags, strict=True):
             if source.file.sha256 in done or not source.facts.positions:
                 self.progress.advance(source.facts.positions)
             else:
-                todo.append((source, judgement))
+                todo.append((source, flags))
         tasks = [(self.store.path, s.spool, self._assignment(s), own, s.owns_games) for s, own in todo]
         try:
             for index, written in self._run(_publish_source, tasks):
                 source = todo[index][0]
-                _check_whole(source, written)
+                _check_position_count(source, written)
                 parts = {name: facts.to_json() for name, facts in written.items()}
                 ledger.finish_buffered(source.file.sha256, parts)
                 self.progress.advance(source.facts.positions)
@@ -401,7 +403,7 @@ class Run:
             for name, facts in ledger[source.file.sha256].items()
         }
 
-    def _written(self, sources: list[Source], ledger: Ledger) -> set[str]:
+    def _finished_sources(self, sources: list[ConvertSource], ledger: Ledger) -> set[str]:
         """Return the digests of sources whose parts were written by an earlier run and are intact."""
         parts = {
             name: (source.file.sha256, FileFacts(**facts))
@@ -413,7 +415,7 @@ class Run:
         damaged = {parts[name][0] for name in find_damage(self.store, stated, engine=self.engine)}
         return {sha256 for sha256, _ in parts.values()} - damaged
 
-    def _remove_strays(self, done: set[str]) -> None:
+    def _remove_unlisted_parts(self, done: set[str]) -> None:
         """Remove parts that an interrupted run of other sources left, which no manifest or ledger names."""
         named = done | self.store.manifest.files.keys()
         for folder in ("positions", "games", "sources", "rejected"):
@@ -422,7 +424,7 @@ class Run:
                     self.store.require_lock()
                     remove_file(path)
 
-    def _assignment(self, source: Source) -> Assignment:
+    def _assignment(self, source: ConvertSource) -> Assignment:
         assert self.board_size is not None
         assert source.convention is not None
         return Assignment(
@@ -437,13 +439,13 @@ class Run:
         )
 
     def _publish_tables(
-        self, sources: list[Source], facts: dict[str, FileFacts], judged: list[GameFlags]
+        self, sources: list[ConvertSource], facts: dict[str, FileFacts], game_flags: list[GameFlags]
     ) -> None:
         """Write the sources and rejected parts of this run, then the manifest."""
         manifest = self.store.manifest
         rejected = sum(s.facts.rejected for s in sources)
         tables: dict[str, tuple[pa.Schema, Iterable[pa.RecordBatch | pa.Table]]]
-        tables = {"sources": (sources_schema(), [source_table(sources, judged, self.options)])}
+        tables = {"sources": (sources_schema(), [source_table(sources, game_flags, self.options)])}
         if rejected:
             tables["rejected"] = (rejected_schema(), chain.from_iterable(map(rejected_batches, sources)))
         for name, (schema, batches) in tables.items():
@@ -464,7 +466,7 @@ class Run:
         manifest.save(self.store.path)
 
     def _result(
-        self, sources: list[Source], skipped: int, judged: list[GameFlags], notes: list[str]
+        self, sources: list[ConvertSource], skipped: int, game_flags: list[GameFlags], notes: list[str]
     ) -> ConvertResult:
         return ConvertResult(
             sources=len(sources),
@@ -472,15 +474,15 @@ class Run:
             records=sum(s.facts.records for s in sources),
             positions=sum(s.facts.positions for s in sources),
             rejected=sum(s.facts.rejected for s in sources),
-            games=sum(len(own.duplicate_of) for own in judged),
-            duplicate_games=int(sum((own.duplicate_of >= 0).sum() for own in judged)),
+            games=sum(len(own.duplicate_of) for own in game_flags),
+            duplicate_games=int(sum((own.duplicate_of >= 0).sum() for own in game_flags)),
             reasons=reasons_of(sources),
             failed_files=failed_files(sources),
-            flags=count_flags(own.flags for own in judged),
+            flags=count_flags(own.flags for own in game_flags),
             notes=notes,
         )
 
-    def _notes(self, sources: list[Source], same: Iterable[str]) -> list[str]:
+    def _notes(self, sources: list[ConvertSource], same: Iterable[str]) -> list[str]:
         """Return the notes on the sources of this run, and one on files without the given convention.
 
         Args:
@@ -494,10 +496,12 @@ class Run:
         other = [
             s.file.name for s in sources if s.facts.format != "trmph" and s.convention not in (None, given)
         ]
-        unused = note_of_unused_option(sorted([*other, *self._otherwise_stored(set(same), given)]), given)
+        unused = note_of_unused_option(
+            sorted([*other, *self._stored_with_other_convention(set(same), given)]), given
+        )
         return notes if unused is None else [*notes, unused]
 
-    def _otherwise_stored(self, names: set[str], given: str) -> list[str]:
+    def _stored_with_other_convention(self, names: set[str], given: str) -> list[str]:
         """Return those of ``names`` whose sources in the store have another value convention."""
         other = ~pc.field("value_sense").isin([given]) & pc.field("value_sense").is_valid()
         legacy = pc.field("format") != "trmph"
@@ -523,7 +527,7 @@ def _spool(folder: AnyPath, facts: SpoolFacts) -> Spool:
     return Spool(folder).cut if facts.cut else Spool(folder)
 
 
-def _games_of(source: Source) -> Iterator[tuple[pa.RecordBatch, npt.NDArray[np.int64]]]:
+def _games_of(source: ConvertSource) -> Iterator[tuple[pa.RecordBatch, npt.NDArray[np.int64]]]:
     """Yield the compared columns of the games that a source owns, with their winners."""
     if source.owns_games and source.facts.games:
         assert source.convention is not None
@@ -531,7 +535,7 @@ def _games_of(source: Source) -> Iterator[tuple[pa.RecordBatch, npt.NDArray[np.i
             yield batch, winners_of(batch, source.convention)
 
 
-def _flags_of(source: Source) -> npt.NDArray[np.uint32]:
+def _own_flags(source: ConvertSource) -> npt.NDArray[np.uint32]:
     """Return the flags of the games that a source owns, except those of duplicates."""
     if not (source.owns_games and source.facts.games):
         return np.zeros(0, np.uint32)
@@ -540,11 +544,11 @@ def _flags_of(source: Source) -> npt.NDArray[np.uint32]:
     return flags_of(np.concatenate(found), source.convention)
 
 
-def _other_size(found: int | None, expected: int | None) -> str:
+def _board_size_detail(found: int | None, expected: int | None) -> str:
     return f"found a {found} x {found} board; expected {expected} x {expected}, the size of this store"
 
 
-def _check_whole(source: Source, written: dict[str, FileFacts]) -> None:
+def _check_position_count(source: ConvertSource, written: dict[str, FileFacts]) -> None:
     """Check that every position of the spool was written.
 
     Raises:
@@ -562,12 +566,12 @@ def _check_whole(source: Source, written: dict[str, FileFacts]) -> None:
 
 
 def _publish_source(
-    store: AnyPath, spool: Spool, assigned: Assignment, judged: GameFlags, owns_games: bool
+    store: AnyPath, spool: Spool, assigned: Assignment, game_flags: GameFlags, owns_games: bool
 ) -> dict[str, FileFacts]:
     """Write the parts of one source in a worker; return the facts by path relative to the store."""
     name = f"part-{assigned.source_id:06d}.parquet"
     facts = {f"positions/{name}": publish_positions(spool, store / "positions" / name, assigned)}
     if owns_games:
-        facts[f"games/{name}"] = publish_games(spool, store / "games" / name, assigned, judged)
+        facts[f"games/{name}"] = publish_games(spool, store / "games" / name, assigned, game_flags)
     release_memory()
     return facts

@@ -32,7 +32,7 @@ from hexdata.text import encodable
 
 __all__ = [
     "REJECTED",
-    "Reading",
+    "ReadOptions",
     "Spool",
     "SpoolFacts",
     "SpooledHeader",
@@ -53,18 +53,18 @@ REJECTED: Final = pa.schema(
 
 FINDINGS: Final = pa.schema([pa.field("findings", pa.uint32(), nullable=False)])
 
-_NOT_THE_FILES: Final = (HexdataError, OSError, MemoryError)
+_PASSED_ERRORS: Final = (HexdataError, OSError, MemoryError)
 """Errors that readers raise on purpose or that do not concern the file; any other is a defect of a reader."""
-_LONGEST: Final = 200
+_MAX_MESSAGE: Final = 200
 """Maximum number of characters kept of the message of an unexpected error."""
-_AFTER: Final = "the game was cut before a repeated move, as asked"
+_AFTER_REPEAT_DETAIL: Final = "the game was cut before a repeated move, as asked"
 
-MOST_REJECTED: Final = 100_000
+MAX_SURPLUS_REJECTED: Final = 100_000
 """``limit-rejected``: a file may have this many more rejected records than positions."""
 
 
 @dataclass(frozen=True)
-class Reading:
+class ReadOptions:
     """The options of a run that change the content of a spool: those of ``ConvertOptions``."""
 
     salvage: bool = False
@@ -105,7 +105,7 @@ class SpoolFacts:
     """Number of positions rejected after a repeated move, because truncation was requested."""
     loose: Annotated[list[Count], AtMost(32)] = field(default_factory=list)
     """Number of positions of unknown games with each finding, by bit."""
-    reading: Reading = field(default_factory=Reading)
+    reading: ReadOptions = field(default_factory=ReadOptions)
     digests: dict[_TableName, HexDigest] = field(default_factory=dict)
     """SHA-256 of each table when the facts were saved, by path relative to the spool."""
 
@@ -152,7 +152,7 @@ class Spool:
     def is_intact(self, facts: SpoolFacts) -> bool:
         """Return whether all tables have the digests in ``facts``."""
         try:
-            return all(digest_file(self.folder / name)[1] == sha for name, sha in facts.digests.items())
+            return all(digest_file(self.folder / name)[1] == sha256 for name, sha256 in facts.digests.items())
         except FileNotFoundError:
             return False
 
@@ -239,7 +239,7 @@ def read_header(header: Mapping[str, Any]) -> Mapping[str, Any]:
     return header.read() if isinstance(header, SpooledHeader) else header
 
 
-def read_source(path: AnyPath, folder: AnyPath, reading: Reading, version: str) -> SpoolFacts:
+def read_source(path: AnyPath, folder: AnyPath, reading: ReadOptions, version: str) -> SpoolFacts:
     """Read a source into a spool, unless an intact spool of the same file and options exists.
 
     A file that cannot be decoded raises no error: its facts state the ``failure``.
@@ -260,18 +260,18 @@ def read_source(path: AnyPath, folder: AnyPath, reading: Reading, version: str) 
     """
     spool = Spool(folder)
     facts = spool.facts()
-    if facts is None or not (_reusable(facts, reading) and spool.is_intact(facts)):
+    if facts is None or not (_is_reusable(facts, reading) and spool.is_intact(facts)):
         spool.remove()
         try:
             facts = _read(path, spool, reading)
             _require_version(path, version)
         except Exception as error:
-            if not isinstance(error, FormatError) and isinstance(error, _NOT_THE_FILES):
+            if not isinstance(error, FormatError) and isinstance(error, _PASSED_ERRORS):
                 error.add_note(f"while reading {path}")
                 raise
             spool.remove()
             _require_version(path, version)
-            failure = error if isinstance(error, FormatError) else _crash(error)
+            failure = error if isinstance(error, FormatError) else _reader_error(error)
             facts = SpoolFacts.failed(failure.code, failure.detail())
             facts.reading = reading
         if facts.failure is None or facts.failure[0] != Reason.UNREADABLE:
@@ -297,7 +297,7 @@ def _require_version(path: AnyPath, version: str) -> None:
         )
 
 
-def _reusable(facts: SpoolFacts, reading: Reading) -> bool:
+def _is_reusable(facts: SpoolFacts, reading: ReadOptions) -> bool:
     """Return whether a spool would be the same under ``reading``; ``salvage`` affects damaged files only."""
     whole = facts.failure is None and facts.damage is None
     return facts.reading.truncate_repeats == reading.truncate_repeats and (
@@ -306,7 +306,7 @@ def _reusable(facts: SpoolFacts, reading: Reading) -> bool:
 
 
 @contextmanager
-def _on_disk(path: AnyPath) -> Iterator[None]:
+def _translate_read_errors(path: AnyPath) -> Iterator[None]:
     """Convert an ``OSError`` on reading the source to a ``FormatError``. Wrap no code that writes a spool.
 
     Raises:
@@ -325,36 +325,38 @@ def _on_disk(path: AnyPath) -> Iterator[None]:
 
 
 def _batches(path: AnyPath, reader: SourceReader) -> Iterator[RawBatch]:
-    with _on_disk(path):
+    with _translate_read_errors(path):
         batches = reader.batches()
         records = 0
         while True:
             try:
                 batch = next(batches, None)
-            except _NOT_THE_FILES:
+            except _PASSED_ERRORS:
                 raise
             except Exception as error:
-                raise _crash(error, f"record {records:,} or one of the {BATCH_ROWS:,} after it") from error
+                raise _reader_error(
+                    error, f"record {records:,} or one of the {BATCH_ROWS:,} after it"
+                ) from error
             if batch is None:
                 return
             records += batch.records
             yield batch
 
 
-def _crash(error: Exception, record: str | None = None) -> FormatError:
+def _reader_error(error: Exception, record: str | None = None) -> FormatError:
     """Return the error of a file on which its reader raised an unexpected exception."""
     return FormatError(
         f"its reader failed: {type(error).__name__}",
         code=Reason.READER_ERROR,
         record=record,
-        found=str(error)[:_LONGEST],
+        found=str(error)[:_MAX_MESSAGE],
     )
 
 
-def _read(path: AnyPath, spool: Spool, reading: Reading) -> SpoolFacts:
+def _read(path: AnyPath, spool: Spool, reading: ReadOptions) -> SpoolFacts:
     facts = SpoolFacts(reading=reading)
     tally = Tally()
-    with _on_disk(path):
+    with _translate_read_errors(path):
         opened = open_source(path, salvage=reading.salvage)
     with opened as reader, write_arrow(spool.folder / "rejected.arrow", REJECTED) as rejected:
         with ExitStack() as stack:
@@ -362,7 +364,7 @@ def _read(path: AnyPath, spool: Spool, reading: Reading) -> SpoolFacts:
             for batch in _batches(path, reader):
                 _write_rejected(rejected, batch.rejected)
                 facts.rejected += len(batch.rejected)
-                if facts.rejected > facts.positions + MOST_REJECTED:
+                if facts.rejected > facts.positions + MAX_SURPLUS_REJECTED:
                     raise FormatError(
                         "far more records rejected than taken: not a file of positions",
                         code=Reason.LIMIT_REJECTED,
@@ -379,7 +381,7 @@ def _read(path: AnyPath, spool: Spool, reading: Reading) -> SpoolFacts:
                 tally.add(positions)
                 facts.positions += positions.num_rows
         if reader.damage is not None:
-            _book_damage(reader.damage, rejected, facts)
+            _record_damage(reader.damage, rejected, facts)
         facts.board_size = reader.board_size
         facts.format = reader.format
         text = json.dumps(reader.header)
@@ -392,14 +394,14 @@ def _read(path: AnyPath, spool: Spool, reading: Reading) -> SpoolFacts:
     if facts.damage is not None and tally.with_id and facts.format != "trmph":
         facts.mixed = True  # the key that marks a shuffled file is at its end, which is lost
     if facts.positions and not facts.mixed:
-        _group(spool, facts, tally)
-        (settled,) = complete_spools([spool], [facts])
-        games = [batch.column("findings").to_numpy() for batch in settled.batches("findings")]
-        facts.ballots = ballots_of(np.concatenate([np.zeros(0, np.uint32), *games]), loose_of(settled))
+        _write_games(spool, facts, tally)
+        (completed,) = complete_spools([spool], [facts])
+        games = [batch.column("findings").to_numpy() for batch in completed.batches("findings")]
+        facts.ballots = ballots_of(np.concatenate([np.zeros(0, np.uint32), *games]), loose_of(completed))
     return facts
 
 
-def _book_damage(damage: FormatError, rejected: pa.ipc.RecordBatchFileWriter, facts: SpoolFacts) -> None:
+def _record_damage(damage: FormatError, rejected: pa.ipc.RecordBatchFileWriter, facts: SpoolFacts) -> None:
     """Count the damage of a source as one rejected record; raise it if no position precedes it."""
     records = facts.positions + facts.rejected
     if not facts.positions:
@@ -410,7 +412,7 @@ def _book_damage(damage: FormatError, rejected: pa.ipc.RecordBatchFileWriter, fa
     facts.notes.append(f"salvaged: the {records:,} examples before the damage ({facts.damage[1]})")
 
 
-def _group(spool: Spool, facts: SpoolFacts, tally: Tally) -> None:
+def _write_games(spool: Spool, facts: SpoolFacts, tally: Tally) -> None:
     """Assign each position of the spool to a game; write ``rows`` and ``games``."""
     assert facts.board_size is not None
     grouped = find_games(spool.batches("raw", EVIDENCE), facts.board_size, tally.grouping())
@@ -424,7 +426,7 @@ def _group(spool: Spool, facts: SpoolFacts, tally: Tally) -> None:
             facts.games += game_table.num_rows
     stats = facts.header.get("processing_stats")
     if isinstance(stats, dict):
-        facts.notes += _compare(stats, facts)
+        facts.notes += _compare_stats(stats, facts)
 
 
 def complete_spools(spools: Sequence[Spool], facts: Sequence[SpoolFacts]) -> list[Spool]:
@@ -443,7 +445,7 @@ def complete_spools(spools: Sequence[Spool], facts: Sequence[SpoolFacts]) -> lis
     cuts = find_cuts(spools) if facts[0].reading.truncate_repeats else None
     result = list(spools)
     if cuts is not None and (cuts < NO_CUT).any():
-        result = _cut(spools, facts, cuts)
+        result = _truncate(spools, facts, cuts)
     findings = game_findings(result, None if cuts is None else cuts < NO_CUT)
     with write_arrow(result[0].folder / "findings.arrow", FINDINGS) as writer:
         writer.write_table(pa.table({"findings": findings}, schema=FINDINGS))
@@ -452,7 +454,7 @@ def complete_spools(spools: Sequence[Spool], facts: Sequence[SpoolFacts]) -> lis
     return result
 
 
-def _cut(spools: Sequence[Spool], facts: Sequence[SpoolFacts], cuts: Cuts) -> list[Spool]:
+def _truncate(spools: Sequence[Spool], facts: Sequence[SpoolFacts], cuts: Cuts) -> list[Spool]:
     """Write the truncated tables of each spool to its ``cut`` and return the new spools."""
     lost = np.zeros(len(cuts), np.int64)
     for spool, own in zip(spools, facts, strict=True):
@@ -465,13 +467,14 @@ def _cut(spools: Sequence[Spool], facts: Sequence[SpoolFacts], cuts: Cuts) -> li
             }
             for batch in spool.batches("rejected"):
                 writers["rejected"].write_batch(batch)
-            for raw, rows, gone in cut_rows(spool, cuts, lost):
+            for raw, rows, removed in cut_rows(spool, cuts, lost):
                 writers["raw"].write_batch(raw)
                 writers["rows"].write_batch(rows)
                 _write_rejected(
-                    writers["rejected"], [Rejection(r, Reason.AFTER_REPEAT, _AFTER) for r in gone]
+                    writers["rejected"],
+                    [Rejection(r, Reason.AFTER_REPEAT, _AFTER_REPEAT_DETAIL) for r in removed],
                 )
-                own.cut += len(gone)
+                own.cut += len(removed)
         own.positions -= own.cut
         own.rejected += own.cut
     assert facts[0].board_size is not None
@@ -483,7 +486,7 @@ def _cut(spools: Sequence[Spool], facts: Sequence[SpoolFacts], cuts: Cuts) -> li
     return [spool.cut for spool in spools]
 
 
-def _compare(stats: dict[str, Any], facts: SpoolFacts) -> list[str]:
+def _compare_stats(stats: dict[str, Any], facts: SpoolFacts) -> list[str]:
     """Return a note for each count in the header's ``processing_stats`` that differs from the count found."""
     notes = []
     stated = {"records": stats.get("examples_generated"), "games": stats.get("valid_games")}

@@ -21,7 +21,7 @@ from hexdata.games.findings import count_flags, loose_flags
 from hexdata.schema import rejected_schema, sources_schema
 
 __all__ = [
-    "Source",
+    "ConvertSource",
     "failed_files",
     "note_of_unused_option",
     "notes_of",
@@ -38,7 +38,7 @@ _LARGE_HEADERS: Final = 64 << 20
 
 
 @dataclass(frozen=True)
-class Source:
+class ConvertSource:
     """A source of this run with everything known about it.
 
     ``facts`` includes the decisions of the run, such as a rejected file. The spool contains the source's
@@ -48,7 +48,7 @@ class Source:
     file: SourceFile
     spool: Spool
     facts: SpoolFacts
-    decided: Decision | None = None
+    decision: Decision | None = None
     """The value convention and its evidence; None without positions."""
     source_id: int = -1
     first_position: int = 0
@@ -62,29 +62,29 @@ class Source:
     @property
     def convention(self) -> Convention | None:
         """The value convention; None without positions."""
-        return None if self.decided is None else self.decided.convention
+        return None if self.decision is None else self.decision.convention
 
 
-def notes_of(source: Source) -> list[str]:
+def notes_of(source: ConvertSource) -> list[str]:
     """Return the notes on a source, including those on its convention and on positions of unknown games."""
     notes = source.facts.notes
-    if source.decided is None:
+    if source.decision is None:
         return notes
-    notes = [*notes, *_notes_of_decision(source, source.decided)]
+    notes = [*notes, *_notes_of_decision(source, source.decision)]
     if any(source.facts.loose):
-        loose = loose_flags(source.facts.loose, source.decided.convention).items()
+        loose = loose_flags(source.facts.loose, source.decision.convention).items()
         listed = ", ".join(f"{count:,} {code}" for code, count in loose)
         notes = [*notes, f"positions of unknown games: {listed}"] if listed else notes
     return notes
 
 
-def _notes_of_decision(source: Source, decided: Decision) -> Iterator[str]:
+def _notes_of_decision(source: ConvertSource, decision: Decision) -> Iterator[str]:
     """Yield notes on a convention that the source's games do not show alone, or that some contradict."""
     if source.facts.format == "trmph":
         return
-    convention, layout = decided.convention, layout_convention(source.facts.header)
+    convention, layout = decision.convention, layout_convention(source.facts.header)
     chains, winners = source.facts.ballots.chains, source.facts.ballots.winners
-    if decided.by == "layout":
+    if decision.by == "layout":
         yield f"nothing in it shows what its values mean; {convention}, as the legacy tool wrote this layout"
     elif layout not in (None, convention):
         shown = {
@@ -92,11 +92,11 @@ def _notes_of_decision(source: Source, decided: Decision) -> Iterator[str]:
             "winners": f"{convention} by {max(winners):,} of {sum(winners):,} named winners",
             "chains": f"{convention} by {max(chains):,} of {sum(chains):,} winning chains",
         }
-        yield f"{shown[decided.by]}, though its layout has {layout}"
-    if decided.contradicting:
+        yield f"{shown[decision.by]}, though its layout has {layout}"
+    if decision.contradicting:
         yield (
-            f"{decided.contradicting:,} of {sum(chains):,} winning chains contradict its value convention, "
-            f"{convention}, decided by {_DECIDED_BY[decided.by]}"
+            f"{decision.contradicting:,} of {sum(chains):,} winning chains contradict its value convention, "
+            f"{convention}, decided by {_DECIDED_BY[decision.by]}"
         )
 
 
@@ -121,15 +121,17 @@ def note_of_unused_option(names: list[str], given: str) -> str | None:
     if not names:
         return None
     files = "1 file, which has" if len(names) == 1 else f"{len(names):,} files, which have"
-    listed = ", ".join(names[:_LISTED]) + (", ..." if len(names) > _LISTED else "")
+    listed = ", ".join(names[:_MAX_LISTED]) + (", ..." if len(names) > _MAX_LISTED else "")
     return f"the value convention {given} was not applied to {files} the other one: {listed}"
 
 
-_LISTED: Final = 5
+_MAX_LISTED: Final = 5
 """Maximum number of files that a note names."""
 
 
-def source_table(sources: list[Source], judged: list[GameFlags], options: ConvertOptions) -> pa.Table:
+def source_table(
+    sources: list[ConvertSource], game_flags: list[GameFlags], options: ConvertOptions
+) -> pa.Table:
     """Return the rows of sources in the table sources, with the schema ``sources_schema()``."""
     rows: list[dict[str, Any]] = [
         {
@@ -146,27 +148,27 @@ def source_table(sources: list[Source], judged: list[GameFlags], options: Conver
             "rejected": s.facts.rejected,
             "header": json.dumps(read_header(s.facts.header)),
             "notes": json.dumps(notes_of(s)) if notes_of(s) else None,
-            "flags": json.dumps(count_flags([own.flags])),
+            "flags": json.dumps(count_flags([games.flags])),
             "salvaged": s.facts.damage is not None if options.salvage else None,
         }
-        for s, own in zip(sources, judged, strict=True)
+        for s, games in zip(sources, game_flags, strict=True)
     ]
     return pa.Table.from_pylist(rows, schema=sources_schema())
 
 
-def _evidence(source: Source) -> dict[str, Any]:
+def _evidence(source: ConvertSource) -> dict[str, Any]:
     """Return the evidence for the value convention of a source."""
-    facts, decided = source.facts, source.decided
+    facts, decision = source.facts, source.decision
     return {
         "chains": facts.votes.chains,
         "winners": facts.votes.winners,
-        "given": decided is not None and decided.by == "given",
-        "by": decided and decided.by,
+        "given": decision is not None and decision.by == "given",
+        "by": decision and decision.by,
         "counted": {"chains": facts.ballots.chains, "winners": facts.ballots.winners},
     }
 
 
-def rejected_batches(source: Source) -> Iterator[pa.RecordBatch]:
+def rejected_batches(source: ConvertSource) -> Iterator[pa.RecordBatch]:
     """Yield the rejected records of a source, with the schema ``rejected_schema()``."""
     if source.facts.failure is None:
         batches = source.spool.batches("rejected")
@@ -180,7 +182,7 @@ def rejected_batches(source: Source) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_arrays([ids, *batch.columns], schema=schema)
 
 
-def reasons_of(sources: list[Source]) -> dict[str, int]:
+def reasons_of(sources: list[ConvertSource]) -> dict[str, int]:
     """Count the rejected records by reason, most frequent first."""
     counts: Counter[str] = Counter()
     for source in sources:
@@ -190,7 +192,7 @@ def reasons_of(sources: list[Source]) -> dict[str, int]:
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
-def failed_files(sources: list[Source]) -> dict[str, str]:
+def failed_files(sources: list[ConvertSource]) -> dict[str, str]:
     """Return the name and the reason of each file that was rejected as a whole."""
     return {s.file.name: ": ".join(s.facts.failure) for s in sources if s.facts.failure}
 
@@ -202,7 +204,7 @@ def refuse_large_headers(facts: dict[str, SpoolFacts]) -> None:
         facts: facts of each source by name; those of rejected sources are replaced.
     """
     left = _LARGE_HEADERS
-    sizes = [(own.header_bytes, name) for name, own in facts.items() if own.header_bytes > SMALL_HEADER]
+    sizes = [(f.header_bytes, name) for name, f in facts.items() if f.header_bytes > SMALL_HEADER]
     for size, name in sorted(sizes):
         left -= size
         if left < 0:

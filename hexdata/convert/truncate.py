@@ -62,14 +62,14 @@ def cut_rows(
         game, ply, total = (column(rows, name, -1) for name in ("game", "ply", "total"))
         cut = np.full(len(game), NO_CUT)
         cut[game >= 0] = cuts[game[game >= 0]]
-        goes = ply > cut
-        np.add.at(lost, game[goes], 1)
+        removed = ply > cut
+        np.add.at(lost, game[removed], 1)
         total = np.where(cut < NO_CUT, cut + 1, total)
-        stays = pa.array(~goes)
+        kept_rows = pa.array(~removed)
         yield (
-            _without_move(raw, ply == cut).filter(stays),
-            _replaced(rows, "total", pa.array(total, mask=total < 0)).filter(stays),
-            raw.column("record").filter(pa.array(goes)).to_pylist(),
+            _without_move(raw, ply == cut).filter(kept_rows),
+            _with_column(rows, "total", pa.array(total, mask=total < 0)).filter(kept_rows),
+            raw.column("record").filter(pa.array(removed)).to_pylist(),
         )
 
 
@@ -87,10 +87,10 @@ def cut_games(spool: Tables, cuts: Cuts, lost: npt.NDArray[np.int64], board_size
     done = 0
     for batch in spool.batches("games"):
         games = batch.to_pylist()
-        for place in np.flatnonzero(cuts[done : done + len(games)] < NO_CUT).tolist():
-            game, cut = games[place], int(cuts[done + place])
+        for index in np.flatnonzero(cuts[done : done + len(games)] < NO_CUT).tolist():
+            game, cut = games[index], int(cuts[done + index])
             game["total_positions"] = cut + 1
-            game["positions"] -= int(lost[done + place])
+            game["positions"] -= int(lost[done + index])
             if game["moves"] is not None:
                 game["moves"] = game["moves"][:cut]
                 game["game_hash"] = game_hash(game["moves"], board_size, game["first_player"] or 0)
@@ -105,19 +105,19 @@ def _without_move(raw: pa.RecordBatch, last: npt.NDArray[np.bool_]) -> pa.Record
     """
     moves = column(raw, "move", -1)
     texts = raw.column("extra").to_pylist() if last.any() else []
-    for place in np.flatnonzero(last).tolist():
-        kept = {**json.loads(texts[place] or "{}"), f"{KEPT_PREFIX}move": int(moves[place])}
-        texts[place] = json.dumps(kept, separators=(",", ":"))
+    for index in np.flatnonzero(last).tolist():
+        extra = {**json.loads(texts[index] or "{}"), f"{KEPT_PREFIX}move": int(moves[index])}
+        texts[index] = json.dumps(extra, separators=(",", ":"))
     if texts:
-        raw = _replaced(raw, "extra", pa.array(texts, pa.string()))
+        raw = _with_column(raw, "extra", pa.array(texts, pa.string()))
     move = np.where(last, -1, moves)
     found = column(raw, "findings", 0)
     found = np.where(last, found & ~int(Finding.OCCUPIED_MOVE), found)
-    raw = _replaced(raw, "move", pa.array(move, mask=move < 0))
-    return _replaced(raw, "findings", pa.array(found))
+    raw = _with_column(raw, "move", pa.array(move, mask=move < 0))
+    return _with_column(raw, "findings", pa.array(found))
 
 
-def _replaced(batch: pa.RecordBatch, name: str, values: pa.Array) -> pa.RecordBatch:
+def _with_column(batch: pa.RecordBatch, name: str, values: pa.Array) -> pa.RecordBatch:
     index = batch.schema.get_field_index(name)
     field = batch.schema.field(index)
     return batch.set_column(index, field, values.cast(field.type))

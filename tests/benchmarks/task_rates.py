@@ -205,7 +205,7 @@ def _decide(source: Path, folder: Path) -> float:
                     yield batch, np.zeros(len(batch), np.int64)
 
     begin = time.process_time()
-    find_duplicates(GameIdentities.of(batches(), BOARD_SIZE))
+    find_duplicates(GameIdentities.from_batches(batches(), BOARD_SIZE))
     return (time.process_time() - begin) / positions
 
 

@@ -19,14 +19,14 @@ from hexdata.formats.trmph import write_trmph
 from hexdata.progress import Silent
 from hexdata.store import Store
 from hexdata.verify import verify_store
-from tests.convert.dying import still_there
+from tests.convert.kill_convert import running_processes
 
-DYING = Path(__file__).parent / "dying.py"
+KILL_CONVERT = Path(__file__).parent / "kill_convert.py"
 ROOT = Path(__file__).parents[2]
 
 
-def run_dying(*arguments):
-    command = [sys.executable, str(DYING), *map(str, arguments)]
+def run_kill_convert(*arguments):
+    command = [sys.executable, str(KILL_CONVERT), *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, cwd=ROOT)
 
 
@@ -46,7 +46,7 @@ def test_killed_before_any_change_on_disk(sources, make, convert, tmp_path, addi
     begun = tmp_path / "begun"
     if adding:
         convert(make.v2("b.pkl.gz", make.games(2, start=5)), store="begun")
-    result = run_dying("names", begun, sources, tmp_path / "killed", first)
+    result = run_kill_convert("changes", begun, sources, tmp_path / "killed", first)
     assert result.returncode == 0, result.stderr
     killed = sorted((tmp_path / "killed").iterdir())
     assert len(killed) >= 12
@@ -67,10 +67,10 @@ def manifest_of(store):
 
 @pytest.mark.parametrize("stage", ["read", "write"])
 def test_killed_with_workers_at_work(sources, convert, tmp_path, stage):
-    result = run_dying("stage", tmp_path / "store", sources, stage)
+    result = run_kill_convert("stage", tmp_path / "store", sources, stage)
     assert result.returncode == -signal.SIGKILL, result.stderr
     assert len(result.stdout.split()) >= 2
-    assert psutil.wait_procs(still_there(result.stdout), timeout=300)[1] == []
+    assert psutil.wait_procs(running_processes(result.stdout), timeout=300)[1] == []
     assert not (tmp_path / "store" / "manifest.json").exists()
     again = convert(sources, max_reject_rate=1.0)
     assert again.files() == convert(sources, store="undisturbed", max_reject_rate=1.0).files()

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from hexdata.convert import ConvertOptions, convert_sources
 from hexdata.convert.inputs import find_sources
-from hexdata.convert.spool import Reading, read_source
+from hexdata.convert.spool import ReadOptions, read_source
 from hexdata.engine.examine import examine
 from hexdata.errors import (
     EngineError,
@@ -34,7 +34,7 @@ from hexdata.progress import Silent
 from hexdata.storage import address, as_path
 from hexdata.store import Store
 from hexdata.store.files import remove_tree
-from tests.convert.dying import still_there
+from tests.convert.kill_convert import running_processes
 from tests.object_store import ACCESS_KEY, SECRET_KEY, Fault
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from tests.convert.conftest import Make
     from tests.object_store import ObjectStore
 
-DYING = Path(__file__).parent / "dying.py"
+KILL_CONVERT = Path(__file__).parent / "kill_convert.py"
 ROOT = Path(__file__).parents[2]
 OPTIONS = ConvertOptions(workers=1, max_reject_rate=1.0)
 HERE_ALONE = {"hexdata.duckdb"}
@@ -337,7 +337,7 @@ def test_a_source_that_changes_meanwhile_is_noticed(
 def test_a_changed_source_leaves_no_spool(make: Make, tmp_path: Path) -> None:
     source = make.write_bytes("broken.pkl.gz", b"not a pickle")
     with pytest.raises(SourceChangedError):
-        read_source(source, tmp_path / "spool", Reading(), "another version")
+        read_source(source, tmp_path / "spool", ReadOptions(), "another version")
     assert not (tmp_path / "spool" / "facts.json").exists()
 
 
@@ -349,7 +349,7 @@ def test_killed_before_any_request_and_started_again(
 ) -> None:
     """What a process that dies in the middle of an upload leaves is made by hand."""
     put(few, bucket / "legacy")
-    command = [sys.executable, str(DYING), "requests", f"{bucket}legacy", f"{bucket}killed/", "11"]
+    command = [sys.executable, str(KILL_CONVERT), "requests", f"{bucket}legacy", f"{bucket}killed/", "11"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     *killed, undisturbed = sorted({path.split("/")[2] for path in bucket.fs.find(bucket.path + "killed")})
@@ -374,10 +374,10 @@ def test_killed_with_workers_and_started_again(
     bucket: UPath, few: Path, expected_of_few: dict[str, str], tmp_path: Path
 ) -> None:
     put(few, bucket / "legacy")
-    command = [sys.executable, str(DYING), "stage", f"{bucket}store", f"{bucket}legacy", "write"]
+    command = [sys.executable, str(KILL_CONVERT), "stage", f"{bucket}store", f"{bucket}legacy", "write"]
     killed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, cwd=ROOT)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    assert psutil.wait_procs(still_there(killed.stdout), timeout=300)[1] == []
+    assert psutil.wait_procs(running_processes(killed.stdout), timeout=300)[1] == []
     assert not (bucket / "store" / "manifest.json").exists()
     convert_sources(f"{bucket}legacy", f"{bucket}store", OPTIONS)
     assert bytes_of(bucket / "store") == expected_of_few

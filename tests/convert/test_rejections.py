@@ -209,7 +209,7 @@ def test_a_failure_in_a_record_names_the_record(make, convert, monkeypatch):
 
 
 def test_a_file_that_is_rejected_record_by_record_is_given_up(make, convert, monkeypatch):
-    monkeypatch.setattr(spool, "MOST_REJECTED", 50)
+    monkeypatch.setattr(spool, "MAX_SURPLUS_REJECTED", 50)
     make.v2("b.pkl.gz", make.games(30))
     (make.folder / "a.pkl").write_bytes(pickle.dumps({"examples": [None] * 200}))
     store = convert(make.folder, max_reject_rate=0.5)

@@ -306,7 +306,7 @@ def test_games_of_a_shuffle_that_lack_positions_stand_beside_whole_ones(make, co
 def test_a_shuffle_looked_at_in_parts_gives_the_same_games(make, convert, monkeypatch):
     write_shuffled(make, "set", shuffled(flat(make.dicts(make.games(30)))))
     whole = convert(make.folder)
-    monkeypatch.setattr("hexdata.convert.mixed.PART_ROWS", 100)
+    monkeypatch.setattr("hexdata.convert.games_by_id.PART_ROWS", 100)
     parts = convert(make.folder, store="parts")
     assert parts.content() == whole.content()
     assert parts.result.games == 30

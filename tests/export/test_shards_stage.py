@@ -24,7 +24,7 @@ from hexdata.store import Store
 from hexdata.verify import verify_store
 
 if TYPE_CHECKING:
-    from tests.conftest import CopyStore, DieAtEveryMoment, StoreBytes
+    from tests.conftest import CopyStore, KillAtEveryChange, StoreBytes
 
 SIZES: dict[str, Any] = {"shard_size": 192, "block_size": 32}
 SHARDS = {"train": 4, "val": 1, "test": 1}
@@ -160,11 +160,11 @@ def inodes(store: Path) -> dict[str, int]:
 
 
 def test_killed_at_every_moment(
-    store: Path, undisturbed: dict[str, str], store_bytes: StoreBytes, die_at_every_moment: DieAtEveryMoment
+    store: Path, undisturbed: dict[str, str], store_bytes: StoreBytes, kill_at_every_change: KillAtEveryChange
 ) -> None:
     export_shards(store, ExportOptions(shard_size=128, block_size=64, workers=1))
     resumed = []
-    for copy in die_at_every_moment("export", store, {**SIZES, "workers": 1}):
+    for copy in kill_at_every_change("export", store, {**SIZES, "workers": 1}):
         published = Store.open(copy).manifest.stages.get("export", {}).get("shard_size") == 192
         done, before = finished(copy), inodes(copy)
         resumed.append(export_shards(copy, ExportOptions(**SIZES, workers=1)).resumed)

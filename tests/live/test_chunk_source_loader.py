@@ -32,9 +32,9 @@ from hexdata.schema import NO_MOVE
 from hexdata.shards.format import ShardWriter
 from hexdata.shuffle import ShuffleOptions, shuffle_store
 from hexdata.store import Store
+from tests.altered_shards import set_header
 from tests.live.layouts import LAYOUTS, Layouts, N, by_id, examples, flat, games, shuffled, write_pickle
 from tests.live.made import found_chunk
-from tests.publisher import set_header
 
 
 def load(path: Path, **options: Any) -> list[Chunk]:

@@ -13,7 +13,7 @@ from hexdata.live.shard_source import shard_batches
 from hexdata.loader import Loader
 from hexdata.shards.blocks import Block
 from hexdata.show import read_shard_position
-from tests.publisher import alter_blocks, alter_bytes, set_header
+from tests.altered_shards import alter_blocks, alter_bytes, set_header
 
 if TYPE_CHECKING:
     from tests.shard_folder import MakeShards

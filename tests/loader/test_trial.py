@@ -12,7 +12,7 @@ from hexdata.errors import ConfigError, FormatError
 from hexdata.loader import Loader
 from hexdata.loader.trial import LoadOptions, run_loader_trial
 from hexdata.shards.blocks import Block
-from tests.publisher import alter_blocks
+from tests.altered_shards import alter_blocks
 
 if TYPE_CHECKING:
     from tests.shard_folder import MakeShards, ShardFolder

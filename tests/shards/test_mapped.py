@@ -22,7 +22,7 @@ from hexdata.shards.files import LocalShard
 from hexdata.shards.format import read_blocks
 from hexdata.shards.manifest import ShardManifest
 from hexdata.shards.mapped import MappedShards
-from tests.publisher import set_header
+from tests.altered_shards import set_header
 
 if TYPE_CHECKING:
     from tests.shard_folder import MakeShards, ShardFolder

@@ -15,7 +15,7 @@ from hexdata.shuffle import ShuffleOptions, layout, shuffle_store
 from hexdata.store import Store
 
 if TYPE_CHECKING:
-    from tests.conftest import CopyStore, DieAtEveryMoment, StoreBytes
+    from tests.conftest import CopyStore, KillAtEveryChange, StoreBytes
 
 MAX_ROWS = 480
 """What makes two slices of the odd store, and one unit of each of its three buckets."""
@@ -65,7 +65,7 @@ def test_killed_at_every_moment(
     undisturbed: dict[str, str],
     store_bytes: StoreBytes,
     copy_store: CopyStore,
-    die_at_every_moment: DieAtEveryMoment,
+    kill_at_every_change: KillAtEveryChange,
 ) -> None:
     """While one shuffle replaces another: go on, or go back, either way as if nothing had happened."""
     first = copy_store(odd_store)
@@ -74,7 +74,7 @@ def test_killed_at_every_moment(
     export_shards(first, ExportOptions(workers=1, shard_size=512, block_size=64))
     whole = store_bytes(first)
     resumed = []
-    for number, store in enumerate(die_at_every_moment("shuffle", first, OPTIONS, MAX_ROWS)):
+    for number, store in enumerate(kill_at_every_change("shuffle", first, OPTIONS, MAX_ROWS)):
         if number % 4 == 1:
             back = copy_store(store, f"back-{number}")
             nothing_lost = store_bytes(back) == whole

@@ -11,7 +11,7 @@ import pytest
 from hexdata.errors import StoreError
 from hexdata.export import ExportOptions, export_shards
 from hexdata.shuffle import ShuffleOptions, shuffle_store
-from tests.publisher import alter_bytes, set_header
+from tests.altered_shards import alter_bytes, set_header
 
 if TYPE_CHECKING:
     from .conftest import Edit, Failures, Rewrite

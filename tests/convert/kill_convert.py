@@ -1,9 +1,11 @@
-"""Converts into copies of a store and dies by SIGKILL, as a script of its own: ``dying.py HOW ARGUMENTS``.
+"""Converts into copies of a store and kills itself with SIGKILL.
 
-``names``: before every other change of a name on disk, from the first or the second on, with one worker.
-Nothing else that is seen after a death changes in between, so these are all the moments there are.
-``requests``: before every so many requests to an object store, each time into a new store.
-``stage``: in the middle of a stage, with worker processes at work, whose ids are printed first.
+Run as a script: ``kill_convert.py MODE ARGUMENTS``.
+
+``changes``: one copy per change of a name on disk, killed right before it, with one worker. A name changes
+when a file is renamed or removed. Nothing else that a later run can see changes in between.
+``requests``: a new store per N-th request to an object store, killed right before it.
+``stage``: killed in the middle of a stage while worker processes run; their ids are printed first.
 """
 
 from __future__ import annotations
@@ -25,29 +27,29 @@ from hexdata.convert import ConvertOptions, convert_sources
 from hexdata.progress import Silent
 
 
-def die() -> None:
+def kill_self() -> None:
     sys.stdout.flush()
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def die_before_change(moment: int) -> None:
+def kill_before_change(moment: int) -> None:
     """Let this process die right before it changes a name on disk for the ``moment``-th time."""
     moments = itertools.count()
 
-    def dying(change: Callable[..., Any]) -> Callable[..., Any]:
-        def changed(*args: Any, **kwargs: Any) -> Any:
+    def killing(change: Callable[..., Any]) -> Callable[..., Any]:
+        def killing_change(*args: Any, **kwargs: Any) -> Any:
             if next(moments) == moment:
-                die()
+                kill_self()
             return change(*args, **kwargs)
 
-        return changed
+        return killing_change
 
-    Path.replace = dying(Path.replace)  # type: ignore[method-assign]
-    Path.unlink = dying(Path.unlink)  # type: ignore[method-assign]
-    shutil.rmtree = dying(shutil.rmtree)  # type: ignore[assignment]
+    Path.replace = killing(Path.replace)  # type: ignore[method-assign]
+    Path.unlink = killing(Path.unlink)  # type: ignore[method-assign]
+    shutil.rmtree = killing(shutil.rmtree)  # type: ignore[assignment]
 
 
-def names(store: str, inputs: str, folder: str, first: str) -> None:
+def changes(store: str, inputs: str, folder: str, first: str) -> None:
     """Leave a store for each moment in ``folder``: copies of ``store``, if there is one."""
     pa.array([0])  # where pandas is installed, this imports it: once, and not in every child
     for moment in itertools.count(int(first), step=2):
@@ -56,7 +58,7 @@ def names(store: str, inputs: str, folder: str, first: str) -> None:
             shutil.copytree(store, copy)
         child = os.fork()
         if not child:
-            die_before_change(moment)
+            kill_before_change(moment)
             convert_sources([inputs], copy, ConvertOptions(workers=1, max_reject_rate=1.0))
             os._exit(0)
         _, status = os.waitpid(child, 0)
@@ -73,17 +75,17 @@ def requests(inputs: str, store: str, step: str) -> None:
     for moment in itertools.count(int(step) - 1, step=int(step)):
         child = os.fork()
         if not child:
-            asked = itertools.count()
-            ask = AioBaseClient._make_api_call
+            count = itertools.count()
+            send = AioBaseClient._make_api_call
 
-            async def dying(
-                self: Any, *args: Any, asked: Any = asked, ask: Any = ask, last: int = moment
+            async def killing(
+                self: Any, *args: Any, count: Any = count, send: Any = send, last: int = moment
             ) -> Any:
-                if next(asked) == last:
-                    die()
-                return await ask(self, *args)
+                if next(count) == last:
+                    kill_self()
+                return await send(self, *args)
 
-            AioBaseClient._make_api_call = dying
+            AioBaseClient._make_api_call = killing
             convert_sources([inputs], f"{store}{moment:03d}", ConvertOptions(workers=1, max_reject_rate=1.0))
             os._exit(0)
         _, status = os.waitpid(child, 0)
@@ -92,7 +94,7 @@ def requests(inputs: str, store: str, step: str) -> None:
             return
 
 
-class Watcher(Silent):
+class KillsAfterStage(Silent):
     """Dies when something of a stage is done."""
 
     def __init__(self, stage: str) -> None:
@@ -104,16 +106,19 @@ class Watcher(Silent):
     def advance(self, amount: int) -> None:
         if amount and self.current == self.stage:
             print(*(child.pid for child in psutil.Process().children(recursive=True)))
-            die()
+            kill_self()
 
 
 def stage(store: str, inputs: str, name: str) -> None:
     convert_sources(
-        [inputs], store, ConvertOptions(workers=2, memory=2 * 10**9, max_reject_rate=1.0), Watcher(name)
+        [inputs],
+        store,
+        ConvertOptions(workers=2, memory=2 * 10**9, max_reject_rate=1.0),
+        KillsAfterStage(name),
     )
 
 
-def still_there(printed: str) -> list[psutil.Process]:
+def running_processes(printed: str) -> list[psutil.Process]:
     """Return those of the processes whose ids ``stage`` has printed that have not ended yet."""
     found = []
     for pid in printed.split():
@@ -123,4 +128,4 @@ def still_there(printed: str) -> list[psutil.Process]:
 
 
 if __name__ == "__main__":
-    {"names": names, "requests": requests, "stage": stage}[sys.argv[1]](*sys.argv[2:])
+    {"changes": changes, "requests": requests, "stage": stage}[sys.argv[1]](*sys.argv[2:])

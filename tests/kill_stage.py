@@ -1,6 +1,6 @@
 """Kills a stage with SIGKILL at every moment in turn, each time on a fresh copy of a store.
 
-Called by the fixture ``die_at_every_moment`` as a script of its own, since it forks: the moments are the
+Called by the fixture ``kill_at_every_change`` as a script of its own, since it forks: the moments are the
 renames and the removals by which a stage changes what is on disk.
 """
 
@@ -29,30 +29,30 @@ STAGES: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 }
 
 
-def kill_at(moment: int) -> None:
+def kill_before_change(moment: int) -> None:
     """Make this process kill itself right before the ``moment``-th time that it changes a name."""
     moments = itertools.count()
 
-    def dying(change: Callable[..., Any]) -> Callable[..., Any]:
-        def changed(*args: Any, **kwargs: Any) -> Any:
+    def killing(change: Callable[..., Any]) -> Callable[..., Any]:
+        def killing_change(*args: Any, **kwargs: Any) -> Any:
             if next(moments) == moment:
                 os.kill(os.getpid(), signal.SIGKILL)
             return change(*args, **kwargs)
 
-        return changed
+        return killing_change
 
-    Path.replace = dying(Path.replace)  # type: ignore[method-assign]
-    Path.unlink = dying(Path.unlink)  # type: ignore[method-assign]
-    shutil.rmtree = dying(shutil.rmtree)  # type: ignore[assignment]
+    Path.replace = killing(Path.replace)  # type: ignore[method-assign]
+    Path.unlink = killing(Path.unlink)  # type: ignore[method-assign]
+    shutil.rmtree = killing(shutil.rmtree)  # type: ignore[assignment]
 
 
-def run_killed(store: Path, asked: dict[str, Any], moment: int) -> bool:
+def run_killed(store: Path, arguments: dict[str, Any], moment: int) -> bool:
     """Run the stage in a child that dies at a moment; return whether it came to that moment."""
     child = os.fork()
     if not child:
-        kill_at(moment)
-        run, options = STAGES[asked["stage"]]
-        run(store, options(**asked["options"]))
+        kill_before_change(moment)
+        run, options = STAGES[arguments["stage"]]
+        run(store, options(**arguments["options"]))
         os._exit(0)
     _, status = os.waitpid(child, 0)
     if os.WIFEXITED(status):
@@ -63,13 +63,13 @@ def run_killed(store: Path, asked: dict[str, Any], moment: int) -> bool:
 
 
 def main() -> None:
-    store, folder, asked = Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
-    if asked["most_rows"] is not None:
-        layout.MAX_ROWS = asked["most_rows"]  # type: ignore[misc]
+    store, folder, arguments = Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
+    if arguments["most_rows"] is not None:
+        layout.MAX_ROWS = arguments["most_rows"]  # type: ignore[misc]
     for moment in itertools.count():
         copy = folder / f"{moment:03d}"
         shutil.copytree(store, copy)
-        if not run_killed(copy, asked, moment):
+        if not run_killed(copy, arguments, moment):
             shutil.rmtree(copy)
             return
 

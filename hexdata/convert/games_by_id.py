@@ -76,21 +76,25 @@ def resolve_collection(spools: Sequence[Spool], with_id: int, board_size: int) -
     count = 0
     with write_arrow(spools[0].folder / "games.arrow", GAMES) as writer:
         for part in range(parts):
-            taken = [_take(spool, part, parts, origins) for spool in spools]
-            ids, columns = (np.concatenate([piece[i] for piece in taken]) for i in (1, 2))
+            selected = [_read_part(spool, part, parts, origins) for spool in spools]
+            ids, columns = (np.concatenate([piece[i] for piece in selected]) for i in (1, 2))
             number, games = _games(ids, columns, list(origins), board_size)
             number[number >= 0] += count
             count += games.num_rows
             writer.write_table(games)
-            ends = np.cumsum([len(rows) for rows, _, _ in taken])
-            for own, (rows, _, _), piece in zip(numbers, taken, np.split(number, ends[:-1]), strict=True):
-                own[rows] = piece
-    for spool, own in zip(spools, numbers, strict=True):
-        _write_rows(spool, own)
+            ends = np.cumsum([len(rows) for rows, _, _ in selected])
+            for all_numbers, (rows, _, _), piece in zip(
+                numbers, selected, np.split(number, ends[:-1]), strict=True
+            ):
+                all_numbers[rows] = piece
+    for spool, spool_numbers in zip(spools, numbers, strict=True):
+        _write_rows(spool, spool_numbers)
     return count
 
 
-def _take(spool: Spool, part: int, parts: int, origins: dict[str | None, int]) -> tuple[Array, Array, Array]:
+def _read_part(
+    spool: Spool, part: int, parts: int, origins: dict[str | None, int]
+) -> tuple[Array, Array, Array]:
     """Return the N positions of a spool whose ``line_idx`` modulo ``parts`` is ``part``.
 
     Args:
@@ -108,13 +112,13 @@ def _take(spool: Spool, part: int, parts: int, origins: dict[str | None, int]) -
     for batch in spool.batches("raw", IDS + COLUMNS):
         line_idx = column(batch, "line_idx", -1)
         rows = np.flatnonzero((line_idx >= 0) & (line_idx % parts == part))
-        own = batch.take(pa.array(rows))
-        encoded = own.column("origin").dictionary_encode()
+        selected = batch.take(pa.array(rows))
+        encoded = selected.column("origin").dictionary_encode()
         codes = [origins.setdefault(name, len(origins)) for name in encoded.dictionary.to_pylist()]
         table = np.array([*codes, origins.setdefault(None, len(origins))])
         origin = table[encoded.indices.fill_null(len(codes)).to_numpy(zero_copy_only=False)]
-        ids = np.stack([origin, column(own, "file_idx", -1), column(own, "line_idx", -1)], axis=1)
-        columns = np.stack([column(own, name, -1).astype(np.float64) for name in COLUMNS], axis=1)
+        ids = np.stack([origin, column(selected, "file_idx", -1), column(selected, "line_idx", -1)], axis=1)
+        columns = np.stack([column(selected, name, -1).astype(np.float64) for name in COLUMNS], axis=1)
         pieces.append((rows + start, ids, columns))
         start += batch.num_rows
     rows, ids, columns = (np.concatenate(arrays) for arrays in zip(*pieces, strict=True))
@@ -170,12 +174,12 @@ def _write_rows(spool: Spool, number: Array) -> None:
     with write_arrow(spool.folder / "rows.arrow", ROWS) as writer:
         start = 0
         for batch in spool.batches("raw", ["position_in_game", "total_positions"]):
-            own = number[start : start + batch.num_rows]
+            game = number[start : start + batch.num_rows]
             columns = {
-                "game": pa.array(own, mask=own < 0),
+                "game": pa.array(game, mask=game < 0),
                 "ply": batch.column("position_in_game"),
                 "total": batch.column("total_positions"),
-                "player": pa.nulls(len(own), pa.uint8()),
+                "player": pa.nulls(len(game), pa.uint8()),
             }
             writer.write_table(pa.table(columns, schema=ROWS))
             start += batch.num_rows

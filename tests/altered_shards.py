@@ -45,9 +45,9 @@ def alter_bytes(folder: Path, name: str, change: Callable[[bytearray], bytes | N
     _publish(folder, name, None)
 
 
-def set_header(data: bytearray, begin: int, place: int, field: bytes) -> None:
+def set_header(data: bytearray, begin: int, offset: int, field: bytes) -> None:
     """Change a part of the tar header that begins at byte ``begin``, and its checksum with it."""
-    data[begin + place : begin + place + len(field)] = field
+    data[begin + offset : begin + offset + len(field)] = field
     header = data[begin : begin + 512]
     total = sum(header) - sum(header[148:156]) + 8 * ord(" ")
     data[begin + 148 : begin + 156] = b"%06o\0 " % total
