@@ -134,8 +134,10 @@ class Data:
         value: float32 (N,), 1 where red wins.
         move: int64 (N,), -100 on final positions, which have no policy target.
         game: int64 (N,), game number, equal for repeated games.
-            "by file": a sample of a held-out shuffled file, whose games are in the training data. "by game":
-            a sample of games without any training position.
+        train: indices of the training positions, ascending.
+        sets: indices of the measured positions for each name in ``SETS``. "seen": a sample of ``train``.
+            "by file": a sample of a held-out shuffled file, whose games are in the training data.
+            "by game": a sample of games without any training position.
     """
 
     board: torch.Tensor
