@@ -71,7 +71,7 @@ def open_engine(
     if options.name == "local":
         yield LOCAL
         return
-    from hexdata.engine.ray import connected
+    from hexdata.engine.ray import connect_engine
 
-    with connected(options.address, note) as engine:
+    with connect_engine(options.address, note) as engine:
         yield engine

@@ -21,7 +21,7 @@ from hexdata.errors import HexdataError
 from hexdata.pool import default_workers
 from hexdata.storage import AnyPath
 
-__all__ = ["LOCAL", "Local"]
+__all__ = ["LOCAL", "LocalEngine"]
 
 Result = TypeVar("Result")
 Task = tuple[Any, ...]
@@ -30,7 +30,7 @@ _QUEUED: Final = 2
 """Tasks submitted per worker: one that runs, and one to start as soon as it ends."""
 
 
-class Local:
+class LocalEngine:
     """Runs tasks on this machine."""
 
     @property
@@ -70,7 +70,7 @@ class Local:
             )
         finished = False
         try:
-            yield from _drive(executor, function, chain(first, todo), _QUEUED * len(first))
+            yield from _run_in(executor, function, chain(first, todo), _QUEUED * len(first))
             finished = True
         except TerminatedWorkerError as error:
             raise HexdataError(
@@ -90,15 +90,15 @@ class Local:
         """
         with ThreadPoolExecutor(max_workers=workers) as executor:
             try:
-                yield from _drive(executor, function, tasks, _QUEUED * workers)
+                yield from _run_in(executor, function, tasks, _QUEUED * workers)
             finally:
                 executor.shutdown(wait=False, cancel_futures=True)
 
 
-LOCAL: Final = Local()
+LOCAL: Final = LocalEngine()
 
 
-def _drive(
+def _run_in(
     executor: Executor, function: Callable[..., Result], tasks: Iterable[Task], limit: int
 ) -> Iterator[tuple[int, Result]]:
     """Submit up to ``limit`` tasks at a time and yield results in order of completion."""

@@ -18,13 +18,13 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import pyarrow as pa
 
-from hexdata.engine.examine import describe, differences, examine
+from hexdata.engine.node_check import NodeCheck, installed_versions, open_node_check, version_differences
 from hexdata.engine.protocol import DIGEST_MEMORY, Machines
 from hexdata.errors import BudgetError, ConfigError, EngineError
 from hexdata.progress import SILENT
 from hexdata.storage import AnyPath
 
-__all__ = ["Ray", "connected", "require_another"]
+__all__ = ["RayEngine", "connect_engine", "require_attempts_left"]
 
 Result = TypeVar("Result")
 Task = tuple[Any, ...]
@@ -32,16 +32,16 @@ Note = Callable[[str], None]
 _Attempt = tuple[int, Task, int]
 """Index of a task, its arguments, and the number of the attempt."""
 
-_UNDONE: Final = object()
+_REPEAT: Final = object()
 """Marks a task that must be submitted again."""
 
-CONNECT_SECONDS: Final = 10.0
+CONNECT_TIMEOUT: Final = 10.0
 """Timeout for connecting to a cluster; Ray itself would wait for minutes."""
-EXAMINE_SECONDS: Final = 60.0
+NODE_CHECK_TIMEOUT: Final = 60.0
 """Timeout for the checks on a node, including the start of a worker."""
-CANCEL_SECONDS: Final = 30.0
+CANCEL_TIMEOUT: Final = 30.0
 """Timeout for workers to end."""
-NODE_CHECK_SECONDS: Final = 5.0
+NODE_POLL_SECONDS: Final = 5.0
 """Interval of the check that a node exists for the waiting tasks."""
 ATTEMPTS: Final = 5
 """Maximum number of attempts of a task whose worker or node dies."""
@@ -55,7 +55,7 @@ OBJECT_STORE: Final = 80 << 20
 
 
 @contextmanager
-def connected(address: str | None = None, note: Note = SILENT.note) -> Iterator[Ray]:
+def connect_engine(address: str | None = None, note: Note = SILENT.note) -> Iterator[RayEngine]:
     """Connect to a cluster or start a temporary one; disconnect or stop it when the context ends.
 
     An existing connection of this process is used and kept. ``note`` is called for each repeated task.
@@ -72,9 +72,9 @@ def connected(address: str | None = None, note: Note = SILENT.note) -> Iterator[
         ) from error
     address = address or os.environ.get("RAY_ADDRESS") or "local"
     if ray.is_initialized():
-        yield Ray(note)
+        yield RayEngine(note)
         return
-    _require_answer(address)
+    _require_server(address)
     own: dict[str, Any] = {"object_store_memory": OBJECT_STORE, "include_dashboard": False}
     own = own if address == "local" else {}
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage reports from a temporary cluster
@@ -94,12 +94,12 @@ def connected(address: str | None = None, note: Note = SILENT.note) -> Iterator[
             else "Start a cluster (`ray start --head`), or set --address.",
         ) from error
     try:
-        yield Ray(note)
+        yield RayEngine(note)
     finally:
         ray.shutdown()
 
 
-def _require_answer(address: str) -> None:
+def _require_server(address: str) -> None:
     """Check that a server listens at an address, because Ray would wait for minutes.
 
     Raises:
@@ -119,11 +119,11 @@ def _require_answer(address: str) -> None:
     if not (host and port.isdecimal() and int(port) < 1 << 16):
         raise ConfigError("not the address of a Ray cluster", found=address, expected="HOST:PORT, or auto")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT).close()
     except OSError as error:
         raise EngineError(
             "the Ray cluster does not answer",
-            found=f"{error.strerror or error} at {address}, within {CONNECT_SECONDS:.0f} s",
+            found=f"{error.strerror or error} at {address}, within {CONNECT_TIMEOUT:.0f} s",
             hint="Check that it runs (`ray status` on the head node) and that this machine can reach it.",
         ) from error
 
@@ -134,14 +134,14 @@ class _UncheckedNode(NamedTuple):
     node_id: str
 
 
-class Ray:
+class RayEngine:
     """Runs tasks on the cluster that this process is connected to."""
 
     def __init__(self, note: Note) -> None:
         self._note = note
         self._paths: tuple[AnyPath, ...] = ()
         self._folder: AnyPath | None = None
-        self._examined: set[str] = set()
+        self._checked: set[str] = set()
         """Ids of the nodes whose versions and files have been checked."""
 
     @property
@@ -155,34 +155,37 @@ class Ray:
 
         Nodes that join later are checked before their first task.
         """
-        self._paths, self._folder, self._examined = tuple(paths), folder, set()
-        self._examine(_working_nodes())
-        if not self._examined:
+        self._paths, self._folder, self._checked = tuple(paths), folder, set()
+        self._check_nodes(_working_nodes())
+        if not self._checked:
             raise _no_machine()
 
-    def _examine(self, nodes: list[dict[str, Any]]) -> None:
+    def _check_nodes(self, nodes: list[dict[str, Any]]) -> None:
         """Check these nodes in parallel; nodes that die in the meantime are ignored."""
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         if not nodes:
             return
-        look, asked = ray.remote(_look), []
-        with examine(self._paths, self._folder) as examined:
+        check_node, pending = ray.remote(_check_node), []
+        with open_node_check(self._paths, self._folder) as check:
             for node in nodes:
-                here = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-                placed = look.options(num_cpus=0, max_retries=0, scheduling_strategy=here)
-                ref = placed.remote(str(Path.cwd()), examined, node["NodeID"])
-                asked.append((f"{node['NodeManagerHostname']} ({node['NodeID'][:8]})", node, ref))
-            refs = [ref for *_, ref in asked]
+                strategy = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+                remote = check_node.options(num_cpus=0, max_retries=0, scheduling_strategy=strategy)
+                ref = remote.remote(str(Path.cwd()), check, node["NodeID"])
+                pending.append((f"{node['NodeManagerHostname']} ({node['NodeID'][:8]})", node, ref))
+            refs = [ref for *_, ref in pending]
             try:
-                ready, _ = ray.wait(refs, num_returns=len(refs), timeout=EXAMINE_SECONDS)
-                for name, node, ref in asked:
+                ready, _ = ray.wait(refs, num_returns=len(refs), timeout=NODE_CHECK_TIMEOUT)
+                for name, node, ref in pending:
                     if ref not in ready:
-                        raise EngineError(f"node {name} does not answer", found=f"{EXAMINE_SECONDS:.0f} s")
+                        raise EngineError(
+                            f"node {name} does not answer",
+                            found=f"no answer within {NODE_CHECK_TIMEOUT:.0f} s",
+                        )
                     try:
-                        found, saw = ray.get(ref)
-                    except _gone():
+                        found, faults = ray.get(ref)
+                    except _node_death_errors():
                         continue  # the node died; Ray does not assign tasks to it
                     except ray.exceptions.RayError as error:
                         raise EngineError(
@@ -190,16 +193,16 @@ class Ray:
                             found=_last_line(error),
                             hint="Install the same hexdata on every machine, in Ray's environment.",
                         ) from error
-                    _require_same(name, describe(), found)
-                    examined.require(name, saw, node["NodeID"])
-                    self._examined.add(node["NodeID"])
+                    _require_same(name, installed_versions(), found)
+                    check.require(name, faults, node["NodeID"])
+                    self._checked.add(node["NodeID"])
             finally:
-                _end(refs)
+                _cancel(refs)
 
     def _admit(self, node_id: str) -> None:
         """Check a node that joined after the others and was assigned a task."""
-        if node_id not in self._examined:
-            self._examine([node for node in _working_nodes(or_none=True) if node["NodeID"] == node_id])
+        if node_id not in self._checked:
+            self._check_nodes([node for node in _working_nodes(or_none=True) if node["NodeID"] == node_id])
 
     def run(
         self, function: Callable[..., Result], tasks: Iterable[Task], *, workers: int, memory: int
@@ -234,40 +237,44 @@ class Ray:
             scheduling_strategy="SPREAD",
             name=f"hexdata {name}",
         )
-        here, versions = str(Path.cwd()), describe()
+        working_directory, versions = str(Path.cwd()), installed_versions()
         todo = ((index, task, 1) for index, task in enumerate(tasks))
-        again: list[_Attempt] = []
-        under_way: dict[Any, _Attempt] = {}
+        repeats: list[_Attempt] = []
+        running: dict[Any, _Attempt] = {}
         try:
             while True:
                 most = workers * max(len(_working_nodes(or_none=True)), 1)
-                for attempt in islice(chain(_drained(again), todo), max(most - len(under_way), 0)):
-                    ref = remote.remote(here, versions, frozenset(self._examined), function, attempt[1])
-                    under_way[ref] = attempt
-                if not under_way:
+                for attempt in islice(chain(_pop_all(repeats), todo), max(most - len(running), 0)):
+                    ref = remote.remote(
+                        working_directory, versions, frozenset(self._checked), function, attempt[1]
+                    )
+                    running[ref] = attempt
+                if not running:
                     return
-                ready, _ = ray.wait(list(under_way), num_returns=1, timeout=NODE_CHECK_SECONDS)
+                ready, _ = ray.wait(list(running), num_returns=1, timeout=NODE_POLL_SECONDS)
                 if not ready:
                     _require_memory(memory)
                 for ref in ready:
-                    index, task, number = under_way[ref]
+                    index, task, number = running[ref]
                     try:
                         result = _result(ref)
                     except ray.exceptions.RayError as error:
-                        require_another(number, error)
+                        require_attempts_left(number, error)
                         number += 1
-                        self._note(f"{name} is repeated, attempt {number} of {ATTEMPTS}: {_why(error)}")
-                        result = _UNDONE
-                    del under_way[ref]
+                        self._note(
+                            f"{name} is repeated, attempt {number} of {ATTEMPTS}: {_error_kind(error)}"
+                        )
+                        result = _REPEAT
+                    del running[ref]
                     if isinstance(result, _UncheckedNode):
                         self._admit(result.node_id)
-                        result = _UNDONE
-                    if result is _UNDONE:
-                        again.append((index, task, number))
+                        result = _REPEAT
+                    if result is _REPEAT:
+                        repeats.append((index, task, number))
                     else:
                         yield index, result
         finally:
-            _end(list(under_way))
+            _cancel(list(running))
 
 
 def _working_nodes(*, or_none: bool = False) -> list[dict[str, Any]]:
@@ -285,7 +292,7 @@ def _working_nodes(*, or_none: bool = False) -> list[dict[str, Any]]:
     return nodes
 
 
-def _gone() -> tuple[type[Exception], ...]:
+def _node_death_errors() -> tuple[type[Exception], ...]:
     """Return the exceptions of tasks assigned to a node that has died."""
     import ray
 
@@ -314,7 +321,7 @@ def _require_memory(memory: int) -> None:
         )
 
 
-def _drained(attempts: list[_Attempt]) -> Iterator[_Attempt]:
+def _pop_all(attempts: list[_Attempt]) -> Iterator[_Attempt]:
     """Yield the elements of a list and remove them."""
     while attempts:
         yield attempts.pop()
@@ -338,7 +345,7 @@ def _result(ref: Any) -> Any:
         raise EngineError("a task failed", found=_last_line(error)) from error
 
 
-def require_another(number: int, error: Exception) -> None:
+def require_attempts_left(number: int, error: Exception) -> None:
     """Check that a task may be repeated.
 
     Raises:
@@ -354,12 +361,12 @@ def require_another(number: int, error: Exception) -> None:
     if number >= ATTEMPTS:
         raise EngineError(
             f"a task died {number} times",
-            found=_why(error),  # Ray's own message gives advice that does not apply here
+            found=_error_kind(error),  # Ray's own message gives advice that does not apply here
             hint="If memory ran out, use fewer workers. Run the command again to resume.",
         ) from error
 
 
-def _end(refs: list[Any]) -> None:
+def _cancel(refs: list[Any]) -> None:
     """Cancel tasks and wait until their workers have ended, so that none writes after the store is unlocked.
 
     Finished tasks are skipped, because cancelling a task that is ending may kill this process (Ray 2.60,
@@ -372,7 +379,7 @@ def _end(refs: list[Any]) -> None:
     for ref in refs:
         ray.cancel(ref, force=True)
     if refs:
-        ray.wait(refs, num_returns=len(refs), timeout=CANCEL_SECONDS, fetch_local=False)
+        ray.wait(refs, num_returns=len(refs), timeout=CANCEL_TIMEOUT, fetch_local=False)
 
 
 def _last_line(error: Exception) -> str:
@@ -380,7 +387,7 @@ def _last_line(error: Exception) -> str:
     return lines[-1].rstrip(".") if lines else type(error).__name__
 
 
-def _why(error: Exception) -> str:
+def _error_kind(error: Exception) -> str:
     """Return the kind of a Ray error in words, such as "worker crashed" or "out of memory"."""
     words = re.findall("[A-Z][a-z]+", type(error).__name__.removesuffix("Error"))
     return " ".join(words).lower()
@@ -392,7 +399,7 @@ def _require_same(name: str, ours: dict[str, str], found: dict[str, str]) -> Non
     Raises:
         EngineError: a version differs.
     """
-    if differing := differences(ours, found):
+    if differing := version_differences(ours, found):
         raise EngineError(
             f"node {name} has other versions than this process",
             found=", ".join(f"{what} {theirs}" for what, _, theirs in differing),
@@ -402,7 +409,11 @@ def _require_same(name: str, ours: dict[str, str], found: dict[str, str]) -> Non
 
 
 def _call(
-    here: str, versions: dict[str, str], examined: frozenset[str], function: Callable[..., Any], task: Task
+    working_directory: str,
+    versions: dict[str, str],
+    checked: frozenset[str],
+    function: Callable[..., Any],
+    task: Task,
 ) -> Any:
     """Run one task in a worker, in the driver's working directory so that relative paths are the same.
 
@@ -411,21 +422,22 @@ def _call(
     import ray
 
     node_id = ray.get_runtime_context().get_node_id()
-    if node_id not in examined:
+    if node_id not in checked:
         return _UncheckedNode(node_id)
-    _begin(here)
-    _require_same(socket.gethostname(), versions, describe())  # it may have changed since the check
+    _prepare_worker(working_directory)
+    # The versions may have changed since the node was checked.
+    _require_same(socket.gethostname(), versions, installed_versions())
     return function(*task)
 
 
-def _look(here: str, examined: Any, node: str) -> tuple[dict[str, str], dict[str, str]]:
+def _check_node(working_directory: str, check: NodeCheck, node: str) -> tuple[dict[str, str], dict[str, str]]:
     """Run the checks in a worker: return its versions and the faults of the paths."""
-    _begin(here)
-    return describe(), examined.look(node)
+    _prepare_worker(working_directory)
+    return installed_versions(), check.run(node)
 
 
-def _begin(here: str) -> None:
+def _prepare_worker(working_directory: str) -> None:
     """Prepare a worker: use the driver's working directory, and an Arrow pool that releases memory."""
-    if Path(here).is_dir():
-        os.chdir(here)
+    if Path(working_directory).is_dir():
+        os.chdir(working_directory)
     pa.set_memory_pool(pa.system_memory_pool())

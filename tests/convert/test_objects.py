@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hexdata.convert import ConvertOptions, convert_sources
 from hexdata.convert.inputs import find_sources
 from hexdata.convert.spool import ReadOptions, read_source
-from hexdata.engine.examine import examine
+from hexdata.engine.node_check import open_node_check
 from hexdata.errors import (
     EngineError,
     HexdataError,
@@ -432,15 +432,15 @@ def test_other_machines_look_at_objects_as_at_files(bucket: UPath, tmp_path: Pat
     source, store = bucket / "in" / "a", bucket / "st[o]re"
     for path in (source, store / ".lock", store / ".engine-0123-killed", bucket / "store" / ".engine-0123"):
         path.write_bytes(b"x")
-    with examine([source, source.parent], store) as asked:
-        assert asked.look("one") == {}
-        asked.require("one", {}, "one")
-        with pytest.raises(EngineError, match=r"two does not see the same files .*found another folder"):
-            asked.require("two", {}, "two")
+    with open_node_check([source, source.parent], store) as check:
+        assert check.run("one") == {}
+        check.require("one", {}, "one")
+        with pytest.raises(EngineError, match=r"two does not see the same files .*found a different folder"):
+            check.require("two", {}, "two")
         source.write_bytes(b"other")
-        assert asked.look("one") == {str(source): "another file"}
+        assert check.run("one") == {str(source): "a file of another size"}
         source.unlink()
-        assert asked.look("one").keys() == {str(source), str(source.parent)}
+        assert check.run("one").keys() == {str(source), str(source.parent)}
     left = {path.rpartition("/")[2] for path in bucket.fs.find(store.path)}
     assert left == {".lock"}
     assert (bucket / "store" / ".engine-0123").exists()

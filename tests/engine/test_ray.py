@@ -24,7 +24,7 @@ import pytest
 
 import hexdata
 from hexdata.engine import Engine, open_engine
-from hexdata.engine.ray import require_another
+from hexdata.engine.ray import require_attempts_left
 from hexdata.errors import BudgetError, ConfigError, EngineError, StoreError
 from hexdata.shuffle import ShuffleOptions, shuffle_store
 from hexdata.store.manifest import Manifest
@@ -162,8 +162,8 @@ def test_without_the_node_of_this_machine_nothing_is_repeated() -> None:
     """No cluster here: what Ray starts on a machine takes a minute to end after such a death."""
     exceptions = pytest.importorskip("ray.exceptions", reason="the extra ray is not installed")
     with pytest.raises(EngineError, match=r"the Ray node of this machine has died\. .*run the command again"):
-        require_another(1, exceptions.LocalRayletDiedError())
-    require_another(1, exceptions.NodeDiedError("it is gone"))
+        require_attempts_left(1, exceptions.LocalRayletDiedError())
+    require_attempts_left(1, exceptions.NodeDiedError("it is gone"))
 
 
 def test_memory_that_no_node_has_is_refused(ray_engine: Engine) -> None:

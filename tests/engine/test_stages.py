@@ -19,8 +19,8 @@ import pytest
 
 from hexdata.convert import ConvertOptions, convert_sources
 from hexdata.engine import LOCAL, Engine, EngineOptions, open_engine
-from hexdata.engine.examine import examine
-from hexdata.engine.local import Local
+from hexdata.engine.local import LocalEngine
+from hexdata.engine.node_check import open_node_check
 from hexdata.engine.protocol import Machines
 from hexdata.errors import EngineError, StoreError
 from hexdata.export import ExportOptions, PicklesOptions, export_pickles, export_shards
@@ -239,7 +239,7 @@ def test_a_removed_node_changes_nothing(
 # --- what a task may take, and what the driver holds ------------------------------------------------------
 
 
-class Recorder(Local):
+class Recorder(LocalEngine):
     """The local engine as if it were remote; keeps what is said of each kind of task."""
 
     def __init__(self) -> None:
@@ -329,21 +329,21 @@ def test_a_task_that_is_done_again_is_told(cluster: Any, ray_engine: Engine, tmp
 def test_what_another_machine_is_asked_of_an_object_store(bucket: UPath) -> None:
     """That it may read and write there; nothing is left."""
     (bucket / "input").write_bytes(b"games")
-    with examine([bucket / "input"], bucket) as asked:
-        assert asked.look("there") == {}
-        asked.require("there", {}, "there")
+    with open_node_check([bucket / "input"], bucket) as check:
+        assert check.run("there") == {}
+        check.require("there", {}, "there")
         with pytest.raises(EngineError, match="does not see the same files") as caught:
-            asked.require("elsewhere", {}, "elsewhere")  # what it has left is not here
+            check.require("elsewhere", {}, "elsewhere")  # what it has left is not here
         assert caught.value.path == str(bucket)
         (bucket / "input").write_bytes(b"more games")
-        assert asked.look("there") == {str(bucket / "input"): "another file"}
+        assert check.run("there") == {str(bucket / "input"): "a file of another size"}
         (bucket / "input").unlink()
-        assert asked.look("there") == {str(bucket / "input"): "not there"}
+        assert check.run("there") == {str(bucket / "input"): "does not exist"}
     assert list(bucket.iterdir()) == []
     gone = as_path("s3://hexdata-no-such-bucket")
-    with examine([], bucket) as asked:
-        elsewhere = replace(asked, folder=gone)
-        assert list(elsewhere.look("there")) == [str(gone)]
+    with open_node_check([], bucket) as check:
+        elsewhere = replace(check, folder=gone)
+        assert list(elsewhere.run("there")) == [str(gone)]
 
 
 def test_a_node_that_joins_later_is_asked_for_paths_too(

@@ -17,14 +17,14 @@ from hexdata import __version__
 from hexdata.errors import EngineError, HexdataError
 from hexdata.storage import AnyPath, remove_object, telling
 
-__all__ = ["Examined", "describe", "differences", "examine"]
+__all__ = ["NodeCheck", "installed_versions", "open_node_check", "version_differences"]
 
 LIBRARIES: Final = ("duckdb", "numpy", "pyarrow", "zlib-ng")
 """Libraries whose versions may change the bytes written, through encodings, compression or footers."""
 
 
 @cache
-def describe() -> dict[str, str]:
+def installed_versions() -> dict[str, str]:
     """Return the versions of Python, hexdata (with a digest of its code) and libraries, by name."""
     root = Path(__file__).parents[1]
     digest = hashlib.sha256()
@@ -45,26 +45,27 @@ def _version(name: str) -> str:
         return "none"
 
 
-def differences(ours: dict[str, str], theirs: dict[str, str]) -> list[tuple[str, str, str]]:
+def version_differences(ours: dict[str, str], theirs: dict[str, str]) -> list[tuple[str, str, str]]:
     """Return (name, our version, their version) of each difference, except in Python's patch release."""
     names = [*ours, *(name for name in theirs if name not in ours)]
     pairs = [(name, ours.get(name, "none"), theirs.get(name, "none")) for name in names]
-    return [pair for pair in pairs if _part(*pair[:2]) != _part(pair[0], pair[2])]
+    return [pair for pair in pairs if _comparable(*pair[:2]) != _comparable(pair[0], pair[2])]
 
 
-def _part(name: str, text: str) -> str:
+def _comparable(name: str, text: str) -> str:
     return text.rpartition(".")[0] if name == "Python" else text
 
 
 @dataclass(frozen=True)
-class Examined:
-    """Checks to run on other machines.
+class NodeCheck:
+    """Checks that a machine sees the same files as the driver, which sends them to each machine.
 
     Attributes:
-        paths: paths that must exist there with the same sizes.
-        folder: shared folder: each side must find a file written by the other. None for no such check.
-        token: content of the file written by this process.
-        sizes: sizes in bytes of the paths that are files.
+        paths: Files and folders that must exist on the machine, files with the same sizes.
+        folder: Shared folder, in which each side must find a file written by the other; None for no such
+            check.
+        token: Content of the file that the driver writes.
+        sizes: Size in bytes of each path that is a file.
     """
 
     paths: tuple[AnyPath, ...]
@@ -72,60 +73,72 @@ class Examined:
     token: str
     sizes: dict[str, int]
 
-    def look(self, name: str) -> dict[str, str]:
-        """Run the checks on another machine: write the answering file and return the fault of each path."""
-        wrong = {}
+    def run(self, name: str) -> dict[str, str]:
+        """Run the checks on a machine and return a description of the fault of each path that has one.
+
+        Writes a file to ``folder``, in answer to the file of the driver.
+
+        Args:
+            name: Unique name of the machine.
+        """
+        faults = {}
         for path in (*self.paths, *([] if self.folder is None else [self.folder])):
             try:
                 with telling(path):
-                    why = self._exchange(path, name) if path is self.folder else self._missing(path)
+                    fault = self._exchange(path, name) if path is self.folder else self._missing(path)
             except HexdataError as error:
-                why = error.detail()
+                fault = error.detail()
             except OSError as error:
-                why = error.strerror or str(error)
-            if why:
-                wrong[str(path)] = why
-        return wrong
+                fault = error.strerror or str(error)
+            if fault:
+                faults[str(path)] = fault
+        return faults
 
     def _missing(self, path: AnyPath) -> str | None:
         """Return the fault of a path that tasks will read, or None."""
         if not path.exists():
-            return "not there"
+            return "does not exist"
         size = path.stat().st_size if path.is_file() else None
-        return None if size == self.sizes.get(str(path)) else "another file"
+        return None if size == self.sizes.get(str(path)) else "a file of another size"
 
     def _exchange(self, folder: AnyPath, name: str) -> str | None:
-        """Read the file of the asking process, write one in return, and return the folder's fault or None."""
-        if _name(folder, self.token).read_text() != self.token:
-            return "another folder"
-        _name(folder, f"{self.token}-{name}").write_text(name)
+        """Read the driver's file, write one in answer, and return the folder's fault or None."""
+        if _token_file(folder, self.token).read_text() != self.token:
+            return "a different folder"
+        _token_file(folder, f"{self.token}-{name}").write_text(name)
         return None
 
-    def require(self, machine: str, wrong: dict[str, str], name: str) -> None:
-        """Check the answer of another machine, and that this machine sees the file written there.
+    def require(self, machine: str, faults: dict[str, str], name: str) -> None:
+        """On the driver, check the result of a machine, and that the file written there is visible here.
+
+        Args:
+            machine: Name of the machine for messages.
+            faults: Result of :meth:`run` on the machine.
+            name: Argument of :meth:`run` on the machine.
 
         Raises:
-            EngineError: a path is not visible there.
+            EngineError: A path does not lead to the same file or folder.
         """
-        if self.folder is not None and not wrong and not _name(self.folder, f"{self.token}-{name}").exists():
-            wrong = {str(self.folder): "another folder"}
-        for path, why in wrong.items():
+        answer = None if self.folder is None else _token_file(self.folder, f"{self.token}-{name}")
+        if answer is not None and not faults and not answer.exists():
+            faults = {str(self.folder): "a different folder"}
+        for path, fault in faults.items():
             raise EngineError(
                 f"node {machine} does not see the same files under this path",
                 path=path,
-                found=why,
+                found=fault,
                 hint="Use a file system that every machine mounts at the same path, or an object store that "
                 "every machine can access.",
             )
 
 
-def _name(folder: AnyPath, text: str) -> AnyPath:
+def _token_file(folder: AnyPath, text: str) -> AnyPath:
     return folder / f".engine-{text}"
 
 
 @contextmanager
-def examine(paths: Sequence[AnyPath], folder: AnyPath | None) -> Iterator[Examined]:
-    """Prepare the checks of other machines, and remove the files they write.
+def open_node_check(paths: Sequence[AnyPath], folder: AnyPath | None) -> Iterator[NodeCheck]:
+    """Prepare checks of other machines, and remove the files that they write when the context ends.
 
     Only one process may use a folder at a time: the one that holds its lock.
     """
@@ -135,8 +148,8 @@ def examine(paths: Sequence[AnyPath], folder: AnyPath | None) -> Iterator[Examin
     sizes = {str(path): path.stat().st_size for path in paths if path.is_file()}
     try:
         if folder is not None:
-            _name(folder, token).write_text(token)
-        yield Examined(tuple(paths), folder, token, sizes)
+            _token_file(folder, token).write_text(token)
+        yield NodeCheck(tuple(paths), folder, token, sizes)
     finally:
         if folder is not None:
             _remove_tokens(folder, token)
@@ -145,7 +158,7 @@ def examine(paths: Sequence[AnyPath], folder: AnyPath | None) -> Iterator[Examin
 def _remove_tokens(folder: AnyPath, token: str) -> None:
     found: list[AnyPath] = list(folder.iterdir())
     for path in found:
-        if not path.name.startswith(_name(folder, token).name):
+        if not path.name.startswith(_token_file(folder, token).name):
             continue
         if isinstance(path, Path):
             path.unlink(missing_ok=True)
