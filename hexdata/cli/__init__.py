@@ -1,6 +1,6 @@
-"""The command line: flags, one library call, rendering, one file a command.
+"""The command line. Each command has one module, parses its options and calls one function of the library.
 
-Heavy imports wait until a command runs.
+Heavy libraries are imported when a command runs, so that ``--help`` is fast.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import traceback
 import warnings
 
 from hexdata.cli import convert, demo, export, live, load, report, run, show, shuffle, sql, verify
-from hexdata.cli.app import INTERRUPTED, app, tell
+from hexdata.cli.app import INTERRUPTED, app, print_stderr
 from hexdata.errors import ConfigError, HexdataError
 
 __all__ = ["app", "main"]
@@ -32,7 +32,7 @@ for _verb in (
 
 
 def main() -> None:
-    """Run the command line; the exit status is 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
+    """Run the command line. Exit status: 0 for success, 1 for failure, 2 for wrong usage, 130 for Ctrl-C."""
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _as_note
@@ -41,31 +41,31 @@ def main() -> None:
         _fail(error, 2)
     except HexdataError as error:
         _fail(error, 1)
-    except KeyboardInterrupt:  # while a command is still being loaded
-        tell(f"hexdata: {INTERRUPTED}")
+    except KeyboardInterrupt:  # before the command has started
+        print_stderr(f"hexdata: {INTERRUPTED}")
         sys.exit(130)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        tell(f"hexdata: {where}{error.strerror or error}")
+        print_stderr(f"hexdata: {where}{error.strerror or error}")
         sys.exit(1)
-    except Exception as error:  # noqa: BLE001  # Python itself would print the message as it is
-        _show_fault(error)
+    except Exception as error:  # noqa: BLE001  # Python would print the message without escaping it
+        _print_traceback(error)
         sys.exit(1)
 
 
-def _show_fault(error: Exception) -> None:
-    """Show an error that nobody expected, with its traceback: its message may name a file as well."""
+def _print_traceback(error: Exception) -> None:
+    """Print an unexpected error with its traceback, with file names in its message escaped."""
     for part in traceback.format_exception(error):
-        is_frame = part.startswith("  ")  # a name in a message begins no line
+        is_frame = part.startswith("  ")  # only frames are split: a message may contain line feeds
         for line in part.splitlines() if is_frame else [part.rstrip("\n")]:
-            tell(line)
+            print_stderr(line)
 
 
 def _as_note(message: Warning | str, *_: object, **__: object) -> None:
-    """Show a warning as commands show their notes; the line of code that it came from helps nobody here."""
-    tell(f"note: {message}")
+    """Print a warning like a note, without the line of code that raised it."""
+    print_stderr(f"note: {message}")
 
 
 def _fail(error: HexdataError, status: int) -> None:
-    tell(f"hexdata: {error}")
+    print_stderr(f"hexdata: {error}")
     sys.exit(status)

@@ -1,4 +1,4 @@
-"""What the commands share: the application they belong to, options of one meaning, output and bar."""
+"""Parts that the commands share: the application, common options, and the context in which a command runs."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import hexdata
 from hexdata.text import printable
 
 if TYPE_CHECKING:
-    from hexdata.cli.bar import Bar
+    from hexdata.cli.bar import ProgressBar
     from hexdata.cli.render import Output
     from hexdata.engine import Engine
     from hexdata.storage import AnyPath
 else:
     AnyPath = str
-    """What typer takes a path for: what the text means is for the parser to say."""
+    """The type that typer sees. ``parse_path`` converts the text."""
 
 __all__ = [
     "INTERRUPTED",
@@ -35,30 +35,30 @@ __all__ = [
     "Workers",
     "app",
     "command",
-    "facts_alone",
-    "read_path",
-    "running_on",
-    "tell",
+    "parse_path",
+    "print_stderr",
+    "prints_to_stderr",
+    "using_engine",
 ]
 
-INTERRUPTED = "interrupted; run the same command again and it goes on from there"
+INTERRUPTED = "interrupted; run the same command again to resume"
 
 
-def tell(message: str) -> None:
-    """Write one line to standard error, without what a name in it could do to a terminal."""
+def print_stderr(message: str) -> None:
+    """Print one line to standard error, with control characters escaped."""
     sys.stderr.write(f"{printable(message)}\n")
 
 
 class _Group(TyperGroup):
-    """Commands whose errors of usage are printable: they repeat arguments, often names of files."""
+    """A group of commands that escapes usage errors, because they repeat arguments such as file names."""
 
-    def make_context(self, *args: Any, **more: Any) -> Any:
-        """Parse the arguments of ``hexdata`` itself."""
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        """Parse the options of ``hexdata`` itself."""
         with _printable_usage():
-            return super().make_context(*args, **more)
+            return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: Any) -> Any:
-        """Parse the arguments of a command, and run it."""
+        """Parse the arguments of a command and run it."""
         with _printable_usage():
             return super().invoke(ctx)
 
@@ -68,7 +68,7 @@ def _printable_usage() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if hasattr(error, "format_message"):  # an error of click, which typer may bring along
+        if hasattr(error, "format_message"):  # a usage error of click, which typer may vendor
             text = printable(error.format_message())
             error.format_message = lambda: text
         raise
@@ -77,20 +77,20 @@ def _printable_usage() -> Iterator[None]:
 app = typer.Typer(
     cls=_Group,
     name="hexdata",
-    help="Board-game training data: legacy pickles to a queryable store, a provable global shuffle, "
-    "training shards and batches.",
+    help="Store, query, shuffle and export board-game positions for training.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
-def read_path(text: str) -> AnyPath:
-    """Return the path that an argument means: one of this machine, or an address.
+def parse_path(text: str) -> AnyPath:
+    """Return an argument as a local path or an address in an object store.
 
     Raises:
-        ConfigError: the address cannot be used.
+        ConfigError: the address is invalid.
     """
     from hexdata.storage import as_path
 
@@ -101,52 +101,59 @@ Store = Annotated[
     AnyPath,
     typer.Argument(
         metavar="STORE",
-        help="The store's folder, or its address, such as s3://BUCKET/STORE.",
+        help="Folder of the store, or its address, such as s3://BUCKET/STORE.",
         show_default=False,
-        parser=read_path,
+        parser=parse_path,
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print the facts as one line of JSON.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON.")]
 Memory = Annotated[
-    str, typer.Option("--memory", metavar="SIZE", help="Budget for all processes together, such as 1GB.")
+    str, typer.Option("--memory", metavar="SIZE", help="Memory limit of all processes together.")
 ]
 Workers = Annotated[
     int | None,
-    typer.Option("--workers", min=1, help="Processes. Default: one a core, as far as --memory allows."),
+    typer.Option(
+        "--workers", metavar="N", min=1, help="Worker processes. Default: one per core, if they fit --memory."
+    ),
 ]
 Threads = Annotated[
-    int | None, typer.Option("--threads", min=1, help="Default: one a core, as far as --memory allows.")
+    int | None,
+    typer.Option(
+        "--threads", metavar="N", min=1, help="Threads. Default: one per core, if they fit --memory."
+    ),
 ]
 EngineName = Annotated[
-    Literal["local", "ray"],
-    typer.Option("--engine", help="Where the work is done: on this machine, or by a Ray cluster."),
+    Literal["local", "ray"], typer.Option("--engine", help="Run on this machine or on a Ray cluster.")
 ]
 Address = Annotated[
     str | None,
     typer.Option(
         "--address",
         metavar="HOST:PORT",
-        help="Of the Ray cluster, or auto. Default: RAY_ADDRESS, or a cluster of this machine alone.",
+        help="Address of the Ray cluster, or auto. Default: RAY_ADDRESS, or a new cluster on this machine.",
     ),
 ]
-Seed = Annotated[int, typer.Option("--seed", help="Names the order: the same seed, the same bytes.")]
+Seed = Annotated[
+    int,
+    typer.Option("--seed", metavar="N", help="Random seed. The same seed gives the same order."),
+]
 
 
 @contextmanager
-def command(as_json: bool, *places: object) -> Iterator[tuple[Output, Bar]]:
-    """Give a command its output and, while it works, a progress bar.
+def command(as_json: bool, *paths: object) -> Iterator[tuple[Output, ProgressBar]]:
+    """Yield the output and the progress bar of a command; exit with status 130 on Ctrl-C.
 
     Args:
-        as_json: whether facts are printed as JSON.
-        places: paths that it works on; if an object store fails, its error names the first address.
+        as_json: whether to print the result as JSON.
+        paths: paths that the command uses. An error of an object store names the first address among them.
     """
-    from hexdata.cli.bar import Bar
+    from hexdata.cli.bar import ProgressBar
     from hexdata.cli.render import Output
     from hexdata.storage import telling
 
     output = Output(as_json)
     try:
-        with telling(*places), Bar(output) as bar:
+        with telling(*paths), ProgressBar(output) as bar:
             yield output, bar
     except KeyboardInterrupt:
         output.error(INTERRUPTED)
@@ -154,26 +161,26 @@ def command(as_json: bool, *places: object) -> Iterator[tuple[Output, Bar]]:
 
 
 @contextmanager
-def running_on(name: str, address: str | None) -> Iterator[Engine]:
-    """Give a command its engine. What Ray prints meanwhile goes to standard error: the other is for facts."""
+def using_engine(name: str, address: str | None) -> Iterator[Engine]:
+    """Yield the engine of a command. Output that Ray prints is redirected to standard error."""
     from hexdata.engine import open_engine
 
     def note(message: str) -> None:
-        tell(f"note: {message}")  # above the bar, which has taken its place meanwhile
+        print_stderr(f"note: {message}")  # while the bar is shown, it prints this above itself
 
-    with facts_alone(), open_engine(name, address, note) as engine:
+    with prints_to_stderr(), open_engine(name, address, note) as engine:
         yield engine
 
 
 @contextmanager
-def facts_alone() -> Iterator[None]:
-    """Keep standard output for facts: what libraries print meanwhile, Ray above all, goes to the other."""
+def prints_to_stderr() -> Iterator[None]:
+    """Redirect output of libraries, such as Ray, to standard error: standard output is for results."""
     with redirect_stdout(sys.stderr):
         yield
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(requested: bool) -> None:
+    if requested:
         typer.echo(f"hexdata {hexdata.__version__}")
         raise typer.Exit
 

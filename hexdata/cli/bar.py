@@ -1,4 +1,4 @@
-"""The progress bar: drawn on standard error where that is a terminal, silent elsewhere."""
+"""The progress bar on standard error. It is shown only if standard error is a terminal."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from hexdata.pool import resident_bytes
 from hexdata.text import printable
 from hexdata.units import format_bytes
 
-__all__ = ["Bar"]
+__all__ = ["ProgressBar"]
 
 
 class _Rate(ProgressColumn):
-    """Units a second, in the unit of the stage."""
+    """Units per second."""
 
     def render(self, task: Task) -> Text:
         speed = task.finished_speed or task.speed
@@ -29,7 +29,7 @@ class _Rate(ProgressColumn):
 
 
 class _Memory(ProgressColumn):
-    """Resident memory of this process and its workers."""
+    """Resident memory of this process and its workers, while the stage runs."""
 
     max_refresh = 0.5
 
@@ -39,8 +39,8 @@ class _Memory(ProgressColumn):
         return Text(format_bytes(resident_bytes()), style="cyan")
 
 
-class Bar:
-    """A ``Progress`` of the library, shown. A context manager: the bar goes when the work is done."""
+class ProgressBar:
+    """Shows the library's progress reports (``Progress``). Removed at the end of the ``with`` block."""
 
     def __init__(self, output: Output) -> None:
         self._output = output
@@ -67,24 +67,24 @@ class Bar:
         self._bar.stop()
 
     def begin(self, stage: str, total: int | None, unit: str) -> None:
-        """Show the next stage; the one before it stays as it ended."""
+        """Add a line for a new stage. The lines of finished stages remain."""
         self._end_task()
         self._task = self._bar.add_task(printable(stage), total=total or None, unit=unit)
 
     def _end_task(self) -> None:
-        """Let the stage before stand still, if nobody knew how long it would be."""
+        """Complete the line of the previous stage, if its length was unknown."""
         for task in self._bar.tasks:
             if task.id == self._task and task.total is None:
                 done = task.completed or 1
                 self._bar.update(task.id, total=done, completed=done)
 
     def advance(self, amount: int) -> None:
-        """Move the bar."""
+        """Advance the bar of the current stage."""
         if self._task is not None:
             self._bar.advance(self._task, amount)
 
     def note(self, message: str) -> None:
-        """Print a line above the bar."""
+        """Print a note above the bar."""
         if self._output.err.is_terminal:
             self._bar.console.print(f"note: {printable(message)}")
         else:

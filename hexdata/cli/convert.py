@@ -15,8 +15,8 @@ from hexdata.cli.app import (
     Store,
     Workers,
     command,
-    read_path,
-    running_on,
+    parse_path,
+    using_engine,
 )
 from hexdata.units import parse_bytes
 
@@ -27,10 +27,10 @@ def convert(
     inputs: Annotated[
         list[AnyPath],
         typer.Argument(
-            metavar="INPUT...",
+            metavar="INPUT",
             help="Legacy files, or folders of them, or their addresses.",
             show_default=False,
-            parser=read_path,
+            parser=parse_path,
         ),
     ],
     store: Store,
@@ -77,9 +77,9 @@ def convert(
         salvage=salvage,
         truncate_repeats=truncate_repeats,
     )
-    with command(as_json, store, *inputs) as (output, bar), running_on(engine, address) as runner:
+    with command(as_json, store, *inputs) as (output, bar), using_engine(engine, address) as runner:
         result = convert_sources(inputs, store, options, bar, engine=runner)
-    if output.facts(result):
+    if output.print_json(result):
         return
     for note in result.notes:
         output.note(note)

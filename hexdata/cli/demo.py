@@ -13,7 +13,7 @@ __all__ = ["demo"]
 
 
 def demo(
-    folder: Annotated[str, typer.Argument(metavar="[FOLDER]", help="Where to put it all.")] = "hexdata-demo",
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Where to put it all.")] = "hexdata-demo",
     games: Annotated[int, typer.Option("--games", min=1, help="How many games to make.")] = 1_500,
     seed: Seed = 7,
     as_json: Json = False,

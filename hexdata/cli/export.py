@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hexdata.cli.app import Address, AnyPath, EngineName, Json, Memory, Store, Workers, command, running_on
+from hexdata.cli.app import Address, AnyPath, EngineName, Json, Memory, Store, Workers, command, using_engine
 from hexdata.errors import ConfigError
 from hexdata.units import format_bytes, parse_bytes
 
@@ -21,21 +21,36 @@ __all__ = ["export"]
 def export(
     store: Store,
     to: Annotated[
-        str, typer.Option("--format", help="webdataset, or pickle: the legacy files, written back.")
+        str,
+        typer.Option(
+            "--format", metavar="FORMAT", help="webdataset: tar shards for training. pickle: legacy pickles."
+        ),
     ] = "webdataset",
     order: Annotated[
         str | None,
-        typer.Option("--order", help="Of pickles: shuffled (default), or original: each source as it was."),
+        typer.Option(
+            "--order",
+            metavar="ORDER",
+            help="For pickles. shuffled: one file per bucket. original: one file per source. "
+            "Default: shuffled.",
+        ),
     ] = None,
     shard_size: Annotated[
-        int | None, typer.Option("--shard-size", min=1, help="Positions a shard. Default: 262144.")
+        int | None,
+        typer.Option("--shard-size", metavar="N", min=1, help="Positions per shard. Default: 262144."),
     ] = None,
     block_size: Annotated[
-        int | None, typer.Option("--block-size", min=1, help="Positions a block. Default: 4096.")
+        int | None,
+        typer.Option("--block-size", metavar="N", min=1, help="Positions per block. Default: 4096."),
     ] = None,
     layout: Annotated[
         str | None,
-        typer.Option("--layout", help="blocks (default), or samples: one a position, slow and large."),
+        typer.Option(
+            "--layout",
+            metavar="LAYOUT",
+            help="blocks: one tar sample per block. samples: one per position, larger and slower to read. "
+            "Default: blocks.",
+        ),
     ] = None,
     workers: Workers = None,
     memory: Memory = "1GB",
@@ -43,25 +58,25 @@ def export(
     address: Address = None,
     as_json: Json = False,
 ) -> None:
-    """Write the positions as WebDataset tar shards, or back as legacy pickles."""
-    of_pickles = _given(order=order)
-    of_shards = _given(shard_size=shard_size, block_size=block_size, layout=layout)
+    """Write tar shards for training, or legacy pickles."""
+    pickle_options = _given(order=order)
+    shard_options = _given(shard_size=shard_size, block_size=block_size, layout=layout)
     if to == "pickle":
-        _refuse(of_shards, to)
-        _export_pickles(store, of_pickles, workers, memory, (engine, address), as_json)
+        _refuse(shard_options, to)
+        _export_pickles(store, pickle_options, workers, memory, (engine, address), as_json)
         return
     if to != "webdataset":
         raise ConfigError("unknown format", found=to, expected="webdataset or pickle")
-    _refuse(of_pickles, to)
+    _refuse(pickle_options, to)
     from hexdata.export import ExportOptions, export_shards
 
-    options = ExportOptions(**of_shards, workers=workers, memory=parse_bytes(memory))
-    with command(as_json, store) as (output, bar), running_on(engine, address) as runner:
+    options = ExportOptions(**shard_options, workers=workers, memory=parse_bytes(memory))
+    with command(as_json, store) as (output, bar), using_engine(engine, address) as runner:
         result = export_shards(store, options, bar, engine=runner)
-    if output.facts(result):
+    if output.print_json(result):
         return
     if result.already_done:
-        output.note("these shards were written already")
+        output.note("the store already has these shards")
     output.table(
         ["split", "positions", "shards"],
         [[split, f"{n:,}", f"{result.shards[split]:,}"] for split, n in result.splits.items()],
@@ -70,15 +85,15 @@ def export(
 
 
 def _given(**options: Any) -> dict[str, Any]:
-    """Return the options that were given, so that the library's defaults hold for the others."""
+    """Return the options that were given; the library has defaults for the others."""
     return {name: value for name, value in options.items() if value is not None}
 
 
 def _refuse(options: dict[str, Any], chosen: str) -> None:
-    """Refuse options that mean nothing for the format chosen."""
+    """Refuse options that do not apply to the chosen format."""
     if options:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in options)
-        raise ConfigError(f"{names} has no meaning with --format {chosen}", hint="Leave it out.")
+        raise ConfigError(f"{names} cannot be used with --format {chosen}", hint="Remove the option.")
 
 
 def _export_pickles(
@@ -92,16 +107,16 @@ def _export_pickles(
     from hexdata.export import PicklesOptions, export_pickles
 
     options = PicklesOptions(**given, workers=workers, memory=parse_bytes(memory))
-    with command(as_json, store) as (output, bar), running_on(*engine) as runner:
+    with command(as_json, store) as (output, bar), using_engine(*engine) as runner:
         result = export_pickles(store, options, bar, engine=runner)
     _show_pickles(output, result)
 
 
 def _show_pickles(output: Output, result: PicklesResult) -> None:
-    if output.facts(result):
+    if output.print_json(result):
         return
     if result.already_done:
-        output.note("these pickles were written already")
+        output.note("the store already has these pickles")
     output.line(
         f"{result.positions:,} positions in {result.files:,} files, {result.order} order, "
         f"{format_bytes(result.bytes)}"

@@ -67,7 +67,7 @@ def live(
     output, title = Output(as_json), f"hexdata live {directory}"
     with _screen(output, title) as show:
         result = drive_live(directory, options, limits, show, serve)
-    if not output.facts(result):
+    if not output.print_json(result):
         output.out.print(View(title, result), soft_wrap=False)
     if result.ended == "interrupted":
         raise typer.Exit(130)
@@ -91,5 +91,5 @@ def _screen(output: Output, title: str) -> AbstractContextManager[Callable[[Live
 
 
 def _print_line(output: Output, facts: LiveFacts) -> None:
-    output.facts(facts)
+    output.print_json(facts)
     sys.stdout.flush()  # somebody may be reading on the other side of a pipe

@@ -15,58 +15,75 @@ def load(
     store: Annotated[
         str,
         typer.Argument(
-            metavar="STORE", help="The store's folder, one of shards, or its address.", show_default=False
+            metavar="STORE",
+            help="Folder or address of a store or of shards.",
+            show_default=False,
         ),
     ],
-    epochs: Annotated[int, typer.Option("--epochs", min=1, help="How many epochs to run.")] = 1,
-    split: Annotated[str, typer.Option("--split", help="train, val or test.")] = "train",
-    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Positions a batch.")] = 1_024,
+    epochs: Annotated[int, typer.Option("--epochs", metavar="N", min=1, help="Number of epochs.")] = 1,
+    split: Annotated[
+        str, typer.Option("--split", metavar="SPLIT", help="Split to load: train, val or test.")
+    ] = "train",
+    batch_size: Annotated[
+        int, typer.Option("--batch-size", metavar="N", min=1, help="Number of positions per batch.")
+    ] = 1_024,
     seed: Seed = 0,
     mode: Annotated[
         str | None,
         typer.Option(
             "--mode",
-            help="exact permutes the whole split, stream reads front to back. Default: exact for a folder.",
+            metavar="MODE",
+            help="exact: permute the whole split by random access. stream: read shards sequentially and mix "
+            "them in a buffer. Default: exact for a local folder, else stream.",
         ),
     ] = None,
     check: Annotated[
-        str, typer.Option("--check", help="What of the shards is checked first: sizes or digests.")
+        str,
+        typer.Option(
+            "--check", metavar="CHECK", help="Check the sizes or the digests of the shards before loading."
+        ),
     ] = "sizes",
     cache: Annotated[
         str | None,
         typer.Option(
             "--cache",
             metavar="DIR",
-            help="Keep copies here of shards that lie elsewhere. Default, of object stores: HEXDATA_CACHE.",
+            help="Cache remote shards in this directory. Default: below HEXDATA_CACHE, for object stores.",
             show_default=False,
         ),
     ] = None,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="Keep none.")] = False,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Do not cache shards.")] = False,
     cache_size: Annotated[
-        str, typer.Option("--cache-size", metavar="SIZE", help="What the copies may take.")
+        str,
+        typer.Option(
+            "--cache-size",
+            metavar="SIZE",
+            help="Maximum size of the cache. Least recently used shards are removed first.",
+        ),
     ] = "50GB",
     prefetch: Annotated[
         int | None,
         typer.Option(
             "--prefetch",
+            metavar="N",
             min=0,
-            help="Shards that stream mode fetches ahead. Default: one a stream.",
+            help="Number of shards to download in advance, in stream mode. Default: one per stream.",
             show_default=False,
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Drive the training loader; print its rate and what it delivers."""
+    """Run the training loader and measure its speed."""
     from hexdata.loader.trial import LoadOptions, run_loader_trial
 
     if no_cache and cache is not None:
-        raise typer.BadParameter("--cache and --no-cache exclude each other")
+        raise typer.BadParameter("--cache and --no-cache cannot be used together")
     options = LoadOptions(
         split=split,
         epochs=epochs,
         batch_size=batch_size,
         seed=seed,
-        mode=mode,  # type: ignore[arg-type]  # LoadOptions refuses others
+        mode=mode,  # type: ignore[arg-type]  # LoadOptions checks it
         check=check,  # type: ignore[arg-type]
         cache=cache if cache is not None else not no_cache,
         cache_size=cache_size,
@@ -74,7 +91,7 @@ def load(
     )
     with command(as_json, store) as (output, bar):
         result = run_loader_trial(store, options, bar)
-    if output.facts(result):
+    if output.print_json(result):
         return
     output.table(
         ["epoch", "batches", "positions", "positions/s", "mean value", "digest", "first ids"],
@@ -93,6 +110,6 @@ def load(
     )
     output.line(
         f"{result.mode} mode: opened in {result.seconds_to_open:.3f} s, "
-        f"first batch after {result.seconds_to_first_batch:.3f} s more"
+        f"first batch {result.seconds_to_first_batch:.3f} s later"
     )
-    output.line("a batch holds " + ", ".join(f"{name} {spec}" for name, spec in result.fields.items()))
+    output.line("fields of a batch: " + ", ".join(f"{name} {spec}" for name, spec in result.fields.items()))

@@ -1,7 +1,7 @@
-"""What a command found, as a person reads it or as JSON: the one place that prints facts.
+"""Printing of results, as tables and lines or as JSON, and of notes and errors.
 
-Every text passes through ``printable`` here: names out of files neither reach the terminal as control
-characters nor begin a line of their own.
+Control characters and line feeds in texts are escaped with ``printable``, because texts may contain names of
+files.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ __all__ = ["Output", "console"]
 
 
 _PIPED_WIDTH: Final = 200
-"""Columns of a table that goes into a file or a pipe: nothing is folded there."""
+"""Width of tables in characters, if standard output is a file or a pipe."""
 
 
 def console(*, stderr: bool = False, soft_wrap: bool = True) -> Console:
-    """Return a console to which brackets are no markup and ``:smile:`` is no picture: they may be of a name.
+    """Return a console that prints texts as they are, without rich's markup and emoji codes.
 
     Args:
-        stderr: print on standard error. Default: standard output.
-        soft_wrap: leave lines as long as they are.
+        stderr: print to standard error. Default False: to standard output.
+        soft_wrap: do not wrap long lines. Default True.
     """
     return Console(
         force_terminal=_is_terminal(sys.stderr if stderr else sys.stdout),
@@ -44,15 +44,19 @@ def console(*, stderr: bool = False, soft_wrap: bool = True) -> Console:
 
 
 def _is_terminal(stream: TextIO | None) -> bool:
-    """Return whether a stream is a terminal, whatever ``FORCE_COLOR`` says of colours."""
+    """Return whether a stream is a terminal. Unlike rich, ignores ``FORCE_COLOR``."""
     try:
         return stream is not None and stream.isatty()
-    except ValueError:  # it is closed
+    except ValueError:  # the stream is closed
         return False
 
 
 class Output:
-    """Prints facts on standard output, notes and errors on standard error."""
+    """Prints results to standard output, and notes and errors to standard error.
+
+    Args:
+        as_json: print results as JSON.
+    """
 
     def __init__(self, as_json: bool) -> None:
         self.as_json = as_json
@@ -61,18 +65,18 @@ class Output:
             self.out.width = _PIPED_WIDTH
         self.err = console(stderr=True)
 
-    def facts(self, result: Any) -> bool:
-        """Print a result as one line of JSON if that is asked for; say whether it was."""
+    def print_json(self, result: Any) -> bool:
+        """Print a result as one line of JSON, if the option --json was given. Return whether it was."""
         if self.as_json:
-            typer.echo(json.dumps(result, default=asdict))  # nowhere, where standard output is closed
+            typer.echo(json.dumps(result, default=asdict))  # does nothing if standard output is closed
         return self.as_json
 
     def line(self, text: str = "") -> None:
-        """Print a line."""
+        """Print a line of text."""
         self.out.print(printable(text))
 
     def table(self, columns: list[str], rows: list[list[str]]) -> None:
-        """Print a table, numbers to the right."""
+        """Print a table. Columns of numbers are aligned right."""
         rows = [[printable(text) for text in row] for row in rows]
         table = Table(box=None, pad_edge=False, header_style="bold")
         for index, name in enumerate(columns):
@@ -85,9 +89,9 @@ class Output:
         self.out.print(table)
 
     def error(self, message: str) -> None:
-        """Print what went wrong, on standard error."""
+        """Print an error message to standard error."""
         self.err.print(f"hexdata: {printable(message)}", style="bold red")
 
     def note(self, message: str) -> None:
-        """Print a line for the person who watches, on standard error."""
+        """Print a note to standard error."""
         self.err.print(f"note: {printable(message)}")

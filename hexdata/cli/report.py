@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from hexdata.cli.app import AnyPath, Json, Memory, Store, Threads, command, read_path
+from hexdata.cli.app import AnyPath, Json, Memory, Store, Threads, command, parse_path
 from hexdata.units import format_bytes, parse_bytes
 
 __all__ = ["report"]
@@ -19,31 +19,31 @@ def report(
         typer.Option(
             "--output",
             metavar="FILE",
-            help="The page, or its address. Default: report.html in the store's folder.",
-            parser=read_path,
+            help="Path or address of the page. Default: report.html in the store.",
+            parser=parse_path,
         ),
     ] = None,
     memory: Memory = "1GB",
     threads: Threads = None,
     as_json: Json = False,
 ) -> None:
-    """Write one HTML page that shows whether a store is shuffled and complete."""
+    """Write an HTML page about the shuffle and contents of a store."""
     from hexdata.report import write_report
     from hexdata.sql import SqlLimits
 
     limits = SqlLimits(memory=parse_bytes(memory), threads=threads)
     with command(as_json, store, output) as (out, bar):
         made = write_report(store, output, limits, bar)
-    if out.facts(made):
+    if out.print_json(made):
         return
     out.line(made.verdict.headline)
     out.line()
-    signs = {"good": "ok", "note": "look", "bad": "FAILED"}
+    levels = {"good": "ok", "note": "note", "bad": "FAILED"}
     out.table(
-        ["question", "", "answer"],
-        [[a.question, signs[a.level], f"{a.short}. {a.text}"] for a in made.verdict.answers],
+        ["question", "status", "answer"],
+        [[a.question, levels[a.level], f"{a.short}. {a.text}"] for a in made.verdict.answers],
     )
     out.line()
     for what, step in made.verdict.todo:
         out.line(f"{what}: {step}")
-    out.line(f"{made.path}, {format_bytes(made.bytes)}: open it in a browser")
+    out.line(f"wrote {made.path}, {format_bytes(made.bytes)}: open it in a browser")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hexdata.cli.app import Json, command, facts_alone
+from hexdata.cli.app import Json, command, prints_to_stderr
 from hexdata.cli.shuffle import show_choices
 from hexdata.units import format_bytes
 
@@ -26,14 +26,14 @@ def run(
     """Run the stages of a config, one after the other."""
     from hexdata.pipeline import load_config, run_config
 
-    with command(as_json) as (output, bar), facts_alone():
+    with command(as_json) as (output, bar), prints_to_stderr():
         result = run_config(load_config(config), bar)
     show_run(output, result)
 
 
 def show_run(output: Output, result: RunResult) -> None:
     """Show what each stage did, and how well the games are spread."""
-    if output.facts(result):
+    if output.print_json(result):
         return
     rows = [
         [

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hexdata.cli.app import AnyPath, Json, command, read_path
+from hexdata.cli.app import AnyPath, Json, command, parse_path
 
 if TYPE_CHECKING:
     from hexdata.cli.render import Output
@@ -42,7 +42,7 @@ def show(
             "--svg",
             metavar="FILE",
             help="Draw into an SVG file, or its address; a whole game as a filmstrip.",
-            parser=read_path,
+            parser=parse_path,
         ),
     ] = None,
     every: Annotated[
@@ -66,7 +66,7 @@ def show(
         found = find(place, options)
         if svg is not None:
             write_svg(svg, draw_svg(found, options))
-    if output.facts(found.to_json() | {"svg": None if svg is None else str(svg)}):
+    if output.print_json(found.to_json() | {"svg": None if svg is None else str(svg)}):
         return
     if numbers and svg is None:
         output.note("--numbers is for --svg: a cell in the terminal has one letter")

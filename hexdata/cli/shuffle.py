@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
-from hexdata.cli.app import Address, EngineName, Json, Memory, Seed, Store, command, running_on
+from hexdata.cli.app import Address, EngineName, Json, Memory, Seed, Store, command, using_engine
 from hexdata.text import printable
 from hexdata.units import format_bytes, parse_bytes
 
@@ -106,16 +106,16 @@ def shuffle(
     )
     with command(as_json, store) as (output, bar):
         if dry_run:
-            with running_on(engine, address) as runner:
+            with using_engine(engine, address) as runner:
                 plan = plan_shuffle(store, options, engine=runner)
-            if not output.facts(plan):
+            if not output.print_json(plan):
                 _show_plan(output, plan)
                 show_choices(output, plan)
             plan.require_disk()
             return
-        with running_on(engine, address) as runner:
+        with using_engine(engine, address) as runner:
             result = shuffle_store(store, options, bar, engine=runner)
-    if output.facts(result):
+    if output.print_json(result):
         return
     if result.already_done:
         output.note("this shuffle was done already")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from hexdata.cli.app import AnyPath, Memory, Store, Threads, read_path
+from hexdata.cli.app import AnyPath, Memory, Store, Threads, parse_path
 from hexdata.errors import ConfigError
 from hexdata.text import printable
 from hexdata.units import format_bytes, parse_bytes
@@ -56,7 +56,7 @@ def sql(
             "--parquet",
             metavar="FILE",
             help="Write the rows into a Parquet file, or its address.",
-            parser=read_path,
+            parser=parse_path,
         ),
     ] = None,
     memory: Memory = "1GB",
@@ -96,7 +96,7 @@ def sql(
 
 
 def _list(output: Output, queries: dict[str, str]) -> None:
-    if not output.facts([{"name": name, "answers": answers} for name, answers in queries.items()]):
+    if not output.print_json([{"name": name, "answers": answers} for name, answers in queries.items()]):
         output.table(["query", "answers"], [[f"@{name}", answers] for name, answers in queries.items()])
 
 

@@ -15,8 +15,8 @@ from hexdata.cli.app import (
     Store,
     Threads,
     command,
-    read_path,
-    running_on,
+    parse_path,
+    using_engine,
 )
 from hexdata.units import parse_bytes
 
@@ -36,9 +36,9 @@ def verify(
         typer.Option(
             "--round-trip",
             metavar="INPUT",
-            help="Also write each source back and compare it with its file, found here or below. "
-            "May be given several times.",
-            parser=read_path,
+            help="Also write each source back and compare it with its original file. INPUT is that file or "
+            "a folder to search. Can be repeated.",
+            parser=parse_path,
         ),
     ] = None,
     memory: Memory = "1GB",
@@ -47,55 +47,67 @@ def verify(
     address: Address = None,
     as_json: Json = False,
 ) -> None:
-    """Recount, rehash and compare: prove that the store holds what it says."""
+    """Check all files and tables of a store."""
     from hexdata.verify import VerifyOptions, check_round_trip, verify_store
 
     options = VerifyOptions(memory=parse_bytes(memory), threads=threads)
-    with command(as_json, store, *(round_trip or [])) as (output, bar), running_on(engine, address) as runner:
+    with (
+        command(as_json, store, *(round_trip or [])) as (output, bar),
+        using_engine(engine, address) as runner,
+    ):
         result = verify_store(store, options, bar, engine=runner)
-        returned = check_round_trip(store, round_trip, bar) if round_trip and result.ok else []
-    _show_checks(output, result, returned)
-    if not (result.ok and all(source.ok for source in returned)):
+        sources = check_round_trip(store, round_trip, bar) if round_trip and result.ok else []
+    _show_checks(output, result, sources)
+    if not (result.ok and all(source.ok for source in sources)):
         raise typer.Exit(1)
 
 
-def _show_checks(output: Output, result: VerifyResult, returned: list[RoundTrip]) -> None:
+def _show_checks(output: Output, result: VerifyResult, sources: list[RoundTrip]) -> None:
     facts = {
-        "ok": result.ok and all(source.ok for source in returned),
+        "ok": result.ok and all(source.ok for source in sources),
         "checks": result.checks,
         "commands": result.commands,
         "skipped": result.skipped,
         "quality": result.quality,
-        "round_trip": returned,
+        "round_trip": sources,
     }
-    if output.facts(facts):
+    if output.print_json(facts):
         return
     output.table(
-        ["check", "", "found"], [[c.name, "ok" if c.ok else "FAILED", c.detail] for c in result.checks]
+        ["check", "status", "found"], [[c.name, "ok" if c.ok else "FAILED", c.detail] for c in result.checks]
     )
     if result.commands:
         output.line()
-        output.line("These commands write the damaged files again, in this order:")
-        for line in result.commands:  # below the table, which would fold it
+        output.line("To write the damaged files again, run these commands in this order:")
+        for line in result.commands:  # not in the table, which would wrap it
             output.line(f"  {line}")
     for stage in result.skipped:
-        output.note(f"no {stage} to verify yet")
+        output.note(f"the store has no {stage} to verify")
     if result.quality is not None:
         _show_quality(output, result.quality)
-    if returned:
+    if sources:
         output.line()
         states = {(True, True): "ok", (True, False): "-", (False, False): "not checked"}
         output.table(
-            ["source", "", "written back"],
-            [[s.name, states.get((s.ok, s.checked), "FAILED"), s.detail] for s in returned],
+            ["source", "status", "round trip"],
+            [[s.name, states.get((s.ok, s.checked), "FAILED"), s.detail] for s in sources],
         )
 
 
 def _show_quality(output: Output, quality: Quality) -> None:
-    """Show each figure before and after the shuffle, beside what chance makes of it."""
+    """Print each figure before and after the shuffle, with the value expected of a random order."""
     output.line()
     output.table(
-        [f"the {quality.split} split, shuffled", "", "before", "after", "by chance", "s.d.", "off by", ""],
+        [
+            f"shuffle of the {quality.split} split",
+            "status",
+            "before",
+            "after",
+            "expected",
+            "s.d.",
+            "deviation",
+            "note",
+        ],
         [
             [
                 figure.title,
@@ -112,7 +124,8 @@ def _show_quality(output: Output, quality: Quality) -> None:
     )
     if quality.sampled < quality.positions:
         output.line(
-            f"pairs, neighbours and correlations: of {quality.sampled:,} of {quality.positions:,} positions"
+            f"Pairs, neighbours and correlations are measured on {quality.sampled:,} of "
+            f"{quality.positions:,} positions."
         )
 
 

@@ -1,4 +1,4 @@
-"""The console view of a live pipeline: how its facts look on a terminal of any width. Never computes any."""
+"""The console view of a live pipeline, for terminals of any width."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from hexdata.text import printable
 __all__ = ["LiveView", "View"]
 
 _WIDE: Final = 72
-"""Columns from which the view shows bars and busy threads."""
+"""Minimum width of the terminal for bars and busy threads."""
 _BAR: Final = 8
-"""Columns of a bar."""
+"""Width of a bar."""
 _BAD_FILES: Final = 3
-"""So many are named."""
+"""Maximum number of bad files shown."""
 _PARTS: Final = " ▏▎▍▌▋▊▉█"
-"""A cell of a bar by how full it is, in eighths."""
+"""Characters that fill a cell of a bar, by eighths."""
 
 
 class View:
-    """Facts under a title, to be printed; drawn for the terminal as it is at that moment."""
+    """A printable summary of a live pipeline, laid out for the current width of the terminal."""
 
     def __init__(self, title: str, facts: LiveFacts) -> None:
         self._title = title
         self._facts = facts
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        """Yield title, headlines, a line a stage, and what the stages counted."""
+        """Yield the title, the key numbers, a table of the stages, their counts and notes."""
         facts = self._facts
         title = f"{printable(self._title)}  {_clock(facts.seconds)}"
         yield Text(title, style="bold", no_wrap=True, overflow="ellipsis")
@@ -47,7 +47,7 @@ class View:
 
 
 class LiveView:
-    """A view on standard error that is drawn anew with each call, and goes at the end of a ``with`` block."""
+    """A ``View`` on standard error, updated by each call and removed at the end of the ``with`` block."""
 
     def __init__(self, title: str) -> None:
         self._title = title
@@ -63,7 +63,7 @@ class LiveView:
         self._live.stop()
 
     def show(self, facts: LiveFacts) -> None:
-        """Draw facts in place of those before."""
+        """Replace the view."""
         self._live.update(View(self._title, facts), refresh=True)
 
 
@@ -73,7 +73,7 @@ def _clock(seconds: float) -> str:
 
 
 def _headlines(facts: LiveFacts) -> Table:
-    """Return what a person looks at first: a name and its figures a line."""
+    """Return the key numbers: one name with its numbers per line."""
     lines = {
         "positions": [f"{facts.positions_per_second:,.0f}/s", f"{facts.positions:,} so far"],
         "batches": [f"{facts.batches:,}"],
@@ -96,7 +96,7 @@ def _headlines(facts: LiveFacts) -> Table:
 
 
 def _stages(stages: list[StageFacts], *, wide: bool, ascii_only: bool) -> Table:
-    """Return a line a stage, with the queue behind it."""
+    """Return a table of the stages and their output queues."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2 if wide else 1, 0, 0))
     table.add_column("stage", no_wrap=True, overflow="ellipsis")
     for name in ("items/s", "queue", *(("", "dropped", "busy") if wide else ("dropped",))):
@@ -117,7 +117,7 @@ def _stages(stages: list[StageFacts], *, wide: bool, ascii_only: bool) -> Table:
 
 
 def _bar(share: float, ascii_only: bool) -> Text:
-    """Return a bar that is full from 1 on; a queue may hold more than its capacity after a resume."""
+    """Return a bar. Shares above 1 are drawn as 1: after a resume, a queue may exceed its capacity."""
     style = "green on bright_black" if share < 1 else "yellow on bright_black"
     if ascii_only:
         return Text(("#" * round(min(share, 1.0) * _BAR)).ljust(_BAR, "."))
@@ -127,7 +127,7 @@ def _bar(share: float, ascii_only: bool) -> Text:
 
 
 def _counts(stages: list[StageFacts]) -> Iterator[Text]:
-    """Yield a line for each stage that has counted something."""
+    """Yield a line for each stage that has counts."""
     for stage in stages:
         counts = [f"{name.replace('_', ' ')} {_number(value)}" for name, value in stage.counts.items()]
         if counts:
@@ -135,11 +135,12 @@ def _counts(stages: list[StageFacts]) -> Iterator[Text]:
 
 
 def _notes(notes: Mapping[str, Mapping[str, Any]]) -> Iterator[Text]:
-    """Yield a line for a directory that is gone, and for each of the last bad files, with its reason."""
-    for said in notes.values():
-        if "gone" in said:
-            yield Text(printable(f"gone, and waited for: {said['gone']}"), style="yellow", overflow="fold")
-        for name, reason in said.get("bad", [])[-_BAD_FILES:]:
+    """Yield a line for a missing directory, and for each of the last bad files."""
+    for note in notes.values():
+        if "gone" in note:
+            text = f"waiting for the missing directory: {note['gone']}"
+            yield Text(printable(text), style="yellow", overflow="fold")
+        for name, reason in note.get("bad", [])[-_BAD_FILES:]:
             yield Text(printable(f"bad file {name}: {reason}"), style="yellow", overflow="fold")
 
 

@@ -220,10 +220,13 @@ def test_the_view_shows_it_all() -> None:
     ]
 
 
-def test_the_view_says_that_the_directory_is_gone() -> None:
+def test_the_view_shows_a_missing_directory() -> None:
     notes = {"FilePathProvider": {"gone": "/games: No such file or directory"}}
-    assert drawn(facts(notes=notes), 90)[-1] == "gone, and waited for: /games: No such file or directory"
-    assert not [line for line in drawn(facts(), 90) if "gone" in line]
+    assert (
+        drawn(facts(notes=notes), 90)[-1]
+        == "waiting for the missing directory: /games: No such file or directory"
+    )
+    assert not [line for line in drawn(facts(), 90) if "missing" in line]
 
 
 def test_a_narrow_view_leaves_out_the_least() -> None:

@@ -65,7 +65,7 @@ def test_it_prints_what_was_delivered(
     out = run(capsys, monkeypatch, store, "--batch-size", 64)
     for part in (f"{len(batches):,}", f"{loader.positions:,}", str(loader.epoch_digest), "board float32"):
         assert part in out
-    assert re.search(r"exact mode: opened in \d+\.\d{3} s, first batch after \d+\.\d{3} s more", out)
+    assert re.search(r"exact mode: opened in \d+\.\d{3} s, first batch \d+\.\d{3} s later", out)
 
 
 def test_a_warning_is_a_note(store: Path, tmp_path: Path) -> None:

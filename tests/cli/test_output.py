@@ -245,11 +245,11 @@ def test_errors_that_nobody_expected_are_printable(monkeypatch, raised):
 
 
 def test_the_bar_and_all_output_are_printable(capsys):
-    from hexdata.cli.bar import Bar
+    from hexdata.cli.bar import ProgressBar
     from hexdata.cli.render import Output
 
     output = Output(False)
-    with Bar(output) as bar:
+    with ProgressBar(output) as bar:
         bar.begin(HOSTILE, 3, "files")
         bar.note(HOSTILE)
     output.error(HOSTILE)
@@ -262,7 +262,7 @@ def test_the_bar_and_all_output_are_printable(capsys):
 
 
 def test_nothing_of_the_command_line_prints_past_the_escaping():
-    """Text that goes to a terminal passes ``Output``, ``tell`` or a ``Text`` of ``printable``."""
+    """Text that goes to a terminal passes ``Output``, ``print_stderr`` or a ``Text`` of ``printable``."""
     allowed = {
         "app.py": {"typer.echo": 1, "sys.stderr.write": 1},
         "render.py": {"typer.echo": 1},

@@ -304,7 +304,7 @@ def test_interrupted_on_the_command_line(
     os.killpg(process.pid, signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130, said
-    assert "run the same command again and it goes on from there" in said
+    assert "run the same command again to resume" in said
     assert started
     assert not outlive(started)
     shuffle_store(store, ShuffleOptions(seed=7, buckets=40, threads=1))
