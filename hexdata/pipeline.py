@@ -24,7 +24,7 @@ from hexdata.quality import Quality, measure_quality
 from hexdata.report import Verdict, write_report
 from hexdata.shuffle import ShuffleOptions, ShuffleResult, shuffle_store
 from hexdata.sql import SqlLimits
-from hexdata.storage import as_path, local_path, objects_below, telling
+from hexdata.storage import as_path, local_path, storage_of, translate_errors
 from hexdata.store import Store
 from hexdata.strict_json import shortened
 from hexdata.units import parse_bytes
@@ -277,7 +277,7 @@ def run_config(config: Config, progress: Progress = SILENT) -> RunResult:
     stages, shuffled, quality, verdict = [], None, None, None
     engine_options = config.engine or EngineOptions()
     with (
-        telling(*config.locations),
+        translate_errors(*config.locations),
         open_engine(engine_options.name, engine_options.address, progress.note) as engine,
     ):
         context = _StageContext(config, progress, engine)
@@ -404,7 +404,4 @@ def _location_in(store: str, name: str) -> str:
 
 def _size_of(location: str) -> int:
     """Return the size in bytes of a file, or of all files below a folder."""
-    path = as_path(location)
-    if not isinstance(path, Path):
-        return sum(objects_below(path).values())
-    return sum(file.stat().st_size for file in (path, *path.rglob("*")) if file.is_file())
+    return sum(storage_of(as_path(location)).files().values())

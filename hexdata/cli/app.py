@@ -149,11 +149,11 @@ def command(as_json: bool, *paths: object) -> Iterator[tuple[Output, ProgressBar
     """
     from hexdata.cli.bar import ProgressBar
     from hexdata.cli.render import Output
-    from hexdata.storage import telling
+    from hexdata.storage import translate_errors
 
     output = Output(as_json)
     try:
-        with telling(*paths), ProgressBar(output) as bar:
+        with translate_errors(*paths), ProgressBar(output) as bar:
             yield output, bar
     except KeyboardInterrupt:
         output.error(INTERRUPTED)

@@ -66,7 +66,7 @@ def sql(
     from hexdata.cli.render import Output
     from hexdata.pool import memory_limit
     from hexdata.sql import json_rows, named_queries, run_query, save_parquet, write_csv
-    from hexdata.storage import telling
+    from hexdata.storage import translate_errors
 
     if as_json + as_csv + (parquet is not None) > 1:
         raise ConfigError("more than one form of output", expected="one of --json, --csv and --parquet")
@@ -76,7 +76,7 @@ def sql(
         return
     try:
         with (
-            telling(store, parquet),
+            translate_errors(store, parquet),
             memory_limit(parse_bytes(memory), threads),
             run_query(store, query, memory=parse_bytes(memory), threads=threads) as result,
         ):

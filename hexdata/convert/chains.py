@@ -21,8 +21,7 @@ from hexdata.convert.spool import Spool, write_arrow
 from hexdata.games.find import GAMES, ROWS, binary_matrix, column
 from hexdata.progress import SILENT, Progress
 from hexdata.schema import board_bytes
-from hexdata.storage import scratch_folder
-from hexdata.store.files import remove_tree
+from hexdata.storage import scratch_folder, storage_of
 from hexdata.store.session import DuckDBPyConnection, duckdb_session
 
 __all__ = ["resolve_chains"]
@@ -120,7 +119,7 @@ def resolve_chains(
     proof_memory = memory // MOVES_SHARE
     first = spools[0].folder
     scratch = first / "chains" if isinstance(first, Path) else scratch_folder("chains", first)
-    remove_tree(scratch)  # a killed run may have left it
+    storage_of(scratch).remove_tree()  # a killed run may have left it
     try:
         with duckdb_session(
             memory=memory - RESERVED_MEMORY - proof_memory, threads=threads, spill=scratch
@@ -131,7 +130,7 @@ def resolve_chains(
             games = search.publish_games(first_game, proof_memory // MOVE_BYTES)
             search.publish_rows(first_game)
     finally:
-        remove_tree(scratch)
+        storage_of(scratch).remove_tree()
     return games
 
 

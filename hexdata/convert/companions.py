@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from hexdata.convert.spool import Spool, SpoolFacts
 from hexdata.games.find import column
-from hexdata.storage import AnyPath, RemotePath, is_passing, open_binary, patiently, telling
+from hexdata.storage import AnyPath, RemotePath, is_passing, patiently, storage_of, translate_errors
 from hexdata.text import encodable
 
 __all__ = ["Companions", "read_companions", "unnamed_files", "with_origins"]
@@ -171,14 +171,14 @@ def read_companions(folder: AnyPath) -> Companions:
     for path, read in _companions_in(folder):
         name = encodable(path.name)
         try:
-            with open_binary(path) as file:
+            with storage_of(path).open() as file:
                 if file.seek(0, os.SEEK_END) > MAX_BYTES:
                     raise ValueError(f"more than {MAX_BYTES:,} bytes")
                 file.seek(0)
                 read(found, name, json.loads(file.read()))
         except (OSError, ValueError, RecursionError) as error:
             if isinstance(error, OSError) and not isinstance(path, Path) and is_passing(error):
-                with telling(path):
+                with translate_errors(path):
                     raise
             found.notes.append(
                 f"{name} beside it cannot be used: {getattr(error, 'strerror', None) or error}"
@@ -189,7 +189,7 @@ def read_companions(folder: AnyPath) -> Companions:
 def _companions_in(folder: AnyPath) -> Iterator[tuple[AnyPath, Callable[[Companions, str, Any], None]]]:
     objects: list[RemotePath] = []
     if not isinstance(folder, Path):
-        with telling(folder):
+        with translate_errors(folder):
             objects = patiently(lambda: sorted(folder.iterdir(), key=lambda path: path.name))
     for pattern, read in _LAYOUTS.items():
         if isinstance(folder, Path):

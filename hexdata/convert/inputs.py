@@ -9,8 +9,17 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from hexdata.errors import InputError, SourceChangedError
-from hexdata.storage import AnyPath, RemotePath, file_system, is_passing, patiently, telling, version_of
-from hexdata.store.files import digest_file, walk_once
+from hexdata.storage import (
+    AnyPath,
+    RemotePath,
+    file_system,
+    is_passing,
+    patiently,
+    storage_of,
+    translate_errors,
+    walk_once,
+)
+from hexdata.store.files import digest_file
 from hexdata.text import encodable
 
 __all__ = ["SourceDigest", "SourceFile", "digest_source", "find_sources", "new_sources"]
@@ -41,7 +50,7 @@ class SourceFile:
     problem: str = ""
     """The error if the file cannot be read, else empty."""
     version: str = ""
-    """``remote.version_of`` the file, taken before it was digested."""
+    """``Storage.version`` of the file, taken before it was digested."""
 
     @property
     def identity(self) -> str:
@@ -140,7 +149,7 @@ def _may_be_source(name: str) -> bool:
 def _objects_of(input_path: RemotePath, store: AnyPath) -> list[SourceFile] | None:
     """Return the objects of an input in an object store, or None if it does not exist."""
     system, root = file_system(input_path), input_path.path.rstrip("/")
-    with telling(input_path):
+    with translate_errors(input_path):
         try:
             info = patiently(system.info, root)
         except FileNotFoundError:
@@ -198,7 +207,7 @@ class SourceDigest(NamedTuple):
     problem: str
     """The error if the file cannot be read, else empty."""
     version: str
-    """``remote.version_of`` the file, taken before it was read."""
+    """``Storage.version`` of the file, taken before it was read."""
 
 
 def digest_source(path: AnyPath) -> SourceDigest:
@@ -209,11 +218,11 @@ def digest_source(path: AnyPath) -> SourceDigest:
     """
     version = ""
     try:
-        version = version_of(path)
+        version = storage_of(path).version()
         return SourceDigest(*digest_file(path), "", version)
     except OSError as error:
         if not isinstance(path, Path) and is_passing(error):
-            with telling(path):
+            with translate_errors(path):
                 raise
         return SourceDigest(_size_of(path), "", error.strerror or str(error), version)
 

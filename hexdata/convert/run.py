@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from itertools import chain
-from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
 import numpy as np
@@ -55,10 +54,10 @@ from hexdata.games.labels import winners_of
 from hexdata.pool import default_workers
 from hexdata.progress import Progress
 from hexdata.schema import rejected_schema, sources_schema
-from hexdata.storage import CLIENT_MEMORY, AnyPath, objects_below
+from hexdata.storage import AnyPath, client_memory, storage_of
 from hexdata.store import Store
 from hexdata.store.arrow_memory import release_memory
-from hexdata.store.files import FileFacts, remove_file, remove_tree
+from hexdata.store.files import FileFacts
 from hexdata.store.integrity import find_damage, require_intact
 from hexdata.store.ledger import Ledger
 from hexdata.store.manifest import StoreFile
@@ -100,8 +99,7 @@ class ConvertRun:
         self.options = self._check_splits(store, options)
         self.progress = progress
         self.engine = engine
-        remote = not all(isinstance(path, Path) for path in (store.path, *(file.path for file in files)))
-        self.client_memory = CLIENT_MEMORY if remote else 0
+        self.client_memory = client_memory(store.path, *(file.path for file in files))
         self.workers = self.options.processes(engine.machines.cores, self.client_memory)
         self.work = store.work / "convert"
 
@@ -139,7 +137,7 @@ class ConvertRun:
         if sources:
             facts = self._publish(sources, game_flags)
             self._publish_tables(sources, facts, game_flags)
-        remove_tree(self.work)  # not needed once the manifest lists all parts
+        storage_of(self.work).remove_tree()  # not needed once the manifest lists all parts
         return result
 
     def _run(
@@ -419,10 +417,11 @@ class ConvertRun:
         """Remove parts that an interrupted run of other sources left, which no manifest or ledger names."""
         named = done | self.store.manifest.files.keys()
         for folder in ("positions", "games", "sources", "rejected"):
-            for path in _parts_in(self.store.path / folder):
-                if f"{folder}/{path.name}" not in named:
+            path = self.store.path / folder
+            for name in storage_of(path).files():
+                if name.endswith(".parquet") and "/" not in name and f"{folder}/{name}" not in named:
                     self.store.require_lock()
-                    remove_file(path)
+                    storage_of(path / name).remove()
 
     def _assignment(self, source: ConvertSource) -> Assignment:
         assert self.board_size is not None
@@ -513,13 +512,6 @@ _HINT: Final = (
     "Look at the games of these files. If you know the convention, give it with --value-convention blue-is-0 "
     "or --value-convention blue-is-1; it does not override named winners that agree."
 )
-
-
-def _parts_in(folder: AnyPath) -> list[AnyPath]:
-    """Return the parts in a folder; an empty list if the folder does not exist."""
-    if isinstance(folder, Path):
-        return list(folder.glob("*.parquet"))
-    return [folder / name for name in objects_below(folder) if name.endswith(".parquet")]
 
 
 def _spool(folder: AnyPath, facts: SpoolFacts) -> Spool:

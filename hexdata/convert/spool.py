@@ -25,8 +25,8 @@ from hexdata.games.convention import Votes
 from hexdata.games.evidence import Tally, found_schema, is_mixed, with_findings
 from hexdata.games.find import EVIDENCE, GAMES, ROWS, find_games
 from hexdata.games.findings import ballots_of, game_findings, loose_findings, loose_of
-from hexdata.storage import AnyPath, is_passing, open_binary, telling, version_of
-from hexdata.store.files import atomic_file, digest_file, names_below, read_bounded, remove_tree, write_bytes
+from hexdata.storage import AnyPath, is_passing, storage_of, translate_errors
+from hexdata.store.files import digest_file, read_bounded, write_bytes
 from hexdata.strict_json import AtMost, Count, HexDigest, Matching, Within, check_value, parse_json
 from hexdata.text import encodable
 
@@ -157,7 +157,7 @@ class Spool:
             return False
 
     def _digests(self) -> dict[str, str]:
-        names = sorted(name for name in names_below(self.folder) if name.endswith(".arrow"))
+        names = sorted(name for name in storage_of(self.folder).files() if name.endswith(".arrow"))
         return {name: digest_file(self.folder / name)[1] for name in names}
 
     def batches(self, table: str, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
@@ -170,7 +170,11 @@ class Spool:
         """
         path = self.folder / f"{table}.arrow"
         try:
-            opened = pa.OSFile(str(path)) if isinstance(path, Path) else pa.PythonFile(open_binary(path), "r")
+            opened = (
+                pa.OSFile(str(path))
+                if isinstance(path, Path)
+                else pa.PythonFile(storage_of(path).open(), "r")
+            )
         except FileNotFoundError:
             return
         with opened as source:
@@ -189,7 +193,7 @@ class Spool:
 
     def remove(self) -> None:
         """Remove the folder."""
-        remove_tree(self.folder)
+        storage_of(self.folder).remove_tree()
 
 
 class SpooledHeader(Mapping[str, Any]):
@@ -230,7 +234,7 @@ def write_arrow(path: AnyPath, schema: pa.Schema) -> Iterator[pa.ipc.RecordBatch
         The writer of the file, which is renamed to ``path`` when the block ends without an error.
     """
     options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
-    with atomic_file(path) as file, pa.ipc.new_file(file, schema, options=options) as writer:
+    with storage_of(path).publish() as file, pa.ipc.new_file(file, schema, options=options) as writer:
         yield writer
 
 
@@ -248,7 +252,7 @@ def read_source(path: AnyPath, folder: AnyPath, reading: ReadOptions, version: s
         path: the source.
         folder: folder of the spool.
         reading: options that affect the content of the spool.
-        version: ``remote.version_of`` the source when it was digested.
+        version: ``Storage.version`` of the source when it was digested.
 
     Returns:
         The facts of the source.
@@ -287,8 +291,8 @@ def _require_version(path: AnyPath, version: str) -> None:
     Raises:
         SourceChangedError: the source has another version.
     """
-    with telling(path):
-        found = version_of(path)
+    with translate_errors(path):
+        found = storage_of(path).version()
     if found not in ("", version):
         raise SourceChangedError(
             "this source changed while it was being converted",
@@ -317,7 +321,7 @@ def _translate_read_errors(path: AnyPath) -> Iterator[None]:
         yield
     except OSError as error:
         if not isinstance(path, Path) and is_passing(error):
-            with telling(path):
+            with translate_errors(path):
                 raise
         raise FormatError(
             "cannot be read", code=Reason.UNREADABLE, found=error.strerror or str(error)

@@ -22,9 +22,9 @@ from hexdata.formats.trmph import TrmphReader, write_trmph
 from hexdata.order import derive_key, sort_key
 from hexdata.pool import default_workers
 from hexdata.progress import SILENT, Progress
-from hexdata.storage import local_path
-from hexdata.store.disk_space import add_path_to_disk_full, translate_disk_full
-from hexdata.store.files import atomic_file, remove_temporaries, write_bytes
+from hexdata.storage import add_path_to_disk_full, local_path, storage_of
+from hexdata.store.disk_space import translate_disk_full
+from hexdata.store.files import write_bytes
 from hexdata.store.ledger import Ledger
 from hexdata.strict_json import Count
 
@@ -138,7 +138,7 @@ def _temporaries_removed(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        remove_temporaries(folder)
+        storage_of(folder).remove_unfinished()
 
 
 def _open_ledger(folder: Path, options: DemoOptions) -> Ledger:
@@ -161,7 +161,7 @@ def _open_ledger(folder: Path, options: DemoOptions) -> Ledger:
             expected=f"{options.games} games of seed {options.seed}",
             hint="Use another folder, or remove this one.",
         )
-    remove_temporaries(folder)
+    storage_of(folder).remove_unfinished()
     return ledger
 
 
@@ -185,7 +185,7 @@ def _write(file: _File, folder: Path, scratch: Path) -> int:
     if file.layout == "trmph":
         write_bytes(folder / file.name, raw.read_bytes())
         return positions
-    with atomic_file(folder / file.name) as target:
+    with storage_of(folder / file.name).publish() as target:
         write_legacy(
             cast(BinaryIO, target),
             _processed(raw, file),

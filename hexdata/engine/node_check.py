@@ -15,7 +15,7 @@ from typing import Final
 
 from hexdata import __version__
 from hexdata.errors import EngineError, HexdataError
-from hexdata.storage import AnyPath, remove_object, telling
+from hexdata.storage import AnyPath, storage_of, translate_errors
 
 __all__ = ["NodeCheck", "installed_versions", "open_node_check", "version_differences"]
 
@@ -84,7 +84,7 @@ class NodeCheck:
         faults = {}
         for path in (*self.paths, *([] if self.folder is None else [self.folder])):
             try:
-                with telling(path):
+                with translate_errors(path):
                     fault = self._exchange(path, name) if path is self.folder else self._missing(path)
             except HexdataError as error:
                 fault = error.detail()
@@ -160,7 +160,4 @@ def _remove_tokens(folder: AnyPath, token: str) -> None:
     for path in found:
         if not path.name.startswith(_token_file(folder, token).name):
             continue
-        if isinstance(path, Path):
-            path.unlink(missing_ok=True)
-        else:
-            remove_object(path)
+        storage_of(path).remove()

@@ -27,12 +27,12 @@ from hexdata.pool import WorkerOptions
 from hexdata.progress import SILENT, Progress
 from hexdata.schema import SPLITS, positions_schema, raw_schema
 from hexdata.shards.position_check import check_positions
-from hexdata.storage import AnyPath
+from hexdata.storage import AnyPath, storage_of
 from hexdata.store import Store
-from hexdata.store.files import FileFacts, atomic_file
+from hexdata.store.files import FileFacts
 from hexdata.store.journal import journaled
 from hexdata.store.originals import PICKLE_SUFFIX, WINNERS, Original, list_originals, pickle_names
-from hexdata.store.parquet import ParquetRows, parquet_input, read_rows
+from hexdata.store.parquet import ParquetRows, read_rows
 from hexdata.strict_json import parse_metadata, shortened
 from hexdata.text import encodable
 
@@ -200,7 +200,7 @@ class _OriginalFile(_PickleFile):
 
     def write_content(self, path: AnyPath) -> FileFacts:
         source = self.source
-        with atomic_file(path, replace=False) as file:
+        with storage_of(path).publish(replace=False) as file:
             count = write_legacy(
                 file,  # type: ignore[arg-type]
                 source.batches(partial(check_positions, games=sum(rows for _, rows in source.game_parts))),
@@ -209,7 +209,7 @@ class _OriginalFile(_PickleFile):
                 header=_processed_header(source) if source.is_raw else source.header,
                 level=self.level,
             )
-            return file.facts(count)
+            return FileFacts.of(file, count)
 
 
 def _processed_header(source: Original) -> dict[str, object]:
@@ -254,7 +254,7 @@ class _ShuffledFile(_PickleFile):
                 "source_files": self.sources["name"].to_pylist(),
             }
         }
-        with atomic_file(path, replace=False) as file:
+        with storage_of(path).publish(replace=False) as file:
             count = write_legacy(
                 file,  # type: ignore[arg-type]
                 self._batches(),
@@ -263,7 +263,7 @@ class _ShuffledFile(_PickleFile):
                 header=header,
                 level=self.level,
             )
-            return file.facts(count)
+            return FileFacts.of(file, count)
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the bucket as ``raw_schema``, in the convention of dict files: value 0.0 is a win of blue."""
@@ -278,7 +278,9 @@ class _ShuffledFile(_PickleFile):
     def _games(self) -> pa.Table:
         """Return the games with the schema ``_GAMES``; row i is the game with id i. A row has 12 bytes."""
         parts = [
-            pq.read_table(parquet_input(path), columns=_GAMES.names, read_dictionary=["winner", "origin"])
+            pq.read_table(
+                storage_of(path).source(), columns=_GAMES.names, read_dictionary=["winner", "origin"]
+            )
             for path in self.games
         ]
         listed = [part.cast(_GAMES) for part in parts]
@@ -341,9 +343,9 @@ class _ProgressFile(_PickleFile):
                 "start_time": 0,
             },
         }
-        with atomic_file(path, replace=False) as file:
+        with storage_of(path).publish(replace=False) as file:
             file.write(json.dumps(content, indent=2).encode("ascii"))
-            return file.facts(0)
+            return FileFacts.of(file, 0)
 
 
 _TEXTS: Final = pa.dictionary(pa.int32(), pa.string())

@@ -12,9 +12,9 @@ from hexdata.errors import StoreError
 from hexdata.pool import WorkerOptions
 from hexdata.progress import Progress
 from hexdata.shards.manifest import ShardEntry
-from hexdata.storage import AnyPath, client_memory
+from hexdata.storage import AnyPath, client_memory, storage_of
 from hexdata.store import Store
-from hexdata.store.files import FileFacts, remove_tree
+from hexdata.store.files import FileFacts
 from hexdata.store.integrity import find_damage, find_folder_damage, require_intact
 from hexdata.store.ledger import Ledger
 
@@ -108,7 +108,7 @@ class ExportRun(ABC):
             damage = self.find_damage()
             if not damage:
                 # A run may have been killed after it wrote the manifest and before it removed this folder.
-                remove_tree(self._work)
+                storage_of(self._work).remove_tree()
                 return 0, True
         require_intact(self.store, self.inputs, engine=self.engine, progress=self.progress)
         ledger = Ledger(self._work / "progress.json", self.stage, plan, self.ENTRY)
@@ -190,7 +190,7 @@ class ExportRun(ABC):
             **further_facts,
         }
         manifest.save(self.store.path)
-        remove_tree(self._work)
+        storage_of(self._work).remove_tree()
 
 
 def _write_file(file: ExportFile, path: AnyPath) -> Entry:

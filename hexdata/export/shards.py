@@ -22,10 +22,10 @@ from hexdata.shards.blocks import Block, block_fields, columns_to_block
 from hexdata.shards.format import ShardWriter, block_samples
 from hexdata.shards.manifest import LAYOUTS, MANIFEST_NAME, ShardEntry, ShardManifest
 from hexdata.sql.database import write_database
-from hexdata.storage import AnyPath
+from hexdata.storage import AnyPath, storage_of
 from hexdata.store import Store
 from hexdata.store.arrow_memory import arrow_system_memory
-from hexdata.store.files import FileFacts, atomic_file, write_bytes
+from hexdata.store.files import FileFacts, write_bytes
 from hexdata.store.journal import journaled
 from hexdata.store.parquet import ParquetRows, read_rows, regroup
 from hexdata.store.session import duckdb_session, read_parquet_sql
@@ -113,7 +113,7 @@ class _ShardFile:
 
     def write(self, path: AnyPath) -> ShardEntry:
         schema = positions_schema(self.board_size)
-        with atomic_file(path, replace=False) as file:
+        with storage_of(path).publish(replace=False) as file:
             writer = ShardWriter(file)  # type: ignore[arg-type]
             blocks = regroup(read_rows(self.rows, schema), schema, self.block_size)
             for key, table in enumerate(blocks, start=self.first_block):
@@ -125,7 +125,7 @@ class _ShardFile:
                     for position_id, sample in block_samples(block):
                         writer.write_sample(position_id, sample)
             writer.close()
-            return writer.entry(path.name, file.facts(writer.positions).sha256)
+            return writer.entry(path.name, file.sha256)
 
     def _check_values(self, block: Block, name: str) -> None:
         """Check a block for values that every reader of shards refuses.

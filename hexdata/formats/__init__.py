@@ -11,7 +11,7 @@ from typing import Final
 from hexdata.errors import FormatError, Reason
 from hexdata.formats.gunzip import GunzipFile, GunzipLimits
 from hexdata.formats.source import BATCH_ROWS, SALVAGEABLE, RawBatch, Rejection, SourceReader
-from hexdata.storage import AnyPath, open_binary
+from hexdata.storage import AnyPath, storage_of
 
 __all__ = ["BATCH_ROWS", "SALVAGEABLE", "RawBatch", "Rejection", "SourceReader", "open_source"]
 
@@ -56,7 +56,7 @@ def open_source(path: AnyPath, *, salvage: bool = False) -> SourceReader:
 def _head(path: AnyPath) -> bytes:
     """Return the first bytes of a file, decompressed; of a damaged file, those before the damage."""
     head = b""
-    with GunzipFile(open_binary(path, block=_HEAD_BYTES), _HEAD_LIMITS, salvage=True) as file:
+    with GunzipFile(storage_of(path).open(block=_HEAD_BYTES), _HEAD_LIMITS, salvage=True) as file:
         try:
             while piece := file.read(_HEAD_BYTES - len(head)):
                 head += piece

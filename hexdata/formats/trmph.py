@@ -37,7 +37,7 @@ from hexdata.errors import FormatError, Reason
 from hexdata.formats.gunzip import GunzipFile, GunzipLimits
 from hexdata.formats.source import BATCH_ROWS, SALVAGEABLE, RawBatch, Rejection
 from hexdata.schema import raw_schema
-from hexdata.storage import AnyPath, as_path, open_binary
+from hexdata.storage import AnyPath, as_path, storage_of
 
 __all__ = ["DEFAULT_LIMITS", "TrmphReader", "looks_like_trmph", "write_trmph"]
 
@@ -124,7 +124,7 @@ class TrmphReader:
         self._spelling: Counter[str] = Counter()
         self._counts = Counter(comments=0, winners_from_chain=0)
         self.header: dict[str, object] = {"spelling": self._spelling, "counts": self._counts}
-        file = GunzipFile(open_binary(self.path), limits, salvage=salvage)
+        file = GunzipFile(storage_of(self.path).open(), limits, salvage=salvage)
         self._file = io.BufferedReader(file, _BUFFER)
 
     def __enter__(self) -> Self:

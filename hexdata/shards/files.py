@@ -40,9 +40,8 @@ from hexdata.shards.tar_members import (
     member_headers,
     parse_headers,
 )
-from hexdata.storage import AnyPath, is_fault, open_file
+from hexdata.storage import AnyPath, is_fault, open_file, storage_of
 from hexdata.store import Store
-from hexdata.store.files import exists
 
 __all__ = ["LocalShard", "ShardPlace", "check_split", "open_shards", "row_bytes", "shard_folder"]
 
@@ -88,7 +87,7 @@ def _has_shards(folder: AnyPath) -> bool:
     if isinstance(folder, Path):
         return (folder / "shards").is_dir()
     try:
-        return exists(folder / "shards" / MANIFEST_NAME)
+        return storage_of(folder / "shards" / MANIFEST_NAME).exists()
     except OSError:  # a place that does not answer is named when it is read
         return False
 

@@ -18,7 +18,7 @@ from hexdata.shards.block_check import bad_values
 from hexdata.shards.blocks import Block, block_length, block_to_policy
 from hexdata.shards.manifest import ShardEntry
 from hexdata.shards.tar_members import MemberReader, broken, member_headers
-from hexdata.storage import AnyPath, as_path, open_binary
+from hexdata.storage import AnyPath, as_path, storage_of
 
 __all__ = [
     "ShardWriter",
@@ -178,7 +178,7 @@ def read_blocks_with_offsets(path: str | AnyPath) -> Iterator[tuple[str, Block, 
     Raises:
         FormatError: As for :func:`read_blocks`.
     """
-    with open_binary(as_path(path)) as file:
+    with storage_of(as_path(path)).open() as file:
         size = file.seek(0, 2)
         file.seek(0)
         members = MemberReader(file.read, 0, size, size, path)

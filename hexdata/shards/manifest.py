@@ -17,7 +17,7 @@ from hexdata.board import MAX_SIZE, MIN_SIZE
 from hexdata.errors import StoreError
 from hexdata.order import ORDER_VERSION
 from hexdata.schema import SCHEMA_VERSION
-from hexdata.storage import AnyPath, as_path, open_binary
+from hexdata.storage import AnyPath, as_path, storage_of
 from hexdata.strict_json import (
     MAX_JSON_BYTES,
     AtMost,
@@ -179,7 +179,7 @@ class ShardManifest:
         """
         path = as_path(folder) / MANIFEST_NAME
         try:
-            with open_binary(path) as file:
+            with storage_of(path).open() as file:
                 data = file.read(MAX_JSON_BYTES + 1)
         except FileNotFoundError:
             raise StoreError("no shard manifest", path=path, hint="Run `hexdata export` first.") from None

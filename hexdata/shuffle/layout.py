@@ -20,7 +20,6 @@ from hexdata.order import bucket_bounds
 from hexdata.pool import default_workers
 from hexdata.schema import SPLITS, board_bytes
 from hexdata.shuffle.options import ShuffleOptions, too_little_memory
-from hexdata.storage import CLIENT_MEMORY
 from hexdata.store.parquet import ROW_GROUP_ROWS
 from hexdata.strict_json import Matching, Within, check_value
 
@@ -299,7 +298,7 @@ def make_limits(
     widest: int,
     machines: Machines | None = None,
     *,
-    remote: bool = False,
+    client: int = 0,
 ) -> ThreadLimits:
     """Divide the memory of a machine between threads.
 
@@ -312,15 +311,15 @@ def make_limits(
         widest: Average bytes of a row in the row group with the widest rows.
         machines: Machines that do the work; None for this machine (default). If each thread is a separate
             process, each also holds the interpreter and the libraries.
-        remote: Whether the store is in an object store, whose client also needs memory (default: False).
+        client: Bytes that the client library of the store's storage adds to a process (default: 0).
 
     Raises:
         BudgetError: The memory is too small for one thread.
     """
     machines = machines or Machines(1, default_workers(), separate=False)
-    base = BASE_MEMORY + (CLIENT_MEMORY if remote else 0)
+    base = BASE_MEMORY + client
     shared, per_thread = (0, base) if machines.separate else (base, 0)
-    per_thread += TRANSFER_MEMORY if remote else 0
+    per_thread += TRANSFER_MEMORY if client else 0
     group, min_rows = min(ROW_GROUP_ROWS, positions), min(MIN_ROWS, positions)
     writer = WRITER_COPIES * group * row
     min_scatter = scatter_cost(min_rows, min_rows * row)

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from hexdata.errors import StoreError
-from hexdata.storage import AnyPath, scratch_folder
-from hexdata.store.files import append_line, make_folder
+from hexdata.storage import AnyPath, make_folder, scratch_folder, storage_of
 from hexdata.units import format_bytes
 
 __all__ = ["LOG_NAME", "Log", "peak_resident_bytes"]
@@ -51,7 +50,7 @@ class Log:
         now = datetime.now(UTC).isoformat(timespec="milliseconds").removesuffix("+00:00")
         try:
             make_folder(self._path.parent)
-            append_line(self._path, f"{now}Z {text}\n".encode(errors="replace"), max_bytes=_MOST)
+            storage_of(self._path).append(f"{now}Z {text}\n".encode(errors="replace"), max_bytes=_MOST)
         except (OSError, StoreError) as error:
             self._fail(error)
 
@@ -64,7 +63,7 @@ class Log:
         if self._path is self._published or self._failed:
             return
         try:
-            append_line(self._published, self._path.read_bytes(), max_bytes=_MOST)
+            storage_of(self._published).append(self._path.read_bytes(), max_bytes=_MOST)
             self._path.unlink()
         except OSError as error:
             self._fail(error)

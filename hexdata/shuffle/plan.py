@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from hexdata.errors import BudgetError
 from hexdata.selection import BalanceRow, Duplicates
 from hexdata.shuffle.options import ShuffleOptions
 from hexdata.shuffle.prepare import Prepared
-from hexdata.storage import AnyPath
+from hexdata.storage import AnyPath, storage_of
 from hexdata.store import Store
-from hexdata.store.disk_space import disk_full, free_disk, system_message
-from hexdata.store.files import size_of_tree
+from hexdata.store.disk_space import disk_full, system_message
 from hexdata.store.ledger import Ledger
 from hexdata.store.parquet import ROW_GROUP_ROWS
 from hexdata.units import format_bytes
@@ -185,10 +184,11 @@ def free_space(store: Store) -> int:
 
     For an object store this is the disk of its unfinished work.
     """
-    return free_disk(store.path if isinstance(store.path, Path) else store.work)
+    free = storage_of(store.work_disk).free_space()
+    return sys.maxsize if free is None else free
 
 
 def _bytes_to_free(store: Store) -> int:
     """Return the size in bytes of the files that a new shuffle removes at its start."""
     folders = [*(store.path / folder for folder in FOLDERS), store.work / "shuffle" / "runs"]
-    return sum(size_of_tree(folder) for folder in folders)
+    return sum(size for folder in folders for size in storage_of(folder).files().values())

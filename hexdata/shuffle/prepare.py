@@ -28,7 +28,7 @@ from hexdata.shuffle.layout import (
 )
 from hexdata.shuffle.options import ShuffleOptions
 from hexdata.shuffle.runs import RUN_FORMAT, as_run, encode_run
-from hexdata.storage import AnyPath
+from hexdata.storage import AnyPath, client_memory
 from hexdata.store import Store
 from hexdata.store.parquet import ROW_GROUP_ROWS, encode_parquet
 from hexdata.store.session import DuckDBPyConnection, duckdb_session, path_list_sql, read_parquet_sql
@@ -143,12 +143,12 @@ def prepare(
     with duckdb_session(memory=memory, threads=1, spill=spill, store=store.path) as con:
         varying = _varying_bytes(con, positions)
     widest = row_bytes(n, varying.widest)
-    remote = not isinstance(store.path, Path)
-    limits = make_limits(options, total, row_bytes(n, varying.mean(total)), widest, machines, remote=remote)
+    client = client_memory(store.path)
+    limits = make_limits(options, total, row_bytes(n, varying.mean(total)), widest, machines, client=client)
     with duckdb_session(memory=memory, threads=limits.threads, spill=spill, store=store.path) as con:
         selection = select(store, options, options.seed, con, folder)
         chosen = row_bytes(n, varying.mean(sum(selection.rows.values())))
-        limits = make_limits(options, total, chosen, widest, machines, remote=remote)
+        limits = make_limits(options, total, chosen, widest, machines, client=client)
         buckets = bucket_counts(options, selection.rows)
         placement = selection.assign_buckets(buckets, con, folder)
     seconds = time.perf_counter() - start

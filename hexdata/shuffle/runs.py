@@ -23,8 +23,7 @@ import pyarrow.ipc as ipc
 
 from hexdata.errors import StoreError
 from hexdata.schema import positions_schema
-from hexdata.storage import AnyPath, read_range, read_tail
-from hexdata.store.files import atomic_file
+from hexdata.storage import AnyPath, storage_of
 
 __all__ = [
     "RUN_FORMAT",
@@ -111,7 +110,7 @@ def write_run(path: AnyPath, rows: pa.Table, unit: npt.NDArray[np.integer[Any]])
         rows: Rows of ``run_schema``.
         unit: Unit of each row, shape (N,). Within a unit, rows keep their order.
     """
-    with atomic_file(path) as file:
+    with storage_of(path).publish() as file:
         encode_run(file, rows, unit)
         return file.tell()
 
@@ -240,7 +239,7 @@ def _read(pieces: Sequence[RunPiece], schema: pa.Schema, options: Any) -> Iterat
     for group in _adjacent_pieces(pieces):
         path = group[0].path
         with _explain_damage(path):
-            content = read_range(path, group[0].offset, group[-1].stop)
+            content = storage_of(path).read_range(group[0].offset, group[-1].stop)
             _check(content, group)
             batches = list(ipc.open_stream(pa.py_buffer(begin + content), options=options))
             if [batch.num_rows for batch in batches] != [piece.rows for piece in group]:
@@ -290,13 +289,13 @@ def join_columns(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
 def _read_index(path: AnyPath) -> npt.NDArray[np.void]:
     """Return the index of a run after checking its format and checksum."""
     with _explain_damage(path):
-        tail = read_tail(path, _TAIL_BYTES)
+        tail = storage_of(path).read_tail(_TAIL_BYTES)
         ((checksum, pieces, magic),) = np.frombuffer(tail[-_END.itemsize :], _END).tolist() or [(0, 0, b"")]
         if magic != _MAGIC:
             raise pa.ArrowInvalid("it does not end as a run does")
         size = pieces * _INDEX.itemsize + _END.itemsize
         if size > len(tail):
-            tail = read_tail(path, size)
+            tail = storage_of(path).read_tail(size)
         content = tail[-size : -_END.itemsize]
         if checksum_of(content) != checksum:
             raise pa.ArrowInvalid("its index was altered")

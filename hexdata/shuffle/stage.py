@@ -25,11 +25,10 @@ from hexdata.shuffle.retry import RetryPolicy
 from hexdata.shuffle.runs import RunIndex
 from hexdata.shuffle.tasks import ShuffleTasks, TaskReport, WrittenBucket, scatter_slice, sort_job
 from hexdata.shuffle.thread_pool import ThreadPool
-from hexdata.storage import AnyPath
+from hexdata.storage import AnyPath, is_disk_full, storage_of
 from hexdata.store import Store
 from hexdata.store.arrow_memory import arrow_system_memory
-from hexdata.store.disk_space import is_disk_full
-from hexdata.store.files import FileFacts, has_size, remove_tree
+from hexdata.store.files import FileFacts
 from hexdata.store.integrity import find_damage, find_folder_damage, require_intact
 from hexdata.store.ledger import Ledger
 from hexdata.strict_json import Count
@@ -121,7 +120,7 @@ class ShuffleRun:
         self.intact: dict[str, FileFacts] = {}
         """Published buckets whose bytes match the manifest, as checked by this run."""
         for folder in (self.tables, self.work / "spill"):
-            remove_tree(folder)
+            storage_of(folder).remove_tree()
 
     def shuffle(self) -> ShuffleResult:
         """Do all work that is not finished, and publish the result.
@@ -133,7 +132,7 @@ class ShuffleRun:
         """
         damage = self._damage()
         if damage is not None and not damage:
-            remove_tree(self.work)  # a run may have been killed after publishing its manifest
+            storage_of(self.work).remove_tree()  # a run may have been killed after publishing its manifest
             return replace(self._result(resumed=0), already_done=True)
         require_intact(self.store, _INPUTS, engine=self.engine, progress=self.progress)
         plan: ShufflePlan | None = None
@@ -183,7 +182,7 @@ class ShuffleRun:
         if damage is None:
             self._clear()
         else:
-            remove_tree(self.runs)
+            storage_of(self.runs).remove_tree()
             published = self.store.manifest.files_in("shuffled")
             self.intact = {name: facts for name, facts in published.items() if name not in damage}
             self.progress.note(f"{len(damage):,} of {len(published):,} buckets are damaged: written again")
@@ -208,12 +207,12 @@ class ShuffleRun:
         manifest.save(self.store.path)
         for folder in FOLDERS:
             self.store.remove(folder)
-        remove_tree(self.runs)
+        storage_of(self.runs).remove_tree()
 
     def _publish(self, facts: dict[str, FileFacts], lineage: dict[str, Any]) -> None:
         found = sum(f.rows for f in facts.values())
         if found != lineage["positions"]:
-            remove_tree(self.work)  # the runs and ledger are unreliable and must not be used again
+            storage_of(self.work).remove_tree()  # the runs and the ledger are unreliable
             raise StoreError(
                 "the buckets do not hold every position",
                 path=self.store.path,
@@ -226,7 +225,7 @@ class ShuffleRun:
         manifest.files |= facts
         manifest.stages["shuffle"] = lineage
         manifest.save(self.store.path)
-        remove_tree(self.work)
+        storage_of(self.work).remove_tree()
 
     def _result(self, resumed: int) -> ShuffleResult:
         files = self.store.manifest.files_in("shuffled")
@@ -364,7 +363,9 @@ class _Phases:
             yield self.run.runs / slice_.run_name(number), size
 
     def _is_scattered(self, slice_: Slice) -> bool:
-        return slice_.name in self.ledger and all(has_size(path, size) for path, size in self._runs(slice_))
+        return slice_.name in self.ledger and all(
+            storage_of(path).size() == size for path, size in self._runs(slice_)
+        )
 
     # --- phase 2 --------------------------------------------------------------------------------------
 

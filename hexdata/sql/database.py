@@ -14,8 +14,8 @@ from typing import Final
 
 from hexdata.errors import HexdataError
 from hexdata.sql.views import create_catalog
+from hexdata.storage import add_path_to_disk_full
 from hexdata.store import Store
-from hexdata.store.disk_space import add_path_to_disk_full
 from hexdata.store.files import write_bytes
 from hexdata.store.session import duckdb_session, quote
 

@@ -1,61 +1,71 @@
-"""Access to object stores through fsspec: ``s3://…``, ``gs://…`` and ``az://…``.
+"""Files and folders on local disks and in object stores: ``s3://…``, ``gs://…`` and ``az://…``.
 
-This package handles addresses and bytes only, not the formats of stores, shards or games. Local paths remain
+:func:`storage_of` returns the :class:`Storage` of a path, the one interface for both kinds. This package
+handles addresses and bytes only, not the formats of stores, shards or games. Local paths remain
 ``pathlib.Path``.
 """
 
 from __future__ import annotations
 
-from hexdata.storage.address import (
-    CLIENT_MEMORY,
-    AnyPath,
-    RemotePath,
-    as_path,
-    client_memory,
-    local_path,
-    prefix_of,
-)
+from pathlib import Path
+
+from hexdata.storage.address import AnyPath, RemotePath, as_path, local_path, prefix_of
+from hexdata.storage.base import Changed, HashingFile, Storage, Tagged
 from hexdata.storage.cache_dir import scratch_folder
-from hexdata.storage.errors import is_fault, telling
-from hexdata.storage.objects import (
-    Changed,
-    Tagged,
-    abort_uploads,
-    objects_below,
-    put_if,
-    read_tagged,
-    remove_object,
-    upload,
-    version_of,
+from hexdata.storage.errors import (
+    add_path_to_disk_full,
+    add_path_to_error,
+    is_address,
+    is_disk_full,
+    is_fault,
+    translate_errors,
 )
-from hexdata.storage.reading import file_system, open_binary, open_file, read_range, read_tail
+from hexdata.storage.local import LocalStorage, make_folder, open_file, open_in_place, refuse_links, walk_once
+from hexdata.storage.objects import ObjectStorage
+from hexdata.storage.reading import file_system
 from hexdata.storage.retry import is_passing, patiently
 
 __all__ = [
-    "CLIENT_MEMORY",
     "AnyPath",
     "Changed",
+    "HashingFile",
+    "LocalStorage",
+    "ObjectStorage",
     "RemotePath",
+    "Storage",
     "Tagged",
-    "abort_uploads",
+    "add_path_to_disk_full",
+    "add_path_to_error",
     "as_path",
     "client_memory",
     "file_system",
+    "is_address",
+    "is_disk_full",
     "is_fault",
     "is_passing",
     "local_path",
-    "objects_below",
-    "open_binary",
+    "make_folder",
     "open_file",
+    "open_in_place",
     "patiently",
     "prefix_of",
-    "put_if",
-    "read_range",
-    "read_tagged",
-    "read_tail",
-    "remove_object",
+    "refuse_links",
     "scratch_folder",
-    "telling",
-    "upload",
-    "version_of",
+    "storage_of",
+    "translate_errors",
+    "walk_once",
 ]
+
+
+def storage_of(path: AnyPath) -> Storage:
+    """Return the storage of a file or folder.
+
+    Args:
+        path: Local path, or address of an object or of a prefix of objects.
+    """
+    return LocalStorage(path) if isinstance(path, Path) else ObjectStorage(path)
+
+
+def client_memory(*paths: AnyPath) -> int:
+    """Return the bytes that a client library adds to a process: 0 if all paths are local."""
+    return max((storage_of(path).memory for path in paths), default=0)

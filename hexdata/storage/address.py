@@ -14,12 +14,10 @@ if TYPE_CHECKING:
     from upath import UPath
 
 __all__ = [
-    "CLIENT_MEMORY",
     "PROTOCOLS",
     "AnyPath",
     "RemotePath",
     "as_path",
-    "client_memory",
     "local_path",
     "prefix_of",
     "without_secrets",
@@ -46,9 +44,6 @@ experiments, which exists only in the process."""
 
 _ONE_NAME: Final = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az"}
 """Aliases, with the protocol that replaces them: all writers of a store must use the same address."""
-
-CLIENT_MEMORY: Final = 48 << 20
-"""Measured bytes that the client library and its buffers add to a process which accesses objects."""
 
 _URL: Final = re.compile(r"(?P<protocol>[a-z][a-z0-9+.-]*):/{1,2}(?P<rest>.*)", re.IGNORECASE | re.DOTALL)
 _SECRET: Final = re.compile(
@@ -173,11 +168,6 @@ def _path_of_url(url: str) -> Path:
             hint="Give a local path without file://.",
         )
     return Path(url2pathname(parts.path))
-
-
-def client_memory(*paths: AnyPath) -> int:
-    """Return the bytes that a client library adds to a process: 0 if all paths are local."""
-    return 0 if all(isinstance(path, Path) for path in paths) else CLIENT_MEMORY
 
 
 def prefix_of(folder: AnyPath) -> str:

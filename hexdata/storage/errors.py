@@ -1,10 +1,12 @@
-"""Translation of object store errors into hexdata errors with an address and a hint.
+"""Paths for OSErrors without one, and translation of object store errors into hexdata errors with a hint.
 
 Only the outermost layer translates; inner layers raise OSErrors. Secrets are removed from messages.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +16,16 @@ from hexdata.errors import HexdataError, StoreError
 from hexdata.storage.address import without_secrets
 from hexdata.storage.retry import answer_of, code_of, is_no_endpoint, is_passing
 
-__all__ = ["is_fault", "telling"]
+__all__ = [
+    "add_path_to_disk_full",
+    "add_path_to_error",
+    "is_address",
+    "is_disk_full",
+    "is_fault",
+    "translate_errors",
+]
+
+_DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class _Fault(NamedTuple):
@@ -107,8 +118,36 @@ _LIBRARIES: Final = (*_CLIENTS, "adlfs", "azure", "gcsfs", "google", "s3fs")
 _LONGEST: Final = 300
 
 
+def is_disk_full(error: OSError) -> bool:
+    """Return whether an error means that the disk is full, the quota is used up or the file is too large."""
+    return error.errno in _DISK_FULL
+
+
 @contextmanager
-def telling(*paths: object) -> Iterator[None]:
+def add_path_to_error(path: object) -> Iterator[None]:
+    """Add a path to OSErrors without one, as those of write, fsync, flock and of requests."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            error.filename = str(path)
+            error.strerror = os.strerror(error.errno) if error.errno == errno.ENOENT else error.strerror
+        raise
+
+
+@contextmanager
+def add_path_to_disk_full(path: object) -> Iterator[None]:
+    """Add a path to disk-full errors without one. Those of libraries that write, for example, have none."""
+    try:
+        yield
+    except OSError as error:
+        if is_disk_full(error) and error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+@contextmanager
+def translate_errors(*paths: object) -> Iterator[None]:
     """Translate faults of an object store into errors with an address and a hint.
 
     Args:
@@ -118,7 +157,7 @@ def telling(*paths: object) -> Iterator[None]:
         StoreError: The object store cannot be used. A hexdata error caused by a fault keeps its type and gets
             the translated message.
     """
-    address = next((str(path) for path in paths if _is_address(path)), None)
+    address = next((str(path) for path in paths if is_address(path)), None)
     try:
         yield
     except Exception as error:
@@ -132,11 +171,12 @@ def telling(*paths: object) -> Iterator[None]:
             error.path = error.path or address
             raise
         filename = getattr(error, "filename", None)
-        path = filename if _is_address(filename) else address
+        path = filename if is_address(filename) else address
         raise StoreError(fault.reason, path=path, found=found, hint=fault.hint) from error
 
 
-def _is_address(path: object) -> bool:
+def is_address(path: object) -> bool:
+    """Return whether a path or text is the address of an object."""
     return path is not None and not isinstance(path, Path) and "://" in str(path)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -12,7 +11,6 @@ from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_expo
 
 __all__ = [
     "ATTEMPTS",
-    "add_path",
     "answer_of",
     "as_os_error",
     "code_of",
@@ -127,18 +125,6 @@ def as_os_error() -> Iterator[None]:
         if not (from_client or is_no_endpoint(error)):
             raise
         raise OSError(errno.EIO, _text_of(error)) from error
-
-
-@contextmanager
-def add_path(path: object) -> Iterator[None]:
-    """Set the path of an object as the file name of an OSError that has none."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is None and error.errno is not None:
-            error.filename = str(path)
-            error.strerror = os.strerror(error.errno) if error.errno == errno.ENOENT else error.strerror
-        raise
 
 
 def _text_of(error: Exception) -> str:

@@ -10,9 +10,8 @@ from typing import Final
 
 from hexdata.checks import check_location
 from hexdata.errors import StoreError, StoreLockedError
-from hexdata.storage import AnyPath, as_path, objects_below, scratch_folder, telling
+from hexdata.storage import AnyPath, as_path, refuse_links, storage_of, translate_errors
 from hexdata.store.disk_space import translate_disk_full
-from hexdata.store.files import exists, has_size, refuse_links, remove_file, remove_temporaries, remove_tree
 from hexdata.store.lock import LOCK_NAME, HeldLock, locked
 from hexdata.store.manifest import MANIFEST_NAME, Manifest
 from hexdata.text import shell_word
@@ -51,7 +50,7 @@ class Store:
     def __init__(self, path: str | AnyPath, manifest: Manifest, *, shares_work: bool = False) -> None:
         self.path = as_path(path)
         self.manifest = manifest
-        self.shares_work = shares_work or isinstance(self.path, Path)
+        self.shares_work = shares_work or storage_of(self.path).keeps_work
         """Whether unfinished work is kept in the store, where other machines can see it."""
         self.require_lock: Callable[[], None] = lambda: None
         """Raises ``StoreLockedError`` if the lock, held for writing, has been lost."""
@@ -69,7 +68,7 @@ class Store:
             ConfigError: ``path`` is not a path or a valid address.
         """
         folder = _check_path(path)
-        with telling(folder):  # a missing bucket or denied access is not reported as a missing store
+        with translate_errors(folder):  # a missing bucket or denied access is not reported as a missing store
             return cls(folder, Manifest.load(folder), shares_work=shares_work)
 
     @classmethod
@@ -86,7 +85,7 @@ class Store:
         """
         folder = _check_path(path)
         new = cls(folder, Manifest(), shares_work=shares_work)
-        if exists(folder / MANIFEST_NAME):
+        if storage_of(folder / MANIFEST_NAME).exists():
             return cls.open(folder, shares_work=shares_work)
         if folder.is_file():
             raise StoreError("a store is a folder, and this is a file", path=folder)
@@ -105,9 +104,14 @@ class Store:
 
         For an object store it is a folder on this machine, unless other machines share the work.
         """
-        if self.shares_work or isinstance(self.path, Path):
+        if self.shares_work:
             return self.path / _WORK_NAME
-        return scratch_folder("work", self.path)
+        return storage_of(self.path).work_path(_WORK_NAME, "work")
+
+    @property
+    def work_disk(self) -> AnyPath:
+        """Path on the disk of the unfinished work."""
+        return self.path if self.shares_work else self.work
 
     def files(self, folder: str) -> list[AnyPath]:
         """Return the absolute paths of the manifest's files below ``folder``, sorted."""
@@ -116,16 +120,11 @@ class Store:
     def missing(self, folder: str) -> Iterator[str]:
         """Yield the names of the manifest's files below ``folder`` that are missing or have another size.
 
-        Objects are listed with one request per folder instead of one request per file.
+        The folder is listed once, since an object store needs a request for each file otherwise.
         """
-        files = self.manifest.files_in(folder)
-        if files and not isinstance(self.path, Path):
-            sizes = objects_below(self.path / folder)
+        if files := self.manifest.files_in(folder):
+            sizes = storage_of(self.path / folder).files()
             yield from (n for n, f in files.items() if sizes.get(n.removeprefix(f"{folder}/")) != f.bytes)
-            return
-        for name, facts in files.items():
-            if not has_size(self.path / name, facts.bytes):
-                yield name
 
     def input_digest(self, stage: str) -> str:
         """Return the digest of the current input files of ``stage``."""
@@ -169,12 +168,11 @@ class Store:
             StoreError: A link leads out of the store, or the disk fails.
             BudgetError: The disk is full.
         """
-        path = self.path if isinstance(self.path, Path) else self.work
-        with translate_disk_full(path), self._locked(stage) as lock:
+        with translate_disk_full(self.work_disk), self._locked(stage) as lock:
             if not lock.has_current_work:
-                remove_tree(self.work)  # other machines have written since, so this work is out of date
-            self._remove_temporaries()
-            if exists(self.path / MANIFEST_NAME):
+                storage_of(self.work).remove_tree()  # out of date: other machines have written since
+            storage_of(self.path).remove_unfinished(_FOLDERS)
+            if storage_of(self.path / MANIFEST_NAME).exists():
                 self.manifest = Manifest.load(self.path)
             self.manifest.before_saving = self.require_lock = lock.require
             try:
@@ -182,7 +180,7 @@ class Store:
             finally:
                 with suppress(StoreLockedError):  # the files now belong to another process
                     lock.require()
-                    self._remove_temporaries()  # left by killed workers on any machine
+                    storage_of(self.path).remove_unfinished(_FOLDERS)  # left by killed workers on any machine
 
     @contextmanager
     def _locked(self, stage: str) -> Iterator[HeldLock]:
@@ -198,7 +196,7 @@ class Store:
             StoreLockedError: The lock has been lost, so another process may have written there.
         """
         self.require_lock()
-        remove_tree(self.path / folder)
+        storage_of(self.path / folder).remove_tree()
 
     def keep_only(self, folder: str, names: Container[str]) -> None:
         """Remove all objects below a folder except the given ones.
@@ -215,18 +213,12 @@ class Store:
         """
         if isinstance(self.path, Path):
             return
-        leftovers = [name for name in objects_below(self.path / folder) if f"{folder}/{name}" not in names]
+        leftovers = [
+            name for name in storage_of(self.path / folder).files() if f"{folder}/{name}" not in names
+        ]
         for name in leftovers:
             self.require_lock()
-            remove_file(self.path / folder / name)
-
-    def _remove_temporaries(self) -> None:
-        if not isinstance(self.path, Path):
-            remove_temporaries(self.path)
-            return
-        for folder in _FOLDERS:
-            remove_temporaries(self.path / folder)
-        remove_temporaries(self.path, below=False)
+            storage_of(self.path / folder / name).remove()
 
 
 def store_argument(path: str | AnyPath) -> str:
@@ -256,4 +248,4 @@ def _is_started(store: Store) -> bool:
     """Return whether a folder without a manifest is empty or a store whose first run was interrupted."""
     names = {path.name for path in store.path.iterdir() if not path.name.startswith(".")}
     begun = store.work if isinstance(store.path, Path) else store.path / LOCK_NAME
-    return not names or (names <= _FIRST_FOLDERS and exists(begun))
+    return not names or (names <= _FIRST_FOLDERS and storage_of(begun).exists())

@@ -1,4 +1,4 @@
-"""Free disk space, and errors for full or failing disks with the path, the free space and a hint.
+"""Errors for full or failing disks with the path, the free space and a hint.
 
 Nothing here frees disk space or retries an operation.
 """
@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,21 +14,16 @@ from pathlib import Path
 from typing import Final
 
 from hexdata.errors import BudgetError, StoreError
-from hexdata.storage import AnyPath, is_fault
+from hexdata.storage import AnyPath, is_address, is_disk_full, is_fault, storage_of
 from hexdata.units import format_bytes
 
 __all__ = [
-    "add_path_to_disk_full",
-    "add_path_to_error",
     "disk_full",
-    "free_disk",
-    "is_disk_full",
     "system_message",
     "translate_disk_full",
     "translate_temporary_disk_full",
 ]
 
-_DISK_FULL: Final = ("ENOSPC", "EDQUOT", "EFBIG")
 _RUN_AGAIN: Final = "Make room and run the command again; it goes on from there."
 """Hint for an interrupted stage."""
 _HINTS: Final = {
@@ -52,43 +45,6 @@ _HINTS: Final = {
 """Hints for disk errors other than a full disk."""
 _TEMPORARY: Final = "Make room there, or let TMPDIR name a folder that has some, and run the command again."
 """Hint for a command that writes only temporary files."""
-
-
-def is_disk_full(error: OSError) -> bool:
-    """Return whether an error means that the disk is full, the quota is used up or the file is too large."""
-    return errno.errorcode.get(error.errno or 0) in _DISK_FULL
-
-
-@contextmanager
-def add_path_to_disk_full(path: Path) -> Iterator[None]:
-    """Add ``path`` to disk-full errors without a file name. Write errors, for example, have none."""
-    try:
-        yield
-    except OSError as error:
-        if is_disk_full(error) and error.filename is None:
-            error.filename = str(path)
-        raise
-
-
-@contextmanager
-def add_path_to_error(path: Path) -> Iterator[None]:
-    """Add ``path`` to system errors without a file name, as those of write, fsync, flock and truncate."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno is not None and error.filename is None:
-            error.filename = str(path)
-        raise
-
-
-def free_disk(path: AnyPath) -> int:
-    """Return the free disk space in bytes at a path, which need not exist. Object stores have no limit."""
-    if not isinstance(path, Path):
-        return sys.maxsize
-    path = path.absolute()
-    while not path.exists():
-        path = path.parent
-    return shutil.disk_usage(path).free
 
 
 def disk_full(
@@ -115,13 +71,13 @@ def translate_disk_full(location: AnyPath, hint: str = _RUN_AGAIN) -> Iterator[N
     try:
         yield
     except OSError as error:
-        if is_fault(error) or "://" in str(error.filename):
+        if is_fault(error) or is_address(error.filename):
             raise  # an object store failed
         path = _error_path(error) or location
         if is_disk_full(error):
             raise _disk_full_error(error, path, hint) from error
         remedy = _HINTS.get(errno.errorcode.get(error.errno or 0, ""))
-        if remedy is None or not isinstance(location, Path):
+        if remedy is None or is_address(location):
             raise
         raise StoreError(
             "the system cannot read or write this file",
@@ -159,7 +115,7 @@ def _error_path(error: OSError) -> Path | None:
 
 
 def _disk_full_error(error: OSError, path: AnyPath, hint: str) -> BudgetError:
-    found = system_message(error)
-    if isinstance(path, Path):
-        found += f", {format_bytes(free_disk(path))} free"
+    found, free = system_message(error), storage_of(path).free_space()
+    if free is not None:
+        found += f", {format_bytes(free)} free"
     return disk_full("the disk is full", path, found, hint=hint)

@@ -15,7 +15,7 @@ from hexdata.engine import LOCAL, Engine
 from hexdata.errors import StoreError
 from hexdata.progress import SILENT, Progress
 from hexdata.schema import table_schema
-from hexdata.storage import AnyPath, telling
+from hexdata.storage import AnyPath, translate_errors
 from hexdata.store import Store, store_argument
 from hexdata.store.files import FileFacts, digest_file
 from hexdata.store.parquet import check_table
@@ -43,7 +43,7 @@ _SHOWN_DIGITS: Final = 16
 
 def _digest_or_problem(path: AnyPath) -> tuple[int, str] | str:
     """Return the size and digest of a file, or the reason why it cannot be read (empty if it is missing)."""
-    with telling(path):  # an unreachable object store is not a damaged file
+    with translate_errors(path):  # an unreachable object store is not a damaged file
         try:
             return digest_file(path)
         except FileNotFoundError:

@@ -21,8 +21,7 @@ from typing import Annotated, Any, Final, Self
 from hexdata import __version__
 from hexdata.errors import StoreError
 from hexdata.pool import resident_bytes
-from hexdata.storage import AnyPath, open_binary
-from hexdata.store.files import append_line
+from hexdata.storage import AnyPath, storage_of
 from hexdata.strict_json import Count, Within, load_json
 
 __all__ = ["JOURNAL_NAME", "JournalEntry", "StageRun", "journaled", "read_journal"]
@@ -95,7 +94,7 @@ class StageRun:
         )
         line = json.dumps(asdict(entry)).encode() + b"\n"
         try:
-            append_line(self._path, line, max_bytes=_READ_BYTES)
+            storage_of(self._path).append(line, max_bytes=_READ_BYTES)
         except (OSError, StoreError) as error:
             warnings.warn(f"the journal was not written, the stage is complete: {error}", stacklevel=4)
 
@@ -121,7 +120,7 @@ def read_journal(store: AnyPath) -> list[JournalEntry]:
     journal, only the last part is read.
     """
     try:
-        with open_binary(store / JOURNAL_NAME) as file:
+        with storage_of(store / JOURNAL_NAME).open() as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(size - _READ_BYTES, 0))
             content = file.read(_READ_BYTES)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from hexdata.errors import StoreError
-from hexdata.storage import AnyPath
-from hexdata.store.files import canonical_json, exists, read_bounded, write_bytes
+from hexdata.storage import AnyPath, storage_of
+from hexdata.store.files import canonical_json, read_bounded, write_bytes
 from hexdata.strict_json import HexDigest, check_value, parse_json, shortened
 
 __all__ = ["Ledger"]
@@ -65,7 +65,7 @@ class Ledger:
         self._plan = hashlib.sha256(canonical_json(plan)).hexdigest()
         self._done: dict[str, Any] = {}
         self._unsaved = 0
-        if exists(path):
+        if storage_of(path).exists():
             content = self._load()
             if content["plan"] == self._plan:
                 self._done = content["done"]

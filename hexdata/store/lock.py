@@ -23,14 +23,14 @@ from hexdata.storage import (
     AnyPath,
     Changed,
     RemotePath,
+    add_path_to_error,
     file_system,
+    make_folder,
+    open_in_place,
     patiently,
-    put_if,
-    read_tagged,
     scratch_folder,
+    storage_of,
 )
-from hexdata.store.disk_space import add_path_to_error
-from hexdata.store.files import make_folder, open_in_place
 from hexdata.strict_json import parse_json, shortened
 
 __all__ = ["LOCK_NAME", "HeldLock", "find_writer", "locked"]
@@ -221,7 +221,7 @@ class _Lease:
 
     def _acquire(self) -> None:
         try:
-            data, self._tag = read_tagged(self._path)
+            data, self._tag = storage_of(self._path).read_tagged(_MAX_BYTES)
             age = _age(self._path)
         except FileNotFoundError:
             data, age = b"", 0.0
@@ -242,7 +242,7 @@ class _Lease:
         now = _seconds()
         self._count += 1
         state = {"work": self._work, "renewed": self._count, "token": os.urandom(8).hex()}
-        self._tag = put_if(self._path, json.dumps(self._holder | state).encode(), self._tag)
+        self._tag = storage_of(self._path).put(json.dumps(self._holder | state).encode(), self._tag)
         self._renewed = now
 
     def _keep_renewing(self) -> None:
@@ -257,13 +257,13 @@ class _Lease:
 
     def _release(self) -> None:
         try:
-            put_if(self._path, json.dumps({"free": True, "work": self._work}).encode(), self._tag)
+            storage_of(self._path).put(json.dumps({"free": True, "work": self._work}).encode(), self._tag)
         except (Changed, OSError):
             return  # it belongs to another process, or will expire
 
     def _raise_lost(self) -> NoReturn:
         try:
-            data = read_tagged(self._path).data
+            data = storage_of(self._path).read_tagged(_MAX_BYTES).data
             holder = "one that has ended since" if _parse_holder(data).get("free") else _describe_holder(data)
         except OSError:
             holder = _UNKNOWN_HOLDER

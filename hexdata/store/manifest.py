@@ -5,16 +5,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 from hexdata.board import MAX_SIZE, MIN_SIZE
 from hexdata.errors import StoreError
 from hexdata.order import ORDER_VERSION
 from hexdata.schema import SCHEMA_VERSION
-from hexdata.storage import AnyPath, Changed, put_if, read_tagged
-from hexdata.store.files import FileFacts, canonical_json, read_bounded, write_bytes
+from hexdata.storage import AnyPath, Changed, storage_of
+from hexdata.store.files import FileFacts, canonical_json
 from hexdata.strict_json import (
+    MAX_JSON_BYTES,
     PLAIN_NAME,
     Count,
     HexDigest,
@@ -156,7 +156,7 @@ class Manifest:
         """
         path = folder / MANIFEST_NAME
         try:
-            data, tag = (read_bounded(path), None) if isinstance(path, Path) else read_tagged(path)
+            data, tag = storage_of(path).read_tagged(MAX_JSON_BYTES + 1)
         except FileNotFoundError as error:
             raise StoreError(
                 "not a hexdata store: it has no manifest",
@@ -213,11 +213,8 @@ class Manifest:
         content["digest"] = _digest(content)
         self.before_saving()
         path, data = folder / MANIFEST_NAME, canonical_json(content)
-        if isinstance(path, Path):
-            write_bytes(path, data)
-            return
         try:
-            self.tag = put_if(path, data, self.tag)
+            self.tag = storage_of(path).put(data, self.tag)
         except Changed as error:
             raise StoreError(
                 "another process has changed this store meanwhile; nothing was published over it",

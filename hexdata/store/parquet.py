@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
-from pathlib import Path
 from typing import BinaryIO, Final
 
 import pyarrow as pa
@@ -16,15 +15,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from hexdata.errors import StoreError
-from hexdata.storage import AnyPath, open_binary
-from hexdata.store.files import FileFacts, HashingFile, atomic_file
+from hexdata.storage import AnyPath, HashingFile, storage_of
+from hexdata.store.files import FileFacts
 
 __all__ = [
     "ParquetRows",
     "check_table",
     "encode_parquet",
     "open_parquet",
-    "parquet_input",
     "read_parquet",
     "read_rows",
     "regroup",
@@ -38,7 +36,7 @@ ROW_GROUP_ROWS: Final = 65_536
 def write_parquet(
     path: AnyPath, schema: pa.Schema, batches: Iterable[pa.RecordBatch | pa.Table], *, replace: bool = True
 ) -> FileFacts:
-    """Write batches to one Parquet file with :func:`atomic_file` and return its size, digest and row count.
+    """Publish batches as one Parquet file and return its size, digest and row count.
 
     The bytes depend only on the rows, not on how they are divided into batches.
 
@@ -48,8 +46,9 @@ def write_parquet(
         batches: Rows to write, in order.
         replace: Whether to overwrite an existing object with other content (default: True).
     """
-    with atomic_file(path, replace=replace) as file:
-        return file.facts(encode_parquet(file, schema, batches))
+    with storage_of(path).publish(replace=replace) as file:
+        rows = encode_parquet(file, schema, batches)
+        return FileFacts.of(file, rows)
 
 
 def encode_parquet(
@@ -129,11 +128,6 @@ def read_rows(rows: ParquetRows, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         first += count
 
 
-def parquet_input(path: AnyPath) -> Path | BinaryIO:
-    """Return the argument from which pyarrow reads a Parquet file: a local path, or an opened object."""
-    return path if isinstance(path, Path) else open_binary(path)
-
-
 @contextmanager
 def open_parquet(path: AnyPath, schema: pa.Schema | None = None) -> Iterator[pq.ParquetFile]:
     """Open a Parquet file of a store.
@@ -147,7 +141,7 @@ def open_parquet(path: AnyPath, schema: pa.Schema | None = None) -> Iterator[pq.
             missing or has another type.
     """
     try:
-        with pq.ParquetFile(parquet_input(path)) as file:
+        with pq.ParquetFile(storage_of(path).source()) as file:
             if schema is not None:
                 _require_columns(path, file.schema_arrow, schema)
             yield file

@@ -21,10 +21,10 @@ from hexdata.errors import BudgetError, HexdataError, InputError, VerifyError
 from hexdata.formats import BATCH_ROWS, SourceReader, open_source
 from hexdata.formats.legacy import write_legacy
 from hexdata.progress import SILENT, Progress
-from hexdata.storage import AnyPath, as_path, objects_below, prefix_of
+from hexdata.storage import AnyPath, add_path_to_disk_full, as_path, prefix_of, storage_of
 from hexdata.store import Store
-from hexdata.store.disk_space import add_path_to_disk_full, translate_temporary_disk_full
-from hexdata.store.files import digest_file, exists, walk_once
+from hexdata.store.disk_space import translate_temporary_disk_full
+from hexdata.store.files import digest_file
 from hexdata.store.originals import Original, list_originals, pickle_names, with_file_idx
 from hexdata.store.parquet import read_parquet, regroup
 
@@ -105,7 +105,7 @@ def _exported(store: Store, originals: Sequence[Original]) -> dict[int, AnyPath]
     return {
         source.source_id: path
         for source, name in zip(sources, pickle_names(sources), strict=True)
-        if exists(path := store.path / "pickles" / "original" / name)
+        if storage_of(path := store.path / "pickles" / "original" / name).exists()
     }
 
 
@@ -115,28 +115,15 @@ def _find(originals: Sequence[Original], inputs: Sequence[AnyPath]) -> dict[str,
     digests = {source.sha256 for source in originals}
     found: dict[str, AnyPath] = {}
     for given in inputs:
-        if not exists(given):
+        if not storage_of(given).exists():
             raise InputError("no such file or folder", path=given, hint="Check the path.")
-        for path, size in _files_at(given):
+        for name, size in storage_of(given).files().items():
             if size in sizes:
+                path = given / name if name else given
                 digest = digest_file(path)[1]
                 if digest in digests:
                     found.setdefault(digest, path)
     return found
-
-
-def _files_at(root: AnyPath) -> Iterator[tuple[AnyPath, int]]:
-    """Yield a file, or the files below a folder, with their sizes."""
-    if not isinstance(root, Path):
-        for name, size in objects_below(root).items():
-            yield (root / name if name else root), size
-        return
-    listed = (
-        [root] if root.is_file() else (f / name for f, _, names in walk_once(root) for name in sorted(names))
-    )
-    for path in listed:
-        if path.is_file():
-            yield path, path.stat().st_size
 
 
 def _check(

@@ -16,8 +16,8 @@ from hexdata.order import derive_key, sort_key
 from hexdata.quality import Figure, Quality
 from hexdata.schema import SPLITS, positions_schema
 from hexdata.selection import SelectionOptions, select
+from hexdata.storage import storage_of
 from hexdata.store import Store
-from hexdata.store.parquet import parquet_input
 from hexdata.store.session import DuckDBPyConnection, duckdb_session, read_parquet_sql
 from hexdata.verify.options import VerifyOptions
 
@@ -139,7 +139,7 @@ def check_order(store: Store) -> str:
     for split in lineage["buckets"]:
         for path in store.files(f"shuffled/{split}"):
             last = -1
-            with pq.ParquetFile(parquet_input(path)) as file:
+            with pq.ParquetFile(storage_of(path).source()) as file:
                 for batch in file.iter_batches(columns=["position_id"]):
                     keys = sort_key(batch.column(0).to_numpy(), key)
                     if int(keys[0]) <= last or (keys[1:] <= keys[:-1]).any():

@@ -9,10 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hexdata.errors import StoreError, VerifyError
+from hexdata.storage import storage_of
 from hexdata.store import Store
-from hexdata.store.files import names_below
 from hexdata.store.integrity import check_tables as require_tables
-from hexdata.store.parquet import parquet_input
 from hexdata.store.session import duckdb_session, read_parquet_sql
 from hexdata.verify.options import VerifyOptions
 from hexdata.verify.stages import FOLDERS
@@ -33,7 +32,12 @@ def check_files(store: Store, damage: Mapping[str, StoreError]) -> str:
     Raises:
         VerifyError: files are damaged or are not in the manifest.
     """
-    there = {f"{folder}/{name}" for folder in FOLDERS for name in names_below(store.path / folder)}
+    there = {
+        f"{folder}/{name}"
+        for folder in FOLDERS
+        for name in storage_of(store.path / folder).files()
+        if not name.rpartition("/")[2].startswith(".")
+    }
     if damage:
         raise _all_damage(store, list(damage.values()))
     if foreign := sorted(there - set(store.manifest.files)):
@@ -116,7 +120,7 @@ def check_dense_ids(store: Store, table: str, column: str) -> str:
     """
     expected = 0
     for path in store.files(table):
-        for batch in pq.ParquetFile(parquet_input(path)).iter_batches(columns=[column]):
+        for batch in pq.ParquetFile(storage_of(path).source()).iter_batches(columns=[column]):
             ids = batch.column(0).to_numpy()
             if not (ids == np.arange(expected, expected + len(ids))).all():
                 raise VerifyError(f"{column}s do not count up", path=path, expected=f"from {expected}")
@@ -177,4 +181,4 @@ def _read(store: Store, folder: str, columns: list[str]) -> pa.Table:
     files = store.files(folder)
     if not files:
         return pa.table({name: pa.array([], pa.int32()) for name in columns})
-    return pa.concat_tables([pq.read_table(parquet_input(path), columns=columns) for path in files])
+    return pa.concat_tables([pq.read_table(storage_of(path).source(), columns=columns) for path in files])

@@ -31,9 +31,8 @@ from hexdata.errors import (
 )
 from hexdata.formats.trmph import write_trmph
 from hexdata.progress import Silent
-from hexdata.storage import address, as_path
+from hexdata.storage import address, as_path, storage_of
 from hexdata.store import Store
-from hexdata.store.files import remove_tree
 from tests.convert.kill_convert import running_processes
 from tests.object_store import ACCESS_KEY, SECRET_KEY, Fault
 
@@ -450,7 +449,7 @@ def test_a_folder_is_removed_by_its_name(bucket: UPath) -> None:
     """That fsspec would take for a pattern."""
     for name in ("a[12]", "a1", "a2"):
         (bucket / name / "b").write_bytes(b"x")
-    remove_tree(bucket / "a[12]")
+    storage_of(bucket / "a[12]").remove_tree()
     assert [path.rpartition("/")[0][-2:] for path in bucket.fs.find(bucket.path)] == ["a1", "a2"]
 
 

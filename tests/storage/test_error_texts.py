@@ -195,7 +195,7 @@ def test_an_answer_that_is_cut(told: Told, bucket: UPath, object_store: ObjectSt
 def test_keys_that_are_wrong(told: Told, bucket: UPath, tmp_path: Path) -> None:
     """Of the codes by which S3 says so; the server of these tests takes any key."""
     from hexdata.errors import StoreError
-    from hexdata.storage import telling
+    from hexdata.storage import translate_errors
 
     exceptions = pytest.importorskip("botocore.exceptions")
     messages = {
@@ -205,7 +205,7 @@ def test_keys_that_are_wrong(told: Told, bucket: UPath, tmp_path: Path) -> None:
     }
     for code, message in messages.items():
         answer = {"Error": {"Code": code, "Message": message}}
-        with pytest.raises(StoreError) as caught, telling(bucket):
+        with pytest.raises(StoreError) as caught, translate_errors(bucket):
             raise PermissionError(13, message) from exceptions.ClientError(answer, "GetObject")
         assert str(caught.value) == (
             f"{bucket}: the object store does not accept the credentials; found {code}: {message}. {REFUSED}"

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hexdata.errors import ConfigError, StoreError
-from hexdata.storage import as_path, is_fault, open_binary, telling, upload
+from hexdata.storage import as_path, is_fault, storage_of, translate_errors
+from hexdata.storage.upload import upload
 from tests.object_store import ACCESS_KEY, SECRET_KEY, Fault
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 def test_denied_access(bucket: UPath, object_store: ObjectStore) -> None:
     (bucket / "a").write_bytes(b"1")
     object_store.fail(Fault("GET", status=403, count=9))
-    with pytest.raises(StoreError) as told, telling(bucket), open_binary(bucket / "a") as file:
+    with pytest.raises(StoreError) as told, translate_errors(bucket), storage_of(bucket / "a").open() as file:
         file.read()
     assert told.value.reason == "the object store denies access"
     assert told.value.path == str(bucket / "a")
@@ -34,14 +35,14 @@ def test_a_missing_bucket(bucket: UPath, tmp_path: Path) -> None:
     assert not isinstance(target, Path)
     with (
         pytest.raises(StoreError, match=r"^s3://test-no-such-bucket/a: there is no such bucket"),
-        telling(bucket),
+        translate_errors(bucket),
     ):
         upload(tmp_path / "a", target)
 
 
 def test_an_object_that_is_not_there_is_no_fault(bucket: UPath) -> None:
-    with pytest.raises(FileNotFoundError, match="none") as told, telling(bucket):
-        open_binary(bucket / "none")
+    with pytest.raises(FileNotFoundError, match="none") as told, translate_errors(bucket):
+        storage_of(bucket / "none").open()
     assert not is_fault(told.value)
     assert told.value.filename == str(bucket / "none")
 
@@ -61,7 +62,7 @@ def test_an_endpoint_that_does_not_answer() -> None:
         )
         with (
             pytest.raises(StoreError, match=r"does not answer.*AWS_ENDPOINT_URL") as told,
-            telling("s3://b/c"),
+            translate_errors("s3://b/c"),
         ):
             client.list_buckets()
         client.close()
@@ -80,7 +81,7 @@ def test_secrets_of_urls_are_left_out(text: str, shown: str) -> None:
     class EndpointError(Exception):
         __module__ = "botocore.exceptions"
 
-    with pytest.raises(StoreError) as told, telling("s3://bucket/store"):
+    with pytest.raises(StoreError) as told, translate_errors("s3://bucket/store"):
         raise EndpointError(text)
     assert told.value.found == shown
 
@@ -88,6 +89,6 @@ def test_secrets_of_urls_are_left_out(text: str, shown: str) -> None:
 def test_other_errors_and_other_places_stay_as_they_are(bucket: UPath, tmp_path: Path) -> None:
     for error in (ConfigError("no"), OSError(28, "No space left on device"), ValueError("no")):
         for places in ((), (tmp_path,), (bucket,), (None, "s3://bucket/store")):
-            with pytest.raises(type(error)) as told, telling(*places):
+            with pytest.raises(type(error)) as told, translate_errors(*places):
                 raise error
             assert told.value is error

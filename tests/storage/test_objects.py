@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hexdata.errors import StoreError
-from hexdata.storage import Changed, abort_uploads, put_if, read_tagged, upload
+from hexdata.storage import Changed, storage_of
+from hexdata.storage.upload import abort_uploads, upload
 from tests.object_store import Fault
 
 if TYPE_CHECKING:
@@ -98,30 +99,30 @@ def test_an_upload_that_replaces_nothing(
 
 
 def test_a_put_on_a_condition(bucket: UPath) -> None:
-    first = put_if(bucket / "a", b"1", None)
-    assert read_tagged(bucket / "a") == (b"1", first)
-    second = put_if(bucket / "a", b"2", first)
+    first = storage_of(bucket / "a").put(b"1", None)
+    assert storage_of(bucket / "a").read_tagged(9) == (b"1", first)
+    second = storage_of(bucket / "a").put(b"2", first)
     assert second != first
     for tag in (None, first):
         with pytest.raises(Changed):
-            put_if(bucket / "a", b"3", tag)
+            storage_of(bucket / "a").put(b"3", tag)
     assert (bucket / "a").read_bytes() == b"2"
 
 
 def test_the_tag_of_a_put_is_its_own(bucket: UPath, object_store: ObjectStore) -> None:
     """Not that of what another has put right after it: it would be overwritten by our next."""
     object_store.requests()
-    tag = put_if(bucket / "a", b"1", None)
+    tag = storage_of(bucket / "a").put(b"1", None)
     assert methods(object_store, bucket) == ["PUT"]
     (bucket / "a").write_bytes(b"another")
     with pytest.raises(Changed):
-        put_if(bucket / "a", b"2", tag)
+        storage_of(bucket / "a").put(b"2", tag)
 
 
 def test_a_put_whose_answer_was_lost_is_ours(bucket: UPath, object_store: ObjectStore) -> None:
     object_store.fail(Fault("PUT", status=500, lose=True))
-    tag = put_if(bucket / "a", b"1", None)
-    assert read_tagged(bucket / "a") == (b"1", tag)
+    tag = storage_of(bucket / "a").put(b"1", None)
+    assert storage_of(bucket / "a").read_tagged(9) == (b"1", tag)
 
 
 def test_uploads_that_nobody_will_finish_are_ended(bucket: UPath) -> None:

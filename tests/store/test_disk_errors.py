@@ -20,7 +20,8 @@ from hexdata.errors import BudgetError, HexdataError, StoreError
 from hexdata.export import ExportOptions, PicklesOptions, export_pickles, export_shards
 from hexdata.shuffle import RetryPolicy, ShuffleOptions, shuffle_store
 from hexdata.sql import database
-from hexdata.store import Store, files
+from hexdata.storage import HashingFile, LocalStorage, add_path_to_error
+from hexdata.store import Store
 from hexdata.store.integrity import find_damage
 from hexdata.store.manifest import Manifest
 from hexdata.verify import verify_store
@@ -61,11 +62,11 @@ STAGES: dict[str, Stage] = {
 
 def failing_write(call: int, code: int) -> Callable[[Any, Any], int]:
     """Return a method of ``HashingFile`` whose file below fails at the n-th call of all."""
-    whole = files.HashingFile.write
+    whole = HashingFile.write
     failing = Failing(lambda: None, call, code)
 
     def write(file: Any, data: Any) -> int:
-        with files.add_path_to_error(file._path):
+        with add_path_to_error(file._path):
             failing()
         return whole(file, data)
 
@@ -108,7 +109,7 @@ def test_every_failing_call_is_one_message(
             elif call == "flock":
                 patch.setattr(fcntl, "flock", Failing(fcntl.flock, 1, code))
             else:
-                patch.setattr(files.HashingFile, "write", failing_write(number, code))
+                patch.setattr(HashingFile, "write", failing_write(number, code))
             with pytest.raises(HexdataError) as caught:
                 STAGES[stage](store, inputs)
         expected = BudgetError if code == errno.ENOSPC else StoreError
@@ -226,11 +227,15 @@ def test_a_log_that_cannot_be_written_is_a_note(
 ) -> None:
     """Once, however many lines there would have been."""
 
-    def failing(*_: object, **__: object) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO), "shuffle.log")
+    append = LocalStorage.append
+
+    def failing(file: LocalStorage, line: bytes, *, max_bytes: int) -> None:
+        if file.path.name == "shuffle.log":
+            raise OSError(errno.EIO, os.strerror(errno.EIO), "shuffle.log")
+        append(file, line, max_bytes=max_bytes)
 
     store = copy_store(trmph_store)
-    monkeypatch.setattr("hexdata.shuffle.log.append_line", failing)
+    monkeypatch.setattr(LocalStorage, "append", failing)
     with pytest.warns(UserWarning, match="the log is not written") as caught:
         shuffle_store(store, ShuffleOptions(threads=1, seed=2))
     assert len(caught) == 1

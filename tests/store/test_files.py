@@ -13,15 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from hexdata.store import files
-from hexdata.store.files import (
-    FileFacts,
-    atomic_file,
-    canonical_json,
-    digest_file,
-    remove_temporaries,
-    write_bytes,
-)
+from hexdata.storage import storage_of
+from hexdata.store.files import FileFacts, canonical_json, digest_file, write_bytes
 
 
 def names(folder: Path) -> list[str]:
@@ -30,12 +23,12 @@ def names(folder: Path) -> list[str]:
 
 def test_a_file_appears_with_its_facts(tmp_path: Path) -> None:
     path = tmp_path / "new" / "folder" / "file"
-    with atomic_file(path) as file:
+    with storage_of(path).publish() as file:
         file.write(b"some ")
         file.write(memoryview(b"bytes"))
         assert file.tell() == 10
         assert not path.exists()
-        facts = file.facts(rows=3)
+        facts = FileFacts.of(file, rows=3)
     assert facts == FileFacts(rows=3, bytes=10, sha256=hashlib.sha256(b"some bytes").hexdigest())
     assert digest_file(path) == (facts.bytes, facts.sha256)
     assert names(path.parent) == ["file"]
@@ -43,7 +36,7 @@ def test_a_file_appears_with_its_facts(tmp_path: Path) -> None:
 
 def test_a_written_file_is_closed(tmp_path: Path) -> None:
     """What is flushed after the file below is closed fails: Python 3.13 reports that, others in dev mode."""
-    with atomic_file(tmp_path / "bytes") as file:
+    with storage_of(tmp_path / "bytes").publish() as file:
         file.write(b"some bytes")
     assert file.closed
     code = """if True:
@@ -63,7 +56,7 @@ def test_a_written_file_is_closed(tmp_path: Path) -> None:
 
 
 def write_half(path: Path, error: type[BaseException]) -> None:
-    with atomic_file(path) as file:
+    with storage_of(path).publish() as file:
         file.write(b"half")
         raise error
 
@@ -81,8 +74,8 @@ def test_an_exception_leaves_what_was_there(tmp_path: Path, error: type[BaseExce
 def test_a_kill_leaves_nothing_under_the_final_name(tmp_path: Path) -> None:
     code = (
         "import os, signal, sys; from pathlib import Path\n"
-        "from hexdata.store.files import atomic_file\n"
-        "with atomic_file(Path(sys.argv[1])) as file:\n"
+        "from hexdata.storage import storage_of\n"
+        "with storage_of(Path(sys.argv[1])).publish() as file:\n"
         "    file.write(b'half'); file.flush(); os.kill(os.getpid(), signal.SIGKILL)"
     )
     child = subprocess.run([sys.executable, "-c", code, str(tmp_path / "file")], check=False)
@@ -90,7 +83,7 @@ def test_a_kill_leaves_nothing_under_the_final_name(tmp_path: Path) -> None:
     (left,) = tmp_path.iterdir()
     assert left.name.startswith(".file.")
     assert left.read_bytes() == b"half"
-    remove_temporaries(tmp_path)
+    storage_of(tmp_path).remove_unfinished()
     assert names(tmp_path) == []
 
 
@@ -98,9 +91,9 @@ def test_only_temporaries_are_removed(tmp_path: Path) -> None:
     kept = [".lock", "part.tmp", ".work"]
     for name in (*kept, ".part.12.tmp"):
         write_bytes(tmp_path / "below" / name, b"")
-    remove_temporaries(tmp_path)
+    storage_of(tmp_path).remove_unfinished()
     assert names(tmp_path / "below") == sorted(kept)
-    remove_temporaries(tmp_path / "absent")
+    storage_of(tmp_path / "absent").remove_unfinished()
 
 
 def test_everything_is_synced_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +109,7 @@ def test_everything_is_synced_before_it_has_its_name(tmp_path: Path, monkeypatch
         events.append("rename")
         return replace(source, target)
 
-    monkeypatch.setattr(files.os, "fsync", record_sync)
+    monkeypatch.setattr(os, "fsync", record_sync)
     monkeypatch.setattr(Path, "replace", record_replace)
     write_bytes(tmp_path / "new" / "folder" / "file", b"")
     temporary = events.pop(2)

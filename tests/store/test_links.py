@@ -13,7 +13,7 @@ from hexdata.convert import convert_sources
 from hexdata.errors import StoreError
 from hexdata.export import ExportOptions, PicklesOptions, export_pickles, export_shards
 from hexdata.shuffle import ShuffleOptions, shuffle_store
-from hexdata.store.files import append_line, open_in_place, remove_tree
+from hexdata.storage import open_in_place, storage_of
 from hexdata.verify import verify_store
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def test_what_is_no_file_is_not_opened_in_place(tmp_path: Path, kind: str) -> No
         os.mkfifo(path)
     else:
         path.mkdir()
-    for use in (open_in_place, lambda path: append_line(path, b"line\n", max_bytes=9)):
+    for use in (open_in_place, lambda path: storage_of(path).append(b"line\n", max_bytes=9)):
         with pytest.raises(StoreError, match="may belong to something else"):
             use(path)
     assert other.read_bytes() == b"mine"
@@ -156,8 +156,8 @@ def test_a_removal_follows_no_link(tmp_path: Path, foreign: Path) -> None:
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "below").symlink_to(foreign)
     (tmp_path / "link").symlink_to(foreign)
-    remove_tree(tmp_path / "work")
-    remove_tree(tmp_path / "link")
+    storage_of(tmp_path / "work").remove_tree()
+    storage_of(tmp_path / "link").remove_tree()
     assert contents(foreign) == before
     assert not (tmp_path / "work").exists()
 

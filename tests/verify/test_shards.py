@@ -14,7 +14,8 @@ from hexdata.export import ExportOptions, export_shards
 from hexdata.shards.blocks import Block
 from hexdata.shards.format import ShardWriter, read_blocks
 from hexdata.shards.manifest import FieldSpec, ShardEntry, ShardManifest
-from hexdata.store.files import FileFacts, atomic_file, digest_file, write_bytes
+from hexdata.storage import storage_of
+from hexdata.store.files import FileFacts, digest_file, write_bytes
 from hexdata.store.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def rewrite_shard(store: Path, change: Callable[[dict[int, Block]], dict[int, Bl
 
 
 def write_blocks(path: Path, blocks: dict[int, Block]) -> ShardEntry:
-    with atomic_file(path) as file:
+    with storage_of(path).publish() as file:
         writer = ShardWriter(file)  # type: ignore[arg-type]
         for key, block in blocks.items():
             writer.write_block(key, block)

@@ -24,7 +24,7 @@ from hexdata.formats.legacy.template import ExampleTemplate
 from hexdata.formats.legacy.unpickler import Event, ExamplesPlaceholder, Unpickler, irregular_error
 from hexdata.formats.legacy.validate import BlockValidator
 from hexdata.formats.source import BATCH_ROWS, SALVAGEABLE, RawBatch
-from hexdata.storage import AnyPath, as_path, open_binary
+from hexdata.storage import AnyPath, as_path, storage_of
 
 __all__ = ["LegacyReader"]
 
@@ -70,7 +70,7 @@ class LegacyReader:
         self.board_size: int | None = None
         self.header: dict[str, object] = {}
         self._limits = limits
-        self._file = GunzipFile(open_binary(self.path), limits, salvage=salvage)
+        self._file = GunzipFile(storage_of(self.path).open(), limits, salvage=salvage)
         self._unpickler = Unpickler(self._file, limits)
         self._fast = FastPath(self._unpickler) if fast else None
         self._dialect = Dialect(limits)

@@ -17,7 +17,7 @@ from typing import Final
 
 from hexdata.errors import InputError
 from hexdata.live.coordinator import Stopped
-from hexdata.store.files import walk_once
+from hexdata.storage import walk_once
 
 __all__ = ["TEMPORARY", "Directory", "Folders", "Look", "Seen", "names_in_temporary", "split_name"]
 

@@ -1,0 +1,244 @@
+"""The interface of storages: what hexdata does with a file or a folder, wherever it is kept."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from io import BufferedReader
+from pathlib import Path
+from typing import IO, Any, ClassVar, NamedTuple
+
+from hexdata.storage.address import AnyPath
+from hexdata.storage.errors import add_path_to_error
+from hexdata.storage.reading import PART
+
+__all__ = ["Changed", "HashingFile", "HeldLock", "Storage", "Tagged"]
+
+
+class Changed(Exception):  # noqa: N818 - a signal, not an error
+    """Another process has replaced the object."""
+
+
+class Tagged(NamedTuple):
+    """The bytes of a file, and the tag of this version, which is None if the storage has no tags."""
+
+    data: bytes
+    tag: str | None
+
+
+class HeldLock(NamedTuple):
+    """State of a lock that is held.
+
+    Attributes:
+        require: Raises ``StoreLockedError`` if the lock has been lost. Called before anything is published or
+            removed.
+        has_current_work: Whether the previous holder kept its unfinished work in the same location, so that
+            the work found there is up to date.
+    """
+
+    require: Callable[[], None]
+    has_current_work: bool
+
+
+class HashingFile(io.RawIOBase):
+    """A write-only binary file that computes the size and the SHA-256 of the data written through it.
+
+    Args:
+        file: File that receives the data.
+        path: Path for error messages. Default: the file's own name.
+    """
+
+    def __init__(self, file: IO[bytes], path: Path | None = None) -> None:
+        self._file = file
+        self._path = path or Path(str(file.name))
+        self._hash = hashlib.sha256()
+        self._size = 0
+
+    def writable(self) -> bool:
+        """Return True."""
+        return True
+
+    def write(self, data: Any) -> int:
+        """Write all of ``data`` (bytes-like), add it to the digest and return the number of bytes."""
+        self._hash.update(data)
+        with add_path_to_error(self._path):
+            written = self._file.write(data)
+        self._size += written
+        return written
+
+    def tell(self) -> int:
+        """Return the number of bytes written so far."""
+        return self._size
+
+    def flush(self) -> None:
+        """Flush the underlying file."""
+        with add_path_to_error(self._path):
+            self._file.flush()
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of the data written so far, in hexadecimal."""
+        return self._hash.hexdigest()
+
+
+class Storage(ABC):
+    """One file or folder on a local disk or in an object store.
+
+    ``hexdata.storage.storage_of`` returns the storage of a path, with the same behaviour for both kinds
+    except where a method says otherwise. Unless stated otherwise, methods raise ``OSError`` if the disk or
+    the object store fails.
+
+    Attributes:
+        path: Path or address of the file or folder.
+        memory: Measured bytes that the client library and its buffers add to a process.
+        keeps_work: Whether unfinished work is kept beside the files that it becomes. In an object store, it
+            is kept on this machine.
+    """
+
+    path: AnyPath
+    memory: ClassVar[int]
+    keeps_work: ClassVar[bool]
+
+    # --- properties -----------------------------------------------------------------------------------
+
+    @abstractmethod
+    def exists(self) -> bool:
+        """Return whether the file or folder exists."""
+
+    @abstractmethod
+    def size(self) -> int | None:
+        """Return the size of the file in bytes, or None if there is no such file."""
+
+    @abstractmethod
+    def version(self) -> str:
+        """Return a text that changes with the content of the file; empty if it does not exist."""
+
+    @abstractmethod
+    def files(self) -> dict[str, int]:
+        """Return the sizes in bytes of all files below the folder, by relative name, sorted.
+
+        A file at the path itself has an empty name. A folder that does not exist has no files. Links are
+        followed, each folder once; markers of empty folders in object stores are omitted.
+        """
+
+    @abstractmethod
+    def free_space(self) -> int | None:
+        """Return the free space in bytes on the disk, or None for an object store, which has no limit.
+
+        The path need not exist.
+        """
+
+    @abstractmethod
+    def work_path(self, name: str, purpose: str) -> Path:
+        """Return the local path of unfinished work that belongs to the folder. It may not exist.
+
+        Args:
+            name: Path of the work below a local folder.
+            purpose: Name of the cache folder, such as "work", for an object store.
+        """
+
+    # --- reading --------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def open(self, *, block: int = PART) -> BufferedReader:
+        """Open the file for reading and seeking.
+
+        Args:
+            block: Bytes per request to an object store, 8 MiB by default. The last block is kept in memory.
+        """
+
+    @abstractmethod
+    def source(self) -> Path | BufferedReader:
+        """Return what a library reads the file from: the path of a local file, or the opened object."""
+
+    @abstractmethod
+    def read_range(self, start: int, stop: int) -> bytes:
+        """Return bytes [start, stop) of the file, or fewer if it is shorter."""
+
+    @abstractmethod
+    def read_tail(self, count: int) -> bytes:
+        """Return the last ``count`` bytes of the file, or all if it is shorter."""
+
+    @abstractmethod
+    def read_tagged(self, max_bytes: int) -> Tagged:
+        """Return the content of a small file with the tag for :meth:`put`.
+
+        Args:
+            max_bytes: Bytes to read at most from a local file. Objects are read whole.
+
+        Raises:
+            FileNotFoundError: The file does not exist.
+        """
+
+    # --- writing --------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def publish(self, *, replace: bool = True) -> AbstractContextManager[HashingFile]:
+        """Open the file for writing so that it appears complete or not at all.
+
+        A local file is written under a random temporary name in the same folder, synced and renamed; an
+        object is written to a temporary local file first, then uploaded and verified. If processes write the
+        same file at the same time, the last one to finish wins. After an exception nothing is left behind.
+
+        Args:
+            replace: Whether to overwrite an existing object with other content (default: True). False
+                protects an object from a process that has lost the store's lock without noticing. Local
+                files are always replaced, because a lock on a local disk cannot be lost.
+
+        Raises:
+            StoreError: The uploaded object differs from the data that was sent.
+        """
+
+    @abstractmethod
+    def put(self, data: bytes, tag: str | None) -> str | None:
+        """Publish a small file if the stored version still has the given tag.
+
+        Local files have no tags and are always replaced.
+
+        Args:
+            data: New content.
+            tag: Expected tag, or None if no object may exist.
+
+        Returns:
+            The new tag.
+
+        Raises:
+            Changed: The object store has another version.
+        """
+
+    @abstractmethod
+    def append(self, line: bytes, *, max_bytes: int) -> None:
+        """Append a line to a small log file.
+
+        Args:
+            line: The line with its newline character.
+            max_bytes: If the file is an object, only the last ``max_bytes`` of its content are kept. Local
+                files are kept whole.
+
+        Raises:
+            StoreError: The local file is a link or no regular file.
+        """
+
+    # --- removing -------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def remove(self) -> None:
+        """Remove the file if it exists."""
+
+    @abstractmethod
+    def remove_tree(self) -> None:
+        """Remove the folder and its contents if it exists."""
+
+    @abstractmethod
+    def remove_unfinished(self, folders: Iterable[str] | None = None) -> None:
+        """Remove what killed processes left of unfinished files in the folder.
+
+        Call this only on folders that hexdata owns and while no other process writes to them.
+
+        Args:
+            folders: Subfolders to clean with everything below them, besides the files directly in the folder.
+                None (default) for all. Uploads to an object store are aborted everywhere below the folder.
+        """
