@@ -27,6 +27,7 @@ from hexdata.schema import games_schema, positions_schema, rejected_schema, sour
 from hexdata.storage import as_path
 from hexdata.store.manifest import Manifest
 from hexdata.store.parquet import write_parquet
+from tests.legacy_pickles import install_enums
 from tests.object_store import ObjectStore, environment, serving
 
 if TYPE_CHECKING:
@@ -48,6 +49,14 @@ StoreBytes = Callable[[Path], dict[str, str]]
 WriteOddStore = Callable[[Path, int, int], Path]
 CopyStore = Callable[..., Path]
 KillAtEveryChange = Callable[..., list[Path]]
+
+
+@pytest.fixture(scope="module")
+def hex_ai() -> Iterator[None]:
+    """Make the package ``hex_ai`` importable, in which pickles find the legacy enums."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        install_enums(monkeypatch)
+        yield
 
 
 @pytest.fixture(scope="session")

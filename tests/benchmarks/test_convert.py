@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import enum
 import functools
 import gzip
 import itertools
 import pickle
 import shutil
-import sys
-import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +19,8 @@ import pytest
 from hexdata.convert import ConvertOptions, convert_sources
 from hexdata.formats import open_source
 from hexdata.formats.legacy import write_legacy
+
+pytestmark = pytest.mark.usefixtures("hex_ai")
 
 N = 13
 POSITIONS = 100_000
@@ -37,25 +36,6 @@ class Legacy(NamedTuple):
 
     path: Path
     positions: int
-
-
-class Player(enum.Enum):
-    BLUE = 0
-    RED = 1
-
-
-class Winner(enum.Enum):
-    BLUE = 0
-    RED = 1
-
-
-@pytest.fixture(autouse=True)
-def hex_ai(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give the bare load the enums that it imports."""
-    enums = types.ModuleType("hex_ai.enums")
-    enums.Player, enums.Winner = Player, Winner  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "hex_ai", types.ModuleType("hex_ai"))
-    monkeypatch.setitem(sys.modules, "hex_ai.enums", enums)
 
 
 @pytest.fixture(scope="module")

@@ -5,12 +5,7 @@ store made of them holds, as Python and NumPy objects.
 from __future__ import annotations
 
 import copy
-import enum
-import gzip
 import json
-import pickle
-import sys
-import types
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -26,21 +21,12 @@ from hexdata.convert import ConvertOptions, ConvertResult, convert_sources
 from hexdata.demo.games import Game, make_games
 from hexdata.progress import SILENT, Progress
 from hexdata.store import Store
+from tests.legacy_pickles import Player, Winner, save_pickle
 
 REAL_DATA = Path(__file__).parents[3] / "shared" / "data"
 
 Example = dict[str, Any]
 Array = npt.NDArray[Any]
-
-
-class Player(enum.Enum):
-    BLUE = 0
-    RED = 1
-
-
-class Winner(enum.Enum):
-    BLUE = 0
-    RED = 1
 
 
 class Make:
@@ -94,7 +80,7 @@ class Make:
 
     def write(self, name: str, examples: list[Any], **header: Any) -> Path:
         """Write a processed pickle below the folder."""
-        return self.write_bytes(name, gzip.compress(pickle.dumps({"examples": examples, **header}, 4), 1))
+        return save_pickle(self.folder / name, {"examples": examples, **header})
 
     def write_bytes(self, name: str, content: bytes) -> Path:
         path = self.folder / name
@@ -112,16 +98,6 @@ class Make:
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
     return Make(tmp_path / "legacy")
-
-
-@pytest.fixture
-def hex_ai(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stand in for the package that legacy enums live in, so that they can be pickled by reference."""
-    for name in ("hex_ai", "hex_ai.enums"):
-        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    for enumeration in (Player, Winner):
-        monkeypatch.setattr(enumeration, "__module__", "hex_ai.enums")
-        setattr(sys.modules["hex_ai.enums"], enumeration.__name__, enumeration)
 
 
 class Converted:

@@ -8,17 +8,13 @@ import pickle
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import psutil
 import pyarrow.parquet as pq
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from legacy_pickles import EXPANDING, _example, write_expanding
-
 from hexdata.convert import ConvertOptions, convert_sources, tables
+from tests.legacy_pickles import EXPANDING, example, write_expanding
 
 MEMORY = 1_000_000_000
 SECONDS = 300
@@ -80,7 +76,7 @@ def test_convert_stays_within_its_memory(tmp_path, name):
 def test_large_headers_are_spooled_and_bounded_together(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "_LARGE_HEADERS", 25_000)
     for number, size in enumerate((10, 12_000, 9_000, 20_000)):
-        content = _example({"winner": "RED"}) | {"value": 1.0}
+        content = example(0, 0, n=13, policy=None, player_to_move=..., value=1.0, metadata={"winner": "RED"})
         top = {"examples": [content], "more": "x" * size, "n": number}
         (tmp_path / f"{number}.pkl").write_bytes(pickle.dumps(top, 4))
     options = ConvertOptions(max_reject_rate=1, value_convention="blue-is-0")

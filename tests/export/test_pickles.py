@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import copy
-import enum
 import gzip
 import itertools
 import json
 import pickle
-import sys
-import types
 from pathlib import Path
 
 import numpy as np
@@ -21,59 +18,20 @@ from hexdata.errors import InputError
 from hexdata.export.pickles import PicklesOptions, export_pickles
 from hexdata.formats.trmph import write_trmph
 from hexdata.store import Store
+from tests.legacy_pickles import (
+    ENUM_MODULES,
+    assert_same,
+    example,
+    legacy_enum,
+    load_pickle,
+    one_hot,
+    save_pickle,
+    top_level,
+)
 
 LEGACY = Path(__file__).parents[3] / "shared" / "data" / "legacy"
 N = 5
-MODULES = ("hex_ai.enums", "hex_ai.value_utils")
-
-
-@pytest.fixture(autouse=True)
-def hex_ai(monkeypatch):
-    """A stand-in of the package that the enums live in, each class once a module."""
-    monkeypatch.setitem(sys.modules, "hex_ai", types.ModuleType("hex_ai"))
-    for module, name in itertools.product(MODULES, ("Player", "Winner")):
-        if name == "Player":
-            monkeypatch.setitem(sys.modules, module, types.ModuleType(module))
-        made = enum.Enum(name, {"BLUE": 0, "RED": 1}, module=module)
-        setattr(sys.modules[module], name, made)
-
-
-def enum_of(name, module="hex_ai.enums"):
-    return getattr(sys.modules[module], name)
-
-
-def example(game, ply, total=4, **changes):
-    """An example of blue playing down column a; blue wins. ``...`` leaves a field out."""
-    board = np.zeros((2, N, N), "f4")
-    for move in range(ply):
-        board[move % 2, move // 2, move % 2] = 1
-    policy = np.zeros(N * N, "f4")
-    policy[ply // 2 * N + ply % 2] = 1
-    metadata = {
-        "game_id": (0, game),
-        "position_in_game": ply,
-        "total_positions": total,
-        "value_sample_tier": ply % 4,
-        "winner": "BLUE",
-    }
-    fields = {
-        "board": board,
-        "policy": policy if ply < total - 1 else None,
-        "value": 0.0,
-        "player_to_move": ply % 2,
-        "metadata": metadata,
-    }
-    changes = copy.deepcopy(changes)  # the reader refuses examples that share payloads
-    for name, change in changes.items():
-        (fields if name in fields else metadata)[name] = change
-    fields["metadata"] = changes.get("metadata", {k: v for k, v in metadata.items() if v is not ...})
-    return {key: item for key, item in fields.items() if item is not ...}
-
-
-def one_hot(dtype):
-    policy = np.zeros(N * N, dtype)
-    policy[3] = 1
-    return policy
+pytestmark = pytest.mark.usefixtures("hex_ai")
 
 
 def tuples(item):
@@ -81,44 +39,23 @@ def tuples(item):
 
 
 def games(count, total=4, **changes):
-    """Examples of some games; a change may be a function of the number of the example."""
+    """Return examples of some games; a change may be a function of the number of the example."""
+
+    def changed(i):
+        # The reader refuses examples that share payloads, so each gets a copy.
+        return {name: v(i) if callable(v) else copy.deepcopy(v) for name, v in changes.items()}
+
     numbered = enumerate(itertools.product(range(1, count + 1), range(total)))
     return [
-        example(game, ply, total, **{k: v(i) if callable(v) else v for k, v in changes.items()})
+        example(
+            game, ply, total, **{k: v(i) if callable(v) else copy.deepcopy(v) for k, v in changes.items()}
+        )
         for i, (game, ply) in numbered
     ]
 
 
 def save(path, examples, protocol=4, **header):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    content = {"examples": examples, "source_file": "data/a.trmph", **header}
-    path.write_bytes(gzip.compress(pickle.dumps(content, protocol), 1, mtime=0))
-    return path
-
-
-def load(path):
-    with gzip.open(path) as file:
-        return pickle.load(file)
-
-
-def assert_same(one, other, where="top"):
-    """Compare deeply: types, dtypes, shapes, bytes, memory order, keys and their order, enum classes."""
-    assert type(one) is type(other), where
-    if isinstance(one, dict):
-        assert list(one) == list(other), where
-        for key in one:
-            assert_same(one[key], other[key], f"{where}.{key}")
-    elif isinstance(one, (list, tuple)):
-        assert len(one) == len(other), where
-        for index, (first, second) in enumerate(zip(one, other, strict=True)):
-            assert_same(first, second, f"{where}[{index}]")
-    elif isinstance(one, np.ndarray):
-        found = (one.dtype.str, one.shape, one.flags.f_contiguous, one.tobytes())
-        assert found == (other.dtype.str, other.shape, other.flags.f_contiguous, other.tobytes()), where
-    elif isinstance(one, np.generic):
-        assert (one.dtype.str, one.tobytes()) == (other.dtype.str, other.tobytes()), where
-    else:
-        assert repr(one) == repr(other), where  # -0.0 is not 0.0, and a NaN equals itself
+    return save_pickle(path, top_level(examples, **header), protocol)
 
 
 def there_and_back(folder, **options):
@@ -152,13 +89,13 @@ ODDITIES = {
     "player sometimes None": lambda: games(3, player_to_move=every(3, None, 1)),
     "player sometimes absent": lambda: games(3, player_to_move=every(3, ..., 1)),
     "player first absent": lambda: games(3, player_to_move=every(2, ..., 0)),
-    "player an enum": lambda: games(3, player_to_move=lambda i: enum_of("Player")(i % 2)),
+    "player an enum": lambda: games(3, player_to_move=lambda i: legacy_enum("Player")(i % 2)),
     "player of either module": lambda: games(
-        3, player_to_move=lambda i: enum_of("Player", MODULES[i % 2])(i // 2 % 2)
+        3, player_to_move=lambda i: legacy_enum("Player", ENUM_MODULES[i % 2])(i // 2 % 2)
     ),
-    "winner an enum": lambda: games(3, winner=enum_of("Winner").BLUE),
-    "winner an old enum": lambda: games(3, winner=enum_of("Winner", MODULES[1]).BLUE),
-    "winner sometimes an enum": lambda: games(4, winner=every(5, enum_of("Winner").BLUE, "BLUE")),
+    "winner an enum": lambda: games(3, winner=legacy_enum("Winner").BLUE),
+    "winner an old enum": lambda: games(3, winner=legacy_enum("Winner", ENUM_MODULES[1]).BLUE),
+    "winner sometimes an enum": lambda: games(4, winner=every(5, legacy_enum("Winner").BLUE, "BLUE")),
     "winner b": lambda: games(3, winner="b"),
     "winner text 1": lambda: games(3, winner="1"),
     "winner number 1": lambda: games(3, winner=1),
@@ -196,8 +133,8 @@ ODDITIES = {
         e | {"board": np.asarray(e["board"], ("f4", "f8", "?", "i2")[i % 4], order="CF"[i % 3 == 1])}
         for i, e in enumerate(games(4))
     ],
-    "policy float64": lambda: games(3, policy=one_hot("f8")),
-    "policy float16 sometimes": lambda: games(3, policy=lambda i: one_hot(("f2", "f4")[i % 2])),
+    "policy float64": lambda: games(3, policy=one_hot(3, N, "f8")),
+    "policy float16 sometimes": lambda: games(3, policy=lambda i: one_hot(3, N, ("f2", "f4")[i % 2])),
     "policy dense": lambda: games(3, policy=lambda i: np.linspace(0, i, N * N, dtype="f4")),
     "policy dense sometimes float64": lambda: games(
         3, policy=lambda i: np.linspace(0, i, N * N, dtype="f4").astype(("f4", "f8")[i % 3 == 1])
@@ -233,8 +170,8 @@ ODDITIES = {
         for i, e in enumerate(
             games(
                 20,
-                player_to_move=lambda i: (0, None, enum_of("Player").RED, ..., np.int16(1))[i % 5],
-                winner=lambda i: ("BLUE", enum_of("Winner").BLUE, ..., "b")[i % 4],
+                player_to_move=lambda i: (0, None, legacy_enum("Player").RED, ..., np.int16(1))[i % 5],
+                winner=lambda i: ("BLUE", legacy_enum("Winner").BLUE, ..., "b")[i % 4],
                 value=lambda i: (0, 0.0, np.float32(0), -0.0)[i % 4],
                 zoo=lambda i: (..., i, "x")[i % 3],
                 position_in_game=lambda i: (i % 4, None, np.uint16(3), ...)[i % 4],
@@ -251,7 +188,7 @@ def test_every_oddity_comes_back(tmp_path):
         paths[name] = save(tmp_path / "in" / f"{number:02d}.pkl.gz", examples, 2 + number % 4, number=number)
     back = there_and_back(tmp_path / "in")
     for name, path in paths.items():
-        assert_same(load(path), load(back / "in" / path.name), name)
+        assert_same(load_pickle(path), load_pickle(back / "in" / path.name), name)
 
 
 HEADERS = [
@@ -270,15 +207,15 @@ def test_the_header_comes_back_in_its_order(tmp_path, header, place):
     path = tmp_path / "in" / "a.pkl.gz"
     path.parent.mkdir()
     path.write_bytes(gzip.compress(pickle.dumps(dict(items))))
-    assert_same(load(path), load(there_and_back(tmp_path / "in") / "in" / "a.pkl.gz"))
+    assert_same(load_pickle(path), load_pickle(there_and_back(tmp_path / "in") / "in" / "a.pkl.gz"))
 
 
 def test_rejected_examples_are_absent_and_the_header_stays(tmp_path):
     good = games(3, winner=every(4, "b", "BLUE"))
     bad = [{"board": 1}, *good[:5], example(0, 0, board=np.full((2, N, N), 2.0)), *good[5:], 7]
     path = save(tmp_path / "in" / "a.pkl.gz", bad, processing_stats={"examples_generated": len(bad)})
-    back = load(there_and_back(tmp_path / "in") / "in" / "a.pkl.gz")
-    assert_same(load(path) | {"examples": good}, back)
+    back = load_pickle(there_and_back(tmp_path / "in") / "in" / "a.pkl.gz")
+    assert_same(load_pickle(path) | {"examples": good}, back)
 
 
 def test_what_cannot_be_written_back_is_named(tmp_path):
@@ -301,7 +238,7 @@ def test_real_files_come_back(tmp_path):
     written = sorted((store / "pickles" / "original").rglob("*.pkl.gz"))
     assert len(written) == 11
     for path in written:
-        one, other = load(LEGACY / path.relative_to(store / "pickles" / "original")), load(path)
+        one, other = load_pickle(LEGACY / path.relative_to(store / "pickles" / "original")), load_pickle(path)
         assert len(one["examples"]) == len(other["examples"])
         for content in (one, other):
             content["examples"] = content["examples"][:: 1 if len(content["examples"]) < 3_000 else 7]
@@ -318,8 +255,8 @@ def test_raw_games_become_what_the_legacy_tool_made_of_them(tmp_path):
     (tmp_path / "in" / "empty.trmph").write_text("")
     back = there_and_back(tmp_path / "in") / "in"
     assert sorted(path.name for path in back.iterdir()) == ["empty_processed.pkl.gz", "raw_processed.pkl.gz"]
-    assert load(back / "empty_processed.pkl.gz")["examples"] == []
-    content = load(back / "raw_processed.pkl.gz")
+    assert load_pickle(back / "empty_processed.pkl.gz")["examples"] == []
+    content = load_pickle(back / "raw_processed.pkl.gz")
     assert list(content) == ["examples", "source_file", "processing_stats", "processed_at"]
     assert content["source_file"] == "in/raw.trmph"
     stats = content["processing_stats"]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-import pickle
 import random
 import subprocess
 import sys
@@ -22,51 +20,23 @@ from hexdata.export.pickles import NO_TIME, PicklesOptions, export_pickles
 from hexdata.formats.trmph import write_trmph
 from hexdata.shuffle import ShuffleOptions, shuffle_store
 from hexdata.store import Store
+from tests.legacy_pickles import example, load_pickle, save_pickle, top_level
 
 N = 5
 ORIGINAL = PicklesOptions(order="original", workers=1, level=1)
 SHUFFLED = PicklesOptions(order="shuffled", workers=1, level=1)
 
 
-def example(game, ply, total, **metadata):
-    """An example of blue playing down column a and red down column b; blue wins."""
-    board = np.zeros((2, N, N), "f4")
-    for move in range(ply):
-        board[move % 2, move // 2, move % 2] = 1
-    policy = np.zeros(N * N, "f4")
-    policy[ply // 2 * N + ply % 2] = 1
-    return {
-        "board": board,
-        "policy": policy if ply < total - 1 else None,
-        "value": 0.0,
-        "metadata": {
-            "game_id": game,
-            "position_in_game": ply,
-            "total_positions": total,
-            "value_sample_tier": ply % 4,
-            "winner": "BLUE",
-            **metadata,
-        },
-    }
-
-
-def games(count, total=4, file_idx=0, **metadata):
+def games(count, total=4, file_idx=0, **changes):
     return [
-        example((file_idx, game), ply, total, **metadata)
+        example(game, ply, total, player_to_move=..., **{"game_id": (file_idx, game)} | changes)
         for game in range(1, count + 1)
         for ply in range(total)
     ]
 
 
 def save(path, examples, **header):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    content = {"examples": examples, "source_file": "data/a.trmph", **header}
-    path.write_bytes(gzip.compress(pickle.dumps(content), 1, mtime=0))
-
-
-def load(path):
-    with gzip.open(path) as file:
-        return pickle.load(file)
+    save_pickle(path, top_level(examples, **header))
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +68,7 @@ def test_shuffled_pickles_are_what_an_old_trainer_reads(mixed_store, copy_store)
     assert result.positions == 160 + 300 + 18 + 150
     seen = {}
     for path in paths:
-        content = load(path)
+        content = load_pickle(path)
         stats = content["shuffling_stats"]
         assert list(stats) == ["num_buckets", "bucket_id", "total_examples", "shuffled_at", "source_files"]
         assert (stats["num_buckets"], stats["bucket_id"]) == (buckets[path.parent.name], int(path.name[9:13]))
@@ -127,7 +97,7 @@ def test_a_winner_that_no_position_names_is_the_game_s(mixed_store, copy_store):
     assert {winners[row["game_id"]] for row in unnamed} <= {"BLUE", "RED"}
     export_pickles(store.path, SHUFFLED)
     paths = (store.path / "pickles" / "shuffled").rglob("*.pkl.gz")
-    metadata = [item["metadata"] for path in paths for item in load(path)["examples"]]
+    metadata = [item["metadata"] for path in paths for item in load_pickle(path)["examples"]]
     named = [(item["game_id"], item["winner"]) for item in metadata if item["game_id"] is not None]
     written = [winner for (source_id, _), winner in named if source_id == tuples]
     assert sorted(written) == sorted(winners[row["game_id"]] for row in unnamed)
@@ -147,7 +117,7 @@ def test_the_legacy_loader_finds_the_shuffled_files(mixed_store, copy_store):
         ]  # fmt: skip
         assert (content["started_at"], content["current_phase"]) == (NO_TIME, "completed")
         assert content["completed_buckets"] == [int(path.name[9:13]) for path in files]
-        stats = [load(path)["shuffling_stats"] for path in files]
+        stats = [load_pickle(path)["shuffling_stats"] for path in files]
         assert content["processed_files"] == stats[0]["source_files"]
         assert content["stats"] == {
             "files_processed": len(stats[0]["source_files"]),

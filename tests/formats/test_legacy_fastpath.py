@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import enum
 import io
 import pickle
 import pickletools
 import tempfile
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -17,30 +15,17 @@ from hypothesis import strategies as st
 
 from hexdata.errors import FormatError
 from hexdata.formats.legacy import LegacyReader, reader
+from tests.legacy_pickles import Player
 
-
-class Player(enum.Enum):
-    BLUE = 0
-    RED = 1
+pytestmark = pytest.mark.usefixtures("hex_ai")
 
 
 class Pickler(pickle._Pickler):
-    """Python's own pickler with frames of a size to choose, and enums named as the legacy code does."""
+    """Python's own pickler, with frames of a chosen size."""
 
     def __init__(self, file, frame, protocol=4):
         super().__init__(file, protocol)
         self.framer._FRAME_SIZE_TARGET = frame
-
-    def save_global(self, obj, name=None):
-        if obj is not Player:
-            return super().save_global(obj, name)
-        self.save("hex_ai.enums")
-        self.save("Player")
-        self.write(pickle.STACK_GLOBAL)
-        self.memoize(obj)
-        return None
-
-    dispatch: ClassVar = {**pickle._Pickler.dispatch, type(Player): save_global}
 
 
 def dumps(content, frame=64 << 10, protocol=4):

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import copy
-import enum
-import gzip
 import json
 import pickle
 import pickletools
 import sys
-import types
 
 import numpy as np
 import pytest
@@ -18,30 +15,13 @@ from hexdata.board import unpack_boards
 from hexdata.errors import FormatError
 from hexdata.formats.legacy import LegacyReader, looks_like_pickle, reader
 from hexdata.schema import raw_schema
+from tests import legacy_pickles
+from tests.legacy_pickles import legacy_enum, save_pickle, top_level
+
+pytestmark = pytest.mark.usefixtures("hex_ai")
 
 N = 5
 CELLS = N * N
-
-
-class Player(enum.Enum):
-    BLUE = 0
-    RED = 1
-
-
-class Winner(enum.Enum):
-    BLUE = 0
-    RED = 1
-
-
-@pytest.fixture(autouse=True)
-def hex_ai(monkeypatch):
-    """A stand-in of the package that the enums live in: hexdata runs where it is not installed."""
-    for name in ("hex_ai", "hex_ai.enums", "hex_ai.value_utils"):
-        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    for enumeration in (Player, Winner):
-        monkeypatch.setattr(enumeration, "__module__", "hex_ai.enums")
-        for name in ("hex_ai.enums", "hex_ai.value_utils"):
-            setattr(sys.modules[name], enumeration.__name__, enumeration)
 
 
 def board(ply=3, n=N, dtype="f4", order="C"):
@@ -60,35 +40,10 @@ def policy(move=0, n=N, dtype="f4"):
 
 
 def example(ply=3, move=4, value=1.0, **changes):
-    """An example of September 2025, its fields and metadata changed as told; ``...`` leaves a field out."""
-    metadata = {
-        "game_id": (0, 12),
-        "position_in_game": ply,
-        "total_positions": 20,
-        "value_sample_tier": 1,
-        "winner": "BLUE",
-    }
-    fields = {
-        "board": board(ply),
-        "policy": policy(move),
-        "value": value,
-        "player_to_move": ply % 2,
-        "metadata": metadata,
-    }
-    for name, change in changes.items():
-        (fields if name in fields else metadata)[name] = change
-    fields["metadata"] = changes.get("metadata", {k: v for k, v in metadata.items() if v is not ...})
-    return {key: item for key, item in fields.items() if item is not ...}
-
-
-def top_level(examples, **header):
-    return {"examples": examples, "source_file": "data/a.trmph", **header}
-
-
-def save(path, content, protocol=4):
-    raw = content if isinstance(content, bytes) else pickle.dumps(content, protocol)
-    path.write_bytes(gzip.compress(raw, 1, mtime=0))
-    return path
+    """Return an example with a legal board; ``changes`` are those of ``legacy_pickles.example``."""
+    own = {"board": board(ply), "policy": policy(move), "value": value, "player_to_move": ply % 2}
+    own |= {"position_in_game": ply, "value_sample_tier": 1}
+    return legacy_pickles.example(12, 0, 20, **own | changes)
 
 
 def read(path, fast=True):
@@ -117,7 +72,7 @@ def fast(request):
 @pytest.mark.parametrize("protocol", range(6))
 def test_every_protocol_gives_the_same(tmp_path, fast, protocol):
     examples = [example(ply, ply if ply % 4 else None, ply % 2, game_id=(1, ply)) for ply in range(40)]
-    rows, rejected, file = read(save(tmp_path / "a", top_level(examples), protocol), fast)
+    rows, rejected, file = read(save_pickle(tmp_path / "a", top_level(examples), protocol), fast)
     assert rejected == []
     assert [row["record"] for row in rows] == list(range(40))
     assert [row["move"] for row in rows] == [ply % CELLS if ply % 4 else None for ply in range(40)]
@@ -131,7 +86,7 @@ def test_every_protocol_gives_the_same(tmp_path, fast, protocol):
 
 def test_tuples(tmp_path, fast):
     examples = [(board(ply), policy(ply), float(ply % 2)) for ply in range(20)]
-    rows, rejected, file = read(save(tmp_path / "a", top_level(examples)), fast)
+    rows, rejected, file = read(save_pickle(tmp_path / "a", top_level(examples)), fast)
     assert [(row["move"], row["value"]) for row in rows] == [(ply, ply % 2) for ply in range(20)]
     assert {row["player_to_move"] for row in rows} == {row["winner"] for row in rows} == {None}
     assert rejected == []
@@ -151,17 +106,16 @@ def test_names_of_older_numpy(tmp_path, fast, protocol):
     )
     older = pickletools.optimize(older)  # frames of the right length again
     assert b"numpy.core." in older
-    rows, _, _ = read(save(tmp_path / "a", older), fast)
-    assert rows == read(save(tmp_path / "b", raw), fast)[0]
+    rows, _, _ = read(save_pickle(tmp_path / "a", older), fast)
+    assert rows == read(save_pickle(tmp_path / "b", raw), fast)[0]
     assert len(rows) == 9
 
 
 @pytest.mark.parametrize("module", ["hex_ai.enums", "hex_ai.value_utils"])
 def test_enums_are_read_without_their_package(tmp_path, fast, module, monkeypatch):
-    for enumeration in (Player, Winner):
-        monkeypatch.setattr(enumeration, "__module__", module)
-    examples = [example(ply, player_to_move=Player(ply % 2), winner=Winner(ply // 9)) for ply in range(18)]
-    path = save(tmp_path / "a", top_level(examples))
+    player, winner = legacy_enum("Player", module), legacy_enum("Winner", module)
+    examples = [example(ply, player_to_move=player(ply % 2), winner=winner(ply // 9)) for ply in range(18)]
+    path = save_pickle(tmp_path / "a", top_level(examples))
     for name in ("hex_ai", "hex_ai.enums", "hex_ai.value_utils"):
         monkeypatch.setitem(sys.modules, name, None)
     rows, rejected, file = read(path, fast)
@@ -177,7 +131,7 @@ def test_enums_are_read_without_their_package(tmp_path, fast, module, monkeypatc
     [("RED", 1, "BLUE/RED"), ("b", 0, "b/r"), ("2", 1, "1/2"), (1, 0, "int 1/2"), (None, None, None)],
 )
 def test_winners(tmp_path, fast, spelling, winner, dialect):
-    rows, _, file = read(save(tmp_path / "a", top_level([example(winner=spelling)])), fast)
+    rows, _, file = read(save_pickle(tmp_path / "a", top_level([example(winner=spelling)])), fast)
     assert rows[0]["winner"] == winner
     assert file.header["dialect"].get("winner") == dialect
 
@@ -187,7 +141,7 @@ def test_winners(tmp_path, fast, spelling, winner, dialect):
 def test_arrays_of_other_dtypes_and_orders(tmp_path, fast, dtype, order):
     examples = [example(ply, board=board(ply, dtype=dtype, order=order), policy=policy(ply, dtype=dtype))
                 for ply in range(12)]  # fmt: skip
-    rows, rejected, file = read(save(tmp_path / "a", top_level(examples)), fast)
+    rows, rejected, file = read(save_pickle(tmp_path / "a", top_level(examples)), fast)
     assert rejected == []
     for ply, row in enumerate(rows):
         np.testing.assert_array_equal(planes_of(row), board(ply))
@@ -204,7 +158,9 @@ def test_policies_that_are_no_single_move_are_kept(tmp_path, fast):
     minus = policy(3)
     minus[7] = -0.0  # no plain zero: a single move would lose its sign
     policies = [copy.deepcopy(item) for item in [dense, zeros, twice, minus, policy(9), None] * 2]
-    rows, rejected, _ = read(save(tmp_path / "a", top_level([example(policy=p) for p in policies])), fast)
+    rows, rejected, _ = read(
+        save_pickle(tmp_path / "a", top_level([example(policy=p) for p in policies])), fast
+    )
     assert rejected == []
     for row, expected in zip(rows, policies, strict=True):
         if row["policy"] is None:
@@ -220,7 +176,7 @@ def test_unknown_metadata_goes_to_extra(tmp_path, fast):
         example(zoo=[1, {"a": None}], source_file=f"f{ply % 2}", alpha=ply, original_source="raw\udce9")
         for ply in range(12)
     ]
-    rows, _, file = read(save(tmp_path / "a", top_level(examples)), fast)
+    rows, _, file = read(save_pickle(tmp_path / "a", top_level(examples)), fast)
     for ply, row in enumerate(rows):
         expected = {
             "alpha": ply,
@@ -239,7 +195,7 @@ def test_the_header_has_everything_but_the_examples(tmp_path, fast):
         "shuffling_stats": {"bucket_id": 1},
         "odd": (1, np.float32(0.5), float("inf"), {2: b"x"}),
     }
-    _, _, file = read(save(tmp_path / "a", top_level([example()], **header)), fast)
+    _, _, file = read(save_pickle(tmp_path / "a", top_level([example()], **header)), fast)
     assert file.format == "legacy-shuffled"
     odd = {"__tuple__": [1, {"__numpy__": ["<f4", 0.5]}, {"__float__": "inf"},
                          {"__dict__": [[2, {"__object__": "bytes"}]]}]}  # fmt: skip
@@ -251,7 +207,7 @@ def test_a_file_that_mixes_dialects_says_so(tmp_path, fast):
     examples = [
         example(winner=("BLUE", "b")[ply % 3 == 0], player_to_move=(..., 1)[ply % 2]) for ply in range(12)
     ]
-    _, _, file = read(save(tmp_path / "a", top_level([*examples, (board(), None, 0)])), fast)
+    _, _, file = read(save_pickle(tmp_path / "a", top_level([*examples, (board(), None, 0)])), fast)
     dialect = file.header["dialect"]
     assert dialect["winner"] == {"mixed": [["BLUE/RED", 8], ["b/r", 4]]}
     assert dialect["layout"] == {"mixed": [["dict", 12], ["tuple", 1]]}
@@ -262,14 +218,14 @@ def test_a_file_that_mixes_dialects_says_so(tmp_path, fast):
 
 def test_numpy_scalars_are_numbers(tmp_path, fast):
     examples = [example(ply, value=np.float32(0.25), position_in_game=np.int64(ply)) for ply in range(5)]
-    rows, rejected, file = read(save(tmp_path / "a", top_level(examples)), fast)
+    rows, rejected, file = read(save_pickle(tmp_path / "a", top_level(examples)), fast)
     assert rejected == []
     assert [(row["value"], row["position_in_game"]) for row in rows] == [(0.25, ply) for ply in range(5)]
     assert file.header["dialect"]["value"] == "numpy <f4"
 
 
 def test_no_examples_at_all(tmp_path, fast):
-    rows, rejected, file = read(save(tmp_path / "a", top_level([])), fast)
+    rows, rejected, file = read(save_pickle(tmp_path / "a", top_level([])), fast)
     assert (rows, rejected, file.board_size) == ([], [], None)
     assert file.header == {"source_file": "data/a.trmph", "dialect": {}}
 
@@ -320,7 +276,7 @@ REJECTIONS = {
 def test_rejections(tmp_path, fast, code):
     good = [example(ply) for ply in range(4)]
     examples = [copy.deepcopy(item) for bad in REJECTIONS[code] for item in (*good, bad)]
-    rows, rejected, file = read(save(tmp_path / "a", top_level(examples)), fast)
+    rows, rejected, file = read(save_pickle(tmp_path / "a", top_level(examples)), fast)
     assert rejected == [(5 * i + 4, code) for i in range(len(REJECTIONS[code]))]
     assert [row["record"] for row in rows] == [i for i in range(len(examples)) if i % 5 != 4]
     assert file.board_size == N
@@ -333,21 +289,21 @@ def test_the_first_usable_board_says_the_size(tmp_path, fast):
         example(),
         example(board=""),
     ]
-    rows, rejected, file = read(save(tmp_path / "a", top_level(examples)), fast)
+    rows, rejected, file = read(save_pickle(tmp_path / "a", top_level(examples)), fast)
     assert file.board_size == 6
     assert rejected == [(0, "board-cells"), (2, "board-size"), (3, "board-type")]
     assert [row["record"] for row in rows] == [1]
 
 
 def test_a_file_without_a_usable_board(tmp_path, fast):
-    rows, rejected, file = read(save(tmp_path / "a", top_level([1, 2])), fast)
+    rows, rejected, file = read(save_pickle(tmp_path / "a", top_level([1, 2])), fast)
     assert (rows, rejected, file.board_size) == ([], [(0, "example-layout"), (1, "example-layout")], None)
 
 
 def test_batches_are_bounded_and_count_every_record(tmp_path, fast):
     one = board(0, 3, "u1"), policy(0, 3, "u1")
     examples = [(one[0].copy(), one[1].copy(), 0.0 if i % 10 else None) for i in range(9_000)]
-    with LegacyReader(save(tmp_path / "a", top_level(examples)), fast=fast) as file:
+    with LegacyReader(save_pickle(tmp_path / "a", top_level(examples)), fast=fast) as file:
         batches = list(file.batches())
     assert [batch.records for batch in batches] == [8_000, 1_000]
     assert all(batch.positions.num_rows <= reader.BATCH_ROWS for batch in batches)
@@ -376,14 +332,14 @@ def refusal(path, fast=True):
     ],
 )
 def test_other_layouts_are_named(tmp_path, content, words):
-    error = refusal(save(tmp_path / "a", content))
+    error = refusal(save_pickle(tmp_path / "a", content))
     assert error.code == "unknown-layout"
     assert words in str(error)
 
 
 def test_the_torch_variant_is_named(tmp_path):
     raw = b"\x80\x02}(X\x06\x00\x00\x00boardsctorch._utils\n_rebuild_tensor_v2\n(tR" + b"u."
-    error = refusal(save(tmp_path / "a", raw))
+    error = refusal(save_pickle(tmp_path / "a", raw))
     assert error.code == "torch-tensors"
     assert "torch._utils._rebuild_tensor_v2" in str(error)
     assert "PyTorch" in str(error)
@@ -417,7 +373,7 @@ def shared_everything(count=3_000):
 def test_small_things_may_be_shared_by_distant_examples(tmp_path, fast):
     examples = shared_everything(60)
     examples = examples[::2] + examples[1::2]
-    rows, rejected, _ = read(save(tmp_path / "a", top_level(examples)), fast)
+    rows, rejected, _ = read(save_pickle(tmp_path / "a", top_level(examples)), fast)
     assert rejected == []
     assert [row["line_idx"] for row in rows] == [item["metadata"]["game_id"][1] for item in examples]
 
@@ -426,14 +382,14 @@ def test_small_things_may_be_shared_by_distant_examples(tmp_path, fast):
 def test_a_shared_payload_is_refused_and_explained(tmp_path, fast, part):
     examples = [example(ply) for ply in range(30)]
     examples[25][part] = examples[3][part]
-    error = refusal(save(tmp_path / "a", top_level(examples)), fast)
+    error = refusal(save_pickle(tmp_path / "a", top_level(examples)), fast)
     assert error.code == "shared-payload"
     assert "byte " in str(error)
     assert "deepcopy" in str(error)
 
 
 def test_memory_does_not_follow_the_number_of_examples(tmp_path, fast):
-    path = save(tmp_path / "a", top_level(shared_everything()))
+    path = save_pickle(tmp_path / "a", top_level(shared_everything()))
     with LegacyReader(path, fast=fast) as file:
         assert sum(batch.records for batch in file.batches()) == 3_000
         memo = file._unpickler.memo

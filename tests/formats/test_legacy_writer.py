@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import enum
 import errno
 import gc
-import gzip
 import io
 import json
 import pickle
 import sys
-import types
 from collections import Counter
 from pathlib import Path
 
@@ -22,36 +19,14 @@ from hexdata.board import pack_boards
 from hexdata.errors import FormatError, InputError
 from hexdata.formats.legacy import DIALECTS, LegacyReader, write_legacy
 from hexdata.schema import raw_schema
+from tests.legacy_pickles import Player, Winner, assert_same, load_pickle
 
 N = 4
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 FILES = sorted((SHARED / "legacy").rglob("*.pkl.gz"))
 SMALL = [path for path in FILES if path.stat().st_size < 200_000]
+pytestmark = pytest.mark.usefixtures("hex_ai")
 real = pytest.mark.skipif(not FILES, reason="needs the real data")
-
-
-class Player(enum.Enum):
-    BLUE = 0
-    RED = 1
-
-
-class Winner(enum.Enum):
-    BLUE = 0
-    RED = 1
-
-
-@pytest.fixture(autouse=True)
-def hex_ai(monkeypatch):
-    """A stand-in of the package that the enums live in, so that pickle.load can be asked."""
-    module = types.ModuleType("hex_ai.enums")
-    module.Player, module.Winner = Player, Winner
-    monkeypatch.setitem(sys.modules, "hex_ai", types.ModuleType("hex_ai"))
-    monkeypatch.setitem(sys.modules, "hex_ai.enums", module)
-
-
-def unpickle(path):
-    with gzip.open(path) as file:
-        return pickle.load(file)
 
 
 def read(path):
@@ -85,30 +60,12 @@ def write(path, batches, dialect, header=None):
     return write_legacy(path, batches, board_size=N, dialect=dialect, header=header or {})
 
 
-def assert_equal(one, other):
-    """The same types, keys in the same order, arrays to the last bit."""
-    assert type(one) is type(other)
-    if isinstance(one, np.ndarray):
-        assert (one.dtype, one.shape, one.flags.fnc) == (other.dtype, other.shape, other.flags.fnc)
-        assert one.tobytes("A") == other.tobytes("A")
-    elif isinstance(one, dict):
-        assert list(one) == list(other)
-        for key, value in one.items():
-            assert_equal(value, other[key])
-    elif isinstance(one, (list, tuple)):
-        assert len(one) == len(other)
-        for value, counterpart in zip(one, other, strict=True):
-            assert_equal(value, counterpart)
-    else:
-        assert one == other or (one != one and other != other)
-
-
 def test_tuples_as_pickle_reads_them(tmp_path):
     assert (
         write(tmp_path / "a", [batch(5), batch(3)], "tuples", {"source_file": "x", "stats": {"n": [1, 2.5]}})
         == 8
     )
-    content = unpickle(tmp_path / "a")
+    content = load_pickle(tmp_path / "a")
     assert list(content) == ["examples", "source_file", "stats"]
     assert content["stats"] == {"n": [1, 2.5]}
     board, policy, value = content["examples"][1]
@@ -119,7 +76,7 @@ def test_tuples_as_pickle_reads_them(tmp_path):
 
 def test_dicts_as_pickle_reads_them(tmp_path):
     write(tmp_path / "a", [batch(40)], "dicts")
-    example = unpickle(tmp_path / "a")["examples"][39]
+    example = load_pickle(tmp_path / "a")["examples"][39]
     assert list(example) == ["board", "policy", "value", "metadata"]
     assert example["metadata"] == {
         "game_id": (3, 273),
@@ -132,7 +89,7 @@ def test_dicts_as_pickle_reads_them(tmp_path):
 
 def test_enums_as_pickle_reads_them(tmp_path):
     write(tmp_path / "a", [batch(40, winner=[1, None] * 20)], "dicts-enums")
-    first, second = unpickle(tmp_path / "a")["examples"][:2]
+    first, second = load_pickle(tmp_path / "a")["examples"][:2]
     assert (first["player_to_move"], first["metadata"]["winner"]) == (Player.BLUE, Winner.RED)
     assert (second["player_to_move"], second["metadata"]["winner"]) == (Player.RED, None)
     assert first["metadata"]["source_file"] == "data/a.trmph"
@@ -157,7 +114,7 @@ def test_the_header_may_be_filled_while_batches_come(tmp_path):
         header["processing_stats"] = {"examples_generated": 3}
 
     write_legacy(tmp_path / "a", batches(), board_size=N, dialect="tuples", header=header)
-    assert unpickle(tmp_path / "a")["processing_stats"] == {"examples_generated": 3}
+    assert load_pickle(tmp_path / "a")["processing_stats"] == {"examples_generated": 3}
 
 
 @pytest.mark.parametrize("n_dtype", ["?", "u1", "f8", ">f4"])
@@ -184,7 +141,7 @@ def test_everything_odd_survives(tmp_path, n_dtype):
     assert not any(batch.rejected for batch in batches)
     header = json.loads(json.dumps(file.header))
     write(tmp_path / "b", [batch.positions for batch in batches], header["dialect"], header)
-    assert_equal(pickle.loads(raw), unpickle(tmp_path / "b"))
+    assert_same(pickle.loads(raw), load_pickle(tmp_path / "b"))
 
 
 def test_mixed_dialects_survive(tmp_path):
@@ -194,7 +151,7 @@ def test_mixed_dialects_survive(tmp_path):
     (tmp_path / "a").write_bytes(raw)
     batches, file = read(tmp_path / "a")
     write(tmp_path / "b", [batch.positions for batch in batches], file.header["dialect"])
-    assert_equal(pickle.loads(raw), unpickle(tmp_path / "b"))
+    assert_same(pickle.loads(raw), load_pickle(tmp_path / "b"))
 
 
 def test_a_mixture_that_names_no_first_spelling_is_refused(tmp_path):
@@ -239,7 +196,7 @@ def test_real_files_survive_the_round_trip(tmp_path, path):
         dialect=header["dialect"],
         header=header,
     )
-    assert_equal(unpickle(path), unpickle(tmp_path / "a"))
+    assert_same(load_pickle(path), load_pickle(tmp_path / "a"))
 
 
 @real

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -21,47 +20,26 @@ from hexdata.export import PicklesOptions, export_pickles
 from hexdata.formats.trmph import write_trmph
 from hexdata.store.parquet import write_parquet
 from hexdata.verify.roundtrip import check_round_trip
+from tests.legacy_pickles import example, load_pickle, save_pickle
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 N = 5
 
 
-def example(game, ply, winner="BLUE", **metadata):
-    board = np.zeros((2, N, N), "f4")
-    for move in range(ply):
-        board[move % 2, move // 2, move % 2] = 1
-    policy = np.zeros(N * N, "f4")
-    policy[ply // 2 * N + ply % 2] = 1
-    return {
-        "board": board,
-        "policy": policy if ply < 9 else None,
-        "value": 0.0,
-        "player_to_move": ply % 2,
-        "metadata": {
-            "game_id": (0, game),
-            "position_in_game": ply,
-            "total_positions": 10,
-            "winner": winner,
-            **metadata,
-        },
-    }
-
-
 def save(path, examples, **header):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(gzip.compress(pickle.dumps({"examples": examples, **header}), 1, mtime=0))
+    save_pickle(path, {"examples": examples, **header})
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """Return (inputs, store): dicts of mixed spelling, one rejected; tuples, raw games, a broken file."""
     folder = tmp_path_factory.mktemp("made")
-    examples = [example(i // 10 + 1, i % 10, ("BLUE", "b")[i % 7 == 3], zoo=i) for i in range(200)]
+    examples = [example(i // 10 + 1, i % 10, 10, winner=("BLUE", "b")[i % 7 == 3], zoo=i) for i in range(200)]
     examples[55]["metadata"]["total_positions"] = None
     examples[60]["board"] = "not a board"
     examples[70]["policy"] = np.linspace(0, 1, N * N, dtype="f4")
     save(folder / "in" / "dicts.pkl.gz", examples, zulu=1, source_file="a.trmph", stats={"b": 1, "a": 2})
-    tuples = [(e["board"], e["policy"], 1.0) for e in (example(0, i % 10) for i in range(100))]
+    tuples = [(e["board"], e["policy"], 1.0) for e in (example(0, i % 10, 10) for i in range(100))]
     save(folder / "in" / "tuples.pkl.gz", tuples)
     games = [(np.array([0, 1, 5, i % 18 + 7], np.uint16), i % 2) for i in range(25)]
     write_trmph(folder / "in" / "raw.trmph", games, N)
@@ -182,9 +160,9 @@ def test_a_pickle_that_was_altered_after_its_export_is_found(made, copy_store, s
     exported = copy_store(store)
     export_pickles(exported, PicklesOptions(order="original", workers=1))
     path = exported / "pickles" / "original" / name
-    content = pickle.loads(gzip.decompress(path.read_bytes()))
+    content = load_pickle(path)
     content["examples"].pop()
-    path.write_bytes(gzip.compress(pickle.dumps(content), 1, mtime=0))
+    save_pickle(path, content)
     (failed,) = [found for found in check_round_trip(exported, [inputs]) if not found.ok]
     assert failed.name == source
     assert failed.detail.startswith(f"pickles/original/{name}: the file has more or fewer examples")
@@ -209,7 +187,7 @@ def test_pickles_of_an_older_store_are_not_taken_for_its_own(made, copy_store, t
 def test_another_empty_file_may_stand_for_an_empty_file_of_games(tmp_path):
     """They have one digest, and only their names tell what they would hold."""
     folder = tmp_path / "in"
-    save(folder / "a.pkl.gz", [example(1, i) for i in range(10)])
+    save(folder / "a.pkl.gz", [example(1, i, 10) for i in range(10)])
     (folder / "none.trmph").write_bytes(b"")
     convert_sources([folder], tmp_path / "store", ConvertOptions(workers=1))
     (folder / "empty.pkl").write_bytes(b"")
@@ -222,7 +200,7 @@ def test_another_empty_file_may_stand_for_an_empty_file_of_games(tmp_path):
 
 
 def test_a_source_that_cannot_be_written_back_says_why(tmp_path):
-    save(tmp_path / "in" / "a.pkl.gz", [example(1, i) for i in range(10)], odd=b"bytes")
+    save(tmp_path / "in" / "a.pkl.gz", [example(1, i, 10) for i in range(10)], odd=b"bytes")
     convert_sources([tmp_path / "in"], tmp_path / "store", ConvertOptions(workers=1))
     (found,) = check_round_trip(tmp_path / "store", [tmp_path / "in"])
     assert (found.ok, found.checked) == (False, True)
@@ -260,7 +238,7 @@ def test_the_command_line(made):
 
 def test_keys_that_begin_as_ours_come_back(tmp_path):
     own = {"hexdata:dialect": "int", "hexdata:value": 0.25, "dialect": 3, "hexdata:key:zoo": 4}
-    examples = [example(1, ply, **own) for ply in range(10)]
+    examples = [example(1, ply, 10, **own) for ply in range(10)]
     save(tmp_path / "in" / "a.pkl.gz", examples, dialect="theirs", **{"hexdata:key:more": [1]})
     convert_sources([tmp_path / "in"], tmp_path / "store", ConvertOptions(value_convention="blue-is-0"))
     (found,) = check_round_trip(tmp_path / "store", tmp_path / "in")
