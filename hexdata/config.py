@@ -40,13 +40,19 @@ def did_you_mean(name: str, known: Collection[str]) -> str | None:
     return f"Did you mean {near[0]!r}?" if near else None
 
 
-def with_current_names(section: Mapping[str, Any]) -> dict[str, Any]:
+def with_current_names(
+    section: Mapping[str, Any], former_keys: Mapping[str, str] = _FORMER
+) -> dict[str, Any]:
     """Return a section with the present names of keys that once had another.
+
+    Args:
+        section: Content of the section.
+        former_keys: Present name of each key that was renamed. Default: those of ``[convert]``.
 
     Raises:
         ConfigError: it has a key under both names.
     """
-    for former, current in _RENAMED_KEYS.items():
-        if former in section and current in section:
-            raise ConfigError(f"{former!r} is the former name of {current!r}", hint="Leave one of them out.")
-    return {_RENAMED_KEYS.get(key, key): value for key, value in section.items()}
+    for former, present in former_keys.items():
+        if former in section and present in section:
+            raise ConfigError(f"{former!r} is the former name of {present!r}", hint="Leave one of them out.")
+    return {former_keys.get(key, key): value for key, value in section.items()}

@@ -79,7 +79,7 @@ LIBRARIES = {
     "webdataset": ("loader", "shards"),
     "torch": ("torch",),
     "ray": ("engine/ray.py",),
-    "pydantic": ("pipeline",),
+    "pydantic": ("pipeline", "live/options.py"),
     "matplotlib": ("report",),
     "jinja2": ("report",),
     "typer": ("cli",),

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hexdata.cli.render import Output
-    from hexdata.live.metrics import LiveFacts, Metrics
+    from hexdata.live.metrics import LiveMetrics, MetricsByStage
 
 __all__ = ["live"]
 
@@ -55,31 +55,31 @@ def live(
     from hexdata.cli.render import Output
     from hexdata.cli.view import View
     from hexdata.live import LiveOptions, load_live_config
-    from hexdata.live.trial import DriveOptions, drive_live
+    from hexdata.live.trial import LiveTrialOptions, run_live_trial
 
     options = LiveOptions() if config is None else load_live_config(config, allow_code=allow_code)
     given: dict[str, Any] = {"seed": seed, "split": split, "batch_size": batch_size}
     given |= {"pool_size": pool_size, "reservoir": reservoir}
     options = replace(options, **{name: value for name, value in given.items() if value is not None})
-    limits = DriveOptions(batches=batches, seconds=seconds)
+    limits = LiveTrialOptions(batches=batches, seconds=seconds)
     serve = None if prometheus is None else _server(prometheus, prometheus_host)
 
     output, title = Output(as_json), f"hexdata live {directory}"
     with _screen(output, title) as show:
-        result = drive_live(directory, options, limits, show, serve)
+        result = run_live_trial(directory, options, limits, show, serve)
     if not output.print_json(result):
         output.out.print(View(title, result), soft_wrap=False)
     if result.ended == "interrupted":
         raise typer.Exit(130)
 
 
-def _server(port: int, host: str) -> Callable[[Callable[[], Metrics]], AbstractContextManager[object]]:
+def _server(port: int, host: str) -> Callable[[Callable[[], MetricsByStage]], AbstractContextManager[object]]:
     from hexdata.live.prometheus import serve_metrics
 
     return partial(serve_metrics, port=port, host=host)
 
 
-def _screen(output: Output, title: str) -> AbstractContextManager[Callable[[LiveFacts], None] | None]:
+def _screen(output: Output, title: str) -> AbstractContextManager[Callable[[LiveMetrics], None] | None]:
     """Return a context that gives what shows facts while the pipeline runs: lines, a view, or nothing."""
     if output.as_json:
         return nullcontext(partial(_print_line, output))
@@ -90,6 +90,6 @@ def _screen(output: Output, title: str) -> AbstractContextManager[Callable[[Live
     return LiveView(title)
 
 
-def _print_line(output: Output, facts: LiveFacts) -> None:
+def _print_line(output: Output, facts: LiveMetrics) -> None:
     output.print_json(facts)
     sys.stdout.flush()  # somebody may be reading on the other side of a pipe

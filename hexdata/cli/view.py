@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hexdata.cli.render import console
-from hexdata.live.metrics import LiveFacts, StageFacts
+from hexdata.live.metrics import LiveMetrics, StageMetrics
 from hexdata.text import printable
 
 __all__ = ["LiveView", "View"]
@@ -30,7 +30,7 @@ _PARTS: Final = " ▏▎▍▌▋▊▉█"
 class View:
     """A printable summary of a live pipeline, laid out for the current width of the terminal."""
 
-    def __init__(self, title: str, facts: LiveFacts) -> None:
+    def __init__(self, title: str, facts: LiveMetrics) -> None:
         self._title = title
         self._facts = facts
 
@@ -53,7 +53,7 @@ class LiveView:
         self._title = title
         self._live = Live(console=console(stderr=True, soft_wrap=False), auto_refresh=False, transient=True)
 
-    def __enter__(self) -> Callable[[LiveFacts], None]:
+    def __enter__(self) -> Callable[[LiveMetrics], None]:
         self._live.start()
         return self.show
 
@@ -62,7 +62,7 @@ class LiveView:
     ) -> None:
         self._live.stop()
 
-    def show(self, facts: LiveFacts) -> None:
+    def show(self, facts: LiveMetrics) -> None:
         """Replace the view."""
         self._live.update(View(self._title, facts), refresh=True)
 
@@ -72,7 +72,7 @@ def _clock(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 
 
-def _headlines(facts: LiveFacts) -> Table:
+def _headlines(facts: LiveMetrics) -> Table:
     """Return the key numbers: one name with its numbers per line."""
     lines = {
         "positions": [f"{facts.positions_per_second:,.0f}/s", f"{facts.positions:,} so far"],
@@ -95,7 +95,7 @@ def _headlines(facts: LiveFacts) -> Table:
     return grid
 
 
-def _stages(stages: list[StageFacts], *, wide: bool, ascii_only: bool) -> Table:
+def _stages(stages: list[StageMetrics], *, wide: bool, ascii_only: bool) -> Table:
     """Return a table of the stages and their output queues."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2 if wide else 1, 0, 0))
     table.add_column("stage", no_wrap=True, overflow="ellipsis")
@@ -126,7 +126,7 @@ def _bar(share: float, ascii_only: bool) -> Text:
     return Text("".join(cells), style=style)
 
 
-def _counts(stages: list[StageFacts]) -> Iterator[Text]:
+def _counts(stages: list[StageMetrics]) -> Iterator[Text]:
     """Yield a line for each stage that has counts."""
     for stage in stages:
         counts = [f"{name.replace('_', ' ')} {_number(value)}" for name, value in stage.counts.items()]
@@ -137,8 +137,8 @@ def _counts(stages: list[StageFacts]) -> Iterator[Text]:
 def _notes(notes: Mapping[str, Mapping[str, Any]]) -> Iterator[Text]:
     """Yield a line for a missing directory, and for each of the last bad files."""
     for note in notes.values():
-        if "gone" in note:
-            text = f"waiting for the missing directory: {note['gone']}"
+        if "unavailable" in note:
+            text = f"waiting for the missing directory: {note['unavailable']}"
             yield Text(printable(text), style="yellow", overflow="fold")
         for name, reason in note.get("bad", [])[-_BAD_FILES:]:
             yield Text(printable(f"bad file {name}: {reason}"), style="yellow", overflow="fold")

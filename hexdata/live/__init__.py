@@ -1,7 +1,7 @@
 """Live pipeline that feeds a trainer with the games of a running self-play.
 
 Its stages run on threads and are joined by bounded queues. A chunk is one game, a frame is one position, and
-a hand is a tuple of chunks that pass through the pipeline together. ``hub``, ``queue``, ``stage`` and
+a hand is a tuple of chunks that pass through the pipeline together. ``coordinator``, ``queue``, ``stage`` and
 ``pipeline`` are the framework. Each other module is a stage, or a part of one.
 """
 

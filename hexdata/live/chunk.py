@@ -1,4 +1,4 @@
-"""Items that pass between the stages of a live pipeline: files, chunks (games) and blocks of positions."""
+"""Items that pass between the stages of a live pipeline: files, chunks (games) and game batches."""
 
 from __future__ import annotations
 
@@ -13,25 +13,30 @@ import numpy.typing as npt
 from hexdata.shards.blocks import Block
 
 __all__ = [
+    "NAMED_FILES",
     "NOTHING_READ",
-    "PLIES",
+    "PLY_STRIDE",
     "SCANNED",
     "Chunk",
     "ChunkSource",
     "FoundFile",
-    "Reading",
-    "begins_as",
+    "GameBatch",
+    "ReadProgress",
     "digest_games",
+    "starts_with",
 ]
 
-PLIES = 1 << 10
-"""Factor between a chunk's number and the ``position_id`` of its positions: ``number * PLIES + ply``. It
-exceeds the number of positions of a game on the largest board (677)."""
+NAMED_FILES = 20
+"""Number of bad or missing files whose names a stage keeps: the latest ones."""
+
+PLY_STRIDE = 1 << 10
+"""Factor between a chunk's number and the ``position_id`` of its positions: ``number * PLY_STRIDE + ply``.
+It exceeds the number of positions of a game on the largest board (677)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """State of a reading of a file that may grow. The next reading continues from here."""
+class ReadProgress:
+    """How far a file that may grow has been read. The next reading continues from here."""
 
     games: int
     """Number of games read, of all splits. They are the first games of the file."""
@@ -43,20 +48,21 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class FoundFile:
-    """A complete file of the watched directory; or, as ``SCANNED``, the end of the first scan."""
+    """A complete file of the watched directory, or the marker ``SCANNED`` for the end of the first scan."""
 
     path: Path | None
     name: str = ""
     """Path relative to the directory, with forward slashes. Messages and states use it."""
     size: int = 0
-    after: Reading | None = None
-    """State of the reading before the file changed: only what follows is new. None for a new file."""
+    previous: ReadProgress | None = None
+    """Progress of the reading before the file changed: only the games after it are new. None for a new
+    file."""
     is_moved: bool = False
-    """Whether ``after`` belongs to an earlier name of the same inode. If the games differ, the file counts as
-    new."""
+    """Whether ``previous`` belongs to an earlier name of the same inode. If the games differ, the file counts
+    as new."""
 
     @property
-    def is_mark(self) -> bool:
+    def is_marker(self) -> bool:
         """True for ``SCANNED``, a marker that no queue drops."""
         return self.path is None
 
@@ -76,7 +82,7 @@ class Chunk:
     board_size: int
     source: str
     """Name of the file that contains the game."""
-    place: int
+    index: int
     """Index of the chunk in its file, from 0."""
     game_hash: bytes
     """16 bytes, as in ``games.game_hash``. The split depends on it."""
@@ -106,19 +112,23 @@ class Chunk:
         return len(self.block["value"])
 
 
+GameBatch = tuple[Chunk, ...]
+"""Games that pass through the pipeline together. A batch that the pool draws contains no game twice."""
+
+
 @dataclass(frozen=True, slots=True)
 class ChunkSource:
-    """The chunks of one file; or the end of the first scan, if ``file`` is ``SCANNED``."""
+    """The chunks of one file, or the end of the first scan if ``file`` is ``SCANNED``."""
 
     file: FoundFile
     chunks: list[Chunk] = field(default_factory=list)
-    reading: Reading | None = None
-    """State of the reading, if the file may grow; None if it is complete."""
+    progress: ReadProgress | None = None
+    """How far the file was read, if it may grow; None if it is complete."""
 
     @property
-    def is_mark(self) -> bool:
+    def is_marker(self) -> bool:
         """True for the end of the first scan, a marker that no queue drops."""
-        return self.file.is_mark
+        return self.file.is_marker
 
 
 def digest_games(chunks: Iterable[Chunk]) -> bytes:
@@ -126,11 +136,11 @@ def digest_games(chunks: Iterable[Chunk]) -> bytes:
     return hashlib.blake2b(b"".join(chunk.game_hash for chunk in chunks), digest_size=16).digest()
 
 
-def begins_as(chunks: Sequence[Chunk], reading: Reading) -> bool:
+def starts_with(chunks: Sequence[Chunk], progress: ReadProgress) -> bool:
     """Return whether the first games of a file are those of an earlier reading of it."""
-    first = chunks[: reading.games]
-    return len(first) == reading.games and digest_games(first) == reading.digest
+    first = chunks[: progress.games]
+    return len(first) == progress.games and digest_games(first) == progress.digest
 
 
-NOTHING_READ = Reading(0, 0, digest_games([]))
-"""A reading of no games, used for files that could not be read."""
+NOTHING_READ = ReadProgress(0, 0, digest_games([]))
+"""Progress of a file that gave no games, such as one that could not be read."""

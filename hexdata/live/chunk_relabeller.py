@@ -1,6 +1,6 @@
-"""The stage that replaces the targets of games, such as values or policies, by those of a user's function.
+"""The stage that replaces values and policies of games by those that a user's function returns.
 
-The boards stay as they are, and so does every target that the function does not return.
+Boards, and targets that the function does not return, are unchanged.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hexdata.errors import ConfigError, HexdataError, InputError
-from hexdata.live.chunk import Chunk
-from hexdata.live.positions import unpack_chunks
+from hexdata.live.chunk import Chunk, GameBatch
+from hexdata.live.chunk_unpacker import unpack_chunks
 from hexdata.live.stage import Transform
 from hexdata.shards.blocks import Block
 
@@ -26,7 +26,7 @@ _SUM_TOLERANCE: Final = 1e-3
 
 @dataclass(frozen=True)
 class Targets:
-    """New targets for the m positions of a game. None leaves a target as it is."""
+    """New targets for the m positions of a game. A target that is None is unchanged."""
 
     value: npt.ArrayLike | None = None
     """Values, shape (m,), each from 0 (blue wins) to 1 (red wins)."""
@@ -39,15 +39,15 @@ class Targets:
 
 Relabel = Callable[[Chunk, Block], Targets | None]
 """Signature of the function. Its arguments are a game and its positions, as a read-only block of all shard
-fields, by ply. It returns the new targets, or None to leave the game as it is. With several threads, the
+fields, by ply. It returns the new targets, or None to leave the game unchanged. With several threads, the
 function runs concurrently."""
 
 
 class ChunkRelabeller(Transform):
-    """Replaces the targets of games by those that a function returns: hands in, hands out.
+    """Replaces the targets of games by those that a function returns: game batches in, game batches out.
 
-    An error in the function, or targets that cannot be used, stop the pipeline; the error names the game. The
-    counts are ``relabelled`` and ``as_they_are`` (games).
+    An error in the function, or invalid targets, stop the pipeline; the error names the game. The
+    counts are ``relabelled`` and ``unchanged`` (games).
 
     Args:
         relabel: Function, or its import path: ``"package.module:function"``.
@@ -61,8 +61,8 @@ class ChunkRelabeller(Transform):
         super().__init__(threads=threads)
         self.relabel = _find_function(relabel)
 
-    def process(self, item: tuple[Chunk, ...]) -> Iterable[tuple[Chunk, ...]]:
-        """Return the hand with new targets."""
+    def process(self, item: GameBatch) -> Iterable[GameBatch]:
+        """Return the games with new targets."""
         return (tuple(self._relabel(chunk) for chunk in item),)
 
     def _relabel(self, chunk: Chunk) -> Chunk:
@@ -70,12 +70,14 @@ class ChunkRelabeller(Transform):
         try:
             targets = self.relabel(chunk, block)
         except Exception as error:
-            raise _fault(chunk, "the function that relabels games failed", repr(error), None) from error
+            raise _target_error(
+                chunk, "the function that relabels games failed", repr(error), None
+            ) from error
         if targets is None:
-            self.count("as_they_are")
+            self.count("unchanged")
             return chunk
         if not isinstance(targets, Targets):
-            raise _fault(chunk, _UNUSABLE, repr(targets)[:80], "Targets, or None")
+            raise _target_error(chunk, _INVALID, repr(targets)[:80], "Targets, or None")
         new = dict(block)
         if targets.value is not None:
             new["value"] = _check_values(chunk, targets.value)
@@ -85,7 +87,7 @@ class ChunkRelabeller(Transform):
         return replace(chunk, moves=None, tiers=None, block=new)
 
 
-_UNUSABLE: Final = "new targets of a game cannot be used"
+_INVALID: Final = "the new targets of a game are invalid"
 
 
 def _find_function(relabel: Relabel | str) -> Relabel:
@@ -100,7 +102,7 @@ def _find_function(relabel: Relabel | str) -> Relabel:
                 expected="package.module:function",
             ) from error
     if not callable(found):
-        raise ConfigError("relabel cannot be used", found=repr(relabel), expected="a function")
+        raise ConfigError("relabel is not callable", found=repr(relabel), expected="a function")
     function: Relabel = found
     return function
 
@@ -114,9 +116,11 @@ def _read_only(block: Block) -> Block:
 
 
 def _check_values(chunk: Chunk, values: npt.ArrayLike) -> npt.NDArray[np.float32]:
-    found = _numbers(chunk, "value", values, (chunk.positions,))
+    found = _as_floats(chunk, "value", values, (chunk.positions,))
     if not ((found >= 0) & (found <= 1)).all():
-        raise _fault(chunk, _UNUSABLE, f"values from {found.min()} to {found.max()}", "values from 0 to 1")
+        raise _target_error(
+            chunk, _INVALID, f"values from {found.min()} to {found.max()}", "values from 0 to 1"
+        )
     return found
 
 
@@ -131,44 +135,46 @@ def _check_policies(chunk: Chunk, block: Block, targets: Targets) -> Block:
         or (np.diff(rows.astype(np.int64)) <= 0).any()
     ):
         expected = f"positions from 0 to {chunk.positions - 1}, ascending"
-        raise _fault(chunk, _UNUSABLE, f"rows {rows.tolist()}"[:80], expected)
-    policies = _numbers(chunk, "policy", targets.policy, (len(rows), cells))
+        raise _target_error(chunk, _INVALID, f"rows {rows.tolist()}"[:80], expected)
+    policies = _as_floats(chunk, "policy", targets.policy, (len(rows), cells))
     sums = policies.sum(axis=1, dtype=np.float64)
     if (policies < 0).any() or (np.abs(sums - 1) > _SUM_TOLERANCE).any():
         found = f"policies from {policies.min()}, with sums from {sums.min()} to {sums.max()}"
-        raise _fault(chunk, _UNUSABLE, found, "no number below 0, and the sum 1")
-    kept = np.flatnonzero(~np.isin(block["policy_row"], rows)) if "policy" in block else np.zeros(0, np.intp)
-    if len(kept):
-        policies = np.concatenate((block["policy"][kept], policies))
-        rows = np.concatenate((block["policy_row"][kept], rows))
+        raise _target_error(chunk, _INVALID, found, "numbers of 0 or more with the sum 1")
+    unchanged = (
+        np.flatnonzero(~np.isin(block["policy_row"], rows)) if "policy" in block else np.zeros(0, np.intp)
+    )
+    if len(unchanged):
+        policies = np.concatenate((block["policy"][unchanged], policies))
+        rows = np.concatenate((block["policy_row"][unchanged], rows))
     order = np.argsort(rows)
     return {"policy": policies[order], "policy_row": rows[order].astype(np.uint32)} if len(rows) else {}
 
 
-def _numbers(chunk: Chunk, name: str, values: Any, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+def _as_floats(chunk: Chunk, name: str, values: Any, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
     """Return a copy of the numbers as finite float32 of the expected shape; raise InputError if they do not
     fit.
     """
     try:
         array = np.asarray(values)
     except ValueError as error:
-        raise _fault(chunk, _UNUSABLE, f"{name}: {error}", f"an array of shape {shape}") from error
+        raise _target_error(chunk, _INVALID, f"{name}: {error}", f"an array of shape {shape}") from error
     if array.dtype.kind not in "fiu" or array.shape != shape:
         found = f"{name} of {array.dtype} with shape {array.shape}"
-        raise _fault(chunk, _UNUSABLE, found, f"numbers with shape {shape}")
+        raise _target_error(chunk, _INVALID, found, f"numbers with shape {shape}")
     with np.errstate(over="ignore"):
         numbers = array.astype(np.float32)
     if not np.isfinite(numbers).all():
-        raise _fault(chunk, _UNUSABLE, f"{name} with numbers that are not finite", "finite numbers")
+        raise _target_error(chunk, _INVALID, f"{name} with infinite or missing numbers", "finite numbers")
     return numbers
 
 
-def _fault(chunk: Chunk, reason: str, found: str, expected: str | None) -> HexdataError:
+def _target_error(chunk: Chunk, reason: str, found: str, expected: str | None) -> HexdataError:
     return InputError(
         reason,
         path=chunk.source,
-        record=f"game {chunk.place}",
+        record=f"game {chunk.index}",
         found=found,
         expected=expected,
-        hint="Correct the function that ChunkRelabeller was given.",
+        hint="Correct the function given to ChunkRelabeller.",
     )

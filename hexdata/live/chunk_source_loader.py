@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import pyarrow as pa
 
@@ -23,53 +23,51 @@ from hexdata.games.convention import CONVENTIONS, Convention, layout_convention
 from hexdata.games.evidence import is_mixed
 from hexdata.games.labels import split_of
 from hexdata.live.chunk import (
+    NAMED_FILES,
     NOTHING_READ,
     SCANNED,
     Chunk,
     ChunkSource,
     FoundFile,
-    Reading,
-    begins_as,
+    ReadProgress,
     digest_games,
+    starts_with,
 )
 from hexdata.live.coordinator import Stopped
 from hexdata.live.shard_source import looks_like_shard, shard_batches, shard_split
-from hexdata.live.source_games import Found, found_games, trmph_games
+from hexdata.live.source_games import FileGames, extract_games, extract_trmph_games
 from hexdata.live.stage import Stage, Transform
 from hexdata.schema import SPLITS
 from hexdata.text import printable
 
 __all__ = ["ChunkSourceLoader"]
 
-NAMED: Final = 20
-"""Number of bad files whose names are kept: the latest ones."""
-
 
 @dataclass(frozen=True)
 class _Content:
     """The content of a file."""
 
-    found: Found
+    games: FileGames
     split: str | None = None
     """Split that the file name states; None if it states none."""
     records: int | None = None
     """Number of records read, if the file is a text, which may grow; otherwise None."""
-    passed_over: Counter[str] = field(default_factory=Counter)
+    known_rejects: Counter[str] = field(default_factory=Counter)
     """Reasons of rejected records that an earlier reading of the file counted."""
 
     @property
     def chunks(self) -> list[Chunk]:
         """Games of the file, of all splits."""
-        return self.found.chunks
+        return self.games.chunks
 
 
 @runtime_checkable
-class _Finder(Protocol):
+class _ReadingMonitor(Protocol):
     """A stage that emits a changed file again, and needs to know how far each file was read."""
 
     def expect_readings(self) -> None: ...
 
-    def was_read(self, file: FoundFile, reading: Reading | None) -> None: ...
+    def was_read(self, file: FoundFile, progress: ReadProgress | None) -> None: ...
 
     def was_not_read(self, file: FoundFile) -> None: ...
 
@@ -80,8 +78,9 @@ class ChunkSourceLoader(Transform):
     Files are TRMPH games, legacy pickles or hexdata shards. The format is detected from the content. Games
     are grouped, named and checked as in ``convert``, but file by file, and without a search for duplicates.
     If the positions of a file are from many files (shards, shuffled pickles), ids group them into games, and
-    an incomplete game is named by its id. The name of a game determines its split; a shard with a name that
-    ``export`` gave it belongs to the split in that name. Positions of no known game are counted and left out.
+    an incomplete game is named by its id. The name of a game determines its split, except that a shard with a
+    name as ``export`` writes it belongs to the split in that name. Positions of no known game are counted and
+    left out.
 
     A stage with ``expect_readings`` is notified how far each file was read. It may emit a file again once the
     file has changed: a bad file, a file that could not be opened, or a text, which may grow. If a text is
@@ -91,7 +90,7 @@ class ChunkSourceLoader(Transform):
     With several threads the chunks are the same, but the order of sources may change, and the end of the
     first scan may precede the last files of that scan.
 
-    The counts are ``files``, ``games`` and ``positions`` (passed on), ``other_split`` (games), ``loose``
+    The counts are ``files``, ``games`` and ``positions`` (passed on), ``other_split`` (games), ``ungrouped``
     (positions of no known game), ``rejected`` (records), ``bad_files``, and for each reason code
     ``rejected.CODE`` and ``bad.CODE``. A file without a game is also bad. A file that is emitted again is
     counted as bad each time and as good once.
@@ -99,8 +98,8 @@ class ChunkSourceLoader(Transform):
     Args:
         board_size: Board size n of all games; a file of another size is bad. None (default) for the size of
             the first good file.
-        value_convention: Meaning of the values in files where neither the games nor the layout show it. With
-            "auto" (default), such a file is bad.
+        value_convention: Value convention of files where neither the games nor the layout show it,
+            "blue-is-0" or "blue-is-1". With "auto" (default), such a file is bad.
         split: "train", "val" or "test" to leave out the games of other splits. None (default) for all games.
         val: Share of the games in the validation split. Default 0.05.
         test: Share of the games in the test split. Default 0.01.
@@ -144,63 +143,65 @@ class ChunkSourceLoader(Transform):
         self.test = test
         self.max_file_bytes = check_count("max_file_bytes", max_file_bytes, 1)
         self.max_positions = check_count("max_positions", max_positions, 1)
-        self._bad: deque[tuple[str, str]] = deque(maxlen=NAMED)
-        self._finder: _Finder | None = None
+        self._bad: deque[tuple[str, str]] = deque(maxlen=NAMED_FILES)
+        self._monitor: _ReadingMonitor | None = None
 
-    def meet(self, stages: Sequence[Stage]) -> None:
-        """Find the stage that needs to know how far files were read."""
-        self._finder = next((stage for stage in stages if isinstance(stage, _Finder)), None)
-        if self._finder is not None:
-            self._finder.expect_readings()
+    def link_stages(self, stages: Sequence[Stage]) -> None:
+        """Find the stage to which the progress of files is reported."""
+        self._monitor = next((stage for stage in stages if isinstance(stage, _ReadingMonitor)), None)
+        if self._monitor is not None:
+            self._monitor.expect_readings()
 
     def process(self, item: FoundFile) -> Iterable[ChunkSource]:
         """Read one file; return nothing for a bad file."""
         if item.path is None:
             return [ChunkSource(SCANNED)]
         try:
-            found = self._find(item, item.path, self.hub.stopping)
+            content = self._read_content(item, item.path, self.coordinator.stopping)
         except InputError as error:
-            self._name_bad(item, error.code, error.detail())
-            self._tell(item, NOTHING_READ if item.is_moved else item.after or NOTHING_READ)
+            self._record_bad(item, error.code, error.detail())
+            self._report(item, NOTHING_READ if item.is_moved else item.previous or NOTHING_READ)
             return []
         except OSError as error:
-            gone = isinstance(error, FileNotFoundError)
-            self._name_bad(item, Reason.GONE if gone else Reason.UNREADABLE, error.strerror or str(error))
-            if self._finder is not None:
-                self._finder.was_not_read(item)
+            is_missing = isinstance(error, FileNotFoundError)
+            self._record_bad(
+                item, Reason.GONE if is_missing else Reason.UNREADABLE, error.strerror or str(error)
+            )
+            if self._monitor is not None:
+                self._monitor.was_not_read(item)
             return []
-        if item.after and not begins_as(found.chunks, item.after):
+        if item.previous and not starts_with(content.chunks, item.previous):
             if not item.is_moved:
-                games = f"its {item.after.games:,} games that came before"
-                self._name_bad(
-                    item, Reason.REWRITTEN, f"it does not begin with {games}, so none of it is taken"
+                games = f"the {item.previous.games:,} games read from it before"
+                self._record_bad(
+                    item, Reason.REWRITTEN, f"it no longer starts with {games}, so none are used"
                 )
-                self._tell(item, None)
+                self._report(item, None)
                 return []
-            self._count_rejected(found.passed_over)
-            item = replace(item, after=None)
-        source = self._source(item, found)
-        self._tell(item, source.reading)
-        return self._pass_on(source)
+            self._count_rejected(content.known_rejects)
+            item = replace(item, previous=None)
+        source = self._make_source(item, content)
+        self._report(item, source.progress)
+        return self._count_source(source)
 
-    def _pass_on(self, source: ChunkSource) -> list[ChunkSource]:
+    def _count_source(self, source: ChunkSource) -> list[ChunkSource]:
         """Count a file that was read and return it, unless it was read before and has no new games."""
-        before = source.file.after
-        self.count("files", int(before is None or not before.games))
+        previous = source.file.previous
+        self.count("files", int(previous is None or not previous.games))
         self.count("games", len(source.chunks))
         self.count("positions", sum(chunk.positions for chunk in source.chunks))
-        if before is None:
+        if previous is None:
             return [source]
         with self._lock:
             kept = [each for each in self._bad if each[0] != printable(source.file.name)]
-            self._bad = deque(kept, maxlen=NAMED)
+            self._bad = deque(kept, maxlen=NAMED_FILES)
         return [source] if source.chunks else []
 
-    def _tell(self, file: FoundFile, reading: Reading | None) -> None:
-        if self._finder is not None:
-            self._finder.was_read(file, reading)
+    def _report(self, file: FoundFile, progress: ReadProgress | None) -> None:
+        if self._monitor is not None:
+            self._monitor.was_read(file, progress)
 
-    def _name_bad(self, file: FoundFile, code: str, reason: str) -> None:
+    def _record_bad(self, file: FoundFile, code: str, reason: str) -> None:
         self.count("bad_files")
         self.count(f"bad.{code}")
         with self._lock:
@@ -219,7 +220,7 @@ class ChunkSourceLoader(Transform):
         is not.
 
         Args:
-            file: File to read. Of ``after``, only the numbers of games and records are used.
+            file: File to read. Of ``previous``, only the numbers of games and records are used.
             stopping: Event that ends the reading early. None (default) to read the whole file.
 
         Raises:
@@ -228,19 +229,19 @@ class ChunkSourceLoader(Transform):
             Stopped: ``stopping`` was set.
         """
         assert file.path is not None
-        return self._source(file, self._find(file, file.path, stopping))
+        return self._make_source(file, self._read_content(file, file.path, stopping))
 
-    def _source(self, file: FoundFile, found: _Content) -> ChunkSource:
+    def _make_source(self, file: FoundFile, content: _Content) -> ChunkSource:
         """Return the games of a file that are new and belong to the split."""
-        new = found.chunks[file.after.games :] if file.after else found.chunks
-        chunks = [chunk for chunk in new if self.split in (None, found.split or self._split_of(chunk))]
+        new = content.chunks[file.previous.games :] if file.previous else content.chunks
+        chunks = [chunk for chunk in new if self.split in (None, content.split or self._split_of(chunk))]
         self.count("other_split", len(new) - len(chunks))
-        reading = None
-        if found.records is not None:
-            reading = Reading(len(found.chunks), found.records, digest_games(found.chunks))
-        return ChunkSource(file, chunks, reading)
+        progress = None
+        if content.records is not None:
+            progress = ReadProgress(len(content.chunks), content.records, digest_games(content.chunks))
+        return ChunkSource(file, chunks, progress)
 
-    def _find(self, file: FoundFile, path: Path, stopping: threading.Event | None) -> _Content:
+    def _read_content(self, file: FoundFile, path: Path, stopping: threading.Event | None) -> _Content:
         """Return the whole content of a file, also games of earlier readings. Raises the errors of
         :meth:`read`.
         """
@@ -250,45 +251,46 @@ class ChunkSourceLoader(Transform):
             content = _Content(self._read_shard(file, path, stopping), split=shard_split(file.name))
         else:
             content = self._read_source(file, path, stopping)
-        self.count("loose", content.found.loose)
+        self.count("ungrouped", content.games.ungrouped)
         if not content.chunks:
-            found = f"{content.found.loose:,} positions of no game"
-            raise FormatError("no game in it", code=Reason.NO_GAMES, found=found)
-        self._hold_size(content.chunks[0].board_size)
+            found = f"{content.games.ungrouped:,} positions of no known game"
+            raise FormatError("the file contains no game", code=Reason.NO_GAMES, found=found)
+        self._check_board_size(content.chunks[0].board_size)
         return content
 
     def _split_of(self, chunk: Chunk) -> str:
         return split_of(chunk.game_hash, self.val, self.test)
 
     def _read_source(self, file: FoundFile, path: Path, stopping: threading.Event | None) -> _Content:
-        known = file.after.records if file.after else 0
+        known = file.previous.records if file.previous else 0
         raw: list[pa.RecordBatch] = []
         rejected: Counter[str] = Counter()
-        passed_over: Counter[str] = Counter()
+        known_rejects: Counter[str] = Counter()
         records = 0
         with open_source(path) as reader:
             for batch in reader.batches():
                 for each in batch.rejected:
-                    (rejected if each.record >= known else passed_over)[each.reason] += 1
+                    (rejected if each.record >= known else known_rejects)[each.reason] += 1
                 if batch.positions.num_rows:
                     raw.append(batch.positions)
                 records += batch.records
-                self._go_on(path, records, stopping)
+                self._check_limits(path, records, stopping)
             size, kind, header = reader.board_size, reader.format, reader.header
         self._count_rejected(rejected)
         if not raw or size is None:
             raise FormatError(
-                "no position in it", code=Reason.NO_POSITIONS, found=f"{rejected.total():,} rejected"
+                "the file contains no position",
+                code=Reason.NO_POSITIONS,
+                found=f"{rejected.total():,} rejected records",
             )
         if kind == "trmph":
-            games = trmph_games(file.name, raw, size)
-            return _Content(games, records=records, passed_over=passed_over)
-        otherwise = None if self.value_convention == "auto" else cast("Convention", self.value_convention)
+            games = extract_trmph_games(file.name, raw, size)
+            return _Content(games, records=records, known_rejects=known_rejects)
+        default = None if self.value_convention == "auto" else cast("Convention", self.value_convention)
         layout, mixed = layout_convention(header), is_mixed(kind, header)
-        found = found_games(file.name, raw, size, mixed=mixed, layout=layout, otherwise=otherwise)
-        return _Content(found)
+        return _Content(extract_games(file.name, raw, size, mixed=mixed, layout=layout, default=default))
 
-    def _read_shard(self, file: FoundFile, path: Path, stopping: threading.Event | None) -> Found:
+    def _read_shard(self, file: FoundFile, path: Path, stopping: threading.Event | None) -> FileGames:
         raw: list[pa.RecordBatch] = []
         sizes: set[int] = set()
         records = 0
@@ -296,14 +298,16 @@ class ChunkSourceLoader(Transform):
             sizes.add(size)
             raw.append(positions)
             records += positions.num_rows
-            self._go_on(path, records, stopping)
+            self._check_limits(path, records, stopping)
         if not raw:
-            raise FormatError("no position in it", code=Reason.NO_POSITIONS)
+            raise FormatError("the file contains no position", code=Reason.NO_POSITIONS)
         if len(sizes) > 1:
-            raise FormatError("boards of more than one size", code=Reason.BOARD_SIZE, found=sorted(sizes))
-        return found_games(file.name, raw, sizes.pop(), mixed=True, sure_ids=True, convention="blue-is-0")
+            raise FormatError(
+                "the boards of the file differ in size", code=Reason.BOARD_SIZE, found=sorted(sizes)
+            )
+        return extract_games(file.name, raw, sizes.pop(), mixed=True, sure_ids=True, convention="blue-is-0")
 
-    def _go_on(self, path: Path, records: int, stopping: threading.Event | None) -> None:
+    def _check_limits(self, path: Path, records: int, stopping: threading.Event | None) -> None:
         """Raise if the reading has to end: the pipeline stops, or the file has too many records.
 
         Rejected records count too, because they also take time.
@@ -314,13 +318,13 @@ class ChunkSourceLoader(Transform):
             found = f"at least {records:,} records"
             raise _too_large(path, found, f"{self.max_positions:,}", "max_positions")
 
-    def _hold_size(self, size: int) -> None:
+    def _check_board_size(self, size: int) -> None:
         """Check that the boards have the size of all others; the first good file sets it."""
         with self._lock:
             self.board_size = self.board_size or size
         if size != self.board_size:
             raise FormatError(
-                "another board size than the games before",
+                "the boards have another size than those of earlier files",
                 code=Reason.BOARD_SIZE,
                 found=size,
                 expected=self.board_size,
@@ -339,12 +343,12 @@ class ChunkSourceLoader(Transform):
         return {"bad": list(self._bad)} if self._bad else {}
 
 
-def _too_large(path: Path, found: str, most: str, option: str) -> FormatError:
+def _too_large(path: Path, found: str, maximum: str, option: str) -> FormatError:
     return FormatError(
         "the file is too large",
         code=Reason.TOO_LARGE,
         path=path,
         found=found,
-        expected=f"at most {most}",
-        hint=f"Raise {option} if there is the memory for it.",
+        expected=f"at most {maximum}",
+        hint=f"Increase {option} if there is enough memory.",
     )

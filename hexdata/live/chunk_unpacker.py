@@ -1,6 +1,6 @@
 """The stage that turns games into positions and selects the positions of each game.
 
-NumPy processes all games of a hand at once. The stage keeps no game.
+NumPy processes all games of a batch at once. The stage stores no game.
 """
 
 from __future__ import annotations
@@ -12,37 +12,37 @@ from typing import Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
+from hexdata.board import replay_packed
 from hexdata.checks import as_int, check_count
 from hexdata.errors import ConfigError, StoreError
-from hexdata.live.chunk import PLIES, Chunk
-from hexdata.live.positions import unpack_chunks
+from hexdata.live.chunk import PLY_STRIDE, Chunk, GameBatch
 from hexdata.live.stage import Transform
 from hexdata.order import derive_key, sort_key, uniform_draw
-from hexdata.schema import NO_MOVE
-from hexdata.shards.blocks import Block
+from hexdata.schema import NO_MOVE, NO_TIER
+from hexdata.shards.blocks import Block, join_blocks, take_rows
 
-__all__ = ["ChunkUnpacker", "Uses"]
+__all__ = ["ChunkUnpacker", "PlyUsage", "unpack_chunks"]
 
 Bools = npt.NDArray[np.bool_]
 Int64Array = npt.NDArray[np.int64]
 
 _NOT_ELIGIBLE: Final = np.uint64(1 << 63)
 _USED: Final = np.uint64(1 << 62)
-_DRAWN_BITS: Final = np.uint64((1 << 62) - PLIES)
-"""The random bits of a position's key: those between the mark of use and the ply."""
+_RANDOM_BITS: Final = np.uint64((1 << 62) - PLY_STRIDE)
+"""The random bits of a position's key: those between the bit for use and the ply."""
 
 
 class ChunkUnpacker(Transform):
-    """Turns hands of games into blocks of positions, with all fields of a shard's block.
+    """Turns game batches into blocks of positions, with all fields of a shard's block.
 
-    ``game_id`` is the number of the chunk. ``position_id`` is that number times ``PLIES`` plus the index of
-    the position in its chunk. Both stay the same each time the game is drawn. A block contains its games in
-    the order of the hand and their positions by ply, except that games stored as blocks follow those stored
-    as moves. The sampler mixes the positions later.
+    ``game_id`` is the number of the chunk. ``position_id`` is that number times ``PLY_STRIDE`` plus the index
+    of the position in its chunk. Both stay the same each time the game is drawn. A block contains its games
+    in the order of the batch and their positions by ply, except that games stored as blocks follow those
+    stored as moves. The sampler mixes the positions later.
 
     Each time a game is drawn, positions of it are selected that have not been used, until all have been used;
-    then all are available again. If fewer unused positions are left than wanted, all of them are selected,
-    and used ones fill up the rest. A position is selected at most once for each draw of its game.
+    then all are available again. If fewer unused positions are left than needed, all of them are selected,
+    and used ones are added. A position is selected at most once for each draw of its game.
 
     The counts are ``games`` and ``positions``.
 
@@ -78,50 +78,50 @@ class ChunkUnpacker(Transform):
         if position_sampling_rate is not None:
             self.per_game, self.rate = None, _check_rate(position_sampling_rate)
         self.final_positions = final_positions
-        self.uses = Uses(seed, check_count("pool_size", pool_size, 1))
-        self._drawing = threading.Lock()
+        self.usage = PlyUsage(seed, check_count("pool_size", pool_size, 1))
+        self._draw_lock = threading.Lock()
 
-    def process(self, item: tuple[Chunk, ...]) -> Iterable[Block]:
-        """Return the selected positions of a hand: usually one block."""
-        return [block for hand in self.uses.apart(item) for block in self._unpack(hand)]
+    def process(self, item: GameBatch) -> Iterable[Block]:
+        """Return the selected positions of a game batch: usually one block."""
+        return [block for chunks in self.usage.split_repeats(item) for block in self._unpack(chunks)]
 
     def state(self) -> dict[str, Any]:
         """Return which positions of each game have been used."""
-        return self.uses.state()
+        return self.usage.state()
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore a state that :meth:`state` returned."""
-        self.uses.load_state(state)
+        self.usage.load_state(state)
 
-    def _unpack(self, hand: Sequence[Chunk]) -> Iterator[Block]:
+    def _unpack(self, chunks: Sequence[Chunk]) -> Iterator[Block]:
         """Yield the selected positions of distinct games as one block; nothing if none is selected."""
-        self._check(hand)
-        eligible = self._eligible(hand)
+        self._check_chunks(chunks)
+        eligible = self._eligible(chunks)
         if self.per_game is None and self.rate == 1.0:
-            picked = eligible
+            selected = eligible
         else:
-            numbers = np.array([chunk.number for chunk in hand], np.int64)
-            with self._drawing:
-                picked = self.uses.draw(numbers, eligible, self._wanted)
-        amount = int(np.count_nonzero(picked))
-        self.count("games", len(hand))
+            numbers = np.array([chunk.number for chunk in chunks], np.int64)
+            with self._draw_lock:
+                selected = self.usage.draw(numbers, eligible, self._count_selected)
+        amount = int(np.count_nonzero(selected))
+        self.count("games", len(chunks))
         self.count("positions", amount)
         if amount:
-            yield unpack_chunks(hand, picked)
+            yield unpack_chunks(chunks, selected)
 
-    def _wanted(self, available: Int64Array, draws: npt.NDArray[np.float64]) -> Int64Array:
+    def _count_selected(self, available: Int64Array, draws: npt.NDArray[np.float64]) -> Int64Array:
         """Return the number of positions to select per game, int64 (g,), for draws in [0, 1)."""
         if self.per_game is not None:
             return np.minimum(available, self.per_game)
         return np.floor(available * self.rate + draws).astype(np.int64)
 
-    def _eligible(self, hand: Sequence[Chunk]) -> Bools:
+    def _eligible(self, chunks: Sequence[Chunk]) -> Bools:
         """Return which positions may be selected: bool (games, positions of the longest game)."""
-        lengths = np.array([chunk.positions for chunk in hand])
+        lengths = np.array([chunk.positions for chunk in chunks])
         eligible = np.arange(lengths.max())[np.newaxis] < lengths[:, np.newaxis]
         if self.final_positions:
             return eligible
-        for row, chunk in enumerate(hand):
+        for row, chunk in enumerate(chunks):
             if chunk.moves is not None:
                 eligible[row, len(chunk.moves)] = False
                 continue
@@ -132,24 +132,31 @@ class ChunkUnpacker(Transform):
             eligible[row, : len(final)] &= ~final
         return eligible
 
-    def _check(self, hand: Sequence[Chunk]) -> None:
-        """Check that a hand can be unpacked.
+    def _check_chunks(self, chunks: Sequence[Chunk]) -> None:
+        """Check that games can be unpacked.
 
         Raises:
             StoreError: A game has no number or an invalid number of positions, or board sizes differ.
         """
-        for chunk in hand:
-            if chunk.board_size != hand[0].board_size:
-                fault, expected = f"a board of size {chunk.board_size}", f"{hand[0].board_size}, as others"
+        for chunk in chunks:
+            if chunk.board_size != chunks[0].board_size:
+                found, expected = (
+                    f"board size {chunk.board_size}",
+                    f"{chunks[0].board_size}, as in other games",
+                )
             elif chunk.number < 0:
-                fault, expected = "a game without a number", "one that comes out of the pool"
-            elif not 1 <= chunk.positions <= PLIES:
-                fault, expected = f"{chunk.positions} positions in a game", f"1 to {PLIES}"
+                found, expected = "no number", "the number that ShufflingChunkPool assigns"
+            elif not 1 <= chunk.positions <= PLY_STRIDE:
+                found, expected = f"{chunk.positions} positions", f"1 to {PLY_STRIDE}"
             else:
                 continue
-            where = f"game {chunk.place}"
+            record = f"game {chunk.index}"
             raise StoreError(
-                "a game cannot be unpacked", path=chunk.source, record=where, found=fault, expected=expected
+                "the game cannot be unpacked",
+                path=chunk.source,
+                record=record,
+                found=found,
+                expected=expected,
             )
 
 
@@ -170,7 +177,65 @@ def _check_rate(rate: object) -> float:
     return float(rate)
 
 
-class Uses:
+def unpack_chunks(chunks: Sequence[Chunk], selected: Bools) -> Block:
+    """Return the selected positions of games, with all fields of a shard's block.
+
+    Args:
+        chunks: Numbered games on boards of the same size.
+        selected: Selected positions, at least one: bool (games, positions of the longest game). False beyond
+            the end of a game.
+
+    Returns:
+        A block: first the positions of games stored as moves, game after game, by ply; then those of the
+            others.
+    """
+    whole = np.array([chunk.moves is not None for chunk in chunks])
+    blocks = []
+    if selected[whole].any():
+        blocks.append(_unpack_moves([chunk for chunk in chunks if chunk.moves is not None], selected[whole]))
+    others = np.flatnonzero(~whole & selected.any(axis=1)).tolist()
+    blocks += [_unpack_block(chunks[row], np.flatnonzero(selected[row])) for row in others]
+    return join_blocks(blocks)
+
+
+def _unpack_moves(chunks: Sequence[Chunk], selected: Bools) -> Block:
+    """Return the selected positions of games stored as moves."""
+    games = [chunk.moves for chunk in chunks if chunk.moves is not None]
+    moves = np.concatenate(games)
+    lengths = np.array([len(game) for game in games])
+    game, ply = np.nonzero(selected)
+    starts = np.concatenate(([0], np.cumsum(lengths[:-1] + 1)))
+    rows = starts[game] + ply
+    # The move at each position; the last position of each game has none.
+    move_at = np.insert(moves, np.cumsum(lengths), NO_MOVE)
+    tiers = np.full(len(move_at), NO_TIER, np.uint8)
+    for start, chunk in zip(starts.tolist(), chunks, strict=True):
+        if chunk.tiers is not None:
+            tiers[start : start + chunk.positions] = chunk.tiers
+    number = np.array([chunk.number for chunk in chunks], np.int64)[game]
+    return {
+        "board": replay_packed(moves, lengths, chunks[0].board_size).take(rows, axis=0),
+        "game_id": number,
+        "move": move_at[rows],
+        "player_to_move": (ply & 1).astype(np.uint8),
+        "position_id": number * PLY_STRIDE + ply,
+        "position_in_game": ply.astype(np.uint16),
+        "total_positions": (lengths + 1).astype(np.uint16)[game],
+        "value": np.array([chunk.value for chunk in chunks], np.float32)[game],
+        "value_sample_tier": tiers[rows],
+    }
+
+
+def _unpack_block(chunk: Chunk, plies: npt.NDArray[np.intp]) -> Block:
+    """Return positions of a game stored as a block."""
+    assert chunk.block is not None
+    taken = take_rows(chunk.block, plies)
+    taken["game_id"] = np.full(len(plies), chunk.number, np.int64)
+    taken["position_id"] = chunk.number * PLY_STRIDE + plies
+    return taken
+
+
+class PlyUsage:
     """Table of the positions already used, for the games in the pool; selects the next positions of a game.
 
     Each row belongs to one game and contains a bit for each position and the number of draws. The row of a
@@ -185,34 +250,34 @@ class Uses:
         self._size = pool_size
         # 0 marks a free row, and numbers are stored plus 1, so that untouched pages of zeros take no memory.
         self._owner = np.zeros(pool_size, np.int64)
-        self._times = np.zeros(pool_size, np.uint64)
+        self._draw_counts = np.zeros(pool_size, np.uint64)
         self._bits = np.zeros((pool_size, 0), np.uint8)
         self._game_key = derive_key(seed, "live", "unpack", "game")
         self._use_key = derive_key(seed, "live", "unpack", "use")
         self._count_key = derive_key(seed, "live", "unpack", "count")
         self._ply_key = derive_key(seed, "live", "unpack", "ply")
 
-    def apart(self, hand: Sequence[Chunk]) -> Iterator[Sequence[Chunk]]:
-        """Split a hand before a row repeats, so that each draw sees the result of the last one."""
+    def split_repeats(self, chunks: Sequence[Chunk]) -> Iterator[Sequence[Chunk]]:
+        """Split games into runs without a repeated row, so that each draw sees the result of the last one."""
         rows: set[int] = set()
         start = 0
-        for place, chunk in enumerate(hand):
+        for index, chunk in enumerate(chunks):
             row = chunk.number % self._size
             if row in rows:
-                yield hand[start:place]
-                rows, start = set(), place
+                yield chunks[start:index]
+                rows, start = set(), index
             rows.add(row)
-        if start < len(hand):
-            yield hand[start:]
+        if start < len(chunks):
+            yield chunks[start:]
 
-    def draw(self, numbers: Int64Array, eligible: Bools, wanted: Any) -> Bools:
+    def draw(self, numbers: Int64Array, eligible: Bools, count_selected: Any) -> Bools:
         """Select positions of games and mark them as used.
 
         Args:
             numbers: Numbers of the games, int64 (g,), no two with the same row.
             eligible: Positions that may be selected, bool (g, p).
-            wanted: Function of the number of eligible positions and a draw in [0, 1) per game. It returns the
-                number of positions to select, int64 (g,), at most the eligible ones.
+            count_selected: Function of the number of eligible positions and a draw in [0, 1) per game. It
+                returns the number of positions to select, int64 (g,), at most the eligible ones.
 
         Returns:
             Selected positions, bool (g, p): drawn uniformly without replacement from those not yet used.
@@ -221,52 +286,52 @@ class Uses:
         eligible; used; 52 random bits for (game, time, ply); ply. No two keys of a game are equal.
         """
         rows = numbers % self._size
-        places = eligible.shape[1]
-        self._widen(places)
-        self._take_over(rows, numbers)
-        used = np.unpackbits(self._bits[rows], axis=1, count=places).view(np.bool_)
-        times = sort_key(sort_key(numbers, self._game_key) + self._times[rows], self._use_key)
-        count = wanted(eligible.sum(axis=1), uniform_draw(times, self._count_key))
+        length = eligible.shape[1]
+        self._ensure_length(length)
+        self._assign_rows(rows, numbers)
+        used = np.unpackbits(self._bits[rows], axis=1, count=length).view(np.bool_)
+        draw_keys = sort_key(sort_key(numbers, self._game_key) + self._draw_counts[rows], self._use_key)
+        count = count_selected(eligible.sum(axis=1), uniform_draw(draw_keys, self._count_key))
 
-        plies = np.arange(places, dtype=np.uint64)
-        keys = sort_key(times[:, np.newaxis] + plies, self._ply_key) & _DRAWN_BITS | plies
+        plies = np.arange(length, dtype=np.uint64)
+        keys = sort_key(draw_keys[:, np.newaxis] + plies, self._ply_key) & _RANDOM_BITS | plies
         keys[used] |= _USED
         keys[~eligible] |= _NOT_ELIGIBLE
         ordered = np.sort(keys, axis=1)
         last = ordered[np.arange(len(rows)), np.maximum(count - 1, 0)]
         drawn: Bools = np.less_equal(keys, last[:, np.newaxis]) & np.greater(count, 0)[:, np.newaxis]
 
-        left = eligible & ~used & ~drawn
+        unused = eligible & ~used & ~drawn
         # Once all positions are used, a new round starts: only the used ones selected now count for it.
-        used = np.where(left.any(axis=1, keepdims=True), used | drawn, used & drawn)
+        used = np.where(unused.any(axis=1, keepdims=True), used | drawn, used & drawn)
         self._bits[rows] = 0
         packed = np.packbits(used, axis=1)
         self._bits[rows, : packed.shape[1]] = packed
-        self._times[rows] += np.uint64(1)
+        self._draw_counts[rows] += np.uint64(1)
         return drawn
 
     def state(self) -> dict[str, Any]:
         """Return the rows in use."""
         rows = np.flatnonzero(self._owner)
-        return {"owner": self._owner[rows], "times": self._times[rows], "bits": self._bits[rows]}
+        return {"owner": self._owner[rows], "times": self._draw_counts[rows], "bits": self._bits[rows]}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore the rows of a state."""
         rows = (state["owner"] - 1) % self._size
-        self._widen(8 * state["bits"].shape[1])
+        self._ensure_length(8 * state["bits"].shape[1])
         self._owner[rows] = state["owner"]
-        self._times[rows] = state["times"]
+        self._draw_counts[rows] = state["times"]
         self._bits[rows, : state["bits"].shape[1]] = state["bits"]
 
-    def _widen(self, places: int) -> None:
-        """Enlarge the rows to hold ``places`` bits."""
-        missing = (places + 7) // 8 - self._bits.shape[1]
+    def _ensure_length(self, length: int) -> None:
+        """Enlarge the rows to at least ``length`` bits."""
+        missing = (length + 7) // 8 - self._bits.shape[1]
         if missing > 0:
             self._bits = np.pad(self._bits, ((0, 0), (0, missing)))
 
-    def _take_over(self, rows: Int64Array, numbers: Int64Array) -> None:
+    def _assign_rows(self, rows: Int64Array, numbers: Int64Array) -> None:
         """Clear the rows that belong to other games, and assign them to these."""
         new = rows[self._owner[rows] != numbers + 1]
-        self._times[new] = 0
+        self._draw_counts[new] = 0
         self._bits[new] = 0
         self._owner[rows] = numbers + 1

@@ -1,4 +1,4 @@
-"""The stage that leaves out games whose labels or boards cannot be right. It repairs nothing."""
+"""The stage that leaves out games with impossible boards or contradictory labels. It repairs nothing."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Final
 from hexdata.checks import as_tuple, check_count
 from hexdata.errors import ConfigError
 from hexdata.games.findings import Flag
-from hexdata.live.chunk import Chunk
+from hexdata.live.chunk import Chunk, GameBatch
 from hexdata.live.stage import Transform
 
-__all__ = ["UNFIT", "ChunkValidator"]
+__all__ = ["INVALID_FLAGS", "ChunkValidator"]
 
-UNFIT: Final = tuple(
+INVALID_FLAGS: Final = tuple(
     flag.code
     for flag in (
         Flag.IMPOSSIBLE_STONES,
@@ -24,24 +24,27 @@ UNFIT: Final = tuple(
         Flag.WINNER_CONTRADICTS_VALUE,
     )
 )
-"""Flags of games that would teach a trainer something wrong.
+"""Flags of games with wrong boards or labels.
 
 They are: impossible boards (``impossible-stones``, ``repeated-move``), values that contradict the chain on
-the board or the named winner, a policy on an occupied cell, and a player who cannot be to move.
+the board or the named winner, a policy on an occupied cell, and a wrong player to move.
 
-Games with other flags pass, because their positions are right: some are missing, they are mirrored
-(``colours-swapped``), copies of them exist, their tiers are unusual, or nothing more is known (``no-chain``,
-``value-not-constant``: improved values are not constant either)."""
+The positions of games with other flags are usable: the game is incomplete, mirrored (``colours-swapped``) or
+a duplicate, has unusual tiers, has no winning chain (``no-chain``), or has values that differ between its
+positions (``value-not-constant``), as improved values do."""
 
 
 class ChunkValidator(Transform):
-    """Passes on the games that are fit for training: hands in, hands out. An empty hand is dropped.
+    """Leaves out games with invalid boards or labels: game batches in, game batches out.
+
+    A batch without a remaining game is dropped.
 
     The counts are ``passed``, ``left_out``, and for each reason ``left_out.FLAG``, ``left_out.short`` and
     ``left_out.long``. A game with several reasons counts once for each, and once in ``left_out``.
 
     Args:
-        flags: Codes of ``games.findings.Flag``; a game with one of them is left out. Default ``UNFIT``.
+        flags: Codes of ``games.findings.Flag``; a game with one of them is left out. Default
+            ``INVALID_FLAGS``.
         min_positions: Minimum number of positions of a game. Default 1.
         max_positions: Maximum number of positions of a game. None (default) for no limit.
         threads: Number of threads of the stage. Default 1.
@@ -53,7 +56,7 @@ class ChunkValidator(Transform):
     def __init__(
         self,
         *,
-        flags: Sequence[str] = UNFIT,
+        flags: Sequence[str] = INVALID_FLAGS,
         min_positions: int = 1,
         max_positions: int | None = None,
         threads: int = 1,
@@ -65,8 +68,8 @@ class ChunkValidator(Transform):
         if max_positions is not None:
             self.max_positions = check_count("max_positions", max_positions, self.min_positions)
 
-    def process(self, item: tuple[Chunk, ...]) -> Iterable[tuple[Chunk, ...]]:
-        """Return the hand without the games that are left out."""
+    def process(self, item: GameBatch) -> Iterable[GameBatch]:
+        """Return the batch without the games that are left out."""
         kept = []
         for chunk in item:
             reasons = self._reasons(chunk)
@@ -92,7 +95,7 @@ def _check_flags(flags: Sequence[str]) -> frozenset[str]:
     known = [flag.code for flag in Flag]
     codes = as_tuple(flags)
     if not isinstance(codes, tuple):
-        raise ConfigError("flags cannot be used", found=repr(flags), expected="a list of codes")
+        raise ConfigError("flags cannot be used", found=repr(flags), expected="a list of flag codes")
     unknown = [code for code in codes if code not in known]
     if unknown:
         raise ConfigError("unknown flags", found=unknown, expected=f"some of {', '.join(known)}")

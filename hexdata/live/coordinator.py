@@ -1,8 +1,7 @@
 """Synchronisation of the threads of a live pipeline: waiting, pausing and stopping.
 
-All queues of a pipeline share one lock. Items are whole hands of chunks and whole blocks of positions, so the
-lock is taken a few hundred times per second. One lock also makes it simple to read the state of the whole
-pipeline.
+All queues of a pipeline share one lock. Each item contains many games or positions, so the lock is taken only
+a few hundred times per second. With a single lock, the state of the whole pipeline can be read consistently.
 """
 
 from __future__ import annotations
@@ -14,16 +13,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-__all__ = ["Hub", "Stopped"]
+__all__ = ["Coordinator", "Stopped"]
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
-class Stopped(Exception):  # noqa: N818 - no error: how a thread learns that there is nothing more to do
+class Stopped(Exception):  # noqa: N818 - ends a thread, reports no error
     """Raised in a waiting thread when the pipeline has stopped or a queue is closed; the thread then ends."""
 
 
-class Hub:
+class Coordinator:
     """Lock, pauses, stop signal and warnings shared by the threads of a pipeline.
 
     A worker thread is either working or resting. It rests only while it is inside :meth:`wait_for`.
@@ -34,33 +33,33 @@ class Hub:
     def __init__(self) -> None:
         self.stopping = threading.Event()
         """Set when the pipeline stops for any reason. Threads that wait for something outside the pipeline
-        watch it."""
+        check it."""
         self.error: BaseException | None = None
         """First error that a stage raised, for the trainer."""
         self.warnings: deque[str] = deque()
         """Warnings of stages that the trainer has not received yet."""
-        # Used directly: Ctrl-C inside a condition's own Python code could leave the lock held.
+        # Acquired directly: Ctrl-C in the Python code of a condition could leave the lock held.
         self._lock = threading.RLock()
-        self._channels: list[threading.Condition] = []
-        self._common = self.channel()
-        self._workers: set[int] = set()
-        self._working = 0
+        self._conditions: list[threading.Condition] = []
+        self._changed = self.new_condition()
+        self._worker_threads: set[int] = set()
+        self._working_count = 0
         self._pauses: set[object] = set()
-        self._process = os.getpid()
+        self._process_id = os.getpid()
 
     @property
-    def elsewhere(self) -> bool:
+    def in_fork(self) -> bool:
         """True in a fork of the process that runs the threads; nothing can be waited for there.
 
         The lock may have been held when the process forked; then it is never released in the fork.
         """
-        return os.getpid() != self._process
+        return os.getpid() != self._process_id
 
-    def channel(self) -> threading.Condition:
-        """Return a condition on the hub's lock, so that a change wakes only the threads it concerns."""
-        channel = threading.Condition(self._lock)
-        self._channels.append(channel)
-        return channel
+    def new_condition(self) -> threading.Condition:
+        """Return a condition on the shared lock, so that a change wakes only the threads it concerns."""
+        condition = threading.Condition(self._lock)
+        self._conditions.append(condition)
+        return condition
 
     @contextmanager
     def working(self) -> Iterator[None]:
@@ -69,9 +68,9 @@ class Hub:
         The block does not start during a pause.
         """
         with self._lock:
-            self._workers.add(threading.get_ident())
-            self._common.wait_for(self._may_work)
-            self._working += 1
+            self._worker_threads.add(threading.get_ident())
+            self._changed.wait_for(self._may_work)
+            self._working_count += 1
         try:
             yield
         except Stopped:
@@ -80,9 +79,9 @@ class Hub:
             self.stop(error)
         finally:
             with self._lock:
-                self._workers.discard(threading.get_ident())
-                self._working -= 1
-                self._common.notify_all()
+                self._worker_threads.discard(threading.get_ident())
+                self._working_count -= 1
+                self._changed.notify_all()
 
     def stop(self, error: BaseException | None = None) -> None:
         """Stop the pipeline: threads that wait, now or later, get :class:`Stopped`.
@@ -92,7 +91,7 @@ class Hub:
         Args:
             error: Error for the trainer; kept if it is the first stop. Default None.
         """
-        if self.elsewhere:
+        if self.in_fork:
             return
         with self._lock:
             if not self.stopping.is_set():
@@ -102,50 +101,50 @@ class Hub:
 
     def wait_for(
         self,
-        attempt: Callable[[], Found | None],
+        attempt: Callable[[], Result | None],
         timeout: float | None = None,
-        channel: threading.Condition | None = None,
-    ) -> Found | None:
+        condition: threading.Condition | None = None,
+    ) -> Result | None:
         """Rest until ``attempt()`` returns something other than None, and return that.
 
         During a pause a worker keeps resting, even after its timeout, because it must not work while the
         pipeline is read.
 
         Args:
-            attempt: Function that takes or puts an item if it can. It runs under the hub's lock and must not
-                wait.
+            attempt: Function that takes or puts an item if it can. It runs under the coordinator's lock and
+                must not wait.
             timeout: Seconds after which None is returned. None (default) for no limit.
-            channel: Condition that is notified when another attempt may succeed. By default, :meth:`change`
+            condition: Condition that is notified when another attempt may succeed. By default, :meth:`change`
                 notifies.
 
         Raises:
             Stopped: The pipeline has stopped, or ``attempt`` raised it.
         """
-        worker = threading.get_ident() in self._workers
-        channel = channel or self._common
-        found: list[Found] = []
+        worker = threading.get_ident() in self._worker_threads
+        condition = condition or self._changed
+        results: list[Result] = []
 
-        def succeed() -> bool:
+        def try_attempt() -> bool:
             if self.stopping.is_set():
                 raise Stopped
             if worker and self._pauses:
                 return False
             result = attempt()
             if result is not None:
-                found.append(result)
-            return bool(found)
+                results.append(result)
+            return bool(results)
 
         with self._lock:
-            self._working -= worker
+            self._working_count -= worker
             if self._pauses:
-                self._common.notify_all()
+                self._changed.notify_all()
             try:
-                channel.wait_for(succeed, timeout)
-                if worker and not found:
-                    channel.wait_for(self._may_work)
+                condition.wait_for(try_attempt, timeout)
+                if worker and not results:
+                    condition.wait_for(self._may_work)
             finally:
-                self._working += worker
-        return found[0] if found else None
+                self._working_count += worker
+        return results[0] if results else None
 
     def warn(self, message: str) -> None:
         """Queue a warning. It is issued in the trainer's thread when that takes the next item or its wait
@@ -153,8 +152,8 @@ class Hub:
         """
         self.warnings.append(message)
 
-    def change(self, action: Callable[[], Found]) -> Found:
-        """Run a short action under the hub's lock, notify waiting threads, and return its result.
+    def change(self, action: Callable[[], Result]) -> Result:
+        """Run a short action under the coordinator's lock, notify waiting threads, and return its result.
 
         Args:
             action: Function that changes something other threads wait for; it must not wait itself.
@@ -163,7 +162,7 @@ class Hub:
             try:
                 return action()
             finally:
-                self._common.notify_all()
+                self._changed.notify_all()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -173,23 +172,23 @@ class Hub:
             Stopped: The pipeline has stopped, before or during the block; state read in the block may be
                 inconsistent.
         """
-        assert threading.get_ident() not in self._workers, "a worker would wait for itself"
+        assert threading.get_ident() not in self._worker_threads, "a worker would wait for itself"
         pause = object()
         try:
             with self._lock:
                 self._pauses.add(pause)
-                self._common.wait_for(lambda: not self._working or self.stopping.is_set())
+                self._changed.wait_for(lambda: not self._working_count or self.stopping.is_set())
             self._raise_if_stopping()
             yield
             self._raise_if_stopping()
         finally:
             try:
-                self._end(pause)
+                self._end_pause(pause)
             except BaseException:  # else a Ctrl-C here would leave the workers resting
-                self._end(pause)
+                self._end_pause(pause)
                 raise
 
-    def _end(self, pause: object) -> None:
+    def _end_pause(self, pause: object) -> None:
         with self._lock:
             self._pauses.discard(pause)
             self._wake_all()
@@ -202,5 +201,5 @@ class Hub:
             raise Stopped
 
     def _wake_all(self) -> None:
-        for channel in self._channels:
-            channel.notify_all()
+        for condition in self._conditions:
+            condition.notify_all()

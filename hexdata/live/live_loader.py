@@ -16,6 +16,7 @@ from typing import Any, Final, NoReturn, Self
 from hexdata.batch import Batch, BoardForm, FinalPolicy
 from hexdata.checks import as_tuple, check_location, check_same_options, check_versions
 from hexdata.errors import ConfigError, HexdataError, StoreError
+from hexdata.live.metrics import COMMON_METRICS
 from hexdata.live.options import LiveOptions, load_live_config, make_pipeline, watched_path
 from hexdata.live.state import decode_state, encode_state
 from hexdata.order import ORDER_VERSION
@@ -23,6 +24,8 @@ from hexdata.order import ORDER_VERSION
 __all__ = ["LiveLoader"]
 
 _STATE_VERSION: Final = 2
+_STORED_OPTIONS: Final = {"game_batch_size": "hand"}
+"""Options of stages whose names in states differ from those in Python."""
 _LONGEST_WAIT: Final = 1.0
 """Longest wait in seconds: a Ctrl-C at the moment a wait begins is handled only when the wait ends."""
 
@@ -96,11 +99,13 @@ class LiveLoader:
     ) -> None:
         check_location("directory", directory)
         options = config if isinstance(config, LiveOptions) else _read_config(config)
-        whole = {"seed": seed, "batch_size": batch_size, "split": split, "pool_size": pool_size}
-        whole |= {"reservoir": reservoir, "watch": watch}
+        shared = {"seed": seed, "batch_size": batch_size, "split": split, "pool_size": pool_size}
+        shared |= {"reservoir": reservoir, "watch": watch}
         batch = {"fields": as_tuple(fields), "planes": planes, "board": board, "final_policy": final_policy}
         batch |= {"tier_probability": as_tuple(tier_probability), "symmetry": symmetry}
-        self.options = replace(options, **_given(whole), batch=replace(options.batch, **_given(batch)))
+        self.options = replace(
+            options, **_without_none(shared), batch=replace(options.batch, **_without_none(batch))
+        )
         self.directory = watched_path(directory)
         self.warn_after = _check_seconds("warn_after", warn_after)
         self.timeout = None if timeout is None else _check_seconds("timeout", timeout)
@@ -129,7 +134,7 @@ class LiveLoader:
 
     def _next(self) -> Batch:
         self._start()
-        start, given = time.monotonic(), self._given()
+        start, outputs = time.monotonic(), self._output_counts()
         while True:
             waited = time.monotonic() - start
             limits = [self.timeout] if self._warned else [self.timeout, self.warn_after]
@@ -138,55 +143,54 @@ class LiveLoader:
             if batch is not None:
                 self.delivered += 1
                 return batch
-            self._complain(time.monotonic() - start, given)
+            self._check_wait(time.monotonic() - start, outputs)
 
-    def _complain(self, waited: float, given: list[int]) -> None:
-        """Warn that no batch arrived, if ``waited`` seconds are enough for that.
+    def _check_wait(self, waited: float, outputs: list[int]) -> None:
+        """Warn after ``warn_after`` seconds without a batch.
 
         Raises:
             HexdataError: ``waited`` has reached ``timeout``.
         """
         if not self._warned and waited >= self.warn_after:
             self._warned = True
-            message = f"{self.directory}: no batch for {waited:.0f} seconds: {self._what_waits(given)}"
+            message = f"{self.directory}: no batch for {waited:.0f} seconds: {self._describe_wait(outputs)}"
             warnings.warn(message, stacklevel=4)
         if self.timeout is not None and waited >= self.timeout:
             raise HexdataError(
-                f"no batch came for {waited:.0f} seconds",
+                f"no batch for {waited:.0f} seconds",
                 path=self.directory,
-                found=self._what_waits(given),
-                hint="See that games are written there; LiveLoader(timeout=None) waits for ever.",
+                found=self._describe_wait(outputs),
+                hint="Check that games are written to it, or use LiveLoader(timeout=None) to wait forever.",
             )
 
-    def _given(self) -> list[int]:
+    def _output_counts(self) -> list[int]:
         """Return the number of outputs of each stage."""
         return [queue.accepted for queue in self._pipeline.queues]
 
-    def _what_waits(self, given: list[int]) -> str:
-        """Return which stage has input but emits nothing, and the fill of the reservoir, as text.
+    def _describe_wait(self, outputs: list[int]) -> str:
+        """Return which stage has input but no output, and the fill level of the reservoir, as text.
 
         Args:
-            given: Result of :meth:`_given` when the wait began.
+            outputs: Result of :meth:`_output_counts` at the start of the wait.
         """
-        now, metrics = self._given(), list(self._pipeline.metrics().items())
-        place = len(metrics) - 1
-        while place and now[place - 1] == given[place - 1] and not metrics[place - 1][1]["queued"]:
-            place -= 1
-        name, facts = metrics[place]
-        said = [f"{name} gives nothing on" if place else f"{name} has found nothing more"]
-        usual = {"threads", "busy", "busy_seconds", "out", "dropped", "queued", "capacity"}
-        counts = [f"{key} {value:,.10g}" for key, value in facts.items() if key not in usual]
-        said += [f"its counts are {', '.join(counts)}"] if counts else []
-        said += [
+        now, metrics = self._output_counts(), list(self._pipeline.metrics().items())
+        index = len(metrics) - 1
+        while index and now[index - 1] == outputs[index - 1] and not metrics[index - 1][1]["queued"]:
+            index -= 1
+        name, own = metrics[index]
+        parts = [f"{name} has produced nothing" if index else f"{name} has found no new file"]
+        counts = [f"{key} {value:,.10g}" for key, value in own.items() if key not in COMMON_METRICS]
+        parts += [f"its counts are {', '.join(counts)}"] if counts else []
+        parts += [
             f"{other} holds {more['held']:,.0f} of {more['size']:,.0f} positions"
             for other, more in metrics
             if "held" in more and other != name
         ]
-        return "; ".join(said)
+        return "; ".join(parts)
 
     def _start(self) -> None:
         if self._closed:
-            raise HexdataError("the loader is closed", hint="Make a new one, and load the state.")
+            raise HexdataError("the loader is closed", hint="Create a new loader and load the state.")
         if not self._running:
             self._running = True
             self._pipeline.start()
@@ -212,9 +216,9 @@ class LiveLoader:
             HexdataError: The loader is closed, or a stage has raised.
         """
         if self._closed:
-            raise HexdataError("the loader is closed", hint="Take its state before it is closed.")
-        held = encode_state(self._pipeline.state())
-        return {**self._facts(), "delivered": self.delivered, "pipeline": held}
+            raise HexdataError("the loader is closed", hint="Call state_dict() before close().")
+        pipeline = encode_state(self._pipeline.state())
+        return {**self._compared_options(), "delivered": self.delivered, "pipeline": pipeline}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state, discarding what this loader has prepared so far.
@@ -231,8 +235,8 @@ class LiveLoader:
             HexdataError: The loader is closed.
         """
         if self._closed:
-            raise HexdataError("the loader is closed", hint="Make a new one.")
-        expected = self._facts()
+            raise HexdataError("the loader is closed", hint="Create a new loader.")
+        expected = self._compared_options()
         is_state = isinstance(state, Mapping) and {"version", "order_version"} <= state.keys()
         if is_state:
             check_versions(state, expected)
@@ -243,15 +247,15 @@ class LiveLoader:
                 "not the state of a live loader", found=found, expected=f"a dict of {', '.join(names)}"
             )
         check_same_options(state, expected, [name for name in expected if "version" not in name], "loader")
-        held = decode_state(state["pipeline"])
-        if not isinstance(held, dict) or held.keys() != {stage.name for stage in self.options.stages}:
-            raise StoreError("the state of a live pipeline is broken", found=repr(held)[:80])
+        stages = decode_state(state["pipeline"])
+        if not isinstance(stages, dict) or stages.keys() != {stage.name for stage in self.options.stages}:
+            raise StoreError("the state of a live pipeline is damaged", found=repr(stages)[:80])
         pipeline = make_pipeline(self.options, self.directory)
-        pipeline.load_state(held)
+        pipeline.load_state(stages)
         self._pipeline.close()
         self._pipeline, self._running, self.delivered = pipeline, False, state["delivered"]
 
-    def _facts(self) -> dict[str, Any]:
+    def _compared_options(self) -> dict[str, Any]:
         """Return the versions, and the options on which the batches depend."""
         options = self.options
         return {
@@ -268,7 +272,11 @@ class LiveLoader:
             "stages": [
                 [
                     stage.kind,
-                    {name: _plain(stage.knobs[name]) for name in sorted(stage.knobs) if name != "threads"},
+                    {
+                        _STORED_OPTIONS.get(name, name): _plain(value)
+                        for name, value in sorted(stage.arguments.items())
+                        if name != "threads"
+                    },
                 ]
                 for stage in options.stages
                 if stage.kind != "FilePathProvider"  # its options may differ between runs
@@ -296,7 +304,8 @@ class LiveLoader:
 
     def __getstate__(self) -> NoReturn:
         raise HexdataError(
-            "a live loader cannot go to another process", hint="Make one there, or iterate in this process."
+            "a live loader cannot be sent to another process",
+            hint="Create one in that process, or iterate in this one.",
         )
 
 
@@ -307,7 +316,7 @@ def _read_config(path: str | Path | None) -> LiveOptions:
     return load_live_config(path)
 
 
-def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+def _without_none(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 

@@ -1,7 +1,4 @@
-"""Metrics of a live pipeline for people: rates, fill levels, drops and busy threads between two moments.
-
-The module reads metrics and counts. It does not slow a stage, take an item, or print.
-"""
+"""Metrics of a live pipeline between two moments: rates, fill levels, dropped items and busy threads."""
 
 from __future__ import annotations
 
@@ -9,18 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-__all__ = ["Metrics", "StageFacts", "stage_facts"]
+__all__ = ["LiveMetrics", "MetricsByStage", "StageMetrics", "stage_metrics"]
 
-Metrics = Mapping[str, Mapping[str, float]]
+MetricsByStage = Mapping[str, Mapping[str, float]]
 """Result of ``Pipeline.metrics``: metrics by stage name and metric name."""
 
-_SHOWN: Final = frozenset({"threads", "busy", "busy_seconds", "out", "dropped", "queued", "capacity"})
-"""Metrics of every stage, which have their own field in ``StageFacts``."""
+COMMON_METRICS: Final = frozenset({"threads", "busy", "busy_seconds", "out", "dropped", "queued", "capacity"})
+"""Metrics that every stage has."""
 
 
 @dataclass(frozen=True)
-class StageFacts:
-    """Performance of a stage and the queue behind it between two moments, and their condition at the later
+class StageMetrics:
+    """Performance of a stage and the queue behind it between two moments, and their state at the later
     one.
     """
 
@@ -35,42 +32,46 @@ class StageFacts:
     dropped: int
     """Total number of items dropped because the queue was full."""
     queued: int
+    """Number of items in the queue."""
     capacity: int
+    """Capacity of the queue in items."""
     counts: dict[str, float] = field(default_factory=dict)
     """Other metrics of the stage. docs/live.md defines them for each stage."""
 
 
-def stage_facts(before: Metrics, after: Metrics, seconds: float) -> list[StageFacts]:
-    """Return the facts of each stage between two moments, in pipeline order.
+def stage_metrics(before: MetricsByStage, after: MetricsByStage, seconds: float) -> list[StageMetrics]:
+    """Return the metrics of each stage between two moments, in pipeline order.
 
     Args:
         before: Metrics of the earlier moment; empty for the start of the pipeline.
         after: Metrics of the later moment.
         seconds: Seconds between the two, above 0.
     """
-    return [_facts(name, before.get(name, {}), found, seconds) for name, found in after.items()]
+    return [_measure(name, before.get(name, {}), found, seconds) for name, found in after.items()]
 
 
-def _facts(name: str, before: Mapping[str, float], after: Mapping[str, float], seconds: float) -> StageFacts:
-    def grown(metric: str) -> float:
+def _measure(
+    name: str, before: Mapping[str, float], after: Mapping[str, float], seconds: float
+) -> StageMetrics:
+    def rate(metric: str) -> float:
         return (after[metric] - before.get(metric, 0)) / seconds
 
-    return StageFacts(
+    return StageMetrics(
         name=name,
         threads=int(after["threads"]),
-        busy=min(max(grown("busy_seconds"), 0.0), after["threads"]),
-        per_second=grown("out"),
+        busy=min(max(rate("busy_seconds"), 0.0), after["threads"]),
+        per_second=rate("out"),
         out=int(after["out"]),
         dropped=int(after["dropped"]),
         queued=int(after["queued"]),
         capacity=int(after["capacity"]),
-        counts={metric: value for metric, value in after.items() if metric not in _SHOWN},
+        counts={metric: value for metric, value in after.items() if metric not in COMMON_METRICS},
     )
 
 
 @dataclass(frozen=True)
-class LiveFacts:
-    """Performance of a live pipeline between two moments, and its condition at the later one."""
+class LiveMetrics:
+    """Performance of a live pipeline between two moments, and its state at the later one."""
 
     seconds: float
     """Seconds since the start."""
@@ -86,12 +87,13 @@ class LiveFacts:
     pool: int | None
     """Number of games in the pool now."""
     newest_file: str | None
+    """File whose games entered the pool last."""
     average_uses: float | None
     """Average number of draws per game that entered the pool."""
     pairs: float | None
     """Pairs of positions from one game in a batch, on average since the start; None before the first batch.
     """
-    stages: list[StageFacts] = field(default_factory=list)
+    stages: list[StageMetrics] = field(default_factory=list)
     notes: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Text of the stages for people: ``Pipeline.notes``."""
     ended: str | None = None

@@ -1,6 +1,6 @@
 """Options of a live pipeline: its stages by name and their arguments, from code or from a TOML file.
 
-Everything is checked before a thread starts. The module reads only the config file.
+All options are checked before a thread starts.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import pkgutil
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
+
+from pydantic import ConfigDict, Field, StrictStr, ValidationError, create_model
 
 from hexdata.batch import BatchOptions
 from hexdata.checks import as_tuple, check_choice, check_count, check_seed, check_shares
@@ -35,44 +37,40 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class _Known:
-    """A stage of this package: its module, and the items it takes and gives."""
+class _StageEntry:
+    """Module of a stage, and the items it consumes and produces."""
 
-    place: str
-    takes: str | None
-    gives: str
+    module: str
+    consumes: str | None
+    produces: str
 
 
 STAGES: Final = {
-    "FilePathProvider": _Known("hexdata.live.files.provider", None, "files"),
-    "ChunkSourceLoader": _Known("hexdata.live.chunk_source_loader", "files", "sources"),
-    "ShufflingChunkPool": _Known("hexdata.live.shuffling_chunk_pool", "sources", "hands"),
-    "ChunkValidator": _Known("hexdata.live.chunk_validator", "hands", "hands"),
-    "ChunkRelabeller": _Known("hexdata.live.chunk_relabeller", "hands", "hands"),
-    "ChunkUnpacker": _Known("hexdata.live.chunk_unpacker", "hands", "blocks"),
-    "ShufflingFrameSampler": _Known("hexdata.live.shuffling_frame_sampler", "blocks", "blocks"),
-    "TensorGenerator": _Known("hexdata.live.tensor_generator", "blocks", "batches"),
+    "FilePathProvider": _StageEntry("hexdata.live.files.provider", None, "files"),
+    "ChunkSourceLoader": _StageEntry("hexdata.live.chunk_source_loader", "files", "sources"),
+    "ShufflingChunkPool": _StageEntry("hexdata.live.shuffling_chunk_pool", "sources", "games"),
+    "ChunkValidator": _StageEntry("hexdata.live.chunk_validator", "games", "games"),
+    "ChunkRelabeller": _StageEntry("hexdata.live.chunk_relabeller", "games", "games"),
+    "ChunkUnpacker": _StageEntry("hexdata.live.chunk_unpacker", "games", "blocks"),
+    "ShufflingFrameSampler": _StageEntry("hexdata.live.shuffling_frame_sampler", "blocks", "blocks"),
+    "TensorGenerator": _StageEntry("hexdata.live.tensor_generator", "blocks", "batches"),
 }
 """The stages of hexdata, in the usual order.
 
-The class of a custom stage may define ``takes`` and ``gives`` with the words of this table. They are checked
-then."""
+The class of a custom stage may define ``consumes`` and ``produces`` with the item types of this table, which
+are then checked."""
 
-_USUAL: Final = tuple(name for name in STAGES if name != "ChunkRelabeller")
+_DEFAULT_STAGES: Final = tuple(name for name in STAGES if name != "ChunkRelabeller")
 _QUEUE_KEYS: Final = ("capacity", "overflow")
-_SHARED: Final = (
-    "seed",
-    "split",
-    "val",
-    "test",
-    "pool_size",
-    "reservoir",
-    "batch_size",
-    "watch",
-)
+_SHARED_OPTIONS: Final = ("seed", "split", "val", "test", "pool_size", "reservoir", "batch_size", "watch")
 """Options of the whole pipeline. A stage receives those that its constructor has a parameter for."""
-_GIVEN: Final = (*_SHARED, "batch", "directory", "final_positions")
-"""Arguments that the pipeline gives to its stages. The section of a stage cannot set them."""
+_FORMER_KEYS: Final = {
+    "ChunkSourceLoader": {"value_sense": "value_convention"},
+    "ShufflingChunkPool": {"hand": "game_batch_size"},
+}
+"""Keys of sections that are still read under their former names."""
+_SUPPLIED_ARGUMENTS: Final = (*_SHARED_OPTIONS, "batch", "directory", "final_positions")
+"""Arguments that the pipeline supplies to its stages. The section of a stage cannot set them."""
 
 
 @dataclass(frozen=True)
@@ -85,28 +83,28 @@ class StageOptions:
 
     kind: str
     """A name in ``STAGES``, or ``"package.module:Class"`` for a custom stage."""
-    knobs: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of the constructor."""
     capacity: int = 4
-    """Capacity of the queue behind the stage in items: files, hands of games, blocks or batches."""
+    """Capacity of the queue behind the stage in items: files, game batches, blocks or batches."""
     overflow: Overflow = "block"
     """Action when that queue is full; see ``live.queue.Overflow``."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.kind, str):
-            raise ConfigError("a stage is named by text", found=repr(self.kind), expected=_KINDS)
-        with_place = f"[{self.name}]"
+            raise ConfigError("the name of a stage must be text", found=repr(self.kind), expected=_KINDS)
+        section = f"[{self.name}]"
         try:
-            _keep(self, "capacity", check_count("capacity", self.capacity, 1))
+            _set_field(self, "capacity", check_count("capacity", self.capacity, 1))
             check_choice("overflow", self.overflow, OVERFLOWS)
         except HexdataError as error:
-            raise error.at(with_place) from None
-        _check_knobs(with_place, self.find(), self.knobs)
+            raise error.at(section) from None
+        _check_arguments(section, self.find(), self.arguments)
 
     @property
     def name(self) -> str:
         """Name of the class and of its section in a config."""
-        return self.kind.rpartition(":")[2]
+        return _class_name(self.kind)
 
     def find(self) -> type[Stage]:
         """Return the class of the stage.
@@ -118,28 +116,26 @@ class StageOptions:
             raise ConfigError(
                 f"unknown stage {self.kind!r}", expected=_KINDS, hint=did_you_mean(self.kind, list(STAGES))
             )
-        known = STAGES.get(self.kind)
-        path = f"{known.place}:{self.kind}" if known else self.kind
+        entry = STAGES.get(self.kind)
+        path = f"{entry.module}:{self.kind}" if entry else self.kind
         try:
             found = pkgutil.resolve_name(path)
         except (ImportError, AttributeError, ValueError) as error:
-            raise ConfigError("a stage cannot be imported", found=f"{self.kind!r}: {error}") from error
+            raise ConfigError("the stage cannot be imported", found=f"{self.kind!r}: {error}") from error
         if not (isinstance(found, type) and issubclass(found, Stage)):
             raise ConfigError(
-                "no stage of a pipeline",
+                "not a stage of a pipeline",
                 found=f"{self.kind!r}: {found!r}",
                 expected="a class that inherits from hexdata.live.stage.Stage",
             )
         return found
 
-    def flow(self) -> tuple[str | None, str | None]:
-        """Return the items that the stage takes and gives, as words of ``STAGES``; None where it declares
-        none.
-        """
+    def item_types(self) -> tuple[str | None, str | None]:
+        """Return the types of the items that the stage consumes and produces; None where undeclared."""
         if self.kind in STAGES:
-            return STAGES[self.kind].takes, STAGES[self.kind].gives
+            return STAGES[self.kind].consumes, STAGES[self.kind].produces
         found = self.find()
-        return getattr(found, "takes", None), getattr(found, "gives", None)
+        return getattr(found, "consumes", None), getattr(found, "produces", None)
 
 
 _KINDS: Final = f"one of {', '.join(STAGES)}, or package.module:Class"
@@ -154,7 +150,7 @@ class LiveOptions:
     """
 
     seed: int = 0
-    """Seed of all draws: games, positions, reservoir rows, symmetries and value weights."""
+    """Seed of all random draws: games, positions, reservoir rows, symmetries and value weights."""
     split: str | None = "train"
     """Split whose games are used, as ``hexdata convert`` assigns it: "train", "val" or "test". None for all
     games."""
@@ -168,24 +164,27 @@ class LiveOptions:
     """Number of positions in the reservoir. Each takes 75 bytes on a board of size 13, and 4 more per cell
     for a dense policy."""
     batch_size: int = 1024
+    """Number of positions per batch."""
     watch: bool = True
     """False reads only the files that exist at the start."""
     batch: BatchOptions = field(default_factory=BatchOptions)
     """Fields and options of batches."""
-    stages: tuple[StageOptions, ...] = field(default_factory=lambda: tuple(map(StageOptions, _USUAL)))
+    stages: tuple[StageOptions, ...] = field(
+        default_factory=lambda: tuple(map(StageOptions, _DEFAULT_STAGES))
+    )
     """Stages in order, from files to batches."""
 
     def __post_init__(self) -> None:
-        _keep(self, "seed", check_seed(self.seed))
+        _set_field(self, "seed", check_seed(self.seed))
         if self.split is not None:
             check_choice("split", self.split, SPLITS)
         check_shares(self.val, self.test)
         for name in ("pool_size", "reservoir", "batch_size"):
-            _keep(self, name, check_count(name, getattr(self, name), 1))
+            _set_field(self, name, check_count(name, getattr(self, name), 1))
         if not isinstance(self.watch, bool):
             raise ConfigError("watch cannot be used", found=repr(self.watch), expected="True or False")
-        _keep(self, "stages", tuple(self.stages))
-        _check_flow(self.stages)
+        _set_field(self, "stages", tuple(self.stages))
+        _check_order(self.stages)
 
     def with_stage(self, name: str, **changes: Any) -> LiveOptions:
         """Return a copy with other arguments, ``capacity`` or ``overflow`` for the stage of that name.
@@ -198,7 +197,7 @@ class LiveOptions:
             raise ConfigError(f"the pipeline has no stage {name!r}", expected=f"one of {known}")
         queue = {key: changes.pop(key) for key in _QUEUE_KEYS if key in changes}
         stages = [
-            replace(stage, knobs={**stage.knobs, **changes}, **queue) if stage.name == name else stage
+            replace(stage, arguments={**stage.arguments, **changes}, **queue) if stage.name == name else stage
             for stage in self.stages
         ]
         return replace(self, stages=tuple(stages))
@@ -230,8 +229,8 @@ def parse_live_config(content: Mapping[str, Any], *, allow_code: bool = False) -
     """Return the options in the content of a config file.
 
     ``stages`` lists the stages in order. The section with the name of a stage contains its arguments. The
-    section of a hexdata stage that is not listed is checked but not used, so that removing a name from the
-    list is enough to leave the stage out.
+    section of a hexdata stage that is not listed is checked but not used, so a stage can be removed by
+    removing its name from the list.
 
     Args:
         content: Content of the file, as ``tomllib`` parses it.
@@ -240,33 +239,80 @@ def parse_live_config(content: Mapping[str, Any], *, allow_code: bool = False) -
     Raises:
         ConfigError: A key is unknown, a value is invalid, or it names code and ``allow_code`` is False.
     """
-    kinds = content.get("stages", list(_USUAL))
-    if not (isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)):
-        raise ConfigError("stages cannot be used", found=repr(kinds), expected="a list of names")
-    if not allow_code:
-        _refuse_code(content, kinds)
-    by_name = {kind.rpartition(":")[2]: kind for kind in [*STAGES, *kinds]}
-    known = [*_SHARED, "stages", "batch", *by_name]
-    sections = {key: value for key, value in content.items() if key in by_name or key == "batch"}
-    for key in content:
-        if key not in known:
-            what = "section" if isinstance(content[key], dict) else "key"
-            raise ConfigError(
-                f"unknown {what} {key!r} at the top",
-                expected=f"one of {', '.join(known)}",
-                hint=did_you_mean(key, known),
-            )
-    for key, value in sections.items():
-        if not isinstance(value, dict):
-            raise ConfigError(f"{key} is a section", found=repr(value), expected=f"[{key}]")
-    listed = [_parse_stage(kind, sections.get(kind.rpartition(":")[2], {})) for kind in kinds]
-    for name in sorted(sections.keys() - {"batch"} - {stage.name for stage in listed}):
-        _parse_stage(name, sections[name])
-    return LiveOptions(
-        **{key: content[key] for key in _SHARED if key in content},
-        batch=_parse_batch(sections.get("batch", {})),
-        stages=tuple(listed),
+    kinds = content.get("stages", list(_DEFAULT_STAGES))
+    listed = [kind for kind in kinds if isinstance(kind, str)] if isinstance(kinds, list) else []
+    sections = {name: dict[str, Any] for kind in [*STAGES, *listed] if (name := _class_name(kind))}
+    keys = (
+        dict.fromkeys(_SHARED_OPTIONS, Any) | {"stages": list[StrictStr], "batch": dict[str, Any]} | sections
     )
+    _validate(content, keys)
+    if not allow_code:
+        _refuse_code(content, listed)
+    stages = tuple(_parse_stage(kind, content.get(_class_name(kind), {})) for kind in listed)
+    for name in sorted(content.keys() & sections.keys() - {stage.name for stage in stages}):
+        _parse_stage(name, content[name])
+    return LiveOptions(
+        **{key: content[key] for key in _SHARED_OPTIONS if key in content},
+        batch=_parse_batch(content.get("batch", {})),
+        stages=stages,
+    )
+
+
+def _class_name(kind: str) -> str:
+    return kind.rpartition(":")[2]
+
+
+def _validate(
+    content: Mapping[str, Any],
+    keys: Mapping[str, Any],
+    section: str | None = None,
+    *,
+    required: Collection[str] = (),
+    extra: Literal["allow", "forbid"] = "forbid",
+) -> None:
+    """Check the keys of a config or section, and the types of their values.
+
+    Args:
+        content: Content of the config or section.
+        keys: Known keys, each with the type of its value.
+        section: Name of the section for messages, such as "[batch]". None (default) for the whole config.
+        required: Keys that must be present. Default none.
+        extra: "allow" to accept any other key. Default "forbid".
+
+    Raises:
+        ConfigError: A key is unknown or missing, or a value has another type.
+    """
+    config = ConfigDict(extra=extra)
+    # Keys are aliases, since a model reserves some attribute names, such as "copy".
+    model: dict[str, Any] = {
+        f"key_{number}": (keys[name], Field(... if name in required else None, alias=name))
+        for number, name in enumerate(keys)
+    }
+    try:
+        create_model("Config", __config__=config, **model).model_validate(content)
+    except ValidationError as error:
+        raise _explain(error, list(keys), section) from None
+
+
+def _explain(error: ValidationError, known: list[str], section: str | None) -> ConfigError:
+    """Return one error for pydantic's findings: the first unknown key, otherwise the first finding."""
+    findings = error.errors(include_url=False)
+    unknown = [finding for finding in findings if finding["type"] == "extra_forbidden"]
+    finding = (unknown or findings)[0]
+    key, value = str(finding["loc"][0]), finding["input"]
+    if unknown:
+        what = "section" if isinstance(value, dict) else "key"
+        return ConfigError(
+            f"unknown {what} {key!r}" + ("" if section else " at the top"),
+            path=section,
+            expected=f"one of {', '.join(known)}",
+            hint=did_you_mean(key, known),
+        )
+    if finding["type"] == "missing":
+        return ConfigError(f"the stage needs {key}", path=section)
+    if key == "stages":
+        return ConfigError("stages cannot be used", found=repr(value), expected="a list of names")
+    return ConfigError(f"{key} is a section", found=repr(value), expected=f"[{key}]")
 
 
 def _refuse_code(content: Mapping[str, Any], kinds: list[str]) -> None:
@@ -282,23 +328,21 @@ def _refuse_code(content: Mapping[str, Any], kinds: list[str]) -> None:
     if named:
         key, found = named[0]
         raise ConfigError(
-            f"{key}: a config runs no code of its own accord",
+            f"{key}: a config runs no code by default",
             found=shortened(repr(found)),
-            hint="If you trust that code, give --allow-code, or "
-            "load_live_config(path, allow_code=True) in Python.",
+            hint="To allow it, use --allow-code, or load_live_config(path, allow_code=True) in Python.",
         )
 
 
 def _parse_stage(kind: str, section: Mapping[str, Any]) -> StageOptions:
     queue = {key: section[key] for key in _QUEUE_KEYS if key in section}
-    knobs = {key: value for key, value in section.items() if key not in _QUEUE_KEYS}
-    if kind == "ChunkSourceLoader":
-        knobs = with_current_names(knobs)
-    return StageOptions(kind, knobs, **queue)
+    arguments = {key: value for key, value in section.items() if key not in _QUEUE_KEYS}
+    arguments = with_current_names(arguments, _FORMER_KEYS.get(kind, {}))
+    return StageOptions(kind, arguments, **queue)
 
 
 def _parse_batch(section: Mapping[str, Any]) -> BatchOptions:
-    _check_keys("[batch]", section, [option.name for option in fields(BatchOptions)])
+    _validate(section, {option.name: Any for option in fields(BatchOptions)}, "[batch]")
     try:
         return BatchOptions(**{key: as_tuple(value) for key, value in section.items()})
     except ConfigError as error:
@@ -311,8 +355,8 @@ def watched_path(directory: str | Path) -> Path:
     Raises:
         ConfigError: It is the address of a bucket or server.
     """
-    hint = "A bucket cannot be watched: convert its games into a store, or let them be written here."
-    return local_path(directory, "a directory that is watched", hint)
+    hint = "Convert the games of the bucket into a store, or write them to a local directory."
+    return local_path(directory, "a watched directory", hint)
 
 
 def make_pipeline(options: LiveOptions, directory: str | Path) -> Pipeline:
@@ -325,8 +369,8 @@ def make_pipeline(options: LiveOptions, directory: str | Path) -> Pipeline:
     Raises:
         ConfigError: An argument of a stage is invalid, or the directory is an address.
     """
-    given = {name: getattr(options, name) for name in _SHARED}
-    given |= {
+    supplied = {name: getattr(options, name) for name in _SHARED_OPTIONS}
+    supplied |= {
         "batch": options.batch,
         "directory": watched_path(directory),
         "final_positions": options.batch.final_policy != "skip",
@@ -334,70 +378,66 @@ def make_pipeline(options: LiveOptions, directory: str | Path) -> Pipeline:
     stages = []
     for stage in options.stages:
         kind = stage.find()
-        shared = {name: given[name] for name in inspect.signature(kind).parameters if name in given}
+        shared = {name: supplied[name] for name in inspect.signature(kind).parameters if name in supplied}
         try:
-            stages.append(kind(**shared, **stage.knobs))
+            stages.append(kind(**shared, **stage.arguments))
         except HexdataError as error:
             raise error.at(f"[{stage.name}]") from None
     return Pipeline(stages, [(stage.capacity, stage.overflow) for stage in options.stages])
 
 
-def _keep(options: object, name: str, value: object) -> None:
+def _set_field(options: object, name: str, value: object) -> None:
     """Set a field of frozen options during their creation."""
     object.__setattr__(options, name, value)
 
 
-def _check_knobs(place: str, kind: type[Stage], knobs: Mapping[str, Any]) -> None:
+def _check_arguments(section: str, kind: type[Stage], arguments: Mapping[str, Any]) -> None:
     """Check that the constructor of a stage accepts these arguments together with the shared ones."""
+    supplied = [name for name in arguments if name in _SUPPLIED_ARGUMENTS]
+    if supplied:
+        hint = "Set it in [batch]." if "batch" in supplied else "Set it at the top, for all stages."
+        raise ConfigError(
+            "a shared option cannot be set for one stage", path=section, found=supplied, hint=hint
+        )
     parameters = inspect.signature(kind).parameters.values()
-    own = [each for each in parameters if each.name not in _GIVEN and each.kind in _NAMED]
-    shared = [name for name in knobs if name in _GIVEN]
-    if shared:
-        where = "Set it in [batch]." if "batch" in shared else "Set it at the top, for all stages."
-        raise ConfigError("a stage cannot set what all share", path=place, found=shared, hint=where)
-    if all(each.kind is not inspect.Parameter.VAR_KEYWORD for each in parameters):
-        _check_keys(place, knobs, [*_QUEUE_KEYS, *(each.name for each in own)])
-    missing = [each.name for each in own if each.default is each.empty and each.name not in knobs]
-    if missing:
-        raise ConfigError(f"the stage needs {', '.join(missing)}", path=place)
+    has_keywords = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters)
+    own = [each for each in parameters if each.name not in _SUPPLIED_ARGUMENTS and each.kind in _NAMED]
+    _validate(
+        arguments,
+        dict.fromkeys([*_QUEUE_KEYS, *(each.name for each in own)], Any),
+        section,
+        required=[each.name for each in own if each.default is each.empty],
+        extra="allow" if has_keywords else "forbid",
+    )
 
 
 _NAMED: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
-def _check_keys(place: str, section: Collection[str], known: list[str]) -> None:
-    for key in section:
-        if key not in known:
-            raise ConfigError(
-                f"unknown key {key!r}",
-                path=place,
-                expected=f"one of {', '.join(known)}",
-                hint=did_you_mean(key, known),
-            )
-
-
-def _check_flow(stages: tuple[StageOptions, ...]) -> None:
-    """Check that each stage takes what the stage before it gives, where both declare it."""
+def _check_order(stages: tuple[StageOptions, ...]) -> None:
+    """Check that each stage consumes what the stage before it produces, where both declare it."""
     if not stages:
-        raise ConfigError("a pipeline needs stages", expected=_KINDS)
-    before, given = None, None
+        raise ConfigError("a pipeline needs at least one stage", expected=_KINDS)
+    previous, available = None, None
     for stage in stages:
-        takes, gives = stage.flow()
+        consumes, produces = stage.item_types()
         first = stage.find().first
-        if first != (before is None):
-            expected = "at the beginning" if first else "after one that finds files or games"
-            raise ConfigError(f"{stage.name} stands in the wrong place", expected=expected)
-        if before is not None and takes is not None and given is not None and takes != given:
+        if first != (previous is None):
+            expected = "the first position" if first else "a position after a stage that finds files or games"
+            raise ConfigError(f"{stage.name} is at the wrong position in the pipeline", expected=expected)
+        if previous is not None and None not in (consumes, available) and consumes != available:
             raise ConfigError(
-                f"{stage.name} cannot follow {before}",
-                found=f"{given}, which {before} gives",
-                expected=f"{takes}, which {stage.name} takes",
+                f"{stage.name} cannot follow {previous}",
+                found=f"{available}, which {previous} produces",
+                expected=f"{consumes}, which {stage.name} consumes",
             )
-        before, given = stage.name, gives
-    if given not in (None, "batches"):
+        previous, available = stage.name, produces
+    if available not in (None, "batches"):
         raise ConfigError(
-            "a pipeline ends with batches", found=f"{given}, which {before} gives", expected="TensorGenerator"
+            "a pipeline must end with batches",
+            found=f"{available}, which {previous} produces",
+            expected="TensorGenerator",
         )
     names = [stage.name for stage in stages]
     if len(set(names)) < len(names):
-        raise ConfigError("two stages have one name", found=names)
+        raise ConfigError("two stages have the same name", found=names)

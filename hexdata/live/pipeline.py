@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from hexdata.errors import ConfigError, HexdataError
-from hexdata.live.coordinator import Hub, Stopped
+from hexdata.live.coordinator import Coordinator, Stopped
 from hexdata.live.queue import Overflow, Queue
 from hexdata.live.stage import Stage
 
@@ -38,22 +38,22 @@ class Pipeline:
 
     def __init__(self, stages: Sequence[Stage], queues: Sequence[tuple[int, Overflow]]) -> None:
         _check_order(stages)
-        self.hub = Hub()
+        self.coordinator = Coordinator()
         self.stages = list(stages)
         self.queues: list[Queue[Any]] = []
         source: Queue[Any] | None = None
         for stage, (capacity, overflow) in zip(stages, queues, strict=True):
-            sink: Queue[Any] = Queue(self.hub, capacity, overflow)
-            stage.connect(self.hub, source, sink)
+            sink: Queue[Any] = Queue(self.coordinator, capacity, overflow)
+            stage.connect(self.coordinator, source, sink)
             self.queues.append(sink)
             source = sink
         for stage in self.stages:
-            stage.meet(self.stages)
+            stage.link_stages(self.stages)
         self._started = False
-        self._turns = threading.RLock()
+        self._lifecycle_lock = threading.RLock()
         """Held while threads start, so that none starts after ``close``; and while they are joined, since two
         threads cannot join at once in every Python. Reentrant, so that a signal handler may close."""
-        weakref.finalize(self, self.hub.stop)
+        weakref.finalize(self, self.coordinator.stop)
 
     def start(self) -> None:
         """Start all stages, the last first, so that each stage finds its consumer running. Call this once.
@@ -65,11 +65,11 @@ class Pipeline:
             HexdataError: This process is a fork of the one that created the pipeline.
         """
         self._check_process()
-        with self._turns:
+        with self._lifecycle_lock:
             assert not self._started
             self._started = True
             for stage in reversed(self.stages):
-                if not self.hub.stopping.is_set():
+                if not self.coordinator.stopping.is_set():
                     stage.start()
 
     def take(self, timeout: float | None = None) -> Any:
@@ -86,14 +86,14 @@ class Pipeline:
             Exception: A stage raised it.
         """
         self._check_process()
-        while self.hub.warnings:
-            warnings.warn(self.hub.warnings.popleft(), stacklevel=_TRAINER)
+        while self.coordinator.warnings:
+            warnings.warn(self.coordinator.warnings.popleft(), stacklevel=_TRAINER)
         try:
             return self.queues[-1].take(timeout)
         except Stopped:
             pass
-        if self.hub.error is not None:
-            raise self.hub.error  # raised outside the except block, to keep its own cause
+        if self.coordinator.error is not None:
+            raise self.coordinator.error  # raised outside the except block, to keep its own cause
         raise StopIteration
 
     def state(self) -> dict[str, Any]:
@@ -107,17 +107,17 @@ class Pipeline:
         """
         self._check_process()
         try:
-            with self.hub.paused():
+            with self.coordinator.paused():
                 return {
                     stage.name: {
                         "stage": stage.state(),
-                        "hands": [list(worker.hand) for worker in stage.workers],
+                        "hands": [list(worker.pending) for worker in stage.workers],
                         "queue": queue.contents(),
                     }
                     for stage, queue in zip(self.stages, self.queues, strict=True)
                 }
         except Stopped:
-            raise HexdataError("a pipeline that has stopped has no state") from self.hub.error
+            raise HexdataError("the state of a stopped pipeline cannot be read") from self.coordinator.error
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore a state of a pipeline with the same stages. The pipeline must not be started yet."""
@@ -125,8 +125,8 @@ class Pipeline:
         for stage, queue in zip(self.stages, self.queues, strict=True):
             kept = state[stage.name]
             stage.load_state(kept["stage"])
-            for number, hand in enumerate(kept["hands"]):  # with fewer threads than before, some hold more
-                stage.workers[number % len(stage.workers)].hand.extend(hand)
+            for number, pending in enumerate(kept["hands"]):  # there may be fewer threads than before
+                stage.workers[number % len(stage.workers)].pending.extend(pending)
             queue.restore(kept["queue"])
 
     def metrics(self) -> dict[str, dict[str, float]]:
@@ -149,8 +149,8 @@ class Pipeline:
 
     def notes(self) -> dict[str, dict[str, Any]]:
         """Return the notes of each stage by stage name, without stages that have none."""
-        said = {stage.name: stage.notes() for stage in self.stages}
-        return {name: notes for name, notes in said.items() if notes}
+        notes = {stage.name: stage.notes() for stage in self.stages}
+        return {name: text for name, text in notes.items() if text}
 
     def close(self) -> None:
         """Stop all stages and wait for their threads. Errors of stages are not raised again.
@@ -160,20 +160,20 @@ class Pipeline:
         Raises:
             HexdataError: A thread has not ended.
         """
-        if self.hub.elsewhere:
+        if self.coordinator.in_fork:
             return
-        with self._turns:
-            self.hub.stop()
-            left = [name for stage in self.stages for name in stage.join()]
-        if left:
-            raise HexdataError("threads of the pipeline do not end", found=", ".join(left))
+        with self._lifecycle_lock:
+            self.coordinator.stop()
+            running = [name for stage in self.stages for name in stage.join()]
+        if running:
+            raise HexdataError("threads of the pipeline have not ended", found=", ".join(running))
 
     def _check_process(self) -> None:
-        if self.hub.elsewhere:
+        if self.coordinator.in_fork:
             raise HexdataError(
-                "the threads of the pipeline are in another process",
-                found=f"process {os.getpid()}, a fork",
-                hint="Make one in this process, or use it where it was made.",
+                "the threads of the pipeline run in another process",
+                found=f"process {os.getpid()}, a fork of it",
+                hint="Create the loader in the process that uses it.",
             )
 
     def __enter__(self) -> Self:
@@ -187,15 +187,13 @@ class Pipeline:
 
 def _check_order(stages: Sequence[Stage]) -> None:
     if not stages:
-        raise ConfigError("a pipeline needs stages")
-    for place, stage in enumerate(stages):
-        if stage.first != (place == 0):
+        raise ConfigError("a pipeline needs at least one stage")
+    for index, stage in enumerate(stages):
+        if stage.first != (index == 0):
             raise ConfigError(
-                f"{stage.name} cannot be stage {place} of a pipeline",
-                expected="one that needs no input at the beginning"
-                if place == 0
-                else "one that has an input",
+                f"{stage.name} cannot be stage {index} of a pipeline",
+                expected="a stage without input first, and only stages with an input after it",
             )
     names = [stage.name for stage in stages]
     if len(set(names)) < len(names):
-        raise ConfigError("two stages have one name", found=names)
+        raise ConfigError("two stages have the same name", found=names)

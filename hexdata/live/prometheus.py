@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from hexdata.errors import ConfigError
-from hexdata.live.metrics import Metrics
+from hexdata.live.metrics import COMMON_METRICS, MetricsByStage
 
 try:
     from prometheus_client import CollectorRegistry, start_http_server
@@ -27,21 +27,21 @@ __all__ = ["LOOPBACK", "serve_metrics"]
 LOOPBACK: Final = "127.0.0.1"
 
 _COUNTERS: Final = {
-    "out": ("items", "Items that entered the queue behind the stage"),
-    "dropped": ("dropped", "Items lost for want of room in the queue behind the stage"),
-    "busy_seconds": ("busy_seconds", "Seconds that the stage's threads were at work, all together"),
+    "out": ("items", "Items put into the queue behind the stage"),
+    "dropped": ("dropped", "Items dropped because the queue behind the stage was full"),
+    "busy_seconds": ("busy_seconds", "Seconds of work of the threads of the stage, added up"),
 }
 _GAUGES: Final = {
     "queued": ("queued", "Items in the queue behind the stage"),
-    "capacity": ("capacity", "Items for which that queue has room"),
-    "threads": ("threads", "Threads of the stage"),
-    "busy": ("busy_threads", "Those that are at work"),
+    "capacity": ("capacity", "Capacity of the queue behind the stage, in items"),
+    "threads": ("threads", "Worker threads of the stage"),
+    "busy": ("busy_threads", "Worker threads of the stage that are busy"),
 }
 """Metrics of every stage: the name after ``hexdata_live_``, and the help text."""
 
 
 @contextmanager
-def serve_metrics(metrics: Callable[[], Metrics], port: int, host: str = LOOPBACK) -> Iterator[int]:
+def serve_metrics(metrics: Callable[[], MetricsByStage], port: int, host: str = LOOPBACK) -> Iterator[int]:
     """Serve the metrics of a pipeline at ``http://host:port/metrics`` during a ``with`` block.
 
     There is no password: anyone who can reach the port can read the metrics.
@@ -64,9 +64,9 @@ def serve_metrics(metrics: Callable[[], Metrics], port: int, host: str = LOOPBAC
         server, thread = start_http_server(port, host, registry)
     except (OSError, OverflowError) as error:
         raise ConfigError(
-            "cannot listen there",
+            "the metrics cannot be served at this address",
             found=f"{host}:{port}: {error}",
-            hint="Give another --prometheus port, or --prometheus-host.",
+            hint="Choose another port (--prometheus) or address (--prometheus-host).",
         ) from error
     try:
         yield server.server_port
@@ -77,11 +77,11 @@ def serve_metrics(metrics: Callable[[], Metrics], port: int, host: str = LOOPBAC
 
 
 class _StagesCollector(Collector):
-    """Converts metrics into Prometheus families with a label for the stage; figures of one stage alone also
+    """Converts metrics into Prometheus families with a label for the stage; other metrics of a stage also
     have a label with their name.
     """
 
-    def __init__(self, metrics: Callable[[], Metrics]) -> None:
+    def __init__(self, metrics: Callable[[], MetricsByStage]) -> None:
         self._metrics = metrics
 
     def collect(self) -> Iterable[Metric]:
@@ -96,11 +96,11 @@ class _StagesCollector(Collector):
             for stage, found in metrics.items():
                 gauge.add_metric([stage], found[metric])
             yield gauge
-        # A stage's own figures may be counters or gauges.
-        figures = UnknownMetricFamily(
-            "hexdata_live_figure", "What a stage counts or measures besides", labels=["stage", "figure"]
+        # Other metrics of a stage may be counters or gauges.
+        others = UnknownMetricFamily(
+            "hexdata_live_figure", "Other metrics of a stage, by name", labels=["stage", "figure"]
         )
         for stage, found in metrics.items():
-            for figure in found.keys() - _COUNTERS.keys() - _GAUGES.keys():
-                figures.add_metric([stage, figure], found[figure])
-        yield figures
+            for figure in found.keys() - COMMON_METRICS:
+                others.add_metric([stage, figure], found[figure])
+        yield others

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Final, Generic, Literal, TypeVar, get_args
 
 from hexdata.checks import check_choice, check_count
-from hexdata.live.coordinator import Hub, Stopped
+from hexdata.live.coordinator import Coordinator, Stopped
 
 __all__ = ["OVERFLOWS", "Overflow", "Queue"]
 
@@ -22,11 +22,11 @@ OVERFLOWS: Final = get_args(Overflow)
 class Queue(Generic[Item]):
     """Queue of at most ``capacity`` items, for any number of producers and consumers.
 
-    An item whose ``is_mark`` is true does not count towards the capacity and is never dropped, because a
+    An item whose ``is_marker`` is true does not count towards the capacity and is never dropped, because a
     stage may wait for it. ``accepted``, ``taken`` and ``dropped`` count items over the lifetime of the queue.
 
     Args:
-        hub: Hub of the pipeline.
+        coordinator: Coordinator of the pipeline.
         capacity: Maximum number of items, at least 1.
         overflow: Action when the queue is full. Default "block".
 
@@ -34,20 +34,20 @@ class Queue(Generic[Item]):
         ConfigError: The capacity is below 1, or the overflow behaviour is unknown.
     """
 
-    def __init__(self, hub: Hub, capacity: int, overflow: Overflow = "block") -> None:
+    def __init__(self, coordinator: Coordinator, capacity: int, overflow: Overflow = "block") -> None:
         check_choice("overflow", overflow, OVERFLOWS)
-        self.hub = hub
+        self.coordinator = coordinator
         self.capacity = check_count("capacity", capacity, 1)
         self.overflow = overflow
         self.accepted = 0
         self.taken = 0
         self.dropped = 0
-        self.filled = hub.channel()
+        self.filled = coordinator.new_condition()
         """Notified when an item is available, or when the queue is closed."""
-        self.emptied = hub.channel()
+        self.emptied = coordinator.new_condition()
         """Notified when the queue has space."""
         self._items: deque[Item] = deque()
-        self._marks = 0
+        self._markers = 0
         self._closed = False
 
     def __len__(self) -> int:
@@ -59,7 +59,7 @@ class Queue(Generic[Item]):
         Raises:
             Stopped: The pipeline has stopped.
         """
-        self.hub.wait_for(lambda: self.accept(item), channel=self.emptied)
+        self.coordinator.wait_for(lambda: self.accept(item), condition=self.emptied)
 
     def take(self, timeout: float | None = None) -> Item | None:
         """Remove and return the oldest item; return None after ``timeout`` seconds without one.
@@ -67,15 +67,15 @@ class Queue(Generic[Item]):
         Raises:
             Stopped: The queue is closed and empty, or the pipeline has stopped.
         """
-        return self.hub.wait_for(self.pop, timeout, self.filled)
+        return self.coordinator.wait_for(self.pop, timeout, self.filled)
 
     def close(self) -> None:
         """Close the queue: its producers have ended. Consumers can still take the remaining items."""
-        self.hub.change(self._close)
+        self.coordinator.change(self._close)
 
     def contents(self) -> list[Item]:
         """Return the items in the queue, oldest first. The pipeline must be paused."""
-        return self.hub.change(lambda: list(self._items))
+        return self.coordinator.change(lambda: list(self._items))
 
     def restore(self, items: Iterable[Item]) -> None:
         """Append items that :meth:`contents` returned to an unused queue, even above the capacity."""
@@ -83,22 +83,26 @@ class Queue(Generic[Item]):
             self._append(item)
 
     def accept(self, item: Item) -> bool | None:
-        """Append an item without waiting, under the hub's lock; return None if the producer has to wait."""
-        if len(self._items) - self._marks >= self.capacity and not _is_mark(item):
+        """Append an item without waiting; return None if the producer has to wait.
+
+        The caller holds the coordinator's lock.
+        """
+        if len(self._items) - self._markers >= self.capacity and not _is_marker(item):
             if self.overflow == "block":
                 return None
             self.dropped += 1
             if self.overflow == "drop-new":
                 return True
-            del self._items[next(place for place, other in enumerate(self._items) if not _is_mark(other))]
+            del self._items[next(index for index, other in enumerate(self._items) if not _is_marker(other))]
         self._append(item)
         self.accepted += 1
         self.filled.notify_all()
         return True
 
     def pop(self) -> Item | None:
-        """Remove and return an item without waiting, under the hub's lock; return None if the consumer has to
-        wait.
+        """Remove and return an item without waiting; return None if the consumer has to wait.
+
+        The caller holds the coordinator's lock.
 
         Raises:
             Stopped: The queue is closed and empty.
@@ -107,7 +111,7 @@ class Queue(Generic[Item]):
             self.taken += 1
             self.emptied.notify_all()
             item = self._items.popleft()
-            self._marks -= _is_mark(item)
+            self._markers -= _is_marker(item)
             return item
         if self._closed:
             raise Stopped
@@ -115,12 +119,12 @@ class Queue(Generic[Item]):
 
     def _append(self, item: Item) -> None:
         self._items.append(item)
-        self._marks += _is_mark(item)
+        self._markers += _is_marker(item)
 
     def _close(self) -> None:
         self._closed = True
         self.filled.notify_all()
 
 
-def _is_mark(item: object) -> bool:
-    return getattr(item, "is_mark", False)
+def _is_marker(item: object) -> bool:
+    return getattr(item, "is_marker", False)

@@ -1,4 +1,4 @@
-"""Reading of a training shard as raw batches, so that its games are found like those of any other source.
+"""Reading of a training shard as raw batches, from which games are extracted as from any other source.
 
 Shards of blocks and shards of samples can be read. Their manifest is not used.
 """
@@ -35,9 +35,9 @@ def looks_like_shard(path: Path) -> bool:
     Raises:
         OSError: The file cannot be opened.
     """
-    place, magic = _MAGIC
+    offset, magic = _MAGIC
     with path.open("rb") as file:
-        return file.read(place + len(magic))[place:] == magic
+        return file.read(offset + len(magic))[offset:] == magic
 
 
 def shard_split(name: str) -> str | None:

@@ -23,9 +23,9 @@ __all__ = ["Reservoir", "ShufflingFrameSampler"]
 Int64Array = npt.NDArray[np.int64]
 
 _SLOT: Final = "policy_slot"
-"""Field of held rows: index of the row's dense policy in ``_Policies``."""
+"""Field of held rows: index of the row's dense policy in ``_PolicyStore``."""
 _NO_POLICY: Final = -1
-_DRAINED_AT_ONCE: Final = 4096
+_DRAIN_ROWS: Final = 4096
 
 
 class ShufflingFrameSampler(Stage):
@@ -55,14 +55,14 @@ class ShufflingFrameSampler(Stage):
         if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share <= 1:
             raise ConfigError("prefill cannot be used", found=repr(share), expected="a number from 0 to 1")
         size = check_count("reservoir", reservoir, 1)
-        self.reservoir = Reservoir(size, seed, least=max(1, int(size * share)))
+        self.reservoir = Reservoir(size, seed, min_filled=max(1, int(size * share)))
 
     def work(self, worker: Worker) -> None:
         """Swap until the input is closed, then drain in blocks, without a second copy of the reservoir."""
         with suppress(Stopped):
             while True:
                 self.put(worker, self.reservoir.swap(self.take(worker)))
-        while (block := self.reservoir.drain(_DRAINED_AT_ONCE)) is not None:
+        while (block := self.reservoir.drain(_DRAIN_ROWS)) is not None:
             self.put(worker, (block,))
 
     def state(self) -> dict[str, Any]:
@@ -88,16 +88,16 @@ class Reservoir:
     Args:
         size: Capacity in rows.
         seed: Seed of the draws.
-        least: Number of rows held before any is returned, from 1 to ``size``.
+        min_filled: Number of rows held before any is returned, from 1 to ``size``.
     """
 
-    def __init__(self, size: int, seed: int, least: int) -> None:
+    def __init__(self, size: int, seed: int, min_filled: int) -> None:
         self.size = size
-        self.least = least
+        self.min_filled = min_filled
         self._key = derive_key(seed, "live", "reservoir")
         self._seed = seed
         self._fields: Block = {}
-        self._policies = _Policies()
+        self._policies = _PolicyStore()
         self._filled = 0
         self._swapped = 0
         self._drained = 0
@@ -122,15 +122,15 @@ class Reservoir:
             StoreError: The block has other fields than earlier ones.
         """
         if self._drained:
-            self._close_up()
+            self._compact()
         if not self._fields:
-            self._fields = self._make(block, self.size)
-        self._check(block)
+            self._fields = self._allocate(block, self.size)
+        self._check_fields(block)
         rows = block_length(block)
-        joining = min(rows, max(0, self.least - self._filled))
-        joining += min(-(-(rows - joining) // 2), self.size - self._filled - joining)
-        self._append(slice_rows(block, 0, joining))
-        return [self._exchange(slice_rows(block, joining, rows))] if joining < rows else []
+        added = min(rows, max(0, self.min_filled - self._filled))
+        added += min(-(-(rows - added) // 2), self.size - self._filled - added)
+        self._append(slice_rows(block, 0, added))
+        return [self._exchange(slice_rows(block, added, rows))] if added < rows else []
 
     def drain(self, count: int) -> Block | None:
         """Remove and return up to ``count`` rows in random order; return None once the reservoir is empty."""
@@ -141,7 +141,7 @@ class Reservoir:
         self._drained += len(rows)
         drained = {name: array.take(rows, axis=0) for name, array in self._fields.items()}
         self._fields[_SLOT][rows] = _NO_POLICY
-        return self._give(drained)
+        return self._release(drained)
 
     def state(self) -> dict[str, Any]:
         """Return the rows and counts."""
@@ -159,18 +159,18 @@ class Reservoir:
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore the rows and counts of a reservoir of this size."""
-        self._fields, self._policies, self._filled = {}, _Policies(), 0
+        self._fields, self._policies, self._filled = {}, _PolicyStore(), 0
         if state["rows"]:
             block: Block = dict(state["rows"])
             if len(state["policy_row"]):
                 block |= {"policy": state["policy"], "policy_row": state["policy_row"]}
-            self._fields = self._make(block, self.size)
+            self._fields = self._allocate(block, self.size)
             self._append(block)
         self._swapped, self._drained = state["swapped"], state["drained"]
 
     def _append(self, block: Block) -> None:
         stop = self._filled + block_length(block)
-        for name, values in self._take_in(block).items():
+        for name, values in self._store_policies(block).items():
             self._fields[name][self._filled : stop] = values
         self._filled = stop
 
@@ -182,20 +182,20 @@ class Reservoir:
         """
         count = block_length(block)
         draws = uniform_draw(np.arange(self._swapped, self._swapped + count), self._key)
-        places = (draws * self._filled).astype(np.int64)
+        indices = (draws * self._filled).astype(np.int64)
         self._swapped += count
-        order = np.argsort(places, kind="stable")
-        again = places[order[1:]] == places[order[:-1]]
-        later, before = order[1:][again], order[:-1][again]
+        order = np.argsort(indices, kind="stable")
+        repeated = indices[order[1:]] == indices[order[:-1]]
+        later, earlier = order[1:][repeated], order[:-1][repeated]
         out: Block = {}
-        for name, values in self._take_in(block).items():
+        for name, values in self._store_policies(block).items():
             held = self._fields[name]
-            out[name] = held.take(places, axis=0)
-            out[name][later] = values[before]
-            held[places] = values  # for equal indices, NumPy keeps the last value
-        return self._give(out)
+            out[name] = held.take(indices, axis=0)
+            out[name][later] = values[earlier]
+            held[indices] = values  # for equal indices, NumPy keeps the last value
+        return self._release(out)
 
-    def _take_in(self, block: Block) -> Block:
+    def _store_policies(self, block: Block) -> Block:
         """Return the rows of a block as they are held: with the index of each dense policy."""
         rows = {name: block[name] for name in plain_fields(block)}
         rows[_SLOT] = np.full(block_length(block), _NO_POLICY, np.int32)
@@ -203,7 +203,7 @@ class Reservoir:
             rows[_SLOT][block["policy_row"]] = self._policies.add(block["policy"])
         return rows
 
-    def _give(self, rows: Block) -> Block:
+    def _release(self, rows: Block) -> Block:
         """Return held rows as a block, and free their policies."""
         slots = rows.pop(_SLOT)
         with_policy = np.flatnonzero(slots != _NO_POLICY)
@@ -213,31 +213,31 @@ class Reservoir:
             self._policies.free(slots[with_policy])
         return rows
 
-    def _close_up(self) -> None:
+    def _compact(self) -> None:
         """Move the rows left after a partial drain together."""
         order = Permutation(self._filled, derive_key(self._seed, "live", "drain", self._swapped))
-        left = order.slice(self._drained, self._filled)
+        remaining = order.slice(self._drained, self._filled)
         for array in self._fields.values():
-            array[: len(left)] = array[left]
-        self._filled, self._drained = len(left), 0
+            array[: len(remaining)] = array[remaining]
+        self._filled, self._drained = len(remaining), 0
 
-    def _make(self, block: Block, rows: int) -> Block:
+    def _allocate(self, block: Block, rows: int) -> Block:
         fields = {
             name: np.empty((rows, *block[name].shape[1:]), block[name].dtype) for name in plain_fields(block)
         }
         fields[_SLOT] = np.empty(rows, np.int32)
         return fields
 
-    def _check(self, block: Block) -> None:
+    def _check_fields(self, block: Block) -> None:
         expected = {
             name: (array.dtype.str, array.shape[1:]) for name, array in self._fields.items() if name != _SLOT
         }
         found = {name: (block[name].dtype.str, block[name].shape[1:]) for name in plain_fields(block)}
         if found != expected:
-            raise StoreError("a block has other fields than those before it", found=found, expected=expected)
+            raise StoreError("a block has other fields than earlier blocks", found=found, expected=expected)
 
 
-class _Policies:
+class _PolicyStore:
     """Dense policies (k, cells) at indices that stay fixed until freed. The array grows by doubling."""
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """Extraction of the games of one file, as chunks, from the raw batches of a reader.
 
-The games are found, named and checked. The content of the file is in memory as a whole. The caller opens the
-file, assigns splits, and handles bad files.
+The games are grouped, named and checked. The whole file is held in memory. The caller opens the file, assigns
+splits, and handles bad files.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from hexdata.schema import NO_TIER
 from hexdata.shards.blocks import Block, columns_to_block, slice_rows
 from hexdata.store.originals import convert_values
 
-__all__ = ["Found", "found_games", "trmph_games"]
+__all__ = ["FileGames", "extract_games", "extract_trmph_games"]
 
 Array = npt.NDArray[Any]
 
@@ -43,15 +43,15 @@ _IDS: Final = ("origin", "file_idx", "line_idx")
 
 
 @dataclass(frozen=True)
-class Found:
+class FileGames:
     """Games of a file in file order, and the number of positions that belong to no known game."""
 
     chunks: list[Chunk]
-    loose: int
+    ungrouped: int
 
 
-def trmph_games(name: str, batches: Sequence[pa.RecordBatch], board_size: int) -> Found:
-    """Return the games of a TRMPH file, as :func:`found_games` would, in a fifth of the time.
+def extract_trmph_games(name: str, batches: Sequence[pa.RecordBatch], board_size: int) -> FileGames:
+    """Return the games of a TRMPH file, as :func:`extract_games` would, in a fifth of the time.
 
     The reader computes the positions from the moves, so the only check left is whether the chain on the last
     board contradicts the winner.
@@ -64,32 +64,32 @@ def trmph_games(name: str, batches: Sequence[pa.RecordBatch], board_size: int) -
     table = pa.Table.from_batches(batches)
     lines = column(table, "line_idx", -1)
     bounds = np.append(np.flatnonzero(np.diff(lines, prepend=-1)), len(lines))
-    flags = flags_of(_on_rows(table, bounds[1:] - 1, board_size).astype(np.uint32), "blue-is-0")
+    flags = flags_of(_find_at_rows(table, bounds[1:] - 1, board_size).astype(np.uint32), "blue-is-0")
     moves = column(table, "move", 0).astype(np.uint16)
     winners = column(table, "winner", -1)[bounds[:-1]].tolist()
     codes = flag_lists(flags).to_pylist()
     chunks = []
-    for place, (start, stop) in enumerate(pairwise(bounds.tolist())):
+    for index, (start, stop) in enumerate(pairwise(bounds.tolist())):
         own = moves[start : stop - 1]
         chunks.append(
             Chunk(
                 board_size,
                 name,
-                place,
+                index,
                 game_hash(own, board_size),
                 moves=own,
-                value=float(winners[place]),
-                flags=tuple(codes[place]),
+                value=float(winners[index]),
+                flags=tuple(codes[index]),
             )
         )
-    return Found(chunks, 0)
+    return FileGames(chunks, 0)
 
 
-def _on_rows(table: pa.Table, rows: Array, board_size: int) -> npt.NDArray[np.uint16]:
-    return find_positions(_whole(table.take(pa.array(rows))), board_size)
+def _find_at_rows(table: pa.Table, rows: Array, board_size: int) -> npt.NDArray[np.uint16]:
+    return find_positions(_single_batch(table.take(pa.array(rows))), board_size)
 
 
-def found_games(
+def extract_games(
     name: str,
     batches: Sequence[pa.RecordBatch],
     board_size: int,
@@ -98,8 +98,8 @@ def found_games(
     sure_ids: bool = False,
     convention: Convention | None = None,
     layout: Convention | None = None,
-    otherwise: Convention | None = None,
-) -> Found:
+    default: Convention | None = None,
+) -> FileGames:
     """Return the games of a file, found and checked as in ``convert``.
 
     Args:
@@ -110,65 +110,65 @@ def found_games(
             named by its id. Default False.
         sure_ids: True if each id belongs to one game. A legacy id may belong to several games; its positions
             are left out if they differ in length or winner of the game, or repeat a ply. Default False.
-        convention: Meaning of the values, if known. Default None.
-        layout: Meaning of the values in files of this layout, as the legacy tool wrote them. Default None.
-        otherwise: Meaning of the values if nothing else determines it. Default None.
+        convention: Value convention, if known. Default None.
+        layout: Value convention with which the legacy tool wrote files of this layout. Default None.
+        default: Value convention if nothing else determines it. Default None.
 
     Raises:
-        FormatError: "value-sense": the values do not show which one means that blue won;
-            "shuffled-without-ids": the positions are mixed and have no ids.
+        FormatError: "value-sense": the values do not show whether 0 or 1 means that
+            blue won; "shuffled-without-ids": the positions are mixed and have no ids.
     """
     tally = Tally()
-    raw = _whole(pa.Table.from_batches([with_findings(batch, board_size) for batch in batches]))
+    raw = _single_batch(pa.Table.from_batches([with_findings(batch, board_size) for batch in batches]))
     tally.add(raw)
     without_id = 0
     grouping: Grouping = tally.grouping()
     if mixed:
         if not tally.with_id:
             raise FormatError(
-                "the positions were shuffled and have no game ids, so no game can be put together",
+                "the positions are shuffled and have no game ids, so they cannot be grouped into games",
                 code=Reason.SHUFFLED_WITHOUT_IDS,
                 path=name,
                 hint="Convert all files of this shuffle together.",
             )
         without_id = raw.num_rows - tally.with_id
-        raw = _by_game(raw)
+        raw = _group_by_id(raw)
         grouping = "ids"
     rows, games = _games(raw, board_size, grouping)
     tables = _Tables({"raw": raw, "rows": rows, "games": games})
     findings = game_findings([tables])
     if convention is None:
         ballots = tally.ballots if mixed else ballots_of(findings, loose_of(tables))
-        convention = _convention(ballots, name, layout, otherwise)
+        convention = _convention(ballots, name, layout, default)
     flags = flags_of(findings, convention)
     table = _Positions.of(raw, rows, board_size, convention)
     chunks, left_out = table.chunks(name, games, flag_lists(flags).to_pylist(), mixed, sure_ids or not mixed)
-    return Found(chunks, without_id + left_out + rows.column("game").null_count)
+    return FileGames(chunks, without_id + left_out + rows.column("game").null_count)
 
 
 def _convention(
-    ballots: Votes, name: str, layout: Convention | None, otherwise: Convention | None
+    ballots: Votes, name: str, layout: Convention | None, default: Convention | None
 ) -> Convention:
-    decided = decide(ballots, layout, otherwise)
+    decided = decide(ballots, layout, default)
     if decided is None:
         raise FormatError(
-            "it is not clear which value means that blue won",
+            "the value convention of the file cannot be determined",
             code=Reason.VALUE_SENSE,
             path=name,
             found=votes_text(ballots, layout),
-            expected="votes that agree, but for a few",
-            hint="If you know it, say so with value_convention.",
+            expected="almost all votes for the same convention",
+            hint="If you know it, set value_convention.",
         )
     return decided.convention
 
 
-def _whole(table: pa.Table) -> pa.RecordBatch:
+def _single_batch(table: pa.Table) -> pa.RecordBatch:
     """Return a table as one batch."""
     batches = table.combine_chunks().to_batches()
     return batches[0] if batches else pa.RecordBatch.from_pylist([], table.schema)
 
 
-def _by_game(raw: pa.RecordBatch) -> pa.RecordBatch:
+def _group_by_id(raw: pa.RecordBatch) -> pa.RecordBatch:
     """Return the positions that have an id, grouped by id and sorted by ply."""
     origin = raw.column("origin").dictionary_encode().indices.fill_null(-1).to_numpy(zero_copy_only=False)
     line, file, ply = (column(raw, key, -1) for key in ("line_idx", "file_idx", "position_in_game"))
@@ -181,7 +181,7 @@ def _games(raw: pa.RecordBatch, board_size: int, grouping: Grouping) -> tuple[pa
     found = list(find_games([raw.select(EVIDENCE)], board_size, grouping))
     rows = pa.concat_tables([ROWS.empty_table(), *(rows for rows, _ in found)])
     games = pa.concat_tables([GAMES.empty_table(), *(games for _, games in found)])
-    return _whole(rows), _whole(games)
+    return _single_batch(rows), _single_batch(games)
 
 
 @dataclass(frozen=True)
@@ -229,28 +229,28 @@ class _Positions:
         moves = column(self.raw, "move", 0).astype(np.uint16)
         tiers = column(self.raw, "value_sample_tier", NO_TIER).astype(np.uint8)
         hashes = games.column("game_hash").to_pylist()
-        told = games.column("moves").is_valid().to_pylist()
+        complete = games.column("moves").is_valid().to_pylist()
         winners = column(self.raw, "winner", -1)
         blocks = self._blocks(bounds, ~as_moves)
         chunks: list[Chunk] = []
         left_out = 0
         for number, (start, stop) in enumerate(pairwise(bounds.tolist())):
-            if not (sure_ids or self._is_identity(start, stop, winners[start:stop])):
+            if not (sure_ids or self._is_one_game(start, stop, winners[start:stop])):
                 left_out += stop - start
                 continue
-            known: dict[str, Any] = {"block": blocks.get(number)}
+            content: dict[str, Any] = {"block": blocks.get(number)}
             if as_moves[number]:
                 own = tiers[start:stop]
-                known = {
+                content = {
                     "moves": moves[start : stop - 1],
                     "value": float(self.value[start]),
                     "tiers": own if (own != NO_TIER).any() else None,
                 }
             identity = hashes[number]
-            if mixed and not told[number]:
-                identity = self._identity(start)
+            if mixed and not complete[number]:
+                identity = self._identity_hash(start)
             flags = tuple(codes[number])
-            chunks.append(Chunk(self.board_size, name, len(chunks), identity, flags=flags, **known))
+            chunks.append(Chunk(self.board_size, name, len(chunks), identity, flags=flags, **content))
         return chunks, left_out
 
     def _as_moves(self, games: pa.RecordBatch, bounds: Array) -> npt.NDArray[np.bool_]:
@@ -265,26 +265,26 @@ class _Positions:
         plain &= self.raw.column("move").is_null().to_numpy(zero_copy_only=False) == last
         plain &= self.raw.column("policy").is_null().to_numpy(zero_copy_only=False)
         whole = games.column("moves").is_valid().to_numpy(zero_copy_only=False)
-        blue_began = (column(games, "first_player", -1) == BLUE) | (sizes == 1)
-        told: npt.NDArray[np.bool_] = whole & blue_began & np.logical_and.reduceat(plain, starts)
-        return told
+        blue_starts = (column(games, "first_player", -1) == BLUE) | (sizes == 1)
+        as_moves: npt.NDArray[np.bool_] = whole & blue_starts & np.logical_and.reduceat(plain, starts)
+        return as_moves
 
-    def _blocks(self, bounds: Array, wanted: npt.NDArray[np.bool_]) -> dict[int, Block]:
+    def _blocks(self, bounds: Array, selected: npt.NDArray[np.bool_]) -> dict[int, Block]:
         """Return the blocks of the selected games, by game number."""
-        if not wanted.any():
+        if not selected.any():
             return {}
         sizes = np.diff(bounds)
-        rows = np.flatnonzero(np.repeat(wanted, sizes))
+        rows = np.flatnonzero(np.repeat(selected, sizes))
         raw = self.raw.take(pa.array(rows))
-        nothing = pa.array(np.zeros(len(rows), np.int64))
+        unused = pa.array(np.zeros(len(rows), np.int64))
         ply, total = self.ply[rows], self.total[rows]
         columns = {
             "board": raw.column("board"),
-            "game_id": nothing,
+            "game_id": unused,
             "move": raw.column("move"),
             "player_to_move": pa.array(self.player[rows]),
             "policy": raw.column("policy"),
-            "position_id": nothing,
+            "position_id": unused,
             "position_in_game": pa.array(ply, mask=ply < 0),
             "total_positions": pa.array(total, mask=total < 0),
             "value": pa.array(self.value[rows]),
@@ -292,18 +292,18 @@ class _Positions:
         }
         dense = raw.column("policy").null_count < len(rows)
         block = columns_to_block(pa.table(columns), with_policy=dense)
-        numbers = np.flatnonzero(wanted).tolist()
-        own = np.append(0, np.cumsum(sizes[wanted])).tolist()
+        numbers = np.flatnonzero(selected).tolist()
+        block_bounds = np.append(0, np.cumsum(sizes[selected])).tolist()
         return {
             number: slice_rows(block, start, stop)
-            for number, (start, stop) in zip(numbers, pairwise(own), strict=True)
+            for number, (start, stop) in zip(numbers, pairwise(block_bounds), strict=True)
         }
 
-    def _is_identity(self, start: int, stop: int, winner: Array) -> bool:
+    def _is_one_game(self, start: int, stop: int, winner: Array) -> bool:
         """Return whether the positions of one id agree on length and winner of the game and repeat no ply."""
         same = (self.total[start:stop] == self.total[start]).all() and (winner == winner[0]).all()
         return bool(same and (np.diff(self.ply[start:stop]) > 0).all())
 
-    def _identity(self, row: int) -> bytes:
+    def _identity_hash(self, row: int) -> bytes:
         origin, file_idx, line_idx = (self.raw.column(name)[row].as_py() for name in _IDS)
         return identity_hash(origin, file_idx, line_idx, self.board_size)

@@ -15,12 +15,12 @@ from typing import Any, ClassVar, Final, TypeVar
 
 from hexdata.checks import check_count
 from hexdata.errors import HexdataError
-from hexdata.live.coordinator import Hub, Stopped
+from hexdata.live.coordinator import Coordinator, Stopped
 from hexdata.live.queue import Queue
 
 __all__ = ["Stage", "Transform", "Worker"]
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 _JOIN_SECONDS: Final = 30.0
 """Seconds that :meth:`Stage.join` waits. A slow disk may delay a thread that has to end."""
@@ -28,12 +28,10 @@ _JOIN_SECONDS: Final = 30.0
 
 @dataclass
 class Worker:
-    """A thread of a stage, with the outputs in its hand: those that the full output queue has not accepted
-    yet.
-    """
+    """A thread of a stage, with the outputs that its full output queue has not accepted yet."""
 
     number: int
-    hand: deque[Any] = field(default_factory=deque)
+    pending: deque[Any] = field(default_factory=deque)
     busy_since: float | None = None
     """Time of ``time.monotonic`` at which the current work began; None while the thread rests."""
     busy_seconds: float = 0.0
@@ -59,16 +57,16 @@ class Stage(ABC):
         self.counts: dict[str, int] = {}
         """Counts of the stage for monitoring, besides those of its queues: bad files, rejected games …"""
         self._lock = threading.Lock()
-        self._left = len(self.workers)
+        self._running_workers = len(self.workers)
         self._threads: list[threading.Thread] = []
 
-    def connect(self, hub: Hub, source: Queue[Any] | None, sink: Queue[Any]) -> None:
+    def connect(self, coordinator: Coordinator, source: Queue[Any] | None, sink: Queue[Any]) -> None:
         """Connect the stage to its queues; ``source`` is None for the first stage."""
-        self.hub = hub
+        self.coordinator = coordinator
         self.source = source
         self.sink = sink
 
-    def meet(self, stages: Sequence[Stage]) -> None:  # noqa: B027 - a hook that most stages do not need
+    def link_stages(self, stages: Sequence[Stage]) -> None:  # noqa: B027 - a hook
         """Receive all stages of the pipeline, in order, after they are connected."""
 
     def start(self) -> None:
@@ -79,8 +77,9 @@ class Stage(ABC):
     def start_thread(self, name: str, target: Callable[..., None], *arguments: Any) -> None:
         """Start a thread that :meth:`join` waits for.
 
-        A thread that is not a worker is never counted as busy. It has to end when ``hub.stopping`` is set,
-        pass its findings to the workers with ``hub.change``, and pass its errors to ``hub.stop``.
+        A thread that is not a worker is never counted as busy. It has to end when ``coordinator.stopping`` is
+        set, pass its findings to the workers with ``coordinator.change``, and pass its errors to
+        ``coordinator.stop``.
         """
         thread = threading.Thread(target=target, args=arguments, name=f"{self.name}-{name}", daemon=True)
         self._threads.append(thread)
@@ -106,20 +105,20 @@ class Stage(ABC):
         """Return the items that the stage still holds. The last thread calls this once the input is
         processed.
 
-        The returned items are no longer part of :meth:`state`: they are in the worker's hand.
+        The returned items are no longer part of :meth:`state`: they are in ``Worker.pending``.
         """
         return ()
 
     def state(self) -> dict[str, Any]:
         """Return the state that the stage needs to continue: plain values, ``bytes`` and NumPy arrays.
 
-        The pipeline is paused. The pipeline saves the outputs in the workers' hands itself.
+        The pipeline is paused. The pipeline saves the pending outputs of the workers itself.
         """
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore a state. The stage is connected and not started."""
-        assert not state, f"{self.name} keeps no state"
+        assert not state, f"{self.name} has no state"
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics: ``counts``, threads, busy threads, and seconds of work.
@@ -127,10 +126,10 @@ class Stage(ABC):
         This may be called while the stage is working.
         """
         now = time.monotonic()
-        since = [worker.busy_since for worker in self.workers]
-        busy = [now - start for start in since if start is not None]
+        starts = [worker.busy_since for worker in self.workers]
+        busy = [now - start for start in starts if start is not None]
         seconds = sum(worker.busy_seconds for worker in self.workers) + sum(busy)
-        return {"threads": len(since), "busy": len(busy), "busy_seconds": seconds, **self.counts}
+        return {"threads": len(starts), "busy": len(busy), "busy_seconds": seconds, **self.counts}
 
     def notes(self) -> dict[str, Any]:
         """Return text for people, such as names of bad files and reasons; it can be stored as JSON."""
@@ -153,35 +152,37 @@ class Stage(ABC):
     def wait_for(
         self,
         worker: Worker,
-        attempt: Callable[[], Found | None],
+        attempt: Callable[[], Result | None],
         timeout: float | None = None,
-        channel: threading.Condition | None = None,
-    ) -> Found | None:
-        """Rest until ``attempt()`` returns something other than None; arguments as for ``Hub.wait_for``.
+        condition: threading.Condition | None = None,
+    ) -> Result | None:
+        """Rest until ``attempt()`` returns something other than None, and return that.
+
+        The arguments are those of ``Coordinator.wait_for``.
 
         Raises:
             Stopped: The pipeline has stopped, or ``attempt`` raised it.
         """
         self._rest(worker)
-        found = self.hub.wait_for(attempt, timeout, channel)
+        result = self.coordinator.wait_for(attempt, timeout, condition)
         worker.busy_since = time.monotonic()
-        return found
+        return result
 
     def put(self, worker: Worker, items: Iterable[Any]) -> None:
-        """Put outputs, resting while the queue is full. Outputs not put yet stay in the worker's hand.
+        """Put outputs, resting while the queue is full. Outputs not put yet stay in ``worker.pending``.
 
         Raises:
             Stopped: The pipeline has stopped.
         """
-        worker.hand.extend(items)
-        while worker.hand:
-            self.wait_for(worker, lambda: self._put_one(worker), channel=self.sink.emptied)
+        worker.pending.extend(items)
+        while worker.pending:
+            self.wait_for(worker, lambda: self._put_first(worker), condition=self.sink.emptied)
 
-    def _put_one(self, worker: Worker) -> bool | None:
-        """Move the first item of a hand to the queue; it is always in exactly one of the two."""
-        accepted = self.sink.accept(worker.hand[0])
+    def _put_first(self, worker: Worker) -> bool | None:
+        """Move the first pending output to the queue; it is always in exactly one of the two."""
+        accepted = self.sink.accept(worker.pending[0])
         if accepted:
-            worker.hand.popleft()
+            worker.pending.popleft()
         return accepted
 
     def _rest(self, worker: Worker) -> None:
@@ -190,28 +191,28 @@ class Stage(ABC):
             worker.busy_since = None
 
     def _run(self, worker: Worker) -> None:
-        with self.hub.working():
+        with self.coordinator.working():
             try:
-                self._work_to_the_end(worker)
+                self._work_and_finish(worker)
             except StopIteration as error:  # in the trainer's thread it would end the batches
                 raise HexdataError(f"{self.name} raised StopIteration") from error
             finally:
                 self._rest(worker)
 
-    def _work_to_the_end(self, worker: Worker) -> None:
+    def _work_and_finish(self, worker: Worker) -> None:
         try:
             self.put(worker, ())  # outputs of a loaded state
             self.work(worker)
         except Stopped:
             pass
-        if self._is_last() and not self.hub.stopping.is_set():
+        if self._end_worker() and not self.coordinator.stopping.is_set():
             self.put(worker, self.finish())
             self.sink.close()
 
-    def _is_last(self) -> bool:
+    def _end_worker(self) -> bool:
         with self._lock:
-            self._left -= 1
-            return self._left == 0
+            self._running_workers -= 1
+            return self._running_workers == 0
 
 
 class Transform(Stage):

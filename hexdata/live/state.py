@@ -12,25 +12,37 @@ from typing import Any, Final
 import numpy as np
 
 from hexdata.errors import ConfigError, StoreError
-from hexdata.live.chunk import Chunk, ChunkSource, FoundFile, Reading
+from hexdata.live.chunk import Chunk, ChunkSource, FoundFile, ReadProgress
 
 __all__ = ["decode_state", "encode_state"]
 
 _NO_BYTES: Final = ("bytes",)
 """Replacement for ``b""``, the only bytes that ``torch.load`` with ``weights_only=True`` refuses."""
 
-_RECORDS: Final = {kind.__name__: kind for kind in (Chunk, ChunkSource, FoundFile, Reading)}
+_STORED_TYPES: Final = {
+    "Chunk": Chunk,
+    "ChunkSource": ChunkSource,
+    "FoundFile": FoundFile,
+    "Reading": ReadProgress,
+}
+"""Pipeline items by their type names in states."""
+
+_TYPE_NAMES: Final = {kind: name for name, kind in _STORED_TYPES.items()}
+
+_STORED_FIELDS: Final = {"index": "place", "previous": "after", "progress": "reading"}
+"""Fields of pipeline items whose names in states differ from those in Python."""
+
+_FIELDS: Final = {stored: name for name, stored in _STORED_FIELDS.items()}
 
 
 def encode_state(value: Any) -> Any:
     """Return a value as text, numbers, bytes, lists, dicts and tuples, which pickle and ``torch.save``
     preserve.
 
-    A value of another type becomes a tuple of its type name and its parts: arrays, paths, pipeline items, and
-    tuples themselves.
+    An array, a path, a tuple or a pipeline item becomes a tuple of its type name and its parts.
 
     Raises:
-        ConfigError: A stage or a queue holds a value that cannot be encoded.
+        ConfigError: A stage or a queue contains a value that cannot be encoded.
     """
     if value is None or type(value) in (bool, int, float, str, bytes):
         return _NO_BYTES if value == b"" else value
@@ -46,13 +58,14 @@ def encode_state(value: Any) -> Any:
         return ("tuple", [encode_state(item) for item in value])
     if isinstance(value, Path):
         return ("path", str(value))
-    if type(value) in _RECORDS.values():
-        parts = {each.name: encode_state(getattr(value, each.name)) for each in dataclasses.fields(value)}
-        return (type(value).__name__, parts)
+    if type(value) in _TYPE_NAMES:
+        names = [each.name for each in dataclasses.fields(value)]
+        parts = {_STORED_FIELDS.get(name, name): encode_state(getattr(value, name)) for name in names}
+        return (_TYPE_NAMES[type(value)], parts)
     raise ConfigError(
-        "a live pipeline holds what a state cannot keep",
+        "a live pipeline contains a value that a state cannot store",
         found=repr(value)[:80],
-        expected="text, numbers, bytes, arrays, lists, tuples, dicts, and what hexdata.live.chunk has",
+        expected="text, numbers, bytes, arrays, paths, lists, tuples, dicts, or items of hexdata.live.chunk",
     )
 
 
@@ -79,11 +92,12 @@ def decode_state(value: Any) -> Any:
             case ("path", path):
                 return Path(path)
             case (name, parts):
-                return _RECORDS[name](**decode_state(parts))
-    except (KeyError, TypeError, ValueError) as error:
-        raise _broken(value) from error
-    raise _broken(value)
+                fields = {_FIELDS.get(part, part): decode_state(stored) for part, stored in parts.items()}
+                return _STORED_TYPES[name](**fields)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise _damaged(value) from error
+    raise _damaged(value)
 
 
-def _broken(value: object) -> StoreError:
-    return StoreError("the state of a live pipeline is broken", found=repr(value)[:80])
+def _damaged(value: object) -> StoreError:
+    return StoreError("the state of a live pipeline is damaged", found=repr(value)[:80])

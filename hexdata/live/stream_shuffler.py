@@ -22,9 +22,9 @@ Int64Array = npt.NDArray[np.int64]
 class StreamShuffler:
     """Draws numbers of [``lower``, ``upper``) without repetition within a pass.
 
-    Each draw is uniform among the numbers of the range that the current pass has not drawn. Numbers that join
-    the range join the current pass; numbers that leave it are not drawn again. When no number is left to
-    draw, the pass ends and the next one begins, over the range at that time.
+    Each draw is uniform among the numbers of the range that the current pass has not drawn. Numbers that
+    enter the range join the current pass; numbers that leave it are not drawn again. When no number is left
+    to draw, the pass ends and the next one begins, over the range at that time.
 
     The result of a draw depends on the seed, on the number of earlier draws, and on the numbers left. A state
     therefore needs one bit per number. Memory is at most two bytes per number of the range. A call takes
@@ -66,7 +66,7 @@ class StreamShuffler:
             raise ValueError(f"the range ends at {self.upper}; it cannot end at {upper}")
         stop = upper - self._base
         if stop > len(self._undrawn):
-            self._make_room(upper)
+            self._reallocate(upper)
             stop = upper - self._base
         self._undrawn[self.upper - self._base : stop] = True
         self.left += upper - self.upper
@@ -91,7 +91,7 @@ class StreamShuffler:
         """
         left = np.flatnonzero(self._undrawn[self.lower - self._base : self.upper - self._base])
         count = min(count, len(left))
-        numbers = left[_distinct_places(len(left), self._next_draws(count))] + self.lower
+        numbers = left[_distinct_indices(len(left), self._next_draws(count))] + self.lower
         self._undrawn[numbers - self._base] = False
         self.left -= count
         if count:
@@ -109,7 +109,7 @@ class StreamShuffler:
             self._undrawn[self.lower - self._base : self.upper - self._base] = True
             self.left = len(self)
 
-    def _make_room(self, upper: int) -> None:
+    def _reallocate(self, upper: int) -> None:
         """Remove the entries below the range, and allocate twice the size of the range up to ``upper``."""
         kept = self._undrawn[self.lower - self._base : self.upper - self._base]
         self._undrawn = np.zeros(2 * (upper - self.lower), np.bool_)
@@ -137,16 +137,16 @@ class StreamShuffler:
         self.left = int(np.count_nonzero(self._undrawn))
 
 
-def _distinct_places(size: int, draws: npt.NDArray[np.float64]) -> Int64Array:
+def _distinct_indices(size: int, draws: npt.NDArray[np.float64]) -> Int64Array:
     """Return distinct indices below ``size``, one for each draw in [0, 1), in the order drawn.
 
     This is a partial Fisher-Yates shuffle that stores only the array entries that differ from their index.
     """
     moved: dict[int, int] = {}
-    places = np.arange(len(draws))
-    chosen = (places + (draws * (size - places)).astype(np.int64)).tolist()
+    steps = np.arange(len(draws))
+    chosen = (steps + (draws * (size - steps)).astype(np.int64)).tolist()
     result = []
-    for place, other in enumerate(chosen):
-        result.append(moved.get(other, other))
-        moved[other] = moved.get(place, place)
+    for step, index in enumerate(chosen):
+        result.append(moved.get(index, index))
+        moved[index] = moved.get(step, step)
     return np.array(result, dtype=np.int64)

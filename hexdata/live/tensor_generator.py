@@ -21,7 +21,7 @@ LastBatch = Literal["short", "drop"]
 """Treatment of the positions at the end of the input that do not fill a batch: deliver a short batch, or drop
 them."""
 
-_Full = tuple[int, list[Block]]
+_Filled = tuple[int, list[Block]]
 """Number of a batch, and the blocks that form it."""
 
 
@@ -62,9 +62,9 @@ class TensorGenerator(Transform):
         self.seed = check_seed(seed)
         self.remainder = remainder
         self._pending: list[Block] = []
-        self._held = 0
+        self._pending_rows = 0
         self._batches = 0
-        self._collecting = threading.Lock()
+        self._collect_lock = threading.Lock()
 
     def work(self, worker: Worker) -> None:
         """Take, collect, build and put batches.
@@ -73,61 +73,61 @@ class TensorGenerator(Transform):
         """
         assert self.source is not None
         while True:
-            full = self.wait_for(worker, self._collect_next, channel=self.source.filled)
-            self.put(worker, self._make_all(full or []))
+            filled = self.wait_for(worker, self._collect_next, condition=self.source.filled)
+            self.put(worker, self._make_all(filled or []))
 
     def process(self, item: Block) -> Iterable[Batch]:
         """Return the batches that a block completes, as ``work`` builds them but without a pipeline."""
-        with self._collecting:
-            full = self._collect(item)
-        return self._make_all(full)
+        with self._collect_lock:
+            filled = self._collect(item)
+        return self._make_all(filled)
 
     def finish(self) -> Iterable[Batch]:
         """Return the last, short batch; nothing if no positions are left or the remainder is dropped."""
-        if not self._held or self.remainder == "drop":
+        if not self._pending_rows or self.remainder == "drop":
             return ()
         number, block = self._batches, join_blocks(self._pending)
-        self._batches, self._pending, self._held = number + 1, [], 0
+        self._batches, self._pending, self._pending_rows = number + 1, [], 0
         return (self._make(number, block),)
 
     def state(self) -> dict[str, Any]:
         """Return the number of batches made and the positions that wait for the next one."""
-        pending = join_blocks(self._pending) if self._held else {}
+        pending = join_blocks(self._pending) if self._pending_rows else {}
         return {"batches": self._batches, "pending": pending}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore the number of batches and the waiting positions."""
         self._batches = state["batches"]
         self._pending = [state["pending"]] if state["pending"] else []
-        self._held = sum(map(block_length, self._pending))
+        self._pending_rows = sum(map(block_length, self._pending))
 
-    def _collect_next(self) -> list[_Full] | None:
-        """Take and collect the next block under the hub's lock; return None if there is none. No data is
-        copied.
+    def _collect_next(self) -> list[_Filled] | None:
+        """Take and collect the next block under the coordinator's lock; return None if there is none. No data
+        is copied.
         """
         assert self.source is not None
         block = self.source.pop()
         if block is None:
             return None
-        with self._collecting:  # uncontended: a pipeline collects under the hub's lock
+        with self._collect_lock:  # uncontended: a pipeline collects under the coordinator's lock
             return self._collect(block)
 
-    def _collect(self, block: Block) -> list[_Full]:
+    def _collect(self, block: Block) -> list[_Filled]:
         """Add a block to the waiting positions; return the batches it fills. The caller holds the lock."""
-        full: list[_Full] = []
+        filled: list[_Filled] = []
         start, rows = 0, block_length(block)
-        while rows - start >= self.batch_size - self._held:
-            stop = start + self.batch_size - self._held
-            full.append((self._batches, [*self._pending, slice_rows(block, start, stop)]))
+        while rows - start >= self.batch_size - self._pending_rows:
+            stop = start + self.batch_size - self._pending_rows
+            filled.append((self._batches, [*self._pending, slice_rows(block, start, stop)]))
             self._batches += 1
-            self._pending, self._held, start = [], 0, stop
+            self._pending, self._pending_rows, start = [], 0, stop
         if start < rows:
             self._pending.append(slice_rows(block, start, rows))
-            self._held += rows - start
-        return full
+            self._pending_rows += rows - start
+        return filled
 
-    def _make_all(self, full: Iterable[_Full]) -> list[Batch]:
-        return [self._make(number, join_blocks(parts)) for number, parts in full]
+    def _make_all(self, filled: Iterable[_Filled]) -> list[Batch]:
+        return [self._make(number, join_blocks(parts)) for number, parts in filled]
 
     def _make(self, number: int, block: Block) -> Batch:
         self.count("batches")

@@ -18,18 +18,18 @@ import numpy.typing as npt
 
 from hexdata.checks import check_count
 from hexdata.errors import ConfigError
-from hexdata.live.metrics import LiveFacts, Metrics, stage_facts
+from hexdata.live.metrics import LiveMetrics, MetricsByStage, stage_metrics
 from hexdata.live.options import LiveOptions, make_pipeline
 from hexdata.live.pipeline import Pipeline
 
-__all__ = ["DriveOptions", "drive_live", "same_game_pairs"]
+__all__ = ["LiveTrialOptions", "run_live_trial", "same_game_pairs"]
 
-_GAME: Final = "game_id"
+_GAME_FIELD: Final = "game_id"
 """The field that identifies the game of each position in a batch."""
 
 
 @dataclass(frozen=True)
-class DriveOptions:
+class LiveTrialOptions:
     """Limits of a trial run, and the interval between reports.
 
     Raises:
@@ -51,38 +51,38 @@ class DriveOptions:
                 raise ConfigError(f"{name} cannot be used", found=value, expected="a number above 0")
 
 
-def drive_live(
+def run_live_trial(
     directory: str | Path,
     live: LiveOptions | None = None,
-    options: DriveOptions | None = None,
-    show: Callable[[LiveFacts], None] | None = None,
-    serve: Callable[[Callable[[], Metrics]], AbstractContextManager[object]] | None = None,
-) -> LiveFacts:
+    options: LiveTrialOptions | None = None,
+    show: Callable[[LiveMetrics], None] | None = None,
+    serve: Callable[[Callable[[], MetricsByStage]], AbstractContextManager[object]] | None = None,
+) -> LiveMetrics:
     """Take batches as fast as possible until a limit, the end of the input, or Ctrl-C.
 
     Args:
         directory: Directory with the games.
         live: Options of the pipeline. Default ``LiveOptions()``. The field ``game_id`` is added to its
             batches.
-        options: Limits and report interval. Default ``DriveOptions()``.
-        show: Called after each report interval with the facts since the last report. Default None.
-        serve: Function that receives the pipeline's ``metrics`` and returns a context manager, which is open
-            during the run: an endpoint. Default None.
+        options: Limits and report interval. Default ``LiveTrialOptions()``.
+        show: Called after each report interval with the metrics since the last report. Default None.
+        serve: Function that receives the pipeline's ``metrics`` and returns a context manager, which is
+            entered for the duration of the run, such as ``serve_metrics``. Default None.
 
     Returns:
-        The facts of the whole run, with the reason of its end.
+        The metrics of the whole run, with the reason for its end.
 
     Raises:
         HexdataError: An option cannot be used, or a stage failed.
     """
-    live, options = live or LiveOptions(), options or DriveOptions()
-    if _GAME not in live.batch.fields:
-        live = replace(live, batch=replace(live.batch, fields=(*live.batch.fields, _GAME)))
+    live, options = live or LiveOptions(), options or LiveTrialOptions()
+    if _GAME_FIELD not in live.batch.fields:
+        live = replace(live, batch=replace(live.batch, fields=(*live.batch.fields, _GAME_FIELD)))
     pipeline = make_pipeline(live, directory)
     with pipeline, serve(pipeline.metrics) if serve else nullcontext():
-        drive = _Drive(pipeline)
-        ended = drive.run(options, show)
-        return drive.facts(drive.start, drive.now(), ended)
+        trial = _LiveTrial(pipeline)
+        ended = trial.run(options, show)
+        return trial.measure(trial.start, trial.now(), ended)
 
 
 def same_game_pairs(games: npt.NDArray[np.int64]) -> int:
@@ -101,10 +101,10 @@ class _Moment:
 
     time: float
     positions: int
-    metrics: Metrics
+    metrics: MetricsByStage
 
 
-class _Drive:
+class _LiveTrial:
     """A trial run and its totals so far."""
 
     def __init__(self, pipeline: Pipeline) -> None:
@@ -114,8 +114,8 @@ class _Drive:
         self._pairs = 0
         self.start = self.now()
 
-    def run(self, options: DriveOptions, show: Callable[[LiveFacts], None] | None) -> str:
-        """Start the pipeline and take batches until the run ends; return the reason of the end."""
+    def run(self, options: LiveTrialOptions, show: Callable[[LiveMetrics], None] | None) -> str:
+        """Start the pipeline and take batches until the run ends; return the reason for its end."""
         end = math.inf if options.seconds is None else self.start.time + options.seconds
         last = self.start
         try:
@@ -124,7 +124,7 @@ class _Drive:
                 due = last.time + options.every
                 batch = self._pipeline.take(max(0.0, min(due, end) - time.monotonic()))
                 if batch is not None:
-                    self._count(batch[_GAME])
+                    self._count_batch(batch[_GAME_FIELD])
                 if self._batches == options.batches:
                     return "batches"
                 if time.monotonic() >= end:
@@ -132,34 +132,34 @@ class _Drive:
                 if time.monotonic() >= due:
                     now = self.now()
                     if show is not None:
-                        show(self.facts(last, now))
+                        show(self.measure(last, now))
                     last = now
         except StopIteration:
             return "input"
         except KeyboardInterrupt:
             return "interrupted"
 
-    def facts(self, since: _Moment, now: _Moment, ended: str | None = None) -> LiveFacts:
-        """Return the facts between two moments, the later of which is the present."""
+    def measure(self, since: _Moment, now: _Moment, ended: str | None = None) -> LiveMetrics:
+        """Return the metrics between two moments, the later of which is the present."""
         seconds = max(now.time - since.time, 1e-9)
         notes = self._pipeline.notes()
-        games, pool = _tell(now.metrics, "entered"), _tell(now.metrics, "chunks")
-        return LiveFacts(
+        games, pool = _first_value(now.metrics, "entered"), _first_value(now.metrics, "chunks")
+        return LiveMetrics(
             seconds=now.time - self.start.time,
             batches=self._batches,
             positions=self._positions,
             positions_per_second=(self._positions - since.positions) / seconds,
             games=None if games is None else int(games),
             pool=None if pool is None else int(pool),
-            newest_file=_tell(notes, "newest") or None,
-            average_uses=_tell(now.metrics, "uses"),
+            newest_file=_first_value(notes, "newest") or None,
+            average_uses=_first_value(now.metrics, "uses"),
             pairs=self._pairs / self._batches if self._batches else None,
-            stages=stage_facts(since.metrics, now.metrics, seconds),
+            stages=stage_metrics(since.metrics, now.metrics, seconds),
             notes=notes,
             ended=ended,
         )
 
-    def _count(self, games: npt.NDArray[np.int64]) -> None:
+    def _count_batch(self, games: npt.NDArray[np.int64]) -> None:
         self._batches += 1
         self._positions += len(games)
         self._pairs += same_game_pairs(games)
@@ -169,6 +169,6 @@ class _Drive:
         return _Moment(time.monotonic(), self._positions, self._pipeline.metrics())
 
 
-def _tell(said: Any, name: str) -> Any:
+def _first_value(by_stage: Any, name: str) -> Any:
     """Return the first value with this name in the metrics or notes of any stage; None if there is none."""
-    return next((found[name] for found in said.values() if name in found), None)
+    return next((found[name] for found in by_stage.values() if name in found), None)

@@ -25,7 +25,7 @@ from hexdata.live import LiveOptions, load_live_config, make_pipeline
 from hexdata.live.pipeline import Pipeline
 
 ROOT = Path(__file__).parents[2]
-WRITER = ROOT / "tests" / "live" / "writer.py"
+WRITER = ROOT / "tests" / "live" / "game_writer.py"
 N = 13
 GAMES = 20_000
 POSITIONS_PER_GAME = 68
@@ -119,11 +119,11 @@ def test_delivery(directory: Path, options: LiveOptions, report: Callable[[str],
     """Nothing is written meanwhile. The rival runs before each round, on the same cores."""
     with make_pipeline(options, directory) as pipeline:
         trainer = Trainer(pipeline)
-        with pipeline.hub.paused():
+        with pipeline.coordinator.paused():
             plain = plain_batches(trainer)
         pairs = []
         for _ in range(ROUNDS):
-            with pipeline.hub.paused():
+            with pipeline.coordinator.paused():
                 rival = rate(plain, ROUND_BATCHES)
             pairs.append((rate(trainer.take, ROUND_BATCHES), rival))
         metrics = pipeline.metrics()

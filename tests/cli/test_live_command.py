@@ -23,7 +23,7 @@ from rich.console import Console
 
 from hexdata.cli import main
 from hexdata.cli.view import View
-from hexdata.live.metrics import LiveFacts, StageFacts
+from hexdata.live.metrics import LiveMetrics, StageMetrics
 
 if TYPE_CHECKING:
     from tests.conftest import DemoTrmph
@@ -120,7 +120,7 @@ def test_metrics_are_served_if_asked(directory: Path) -> None:
     assert (status, err) == (0, "")
     status, _, err = run(directory, *SMALL, "--prometheus", 0, "--prometheus-host", "192.0.2.1")
     assert status == 2
-    assert "cannot listen there; found 192.0.2.1:0" in err
+    assert "the metrics cannot be served at this address; found 192.0.2.1:0" in err
 
 
 class OnATerminal:
@@ -168,7 +168,7 @@ def test_on_a_terminal_there_is_a_view_until_ctrl_c(directory: Path) -> None:
     assert out.startswith(f"hexdata live {directory}")
 
 
-def facts(**more: Any) -> LiveFacts:
+def facts(**more: Any) -> LiveMetrics:
     stage = {
         "threads": 2,
         "busy": 1.25,
@@ -179,16 +179,18 @@ def facts(**more: Any) -> LiveFacts:
         "capacity": 4,
     }
     stages = [
-        StageFacts(name="FilePathProvider", **stage),
-        StageFacts(name="ShufflingFrameSampler", **{**stage, "dropped": 12, "queued": 6}, counts={"held": 5}),
+        StageMetrics(name="FilePathProvider", **stage),
+        StageMetrics(
+            name="ShufflingFrameSampler", **{**stage, "dropped": 12, "queued": 6}, counts={"held": 5}
+        ),
     ]
     whole = {"seconds": 3725.9, "batches": 1234, "positions": 1_263_616, "positions_per_second": 210_345.4}
     whole |= {"games": 2000, "pool": 1500, "newest_file": "a/games.trmph", "average_uses": 3.25, "pairs": 0.5}
-    return LiveFacts(**{**whole, "stages": stages, **more})
+    return LiveMetrics(**{**whole, "stages": stages, **more})
 
 
 def drawn(
-    found: LiveFacts, width: int, encoding: str = "utf-8", title: str = "hexdata live games"
+    found: LiveMetrics, width: int, encoding: str = "utf-8", title: str = "hexdata live games"
 ) -> list[str]:
     """Return the lines of a view on a terminal of so many columns."""
     raw = io.BytesIO()
@@ -221,7 +223,7 @@ def test_the_view_shows_it_all() -> None:
 
 
 def test_the_view_shows_a_missing_directory() -> None:
-    notes = {"FilePathProvider": {"gone": "/games: No such file or directory"}}
+    notes = {"FilePathProvider": {"unavailable": "/games: No such file or directory"}}
     assert (
         drawn(facts(notes=notes), 90)[-1]
         == "waiting for the missing directory: /games: No such file or directory"

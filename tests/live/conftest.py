@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-WRITER = Path(__file__).parent / "writer.py"
+WRITER = Path(__file__).parent / "game_writer.py"
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def no_thread_survives() -> Iterator[None]:
 
 
 class GameWriter:
-    """``writer.py`` as a process of its own. What it writes is there when a call returns."""
+    """``game_writer.py`` as a process of its own. What it writes is there when a call returns."""
 
     def __init__(self, folder: Path, **options: str | int | float | bool) -> None:
         flags = [

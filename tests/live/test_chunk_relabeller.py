@@ -14,7 +14,7 @@ from hexdata.live.chunk_relabeller import ChunkRelabeller, Relabel
 from hexdata.live.chunk_unpacker import ChunkUnpacker
 from hexdata.live.pipeline import Pipeline
 from hexdata.shards.blocks import Block, block_length
-from tests.live.made import CELLS, MadeGames, found_chunk, plain_row, rows_of, whole_chunks
+from tests.live.sample_games import CELLS, SampleGames, found_chunk, plain_row, rows_of, whole_chunks
 
 
 def relabelled(chunk: Chunk, relabel: Relabel | str) -> list[dict[str, Any]]:
@@ -91,7 +91,7 @@ def test_the_function_can_be_named():
 def test_games_are_counted():
     stage = ChunkRelabeller(relabel=lambda chunk, block: Targets() if chunk.number else None)
     list(stage.process(tuple(whole_chunks(3))))
-    assert stage.counts == {"relabelled": 2, "as_they_are": 1}
+    assert stage.counts == {"relabelled": 2, "unchanged": 1}
 
 
 M = 6
@@ -134,9 +134,9 @@ def test_an_error_in_the_function_stops_the_pipeline_and_names_the_game():
         if chunk.number == 20:
             raise KeyError("no such thing")
 
-    with Pipeline([MadeGames(), ChunkRelabeller(relabel=fail)], [(2, "block")] * 2) as pipeline:
+    with Pipeline([SampleGames(), ChunkRelabeller(relabel=fail)], [(2, "block")] * 2) as pipeline:
         pipeline.start()
-        with pytest.raises(HexdataError, match=r"game 6: .*KeyError") as caught:  # noqa: PT012 - the third take
+        with pytest.raises(HexdataError, match=r"game 6: .*KeyError") as caught:  # noqa: PT012
             for _ in range(9):
                 pipeline.take()
     assert caught.value.path == "made-2.trmph"
@@ -147,9 +147,9 @@ def test_an_error_in_the_function_stops_the_pipeline_and_names_the_game():
     ("relabel", "message"),
     [
         ("nowhere.at.all:f", "No module named 'nowhere'"),
-        ("tests.live.made:no_such", "no_such"),
+        ("tests.live.sample_games:no_such", "no_such"),
         ("", "cannot be imported"),
-        ("tests.live.made:N", "expected a function"),
+        ("tests.live.sample_games:N", "expected a function"),
         (5, "expected a function"),
     ],
 )

@@ -26,15 +26,25 @@ from hexdata.live.chunk import SCANNED, Chunk, FoundFile
 from hexdata.live.chunk_source_loader import ChunkSourceLoader
 from hexdata.live.coordinator import Stopped
 from hexdata.live.pipeline import Pipeline
-from hexdata.live.source_games import found_games, trmph_games
+from hexdata.live.source_games import extract_games, extract_trmph_games
 from hexdata.live.stage import Stage, Worker
 from hexdata.schema import NO_MOVE
 from hexdata.shards.format import ShardWriter
 from hexdata.shuffle import ShuffleOptions, shuffle_store
 from hexdata.store import Store
 from tests.altered_shards import set_header
-from tests.live.layouts import LAYOUTS, Layouts, N, by_id, examples, flat, games, shuffled, write_pickle
-from tests.live.made import found_chunk
+from tests.live.legacy_layouts import (
+    LAYOUTS,
+    Layouts,
+    N,
+    by_id,
+    examples,
+    flat,
+    games,
+    shuffled,
+    write_pickle,
+)
+from tests.live.sample_games import found_chunk
 
 
 def load(path: Path, **options: Any) -> list[Chunk]:
@@ -119,7 +129,7 @@ def test_chunks_are_the_games_that_convert_finds(layout: str, tmp_path: Path) ->
         own = load(path, split=split, val=0.2, test=0.2)
         assert [c.game_hash for c in own] == [identity for identity, side, _, _ in expected if side == split]
     assert all(type(c.game_hash) is bytes and c.source == path.name for c in chunks)
-    assert [c.place for c in chunks] == list(range(len(chunks)))
+    assert [c.index for c in chunks] == list(range(len(chunks)))
 
 
 REAL_DATA = Path(__file__).parents[3] / "shared" / "data" / "legacy" / "variants"
@@ -179,14 +189,14 @@ def test_the_short_way_for_text_gives_what_the_long_way_gives(tmp_path_factory: 
     with open_source(path) as reader:
         raw = [batch.positions for batch in reader.batches() if batch.positions.num_rows]
     if raw:
-        short, long = trmph_games("a", raw, 3), found_games("a", raw, 3, convention="blue-is-0")
-        assert short.loose == long.loose == 0
+        short, long = extract_trmph_games("a", raw, 3), extract_games("a", raw, 3, convention="blue-is-0")
+        assert short.ungrouped == long.ungrouped == 0
         assert [described(chunk) for chunk in short.chunks] == [described(chunk) for chunk in long.chunks]
 
 
 def described(chunk: Chunk) -> tuple[Any, ...]:
     assert chunk.moves is not None
-    return chunk.place, chunk.game_hash, chunk.moves.tolist(), chunk.value, chunk.tiers, chunk.flags
+    return chunk.index, chunk.game_hash, chunk.moves.tolist(), chunk.value, chunk.tiers, chunk.flags
 
 
 # --- parts of a shuffle -------------------------------------------------------------------------------
@@ -216,7 +226,7 @@ def test_ids_that_are_no_identity_give_no_game(tmp_path: Path) -> None:
     loader = ChunkSourceLoader()
     chunks = loader.read(found(path)).chunks
     assert [len(rows_of(chunk)) for chunk in chunks] == [len(made[0]), len(made[3]) - 5]
-    assert loader.counts["loose"] == len(made[1]) + len(made[2]) + 5
+    assert loader.counts["ungrouped"] == len(made[1]) + len(made[2]) + 5
 
 
 @pytest.fixture(scope="module")
@@ -263,7 +273,7 @@ def test_a_shard_of_odd_positions_gives_each_of_them_or_counts_it(
     for path in (store / "shards").glob("*.tar"):
         loader = ChunkSourceLoader()
         given_out += sum(chunk.positions for source in run(loader, [path]) for chunk in source.chunks)
-        loose += loader.counts["loose"]
+        loose += loader.counts["ungrouped"]
     assert given_out + loose == pq.ParquetDataset(store / "positions").read(columns=["position_id"]).num_rows
     assert given_out > loose > 0
 

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hexdata.errors import ConfigError, StoreError
-from hexdata.live.chunk import PLIES, Chunk
+from hexdata.live.chunk import PLY_STRIDE, Chunk
 from hexdata.live.chunk_unpacker import ChunkUnpacker
 from hexdata.live.pipeline import Pipeline
 from hexdata.shards.blocks import block_fields
-from tests.live.counting import in_thread, until
-from tests.live.made import MadeGames, N, found_chunk, ids_of, plain_row, rows_of, whole_chunks
+from tests.live.number_stages import in_thread, until
+from tests.live.sample_games import N, SampleGames, found_chunk, ids_of, plain_row, rows_of, whole_chunks
 
 
 def unpacker(**options: Any) -> ChunkUnpacker:
@@ -29,7 +29,7 @@ def by_id(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def plies_of(stage: ChunkUnpacker, *hand: Chunk) -> list[int]:
-    return sorted(identity % PLIES for identity in ids_of(stage.process(hand)))
+    return sorted(identity % PLY_STRIDE for identity in ids_of(stage.process(hand)))
 
 
 # --- what a position is -------------------------------------------------------------------------------
@@ -74,7 +74,7 @@ def test_final_positions_can_stay_out():
     hand = [*whole_chunks(3), found_chunk(4, 6, dense=(5,), final=(3, 5))]
     rows = rows_of(unpacker(final_positions=False).process(tuple(hand)))
     plies = {
-        chunk.number: [row["position_id"] % PLIES for row in rows if row["game_id"] == chunk.number]
+        chunk.number: [row["position_id"] % PLY_STRIDE for row in rows if row["game_id"] == chunk.number]
         for chunk in hand
     }
     assert plies.pop(4) == [0, 1, 2, 4, 5]  # 5 has no move but a policy
@@ -86,7 +86,7 @@ def test_final_positions_can_stay_out():
     [
         ([replace(found_chunk(1, 3), number=-1)], "without a number"),
         ([found_chunk(1, 3), *whole_chunks(1, board_size=3)], "size 3"),
-        ([found_chunk(1, PLIES + 1)], "1025 positions"),
+        ([found_chunk(1, PLY_STRIDE + 1)], "1025 positions"),
     ],
 )
 def test_games_that_cannot_be_unpacked(hand, message):
@@ -131,7 +131,7 @@ def test_others_come_until_all_have_been_used(hands, wanted, final, seed):
         for block in stage.process(tuple(chunks[number] for number in hand)):
             for number in set(block["game_id"].tolist()):
                 ids = block["position_id"][block["game_id"] == number]
-                drawn[number].append((ids % PLIES).tolist())
+                drawn[number].append((ids % PLY_STRIDE).tolist())
         for number in drawn:
             last = 0 if chunks[number].block is not None else chunks[number].positions - 1
             eligible = set(range(chunks[number].positions)) - (set() if final else {last})
@@ -170,7 +170,7 @@ def test_a_rate_is_met_on_average_and_never_by_more_than_one_position(rate):
     stage = unpacker(position_sampling_rate=rate, pool_size=400)
     total = 0
     for _ in range(5):
-        counts = Counter(identity // PLIES for identity in ids_of(stage.process(hand)))
+        counts = Counter(identity // PLY_STRIDE for identity in ids_of(stage.process(hand)))
         assert {counts[number] for number in range(400)} <= {int(9 * rate), int(9 * rate) + 1}
         total += counts.total()
     share = 9 * rate % 1
@@ -181,7 +181,7 @@ def test_positions_are_drawn_uniformly_and_pairs_of_them_too():
     """Chi-squared over all pairs of 6 positions in the draws of 3,000 games: 15 pairs, 14 degrees."""
     hand = tuple(replace(found_chunk(0, 6), number=number) for number in range(3000))
     (block,) = unpacker(positions_per_game=2, pool_size=3000).process(hand)
-    pairs = Counter(map(tuple, (block["position_id"] % PLIES).reshape(-1, 2).tolist()))
+    pairs = Counter(map(tuple, (block["position_id"] % PLY_STRIDE).reshape(-1, 2).tolist()))
     assert len(pairs) == 15
     chi2 = sum((count - 200) ** 2 / 200 for count in pairs.values())
     assert 2 < chi2 < 45  # above 45 one time in 25,000, and the seed is fixed
@@ -251,7 +251,7 @@ def test_two_threads_that_draw_of_one_game_draw_different_positions():
 
 def test_with_more_threads_the_set_is_the_same():
     def run(threads: int) -> list[int]:
-        stages = [MadeGames(passes=6), unpacker(positions_per_game=5, threads=threads)]
+        stages = [SampleGames(passes=6), unpacker(positions_per_game=5, threads=threads)]
         ids = []
         with Pipeline(stages, [(2, "block"), (2, "block")]) as pipeline:
             pipeline.start()

@@ -8,12 +8,12 @@ import pytest
 
 from hexdata.errors import ConfigError
 from hexdata.games.findings import Flag
-from hexdata.live.chunk_validator import UNFIT, ChunkValidator
-from tests.live.made import whole_chunks
+from hexdata.live.chunk_validator import INVALID_FLAGS, ChunkValidator
+from tests.live.sample_games import whole_chunks
 
 
 def test_what_is_left_out_unless_told_otherwise_is_pinned():
-    assert UNFIT == (
+    assert INVALID_FLAGS == (
         "impossible-stones",
         "label-contradicts-chain",
         "player-contradicts-stones",
@@ -28,7 +28,7 @@ def test_each_flag_alone_decides(flag):
     plain, flagged = whole_chunks(2)
     flagged = replace(flagged, flags=(flag,))
     (usual,) = ChunkValidator().process((plain, flagged))
-    assert usual == ((plain,) if flag in UNFIT else (plain, flagged))
+    assert usual == ((plain,) if flag in INVALID_FLAGS else (plain, flagged))
     (alone,) = ChunkValidator(flags=[flag]).process((flagged, plain))
     assert alone == (plain,)
     (everything,) = ChunkValidator(flags=[]).process((plain, flagged))

@@ -21,12 +21,12 @@ from hexdata.live import Chunk, LiveLoader, LiveOptions, StageOptions, Targets
 from hexdata.live.chunk import SCANNED, ChunkSource, FoundFile
 from hexdata.live.state import decode_state, encode_state
 from hexdata.order import ORDER_VERSION
-from tests.live.made import MadeGames, found_chunk, whole_chunks
+from tests.live.sample_games import SampleGames, found_chunk, whole_chunks
 
 if TYPE_CHECKING:
     from tests.conftest import DemoTrmph
 
-MADE = "tests.live.made:"
+MADE = "tests.live.sample_games:"
 TAIL = ("ChunkUnpacker", "ShufflingFrameSampler", "TensorGenerator")
 
 
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.usefixtures("no_thread_survives")
 def made(*between: str, passes: int | None = 3, **options: Any) -> LiveOptions:
     """A pipeline of made-up games: a reservoir of 200 positions, batches of 32 with every field."""
     stages = [
-        StageOptions(f"{MADE}MadeGames", {"passes": passes}),
+        StageOptions(f"{MADE}SampleGames", {"passes": passes}),
         *map(StageOptions, between),
         *map(StageOptions, TAIL),
     ]
@@ -76,7 +76,7 @@ def test_batches_are_those_of_the_options_and_all_of_the_same_size_but_the_last(
 
 
 def test_every_position_comes_once_in_a_pass():
-    stages = (StageOptions(f"{MADE}MadeGames"), *map(StageOptions, TAIL))
+    stages = (StageOptions(f"{MADE}SampleGames"), *map(StageOptions, TAIL))
     with LiveLoader(
         "nowhere", config=made(stages=stages).with_stage("ChunkUnpacker", positions_per_game=99)
     ) as loader:
@@ -85,7 +85,7 @@ def test_every_position_comes_once_in_a_pass():
 
 
 def _made_chunks() -> list[Chunk]:
-    return [chunk for hand in MadeGames()._hands for chunk in hand]
+    return [chunk for hand in SampleGames()._hands for chunk in hand]
 
 
 def test_the_same_seed_gives_the_same_batches_and_another_others():
@@ -151,7 +151,7 @@ def test_it_goes_on_from_a_state_of_files_with_the_same_bytes(tmp_path: Path, de
     demo_trmph(tmp_path, games=60, files=5)
     options = LiveOptions(seed=4, pool_size=50, reservoir=300, batch_size=64, watch=False)
     options = options.with_stage("ChunkUnpacker", positions_per_game=5).with_stage(
-        "ShufflingChunkPool", passes=6, hand=7
+        "ShufflingChunkPool", passes=6, game_batch_size=7
     )
 
     def loader() -> LiveLoader:
@@ -235,7 +235,7 @@ def test_what_a_state_says_is_pinned():
         next(iter(loader))
         state = loader.state_dict()
     pipeline = state.pop("pipeline")
-    assert list(pipeline) == ["MadeGames", "ChunkValidator", *TAIL]
+    assert list(pipeline) == ["SampleGames", "ChunkValidator", *TAIL]
     assert state == {
         "version": 2,
         "order_version": ORDER_VERSION,
@@ -255,7 +255,7 @@ def test_what_a_state_says_is_pinned():
             "symmetry": True,
         },
         "stages": [
-            ["tests.live.made:MadeGames", {"passes": 3}],
+            ["tests.live.sample_games:SampleGames", {"passes": 3}],
             ["ChunkValidator", {}],
             ["ChunkUnpacker", {"positions_per_game": 6}],
             ["ShufflingFrameSampler", {}],

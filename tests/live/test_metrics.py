@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.live.expected_pairs import expected_pairs
 
 from hexdata.errors import ConfigError
-from hexdata.live.metrics import stage_facts
-from hexdata.live.pairs import expected_pairs
+from hexdata.live.metrics import stage_metrics
 from hexdata.live.pipeline import Pipeline
 from hexdata.live.stage import Stage, Transform, Worker
 
@@ -51,14 +51,14 @@ def test_rates_and_drops_are_those_of_the_queues(pipeline: Pipeline) -> None:
     start = pipeline.metrics()
     pipeline.start()
     assert [stage.join() for stage in pipeline.stages] == [[], []]
-    numbers, odd = stage_facts(start, pipeline.metrics(), 2.0)
+    numbers, odd = stage_metrics(start, pipeline.metrics(), 2.0)
     assert (numbers.name, numbers.threads, numbers.out, numbers.per_second) == ("Numbers", 1, 20, 10.0)
     assert (numbers.queued, numbers.capacity, numbers.dropped, numbers.counts) == (0, 4, 0, {})
     assert (odd.name, odd.threads, odd.out, odd.per_second) == ("OddOnes", 2, 3, 1.5)
     assert (odd.queued, odd.capacity, odd.dropped, odd.counts) == (3, 3, 7, {"even": 10})
     between = pipeline.metrics()
     pipeline.take()
-    later = stage_facts(between, pipeline.metrics(), 0.5)[1]
+    later = stage_metrics(between, pipeline.metrics(), 0.5)[1]
     assert (later.out, later.per_second, later.queued) == (3, 0.0, 2)
 
 
@@ -70,12 +70,12 @@ def metrics(**changed: float) -> dict[str, dict[str, float]]:
 @pytest.mark.parametrize(("seconds", "busy"), [(6.0, 0.5), (8.0, 1.5), (5.0, 0.0), (10.0, 2.0), (4.9, 0.0)])
 def test_busy_threads_are_seconds_of_work_a_second(seconds: float, busy: float) -> None:
     """Two clocks are read, so that a bit more than all threads, or less than none, may come out."""
-    (facts,) = stage_facts(metrics(), metrics(busy_seconds=seconds), 2.0)
+    (facts,) = stage_metrics(metrics(), metrics(busy_seconds=seconds), 2.0)
     assert facts.busy == pytest.approx(busy)
 
 
 def test_what_there_is_no_place_for_is_a_count() -> None:
-    (facts,) = stage_facts({}, metrics(bad_files=3, average_uses=1.5), 4.0)
+    (facts,) = stage_metrics({}, metrics(bad_files=3, average_uses=1.5), 4.0)
     assert facts.counts == {"bad_files": 3, "average_uses": 1.5}
     assert facts.per_second == 2.0, "with nothing before, all that ever came counts"
 

@@ -24,15 +24,15 @@ from hexdata.live.options import (
 from hexdata.live.stage import Transform
 
 CONFIG = Path(__file__).parents[2] / "configs" / "live.toml"
-MADE = "tests.live.made:MadeGames"
+MADE = "tests.live.sample_games:SampleGames"
 TAIL = ["ChunkUnpacker", "ShufflingFrameSampler", "TensorGenerator"]
 
 
 class Counting(Transform):
     """A stage of somebody's own; it says what flows through it."""
 
-    takes: ClassVar[str] = "blocks"
-    gives: ClassVar[str] = "blocks"
+    consumes: ClassVar[str] = "blocks"
+    produces: ClassVar[str] = "blocks"
 
     def __init__(self, *, seed: int, step: int, loud: bool = False) -> None:
         super().__init__()
@@ -46,8 +46,8 @@ class Counting(Transform):
 class Anything(Counting):
     """One that takes any keyword, and says nothing of what flows."""
 
-    takes = None  # type: ignore[misc,assignment]
-    gives = None  # type: ignore[misc,assignment]
+    consumes = None  # type: ignore[misc,assignment]
+    produces = None  # type: ignore[misc,assignment]
 
     def __init__(self, **options: Any) -> None:
         super().__init__(seed=0, step=1)
@@ -65,7 +65,7 @@ def test_the_config_of_the_repository_is_what_is_usual():
     for stage, plain in zip(options.stages, usual.stages, strict=True):
         assert (stage.capacity, stage.overflow) == (plain.capacity, plain.overflow)
         parameters = inspect.signature(stage.find()).parameters
-        for knob, value in stage.knobs.items():
+        for knob, value in stage.arguments.items():
             assert parameters[knob].default == value, (stage.kind, knob)
 
 
@@ -104,7 +104,7 @@ def test_stages_are_left_out_and_put_in_by_name():
         content=content("ChunkUnpacker", COUNTING, "TensorGenerator", Counting={"step": 5, "capacity": 2}),
     )
     assert [stage.name for stage in options.stages] == [
-        "MadeGames",
+        "SampleGames",
         "ChunkUnpacker",
         "Counting",
         "TensorGenerator",
@@ -114,7 +114,7 @@ def test_stages_are_left_out_and_put_in_by_name():
 
 def test_a_section_of_a_stage_that_is_left_out_is_checked_and_not_used():
     options = parse_live_config(allow_code=True, content=content(*TAIL, ChunkValidator={"min_positions": 5}))
-    assert [stage.name for stage in options.stages] == ["MadeGames", *TAIL]
+    assert [stage.name for stage in options.stages] == ["SampleGames", *TAIL]
     with pytest.raises(ConfigError, match="min_position'"):
         parse_live_config(allow_code=True, content=content(*TAIL, ChunkValidator={"min_position": 5}))
 
@@ -123,10 +123,10 @@ def test_the_relabeller_is_put_in():
     options = parse_live_config(
         allow_code=True,
         content=content(
-            "ChunkRelabeller", *TAIL, ChunkRelabeller={"relabel": "tests.live.made:whole_chunks"}
+            "ChunkRelabeller", *TAIL, ChunkRelabeller={"relabel": "tests.live.sample_games:whole_chunks"}
         ),
     )
-    assert options.stages[1].knobs == {"relabel": "tests.live.made:whole_chunks"}
+    assert options.stages[1].arguments == {"relabel": "tests.live.sample_games:whole_chunks"}
     with pytest.raises(ConfigError, match=r"\[ChunkRelabeller\]: the stage needs relabel"):
         parse_live_config(allow_code=True, content=content("ChunkRelabeller", *TAIL))
 
@@ -155,7 +155,7 @@ def test_every_stage_can_be_found():
 
 
 def _needs(name: str) -> dict[str, Any]:
-    return {"relabel": "tests.live.made:whole_chunks"} if name == "ChunkRelabeller" else {}
+    return {"relabel": "tests.live.sample_games:whole_chunks"} if name == "ChunkRelabeller" else {}
 
 
 @pytest.mark.parametrize(
@@ -192,21 +192,21 @@ def _needs(name: str) -> dict[str, Any]:
         ("stages = []", "a pipeline needs stages"),
         ("stages = ['FilePathProvidr']", "unknown stage 'FilePathProvidr'.*Did you mean 'FilePathProvider'"),
         ("stages = ['os:getcwd']", "no stage of a pipeline; .*inherits from"),
-        ("stages = ['tests.live.made:NoStage']", "no stage of a pipeline"),
+        ("stages = ['tests.live.sample_games:NoStage']", "no stage of a pipeline"),
         ("stages = ['nowhere.at.all:A']", "cannot be imported; .*No module named"),
-        ("stages = ['tests.live.made:A']", "cannot be imported; .*no attribute 'A'"),
+        ("stages = ['tests.live.sample_games:A']", "cannot be imported; .*no attribute 'A'"),
         ("stages = [':A']", "cannot be imported"),
-        (f"stages = ['{MADE}', 'TensorGenerator']", "TensorGenerator cannot follow MadeGames; found hands"),
+        (f"stages = ['{MADE}', 'TensorGenerator']", "TensorGenerator cannot follow SampleGames; found hands"),
         (f"stages = ['{MADE}', 'ChunkUnpacker']", "ends with batches; found blocks"),
         (f"stages = ['ChunkUnpacker', '{MADE}']", "ChunkUnpacker stands in the wrong place"),
-        (f"stages = ['{MADE}', '{MADE}']", "MadeGames stands in the wrong place"),
+        (f"stages = ['{MADE}', '{MADE}']", "SampleGames stands in the wrong place"),
         (f"stages = ['{MADE}', '{COUNTING}']", "the stage needs step"),
         (
             f"stages = ['{MADE}', 'ChunkUnpacker', '{COUNTING}', '{COUNTING}', 'TensorGenerator']\n"
             "[Counting]\nstep = 1",
             "two stages have one name",
         ),
-        (f"stages = ['{MADE}', '{COUNTING}']\n[Counting]\nstep = 1", "Counting cannot follow MadeGames"),
+        (f"stages = ['{MADE}', '{COUNTING}']\n[Counting]\nstep = 1", "Counting cannot follow SampleGames"),
         ("= 3", "not valid TOML"),
     ],
 )
@@ -264,4 +264,4 @@ def test_the_config_names_every_stage_but_those_that_are_left_out():
 def test_the_former_name_of_the_value_convention_is_still_read() -> None:
     options = parse_live_config({"ChunkSourceLoader": {"value_sense": "blue-is-1"}})
     (stage,) = [stage for stage in options.stages if stage.name == "ChunkSourceLoader"]
-    assert stage.knobs == {"value_convention": "blue-is-1"}
+    assert stage.arguments == {"value_convention": "blue-is-1"}

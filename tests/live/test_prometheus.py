@@ -19,7 +19,7 @@ from hexdata.errors import ConfigError
 from hexdata.live.pipeline import Pipeline
 from hexdata.live.prometheus import serve_metrics
 from hexdata.live.stage import Stage, Transform, Worker
-from tests.live.counting import until
+from tests.live.number_stages import until
 
 PATIENCE = 60.0
 

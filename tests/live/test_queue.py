@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexdata.live.coordinator import Hub, Stopped
+from hexdata.live.coordinator import Coordinator, Stopped
 from hexdata.live.pipeline import Pipeline
 from hexdata.live.queue import Overflow, Queue
-from tests.live.counting import Numbers, Pass, in_thread, rest
+from tests.live.number_stages import Numbers, Pass, in_thread, rest
 
 pytestmark = pytest.mark.usefixtures("no_thread_survives")
 
 
 @given(st.integers(1, 4), st.sampled_from(["block", "drop-new", "keep-newest"]), st.lists(st.booleans()))
 def test_a_queue_is_a_list_with_a_bound(capacity: int, overflow: Overflow, puts: list[bool]) -> None:
-    queue: Queue[int] = Queue(Hub(), capacity, overflow)
+    queue: Queue[int] = Queue(Coordinator(), capacity, overflow)
     model: list[int] = []
     accepted = dropped = taken = 0
     for number, put in enumerate(puts):
@@ -29,7 +29,7 @@ def test_a_queue_is_a_list_with_a_bound(capacity: int, overflow: Overflow, puts:
             continue
         full = len(model) == capacity
         if full and overflow == "block":
-            assert queue.hub.change(lambda n=number: queue.accept(n)) is None
+            assert queue.coordinator.change(lambda n=number: queue.accept(n)) is None
             continue
         queue.put(number)
         dropped += full
@@ -47,7 +47,7 @@ def test_a_queue_is_a_list_with_a_bound(capacity: int, overflow: Overflow, puts:
 
 
 class Mark:
-    is_mark = True
+    is_marker = True
 
 
 @given(
@@ -58,7 +58,7 @@ class Mark:
 def test_a_mark_takes_no_room_and_is_never_dropped(
     capacity: int, overflow: Overflow, actions: list[str]
 ) -> None:
-    queue: Queue[Any] = Queue(Hub(), capacity, overflow)
+    queue: Queue[Any] = Queue(Coordinator(), capacity, overflow)
     model: list[Any] = []
     for number, action in enumerate(actions):
         items = [item for item in model if not isinstance(item, Mark)]
@@ -66,7 +66,7 @@ def test_a_mark_takes_no_room_and_is_never_dropped(
             expected = model.pop(0) if model else None
             assert queue.take(0) is expected
         elif action == "resume":
-            queue, contents = Queue(Hub(), capacity, overflow), queue.contents()
+            queue, contents = Queue(Coordinator(), capacity, overflow), queue.contents()
             queue.restore(contents)
         elif action == "mark":
             model.append(Mark())
@@ -82,7 +82,7 @@ def test_a_mark_takes_no_room_and_is_never_dropped(
 
 
 def test_a_full_queue_makes_its_producer_wait() -> None:
-    queue: Queue[int] = Queue(Hub(), 1)
+    queue: Queue[int] = Queue(Coordinator(), 1)
     queue.put(1)
     waiting = in_thread(lambda: queue.put(2))
     assert queue.take() == 1

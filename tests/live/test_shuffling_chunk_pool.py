@@ -49,7 +49,7 @@ class Sources(Stage):
             self.put(worker, [ChunkSource(SCANNED) if size is None else self.make_source(size)])
 
     def more(self, *sizes: int | None) -> None:
-        self.hub.change(lambda: self.sizes.extend(sizes))
+        self.coordinator.change(lambda: self.sizes.extend(sizes))
 
     def make_source(self, size: int) -> ChunkSource:
         path = self.folder / f"{self.given:03d}"
@@ -140,9 +140,9 @@ def test_a_number_stands_for_one_game_for_ever(make: Make) -> None:
             except StopIteration:
                 break
             for chunk in hand:
-                assert places.setdefault(chunk.number, (chunk.source, chunk.place)) == (
+                assert places.setdefault(chunk.number, (chunk.source, chunk.index)) == (
                     chunk.source,
-                    chunk.place,
+                    chunk.index,
                 )
     expected = [(f"{f:03d}", place) for f, size in enumerate([5, 4, 3], start=1) for place in range(size)]
     assert places == dict(list(enumerate(expected))[2:])
@@ -236,11 +236,11 @@ def test_average_uses_count_each_game_from_when_it_came(make: Make) -> None:
             drawn.update(take(pipeline))
         for _ in range(20):
             drawn.update(take(pipeline))
-        with pipeline.hub.paused():
+        with pipeline.coordinator.paused():
             told = pool.metrics()
             in_flight = [
                 *pipeline.queues[-1].contents(),
-                *(hand for worker in pool.workers for hand in worker.hand),
+                *(hand for worker in pool.workers for hand in worker.pending),
             ]
         drawn.update(chunk.number for hand in in_flight for chunk in hand)
     assert told["draws"] == sum(drawn.values())
@@ -269,7 +269,7 @@ def test_resumed_after_any_hand_the_rest_is_what_it_would_have_been(make: Make, 
 
 
 def test_a_state_of_the_pool_itself_is_small_and_plain(make: Make) -> None:
-    with make([500] * 4, passes=1, hand=50) as pipeline:
+    with make([500] * 4, passes=1, game_batch_size=50) as pipeline:
         pipeline.start()
         take(pipeline)
         state = pool_of(pipeline).state()
@@ -321,7 +321,7 @@ def test_where_all_files_of_a_state_are_gone_it_goes_on_with_the_next_that_come(
         for hand in [*before["queue"], *chain(*before["hands"])]:
             assert take(other) == [chunk.number for chunk in hand]
         assert other.take(0.02) is None
-        with other.hub.paused():
+        with other.coordinator.paused():
             pass  # who waits for games can be paused
         sources_of(other).more(3)
         assert {n for _ in range(9) for n in take(other)} == set(range(9, 12))

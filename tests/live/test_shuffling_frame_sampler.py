@@ -13,7 +13,7 @@ from hexdata.live.pipeline import Pipeline
 from hexdata.live.shuffling_frame_sampler import Reservoir, ShufflingFrameSampler
 from hexdata.order import derive_key, uniform_draw
 from hexdata.shards.blocks import Block, block_length
-from tests.live.made import MadeGames, Row, block_rows, ids_of, rows_of, whole_chunks
+from tests.live.sample_games import Row, SampleGames, block_rows, ids_of, rows_of, whole_chunks
 
 SEED = 5
 
@@ -203,7 +203,7 @@ def test_rows_that_come_after_some_were_drained_join_the_others():
 
 def run(reservoir: int, prefill: float = 1.0, passes: int = 1) -> tuple[list[Block], dict[str, float]]:
     stages = [
-        MadeGames(passes=passes),
+        SampleGames(passes=passes),
         ChunkUnpacker(seed=1, pool_size=40, positions_per_game="all"),
         ShufflingFrameSampler(seed=SEED, reservoir=reservoir, prefill=prefill),
     ]

@@ -16,8 +16,8 @@ from hexdata.live.chunk_unpacker import ChunkUnpacker
 from hexdata.live.pipeline import Pipeline
 from hexdata.live.tensor_generator import TensorGenerator
 from hexdata.shards.blocks import Block
-from tests.live.counting import in_thread, until
-from tests.live.made import MadeGames, N, found_chunk
+from tests.live.number_stages import in_thread, until
+from tests.live.sample_games import N, SampleGames, found_chunk
 
 OPTIONS = BatchOptions(fields=FIELDS, symmetry=True, tier_probability=(1.0, 0.5, 0.5, 0.0), planes=3)
 SEED = 2
@@ -105,7 +105,7 @@ def test_a_state_goes_on_in_the_middle_of_a_batch():
 
 def test_with_more_threads_the_batches_are_the_same():
     def run(threads: int) -> list[bytes]:
-        stages = [MadeGames(passes=4), ChunkUnpacker(seed=0, pool_size=40), generator(16, threads=threads)]
+        stages = [SampleGames(passes=4), ChunkUnpacker(seed=0, pool_size=40), generator(16, threads=threads)]
         found = []
         with Pipeline(stages, [(2, "block")] * 3) as pipeline:
             pipeline.start()

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from hexdata.batch import BatchOptions
 from hexdata.errors import ConfigError, HexdataError
 from hexdata.live import LiveLoader, LiveOptions, StageOptions
-from hexdata.live.metrics import LiveFacts
-from hexdata.live.trial import DriveOptions, drive_live, same_game_pairs
+from hexdata.live.metrics import LiveMetrics
+from hexdata.live.trial import LiveTrialOptions, run_live_trial, same_game_pairs
 
 if TYPE_CHECKING:
     from tests.conftest import DemoTrmph
@@ -44,7 +44,7 @@ def options(**more: Any) -> LiveOptions:
 
 
 def test_the_facts_are_those_of_the_batches(directory: Path) -> None:
-    facts = drive_live(directory, options(), DriveOptions(batches=50))
+    facts = run_live_trial(directory, options(), LiveTrialOptions(batches=50))
     with LiveLoader(directory, config=options(batch=BatchOptions(fields=("game_id",)))) as loader:
         games = [batch["game_id"] for batch in itertools.islice(loader, 50)]
     assert (facts.batches, facts.positions, facts.ended) == (50, 50 * 32, "batches")
@@ -67,7 +67,7 @@ def test_same_game_pairs_are_counted(games: list[int]) -> None:
 def test_it_ends_with_its_input(directory: Path) -> None:
     """Two passes over the 30 games of the window, each position of theirs once a pass; nothing is left."""
     live = options().with_stage("ShufflingChunkPool", passes=2)
-    facts = drive_live(directory, live)
+    facts = run_live_trial(directory, live)
     unpacked = next(stage for stage in facts.stages if stage.name == "ChunkUnpacker")
     assert facts.ended == "input"
     assert unpacked.counts["games"] == 60
@@ -75,8 +75,10 @@ def test_it_ends_with_its_input(directory: Path) -> None:
 
 
 def test_it_ends_after_some_seconds_even_if_nothing_comes(tmp_path: Path) -> None:
-    shown: list[LiveFacts] = []
-    facts = drive_live(tmp_path, options(watch=True), DriveOptions(seconds=0.2, every=0.01), shown.append)
+    shown: list[LiveMetrics] = []
+    facts = run_live_trial(
+        tmp_path, options(watch=True), LiveTrialOptions(seconds=0.2, every=0.01), shown.append
+    )
     assert (facts.ended, facts.batches, facts.pairs, facts.newest_file) == ("seconds", 0, None, None)
     assert facts.seconds >= 0.2
     assert all(look.ended is None for look in shown)
@@ -84,8 +86,8 @@ def test_it_ends_after_some_seconds_even_if_nothing_comes(tmp_path: Path) -> Non
 
 def test_it_is_shown_on_the_way_what_came_in_between(directory: Path) -> None:
     """Rates are of the time between two looks, sums of the whole: they agree."""
-    shown: list[LiveFacts] = []
-    drive_live(directory, options(), DriveOptions(batches=20, every=1e-6), shown.append)
+    shown: list[LiveMetrics] = []
+    run_live_trial(directory, options(), LiveTrialOptions(batches=20, every=1e-6), shown.append)
     assert {facts.batches for facts in shown} >= set(range(1, 20))
     for before, after in itertools.pairwise(shown):
         came = after.positions - before.positions
@@ -93,10 +95,10 @@ def test_it_is_shown_on_the_way_what_came_in_between(directory: Path) -> None:
 
 
 def test_ctrl_c_is_an_end(directory: Path) -> None:
-    def interrupt(facts: LiveFacts) -> None:
+    def interrupt(facts: LiveMetrics) -> None:
         signal.raise_signal(signal.SIGINT)
 
-    facts = drive_live(directory, options(), DriveOptions(every=0.01), interrupt)
+    facts = run_live_trial(directory, options(), LiveTrialOptions(every=0.01), interrupt)
     assert facts.ended == "interrupted"
 
 
@@ -108,7 +110,7 @@ def test_an_error_of_a_stage_is_raised(directory: Path) -> None:
     stages = [StageOptions(kind) for kind in kinds]
     stages.insert(4, StageOptions("ChunkRelabeller", {"relabel": refuse}))
     with pytest.raises(HexdataError, match=r"demo-0[01]\.trmph"):
-        drive_live(directory, options(stages=tuple(stages)))
+        run_live_trial(directory, options(stages=tuple(stages)))
 
 
 def test_metrics_are_served_meanwhile(directory: Path) -> None:
@@ -120,7 +122,7 @@ def test_metrics_are_served_meanwhile(directory: Path) -> None:
         yield
         seen.append(metrics())
 
-    drive_live(directory, options(), DriveOptions(batches=5), serve=serve)
+    run_live_trial(directory, options(), LiveTrialOptions(batches=5), serve=serve)
     before, after = (metrics["TensorGenerator"].get("batches", 0) for metrics in seen)
     assert before == 0
     assert after >= 5
@@ -131,4 +133,4 @@ def test_metrics_are_served_meanwhile(directory: Path) -> None:
 )
 def test_limits_without_meaning_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="cannot be used"):
-        DriveOptions(**wrong)
+        LiveTrialOptions(**wrong)

@@ -15,7 +15,7 @@ from hexdata.demo import DemoOptions, make_legacy
 from hexdata.errors import ConfigError
 from hexdata.live import LiveLoader, load_live_config, make_pipeline
 from hexdata.live.options import LiveOptions
-from hexdata.live.trial import drive_live
+from hexdata.live.trial import run_live_trial
 from hexdata.loader import Loader
 from hexdata.pipeline import DemoSection, demo_config, load_config
 from hexdata.storage import as_path, local_path, scratch_folder
@@ -43,7 +43,7 @@ REFUSING: dict[str, tuple[Callable[[str], object], tuple[str, str]]] = {
 """By the parameters of public functions that are annotated as a ``Path``."""
 FURTHER: dict[str, tuple[Callable[[str], object], tuple[str, str]]] = {
     "DemoSection": (lambda place: DemoSection(folder=place), DEMO),
-    "drive_live": (drive_live, WATCHED),
+    "run_live_trial": (run_live_trial, WATCHED),
     "Loader(cache)": (lambda place: Loader("store", cache=place), CACHE),
 }
 

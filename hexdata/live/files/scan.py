@@ -19,7 +19,15 @@ from hexdata.errors import InputError
 from hexdata.live.coordinator import Stopped
 from hexdata.storage import walk_once
 
-__all__ = ["TEMPORARY", "Directory", "Folders", "Look", "Seen", "names_in_temporary", "split_name"]
+__all__ = [
+    "TEMPORARY",
+    "DirectoryScan",
+    "FileStat",
+    "PrefixCache",
+    "WatchedDirectory",
+    "names_in_temporary",
+    "split_name",
+]
 
 TEMPORARY: Final = (".tmp", ".part")
 """Suffixes of files that are still being written. Names that begin with a dot are temporary as well."""
@@ -28,7 +36,7 @@ _64_BITS: Final = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class FileStat:
     """Size, time, inode and device of a file. Two are equal if size and time are."""
 
     size: int
@@ -41,20 +49,20 @@ class Look:
 
 
 @dataclass
-class Seen:
+class DirectoryScan:
     """Result of a scan of the directory, or of a folder in it."""
 
     names: dict[str, int] = field(default_factory=dict)
     """Files that match the patterns, each with the device of its folder."""
     devices: dict[str, int] = field(default_factory=dict)
     """Scanned folders, as the prefix of the names in them, each with its device."""
-    closed: set[str] = field(default_factory=set)
+    unreadable: set[str] = field(default_factory=set)
     """Folders that exist but could not be read."""
 
-    def lacks(self, name: str, device: int | None) -> bool:
+    def is_missing(self, name: str, device: int | None) -> bool:
         """Return whether a file that existed is missing. False if its folder could not be read in this scan.
 
-        A folder counts as not read if it is closed or is on another device than before. In the second case,
+        A folder counts as not read if it is unreadable or on another device than before. In the second case,
         the scan found the mount point of a network drive instead of the drive.
 
         Args:
@@ -65,13 +73,13 @@ class Seen:
             return False
         folder = split_name(name)[0]
         while folder not in self.devices:
-            if folder in self.closed or not folder:
+            if folder in self.unreadable or not folder:
                 return False
             folder = split_name(folder[:-1])[0]
         return device in (None, self.devices[folder])
 
 
-class Directory:
+class WatchedDirectory:
     """A directory whose files are named by their relative paths, with forward slashes.
 
     Args:
@@ -81,12 +89,12 @@ class Directory:
 
     def __init__(self, path: Path, patterns: Sequence[str]) -> None:
         self.path = path
-        self._is_wanted = re.compile("|".join(map(translate, patterns))).match
-        self._elsewhere: dict[str, str] = {}
+        self._matches = re.compile("|".join(map(translate, patterns))).match
+        self._outside: dict[str, str] = {}
         """Real paths of folders outside the directory that links lead to, each with the prefix of the names
         in it."""
 
-    def look_at(self, name: str) -> Look | None:
+    def stat_file(self, name: str) -> FileStat | None:
         """Return size, time and inode of a file; None if it is not a regular file or is not accessible."""
         try:
             found = (self.path / name).stat()
@@ -94,9 +102,9 @@ class Directory:
             return None
         if not stat.S_ISREG(found.st_mode):
             return None
-        return Look(found.st_size, found.st_mtime_ns, found.st_ino & _64_BITS, found.st_dev)
+        return FileStat(found.st_size, found.st_mtime_ns, found.st_ino & _64_BITS, found.st_dev)
 
-    def look_through(self, folder: Path, stopping: threading.Event) -> Seen:
+    def scan(self, folder: Path, stopping: threading.Event) -> DirectoryScan:
         """Scan the directory or a folder in it for files that match the patterns.
 
         Args:
@@ -107,31 +115,31 @@ class Directory:
             InputError: The directory itself cannot be read.
             Stopped: ``stopping`` was set.
         """
-        seen = Seen()
-        self._forget_links()
+        scan = DirectoryScan()
+        self._drop_stale_links()
 
-        def pass_over(error: OSError) -> None:
-            where = str(error.filename or "")
-            if Path(where) == self.path:
+        def skip_folder(error: OSError) -> None:
+            folder_path = str(error.filename or "")
+            if Path(folder_path) == self.path:
                 reason = error.strerror or str(error)
-                raise InputError("the directory cannot be read any more", path=self.path, found=reason)
-            seen.closed.add(self.prefix_of(where) or where)
+                raise InputError("the directory can no longer be read", path=self.path, found=reason)
+            scan.unreadable.add(self.prefix_of(folder_path) or folder_path)
 
-        for here, subfolders, files in walk_once(folder, onerror=pass_over):
+        for current, subfolders, files in walk_once(folder, onerror=skip_folder):
             if stopping.is_set():
                 raise Stopped
             subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
-            prefix = self.prefix_of(str(here))
+            prefix = self.prefix_of(str(current))
             if prefix is None:
                 continue
             try:
-                device = here.stat().st_dev
+                device = current.stat().st_dev
             except OSError as error:
-                pass_over(error)
+                skip_folder(error)
                 continue
-            seen.devices[prefix] = device
-            seen.names.update((prefix + file, device) for file in files if self.is_file_name(file))
-        return seen
+            scan.devices[prefix] = device
+            scan.names.update((prefix + file, device) for file in files if self.is_file_name(file))
+        return scan
 
     def prefix_of(self, folder: str) -> str | None:
         """Return the prefix of the names of files in a folder; None if its files are ignored.
@@ -144,26 +152,26 @@ class Directory:
         if real.is_relative_to(self.path):
             return _prefix(real.relative_to(self.path))
         for above in (real, *real.parents):
-            known = self._elsewhere.get(str(above))
-            if known is not None:
+            link_prefix = self._outside.get(str(above))
+            if link_prefix is not None:
                 below = _prefix(real.relative_to(above))
-                return None if below is None else known + below
+                return None if below is None else link_prefix + below
         if not Path(folder).is_relative_to(self.path):
             return None
-        reached = _prefix(Path(folder).relative_to(self.path))
-        if reached is not None:
-            self._elsewhere[str(real)] = reached
-        return reached
+        link_prefix = _prefix(Path(folder).relative_to(self.path))
+        if link_prefix is not None:
+            self._outside[str(real)] = link_prefix
+        return link_prefix
 
-    def _forget_links(self) -> None:
+    def _drop_stale_links(self) -> None:
         """Remove prefixes of folders outside the directory whose link no longer leads to them."""
-        for real, prefix in list(self._elsewhere.items()):
+        for real, prefix in list(self._outside.items()):
             if os.path.realpath(self.path / prefix) != real:
-                del self._elsewhere[real]
+                del self._outside[real]
 
     def is_file_name(self, name: str) -> bool:
         """Return whether a base name matches the patterns and is not temporary."""
-        return not name.startswith(".") and not name.endswith(TEMPORARY) and bool(self._is_wanted(name))
+        return not name.startswith(".") and not name.endswith(TEMPORARY) and bool(self._matches(name))
 
     def identity(self) -> tuple[int, int] | None:
         """Return device and inode of the directory, to detect its replacement; None if it is missing."""
@@ -174,24 +182,24 @@ class Directory:
         return found.st_dev, found.st_ino
 
 
-class Folders:
+class PrefixCache:
     """Cache of the name prefixes of folders."""
 
-    def __init__(self, directory: Directory) -> None:
+    def __init__(self, directory: WatchedDirectory) -> None:
         self._directory = directory
-        self._known: dict[str, str | None] = {}
+        self._prefixes: dict[str, str | None] = {}
 
     def prefix(self, folder: str) -> str | None:
-        """Return ``Directory.prefix_of`` for a folder."""
-        if folder not in self._known:
-            self._known[folder] = self._directory.prefix_of(folder)
-        return self._known[folder]
+        """Return ``WatchedDirectory.prefix_of`` for a folder."""
+        if folder not in self._prefixes:
+            self._prefixes[folder] = self._directory.prefix_of(folder)
+        return self._prefixes[folder]
 
 
-def _prefix(place: Path) -> str | None:
+def _prefix(path: Path) -> str | None:
     """Return the prefix of names in a folder with this relative path; None if part of the path is hidden."""
-    hidden = any(part.startswith(".") for part in place.parts)
-    return None if hidden else "".join(f"{part}/" for part in place.parts)
+    hidden = any(part.startswith(".") for part in path.parts)
+    return None if hidden else "".join(f"{part}/" for part in path.parts)
 
 
 def split_name(name: str) -> tuple[str, str]:
@@ -209,7 +217,7 @@ def names_in_temporary(base: str) -> Iterator[str]:
     """
     if not (base.startswith(".") or base.endswith(TEMPORARY)):
         return
-    places = range(len(base) + 1)
-    starts = [place for place in places if place == 0 or not base[place - 1].isalnum()]
-    stops = [place for place in places if place == len(base) or not base[place].isalnum()]
+    offsets = range(len(base) + 1)
+    starts = [offset for offset in offsets if offset == 0 or not base[offset - 1].isalnum()]
+    stops = [offset for offset in offsets if offset == len(base) or not base[offset].isalnum()]
     yield from (base[start:stop] for start in starts for stop in stops if start < stop)

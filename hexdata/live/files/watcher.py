@@ -1,6 +1,6 @@
-"""Watch on a directory: collects the changes that the operating system reports, until they are taken.
+"""Watcher of a directory: collects the changes that the operating system reports.
 
-It does not open files and makes no decision about them.
+It never opens a file.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Final
 from watchfiles import Change, watch
 
 from hexdata.errors import InputError
-from hexdata.live.coordinator import Hub, Stopped
-from hexdata.live.files.scan import Directory
+from hexdata.live.coordinator import Coordinator, Stopped
+from hexdata.live.files.scan import WatchedDirectory
 
-__all__ = ["GONE_SECONDS", "Changes", "DirectoryWatch"]
+__all__ = ["MISSING_POLL_SECONDS", "Changes", "DirectoryWatcher"]
 
-GONE_SECONDS: Final = 0.1
-"""Interval in seconds at which a missing directory is looked for."""
+MISSING_POLL_SECONDS: Final = 0.1
+"""Seconds between two checks whether a missing directory is back."""
 
 Changes = set[tuple[Change, str]]
 """Set of changes: the kind, and the path it applies to."""
@@ -29,17 +29,17 @@ _QUIET_MS: Final = 25
 _FIRST_MS: Final = 100
 """Time in milliseconds that the watch waits for a first change before it reports that it is running."""
 
-_CANNOT_SPELL: Final = "Unable to decode path"
+_UNDECODABLE: Final = "Unable to decode path"
 """Error text of the watch for a name that is not UTF-8."""
 
 
-class DirectoryWatch:
+class DirectoryWatcher:
     """Watches a directory in its own thread, which runs :meth:`run`. A directory that replaces it is watched
     too.
 
     Args:
-        place: Directory to watch.
-        hub: Hub of the pipeline.
+        directory: Directory to watch.
+        coordinator: Coordinator of the pipeline.
         rescan: Seconds after which a failed watch is tried again.
         force_polling: True to poll the directory instead of using notifications of the system.
         warn: Called with a message for the trainer.
@@ -47,111 +47,114 @@ class DirectoryWatch:
 
     def __init__(
         self,
-        place: Directory,
-        hub: Hub,
+        directory: WatchedDirectory,
+        coordinator: Coordinator,
         *,
         rescan: float,
         force_polling: bool,
         warn: Callable[[str], None],
     ) -> None:
-        self.watched: bool | None = None
+        self.is_watching: bool | None = None
         """True if the directory is watched, False if watching failed; None before the first attempt."""
-        self._place = place
-        self._hub = hub
+        self._directory = directory
+        self._coordinator = coordinator
         self._rescan = rescan
         self._force_polling = force_polling
         self._warn = warn
-        self._told: Changes = set()
-        """Changes that have not been taken; guarded by the hub's lock."""
-        self._look_through = False
-        """True if all names have to be scanned; guarded by the hub's lock."""
+        self._changes: Changes = set()
+        """Changes that have not been taken; guarded by the coordinator's lock."""
+        self._needs_scan = False
+        """True if all names have to be scanned; guarded by the coordinator's lock."""
 
-    def stands(self) -> bool | None:
+    def has_started(self) -> bool | None:
         """Return True once the watch is running and reports every later change, else None; for
-        ``Hub.wait_for``.
+        ``Coordinator.wait_for``.
         """
-        return self._look_through or None
+        return self._needs_scan or None
 
-    def take(self) -> tuple[Changes, bool] | None:
+    def take_changes(self) -> tuple[Changes, bool] | None:
         """Return the changes since the last call, and whether to scan all names; None if there are none. For
-        ``Hub.wait_for``.
+        ``Coordinator.wait_for``.
         """
-        if not self._told and not self._look_through:
+        if not self._changes and not self._needs_scan:
             return None
-        told = self._told, self._look_through
-        self._told, self._look_through = set(), False
-        return told
+        changes = self._changes, self._needs_scan
+        self._changes, self._needs_scan = set(), False
+        return changes
 
     def run(self) -> None:
         """Collect changes until the pipeline stops; the target of the thread."""
         try:
-            while not self._hub.stopping.is_set():
-                if self._place.identity() is not None:
-                    self._watch_on()
-                self._hub.stopping.wait(self._rescan if self.watched is False else GONE_SECONDS)
+            while not self._coordinator.stopping.is_set():
+                if self._directory.identity() is not None:
+                    self._watch_until_replaced()
+                self._coordinator.stopping.wait(
+                    self._rescan if self.is_watching is False else MISSING_POLL_SECONDS
+                )
         except Stopped:
             pass
         except BaseException as error:  # noqa: BLE001 - the trainer raises it
-            self._hub.stop(error)
+            self._coordinator.stop(error)
 
-    def _watch_on(self) -> None:
+    def _watch_until_replaced(self) -> None:
         """Watch until the pipeline stops, another folder replaces the directory, or the watch fails.
 
         The watch fails on a name that is not UTF-8.
         """
-        stands = False
-        watched = self._place.identity()
+        has_started = False
+        identity = self._directory.identity()
         try:
-            for changes in self._changes():
-                self._tell(changes, look_through=not stands)
-                stands, self.watched = True, True
+            for changes in self._watch_changes():
+                self._report(changes, needs_scan=not has_started)
+                has_started, self.is_watching = True, True
                 # A directory recreated at once may have the inode of the removed one.
-                removed = (Change.deleted, str(self._place.path)) in changes
-                if removed or self._place.identity() != watched:
-                    self._tell(set(), look_through=True)
+                removed = (Change.deleted, str(self._directory.path)) in changes
+                if removed or self._directory.identity() != identity:
+                    self._report(set(), needs_scan=True)
                     return
         except (RuntimeError, OSError) as error:  # watchfiles raises RuntimeError
-            went = isinstance(error, FileNotFoundError) or self._place.identity() is None
-            if not (went or _CANNOT_SPELL in str(error)):
-                self._do_without(error)
+            is_missing = isinstance(error, FileNotFoundError) or self._directory.identity() is None
+            if not (is_missing or _UNDECODABLE in str(error)):
+                self._fall_back_to_scans(error)
 
-    def _do_without(self, error: RuntimeError | OSError) -> None:
+    def _fall_back_to_scans(self, error: RuntimeError | OSError) -> None:
         """Scan all names at intervals while the directory cannot be watched; raise if it never could be.
 
         A temporary failure of the drive does not stop the pipeline, nor does a folder that polling may not
         read.
         """
-        if self.watched is None and not self._force_polling:
+        if self.is_watching is None and not self._force_polling:
             raise InputError(
                 "the directory cannot be watched",
-                path=self._place.path,
+                path=self._directory.path,
                 found=str(error),
-                hint="Use force_polling = true, or raise the system's limit of watches.",
+                hint="Set force_polling = true, or raise the system's limit of watches.",
             ) from error
-        if self.watched is not False:
-            now_and_then = f"is looked through every {self._rescan:g} seconds"
-            self._warn(f"it cannot be watched ({error}), but {now_and_then}")
-            self._tell(set(), look_through=True)
-        self.watched = False
+        if self.is_watching is not False:
+            self._warn(
+                f"the directory cannot be watched ({error}); it is scanned every {self._rescan:g} seconds"
+            )
+            self._report(set(), needs_scan=True)
+        self.is_watching = False
 
-    def _changes(self) -> Iterator[Changes]:
+    def _watch_changes(self) -> Iterator[Changes]:
         return watch(
-            self._place.path,
+            self._directory.path,
             watch_filter=None,
             debounce=_GROUPING_MS,
             step=_QUIET_MS,
             rust_timeout=_FIRST_MS,
             yield_on_timeout=True,
-            stop_event=self._hub.stopping,
+            stop_event=self._coordinator.stopping,
             raise_interrupt=False,
             force_polling=self._force_polling or None,
             ignore_permission_denied=True,
         )
 
-    def _tell(self, changes: Changes, *, look_through: bool) -> None:
-        if changes or look_through:
-            self._hub.change(lambda: self._add_told(changes, look_through))
+    def _report(self, changes: Changes, *, needs_scan: bool) -> None:
+        if changes or needs_scan:
+            self._coordinator.change(lambda: self._add_changes(changes, needs_scan))
 
-    def _add_told(self, changes: Changes, look_through: bool) -> None:
-        self._told |= changes
-        self._look_through = self._look_through or look_through
+    def _add_changes(self, changes: Changes, needs_scan: bool) -> None:
+        self._changes |= changes
+        self._needs_scan = self._needs_scan or needs_scan

@@ -12,11 +12,11 @@ import numpy as np
 
 from hexdata.board import pack_boards
 from hexdata.demo.games import make_games
-from hexdata.live.chunk import PLIES, Chunk
+from hexdata.live.chunk import PLY_STRIDE, Chunk
 from hexdata.live.stage import Stage, Transform, Worker
 from hexdata.schema import NO_MOVE, NO_PLY, NO_TIER
 from hexdata.shards.blocks import Block
-from tests.live.counting import until
+from tests.live.number_stages import until
 
 N = 5
 CELLS = N * N
@@ -28,7 +28,7 @@ def whole_chunks(count: int, seed: int = 1, board_size: int = N, tiers: bool = F
         Chunk(
             board_size=board_size,
             source=f"made-{number % 3}.trmph",
-            place=number // 3,
+            index=number // 3,
             game_hash=number.to_bytes(16, "big"),
             moves=game.moves,
             value=float(game.winner),
@@ -68,7 +68,7 @@ Row = dict[str, Any]
 
 def plain_row(chunk: Chunk, ply: int) -> Row:
     """One position of a chunk by the words of the documentation: plain values, ``policy`` a list or None."""
-    identity = {"game_id": chunk.number, "position_id": chunk.number * PLIES + ply}
+    identity = {"game_id": chunk.number, "position_id": chunk.number * PLY_STRIDE + ply}
     if chunk.block is not None:
         return block_rows(chunk.block)[ply] | identity
     assert chunk.moves is not None
@@ -107,11 +107,11 @@ def ids_of(blocks: Iterable[Block]) -> list[int]:
     return [identity for block in blocks for identity in block["position_id"].tolist()]
 
 
-class MadeGames(Stage):
+class SampleGames(Stage):
     """In place of the stages that read files: hands of made-up games, in order, ``passes`` times."""
 
     first: ClassVar[bool] = True
-    gives: ClassVar[str] = "hands"
+    produces: ClassVar[str] = "hands"
 
     def __init__(self, *, games: int = 40, hand: int = 6, passes: int | None = 1) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class Silence(Stage):
     """A first stage that waits for what never comes."""
 
     first: ClassVar[bool] = True
-    gives: ClassVar[str] = "hands"
+    produces: ClassVar[str] = "hands"
 
     def work(self, worker: Worker) -> None:
         self.wait_for(worker, lambda: None)
@@ -161,13 +161,13 @@ class Faulty(Transform):
 class Interrupting(Transform):
     """Presses Ctrl-C, once, while the trainer waits: not on its way there, where Python may lose the lock."""
 
-    def meet(self, stages: Sequence[Stage]) -> None:
+    def link_stages(self, stages: Sequence[Stage]) -> None:
         self.last = stages[-1]
 
     def process(self, item: Any) -> Iterable[Any]:
         if not self.counts:
             self.count("pressed")
-            until(lambda: self.hub.change(lambda: list(self.last.sink.filled._waiters)))
+            until(lambda: self.coordinator.change(lambda: list(self.last.sink.filled._waiters)))
             ident = threading.main_thread().ident
             assert ident is not None
             signal.pthread_kill(ident, signal.SIGINT)

@@ -9,9 +9,9 @@ import pytest
 
 from hexdata.live.chunk import SCANNED
 from hexdata.live.files.provider import PATTERNS, FilePathProvider
-from hexdata.live.files.scan import Directory, Folders
+from hexdata.live.files.scan import PrefixCache, WatchedDirectory
 from hexdata.live.pipeline import Pipeline
-from tests.live.counting import until
+from tests.live.number_stages import until
 
 pytestmark = pytest.mark.usefixtures("no_thread_survives")
 
@@ -53,22 +53,22 @@ def test_a_file_that_several_links_lead_to_comes_once(
         (linked / "a").symlink_to(elsewhere)
         until(lambda: take_until(4))
         looks: list[object] = []
-        note = provider._known.note
-        monkeypatch.setattr(provider._known, "note", lambda seen: (looks.append(seen), note(seen)))
+        note = provider._delivered.update
+        monkeypatch.setattr(provider._delivered, "update", lambda seen: (looks.append(seen), note(seen)))
         until(lambda: take_until(5) or len(looks) > 5)
     assert sorted(found) == ["b/0.trmph", "b/1.trmph", "b/3.trmph", "b/sub/2.trmph"]
 
 
 def test_a_folder_elsewhere_keeps_its_name_as_long_as_that_link_leads_there(linked: Path) -> None:
-    place = Directory(linked, PATTERNS)
+    place = WatchedDirectory(linked, PATTERNS)
     elsewhere = linked.with_name("elsewhere")
     (elsewhere / "sub" / "0.trmph").write_text("x")
 
     def seen() -> list[str]:
-        return sorted(place.look_through(linked, threading.Event()).names)
+        return sorted(place.scan(linked, threading.Event()).names)
 
     def told_as(*folders: str) -> set[str | None]:
-        known = Folders(place)
+        known = PrefixCache(place)
         return {known.prefix(str(linked / folder)) for folder in folders}
 
     assert place.prefix_of(str(linked / ".hidden")) is None

@@ -23,8 +23,8 @@ from hexdata.live.files import watcher
 from hexdata.live.files.provider import FilePathProvider
 from hexdata.live.pipeline import Pipeline
 from hexdata.live.shuffling_chunk_pool import ShufflingChunkPool
-from tests.live.counting import PATIENCE, until
-from tests.live.watched import names, take, watching
+from tests.live.files.watched import names, take, watching
+from tests.live.number_stages import PATIENCE, until
 
 pytestmark = pytest.mark.usefixtures("no_thread_survives")
 
@@ -41,7 +41,7 @@ def started(folder: Path, **options: Any) -> Pipeline:
     pipeline.start()
     while take(pipeline) is not SCANNED:
         pass
-    until(lambda: not provider_of(pipeline)._watch._look_through)
+    until(lambda: not provider_of(pipeline)._watcher._needs_scan)
     return pipeline
 
 
@@ -52,7 +52,7 @@ def provider_of(pipeline: Pipeline) -> FilePathProvider:
 
 
 def is_gone(pipeline: Pipeline) -> bool:
-    return "gone" in pipeline.notes().get("FilePathProvider", {})
+    return "unavailable" in pipeline.notes().get("FilePathProvider", {})
 
 
 def warned(pipeline: Pipeline) -> list[str]:
@@ -87,7 +87,7 @@ def test_a_directory_that_is_removed_and_made_again_is_watched_on(folder: Path, 
             rename_in(folder / f"{number}.trmph")
             assert names(pipeline, 1) == [f"{number}.trmph"]
             assert not is_gone(pipeline)
-        assert pipeline.metrics()["FilePathProvider"]["gone"] == 3
+        assert pipeline.metrics()["FilePathProvider"]["unavailable"] == 3
 
 
 def test_a_directory_that_is_renamed_away_and_back_gives_what_came_meanwhile(folder: Path) -> None:
@@ -104,7 +104,7 @@ def test_a_directory_that_is_renamed_away_and_back_gives_what_came_meanwhile(fol
         assert names(pipeline, 1) == ["meanwhile.trmph"]
         rename_in(folder / "new.trmph")
         assert names(pipeline, 1) == ["new.trmph"]
-        assert len(provider_of(pipeline)._known) == 7, "none was forgotten while it was not there"
+        assert len(provider_of(pipeline)._delivered) == 7, "none was forgotten while it was not there"
 
 
 def test_one_that_is_made_again_at_once_is_watched_even_if_the_system_calls_it_the_same(
@@ -112,7 +112,7 @@ def test_one_that_is_made_again_at_once_is_watched_even_if_the_system_calls_it_t
 ) -> None:
     """A file system may give the number of what was removed to what is made next."""
     with started(folder) as pipeline:
-        monkeypatch.setattr(provider_of(pipeline)._place, "identity", lambda: (1, 1))
+        monkeypatch.setattr(provider_of(pipeline)._root, "identity", lambda: (1, 1))
         folder.rmdir()
         folder.mkdir()
         with warnings.catch_warnings():
@@ -126,21 +126,21 @@ def test_it_is_told_once_however_often_it_is_looked_for(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with started(folder, rescan=0.02) as pipeline:
-        place = provider_of(pipeline)._place
+        place = provider_of(pipeline)._root
         looks = []
-        look_through = place.look_through
+        look_through = place.scan
 
         def count(*arguments: Any) -> Any:
             looks.append(arguments)
             return look_through(*arguments)
 
-        monkeypatch.setattr(place, "look_through", count)
+        monkeypatch.setattr(place, "scan", count)
         folder.rmdir()
         until(lambda: is_gone(pipeline))
         before = len(looks)
         until(lambda: len(looks) > before + 5)
         assert len(warned(pipeline)) == 1
-        assert pipeline.metrics()["FilePathProvider"]["gone"] == 1
+        assert pipeline.metrics()["FilePathProvider"]["unavailable"] == 1
         state = pipeline.state()  # it can be taken meanwhile
     folder.mkdir()
     rename_in(folder / "a.trmph")
@@ -190,7 +190,7 @@ def test_games_of_the_pool_are_drawn_meanwhile_and_new_ones_come_then(folder: Pa
     stages = [
         FilePathProvider(folder, settle=0.05),
         ChunkSourceLoader(),
-        ShufflingChunkPool(seed=3, pool_size=40, hand=5),
+        ShufflingChunkPool(seed=3, pool_size=40, game_batch_size=5),
     ]
     write_games(folder / "a.trmph", 20, 1)
     with Pipeline(stages, [(4, "block"), (4, "block"), (2, "block")]) as pipeline:
@@ -216,7 +216,7 @@ def test_the_trainer_is_warned_with_the_path(folder: Path) -> None:
         batches = iter(loader)
         next(batches)
         shutil.rmtree(folder)
-        until(lambda: "gone" in loader.notes().get("FilePathProvider", {}))
+        until(lambda: "unavailable" in loader.notes().get("FilePathProvider", {}))
         with pytest.warns(UserWarning, match="waited for") as caught:
             next(batches)
         assert caught[0].filename == __file__
@@ -243,13 +243,13 @@ def test_a_watch_that_cannot_stand_again_stops_nothing(folder: Path, monkeypatch
     monkeypatch.setattr("hexdata.live.files.watcher.watch", stand_once)
     with started(folder, rescan=0.05) as pipeline:
         failed.set()
-        until(lambda: pipeline.hub.warnings)
+        until(lambda: pipeline.coordinator.warnings)
         (message,) = warned(pipeline)
         assert "cannot be watched" in message
         for number in range(3):
             (folder / f"{number}.trmph").write_text("x")
             assert names(pipeline, 1) == [f"{number}.trmph"]
-        assert not pipeline.hub.warnings
+        assert not pipeline.coordinator.warnings
 
 
 def test_a_watch_that_never_stands_keeps_nothing_back(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,18 +280,18 @@ def test_where_polling_may_not_read_a_folder_names_are_looked_through(
     provider = FilePathProvider(folder, settle=0.05, rescan=0.05, force_polling=True)
     with Pipeline([provider, ChunkSourceLoader()], [(4, "block"), (4, "block")]) as pipeline:
         pipeline.start()
-        until(lambda: pipeline.hub.warnings)
-        assert "looked through every 0.05 seconds" in pipeline.hub.warnings.pop()
+        until(lambda: pipeline.coordinator.warnings)
+        assert "looked through every 0.05 seconds" in pipeline.coordinator.warnings.pop()
         assert len(pipeline.take(PATIENCE).chunks) == 3
-        assert pipeline.take(PATIENCE).is_mark
+        assert pipeline.take(PATIENCE).is_marker
         looks: list[object] = []
-        note = provider._known.note
-        monkeypatch.setattr(provider._known, "note", lambda seen: (looks.append(seen), note(seen)))
+        note = provider._delivered.update
+        monkeypatch.setattr(provider._delivered, "update", lambda seen: (looks.append(seen), note(seen)))
         until(lambda: len(looks) > 5)
         write_games(folder / "more", 3, 2)
         with (folder / "a.trmph").open("ab") as file:
             file.write((folder / "more").read_bytes())
-        assert [chunk.place for chunk in pipeline.take(PATIENCE).chunks] == [3, 4, 5]
+        assert [chunk.index for chunk in pipeline.take(PATIENCE).chunks] == [3, 4, 5]
 
 
 def test_a_directory_that_goes_while_the_watch_is_made_stops_nothing(
@@ -311,7 +311,7 @@ def test_a_directory_that_goes_while_the_watch_is_made_stops_nothing(
     with started(folder) as pipeline:
         rename_in(folder / "a.trmph")
         assert names(pipeline, 1) == ["a.trmph"]
-        assert not pipeline.hub.warnings
+        assert not pipeline.coordinator.warnings
 
 
 @pytest.fixture
@@ -340,9 +340,13 @@ def test_a_drive_that_is_not_mounted_for_a_while_gives_no_file_twice(drive: Path
         for number in range(5):
             rename_in(drive / f"{number}.trmph")
         assert sorted(names(pipeline, 5)) == [f"{number}.trmph" for number in range(5)]
-        until(lambda: all(known.device is not None for known in provider_of(pipeline)._known._files.values()))
+        until(
+            lambda: all(
+                known.device is not None for known in provider_of(pipeline)._delivered._files.values()
+            )
+        )
         subprocess.run(["umount", "-l", str(drive)], check=True)
-        until(lambda: pipeline.hub.warnings)
+        until(lambda: pipeline.coordinator.warnings)
         (message,) = warned(pipeline)
         assert "another file system is there" in message
         rename_in(drive.with_name("kept") / "meanwhile.trmph")
@@ -350,4 +354,4 @@ def test_a_drive_that_is_not_mounted_for_a_while_gives_no_file_twice(drive: Path
         assert names(pipeline, 1) == ["meanwhile.trmph"]
         rename_in(drive / "new.trmph")
         assert names(pipeline, 1) == ["new.trmph"]
-        assert len(provider_of(pipeline)._known) == 7
+        assert len(provider_of(pipeline)._delivered) == 7

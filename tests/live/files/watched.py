@@ -8,7 +8,7 @@ from typing import Any
 from hexdata.live.chunk import FoundFile
 from hexdata.live.files.provider import FilePathProvider
 from hexdata.live.pipeline import Pipeline
-from tests.live.counting import PATIENCE
+from tests.live.number_stages import PATIENCE
 
 
 def watching(folder: Path, **options: Any) -> Pipeline:

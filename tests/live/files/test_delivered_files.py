@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexdata.live.chunk import NOTHING_READ, ChunkSource, FoundFile, Reading
-from hexdata.live.files.delivered_files import KnownFiles
-from hexdata.live.files.scan import Look, Seen
+from hexdata.live.chunk import NOTHING_READ, ChunkSource, FoundFile, ReadProgress
+from hexdata.live.files.delivered_files import DeliveredFiles
+from hexdata.live.files.scan import DirectoryScan, FileStat
 from hexdata.live.state import decode_state, encode_state
 
 FOLDERS = ("", "a/", "a/b/", "c/")
@@ -38,9 +38,9 @@ class Model:
     closed: set[str] = field(default_factory=set)
     """Folders that cannot be looked into."""
 
-    def look(self) -> Seen:
+    def look(self) -> DirectoryScan:
         """What a look finds: a drive has the folder a and what is below it."""
-        seen = Seen()
+        seen = DirectoryScan()
         for folder in FOLDERS:
             hidden = [above for above in ("a/", "c/") if folder.startswith(above)]
             if folder in self.closed or any(above in self.closed for above in hidden if above != folder):
@@ -55,14 +55,14 @@ class Model:
                 seen.names.update(dict.fromkeys(names, seen.devices[folder]))
         return seen
 
-    def can_be_judged(self, name: str, seen: Seen) -> bool:
+    def can_be_judged(self, name: str, seen: DirectoryScan) -> bool:
         folder = folder_of(name)
         if any(folder.startswith(closed) for closed in self.closed):
             return False
         is_away = any(folder.startswith(away) for away in self.away)
         return not (is_away and name in self.seen_on)
 
-    def forget(self, seen: Seen) -> None:
+    def forget(self, seen: DirectoryScan) -> None:
         self.seen_on.update({name: device for name, device in seen.names.items() if name in self.came})
         old = self.came[: max(0, len(self.came) - self.remembered)]
         for name in old:
@@ -86,19 +86,19 @@ def test_what_is_remembered_is_what_the_rule_says(
     remembered: int, order: list[str], steps: list[tuple[str, str | None]]
 ) -> None:
     """All come; then some go and come again, and looks see all of it, or not."""
-    model, known = Model(remembered), KnownFiles(remembered)
+    model, known = Model(remembered), DeliveredFiles(remembered)
     first: list[tuple[str, str | None]] = [("come", name) for name in order]
     for verb, what in [*first, *steps, ("look", None)]:
         if what is None:
             seen = model.look()
             model.forget(seen)
-            known.note(seen)
+            known.update(seen)
             if not model.away and not model.closed:
                 assert len(known) <= len(model.there) + remembered
         elif verb == "come":
             model.there.add(what)
             model.came = [*(name for name in model.came if name != what), what]
-            known.come(what, Look(1, 1), follow=False)
+            known.add(what, FileStat(1, 1), may_grow=False)
         elif verb == "go":
             model.there.discard(what)
         elif verb == "return":
@@ -110,67 +110,70 @@ def test_what_is_remembered_is_what_the_rule_says(
 
 
 def test_files_that_are_there_are_remembered_however_many() -> None:
-    known = KnownFiles(10)
-    seen = Seen({f"{n}.trmph": HERE for n in range(1000)}, {"": HERE})
+    known = DeliveredFiles(10)
+    seen = DirectoryScan({f"{n}.trmph": HERE for n in range(1000)}, {"": HERE})
     for name in seen.names:
-        known.come(name, Look(1, 1), follow=False)
-    known.note(seen)
+        known.add(name, FileStat(1, 1), may_grow=False)
+    known.update(seen)
     assert len(known) == 1000
-    known.note(Seen({}, {"": HERE}))
+    known.update(DirectoryScan({}, {"": HERE}))
     assert [name for name in seen.names if name in known] == [f"{n}.trmph" for n in range(990, 1000)]
 
 
 def test_of_files_that_come_and_go_only_so_many_names_are_kept() -> None:
-    known = KnownFiles(100)
+    known = DeliveredFiles(100)
     for start in range(0, 20_000, 50):
         names = [f"games-{n:08d}.trmph" for n in range(start, start + 50)]
         for name in names:
-            known.come(name, Look(1, 1), follow=True)
-        known.note(Seen(dict.fromkeys(names, HERE), {"": HERE}))
+            known.add(name, FileStat(1, 1), may_grow=True)
+        known.update(DirectoryScan(dict.fromkeys(names, HERE), {"": HERE}))
         assert len(known) <= 150
         assert len(pickle.dumps(encode_state(known.state()))) < 20_000
 
 
 def test_a_drive_that_has_another_number_when_it_is_back_is_the_same_drive() -> None:
-    known = KnownFiles(1)
+    known = DeliveredFiles(1)
     for name in ("a.trmph", "b.trmph", "c.trmph"):
-        known.come(name, Look(1, 1), follow=False)
-    known.note(Seen(dict.fromkeys(("a.trmph", "b.trmph", "c.trmph"), DRIVE), {"": DRIVE}))
-    known.note(Seen({}, {"": HERE}))
-    known.note(Seen(dict.fromkeys(("a.trmph", "b.trmph"), OTHER), {"": OTHER}))
+        known.add(name, FileStat(1, 1), may_grow=False)
+    known.update(DirectoryScan(dict.fromkeys(("a.trmph", "b.trmph", "c.trmph"), DRIVE), {"": DRIVE}))
+    known.update(DirectoryScan({}, {"": HERE}))
+    known.update(DirectoryScan(dict.fromkeys(("a.trmph", "b.trmph"), OTHER), {"": OTHER}))
     assert "a.trmph" in known
-    known.note(Seen({"b.trmph": OTHER}, {"": OTHER}))
+    known.update(DirectoryScan({"b.trmph": OTHER}, {"": OTHER}))
     assert ["a.trmph" in known, "b.trmph" in known, "c.trmph" in known] == [False, True, True]
 
 
-READING = Reading(3, 40, b"0123456789abcdef")
+READING = ReadProgress(3, 40, b"0123456789abcdef")
 
 
 def test_a_state_says_what_is_known() -> None:
-    known = KnownFiles(10)
+    known = DeliveredFiles(10)
     odd = b"\xff\xc3.trmph".decode("utf-8", "surrogateescape")
     for name in ("whole", "sub/goes on", "unread", "missed", odd, "skipped"):
-        known.come(name, Look(len(name), 1 << 62), follow=name not in ("whole", odd))
+        known.add(name, FileStat(len(name), 1 << 62), may_grow=name not in ("whole", odd))
     known.skip("never")
     for name, reading in (("whole", None), ("sub/goes on", READING), (odd, NOTHING_READ), ("skipped", None)):
         known.was_read(name, reading)
     known.was_not_read("missed", READING)
-    other = KnownFiles(10)
+    other = DeliveredFiles(10)
     other.load_state(decode_state(pickle.loads(pickle.dumps(encode_state(known.state())))))
     for each in (known, other):
         assert all(name in each for name in ("whole", "sub/goes on", "unread", "missed", odd, "never"))
-        assert each.compare("sub/goes on", Look(11, 1 << 62)) == "same"
-        assert each.compare("sub/goes on", Look(12, 1 << 62)) == "again"
-        assert each.compare("unread", Look(7, 1 << 62)) == "unread"
-        assert each.compare("missed", Look(6, 1 << 62)) == "again"
+        assert each.compare("sub/goes on", FileStat(11, 1 << 62)) == "same"
+        assert each.compare("sub/goes on", FileStat(12, 1 << 62)) == "again"
+        assert each.compare("unread", FileStat(7, 1 << 62)) == "unread"
+        assert each.compare("missed", FileStat(6, 1 << 62)) == "again"
         assert each.is_due("missed")
-        assert each.times("sub/goes on") == 1
-        assert each.come("sub/goes on", Look(12, 1 << 62), follow=True) == READING
-        assert each.come("missed", Look(6, 1 << 62), follow=True) == READING
-        assert each.come(odd, Look(7, 1), follow=False) == NOTHING_READ
-        assert each.times("sub/goes on") == 2
-    assert known.compare("whole", Look(9, 9)) == "rewritten"
-    assert [known.compare("whole", Look(9, 9)), other.compare("whole", Look(9, 9))] == ["same", "same"]
+        assert each.delivery_count("sub/goes on") == 1
+        assert each.add("sub/goes on", FileStat(12, 1 << 62), may_grow=True) == READING
+        assert each.add("missed", FileStat(6, 1 << 62), may_grow=True) == READING
+        assert each.add(odd, FileStat(7, 1), may_grow=False) == NOTHING_READ
+        assert each.delivery_count("sub/goes on") == 2
+    assert known.compare("whole", FileStat(9, 9)) == "rewritten"
+    assert [known.compare("whole", FileStat(9, 9)), other.compare("whole", FileStat(9, 9))] == [
+        "same",
+        "same",
+    ]
 
 
 def test_a_state_keeps_how_far_a_file_in_a_queue_was_read() -> None:
@@ -180,30 +183,30 @@ def test_a_state_keeps_how_far_a_file_in_a_queue_was_read() -> None:
 
 
 def test_an_empty_state_says_nothing() -> None:
-    known = KnownFiles(10)
-    known.load_state(decode_state(encode_state(KnownFiles(10).state())))
+    known = DeliveredFiles(10)
+    known.load_state(decode_state(encode_state(DeliveredFiles(10).state())))
     assert len(known) == 0
 
 
 def test_what_may_go_on_is_due_for_two_looks_after_each_reading() -> None:
-    known = KnownFiles(10)
+    known = DeliveredFiles(10)
     names = ("goes on", "bad", "whole")
     for name in names:
-        known.come(name, Look(1, 1), follow=name == "goes on")
-    seen = Seen(dict.fromkeys(names, HERE), {"": HERE})
+        known.add(name, FileStat(1, 1), may_grow=name == "goes on")
+    seen = DirectoryScan(dict.fromkeys(names, HERE), {"": HERE})
     for _ in range(2):
         for name, reading in (("goes on", READING), ("bad", NOTHING_READ), ("whole", None)):
             known.was_read(name, reading)
         due = []
         for _ in range(4):
-            known.note(seen)
+            known.update(seen)
             due.append([name for name in names if known.is_due(name)])
         assert due == [["goes on", "bad"], ["goes on", "bad"], [], []]
 
 
 @pytest.mark.parametrize("reading", [None, READING, NOTHING_READ])
-def test_what_is_told_of_a_file_that_is_forgotten_changes_nothing(reading: Reading | None) -> None:
-    known = KnownFiles(10)
+def test_what_is_told_of_a_file_that_is_forgotten_changes_nothing(reading: ReadProgress | None) -> None:
+    known = DeliveredFiles(10)
     known.was_read("a", reading)
     known.was_not_read("a", reading)
     assert len(known) == 0

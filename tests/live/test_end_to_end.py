@@ -22,7 +22,7 @@ from hexdata.batch import BatchOptions
 from hexdata.demo.games import make_game
 from hexdata.errors import HexdataError
 from hexdata.live import Chunk, LiveLoader, LiveOptions, StageOptions, make_pipeline
-from hexdata.live.chunk import PLIES
+from hexdata.live.chunk import PLY_STRIDE
 from hexdata.live.chunk_source_loader import ChunkSourceLoader
 from hexdata.live.files.provider import FilePathProvider
 from hexdata.live.pipeline import Pipeline
@@ -90,7 +90,7 @@ def pool_of(pipeline: Pipeline) -> Any:
 def wait_until(pipeline: Pipeline, condition: Callable[[], bool]) -> None:
     """Wait until something is so: looked at when the pipeline tells of a change, and now and then."""
     end = time.monotonic() + PATIENCE
-    while not pipeline.hub.wait_for(lambda: condition() or None, 0.02):
+    while not pipeline.coordinator.wait_for(lambda: condition() or None, 0.02):
         assert time.monotonic() < end, pipeline.metrics()
 
 
@@ -139,7 +139,7 @@ def test_a_queue_that_blocks_stops_what_is_handed_out_and_not_what_comes_in(
     """A trainer that takes nothing: the pool has handed out what there is room for, and its window moves."""
     writer = start_writer(tmp_path, seed=SEED)
     writer.write(1)
-    with start_hands(tmp_path, hand=5) as pipeline:
+    with start_hands(tmp_path, game_batch_size=5) as pipeline:
         wait_until(pipeline, lambda: len(pipeline.queues[-1]) == 2)
         writer.write(6)
         wait_for_games(pipeline, 70)
@@ -156,11 +156,11 @@ def test_a_queue_that_drops_keeps_the_oldest_or_the_newest(
 ) -> None:
     """Hands are drawn on and on. What stood in the queue first is still there, or has long gone."""
     start_writer(tmp_path, seed=SEED).write(3)
-    with start_hands(tmp_path, hand=1, overflow=overflow, passes=20) as pipeline:
+    with start_hands(tmp_path, game_batch_size=1, overflow=overflow, passes=20) as pipeline:
         wait_until(pipeline, lambda: pipeline.queues[-1].dropped >= 300)
-        with pipeline.hub.paused():
+        with pipeline.coordinator.paused():
             held = numbers(pipeline.queues[-1].contents())
-            drawn = int(pool_of(pipeline).metrics()["draws"]) - len(pool_of(pipeline).workers[0].hand)
+            drawn = int(pool_of(pipeline).metrics()["draws"]) - len(pool_of(pipeline).workers[0].pending)
         queue = pipeline.queues[-1]
         assert len(held) == queue.capacity
         assert queue.accepted - (queue.dropped if overflow == "keep-newest" else 0) == len(held)
@@ -192,7 +192,7 @@ def test_positions_are_those_of_the_games_written(tmp_path: Path, start_writer: 
     games = [make_game(number, SEED, BOARD_SIZE) for number in range(30)]
     with start(tmp_path, options()) as pipeline:
         for batch in take(pipeline, 40):
-            assert (batch["position_id"] == batch["game_id"] * PLIES + batch["position_in_game"]).all()
+            assert (batch["position_id"] == batch["game_id"] * PLY_STRIDE + batch["position_in_game"]).all()
             for row, (number, ply) in enumerate(
                 zip(batch["game_id"].tolist(), batch["position_in_game"].tolist(), strict=True)
             ):
@@ -369,7 +369,7 @@ def test_memory_stays_level(tmp_path: Path, start_writer: StartWriter) -> None:
         wait_for_games(pipeline, 100 * (known + files))
         take(pipeline, 200)  # so that nothing is on its way that has left the pool
         wait_until(pipeline, lambda: all(len(queue) == queue.capacity for queue in pipeline.queues[2:]))
-        with pipeline.hub.paused():
+        with pipeline.coordinator.paused():
             gc.collect()
             return tracemalloc.get_traced_memory()[0]
 

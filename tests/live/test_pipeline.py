@@ -23,11 +23,11 @@ from hypothesis import strategies as st
 
 from hexdata.errors import ConfigError, HexdataError
 from hexdata.live import coordinator as coordinator_module
-from hexdata.live.coordinator import Hub, Stopped
+from hexdata.live.coordinator import Coordinator, Stopped
 from hexdata.live.pipeline import Pipeline
 from hexdata.live.queue import Overflow, Queue
 from hexdata.live.stage import Stage, Worker
-from tests.live.counting import PATIENCE, Hold, Numbers, Pass, in_thread, make, rest, until
+from tests.live.number_stages import PATIENCE, Hold, Numbers, Pass, in_thread, make, rest, until
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -166,7 +166,7 @@ def test_a_wait_that_times_out_during_a_pause_rests_on() -> None:
         pipeline.start()
         until(lambda: ticking.turns > 10)
         turns = threading.Event()
-        with pipeline.hub.paused():
+        with pipeline.coordinator.paused():
             before = ticking.turns
             turns.wait(0.02)  # two hundred times its timeout
             assert ticking.turns == before
@@ -186,7 +186,7 @@ def test_a_pause_waits_for_what_is_being_done() -> None:
         pipeline.start()
         assert entered.wait(PATIENCE)
         state = in_thread(pipeline.state)
-        until(lambda: pipeline.hub._pauses)
+        until(lambda: pipeline.coordinator._pauses)
         leave.set()
         kept = state()["Slow"]
         assert kept["queue"] + [item for hand in kept["hands"] for item in hand] == [0]
@@ -205,23 +205,23 @@ def test_a_pause_ends_when_the_pipeline_stops() -> None:
         pipeline.start()
         assert entered.wait(PATIENCE)
         state = in_thread(pipeline.state)
-        until(lambda: pipeline.hub._pauses)
-        pipeline.hub.stop()
+        until(lambda: pipeline.coordinator._pauses)
+        pipeline.coordinator.stop()
         assert isinstance(state(), HexdataError)
         leave.set()
 
 
 def test_a_stop_during_a_pause_is_told_to_who_paused() -> None:
-    hub = Hub()
-    with pytest.raises(Stopped), hub.paused():
-        hub.stop()
+    coordinator = Coordinator()
+    with pytest.raises(Stopped), coordinator.paused():
+        coordinator.stop()
 
 
 def test_who_takes_during_a_pause_is_served_from_what_is_there() -> None:
     with make(20, capacity=3) as pipeline:
         pipeline.start()
         until(lambda: len(pipeline.queues[-1]) == 3)
-        with pipeline.hub.paused():
+        with pipeline.coordinator.paused():
             assert [pipeline.take(PATIENCE) for _ in range(3)] == [0, 1, 2]
             assert pipeline.take(0.001) is None
         assert rest(pipeline) == list(range(3, 20))
@@ -282,7 +282,7 @@ def test_closed_before_the_start_and_while_it_is_waited_for() -> None:
     with Pipeline([Ticking()], [BLOCK]) as pipeline:
         pipeline.start()
         waiting = in_thread(pipeline.take)
-        until(lambda: pipeline.hub._working == 0)
+        until(lambda: pipeline.coordinator._working == 0)
         pipeline.close()
         assert isinstance(waiting(), StopIteration)
 
@@ -334,7 +334,7 @@ def test_two_threads_that_close_wait_one_after_the_other() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
-@pytest.mark.parametrize("name", ["start", "take", "state", "metrics", "close", "hub.stop"])
+@pytest.mark.parametrize("name", ["start", "take", "state", "metrics", "close", "coordinator.stop"])
 def test_a_fork_of_the_process_never_waits_for_threads_that_are_not_there(name: str) -> None:
     """Even where one of them held the lock in that moment."""
     entered, leave = threading.Event(), threading.Event()
@@ -346,7 +346,7 @@ def test_a_fork_of_the_process_never_waits_for_threads_that_are_not_there(name: 
     with make(10**9) as pipeline:
         if name != "start":
             pipeline.start()
-        holding = in_thread(lambda: pipeline.hub.change(hold))
+        holding = in_thread(lambda: pipeline.coordinator.change(hold))
         assert entered.wait(PATIENCE)
         child = os.fork()
         if not child:
@@ -359,7 +359,7 @@ def test_a_fork_of_the_process_never_waits_for_threads_that_are_not_there(name: 
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         leave.set()
         holding()
-    assert status == (0 if name in ("close", "hub.stop") else 1)
+    assert status == (0 if name in ("close", "coordinator.stop") else 1)
 
 
 def test_a_pipeline_that_nobody_holds_stops() -> None:
@@ -391,7 +391,7 @@ def test_a_thread_that_does_not_end_is_named(monkeypatch: pytest.MonkeyPatch) ->
 
 
 class Interrupted:
-    """Raises KeyboardInterrupt at the k-th line that a thread runs in ``hub.py``, as Ctrl-C may.
+    """Raises KeyboardInterrupt at the k-th line that a thread runs in ``coordinator.py``, as Ctrl-C may.
 
     But only where the interpreter looks for signals, which it does after calls: not at a ``try``, and not
     between the last call in a ``with self._lock`` block and that which gives the lock back.
@@ -473,7 +473,7 @@ def test_stages_meet_each_other_in_order() -> None:
     met: list[list[Stage]] = []
 
     class Sociable(Pass):
-        def meet(self, stages: Iterable[Stage]) -> None:
+        def link_stages(self, stages: Iterable[Stage]) -> None:
             met.append(list(stages))
 
     pipeline = Pipeline([Numbers(1), Sociable()], [BLOCK] * 2)
@@ -486,6 +486,6 @@ def test_stages_that_cannot_follow_one_another_are_refused() -> None:
             Pipeline(stages, [BLOCK] * len(stages))
     for capacity, overflow in ((0, "block"), (1, "spill")):
         with pytest.raises(ConfigError):
-            Queue(Hub(), capacity, overflow)  # type: ignore[arg-type]
+            Queue(Coordinator(), capacity, overflow)  # type: ignore[arg-type]
     with pytest.raises(ConfigError):
         Pass(threads=0)

@@ -16,11 +16,11 @@ import pytest
 
 from hexdata.batch import BatchOptions
 from hexdata.live import LiveLoader, LiveOptions
+from hexdata.live.chunk import GameBatch
 from hexdata.live.chunk_source_loader import ChunkSourceLoader
 from hexdata.live.files.provider import FilePathProvider
-from hexdata.live.pairs import expected_pairs
 from hexdata.live.pipeline import Pipeline
-from hexdata.live.shuffling_chunk_pool import Hand, ShufflingChunkPool
+from hexdata.live.shuffling_chunk_pool import ShufflingChunkPool
 from hexdata.live.trial import same_game_pairs
 
 if TYPE_CHECKING:
@@ -47,6 +47,14 @@ def delivered(directory: Path, batches: int, **more: Any) -> dict[str, npt.NDArr
     ) as loader:
         taken = [batch for batch, _ in zip(loader, range(batches), strict=False)]
     return {name: np.stack([batch[name] for batch in taken]) for name in FIELDS}
+
+
+def expected_pairs(batch_size: int, reservoir: int, pool_size: int, positions_per_game: float) -> float:
+    """Return the expected number of same-game pairs in a batch, as docs/live.md derives it."""
+    passes = reservoir / (pool_size * positions_per_game)
+    same_draw = (positions_per_game - 1) / (2 * reservoir)
+    other_pass = passes * -math.expm1(-1 / passes)
+    return batch_size * (batch_size - 1) / 2 * (same_draw + other_pass / pool_size)
 
 
 def chi_squared(found: npt.NDArray[Any], expected: npt.NDArray[Any]) -> float:
@@ -127,7 +135,7 @@ def test_a_game_is_drawn_anywhere_in_a_pass(directory: Path) -> None:
         ChunkSourceLoader(),
         ShufflingChunkPool(seed=5, pool_size=GAMES, passes=200),
     ]
-    hands: list[Hand] = []
+    hands: list[GameBatch] = []
     with Pipeline(stages, [(4, "block")] * 3) as pipeline:
         pipeline.start()
         with contextlib.suppress(StopIteration):

@@ -26,9 +26,9 @@ from hexdata.live.pipeline import Pipeline
 from hexdata.live.shuffling_chunk_pool import ShufflingChunkPool
 from hexdata.live.stage import Stage
 from hexdata.shards.format import ShardWriter
-from tests.live.counting import PATIENCE
-from tests.live.layouts import Layouts
-from tests.live.made import found_chunk
+from tests.live.legacy_layouts import Layouts
+from tests.live.number_stages import PATIENCE
+from tests.live.sample_games import found_chunk
 
 pytestmark = pytest.mark.usefixtures("no_thread_survives")
 
@@ -89,7 +89,7 @@ Facts = tuple[Any, ...]
 
 
 def facts(chunks: list[Chunk]) -> list[Facts]:
-    return [(chunk.source, chunk.place, chunk.game_hash, chunk.value) for chunk in chunks]
+    return [(chunk.source, chunk.index, chunk.game_hash, chunk.value) for chunk in chunks]
 
 
 def text_of(count: int, *, end: str = "\n", seed: int = 1) -> bytes:
@@ -284,7 +284,7 @@ def test_a_file_that_is_written_to_for_ever_is_not_read_for_ever(tmp_path: Path,
         came += [len(steps.step(1.0)) for _ in range(4)]
         assert sum(came) == len(lines) == 100
         assert (steps.counts()["files"], steps.counts()["again"]) == (1, 2)
-    assert [chunk.place for chunk in steps.games] == list(range(100))
+    assert [chunk.index for chunk in steps.games] == list(range(100))
 
 
 def test_what_changes_before_it_was_read_does_not_come_twice(tmp_path: Path, clock: Clock) -> None:
@@ -352,7 +352,7 @@ def test_what_is_known_of_a_file_that_goes_on_is_in_the_state(tmp_path: Path, cl
     resumed = Steps(tmp_path, clock)
     with resumed.pipeline:
         resumed.provider.load_state(state)
-        assert [chunk.place for chunk in resumed.step() if chunk.source == "a.trmph"] == [3, 4, 5, 6]
+        assert [chunk.index for chunk in resumed.step() if chunk.source == "a.trmph"] == [3, 4, 5, 6]
         assert [chunk.source for chunk in resumed.games].count("b.tar") == 2
         assert [chunk.source for chunk in resumed.games].count("c.trmph") == 0
 
@@ -367,7 +367,7 @@ def test_without_watching_nothing_is_followed(tmp_path: Path) -> None:
         with pytest.raises(StopIteration):
             pipeline.take(PATIENCE)
         assert not provider._read
-        assert provider._known.times("a.trmph") == 0
+        assert provider._delivered.delivery_count("a.trmph") == 0
 
 
 # --- with threads, a pool and states ------------------------------------------------------------------
@@ -377,7 +377,7 @@ def start_hands(folder: Path) -> Pipeline:
     stages = [
         FilePathProvider(folder, settle=0.05, rescan=0.2, pool_size=1000),
         ChunkSourceLoader(),
-        ShufflingChunkPool(seed=3, pool_size=1000, hand=5, directory=folder),
+        ShufflingChunkPool(seed=3, pool_size=1000, game_batch_size=5, directory=folder),
     ]
     return Pipeline(stages, [(4, "block"), (4, "block"), (2, "block")])
 
@@ -387,7 +387,7 @@ def wait_until(pipeline: Pipeline, condition: Callable[[dict[str, dict[str, floa
         return condition(pipeline.metrics()) or None
 
     for _ in range(int(PATIENCE / 0.02)):
-        if pipeline.hub.wait_for(attempt, 0.02):
+        if pipeline.coordinator.wait_for(attempt, 0.02):
             return
     raise AssertionError(pipeline.metrics())
 
@@ -434,7 +434,7 @@ def test_a_file_that_goes_on_comes_on_while_others_come(
     for _ in range(4):
         pipeline.take(PATIENCE)
     hands = [pipeline.take(PATIENCE) for _ in range(30)]
-    seen = {(chunk.source, chunk.place) for hand in hands for chunk in hand}
+    seen = {(chunk.source, chunk.index) for hand in hands for chunk in hand}
     assert seen == {("a.trmph", place) for place in range(20)} | {("b.trmph", place) for place in range(4)}
 
 
@@ -463,7 +463,7 @@ def test_resumed_the_pieces_of_a_file_are_drawn_as_they_would_have_been(
         for _ in range(4):
             resumed.take(PATIENCE)
         hands = [resumed.take(PATIENCE) for _ in range(20)]
-        assert {chunk.place for chunk in chain(*hands)} == set(range(20))
+        assert {chunk.index for chunk in chain(*hands)} == set(range(20))
 
 
 def test_of_a_piece_that_is_another_one_now_nothing_is_drawn(
@@ -492,4 +492,4 @@ def test_games_of_a_board_of_many_rows_come_once_too(tmp_path: Path, clock: Cloc
             steps.step()
             write(folder / "a.trmph", whole, 2)
             steps.step()
-        assert [chunk.place for chunk in steps.games] == [0, 1, 2]
+        assert [chunk.index for chunk in steps.games] == [0, 1, 2]

@@ -25,8 +25,8 @@ from hexdata.live.coordinator import Stopped
 from hexdata.live.files.provider import FilePathProvider
 from hexdata.live.pipeline import Pipeline
 from hexdata.live.queue import Overflow
-from tests.live.counting import PATIENCE, until
-from tests.live.watched import names, take, watching
+from tests.live.files.watched import names, take, watching
+from tests.live.number_stages import PATIENCE, until
 
 pytestmark = pytest.mark.usefixtures("no_thread_survives")
 
@@ -95,7 +95,7 @@ def test_the_mark_comes_even_where_files_are_dropped(filled: Path, overflow: Ove
     stages = [FilePathProvider(filled, settle=0.05), ChunkSourceLoader()]
     with Pipeline(stages, [(1, overflow), (1, overflow)]) as pipeline:
         pipeline.start()
-        until(lambda: any(item.is_mark for item in pipeline.queues[-1].contents()))
+        until(lambda: any(item.is_marker for item in pipeline.queues[-1].contents()))
 
 
 def test_without_watching_it_ends_after_what_is_there(filled: Path) -> None:
@@ -327,7 +327,7 @@ def test_a_folder_in_the_place_of_the_directory_is_watched_like_the_first(tmp_pa
     folder = tmp_path / "in"
     folder.mkdir()
     with started(folder) as pipeline:
-        until(lambda: not provider_of(pipeline)._watch._look_through)
+        until(lambda: not provider_of(pipeline)._watcher._needs_scan)
         pipeline.state()  # it rests, so it does not look just while the directory is gone
         folder.rename(tmp_path / "before")
         folder.mkdir()
@@ -424,7 +424,7 @@ def test_a_state_of_one_that_watched_goes_on_without_watching(filled: Path, take
 
 def test_a_search_ends_when_the_pipeline_stops(filled: Path) -> None:
     with watching(filled) as pipeline:
-        pipeline.hub.stop()
+        pipeline.coordinator.stop()
         with pytest.raises(Stopped):
             provider_of(pipeline)._scan(filled)
 

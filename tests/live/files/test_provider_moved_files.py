@@ -10,14 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.live.test_files_that_go_on import Clock, Steps, clock, start_hands, text_of, wait_until
 
-from hexdata.live.files.delivered_files import KnownFiles
-from hexdata.live.files.scan import Directory, Look, Seen
+from hexdata.live.files.delivered_files import DeliveredFiles
+from hexdata.live.files.scan import DirectoryScan, FileStat, WatchedDirectory
 from hexdata.live.pipeline import Pipeline
 from hexdata.live.state import decode_state, encode_state
-from tests.live.counting import PATIENCE, until
-from tests.live.test_files_that_go_on import Clock, Steps, clock, start_hands, text_of, wait_until
-from tests.live.watched import names, take, watching
+from tests.live.files.watched import names, take, watching
+from tests.live.number_stages import PATIENCE, until
 
 __all__ = ["clock"]
 
@@ -146,7 +146,7 @@ def test_a_file_that_was_appended_to_and_moved_at_once_gives_what_is_new(steps: 
     (steps.folder / "a.trmph").write_bytes(text)
     rename(steps, "a.trmph", "full.trmph")
     (steps.folder / "a.trmph").write_bytes(text_of(2, seed=9))
-    new = [(chunk.source, chunk.place) for chunk in steps.step()]
+    new = [(chunk.source, chunk.index) for chunk in steps.step()]
     assert new == [("a.trmph", 0), ("a.trmph", 1), *(("full.trmph", place) for place in range(3, 8))]
     assert not steps.step()
 
@@ -166,17 +166,17 @@ def test_a_new_file_with_the_inode_of_a_deleted_one_is_read(
     (steps.folder / "a.trmph").unlink()
     text = b"nothing\n" + text_of(6, seed=8)
     (steps.folder / "new.trmph").write_bytes(b"nothing\n" if bad else text)
-    look_at = Directory.look_at
+    stat_file = WatchedDirectory.stat_file
 
-    def look_with_inode(place: Directory, name: str) -> Look | None:
-        look = look_at(place, name)
+    def look_with_inode(place: WatchedDirectory, name: str) -> FileStat | None:
+        look = stat_file(place, name)
         return replace(look, inode=inode) if look is not None and name == "new.trmph" else look
 
-    monkeypatch.setattr(Directory, "look_at", look_with_inode)
+    monkeypatch.setattr(WatchedDirectory, "stat_file", look_with_inode)
     if bad:
         assert not steps.step()
         (steps.folder / "new.trmph").write_bytes(text)
-    assert [chunk.place for chunk in steps.step()] == list(range(6))
+    assert [chunk.index for chunk in steps.step()] == list(range(6))
     assert steps.counts()["rejected"] == before + 2
     assert "bad.rewritten" not in steps.counts()
 
@@ -184,13 +184,13 @@ def test_a_new_file_with_the_inode_of_a_deleted_one_is_read(
 def test_without_inodes_a_moved_file_is_read_again(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look_at = Directory.look_at
+    stat_file = WatchedDirectory.stat_file
 
-    def look_without(place: Directory, name: str) -> Look | None:
-        look = look_at(place, name)
+    def look_without(place: WatchedDirectory, name: str) -> FileStat | None:
+        look = stat_file(place, name)
         return None if look is None else replace(look, inode=0)
 
-    monkeypatch.setattr(Directory, "look_at", look_without)
+    monkeypatch.setattr(WatchedDirectory, "stat_file", look_without)
     (tmp_path / "a.trmph").write_bytes(text_of(3))
     steps = Steps(tmp_path, clock)
     assert len(steps.step()) == 3
@@ -324,32 +324,32 @@ def test_a_state_from_before_inodes_were_known_can_be_loaded(steps: Steps, clock
 
 
 def test_names_that_moved_files_had_are_kept_up_to_a_number() -> None:
-    known = KnownFiles(10)
-    known.come("0", Look(1, 1, 5), follow=False)
+    known = DeliveredFiles(10)
+    known.add("0", FileStat(1, 1, 5), may_grow=False)
     for number in range(1000):
-        known.move(Look(1, 1, 5), str(number + 1))
+        known.move(FileStat(1, 1, 5), str(number + 1))
     assert known.current_name("995") == "1000"
     assert len(known.later_names("990")) == 10
     assert known.later_names("980") == []
-    known.note(Seen({}, {"": 1}))
+    known.update(DirectoryScan({}, {"": 1}))
     assert len(pickle.dumps(encode_state(known.state()))) < 1000
 
 
 def test_of_files_that_are_forgotten_no_inode_is_kept() -> None:
-    known = KnownFiles(10)
+    known = DeliveredFiles(10)
     for number in range(100):
-        known.come(str(number), Look(1, 1, number + 1), follow=False)
-    known.note(Seen({}, {"": 1}))
-    owners = [known.owner(Look(1, 1, number + 1)) for number in range(100)]
+        known.add(str(number), FileStat(1, 1, number + 1), may_grow=False)
+    known.update(DirectoryScan({}, {"": 1}))
+    owners = [known.find_name(FileStat(1, 1, number + 1)) for number in range(100)]
     assert owners == [None] * 90 + [str(number) for number in range(90, 100)]
 
 
 def test_an_inode_of_64_bits_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As network drives have them."""
-    known = KnownFiles(10)
-    look = Look(1, 1, (1 << 64) - 1)
-    known.come("a", look, follow=False)
-    other = KnownFiles(10)
+    known = DeliveredFiles(10)
+    look = FileStat(1, 1, (1 << 64) - 1)
+    known.add("a", look, may_grow=False)
+    other = DeliveredFiles(10)
     other.load_state(decode_state(encode_state(known.state())))
-    assert other.owner(look) == "a"
-    assert os.name == "nt" or Directory(tmp_path, ["*"]).look_at("missing") is None
+    assert other.find_name(look) == "a"
+    assert os.name == "nt" or WatchedDirectory(tmp_path, ["*"]).stat_file("missing") is None
