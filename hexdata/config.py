@@ -41,18 +41,18 @@ def did_you_mean(name: str, known: Collection[str]) -> str | None:
 
 
 def with_current_names(
-    section: Mapping[str, Any], former_keys: Mapping[str, str] = _FORMER
+    section: Mapping[str, Any], former_keys: Mapping[str, str] = _RENAMED_KEYS
 ) -> dict[str, Any]:
-    """Return a section with the present names of keys that once had another.
+    """Return a section with the current names of renamed keys.
 
     Args:
         section: Content of the section.
-        former_keys: Present name of each key that was renamed. Default: those of ``[convert]``.
+        former_keys: Current name of each renamed key by its former name. Default: those of ``[convert]``.
 
     Raises:
         ConfigError: it has a key under both names.
     """
-    for former, present in former_keys.items():
-        if former in section and present in section:
-            raise ConfigError(f"{former!r} is the former name of {present!r}", hint="Leave one of them out.")
+    for former, current in former_keys.items():
+        if former in section and current in section:
+            raise ConfigError(f"{former!r} is the former name of {current!r}", hint="Leave one of them out.")
     return {former_keys.get(key, key): value for key, value in section.items()}

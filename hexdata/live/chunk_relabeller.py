@@ -165,7 +165,7 @@ def _as_floats(chunk: Chunk, name: str, values: Any, shape: tuple[int, ...]) -> 
     with np.errstate(over="ignore"):
         numbers = array.astype(np.float32)
     if not np.isfinite(numbers).all():
-        raise _target_error(chunk, _INVALID, f"{name} with infinite or missing numbers", "finite numbers")
+        raise _target_error(chunk, _INVALID, f"{name} with numbers that are not finite", "finite numbers")
     return numbers
 
 

@@ -178,7 +178,7 @@ class LiveLoader:
         while index and now[index - 1] == outputs[index - 1] and not metrics[index - 1][1]["queued"]:
             index -= 1
         name, own = metrics[index]
-        parts = [f"{name} has produced nothing" if index else f"{name} has found no new file"]
+        parts = [f"{name} has produced nothing" if index else f"{name} has found nothing new"]
         counts = [f"{key} {value:,.10g}" for key, value in own.items() if key not in COMMON_METRICS]
         parts += [f"its counts are {', '.join(counts)}"] if counts else []
         parts += [

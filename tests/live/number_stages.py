@@ -9,7 +9,7 @@ from typing import Any
 from hexdata.live.pipeline import Pipeline
 from hexdata.live.stage import Stage, Transform, Worker
 
-PATIENCE = 120.0
+TIMEOUT = 120.0
 """Seconds after which something that is waited for is taken to hang; never reached by a test that passes."""
 
 
@@ -84,7 +84,7 @@ def rest(pipeline: Pipeline) -> list[Any]:
     taken = []
     while True:
         try:
-            item = pipeline.take(PATIENCE)
+            item = pipeline.take(TIMEOUT)
         except StopIteration:
             return taken
         assert item is not None, "the pipeline hangs"
@@ -105,7 +105,7 @@ def in_thread(action: Callable[[], Any]) -> Callable[[], Any]:
     thread.start()
 
     def result() -> Any:
-        thread.join(PATIENCE)
+        thread.join(TIMEOUT)
         assert not thread.is_alive(), "it hangs"
         return found[0]
 
@@ -115,7 +115,7 @@ def in_thread(action: Callable[[], Any]) -> Callable[[], Any]:
 def until(condition: Callable[[], Any]) -> None:
     """Let other threads run until a condition holds."""
     turns = threading.Event()
-    for _ in range(int(PATIENCE * 1000)):
+    for _ in range(int(TIMEOUT * 1000)):
         if condition():
             return
         turns.wait(0.001)

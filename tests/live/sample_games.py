@@ -1,4 +1,4 @@
-"""Chunks out of made-up games, their positions by a plain definition, and stages that tests put in."""
+"""Generated games as chunks, their positions computed in a simple way, and stages for tests."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ N = 5
 CELLS = N * N
 
 
-def whole_chunks(count: int, seed: int = 1, board_size: int = N, tiers: bool = False) -> list[Chunk]:
-    """Games that are their moves, numbered from 0."""
+def move_chunks(count: int, seed: int = 1, board_size: int = N, tiers: bool = False) -> list[Chunk]:
+    """Return generated games stored as moves, numbered from 0."""
     return [
         Chunk(
             board_size=board_size,
@@ -39,8 +39,15 @@ def whole_chunks(count: int, seed: int = 1, board_size: int = N, tiers: bool = F
     ]
 
 
-def found_chunk(number: int, positions: int, dense: Iterable[int] = (), final: Iterable[int] = ()) -> Chunk:
-    """A game of found boards, full of odd values; ``dense`` and ``final`` are plies."""
+def block_chunk(number: int, positions: int, dense: Iterable[int] = (), final: Iterable[int] = ()) -> Chunk:
+    """Return a game stored as a block, with random values.
+
+    Args:
+        number: Number of the chunk.
+        positions: Number of positions.
+        dense: Plies with a dense policy. Default none.
+        final: Plies without a move. Default none.
+    """
     rng = np.random.default_rng([number, positions])
     cells = rng.integers(0, 3, (positions, N, N))
     move = rng.integers(0, CELLS, positions).astype(np.uint16)
@@ -67,7 +74,7 @@ Row = dict[str, Any]
 
 
 def plain_row(chunk: Chunk, ply: int) -> Row:
-    """One position of a chunk by the words of the documentation: plain values, ``policy`` a list or None."""
+    """Return one position of a chunk as the documentation defines it; ``policy`` is a list or None."""
     identity = {"game_id": chunk.number, "position_id": chunk.number * PLY_STRIDE + ply}
     if chunk.block is not None:
         return block_rows(chunk.block)[ply] | identity
@@ -90,7 +97,7 @@ def plain_row(chunk: Chunk, ply: int) -> Row:
 
 
 def block_rows(block: Block) -> list[Row]:
-    """Take a block apart, one position at a time."""
+    """Return the positions of a block as dicts of plain values."""
     policies = dict(zip(block.get("policy_row", []), block.get("policy", []), strict=True))
     return [
         {name: array[row].tolist() for name, array in block.items() if not name.startswith("policy")}
@@ -108,24 +115,26 @@ def ids_of(blocks: Iterable[Block]) -> list[int]:
 
 
 class SampleGames(Stage):
-    """In place of the stages that read files: hands of made-up games, in order, ``passes`` times."""
+    """First stage that emits generated games in order, ``batch_games`` at a time, ``passes`` times."""
 
     first: ClassVar[bool] = True
-    produces: ClassVar[str] = "hands"
+    produces: ClassVar[str] = "games"
 
-    def __init__(self, *, games: int = 40, hand: int = 6, passes: int | None = 1) -> None:
+    def __init__(self, *, games: int = 40, batch_games: int = 6, passes: int | None = 1) -> None:
         super().__init__()
-        chunks = whole_chunks(games, tiers=True)
-        chunks[1] = replace(found_chunk(1, 9, dense=(2, 5, 8), final=(8, 7)), number=1)
-        self._hands = [tuple(chunks[start : start + hand]) for start in range(0, games, hand)]
+        chunks = move_chunks(games, tiers=True)
+        chunks[1] = replace(block_chunk(1, 9, dense=(2, 5, 8), final=(8, 7)), number=1)
+        self._game_batches = [
+            tuple(chunks[start : start + batch_games]) for start in range(0, games, batch_games)
+        ]
         self._passes = passes
         self._next = 0
 
     def work(self, worker: Worker) -> None:
-        while self._passes is None or self._next < self._passes * len(self._hands):
-            hand = self._hands[self._next % len(self._hands)]
+        while self._passes is None or self._next < self._passes * len(self._game_batches):
+            games = self._game_batches[self._next % len(self._game_batches)]
             self._next += 1
-            self.put(worker, (hand,))
+            self.put(worker, (games,))
 
     def state(self) -> dict[str, Any]:
         return {"next": self._next}
@@ -135,17 +144,17 @@ class SampleGames(Stage):
 
 
 class Silence(Stage):
-    """A first stage that waits for what never comes."""
+    """First stage that never emits anything."""
 
     first: ClassVar[bool] = True
-    produces: ClassVar[str] = "hands"
+    produces: ClassVar[str] = "games"
 
     def work(self, worker: Worker) -> None:
         self.wait_for(worker, lambda: None)
 
 
 class Faulty(Transform):
-    """Passes some items on and then raises."""
+    """Passes on ``after`` items, then raises."""
 
     def __init__(self, *, after: int = 2) -> None:
         super().__init__()
@@ -154,19 +163,19 @@ class Faulty(Transform):
     def process(self, item: Any) -> Iterable[Any]:
         self.after -= 1
         if self.after < 0:
-            raise ArithmeticError("worn out")
+            raise ArithmeticError("no more items")
         return (item,)
 
 
 class Interrupting(Transform):
-    """Presses Ctrl-C, once, while the trainer waits: not on its way there, where Python may lose the lock."""
+    """Sends SIGINT once, after the trainer has started to wait."""
 
     def link_stages(self, stages: Sequence[Stage]) -> None:
         self.last = stages[-1]
 
     def process(self, item: Any) -> Iterable[Any]:
         if not self.counts:
-            self.count("pressed")
+            self.count("interrupted")
             until(lambda: self.coordinator.change(lambda: list(self.last.sink.filled._waiters)))
             ident = threading.main_thread().ident
             assert ident is not None
@@ -174,5 +183,5 @@ class Interrupting(Transform):
         return ()
 
 
-class NoStage:
-    """What cannot stand in a pipeline."""
+class NotAStage:
+    """A class that is not a stage."""

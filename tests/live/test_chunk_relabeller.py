@@ -14,7 +14,7 @@ from hexdata.live.chunk_relabeller import ChunkRelabeller, Relabel
 from hexdata.live.chunk_unpacker import ChunkUnpacker
 from hexdata.live.pipeline import Pipeline
 from hexdata.shards.blocks import Block, block_length
-from tests.live.sample_games import CELLS, SampleGames, found_chunk, plain_row, rows_of, whole_chunks
+from tests.live.sample_games import CELLS, SampleGames, block_chunk, move_chunks, plain_row, rows_of
 
 
 def relabelled(chunk: Chunk, relabel: Relabel | str) -> list[dict[str, Any]]:
@@ -32,7 +32,7 @@ def uniform(chunk: Chunk, block: Block) -> Targets:
     return Targets(policy=np.full((chunk.positions, CELLS), 1 / CELLS))
 
 
-CHUNKS = [whole_chunks(1)[0], whole_chunks(1, tiers=True)[0], found_chunk(3, 6, dense=(1, 4), final=(5,))]
+CHUNKS = [move_chunks(1)[0], move_chunks(1, tiers=True)[0], block_chunk(3, 6, dense=(1, 4), final=(5,))]
 
 
 @pytest.mark.parametrize("chunk", CHUNKS)
@@ -90,7 +90,7 @@ def test_the_function_can_be_named():
 
 def test_games_are_counted():
     stage = ChunkRelabeller(relabel=lambda chunk, block: Targets() if chunk.number else None)
-    list(stage.process(tuple(whole_chunks(3))))
+    list(stage.process(tuple(move_chunks(3))))
     assert stage.counts == {"relabelled": 2, "unchanged": 1}
 
 
@@ -118,12 +118,12 @@ DENSE = np.full((M, CELLS), 1 / CELLS)
         (Targets(policy=DENSE[:2], rows=[-1, 0]), "from 0 to 5"),
         (Targets(policy=DENSE[:2], rows=[0.0, 1.0]), "from 0 to 5"),
         (Targets(policy=DENSE * 2), "the sum 1"),
-        (Targets(policy=np.where(np.arange(CELLS) < 2, [2, -1] + [0] * 23, 0.0) + DENSE * 0), "below 0"),
+        (Targets(policy=np.where(np.arange(CELLS) < 2, [2, -1] + [0] * 23, 0.0) + DENSE * 0), "0 or more"),
         (Targets(policy=np.full((M, CELLS), np.inf)), "not finite"),
     ],
 )
 def test_targets_that_cannot_be_used_name_the_game(targets, message):
-    chunk = replace(CHUNKS[2], place=12)
+    chunk = replace(CHUNKS[2], index=12)
     with pytest.raises(HexdataError, match=message) as caught:
         relabelled(chunk, lambda chunk, block: targets)
     assert str(caught.value).startswith("found.pkl.gz: game 12: ")

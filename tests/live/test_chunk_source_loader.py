@@ -44,7 +44,7 @@ from tests.live.legacy_layouts import (
     shuffled,
     write_pickle,
 )
-from tests.live.sample_games import found_chunk
+from tests.live.sample_games import block_chunk
 
 
 def load(path: Path, **options: Any) -> list[Chunk]:
@@ -365,7 +365,7 @@ def test_a_bad_file_is_counted_and_named_and_stops_nothing(tmp_path: Path) -> No
 @pytest.mark.parametrize("size", [2**60, 2**63])
 def test_a_shard_of_a_huge_size_field_stops_nothing(tmp_path: Path, size: int) -> None:
     """The size field of a tar header may be base 256: nothing is read or allocated by it."""
-    block = found_chunk(3, 9).block
+    block = block_chunk(3, 9).block
     assert block is not None
     block["position_in_game"] = np.arange(9, dtype=np.uint16)
     block["total_positions"][:] = 9
@@ -406,7 +406,7 @@ def test_a_shard_of_impossible_numbers_is_bad(tmp_path: Path, field: str, number
             writer.close()
         return tmp_path / name
 
-    block = found_chunk(3, 9, dense=(2, 5), final=(8,)).block
+    block = block_chunk(3, 9, dense=(2, 5), final=(8,)).block
     assert block is not None
     block["position_in_game"] = np.arange(9, dtype=np.uint16)
     block["total_positions"][:] = 9
@@ -426,7 +426,7 @@ def test_the_size_of_the_boards_is_that_of_the_first_good_file(tmp_path: Path) -
     loader = ChunkSourceLoader()
     assert len(run(loader, [bad, good])) == 2
     assert loader.board_size == 7
-    with pytest.raises(FormatError, match="another board size"):
+    with pytest.raises(FormatError, match="another size than those of earlier files"):
         ChunkSourceLoader(board_size=5).read(found(good))
     resumed = ChunkSourceLoader()
     resumed.load_state(loader.state())

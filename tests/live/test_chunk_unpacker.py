@@ -17,7 +17,7 @@ from hexdata.live.chunk_unpacker import ChunkUnpacker
 from hexdata.live.pipeline import Pipeline
 from hexdata.shards.blocks import block_fields
 from tests.live.number_stages import in_thread, until
-from tests.live.sample_games import N, SampleGames, found_chunk, ids_of, plain_row, rows_of, whole_chunks
+from tests.live.sample_games import N, SampleGames, block_chunk, ids_of, move_chunks, plain_row, rows_of
 
 
 def unpacker(**options: Any) -> ChunkUnpacker:
@@ -28,8 +28,8 @@ def by_id(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: row["position_id"])
 
 
-def plies_of(stage: ChunkUnpacker, *hand: Chunk) -> list[int]:
-    return sorted(identity % PLY_STRIDE for identity in ids_of(stage.process(hand)))
+def plies_of(stage: ChunkUnpacker, *chunks: Chunk) -> list[int]:
+    return sorted(identity % PLY_STRIDE for identity in ids_of(stage.process(chunks)))
 
 
 # --- what a position is -------------------------------------------------------------------------------
@@ -38,10 +38,10 @@ def plies_of(stage: ChunkUnpacker, *hand: Chunk) -> list[int]:
 @pytest.mark.parametrize("tiers", [False, True])
 @pytest.mark.parametrize("board_size", [3, 5, 13])
 def test_whole_games_are_played_out(board_size, tiers):
-    hand = whole_chunks(7, board_size=board_size, tiers=tiers)
-    hand[2] = replace(hand[2], tiers=None)
-    (block,) = unpacker().process(tuple(hand))
-    assert rows_of([block]) == [plain_row(chunk, ply) for chunk in hand for ply in range(chunk.positions)]
+    chunks = move_chunks(7, board_size=board_size, tiers=tiers)
+    chunks[2] = replace(chunks[2], tiers=None)
+    (block,) = unpacker().process(tuple(chunks))
+    assert rows_of([block]) == [plain_row(chunk, ply) for chunk in chunks for ply in range(chunk.positions)]
     fields = block_fields(board_size, with_policy=False)
     assert {name: array.dtype.str for name, array in block.items()} == {
         name: spec.dtype for name, spec in fields.items()
@@ -49,14 +49,14 @@ def test_whole_games_are_played_out(board_size, tiers):
 
 
 def test_found_boards_and_dense_policies_come_as_they_are():
-    hand = [
-        found_chunk(4, 6, dense=(1, 5)),
-        *whole_chunks(2),
-        found_chunk(9, 3),
-        found_chunk(7, 4, dense=(0,)),
+    chunks = [
+        block_chunk(4, 6, dense=(1, 5)),
+        *move_chunks(2),
+        block_chunk(9, 3),
+        block_chunk(7, 4, dense=(0,)),
     ]
-    (block,) = unpacker().process(tuple(hand))
-    expected = [plain_row(chunk, ply) for chunk in hand for ply in range(chunk.positions)]
+    (block,) = unpacker().process(tuple(chunks))
+    expected = [plain_row(chunk, ply) for chunk in chunks for ply in range(chunk.positions)]
     assert by_id(rows_of([block])) == by_id(expected)
     assert (np.diff(block["policy_row"].astype(np.int64)) > 0).all()
     assert {name: (array.dtype.str, array.shape[1:]) for name, array in block.items()} == {
@@ -71,27 +71,27 @@ def test_games_without_moves_have_their_one_position():
 
 
 def test_final_positions_can_stay_out():
-    hand = [*whole_chunks(3), found_chunk(4, 6, dense=(5,), final=(3, 5))]
-    rows = rows_of(unpacker(final_positions=False).process(tuple(hand)))
+    chunks = [*move_chunks(3), block_chunk(4, 6, dense=(5,), final=(3, 5))]
+    rows = rows_of(unpacker(final_positions=False).process(tuple(chunks)))
     plies = {
         chunk.number: [row["position_id"] % PLY_STRIDE for row in rows if row["game_id"] == chunk.number]
-        for chunk in hand
+        for chunk in chunks
     }
     assert plies.pop(4) == [0, 1, 2, 4, 5]  # 5 has no move but a policy
-    assert plies == {chunk.number: list(range(chunk.positions - 1)) for chunk in hand[:3]}
+    assert plies == {chunk.number: list(range(chunk.positions - 1)) for chunk in chunks[:3]}
 
 
 @pytest.mark.parametrize(
-    ("hand", "message"),
+    ("chunks", "message"),
     [
-        ([replace(found_chunk(1, 3), number=-1)], "without a number"),
-        ([found_chunk(1, 3), *whole_chunks(1, board_size=3)], "size 3"),
-        ([found_chunk(1, PLY_STRIDE + 1)], "1025 positions"),
+        ([replace(block_chunk(1, 3), number=-1)], "no number"),
+        ([block_chunk(1, 3), *move_chunks(1, board_size=3)], "size 3"),
+        ([block_chunk(1, PLY_STRIDE + 1)], "1025 positions"),
     ],
 )
-def test_games_that_cannot_be_unpacked(hand, message):
+def test_games_that_cannot_be_unpacked(chunks, message):
     with pytest.raises(StoreError, match=message):
-        list(unpacker().process(tuple(hand)))
+        list(unpacker().process(tuple(chunks)))
 
 
 # --- which positions come -----------------------------------------------------------------------------
@@ -117,31 +117,31 @@ class Model:
             self.used[number] = picked - fresh
 
 
-hands = st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=5), min_size=1, max_size=12)
+draws = st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=5), min_size=1, max_size=12)
 
 
 @settings(max_examples=60)
-@given(hands=hands, wanted=st.integers(1, 12), final=st.booleans(), seed=st.integers(0, 9))
-def test_others_come_until_all_have_been_used(hands, wanted, final, seed):
-    chunks = [*whole_chunks(4), *(found_chunk(number, number - 1, final=(0,)) for number in (4, 5, 6))]
+@given(draws=draws, wanted=st.integers(1, 12), final=st.booleans(), seed=st.integers(0, 9))
+def test_unused_positions_are_drawn_first(draws, wanted, final, seed):
+    chunks = [*move_chunks(4), *(block_chunk(number, number - 1, final=(0,)) for number in (4, 5, 6))]
     stage = unpacker(seed=seed, positions_per_game=wanted, final_positions=final, pool_size=7)
     model = Model()
-    for hand in hands:
-        drawn: dict[int, list[list[int]]] = {number: [] for number in hand}
-        for block in stage.process(tuple(chunks[number] for number in hand)):
+    for numbers in draws:
+        drawn: dict[int, list[list[int]]] = {number: [] for number in numbers}
+        for block in stage.process(tuple(chunks[number] for number in numbers)):
             for number in set(block["game_id"].tolist()):
                 ids = block["position_id"][block["game_id"] == number]
                 drawn[number].append((ids % PLY_STRIDE).tolist())
         for number in drawn:
             last = 0 if chunks[number].block is not None else chunks[number].positions - 1
             eligible = set(range(chunks[number].positions)) - (set() if final else {last})
-            assert len(drawn[number]) == hand.count(number)
+            assert len(drawn[number]) == numbers.count(number)
             for plies in drawn[number]:
                 model.check(number, plies, min(wanted, len(eligible)), eligible)
 
 
 def test_all_of_a_game_come_when_that_is_asked_for():
-    hand = tuple(whole_chunks(5))
+    chunks = tuple(move_chunks(5))
     for options in (
         {"positions_per_game": "all"},
         {"positions_per_game": None},
@@ -150,27 +150,27 @@ def test_all_of_a_game_come_when_that_is_asked_for():
     ):
         stage = ChunkUnpacker(seed=3, pool_size=100, **options)
         for _ in range(3):
-            assert len(ids_of(stage.process(hand))) == sum(chunk.positions for chunk in hand)
+            assert len(ids_of(stage.process(chunks))) == sum(chunk.positions for chunk in chunks)
 
 
 def test_eight_of_a_game_come_if_nothing_is_said_and_a_rate_goes_before_a_count():
-    hand = (replace(found_chunk(0, 30), number=0),)
+    chunks = (replace(block_chunk(0, 30), number=0),)
     for options, expected in (
         ({}, 8),
         ({"position_sampling_rate": 0.1}, 3),
         ({"position_sampling_rate": 0.5, "positions_per_game": 4}, 15),
     ):
         stage = ChunkUnpacker(seed=3, pool_size=100, **options)
-        assert [len(ids_of(stage.process(hand))) for _ in range(3)] == [expected] * 3
+        assert [len(ids_of(stage.process(chunks))) for _ in range(3)] == [expected] * 3
 
 
 @pytest.mark.parametrize("rate", [0.07, 0.5, 0.93])
 def test_a_rate_is_met_on_average_and_never_by_more_than_one_position(rate):
-    hand = tuple(replace(found_chunk(0, 9), number=number) for number in range(400))
+    chunks = tuple(replace(block_chunk(0, 9), number=number) for number in range(400))
     stage = unpacker(position_sampling_rate=rate, pool_size=400)
     total = 0
     for _ in range(5):
-        counts = Counter(identity // PLY_STRIDE for identity in ids_of(stage.process(hand)))
+        counts = Counter(identity // PLY_STRIDE for identity in ids_of(stage.process(chunks)))
         assert {counts[number] for number in range(400)} <= {int(9 * rate), int(9 * rate) + 1}
         total += counts.total()
     share = 9 * rate % 1
@@ -179,8 +179,8 @@ def test_a_rate_is_met_on_average_and_never_by_more_than_one_position(rate):
 
 def test_positions_are_drawn_uniformly_and_pairs_of_them_too():
     """Chi-squared over all pairs of 6 positions in the draws of 3,000 games: 15 pairs, 14 degrees."""
-    hand = tuple(replace(found_chunk(0, 6), number=number) for number in range(3000))
-    (block,) = unpacker(positions_per_game=2, pool_size=3000).process(hand)
+    chunks = tuple(replace(block_chunk(0, 6), number=number) for number in range(3000))
+    (block,) = unpacker(positions_per_game=2, pool_size=3000).process(chunks)
     pairs = Counter(map(tuple, (block["position_id"] % PLY_STRIDE).reshape(-1, 2).tolist()))
     assert len(pairs) == 15
     chi2 = sum((count - 200) ** 2 / 200 for count in pairs.values())
@@ -190,7 +190,7 @@ def test_positions_are_drawn_uniformly_and_pairs_of_them_too():
 def test_the_draws_are_pinned():
     """A change here changes every live run: it needs a new ORDER_VERSION."""
     stage = unpacker(positions_per_game=3)
-    chunk = replace(found_chunk(0, 8), number=17)
+    chunk = replace(block_chunk(0, 8), number=17)
     assert [plies_of(stage, chunk) for _ in range(4)] == PINNED
 
 
@@ -200,7 +200,7 @@ PINNED = [[0, 5, 6], [3, 4, 7], [1, 2, 3], [1, 2, 6]]
 def test_draws_differ_by_seed_and_game_and_time():
     def draws(seed: int, number: int) -> list[list[int]]:
         stage = unpacker(positions_per_game=4, seed=seed)
-        return [plies_of(stage, replace(found_chunk(0, 30), number=number)) for _ in range(2)]
+        return [plies_of(stage, replace(block_chunk(0, 30), number=number)) for _ in range(2)]
 
     found = [draws(0, 0), draws(1, 0), draws(0, 1)]
     assert len({str(each[0]) for each in found}) == 3
@@ -211,41 +211,41 @@ def test_draws_differ_by_seed_and_game_and_time():
 def test_what_the_pool_has_let_go_of_is_forgotten():
     stage = unpacker(positions_per_game=1, pool_size=10)
     for number in range(987):
-        list(stage.process((replace(found_chunk(0, 5), number=number),)))
+        list(stage.process((replace(block_chunk(0, 5), number=number),)))
     state = stage.state()
     assert sorted(state["owner"] - 1) == list(range(977, 987))
     assert sum(array.nbytes for array in state.values()) < 10 * 20
     for number in (1000, 1003):
-        chunk = replace(found_chunk(0, 5), number=number)
+        chunk = replace(block_chunk(0, 5), number=number)
         fresh = unpacker(positions_per_game=1, pool_size=10)
         assert [plies_of(stage, chunk) for _ in range(5)] == [plies_of(fresh, chunk) for _ in range(5)]
 
 
 def test_a_state_goes_on_with_the_same_draws():
     hands = [
-        tuple(replace(found_chunk(0, 9), number=number % 7) for number in range(i, i + 4)) for i in range(30)
+        tuple(replace(block_chunk(0, 9), number=number % 7) for number in range(i, i + 4)) for i in range(30)
     ]
     stage = unpacker(positions_per_game=2)
     for stop in range(0, 30, 3):
         other = unpacker(positions_per_game=2)
         other.load_state(stage.state())
-        rest = [ids_of(stage.process(hand)) for hand in hands[stop : stop + 3]]
-        assert [ids_of(other.process(hand)) for hand in hands[stop : stop + 3]] == rest
+        rest = [ids_of(stage.process(chunks)) for chunks in hands[stop : stop + 3]]
+        assert [ids_of(other.process(chunks)) for chunks in hands[stop : stop + 3]] == rest
 
 
-class Meddled(ChunkUnpacker):
-    """In the middle of its first draw, another thread draws of the same hand."""
+class DrawnFromTwoThreads(ChunkUnpacker):
+    """During its first draw, another thread draws from the same game."""
 
-    def _wanted(self, available: Any, draws: Any) -> Any:
+    def _count_selected(self, available: Any, draws: Any) -> Any:
         if not hasattr(self, "result"):
-            self.result = in_thread(lambda: ids_of(self.process((replace(found_chunk(0, 20), number=0),))))
-            until(lambda: self._drawing.locked() or self.counts)
-        return super()._wanted(available, draws)
+            self.result = in_thread(lambda: ids_of(self.process((replace(block_chunk(0, 20), number=0),))))
+            until(lambda: self._draw_lock.locked() or self.counts)
+        return super()._count_selected(available, draws)
 
 
 def test_two_threads_that_draw_of_one_game_draw_different_positions():
-    stage = Meddled(seed=3, pool_size=9, positions_per_game=10)
-    drawn = ids_of(stage.process((replace(found_chunk(0, 20), number=0),)))
+    stage = DrawnFromTwoThreads(seed=3, pool_size=9, positions_per_game=10)
+    drawn = ids_of(stage.process((replace(block_chunk(0, 20), number=0),)))
     assert sorted(drawn + stage.result()) == list(range(20))
 
 

@@ -9,7 +9,7 @@ import pytest
 from hexdata.errors import ConfigError
 from hexdata.games.findings import Flag
 from hexdata.live.chunk_validator import INVALID_FLAGS, ChunkValidator
-from tests.live.sample_games import whole_chunks
+from tests.live.sample_games import move_chunks
 
 
 def test_what_is_left_out_unless_told_otherwise_is_pinned():
@@ -25,7 +25,7 @@ def test_what_is_left_out_unless_told_otherwise_is_pinned():
 
 @pytest.mark.parametrize("flag", [flag.code for flag in Flag])
 def test_each_flag_alone_decides(flag):
-    plain, flagged = whole_chunks(2)
+    plain, flagged = move_chunks(2)
     flagged = replace(flagged, flags=(flag,))
     (usual,) = ChunkValidator().process((plain, flagged))
     assert usual == ((plain,) if flag in INVALID_FLAGS else (plain, flagged))
@@ -36,7 +36,7 @@ def test_each_flag_alone_decides(flag):
 
 
 def test_lengths_have_limits_that_are_within():
-    chunks = whole_chunks(30)
+    chunks = move_chunks(30)
     lengths = sorted({chunk.positions for chunk in chunks})
     least, most = lengths[1], lengths[-2]
     stage = ChunkValidator(min_positions=least, max_positions=most)
@@ -51,7 +51,7 @@ def test_lengths_have_limits_that_are_within():
 
 
 def test_a_game_counts_for_each_reason_and_once_in_all():
-    (chunk,) = whole_chunks(1)
+    (chunk,) = move_chunks(1)
     bad = replace(chunk, flags=("no-chain", "policy-on-occupied", "repeated-move"))
     stage = ChunkValidator(max_positions=1)
     assert list(stage.process((bad, bad))) == []

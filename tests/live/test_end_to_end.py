@@ -34,7 +34,7 @@ from hexdata.shards.blocks import Block
 if TYPE_CHECKING:
     from .conftest import StartWriter
 
-PATIENCE = 120.0
+TIMEOUT = 120.0
 """Seconds after which a test gives up. Nothing takes that long."""
 GAMES = 10
 """Of each file that the writer writes, unless it is told otherwise."""
@@ -89,7 +89,7 @@ def pool_of(pipeline: Pipeline) -> Any:
 
 def wait_until(pipeline: Pipeline, condition: Callable[[], bool]) -> None:
     """Wait until something is so: looked at when the pipeline tells of a change, and now and then."""
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + TIMEOUT
     while not pipeline.coordinator.wait_for(lambda: condition() or None, 0.02):
         assert time.monotonic() < end, pipeline.metrics()
 
@@ -101,7 +101,7 @@ def wait_for_games(pipeline: Pipeline, games: int) -> None:
 
 
 def take(pipeline: Pipeline, count: int) -> list[Any]:
-    items = [pipeline.take(PATIENCE) for _ in range(count)]
+    items = [pipeline.take(TIMEOUT) for _ in range(count)]
     assert all(item is not None for item in items), pipeline.metrics()
     return items
 
@@ -301,11 +301,11 @@ def test_who_waits_for_games_that_do_not_come_can_be_freed(tmp_path: Path) -> No
     with LiveLoader(tmp_path, config=options()) as loader:
         trainer = threading.Thread(target=lambda: seen.extend(loader))
         trainer.start()
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + TIMEOUT
         while "FilePathProvider-watch" not in [thread.name for thread in threading.enumerate()]:
             assert time.monotonic() < end
             trainer.join(0.01)
-    trainer.join(PATIENCE)
+    trainer.join(TIMEOUT)
     assert not trainer.is_alive()
     assert seen == []
 

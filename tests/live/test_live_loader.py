@@ -18,10 +18,10 @@ import hexdata
 from hexdata.batch import FIELDS, Batch, BatchOptions
 from hexdata.errors import ConfigError, HexdataError, StoreError
 from hexdata.live import Chunk, LiveLoader, LiveOptions, StageOptions, Targets
-from hexdata.live.chunk import SCANNED, ChunkSource, FoundFile
+from hexdata.live.chunk import SCANNED, ChunkSource, FoundFile, ReadProgress
 from hexdata.live.state import decode_state, encode_state
 from hexdata.order import ORDER_VERSION
-from tests.live.sample_games import SampleGames, found_chunk, whole_chunks
+from tests.live.sample_games import SampleGames, block_chunk, move_chunks
 
 if TYPE_CHECKING:
     from tests.conftest import DemoTrmph
@@ -69,7 +69,7 @@ def test_batches_are_those_of_the_options_and_all_of_the_same_size_but_the_last(
     assert {len(batch["value"]) for batch in batches[:-1]} == {32}
     assert [list(batch) for batch in batches] == [list(FIELDS)] * len(batches)
     games, counts = np.unique(np.concatenate([batch["game_id"] for batch in batches]), return_counts=True)
-    chunks = whole_chunks(40)
+    chunks = move_chunks(40)
     assert games.tolist() == list(range(40))
     expected = [3 * min(6, chunk.positions) for chunk in chunks]
     assert counts.tolist() == [18 if chunk.number == 1 else expected[chunk.number] for chunk in chunks]
@@ -85,7 +85,7 @@ def test_every_position_comes_once_in_a_pass():
 
 
 def _made_chunks() -> list[Chunk]:
-    return [chunk for hand in SampleGames()._hands for chunk in hand]
+    return [chunk for games in SampleGames()._game_batches for chunk in games]
 
 
 def test_the_same_seed_gives_the_same_batches_and_another_others():
@@ -312,8 +312,8 @@ def test_threads_and_queues_may_change():
         ({"version": 1}, StoreError, "another version"),
         ({"order_version": 99}, StoreError, "another order_version"),
         ({"what": 1}, ConfigError, "not the state of a live loader"),
-        ({"pipeline": {}}, StoreError, "broken"),
-        ({"pipeline": 3}, StoreError, "broken"),
+        ({"pipeline": {}}, StoreError, "damaged"),
+        ({"pipeline": 3}, StoreError, "damaged"),
     ],
 )
 def test_states_that_are_none(change, error, message):
@@ -355,7 +355,7 @@ def test_what_a_pipeline_holds_comes_back():
 
 
 def test_chunks_come_back():
-    chunks = [whole_chunks(1, tiers=True)[0], found_chunk(3, 5, dense=(1,))]
+    chunks = [move_chunks(1, tiers=True)[0], block_chunk(3, 5, dense=(1,))]
     source = decode_state(encode_state(ChunkSource(FoundFile(Path("a"), "a", 1), chunks)))
     assert isinstance(source, ChunkSource)
     assert encode_state(source.chunks) == encode_state(chunks)
@@ -365,8 +365,27 @@ def test_chunks_come_back():
 
 @pytest.mark.parametrize("value", [{1, 2}, object(), np.array([None]), {(1, 2): 3}, len])
 def test_what_no_state_can_keep(value):
-    with pytest.raises(ConfigError, match="cannot keep"):
+    with pytest.raises(ConfigError, match="cannot store"):
         encode_state([value])
+
+
+def test_the_names_of_items_in_states_are_pinned():
+    progress = ReadProgress(1, 2, b"d")
+    file = FoundFile(Path("/in/a"), "a", 3, progress)
+    reading = ("Reading", {"games": 1, "records": 2, "digest": b"d"})
+    path = ("path", "/in/a")
+    stored_file = ("FoundFile", {"path": path, "name": "a", "size": 3, "after": reading, "is_moved": False})
+    assert encode_state(file) == stored_file
+    source = ("ChunkSource", {"file": stored_file, "chunks": [], "reading": reading})
+    assert encode_state(ChunkSource(file, [], progress)) == source
+    name, parts = encode_state(move_chunks(1)[0])
+    assert (name, list(parts)[:3], parts["place"]) == ("Chunk", ["board_size", "source", "place"], 0)
+
+
+def test_the_names_of_options_in_states_are_pinned(tmp_path):
+    live = LiveOptions().with_stage("ShufflingChunkPool", game_batch_size=9)
+    with LiveLoader(tmp_path, config=live) as loader:
+        assert loader.state_dict()["stages"][1] == ["ShufflingChunkPool", {"hand": 9}]
 
 
 @pytest.mark.parametrize(
@@ -383,7 +402,7 @@ def test_what_no_state_can_keep(value):
     ],
 )
 def test_broken_states(value):
-    with pytest.raises(StoreError, match="broken"):
+    with pytest.raises(StoreError, match="damaged"):
         decode_state({"a": [value]})
 
 
@@ -394,9 +413,9 @@ def test_an_error_in_a_stage_reaches_the_trainer_with_its_cause():
     config = made(f"{MADE}Faulty")
     with LiveLoader("nowhere", config=config) as loader:
         for _ in range(2):
-            with pytest.raises(ArithmeticError, match="worn out"):
+            with pytest.raises(ArithmeticError, match="no more items"):
                 list(loader)
-        with pytest.raises(HexdataError, match="has stopped"):
+        with pytest.raises(HexdataError, match="stopped pipeline"):
             loader.state_dict()
 
 
@@ -431,7 +450,7 @@ def test_no_thread_runs_before_a_batch_is_asked_for():
 def test_a_loader_that_nobody_holds_ends():
     loader = LiveLoader("nowhere", config=made(passes=None))
     next(iter(loader))
-    threads = [thread for thread in threading.enumerate() if thread.name.startswith(("Made", *TAIL))]
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith(("SampleGames", *TAIL))]
     assert len(threads) == 4
     del loader
     gc.collect()
@@ -445,14 +464,14 @@ def test_waiting_is_warned_of_once_and_says_for_what():
     with LiveLoader("here", config=silent, warn_after=0.01, timeout=0.05) as loader:
         with (
             pytest.warns(
-                UserWarning, match=r"here: no batch for .* seconds: Silence has found nothing"
+                UserWarning, match=r"here: no batch for .* seconds: Silence has found nothing new"
             ) as said,
-            pytest.raises(HexdataError, match=r"here: no batch came for .* seconds; found Silence has found"),
+            pytest.raises(HexdataError, match=r"here: no batch for .* seconds; found Silence has found"),
         ):
             next(iter(loader))
         assert len(said) == 1
         assert "ShufflingFrameSampler holds 0 of 200 positions" in str(said[0].message)
-        with pytest.raises(HexdataError, match="no batch came"):  # and no second warning
+        with pytest.raises(HexdataError, match="no batch for"):  # and no second warning
             next(iter(loader))
 
 
@@ -460,16 +479,16 @@ def test_a_stage_that_lets_nothing_through_is_named():
     config = made("ChunkValidator", passes=None).with_stage("ChunkValidator", max_positions=1)
     with LiveLoader("here", config=config, timeout=0.1) as loader:
         for _ in range(100):  # each is a wait of its own: in one of them the first stage gets its turn
-            with pytest.raises(HexdataError, match="no batch came") as caught:
+            with pytest.raises(HexdataError, match="no batch for") as caught:
                 next(iter(loader))
             if "found ChunkValidator" in str(caught.value):
                 break
-    assert "ChunkValidator gives nothing on; its counts are " in str(caught.value)
+    assert "ChunkValidator has produced nothing; its counts are " in str(caught.value)
     assert "left_out.long" in str(caught.value)
 
 
 def test_it_stays_in_its_process():
-    with pytest.raises(HexdataError, match="cannot go to another process"):
+    with pytest.raises(HexdataError, match="cannot be sent to another process"):
         pickle.dumps(LiveLoader("nowhere", config=made()))
 
 

@@ -1,4 +1,4 @@
-"""Pipelines out of a config: what is usual, what can be put in and left out, and every refusal."""
+"""Tests of the options of a live pipeline: defaults, configs, custom stages and every error."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from hexdata.live.options import (
 from hexdata.live.stage import Transform
 
 CONFIG = Path(__file__).parents[2] / "configs" / "live.toml"
-MADE = "tests.live.sample_games:SampleGames"
+SAMPLE_GAMES = "tests.live.sample_games:SampleGames"
 TAIL = ["ChunkUnpacker", "ShufflingFrameSampler", "TensorGenerator"]
 
 
 class Counting(Transform):
-    """A stage of somebody's own; it says what flows through it."""
+    """Custom stage that declares its item types."""
 
     consumes: ClassVar[str] = "blocks"
     produces: ClassVar[str] = "blocks"
@@ -44,7 +44,7 @@ class Counting(Transform):
 
 
 class Anything(Counting):
-    """One that takes any keyword, and says nothing of what flows."""
+    """Custom stage with any keyword argument and without declared item types."""
 
     consumes = None  # type: ignore[misc,assignment]
     produces = None  # type: ignore[misc,assignment]
@@ -57,19 +57,19 @@ class Anything(Counting):
 COUNTING = "tests.live.test_options:Counting"
 
 
-def test_the_config_of_the_repository_is_what_is_usual():
+def test_the_config_of_the_repository_has_the_default_values():
     options = load_live_config(CONFIG)
-    usual = LiveOptions()
-    assert [stage.kind for stage in options.stages] == [stage.kind for stage in usual.stages]
-    assert replace(options, stages=usual.stages) == usual
-    for stage, plain in zip(options.stages, usual.stages, strict=True):
-        assert (stage.capacity, stage.overflow) == (plain.capacity, plain.overflow)
+    default = LiveOptions()
+    assert [stage.kind for stage in options.stages] == [stage.kind for stage in default.stages]
+    assert replace(options, stages=default.stages) == default
+    for stage, default_stage in zip(options.stages, default.stages, strict=True):
+        assert (stage.capacity, stage.overflow) == (default_stage.capacity, default_stage.overflow)
         parameters = inspect.signature(stage.find()).parameters
-        for knob, value in stage.arguments.items():
-            assert parameters[knob].default == value, (stage.kind, knob)
+        for name, value in stage.arguments.items():
+            assert parameters[name].default == value, (stage.kind, name)
 
 
-def test_what_all_share_reaches_the_stages_that_ask_for_it():
+def test_shared_options_are_passed_to_stages_with_such_a_parameter():
     options = LiveOptions(
         seed=9,
         pool_size=7,
@@ -77,7 +77,7 @@ def test_what_all_share_reaches_the_stages_that_ask_for_it():
         batch_size=3,
         batch=BatchOptions(final_policy="skip"),
         stages=(
-            StageOptions(MADE, {"games": 3}),
+            StageOptions(SAMPLE_GAMES, {"games": 3}),
             StageOptions("ChunkUnpacker", {"positions_per_game": 2}, capacity=9, overflow="keep-newest"),
             StageOptions(COUNTING, {"step": 4}),
             StageOptions("ShufflingFrameSampler"),
@@ -95,10 +95,10 @@ def test_what_all_share_reaches_the_stages_that_ask_for_it():
 
 
 def content(*stages: str, **sections: Any) -> dict[str, Any]:
-    return {"stages": [MADE, *stages], **sections}
+    return {"stages": [SAMPLE_GAMES, *stages], **sections}
 
 
-def test_stages_are_left_out_and_put_in_by_name():
+def test_a_config_lists_the_stages_of_the_pipeline():
     options = parse_live_config(
         allow_code=True,
         content=content("ChunkUnpacker", COUNTING, "TensorGenerator", Counting={"step": 5, "capacity": 2}),
@@ -112,26 +112,26 @@ def test_stages_are_left_out_and_put_in_by_name():
     assert options.stages[2] == StageOptions(COUNTING, {"step": 5}, capacity=2)
 
 
-def test_a_section_of_a_stage_that_is_left_out_is_checked_and_not_used():
+def test_the_section_of_an_unlisted_stage_is_checked_but_not_used():
     options = parse_live_config(allow_code=True, content=content(*TAIL, ChunkValidator={"min_positions": 5}))
     assert [stage.name for stage in options.stages] == ["SampleGames", *TAIL]
     with pytest.raises(ConfigError, match="min_position'"):
         parse_live_config(allow_code=True, content=content(*TAIL, ChunkValidator={"min_position": 5}))
 
 
-def test_the_relabeller_is_put_in():
+def test_the_relabeller_can_be_added():
     options = parse_live_config(
         allow_code=True,
         content=content(
-            "ChunkRelabeller", *TAIL, ChunkRelabeller={"relabel": "tests.live.sample_games:whole_chunks"}
+            "ChunkRelabeller", *TAIL, ChunkRelabeller={"relabel": "tests.live.sample_games:move_chunks"}
         ),
     )
-    assert options.stages[1].arguments == {"relabel": "tests.live.sample_games:whole_chunks"}
+    assert options.stages[1].arguments == {"relabel": "tests.live.sample_games:move_chunks"}
     with pytest.raises(ConfigError, match=r"\[ChunkRelabeller\]: the stage needs relabel"):
         parse_live_config(allow_code=True, content=content("ChunkRelabeller", *TAIL))
 
 
-def test_a_stage_can_take_any_keyword():
+def test_a_stage_may_accept_any_keyword():
     kind = "tests.live.test_options:Anything"
     options = parse_live_config(
         allow_code=True, content=content("ChunkUnpacker", kind, "TensorGenerator", Anything={"what": [1]})
@@ -139,7 +139,7 @@ def test_a_stage_can_take_any_keyword():
     assert make_pipeline(options, "nowhere").stages[2].options == {"what": [1]}
 
 
-def test_knobs_change_in_code():
+def test_with_stage_changes_arguments_of_a_stage():
     options = LiveOptions().with_stage("ChunkUnpacker", positions_per_game=8)
     options = options.with_stage("ChunkUnpacker", threads=2, capacity=3)
     unpacker = StageOptions("ChunkUnpacker", {"positions_per_game": 8, "threads": 2}, capacity=3)
@@ -150,12 +150,12 @@ def test_knobs_change_in_code():
         options.with_stage("ChunkRelabeller", threads=2)
 
 
-def test_every_stage_can_be_found():
-    assert [StageOptions(name, _needs(name)).find().__name__ for name in STAGES] == list(STAGES)
+def test_every_stage_of_hexdata_can_be_imported():
+    assert [StageOptions(name, _required_arguments(name)).find().__name__ for name in STAGES] == list(STAGES)
 
 
-def _needs(name: str) -> dict[str, Any]:
-    return {"relabel": "tests.live.sample_games:whole_chunks"} if name == "ChunkRelabeller" else {}
+def _required_arguments(name: str) -> dict[str, Any]:
+    return {"relabel": "tests.live.sample_games:move_chunks"} if name == "ChunkRelabeller" else {}
 
 
 @pytest.mark.parametrize(
@@ -171,9 +171,9 @@ def _needs(name: str) -> dict[str, Any]:
         ),
         (
             "[ChunkUnpacker]\npool_size = 4",
-            r"\[ChunkUnpacker\] a stage cannot set what all share.*at the top",
+            r"\[ChunkUnpacker\] a shared option cannot be set for one stage.*at the top",
         ),
-        ("[TensorGenerator]\nbatch = 4", r"a stage cannot set what all share.*Set it in \[batch\]"),
+        ("[TensorGenerator]\nbatch = 4", r"a shared option cannot be set for one stage.*Set it in \[batch\]"),
         ("[ChunkUnpacker]\ncapacity = 0", r"\[ChunkUnpacker\] capacity cannot be used; found 0"),
         ('[ChunkUnpacker]\noverflow = "burst"', r"\[ChunkUnpacker\] unknown overflow; found 'burst'"),
         ("[batch]\nplane = 3", r"\[batch\] unknown key 'plane'; .*Did you mean 'planes'"),
@@ -189,28 +189,34 @@ def _needs(name: str) -> dict[str, Any]:
         ("val = nan", "leave some for train"),
         ("stages = 'all'", "stages cannot be used"),
         ("stages = [3]", "stages cannot be used"),
-        ("stages = []", "a pipeline needs stages"),
+        ("stages = []", "a pipeline needs at least one stage"),
         ("stages = ['FilePathProvidr']", "unknown stage 'FilePathProvidr'.*Did you mean 'FilePathProvider'"),
-        ("stages = ['os:getcwd']", "no stage of a pipeline; .*inherits from"),
-        ("stages = ['tests.live.sample_games:NoStage']", "no stage of a pipeline"),
+        ("stages = ['os:getcwd']", "not a stage of a pipeline; .*inherits from"),
+        ("stages = ['tests.live.sample_games:NotAStage']", "not a stage of a pipeline"),
         ("stages = ['nowhere.at.all:A']", "cannot be imported; .*No module named"),
         ("stages = ['tests.live.sample_games:A']", "cannot be imported; .*no attribute 'A'"),
         ("stages = [':A']", "cannot be imported"),
-        (f"stages = ['{MADE}', 'TensorGenerator']", "TensorGenerator cannot follow SampleGames; found hands"),
-        (f"stages = ['{MADE}', 'ChunkUnpacker']", "ends with batches; found blocks"),
-        (f"stages = ['ChunkUnpacker', '{MADE}']", "ChunkUnpacker stands in the wrong place"),
-        (f"stages = ['{MADE}', '{MADE}']", "SampleGames stands in the wrong place"),
-        (f"stages = ['{MADE}', '{COUNTING}']", "the stage needs step"),
         (
-            f"stages = ['{MADE}', 'ChunkUnpacker', '{COUNTING}', '{COUNTING}', 'TensorGenerator']\n"
-            "[Counting]\nstep = 1",
-            "two stages have one name",
+            f"stages = ['{SAMPLE_GAMES}', 'TensorGenerator']",
+            "cannot follow SampleGames; found games",
         ),
-        (f"stages = ['{MADE}', '{COUNTING}']\n[Counting]\nstep = 1", "Counting cannot follow SampleGames"),
+        (f"stages = ['{SAMPLE_GAMES}', 'ChunkUnpacker']", "must end with batches; found blocks"),
+        (f"stages = ['ChunkUnpacker', '{SAMPLE_GAMES}']", "ChunkUnpacker is at the wrong position"),
+        (f"stages = ['{SAMPLE_GAMES}', '{SAMPLE_GAMES}']", "SampleGames is at the wrong position"),
+        (f"stages = ['{SAMPLE_GAMES}', '{COUNTING}']", "the stage needs step"),
+        (
+            f"stages = ['{SAMPLE_GAMES}', 'ChunkUnpacker', '{COUNTING}', '{COUNTING}', 'TensorGenerator']\n"
+            "[Counting]\nstep = 1",
+            "two stages have the same name",
+        ),
+        (
+            f"stages = ['{SAMPLE_GAMES}', '{COUNTING}']\n[Counting]\nstep = 1",
+            "cannot follow SampleGames",
+        ),
         ("= 3", "not valid TOML"),
     ],
 )
-def test_what_cannot_be_is_said_with_the_file_and_the_place(text, message, tmp_path):
+def test_an_invalid_config_is_refused_with_file_and_section(text, message, tmp_path):
     path = tmp_path / "live.toml"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match=message) as caught:
@@ -230,38 +236,57 @@ def test_what_cannot_be_is_said_with_the_file_and_the_place(text, message, tmp_p
         ("[ChunkRelabeller]\nrelabel = 'evil.relabel'", "ChunkRelabeller.relabel"),
     ],
 )
-def test_a_config_runs_no_code(text: str, key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_config_runs_no_code_by_default(
+    text: str, key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n", encoding="utf-8")
     (tmp_path / "live.toml").write_text(text, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     directory = tmp_path / "games"
     directory.mkdir()
-    for refuse in (
+    for load in (
         lambda: load_live_config(tmp_path / "live.toml"),
         lambda: LiveLoader(directory, config=tmp_path / "live.toml"),
     ):
         with pytest.raises(ConfigError, match=f"{key}: a config runs no code.*--allow-code"):
-            refuse()
+            load()
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_config_that_is_missing(tmp_path):
+def test_a_missing_config_is_an_error(tmp_path):
     with pytest.raises(ConfigError, match="the config does not exist"):
         load_live_config(tmp_path / "live.toml")
 
 
-def test_values_of_knobs_are_checked_when_the_pipeline_is_made():
-    options = LiveOptions(stages=tuple(map(StageOptions, [MADE, *TAIL])))
+def test_argument_values_are_checked_when_the_pipeline_is_created():
+    options = LiveOptions(stages=tuple(map(StageOptions, [SAMPLE_GAMES, *TAIL])))
     with pytest.raises(ConfigError, match=r"^\[ChunkUnpacker\]: positions_per_game cannot be used; found 0"):
         make_pipeline(options.with_stage("ChunkUnpacker", positions_per_game=0), "nowhere")
 
 
-def test_the_config_names_every_stage_but_those_that_are_left_out():
+def test_the_config_has_a_section_for_every_default_stage():
     sections = tomllib.loads(CONFIG.read_text(encoding="utf-8"))
     assert set(STAGES) - set(sections) == {"ChunkRelabeller"}
 
 
-def test_the_former_name_of_the_value_convention_is_still_read() -> None:
-    options = parse_live_config({"ChunkSourceLoader": {"value_sense": "blue-is-1"}})
-    (stage,) = [stage for stage in options.stages if stage.name == "ChunkSourceLoader"]
-    assert stage.arguments == {"value_convention": "blue-is-1"}
+def test_former_key_names_are_still_read() -> None:
+    options = parse_live_config(
+        {"ChunkSourceLoader": {"value_sense": "blue-is-1"}, "ShufflingChunkPool": {"hand": 9}}
+    )
+    arguments = {stage.name: stage.arguments for stage in options.stages}
+    assert arguments["ChunkSourceLoader"] == {"value_convention": "blue-is-1"}
+    assert arguments["ShufflingChunkPool"] == {"game_batch_size": 9}
+
+
+class ReservedNames(Counting):
+    """Custom stage whose arguments have names of pydantic's methods."""
+
+    def __init__(self, *, copy: int, model_dump: int = 2) -> None:
+        super().__init__(seed=0, step=1)
+
+
+def test_an_argument_may_have_any_name() -> None:
+    kind = "tests.live.test_options:ReservedNames"
+    assert StageOptions(kind, {"copy": 1}).arguments == {"copy": 1}
+    with pytest.raises(ConfigError, match="the stage needs copy"):
+        StageOptions(kind, {"model_dump": 1})

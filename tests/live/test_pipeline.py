@@ -27,7 +27,7 @@ from hexdata.live.coordinator import Coordinator, Stopped
 from hexdata.live.pipeline import Pipeline
 from hexdata.live.queue import Overflow, Queue
 from hexdata.live.stage import Stage, Worker
-from tests.live.number_stages import PATIENCE, Hold, Numbers, Pass, in_thread, make, rest, until
+from tests.live.number_stages import TIMEOUT, Hold, Numbers, Pass, in_thread, make, rest, until
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -54,7 +54,7 @@ def test_all_that_goes_in_comes_out_once(threads: tuple[int, ...], capacity: int
         pipeline.start()
         taken = rest(pipeline)
         with pytest.raises(StopIteration):
-            pipeline.take(PATIENCE)
+            pipeline.take(TIMEOUT)
     assert Counter(taken) == Counter(range(200))
     if set(threads) == {1}:
         assert taken == list(range(200))
@@ -77,7 +77,7 @@ def test_states_at_any_moment_lose_and_double_nothing(data: st.DataObject) -> No
                 break
             for _ in range(pause):
                 try:
-                    taken.append(pipeline.take(PATIENCE))
+                    taken.append(pipeline.take(TIMEOUT))
                 except StopIteration:
                     break
             state = pipeline.state()
@@ -98,7 +98,7 @@ def test_states_taken_all_the_time_by_two_threads_change_nothing() -> None:
                 states[number] += 1
 
         watchers = [in_thread(partial(watch, number)) for number in range(2)]
-        taken = [pipeline.take(PATIENCE) for _ in range(200)]
+        taken = [pipeline.take(TIMEOUT) for _ in range(200)]
         until(lambda: min(states) > 0)  # half of it is still to come, however the threads got their turns
         taken += rest(pipeline)
         over.set()
@@ -109,7 +109,7 @@ def test_states_taken_all_the_time_by_two_threads_change_nothing() -> None:
 def test_a_state_of_one_moment_is_whole_and_goes_on_elsewhere() -> None:
     with make(300, (2, 2, 2)) as pipeline:
         pipeline.start()
-        before = [pipeline.take(PATIENCE) for _ in range(50)]
+        before = [pipeline.take(TIMEOUT) for _ in range(50)]
         state = pipeline.state()
         after = rest(pipeline)
     with make(300, (2, 2, 2)) as other:
@@ -135,7 +135,7 @@ def test_a_state_can_be_taken_before_the_start_and_after_the_end() -> None:
 def test_a_state_of_more_threads_goes_on_with_fewer() -> None:
     with make(100, (1, 4), capacity=1) as pipeline:
         pipeline.start()
-        before = [pipeline.take(PATIENCE) for _ in range(10)]
+        before = [pipeline.take(TIMEOUT) for _ in range(10)]
         state = pipeline.state()
     with make(100, (1, 1), capacity=1) as other:
         other.load_state(state)
@@ -179,12 +179,12 @@ def test_a_pause_waits_for_what_is_being_done() -> None:
     class Slow(Pass):
         def process(self, item: Any) -> Iterable[Any]:
             entered.set()
-            assert leave.wait(PATIENCE)
+            assert leave.wait(TIMEOUT)
             return (item,)
 
     with Pipeline([Numbers(1), Slow()], [BLOCK] * 2) as pipeline:
         pipeline.start()
-        assert entered.wait(PATIENCE)
+        assert entered.wait(TIMEOUT)
         state = in_thread(pipeline.state)
         until(lambda: pipeline.coordinator._pauses)
         leave.set()
@@ -198,12 +198,12 @@ def test_a_pause_ends_when_the_pipeline_stops() -> None:
     class Stuck(Pass):
         def process(self, item: Any) -> Iterable[Any]:
             entered.set()
-            assert leave.wait(PATIENCE)
+            assert leave.wait(TIMEOUT)
             return (item,)
 
     with Pipeline([Numbers(1), Stuck()], [BLOCK] * 2) as pipeline:
         pipeline.start()
-        assert entered.wait(PATIENCE)
+        assert entered.wait(TIMEOUT)
         state = in_thread(pipeline.state)
         until(lambda: pipeline.coordinator._pauses)
         pipeline.coordinator.stop()
@@ -222,7 +222,7 @@ def test_who_takes_during_a_pause_is_served_from_what_is_there() -> None:
         pipeline.start()
         until(lambda: len(pipeline.queues[-1]) == 3)
         with pipeline.coordinator.paused():
-            assert [pipeline.take(PATIENCE) for _ in range(3)] == [0, 1, 2]
+            assert [pipeline.take(TIMEOUT) for _ in range(3)] == [0, 1, 2]
             assert pipeline.take(0.001) is None
         assert rest(pipeline) == list(range(3, 20))
 
@@ -270,11 +270,11 @@ def test_closed_in_the_middle_no_thread_is_left(taken: int, capacity: int) -> No
     pipeline = make(10**9, (1, 3, 1), capacity)
     pipeline.start()
     for _ in range(taken):
-        assert pipeline.take(PATIENCE) is not None
+        assert pipeline.take(TIMEOUT) is not None
     pipeline.close()
     pipeline.close()
     with pytest.raises(StopIteration):
-        pipeline.take(PATIENCE)
+        pipeline.take(TIMEOUT)
 
 
 def test_closed_before_the_start_and_while_it_is_waited_for() -> None:
@@ -282,7 +282,7 @@ def test_closed_before_the_start_and_while_it_is_waited_for() -> None:
     with Pipeline([Ticking()], [BLOCK]) as pipeline:
         pipeline.start()
         waiting = in_thread(pipeline.take)
-        until(lambda: pipeline.coordinator._working == 0)
+        until(lambda: pipeline.coordinator._working_count == 0)
         pipeline.close()
         assert isinstance(waiting(), StopIteration)
 
@@ -295,7 +295,7 @@ def test_a_closed_pipeline_starts_no_thread() -> None:
     pipeline.start()
     assert not any(stage._threads for stage in pipeline.stages)
     with pytest.raises(StopIteration):
-        pipeline.take(PATIENCE)
+        pipeline.take(TIMEOUT)
     assert set(threading.enumerate()) == before
 
 
@@ -341,16 +341,16 @@ def test_a_fork_of_the_process_never_waits_for_threads_that_are_not_there(name: 
 
     def hold() -> None:
         entered.set()
-        assert leave.wait(PATIENCE)
+        assert leave.wait(TIMEOUT)
 
     with make(10**9) as pipeline:
         if name != "start":
             pipeline.start()
         holding = in_thread(lambda: pipeline.coordinator.change(hold))
-        assert entered.wait(PATIENCE)
+        assert entered.wait(TIMEOUT)
         child = os.fork()
         if not child:
-            signal.alarm(int(PATIENCE))
+            signal.alarm(int(TIMEOUT))
             try:
                 operator.attrgetter(name)(pipeline)()
             except HexdataError as error:
@@ -378,12 +378,12 @@ def test_a_thread_that_does_not_end_is_named(monkeypatch: pytest.MonkeyPatch) ->
     class Stuck(Pass):
         def process(self, item: Any) -> Iterable[Any]:
             entered.set()
-            leave.wait(PATIENCE)
+            leave.wait(TIMEOUT)
             return (item,)
 
     pipeline = Pipeline([Numbers(1), Stuck()], [BLOCK] * 2)
     pipeline.start()
-    assert entered.wait(PATIENCE)
+    assert entered.wait(TIMEOUT)
     with pytest.raises(HexdataError, match="Stuck-0"):
         pipeline.close()
     leave.set()
@@ -440,7 +440,7 @@ def test_ctrl_c_at_any_line_leaves_a_pipeline_that_can_be_closed(action: str) ->
             pipeline.close()
             break
         assert in_thread(pipeline.state)() is not None, "another thread can still read it"
-        assert pipeline.take(PATIENCE) is not None, "the stages work on"
+        assert pipeline.take(TIMEOUT) is not None, "the stages work on"
         pipeline.close()
     assert line > 10
 

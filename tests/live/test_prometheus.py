@@ -21,7 +21,7 @@ from hexdata.live.prometheus import serve_metrics
 from hexdata.live.stage import Stage, Transform, Worker
 from tests.live.number_stages import until
 
-PATIENCE = 60.0
+TIMEOUT = 60.0
 
 
 class Numbers(Stage):
@@ -58,7 +58,7 @@ def pipeline() -> Iterator[Pipeline]:
 
 def scrape(port: int, host: str = "127.0.0.1") -> dict[tuple[str, ...], float]:
     """Return what one scrape gets: by name of the sample and its labels, in order of their names."""
-    with urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=PATIENCE) as answer:
+    with urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=TIMEOUT) as answer:
         families = list(text_string_to_metric_families(answer.read().decode()))
     return {
         (sample.name, *(sample.labels[label] for label in sorted(sample.labels))): sample.value
@@ -112,7 +112,7 @@ def test_a_closed_pipeline_can_still_be_read(pipeline: Pipeline) -> None:
 def test_where_nobody_can_listen_is_named(pipeline: Pipeline, host: str, port: int | None) -> None:
     with serve_metrics(pipeline.metrics, 0) as taken:
         asked = taken if port is None else port
-        message = f"cannot listen there; found {host}:{asked}: "
+        message = f"the metrics cannot be served at this address; found {host}:{asked}: "
         with pytest.raises(ConfigError, match=message), serve_metrics(pipeline.metrics, asked, host):
             pass
 

@@ -167,3 +167,36 @@ def test_same_game_pairs_are_as_many_as_theory_has_them(
     games = delivered(directory, skipped + 900, reservoir=reservoir, pool_size=pool_size)["game_id"]
     found = np.mean([same_game_pairs(batch) for batch in games[skipped:]])
     assert found == pytest.approx(expected_pairs(64, reservoir, pool_size, PER_GAME), rel=0.06)
+
+
+def simulated_pairs(batch: int, reservoir: int, pool: int, visit: int, batches: int, seed: int) -> float:
+    """Play a pool and a reservoir by their definitions, a position a step, and count."""
+    rng = np.random.default_rng(seed)
+    steps = 3 * reservoir + batches * batch
+    passes = -(-(reservoir + steps) // (pool * visit))
+    games = np.concatenate([np.repeat(rng.permutation(pool), visit) for _ in range(passes)]).tolist()
+    held, out = games[:reservoir], []
+    for place, game in zip(rng.integers(0, reservoir, steps).tolist(), games[reservoir:], strict=False):
+        out.append(held[place])
+        held[place] = game
+    rows = np.array(out[3 * reservoir :]).reshape(batches, batch)
+    return float(np.mean([sum(math.comb(int(c), 2) for c in np.bincount(row)) for row in rows]))
+
+
+@pytest.mark.parametrize(
+    ("batch", "reservoir", "pool", "visit"),
+    [(64, 4096, 500, 8), (64, 1024, 500, 16), (64, 8192, 200, 8), (32, 2000, 2000, 5), (64, 2000, 100, 1)],
+)
+def test_expected_pairs_are_what_comes_of_a_simulation(
+    batch: int, reservoir: int, pool: int, visit: int
+) -> None:
+    """Each counts thousands of pairs; batches of 64 are not all that far below a reservoir of 1024."""
+    found = simulated_pairs(batch, reservoir, pool, visit, batches=1500, seed=3)
+    assert found == pytest.approx(expected_pairs(batch, reservoir, pool, visit), rel=0.05)
+
+
+def test_expected_pairs_at_the_limits() -> None:
+    """One position a visit and a pool without end: none. A reservoir without end: the pool at random."""
+    assert expected_pairs(1024, 10**6, 10**12, 1) == pytest.approx(0.0, abs=1e-3)
+    assert expected_pairs(256, 10**12, 1000, 70) == pytest.approx(math.comb(256, 2) / 1000, rel=1e-3)
+    assert expected_pairs(1, 1000, 10, 5) == 0

@@ -17,9 +17,9 @@ from hexdata.live.chunk import SCANNED, Chunk, ChunkSource, FoundFile
 from hexdata.live.pipeline import Pipeline
 from hexdata.live.shuffling_chunk_pool import ShufflingChunkPool
 from hexdata.live.stage import Stage, Worker
-from tests.live import counting
+from tests.live import number_stages
 
-PATIENCE = 60.0
+TIMEOUT = 60.0
 
 
 pytestmark = pytest.mark.usefixtures("no_thread_survives")
@@ -80,7 +80,7 @@ def make(tmp_path: Path) -> Make:
     """Return ``make(sizes, ends=True, capacity=2, **pool)``."""
 
     def made(sizes: list[int | None], ends: bool = True, capacity: int = 2, **options: Any) -> Pipeline:
-        pool = ShufflingChunkPool(**{"seed": 1, "directory": tmp_path, "hand": 4, **options})
+        pool = ShufflingChunkPool(**{"seed": 1, "directory": tmp_path, "game_batch_size": 4, **options})
         return Pipeline([Sources(tmp_path, list(sizes), ends), pool], [(3, "block"), (capacity, "block")])
 
     return made
@@ -97,7 +97,7 @@ def sources_of(pipeline: Pipeline) -> Sources:
 
 
 def take(pipeline: Pipeline) -> list[int]:
-    hand = pipeline.take(PATIENCE)
+    hand = pipeline.take(TIMEOUT)
     assert hand, "the pool hangs"
     return [chunk.number for chunk in hand]
 
@@ -136,7 +136,7 @@ def test_a_number_stands_for_one_game_for_ever(make: Make) -> None:
         places = {}
         while True:
             try:
-                hand = pipeline.take(PATIENCE)
+                hand = pipeline.take(TIMEOUT)
             except StopIteration:
                 break
             for chunk in hand:
@@ -206,8 +206,8 @@ def test_intake_goes_on_while_nobody_takes(make: Make) -> None:
         take(pipeline)
         sources = sources_of(pipeline)
         sources.more(*[5] * 40)
-        counting.until(lambda: pool_of(pipeline).window[1] == 208)
-        counting.until(lambda: len(pipeline.queues[-1]) == 1)
+        number_stages.until(lambda: pool_of(pipeline).window[1] == 208)
+        number_stages.until(lambda: len(pipeline.queues[-1]) == 1)
 
 
 def test_what_is_told_is_what_was_drawn(make: Make) -> None:
@@ -373,7 +373,7 @@ def test_a_state_cannot_be_loaded_where_its_files_cannot_be_read(make: Make) -> 
         pipeline.start()
         take(pipeline)
         state = pipeline.state()
-    with pytest.raises(ConfigError, match="read the files of its state"):
+    with pytest.raises(ConfigError, match="files of a state cannot be read again"):
         make([4], directory=None).load_state(state)
 
 
@@ -381,7 +381,7 @@ def test_a_state_cannot_be_loaded_where_its_files_cannot_be_read(make: Make) -> 
     "wrong",
     [
         {"pool_size": 0},
-        {"hand": 0},
+        {"game_batch_size": 0},
         {"min_chunks": 0},
         {"min_chunks": 5, "pool_size": 4},
         {"passes": 0},

@@ -13,7 +13,7 @@ from hexdata.live.pipeline import Pipeline
 from hexdata.live.shuffling_frame_sampler import Reservoir, ShufflingFrameSampler
 from hexdata.order import derive_key, uniform_draw
 from hexdata.shards.blocks import Block, block_length
-from tests.live.sample_games import Row, SampleGames, block_rows, ids_of, rows_of, whole_chunks
+from tests.live.sample_games import Row, SampleGames, block_rows, ids_of, move_chunks, rows_of
 
 SEED = 5
 
@@ -126,7 +126,7 @@ def test_it_gives_up_its_rows_in_another_order():
 def test_a_million_positions_take_75_megabytes():
     reservoir = Reservoir(10_000, SEED, 10_000)
     (block,) = ChunkUnpacker(seed=0, pool_size=9, positions_per_game="all").process(
-        tuple(whole_chunks(3, board_size=13))
+        tuple(move_chunks(3, board_size=13))
     )
     reservoir.swap(block)
     assert reservoir.nbytes == 10_000 * 75
@@ -221,7 +221,7 @@ def run(reservoir: int, prefill: float = 1.0, passes: int = 1) -> tuple[list[Blo
 @pytest.mark.parametrize("prefill", [0.0, 0.3, 1.0])
 def test_each_position_comes_out_once_however_few_there_are(reservoir, prefill):
     out, metrics = run(reservoir, prefill)
-    chunks = whole_chunks(40)
+    chunks = move_chunks(40)
     expected = [chunk.number * 1024 + ply for chunk in chunks for ply in range(chunk.positions)]
     expected = [identity for identity in expected if identity // 1024 != 1] + list(range(1024, 1033))
     assert sorted(ids_of(out)) == sorted(expected)

@@ -17,7 +17,7 @@ from hexdata.live.pipeline import Pipeline
 from hexdata.live.tensor_generator import TensorGenerator
 from hexdata.shards.blocks import Block
 from tests.live.number_stages import in_thread, until
-from tests.live.sample_games import N, SampleGames, found_chunk
+from tests.live.sample_games import N, SampleGames, block_chunk
 
 OPTIONS = BatchOptions(fields=FIELDS, symmetry=True, tier_probability=(1.0, 0.5, 0.5, 0.0), planes=3)
 SEED = 2
@@ -30,7 +30,7 @@ def generator(batch_size: int = 8, **options: Any) -> TensorGenerator:
 def blocks_of(sizes: list[int]) -> list[Block]:
     """Blocks of found positions; every third position of every second block has a dense policy."""
     chunks = [
-        found_chunk(number, size, dense=range(0, size, 3) if number % 2 else ())
+        block_chunk(number, size, dense=range(0, size, 3) if number % 2 else ())
         for number, size in enumerate(sizes)
     ]
     return [
@@ -134,7 +134,7 @@ class Meddling(dict[str, Any]):
     def __getitem__(self, name: str) -> Any:
         if not self._left:
             self.result = in_thread(lambda: list(self._stage.process(self._other)))
-            until(lambda: self._stage._collecting.locked() or self._stage.counts.get("positions"))
+            until(lambda: self._stage._collect_lock.locked() or self._stage.counts.get("positions"))
         self._left -= 1
         return super().__getitem__(name)
 

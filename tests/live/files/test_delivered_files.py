@@ -44,7 +44,7 @@ class Model:
         for folder in FOLDERS:
             hidden = [above for above in ("a/", "c/") if folder.startswith(above)]
             if folder in self.closed or any(above in self.closed for above in hidden if above != folder):
-                seen.closed.update({folder} & self.closed)
+                seen.unreadable.update({folder} & self.closed)
                 continue
             is_away = any(above in self.away for above in hidden)
             if is_away and folder not in self.away:

@@ -25,8 +25,8 @@ from hexdata.live.coordinator import Stopped
 from hexdata.live.files.provider import FilePathProvider
 from hexdata.live.pipeline import Pipeline
 from hexdata.live.queue import Overflow
-from tests.live.files.watched import names, take, watching
-from tests.live.number_stages import PATIENCE, until
+from tests.live.files.provider_steps import names, take, watching
+from tests.live.number_stages import TIMEOUT, until
 
 pytestmark = pytest.mark.usefixtures("no_thread_survives")
 
@@ -174,7 +174,7 @@ def test_a_file_that_grows_in_place_waits_until_it_is_settled(
             for count in range(1, 5):
                 file.write("12345")
                 file.flush()
-                until(lambda size=5 * count: [each.look.size for each in list(candidates.values())] == [size])
+                until(lambda size=5 * count: [each.stat.size for each in list(candidates.values())] == [size])
                 clock.now += 99
                 assert len(pipeline.queues[0]) == 0
         clock.now += 2
@@ -363,7 +363,7 @@ def test_what_many_files_cost_grows_as_their_number(tmp_path: Path) -> None:
             gc.disable()  # what it would clean up is that of other tests
             sys.setprofile(see)
             try:
-                provider._follow(provider.workers[0], changes)
+                provider._process_changes(provider.workers[0], changes)
             finally:
                 sys.setprofile(None)
                 gc.enable()
@@ -387,7 +387,7 @@ def test_without_watching_a_resumed_list_is_the_one_of_then(filled: Path, taken:
     with watching(filled, watch=False) as pipeline:
         pipeline.start()
         before = names(pipeline, taken) if taken else []
-        until(lambda: provider_of(pipeline)._to_come is not None)
+        until(lambda: provider_of(pipeline)._remaining is not None)
         state = pickle.loads(pickle.dumps(pipeline.state()))
     write(filled / "aaa.trmph")
     with watching(filled, watch=False) as other:
@@ -426,7 +426,7 @@ def test_a_search_ends_when_the_pipeline_stops(filled: Path) -> None:
     with watching(filled) as pipeline:
         pipeline.coordinator.stop()
         with pytest.raises(Stopped):
-            provider_of(pipeline)._scan(filled)
+            provider_of(pipeline)._names_below(filled)
 
 
 @pytest.mark.parametrize(
@@ -463,4 +463,4 @@ def test_a_directory_that_cannot_be_watched_stops_the_pipeline(
     with watching(tmp_path) as pipeline:
         pipeline.start()
         with pytest.raises(HexdataError, match="cannot be watched"):
-            pipeline.take(PATIENCE)
+            pipeline.take(TIMEOUT)

@@ -23,66 +23,15 @@ from hexdata.live.chunk import Chunk, FoundFile
 from hexdata.live.chunk_source_loader import ChunkSourceLoader
 from hexdata.live.files.provider import FilePathProvider
 from hexdata.live.pipeline import Pipeline
-from hexdata.live.shuffling_chunk_pool import ShufflingChunkPool
-from hexdata.live.stage import Stage
 from hexdata.shards.format import ShardWriter
+from tests.live.files.provider_steps import Clock, Steps, clock, start_pool, text_of, wait_until
 from tests.live.legacy_layouts import Layouts
-from tests.live.number_stages import PATIENCE
-from tests.live.sample_games import found_chunk
+from tests.live.number_stages import TIMEOUT
+from tests.live.sample_games import block_chunk
+
+__all__ = ["clock"]
 
 pytestmark = pytest.mark.usefixtures("no_thread_survives")
-
-
-class Clock:
-    """Stands still until it is moved."""
-
-    now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr("hexdata.live.files.provider.time", made)
-    return made
-
-
-class Steps:
-    """The first two stages without their threads, with a settle of one second."""
-
-    def __init__(self, folder: Path, clock: Clock, **options: Any) -> None:
-        self.folder = folder
-        self.clock = clock
-        self.provider = FilePathProvider(folder, settle=1.0)
-        self.loader = ChunkSourceLoader(**options)
-        stages: list[Stage] = [self.provider, self.loader]
-        self.pipeline = Pipeline(stages, [(1000, "block"), (1000, "block")])
-        self.games: list[Chunk] = []
-        """Of all that came."""
-
-    def find(self, seconds: float = 1e9) -> list[FoundFile]:
-        """Look through the directory, let time pass, and return the files that are complete then."""
-        self.provider._consider(self.provider._scan(self.folder), compare=True)
-        self.clock.now += seconds
-        self.provider._give_complete(self.provider.workers[0])
-        queue = self.pipeline.queues[0]
-        return [file for _ in range(len(queue)) if (file := queue.take(0)) is not None]
-
-    def read(self, files: list[FoundFile]) -> list[Chunk]:
-        """Read files, tell how far, and return the games that came."""
-        sources = [source for file in files for source in self.loader.process(file)]
-        self.provider._note_readings()
-        new = [chunk for source in sources for chunk in source.chunks]
-        self.games += new
-        return new
-
-    def step(self, seconds: float = 1e9) -> list[Chunk]:
-        return self.read(self.find(seconds))
-
-    def counts(self) -> dict[str, int]:
-        return {**self.provider.counts, **self.loader.counts}
 
 
 Facts = tuple[Any, ...]
@@ -92,22 +41,11 @@ def facts(chunks: list[Chunk]) -> list[Facts]:
     return [(chunk.source, chunk.index, chunk.game_hash, chunk.value) for chunk in chunks]
 
 
-def text_of(count: int, *, end: str = "\n", seed: int = 1) -> bytes:
-    """TRMPH lines: games on a small board, and a line that is none."""
-    games = make_games(count, seed, 5)
-    lines = []
-    for number, game in enumerate(games):
-        moves = "".join(f"{'abcde'[cell % 5]}{cell // 5 + 1}" for cell in game.moves.tolist())
-        lines += ["# said in between", "#5,a1a1 b"] if number == 1 else []
-        lines.append(f"#5,{moves}" + ("" if number % 3 == 2 else f" {'br'[game.winner]}"))
-    return ("\n".join(lines) + end).encode()
-
-
 def shard(path: Path) -> bytes:
     with path.open("wb") as file:
         writer = ShardWriter(file)
         for number, positions in enumerate((9, 30)):
-            block = found_chunk(number, positions).block
+            block = block_chunk(number, positions).block
             assert block is not None
             block["game_id"][:] = number
             block["player_to_move"][:] = 0
@@ -262,7 +200,7 @@ def test_a_text_that_was_renamed_in_is_whole(tmp_path: Path, clock: Clock) -> No
     steps = Steps(tmp_path, clock)
     with steps.pipeline:
         write(tmp_path / "a.trmph", text_of(3), 1)
-        steps.provider._give_renamed(steps.provider.workers[0], "a.trmph")
+        steps.provider._deliver_renamed(steps.provider.workers[0], "a.trmph")
         assert len(steps.step()) == 3
         write(tmp_path / "a.trmph", text_of(5), 2)
         assert steps.find() == []
@@ -297,7 +235,7 @@ def test_what_changes_before_it_was_read_does_not_come_twice(tmp_path: Path, clo
         assert steps.find() == []
         assert len(steps.read(files)) == 5
         again = steps.find()
-        assert [file.after.games for file in again if file.after] == [5]
+        assert [file.previous.games for file in again if file.previous] == [5]
         assert steps.read(again) == []
         assert steps.find() == []
         assert len(steps.games) == 5
@@ -314,7 +252,7 @@ def test_a_file_that_could_not_be_opened_comes_again(tmp_path: Path, clock: Cloc
         assert steps.counts()["bad.gone"] == 1
         assert steps.find() == []
         (tmp_path / ".away").rename(path)
-        steps.provider._consider(["a.trmph"])  # even where nothing is told, when all is looked through
+        steps.provider._add_candidates(["a.trmph"])  # even where nothing is told, when all is looked through
         assert len(steps.step()) == 3
 
 
@@ -327,11 +265,11 @@ def test_a_change_that_nothing_is_told_of_is_seen_when_all_is_looked_through(
         write(tmp_path / "a.trmph", text_of(3), 1)
         assert len(steps.step()) == 3
         write(tmp_path / "a.trmph", text_of(5), 2)
-        seen = steps.provider._see()
+        seen = steps.provider._scan_directory()
         assert seen is not None
-        steps.provider._consider(sorted(seen.names))
+        steps.provider._add_candidates(sorted(seen.names))
         clock.now += 1e9
-        steps.provider._give_complete(steps.provider.workers[0])
+        steps.provider._deliver_complete(steps.provider.workers[0])
         file = steps.pipeline.queues[0].take(0)
         assert file is not None
         assert len(steps.read([file])) == 2
@@ -362,34 +300,15 @@ def test_without_watching_nothing_is_followed(tmp_path: Path) -> None:
     provider, loader = FilePathProvider(tmp_path, watch=False), ChunkSourceLoader()
     with Pipeline([provider, loader], [(9, "block"), (9, "block")]) as pipeline:
         pipeline.start()
-        source = pipeline.take(PATIENCE)
+        source = pipeline.take(TIMEOUT)
         assert len(source.chunks) == 3
         with pytest.raises(StopIteration):
-            pipeline.take(PATIENCE)
-        assert not provider._read
+            pipeline.take(TIMEOUT)
+        assert not provider._reports
         assert provider._delivered.delivery_count("a.trmph") == 0
 
 
 # --- with threads, a pool and states ------------------------------------------------------------------
-
-
-def start_hands(folder: Path) -> Pipeline:
-    stages = [
-        FilePathProvider(folder, settle=0.05, rescan=0.2, pool_size=1000),
-        ChunkSourceLoader(),
-        ShufflingChunkPool(seed=3, pool_size=1000, game_batch_size=5, directory=folder),
-    ]
-    return Pipeline(stages, [(4, "block"), (4, "block"), (2, "block")])
-
-
-def wait_until(pipeline: Pipeline, condition: Callable[[dict[str, dict[str, float]]], bool]) -> None:
-    def attempt() -> bool | None:
-        return condition(pipeline.metrics()) or None
-
-    for _ in range(int(PATIENCE / 0.02)):
-        if pipeline.coordinator.wait_for(attempt, 0.02):
-            return
-    raise AssertionError(pipeline.metrics())
 
 
 def entered(games: int) -> Callable[[dict[str, dict[str, float]]], bool]:
@@ -408,7 +327,7 @@ def grown(tmp_path: Path) -> Iterator[tuple[Pipeline, bytes]]:
     cuts = [0, 200, 400, 500, len(text)]
     pieces = [text[start:stop] for start, stop in pairwise(cuts)]
     whole = [text[:stop].count(b" b\n") + text[:stop].count(b" r\n") for stop in cuts]
-    with start_hands(tmp_path) as pipeline:
+    with start_pool(tmp_path) as pipeline:
         pipeline.start()
         games = 0.0
         for piece, lines in zip(pieces[:3], whole[1:4], strict=True):
@@ -432,8 +351,8 @@ def test_a_file_that_goes_on_comes_on_while_others_come(
     append(tmp_path / "a.trmph", piece)
     wait_until(pipeline, entered(24))
     for _ in range(4):
-        pipeline.take(PATIENCE)
-    hands = [pipeline.take(PATIENCE) for _ in range(30)]
+        pipeline.take(TIMEOUT)
+    hands = [pipeline.take(TIMEOUT) for _ in range(30)]
     seen = {(chunk.source, chunk.index) for hand in hands for chunk in hand}
     assert seen == {("a.trmph", place) for place in range(20)} | {("b.trmph", place) for place in range(4)}
 
@@ -446,23 +365,23 @@ def test_resumed_the_pieces_of_a_file_are_drawn_as_they_would_have_been(
     state = pickle.loads(pickle.dumps(pipeline.state()))
     games = int(games_of(pipeline.metrics()))
     assert len(state["ShufflingChunkPool"]["stage"]["sources"]) >= 2
-    expected = [facts(list(pipeline.take(PATIENCE))) for _ in range(20)]
+    expected = [facts(list(pipeline.take(TIMEOUT))) for _ in range(20)]
     pipeline.close()
     if longer:
         append(tmp_path / "a.trmph", piece)
-    with start_hands(tmp_path) as resumed:
+    with start_pool(tmp_path) as resumed:
         resumed.load_state(state)
         assert "missing" not in resumed.metrics()["ShufflingChunkPool"]
         assert games_of(resumed.metrics()) == games
         if not longer:
             resumed.start()
-            assert [facts(list(resumed.take(PATIENCE))) for _ in range(20)] == expected
+            assert [facts(list(resumed.take(TIMEOUT))) for _ in range(20)] == expected
             return
         resumed.start()
         wait_until(resumed, entered(20))
         for _ in range(4):
-            resumed.take(PATIENCE)
-        hands = [resumed.take(PATIENCE) for _ in range(20)]
+            resumed.take(TIMEOUT)
+        hands = [resumed.take(TIMEOUT) for _ in range(20)]
         assert {chunk.index for chunk in chain(*hands)} == set(range(20))
 
 
@@ -473,7 +392,7 @@ def test_of_a_piece_that_is_another_one_now_nothing_is_drawn(
     state = pipeline.state()
     pipeline.close()
     (tmp_path / "a.trmph").write_bytes(text_of(40, seed=5))
-    with start_hands(tmp_path) as resumed:
+    with start_pool(tmp_path) as resumed:
         resumed.load_state(state)
         sources = len(state["ShufflingChunkPool"]["stage"]["sources"])
         assert resumed.metrics()["ShufflingChunkPool"]["missing"] == sources

@@ -23,8 +23,8 @@ from hexdata.live.files import watcher
 from hexdata.live.files.provider import FilePathProvider
 from hexdata.live.pipeline import Pipeline
 from hexdata.live.shuffling_chunk_pool import ShufflingChunkPool
-from tests.live.files.watched import names, take, watching
-from tests.live.number_stages import PATIENCE, until
+from tests.live.files.provider_steps import names, take, watching
+from tests.live.number_stages import TIMEOUT, until
 
 pytestmark = pytest.mark.usefixtures("no_thread_survives")
 
@@ -79,7 +79,7 @@ def test_a_directory_that_is_removed_and_made_again_is_watched_on(folder: Path, 
             until(lambda: is_gone(pipeline))
             (message,) = warned(pipeline)
             assert message.startswith(
-                f"{folder.resolve()}: the directory cannot be read any more (No such file"
+                f"{folder.resolve()}: the directory can no longer be read (No such file"
             )
             rename_in(folder / f"sub/{number}.trmph")
             rename_in(folder / "a.trmph")  # known by name
@@ -156,7 +156,7 @@ def test_a_directory_that_goes_before_it_is_looked_at_is_waited_for(folder: Path
         pipeline.start()
         until(lambda: is_gone(pipeline))
         rename_in(folder / "a.trmph")
-        with pytest.warns(UserWarning, match="waited for"):
+        with pytest.warns(UserWarning, match="can no longer be read"):
             assert take(pipeline).name == "a.trmph"
         assert take(pipeline) is SCANNED
 
@@ -165,8 +165,8 @@ def test_without_watching_it_is_an_error(folder: Path) -> None:
     with watching(folder, watch=False) as pipeline:
         folder.rmdir()
         pipeline.start()
-        with pytest.raises(InputError, match="cannot be read any more"):
-            pipeline.take(PATIENCE)
+        with pytest.raises(InputError, match="can no longer be read"):
+            pipeline.take(TIMEOUT)
 
 
 def test_one_that_was_never_there_is_refused(folder: Path) -> None:
@@ -195,17 +195,17 @@ def test_games_of_the_pool_are_drawn_meanwhile_and_new_ones_come_then(folder: Pa
     write_games(folder / "a.trmph", 20, 1)
     with Pipeline(stages, [(4, "block"), (4, "block"), (2, "block")]) as pipeline:
         pipeline.start()
-        assert pipeline.take(PATIENCE)
+        assert pipeline.take(TIMEOUT)
         shutil.rmtree(folder)
         until(lambda: is_gone(pipeline))
         assert len(warned(pipeline)) == 1
-        hands = [pipeline.take(PATIENCE) for _ in range(20)]
+        hands = [pipeline.take(TIMEOUT) for _ in range(20)]
         assert {chunk.number for hand in hands for chunk in hand} == set(range(20))
         folder.mkdir()
         write_games(folder / "b.trmph", 20, 2)
         seen: set[int] = set()
         while not seen >= set(range(20, 40)):
-            seen |= {chunk.number for chunk in pipeline.take(PATIENCE)}
+            seen |= {chunk.number for chunk in pipeline.take(TIMEOUT)}
         assert pipeline.metrics()["ShufflingChunkPool"]["entered"] == 40
 
 
@@ -217,7 +217,7 @@ def test_the_trainer_is_warned_with_the_path(folder: Path) -> None:
         next(batches)
         shutil.rmtree(folder)
         until(lambda: "unavailable" in loader.notes().get("FilePathProvider", {}))
-        with pytest.warns(UserWarning, match="waited for") as caught:
+        with pytest.warns(UserWarning, match="can no longer be read") as caught:
             next(batches)
         assert caught[0].filename == __file__
         assert str(folder) in str(caught[0].message)
@@ -235,7 +235,7 @@ def test_a_watch_that_cannot_stand_again_stops_nothing(folder: Path, monkeypatch
             raise OSError("OS file watch limit reached")
         stood.append(True)
         yield set()
-        failed.wait(PATIENCE)
+        failed.wait(TIMEOUT)
         raise OSError("the first one fails as well")
 
     stood: list[bool] = []
@@ -281,9 +281,9 @@ def test_where_polling_may_not_read_a_folder_names_are_looked_through(
     with Pipeline([provider, ChunkSourceLoader()], [(4, "block"), (4, "block")]) as pipeline:
         pipeline.start()
         until(lambda: pipeline.coordinator.warnings)
-        assert "looked through every 0.05 seconds" in pipeline.coordinator.warnings.pop()
-        assert len(pipeline.take(PATIENCE).chunks) == 3
-        assert pipeline.take(PATIENCE).is_marker
+        assert "scanned every 0.05 seconds" in pipeline.coordinator.warnings.pop()
+        assert len(pipeline.take(TIMEOUT).chunks) == 3
+        assert pipeline.take(TIMEOUT).is_marker
         looks: list[object] = []
         note = provider._delivered.update
         monkeypatch.setattr(provider._delivered, "update", lambda seen: (looks.append(seen), note(seen)))
@@ -291,7 +291,7 @@ def test_where_polling_may_not_read_a_folder_names_are_looked_through(
         write_games(folder / "more", 3, 2)
         with (folder / "a.trmph").open("ab") as file:
             file.write((folder / "more").read_bytes())
-        assert [chunk.index for chunk in pipeline.take(PATIENCE).chunks] == [3, 4, 5]
+        assert [chunk.index for chunk in pipeline.take(TIMEOUT).chunks] == [3, 4, 5]
 
 
 def test_a_directory_that_goes_while_the_watch_is_made_stops_nothing(
@@ -348,7 +348,7 @@ def test_a_drive_that_is_not_mounted_for_a_while_gives_no_file_twice(drive: Path
         subprocess.run(["umount", "-l", str(drive)], check=True)
         until(lambda: pipeline.coordinator.warnings)
         (message,) = warned(pipeline)
-        assert "another file system is there" in message
+        assert "the directory is now on another file system" in message
         rename_in(drive.with_name("kept") / "meanwhile.trmph")
         subprocess.run(["mount", "--bind", str(drive.with_name("kept")), str(drive)], check=True)
         assert names(pipeline, 1) == ["meanwhile.trmph"]

@@ -10,14 +10,23 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.live.test_files_that_go_on import Clock, Steps, clock, start_hands, text_of, wait_until
 
 from hexdata.live.files.delivered_files import DeliveredFiles
 from hexdata.live.files.scan import DirectoryScan, FileStat, WatchedDirectory
 from hexdata.live.pipeline import Pipeline
 from hexdata.live.state import decode_state, encode_state
-from tests.live.files.watched import names, take, watching
-from tests.live.number_stages import PATIENCE, until
+from tests.live.files.provider_steps import (
+    Clock,
+    Steps,
+    clock,
+    names,
+    start_pool,
+    take,
+    text_of,
+    wait_until,
+    watching,
+)
+from tests.live.number_stages import TIMEOUT, until
 
 __all__ = ["clock"]
 
@@ -204,7 +213,7 @@ def test_a_file_that_was_moved_before_it_was_opened_is_read_once(steps: Steps, c
     rename(steps, "d.trmph", "e.trmph")
     assert not steps.step()
     assert not steps.read(found)  # it is gone under that name
-    steps.provider._compare(steps.provider._unread)
+    steps.provider._find_changed(steps.provider._unread)
     assert [chunk.source for chunk in steps.step()] == ["e.trmph"] * 4
     assert not steps.step()
 
@@ -258,7 +267,7 @@ def test_files_left_out_at_the_start_do_not_come_when_they_are_moved(tmp_path: P
 
 
 def drawn(pipeline: Pipeline, count: int) -> list[list[bytes]]:
-    return [[chunk.game_hash for chunk in pipeline.take(PATIENCE)] for _ in range(count)]
+    return [[chunk.game_hash for chunk in pipeline.take(TIMEOUT)] for _ in range(count)]
 
 
 @pytest.mark.parametrize("when", ["watching", "stopped", "both"])
@@ -277,7 +286,7 @@ def test_resumed_the_games_of_moved_files_are_drawn_as_they_would_have_been(
 
     for name, seed in (("a", 1), ("b", 2)):
         (tmp_path / f"{name}.trmph").write_bytes(text_of(6, seed=seed))
-    with start_hands(tmp_path) as pipeline:
+    with start_pool(tmp_path) as pipeline:
         pipeline.start()
         wait_until(pipeline, lambda told: told["ShufflingChunkPool"]["entered"] == 12)
         drawn(pipeline, 3)
@@ -289,7 +298,7 @@ def test_resumed_the_games_of_moved_files_are_drawn_as_they_would_have_been(
         expected = drawn(pipeline, 20)
     if when != "watching":
         move(int(when == "both"))
-    with start_hands(tmp_path) as resumed:
+    with start_pool(tmp_path) as resumed:
         resumed.load_state(decode_state(state))
         assert "missing" not in resumed.metrics()["ShufflingChunkPool"]
         resumed.start()
@@ -299,14 +308,14 @@ def test_resumed_the_games_of_moved_files_are_drawn_as_they_would_have_been(
 
 def test_resumed_a_file_that_was_moved_and_appended_to_is_drawn_and_goes_on(tmp_path: Path) -> None:
     (tmp_path / "a.trmph").write_bytes(text_of(6))
-    with start_hands(tmp_path) as pipeline:
+    with start_pool(tmp_path) as pipeline:
         pipeline.start()
         wait_until(pipeline, lambda told: told["ShufflingChunkPool"]["entered"] == 6)
         state = pipeline.state()
     (tmp_path / "a.trmph").rename(tmp_path / "b.trmph")
     with (tmp_path / "b.trmph").open("ab") as file:
         file.write(text_of(3, seed=5))
-    with start_hands(tmp_path) as resumed:
+    with start_pool(tmp_path) as resumed:
         resumed.load_state(state)
         assert "missing" not in resumed.metrics()["ShufflingChunkPool"]
         resumed.start()
