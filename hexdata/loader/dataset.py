@@ -22,10 +22,8 @@ from hexdata.batch import (
 from hexdata.checks import as_int, as_tuple, check_count
 from hexdata.loader.exact import ExactShards
 from hexdata.loader.options import LoaderOptions
-from hexdata.shards.files import check_split
-from hexdata.shards.locate import behind_cache, find_source, place_to_map
+from hexdata.shards.locate import add_cache, check_split, find_source, load_manifest, require_mappable
 from hexdata.shards.options import CACHE_SIZE, CacheFolder, CacheOptions, Check
-from hexdata.shards.sources import load_manifest
 from hexdata.storage import AnyPath
 
 __all__ = ["PositionDataset"]
@@ -100,15 +98,13 @@ class PositionDataset:
         manifest = load_manifest(source)
         members = required_members(self.options.batch, check_split(manifest, split, str(store)))
         self.board_size = manifest.board_size
-        place = place_to_map(
-            behind_cache(
-                source,
-                manifest.splits[self.options.split],
-                self.options.copies,
-                digests=self.options.check == "digests",
-            )
+        source = add_cache(
+            source,
+            manifest.splits[self.options.split],
+            self.options.copies,
+            digests=self.options.check == "digests",
         )
-        self._shards = ExactShards(place, manifest, members, self.options)
+        self._shards = ExactShards(require_mappable(source), manifest, members, self.options)
         self._epoch = 0
 
     def set_epoch(self, epoch: int) -> None:

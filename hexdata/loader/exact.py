@@ -10,7 +10,6 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -23,10 +22,9 @@ from hexdata.loader.schedule import EpochPlan, PackedStep, Share
 from hexdata.order import Permutation, derive_key
 from hexdata.progress import SILENT, Progress
 from hexdata.shards.blocks import Block
-from hexdata.shards.files import ShardPlace
-from hexdata.shards.manifest import ShardManifest
-from hexdata.shards.mapped import Gathered, MappedShards
-from hexdata.shards.member_check import HINT
+from hexdata.shards.files import MappableSource
+from hexdata.shards.manifest import REPAIR_HINT, ShardManifest
+from hexdata.shards.mapped import GatheredRows, MappedShards
 
 __all__ = ["ExactEpoch", "ExactShards"]
 
@@ -50,7 +48,7 @@ class ExactShards:
 
     def __init__(
         self,
-        place: ShardPlace,
+        source: MappableSource,
         manifest: ShardManifest,
         members: Sequence[str],
         options: LoaderOptions,
@@ -65,7 +63,7 @@ class ExactShards:
         self._members = members
         self._options = options
         self._shards = MappedShards(
-            place,
+            source,
             manifest,
             options.split,
             on_error=options.on_error,
@@ -75,9 +73,9 @@ class ExactShards:
         if self._shards.faults and not self._shards.positions:
             raise StoreError(
                 f"no shard of {options.split} can be used",
-                path=place if isinstance(place, Path) else place.address(""),
+                path=source.address(""),
                 found=self._shards.faults[0][1].detail(),
-                hint=HINT,
+                hint=REPAIR_HINT,
             )
         self._subset = select_rows(self._shards, options)
         self.faults = [(entry.name, entry.positions, fault) for entry, fault in self._shards.faults]
@@ -176,7 +174,7 @@ class ExactEpoch:
             yield gathered.take(start, start + len(own))
             start += len(own)
 
-    def _gather(self, places: npt.NDArray[np.int64]) -> Gathered:
+    def _gather(self, places: npt.NDArray[np.int64]) -> GatheredRows:
         rows = places if self._order is None else self._order[places]
         if self._subset is not None:
             rows = self._subset.rows(rows)
@@ -185,7 +183,7 @@ class ExactEpoch:
 
 def _chunk_sizes(shards: MappedShards, members: Sequence[str]) -> Iterator[int]:
     """Yield few positions at first, then more and more, up to what a chunk may take."""
-    largest = min(_LARGEST_CHUNK, _CHUNK_BYTES // shards.bytes_each(members))
+    largest = min(_LARGEST_CHUNK, _CHUNK_BYTES // shards.bytes_per_row(members))
     size = min(_FIRST_CHUNK, largest)
     while True:
         yield size

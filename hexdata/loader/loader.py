@@ -30,11 +30,9 @@ from hexdata.loader.schedule import Epoch
 from hexdata.loader.stream import StreamEpoch
 from hexdata.progress import SILENT, Progress
 from hexdata.shards.blocks import Block
-from hexdata.shards.files import check_split
-from hexdata.shards.locate import behind_cache, find_source, place_to_map
+from hexdata.shards.locate import add_cache, check_split, find_source, load_manifest, require_mappable
 from hexdata.shards.options import CACHE_SIZE, CacheFolder, CacheOptions, Check, OnError
-from hexdata.shards.source import Source
-from hexdata.shards.sources import FolderSource, load_manifest
+from hexdata.shards.sources import FolderSource, ShardSource
 from hexdata.storage import AnyPath
 
 __all__ = ["Delivery", "Loader"]
@@ -181,7 +179,7 @@ class Loader:
         stored = check_split(self.manifest, split, str(store))
         # The epoch digest needs the ids, even if they are not a requested field.
         self._members = sorted({*required_members(self.options.batch, stored), "position_id"})
-        self._source = behind_cache(
+        self._source = add_cache(
             source,
             self.manifest.splits[self.options.split],
             self.options.copies,
@@ -489,8 +487,8 @@ class Loader:
         return StreamEpoch(self._source, self.manifest, self.options, epoch, self._members, on_skip)
 
     def _open_exact(self, progress: Progress) -> ExactShards:
-        place = place_to_map(self._source)
-        exact = ExactShards(place, self.manifest, self._members, self.options, progress)
+        source = require_mappable(self._source)
+        exact = ExactShards(source, self.manifest, self._members, self.options, progress)
         for name, positions, fault in exact.faults:
             self._skip(name, range(positions), fault)
         return exact
@@ -502,7 +500,7 @@ class Loader:
         self._skipped.setdefault(shard, set()).add(rows)
 
 
-def _default_mode(source: Source) -> Mode:
+def _default_mode(source: ShardSource) -> Mode:
     return "exact" if isinstance(source, FolderSource) else "stream"
 
 

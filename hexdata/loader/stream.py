@@ -30,11 +30,10 @@ from hexdata.shards.blocks import (
     slice_rows,
     take_rows,
 )
-from hexdata.shards.cached_source import CachedSource
-from hexdata.shards.manifest import ShardEntry, ShardManifest
-from hexdata.shards.member_check import HINT
+from hexdata.shards.cache import CachedSource
+from hexdata.shards.manifest import REPAIR_HINT, ShardEntry, ShardManifest
 from hexdata.shards.reader import BlockReader
-from hexdata.shards.source import Source
+from hexdata.shards.sources import ShardSource
 
 __all__ = ["OnSkip", "Prefetcher", "StreamEpoch"]
 
@@ -70,7 +69,7 @@ class StreamEpoch:
 
     def __init__(
         self,
-        source: Source,
+        source: ShardSource,
         manifest: ShardManifest,
         options: LoaderOptions,
         epoch: int,
@@ -210,7 +209,7 @@ class StreamEpoch:
         if not self._is_readable:
             split = self._options.split
             raise StoreError(
-                f"no shard of {split} can be used", path=fault.path, found=fault.detail(), hint=HINT
+                f"no shard of {split} can be used", path=fault.path, found=fault.detail(), hint=REPAIR_HINT
             )
 
     def _repeat(self, padding: range) -> list[Block]:

@@ -20,11 +20,11 @@ from hexdata.shards.blocks import POLICY_FIELDS, block_fields
 
 __all__ = [
     "BadRow",
-    "bad_values",
     "blocks_are_right",
     "check_block",
     "check_field",
     "find_bad_row",
+    "invalid_values_error",
 ]
 
 Array = npt.NDArray[Any]
@@ -59,7 +59,7 @@ def _shape_of(block: Mapping[str, Array], path: object, key: str) -> tuple[int, 
     size = board_size_of(width)
     if board is None or not MIN_SIZE <= size <= MAX_SIZE or board_bytes(size) != width:
         found = "no such member" if board is None else f"shape {board.shape}"
-        raise bad_values(path, f"{key}.board.npy", found, "packed boards (rows, bytes of a board)")
+        raise invalid_values_error(path, f"{key}.board.npy", found, "packed boards (rows, bytes of a board)")
     return len(board), size
 
 
@@ -99,12 +99,14 @@ def check_block(
     if other := sorted(block.keys() ^ wanted):
         missing = other[0] in wanted
         found = "no such member" if missing else f"a member {other[0]}"
-        raise bad_values(path, f"{key}.{other[0]}.npy", found, f"the fields {', '.join(sorted(wanted))}")
+        raise invalid_values_error(
+            path, f"{key}.{other[0]}.npy", found, f"the fields {', '.join(sorted(wanted))}"
+        )
     policies = len(block["policy_row"]) if "policy_row" in block and block["policy_row"].ndim else 0
     for name, array in block.items():
         spec, length = fields[name], policies if name in POLICY_FIELDS else rows
         if array.dtype.str != spec.dtype or array.shape != (length, *spec.shape):
-            raise bad_values(
+            raise invalid_values_error(
                 path,
                 f"{key}.{name}.npy",
                 f"{array.dtype.str} of shape {array.shape}",
@@ -130,10 +132,10 @@ def check_field(name: str, array: Array, board_size: int, rows: int, path: objec
     """
     bad = find_bad_row(name, array, board_size, rows)
     if bad is not None:
-        raise bad_values(path, f"{member} row {bad.row}", bad.found, bad.expected)
+        raise invalid_values_error(path, f"{member} row {bad.row}", bad.found, bad.expected)
 
 
-def bad_values(path: object, record: str, found: object, expected: object) -> FormatError:
+def invalid_values_error(path: object, record: str, found: object, expected: object) -> FormatError:
     """Return the error for a shard that is complete but contains invalid values.
 
     Args:
@@ -143,13 +145,13 @@ def bad_values(path: object, record: str, found: object, expected: object) -> Fo
         expected: The values allowed.
     """
     return FormatError(
-        "the shard holds what no position has",
+        "the shard contains an invalid value",
         code=Reason.BROKEN_SHARD,
         path=path,
         record=record,
         found=found,
         expected=expected,
-        hint="Get the shard from where it was made once more, or run `hexdata verify` on its store.",
+        hint="Copy the shard again from where it was exported, or run `hexdata verify` on its store.",
     )
 
 

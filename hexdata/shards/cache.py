@@ -1,13 +1,13 @@
-"""Copies of shards on this machine, for loaders whose shards lie elsewhere; several processes share them.
+"""Local copies of remote shards, which several processes may share.
 
-A copy is named by its SHA-256, so the same shard of two stores is kept once, and a shard that was exported
-anew is another one. Never knows what a shard holds, and never touches a file that it did not make.
+A copy is named by its SHA-256. Two stores with the same shard share one copy, and a shard that was exported
+again with other content gets a new one. The cache changes only files that it created.
 
-There are three kinds of files: ``DIGEST.tar`` is a whole shard that was held against its digest;
-``DIGEST.part`` is one on its way, of its final size from the beginning, which is how it reserves its room;
-``DIGEST.lock`` is held by the process that fetches it. What is reserved and what has to go is decided by one
-process at a time, which holds ``.lock``. All locks are the kernel's and end with their process; what a killed
-one left behind goes when room is next asked for.
+The cache folder contains three kinds of files: ``DIGEST.tar`` is a complete shard whose digest was checked;
+``DIGEST.part`` is a shard being fetched, which has its final size from the beginning to reserve disk space;
+``DIGEST.lock`` is locked by the process that fetches it. Space is reserved and copies are evicted by one
+process at a time, which holds ``.lock``. All locks belong to the operating system and end with their process.
+Files left by killed processes are removed when space is next needed.
 """
 
 from __future__ import annotations
@@ -19,40 +19,44 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from io import BufferedRandom, BufferedReader
 from pathlib import Path
 from typing import IO, Final, NamedTuple
 
 from hexdata.errors import BudgetError, StoreError
 from hexdata.shards.manifest import ShardEntry
-from hexdata.shards.member_check import HINT
-from hexdata.shards.source import Part, Source
+from hexdata.shards.sources import (
+    WHOLE_FILE,
+    ByteRange,
+    ByteStream,
+    FileStream,
+    ShardFile,
+    ShardSource,
+    altered_shard_error,
+)
 from hexdata.units import format_bytes
 
-__all__ = ["CopyFile", "NoRoomError", "ShardCache"]
-
-CopyFile = BufferedReader | BufferedRandom
-"""A shard's file, opened."""
+__all__ = ["CacheFullError", "CachedSource", "ShardCache"]
 
 _CHUNK: Final = 1 << 20
-_OURS: Final = re.compile(r"([0-9a-f]{64})\.(tar|part)")
+_CACHE_FILE: Final = re.compile(r"([0-9a-f]{64})\.(tar|part)")
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-class NoRoomError(BudgetError):
-    """The cache is full of shards that are mapped and cannot go."""
+class CacheFullError(BudgetError):
+    """The cache is full of shards that are mapped into memory and cannot be evicted."""
 
 
 class _StoppedError(Exception):
-    """Whoever wanted the shard beforehand wants it no more."""
+    """A prefetch was stopped."""
 
 
-class _Kept(NamedTuple):
-    """A whole shard in the cache; the one that was used longest ago sorts first."""
+class _CachedShard(NamedTuple):
+    """A complete shard in the cache. The least recently used one sorts first."""
 
     used: int
     name: str
@@ -61,22 +65,26 @@ class _Kept(NamedTuple):
 
 @dataclass(frozen=True)
 class ShardCache:
-    """A folder of copies, which threads and processes may use at the same time.
+    """A folder of shard copies, which threads and processes may use at the same time.
 
     Attributes:
-        folder: made when it is first needed.
-        size: bytes that all copies together may take. Those used longest ago make room for others, but
-            for those that are mapped.
+        folder: Folder of the cache, created when it is first needed.
+        size: Maximum size of all copies together in bytes. Least recently used copies are evicted first,
+            except those that are mapped into memory.
     """
 
     folder: Path
     size: int
 
     def require_size(self, entries: Iterable[ShardEntry], *, together: bool) -> None:
-        """See, before anything is fetched, that each of these shards can be kept, or all of them together.
+        """Check that the cache is large enough for each of these shards, or for all of them together.
+
+        Args:
+            entries: The shards.
+            together: Whether all shards must fit at the same time.
 
         Raises:
-            BudgetError: they cannot.
+            BudgetError: The cache is too small.
         """
         sizes = {entry.sha256: entry.bytes for entry in entries}.values()
         needed = sum(sizes) if together else max(sizes, default=0)
@@ -90,41 +98,46 @@ class ShardCache:
             )
 
     def open(
-        self, entry: ShardEntry, source: Source, *, digest: bool = False, mapped: bool = False
-    ) -> CopyFile:
-        """Return the copy of a shard, opened at its beginning; it is fetched if it is not there.
+        self, entry: ShardEntry, source: ShardSource, *, digest: bool = False, mapped: bool = False
+    ) -> ShardFile:
+        """Open the copy of a shard, which is fetched first if there is none.
 
-        Two that want the same one fetch it once. What was opened can be read to its end, whatever becomes
-        of the copy.
+        If several callers need the same shard, it is fetched once. An open file can be read to its end even
+        if the copy is evicted.
 
         Args:
-            entry: which shard.
-            source: where it is fetched from.
-            digest: hold a copy that is there against its digest once more; one that has changed is
-                fetched again.
-            mapped: keep the copy where it is for as long as this file is open, or a map of it.
+            entry: The shard.
+            source: Source to fetch it from.
+            digest: Whether to check the digest of an existing copy. A copy that has changed is fetched
+                again. Default False.
+            mapped: Whether the copy must not be evicted while the file is open or mapped. Default False.
 
         Raises:
-            StoreError: the source does not give it, or gives something else; or the folder cannot be used.
-            NoRoomError: all the room is taken by copies that are mapped.
-            BudgetError: the disk is full.
+            StoreError: The source fails or sends other bytes, or the cache folder cannot be used.
+            CacheFullError: All other copies are mapped, and not enough space is left.
+            BudgetError: The disk is full.
         """
-        with self._explained():
+        with self._translate_os_errors():
             while True:
-                file = self._find(entry, digest) or self._fetch(entry, source)
-                if file is not None and (not mapped or _hold(file, self._path(entry))):
+                file = self._open_copy(entry, digest) or self._fetch(entry, source)
+                if file is not None and (not mapped or _lock_shared(file, self._path(entry))):
                     return file
 
-    def prefetch(self, entry: ShardEntry, source: Source, stopped: Callable[[], bool]) -> None:
-        """Fetch a shard that will be wanted soon, unless somebody is at it; a copy counts as used now.
+    def prefetch(self, entry: ShardEntry, source: ShardSource, stopped: Callable[[], bool]) -> None:
+        """Fetch a shard that is needed soon. An existing copy is marked as used now.
 
-        Ends early once ``stopped()``, and waits for no other process.
+        Does nothing if another process is fetching the shard or if other fetches occupy the space.
+
+        Args:
+            entry: The shard.
+            source: Source to fetch it from.
+            stopped: Called repeatedly. The fetch is abandoned once it returns True.
 
         Raises:
-            StoreError, BudgetError: as ``open``.
+            StoreError, BudgetError: As for :meth:`open`.
         """
-        with self._explained(), contextlib.suppress(_StoppedError):
-            file = None if stopped() else self._find(entry, digest=False)
+        with self._translate_os_errors(), contextlib.suppress(_StoppedError):
+            file = None if stopped() else self._open_copy(entry, digest=False)
             if file is None and not stopped():
                 file = self._fetch(entry, source, stopped)
             if file is not None:
@@ -132,49 +145,55 @@ class ShardCache:
 
     # --- one shard ------------------------------------------------------------------------------------
 
-    def _path(self, entry: ShardEntry, kind: str = "tar") -> Path:
+    def _path(self, entry: ShardEntry, suffix: str = "tar") -> Path:
         if not _DIGEST.fullmatch(entry.sha256):
             raise StoreError("a shard's SHA-256 is 64 hexadecimal digits", found=entry.sha256)
-        return self.folder / f"{entry.sha256}.{kind}"
+        return self.folder / f"{entry.sha256}.{suffix}"
 
-    def _find(self, entry: ShardEntry, digest: bool) -> CopyFile | None:
-        """Return the copy, now the one used last; None if there is none, or only one that is damaged."""
+    def _open_copy(self, entry: ShardEntry, digest: bool) -> ShardFile | None:
+        """Open the copy of a shard and mark it as used now; return None if it is missing or damaged."""
         path = self._path(entry)
         try:
             file = path.open("rb")
         except FileNotFoundError:
             return None
-        with contextlib.ExitStack() as unless_whole:
-            unless_whole.callback(file.close)
-            whole = os.fstat(file.fileno()).st_size == entry.bytes
-            if whole and digest:
-                whole = hashlib.file_digest(file, "sha256").hexdigest() == entry.sha256
+        with contextlib.ExitStack() as close_on_failure:
+            close_on_failure.callback(file.close)
+            is_whole = os.fstat(file.fileno()).st_size == entry.bytes
+            if is_whole and digest:
+                is_whole = hashlib.file_digest(file, "sha256").hexdigest() == entry.sha256
                 file.seek(0)
-            if not whole:
-                with self._deciding():
-                    if _is_at(file, path):
+            if not is_whole:
+                with self._exclusive():
+                    if _is_same_file(file, path):
                         path.unlink()
                 return None
-            with contextlib.suppress(PermissionError):  # another user's: it is theirs to keep in order
-                _touch(file)
-            unless_whole.pop_all()
+            with contextlib.suppress(PermissionError):  # the copy of another user
+                _mark_used(file)
+            close_on_failure.pop_all()
         return file
 
     def _fetch(
-        self, entry: ShardEntry, source: Source, stopped: Callable[[], bool] | None = None
-    ) -> CopyFile | None:
-        """Fetch a shard; None if another has done so meanwhile, or is at it and there is no waiting."""
+        self, entry: ShardEntry, source: ShardSource, stopped: Callable[[], bool] | None = None
+    ) -> ShardFile | None:
+        """Fetch a shard; return None if another process has fetched it, or is fetching it during a prefetch.
+
+        Args:
+            entry: The shard.
+            source: Source to fetch it from.
+            stopped: For a prefetch, as for :meth:`prefetch`; None waits for locks and for space.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
-        path, part, lock = (self._path(entry, kind) for kind in ("tar", "part", "lock"))
-        with _locked(lock, wait=stopped is None) as is_ours:
-            if not is_ours or path.exists():
+        path, part, lock = (self._path(entry, suffix) for suffix in ("tar", "part", "lock"))
+        with _locked(lock, wait=stopped is None) as is_locked:
+            if not is_locked or path.exists():
                 return None
-            part.unlink(missing_ok=True)  # of one that was killed
+            part.unlink(missing_ok=True)  # left by a killed process
             file = self._reserve(entry, wait=stopped is None)
             try:
                 _copy(entry, source, file, stopped or _never)
-                with self._deciding():  # nobody measures the folder while it passes from one name to another
-                    _touch(file)
+                with self._exclusive():  # no other process sums up sizes during the rename
+                    _mark_used(file)
                     part.rename(path)
             except BaseException:
                 part.unlink(missing_ok=True)
@@ -183,15 +202,15 @@ class ShardCache:
             file.seek(0)
             return file
 
-    # --- room -----------------------------------------------------------------------------------------
+    # --- disk space -----------------------------------------------------------------------------------
 
-    def _reserve(self, entry: ShardEntry, *, wait: bool) -> CopyFile:
-        """Return the new part file of a shard, as large as the shard, once there is room for it."""
+    def _reserve(self, entry: ShardEntry, *, wait: bool) -> ShardFile:
+        """Create the part file of a shard in the shard's size, once there is space for it."""
         part = self._path(entry, "part")
         while True:
-            with self._deciding():
-                fetched = self._make_room(entry)
-                if fetched is None:
+            with self._exclusive():
+                other_fetch = self._evict_for(entry)
+                if other_fetch is None:
                     file = part.open("w+b")
                     try:
                         file.truncate(entry.bytes)
@@ -202,67 +221,69 @@ class ShardCache:
                     return file
             if not wait:
                 raise _StoppedError
-            with _locked(fetched, wait=True):  # until it has been fetched, and may go again
+            with _locked(other_fetch, wait=True):  # until that shard has been fetched and can be evicted
                 pass
 
-    def _make_room(self, entry: ShardEntry) -> Path | None:
-        """Let copies go until there is room for a shard; return None, or the lock to wait for.
+    def _evict_for(self, entry: ShardEntry) -> Path | None:
+        """Evict copies until there is space for a shard.
+
+        Returns:
+            None, or the lock of another fetch to wait for, if that occupies the space.
 
         Raises:
-            NoRoomError: there is nothing to wait for either.
+            CacheFullError: There is no space, and no fetch to wait for.
         """
-        kept, fetched = self._measure()
-        room = self.size - sum(one.bytes for one in kept) - sum(fetched.values()) - entry.bytes
-        for one in sorted(kept):
-            if room >= 0:
+        copies, fetches = self._list_files()
+        free = self.size - sum(copy.bytes for copy in copies) - sum(fetches.values()) - entry.bytes
+        for copy in sorted(copies):
+            if free >= 0:
                 break
-            if _remove_unless_held(self.folder / one.name):
-                room += one.bytes
-        if room >= 0:
+            if _remove_if_unlocked(self.folder / copy.name):
+                free += copy.bytes
+        if free >= 0:
             return None
-        if fetched:
-            return next(iter(fetched))
-        raise NoRoomError(
-            "the shard cache is full of shards that are mapped",
+        if fetches:
+            return next(iter(fetches))
+        raise CacheFullError(
+            "the shard cache is full of shards that are mapped into memory",
             path=self.folder,
-            found=f"{format_bytes(-room)} too little of {format_bytes(self.size)} for {entry.name}",
-            hint="Raise cache_size (--cache-size), give this loader a cache of its own, or end others.",
+            found=f"{format_bytes(-free)} too little of {format_bytes(self.size)} for {entry.name}",
+            hint="Raise cache_size (--cache-size), use a separate cache, or stop other loaders.",
         )
 
-    def _measure(self) -> tuple[list[_Kept], dict[Path, int]]:
-        """Return the copies, and the room reserved for those that are fetched, by their locks.
+    def _list_files(self) -> tuple[list[_CachedShard], dict[Path, int]]:
+        """Return the complete copies, and the bytes reserved by each running fetch, by the path of its lock.
 
-        What was left by processes that are no more is removed.
+        Removes the files of processes that no longer run.
         """
-        kept: list[_Kept] = []
-        fetched: dict[Path, int] = {}
+        copies: list[_CachedShard] = []
+        fetches: dict[Path, int] = {}
         for found in list(os.scandir(self.folder)):
-            named = _OURS.fullmatch(found.name)
-            if named is None:
+            match = _CACHE_FILE.fullmatch(found.name)
+            if match is None:
                 continue
             try:
-                facts = found.stat()
+                status = found.stat()
             except FileNotFoundError:
                 continue
-            lock = self.folder / f"{named[1]}.lock"
-            if named[2] == "tar":
-                kept.append(_Kept(facts.st_mtime_ns, found.name, facts.st_size))
-            elif _remove_unless_held(lock):
-                # Nobody can have made it anew: that takes the lock that we decide under.
+            lock = self.folder / f"{match[1]}.lock"
+            if match[2] == "tar":
+                copies.append(_CachedShard(status.st_mtime_ns, found.name, status.st_size))
+            elif _remove_if_unlocked(lock):
+                # No process can have created it again: that requires the lock held here.
                 (self.folder / found.name).unlink(missing_ok=True)
             else:
-                fetched[lock] = facts.st_size
-        return kept, fetched
+                fetches[lock] = status.st_size
+        return copies, fetches
 
     @contextmanager
-    def _deciding(self) -> Iterator[None]:
-        """Be the one process that decides what is in the cache."""
+    def _exclusive(self) -> Iterator[None]:
+        """Hold the lock of the whole cache."""
         with _locked(self.folder / ".lock", wait=True, remove=False):
             yield
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Turn what the disk says into an error of ours."""
+    def _translate_os_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -271,7 +292,7 @@ class ShardCache:
                     "the disk of the shard cache is full",
                     path=self.folder,
                     found=error.strerror,
-                    hint="Make room there, lower cache_size (--cache-size), or give another cache (--cache).",
+                    hint="Free space there, lower cache_size (--cache-size), or use another cache (--cache).",
                 ) from error
             raise StoreError(
                 "the shard cache cannot be used",
@@ -281,16 +302,70 @@ class ShardCache:
             ) from error
 
 
-def _copy(entry: ShardEntry, source: Source, file: IO[bytes], stopped: Callable[[], bool]) -> None:
-    """Write a shard into a file, and hold it against its size and digest on the way.
+@dataclass(frozen=True)
+class CachedSource:
+    """A source whose shards are copied into a cache when they are first needed.
+
+    Attributes:
+        source: Source of the shards.
+        cache: The cache.
+        entries: The shards by name. Other files are read directly from the source.
+        digests: Whether the digest of a copy is checked each time it is opened for reading.
+    """
+
+    source: ShardSource
+    cache: ShardCache
+    entries: Mapping[str, ShardEntry]
+    digests: bool = False
+
+    def address(self, name: str) -> str:
+        """Return the address of a file at its source."""
+        return self.source.address(name)
+
+    @contextmanager
+    def open(self, name: str, part: ByteRange = WHOLE_FILE) -> Iterator[ByteStream]:
+        """Open the copy of a shard; see :meth:`ShardSource.open`.
+
+        If mapped shards fill the cache, the shard is read directly from the source, with a warning.
+        """
+        if name not in self.entries:
+            with self.source.open(name, part) as stream:
+                yield stream
+            return
+        try:
+            file = self.cache.open(self.entries[name], self.source, digest=self.digests)
+        except CacheFullError as error:
+            warnings.warn(f"shard read without the cache: {error}", stacklevel=2)
+            with self.source.open(name, part) as stream:
+                yield stream
+            return
+        with file:
+            file.seek(part.start)
+            yield FileStream(file, self.address(name))
+
+    def open_to_map(self, entry: ShardEntry, *, digest: bool) -> ShardFile:
+        """Open the copy of a shard to be mapped. It is not evicted while it is open or mapped.
+
+        Args:
+            entry: The shard.
+            digest: Whether to check the digest of an existing copy.
+
+        Raises:
+            StoreError, BudgetError: As for :meth:`ShardCache.open`.
+        """
+        return self.cache.open(entry, self.source, digest=digest, mapped=True)
+
+
+def _copy(entry: ShardEntry, source: ShardSource, file: IO[bytes], stopped: Callable[[], bool]) -> None:
+    """Write a shard to a file and check its size and digest.
 
     Raises:
-        StoreError: the source fails, or gives something else.
-        _StoppedError: ``stopped()``.
+        StoreError: The source fails, or sends other bytes.
+        _StoppedError: ``stopped()`` returned True.
     """
     address = source.address(entry.name)
     digest, size = hashlib.sha256(), 0
-    with source.open(entry.name, Part(0, None, entry.bytes)) as stream:
+    with source.open(entry.name, ByteRange(0, None, entry.bytes)) as stream:
         while size <= entry.bytes and (data := stream.read(_CHUNK)):
             if stopped():
                 raise _StoppedError
@@ -300,22 +375,19 @@ def _copy(entry: ShardEntry, source: Source, file: IO[bytes], stopped: Callable[
         if size <= entry.bytes:
             stream.finish()
     if size != entry.bytes:
-        raise _altered(address, f"{'more' if size > entry.bytes else size} bytes", entry.bytes)
+        found = f"{'more' if size > entry.bytes else size} bytes"
+        raise altered_shard_error(address, found, entry.bytes)
     if digest.hexdigest() != entry.sha256:
-        raise _altered(address, f"SHA-256 {digest.hexdigest()}", entry.sha256)
+        raise altered_shard_error(address, f"SHA-256 {digest.hexdigest()}", entry.sha256)
     file.flush()
     os.fsync(file.fileno())
-
-
-def _altered(address: str, found: object, expected: object) -> StoreError:
-    return StoreError("a shard is cut or altered", path=address, found=found, expected=expected, hint=HINT)
 
 
 def _never() -> bool:
     return False
 
 
-def _touch(file: IO[bytes]) -> None:
+def _mark_used(file: IO[bytes]) -> None:
     now = time.time_ns()
     os.utime(file.fileno(), ns=(now, now))
 
@@ -325,10 +397,18 @@ def _touch(file: IO[bytes]) -> None:
 
 @contextmanager
 def _locked(path: Path, *, wait: bool, remove: bool = True) -> Iterator[bool]:
-    """Hold the lock that a file is, which is made for it and removed again; say whether it is held.
+    """Create a lock file, lock it, and remove it afterwards.
 
-    It is not if another holds it and there is no waiting; nor if the one that was waited for has removed
-    the file. A forked child inherits the open file: so the lock is given back in so many words.
+    Unlocks explicitly, because a forked child inherits the open file and would keep the lock.
+
+    Args:
+        path: Path of the lock file.
+        wait: Whether to wait while another process holds the lock.
+        remove: Whether to remove the file afterwards. Default True.
+
+    Yields:
+        Whether the lock is held. It is not if another process holds it and ``wait`` is False, or if the file
+        was removed by the process waited for.
     """
     with path.open("ab") as file:
         try:
@@ -337,7 +417,7 @@ def _locked(path: Path, *, wait: bool, remove: bool = True) -> Iterator[bool]:
             yield False
             return
         try:
-            is_held = _is_at(file, path)
+            is_held = _is_same_file(file, path)
             try:
                 yield is_held
             finally:
@@ -347,8 +427,8 @@ def _locked(path: Path, *, wait: bool, remove: bool = True) -> Iterator[bool]:
             fcntl.flock(file, fcntl.LOCK_UN)
 
 
-def _remove_unless_held(path: Path) -> bool:
-    """Remove a lock's file, or a copy; return False if somebody holds it, and it stays."""
+def _remove_if_unlocked(path: Path) -> bool:
+    """Remove a file unless another process has locked it; return whether it no longer exists."""
     try:
         file = path.open("rb")
     except FileNotFoundError:
@@ -358,23 +438,23 @@ def _remove_unless_held(path: Path) -> bool:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
-        if _is_at(file, path):
+        if _is_same_file(file, path):
             path.unlink()
         fcntl.flock(file, fcntl.LOCK_UN)
         return True
 
 
-def _hold(file: IO[bytes], path: Path) -> bool:
-    """Keep a copy from being let go while it is open or mapped; False if that has happened already."""
+def _lock_shared(file: IO[bytes], path: Path) -> bool:
+    """Protect an open copy from eviction; close it and return False if it has been evicted already."""
     fcntl.flock(file, fcntl.LOCK_SH)
-    if _is_at(file, path):
+    if _is_same_file(file, path):
         return True
     file.close()
     return False
 
 
-def _is_at(file: IO[bytes], path: Path) -> bool:
-    """Say whether a path still leads to a file that was opened there."""
+def _is_same_file(file: IO[bytes], path: Path) -> bool:
+    """Return whether a path still leads to a file that was opened there."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:

@@ -14,10 +14,10 @@ import numpy.typing as npt
 
 from hexdata.board import pack_boards, unpack_boards
 from hexdata.schema import board_size_of
-from hexdata.shards.block_check import bad_values
+from hexdata.shards.block_check import invalid_values_error
 from hexdata.shards.blocks import Block, block_length, block_to_policy
 from hexdata.shards.manifest import ShardEntry
-from hexdata.shards.tar_members import MemberReader, broken, member_headers
+from hexdata.shards.tar_members import MemberReader, broken_shard_error, member_headers
 from hexdata.storage import AnyPath, as_path, storage_of
 
 __all__ = [
@@ -185,22 +185,23 @@ def read_blocks_with_offsets(path: str | AnyPath) -> Iterator[tuple[str, Block, 
         header = members.next_header()
         last_key = -1
         while header is not None:
-            key, block, places = header.key, dict[str, npt.NDArray[Any]](), dict[str, int]()
+            key, block, offsets = header.key, dict[str, npt.NDArray[Any]](), dict[str, int]()
             while header is not None and header.key == key:
                 if header.field in block:
-                    raise broken(path, header.name, "the member twice", "each once")
+                    raise broken_shard_error(path, header.name, "the member twice", "once")
                 total = header.bytes + sum(array.nbytes for array in block.values())
                 if total > _MOST_BYTES or len(block) == _MOST_MEMBERS:
                     found = f"{len(block) + 1} members of {total:,} bytes"
-                    raise broken(path, key, found, f"{_MOST_MEMBERS} of {_MOST_BYTES:,} at most")
+                    raise broken_shard_error(path, key, found, f"{_MOST_MEMBERS} of {_MOST_BYTES:,} at most")
                 block[header.field] = members.read_array()
-                places[header.field] = header.begin
+                offsets[header.field] = header.begin
                 header = members.next_header()
             is_sample = all(array.ndim == 0 for name, array in block.items() if name not in _UNPACKED)
             if not is_sample and int(key) <= last_key:
-                raise broken(path, key, f"block {key} after block {last_key:06d}", "keys that count upward")
+                found = f"block {key} after block {last_key:06d}"
+                raise broken_shard_error(path, key, found, "ascending keys")
             last_key = max(last_key, int(key)) if not is_sample else last_key
-            yield key, block, places
+            yield key, block, offsets
 
 
 _UNPACKED: Final = ("board", "policy")
@@ -227,25 +228,29 @@ def samples_to_block(samples: Sequence[tuple[str, Block]], path: object) -> Bloc
         if found != specs:
             name = min(name for name, _ in found.items() ^ specs.items())
             other = found.get(name, "no such member")
-            raise bad_values(path, f"{key}.{name}.npy", other, specs.get(name, "no such member"))
+            raise invalid_values_error(path, f"{key}.{name}.npy", other, specs.get(name, "no such member"))
     block = {name: np.stack([sample[name] for _, sample in samples]) for name in specs}
     boards = block.get("board")
     if boards is None or boards.dtype != np.uint8 or boards.ndim != 4 or boards.max(initial=0) > 1:
         boards_found = (
             "none" if boards is None else f"{boards.dtype} of shape {boards.shape[1:]}, or a cell above 1"
         )
-        raise bad_values(
+        raise invalid_values_error(
             path, f"{first_key}.board.npy", boards_found, "|u1 of shape (2, n, n), each cell 0 or 1"
         )
     block["board"] = pack_boards(boards)
     if "position_id" in block and block["position_id"].ndim == 1:
         for (key, _), position_id in zip(samples, block["position_id"].tolist(), strict=True):
             if int(key) != position_id:
-                raise bad_values(path, f"{key}.position_id.npy", position_id, f"{int(key)}, as its key")
+                raise invalid_values_error(
+                    path, f"{key}.position_id.npy", position_id, f"{int(key)}, as its key"
+                )
     if "policy" in block and "move" in block:
         policies = block["policy"]
         if policies.ndim != 2 or not (policies.min() >= 0 and policies.max() < np.inf):
-            raise bad_values(path, f"{first_key}.policy.npy", "other values", "finite numbers from 0 up")
+            raise invalid_values_error(
+                path, f"{first_key}.policy.npy", "other values", "finite numbers from 0 up"
+            )
         only = np.count_nonzero(policies, axis=1) == 1
         moves = only & (policies.argmax(axis=1) == block["move"]) & (policies.max(axis=1) == 1)
         rows = np.flatnonzero(policies.any(axis=1) & ~moves)

@@ -1,86 +1,229 @@
-"""Where the shards of a loader are: found from what people write, and put behind a cache where there is one.
-
-Reads a store's manifest and no shard.
-"""
+"""Finds the shards of a loader: the source, the manifest, and the cache in front of a remote source."""
 
 from __future__ import annotations
 
+import functools
+import re
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
-from hexdata.errors import ConfigError
-from hexdata.shards.cache import ShardCache
-from hexdata.shards.cached_source import CachedSource
-from hexdata.shards.files import ShardPlace, shard_folder
-from hexdata.shards.manifest import ShardEntry
+from hexdata.checks import check_location
+from hexdata.errors import ConfigError, StoreError
+from hexdata.shards.blocks import block_fields
+from hexdata.shards.cache import CachedSource, ShardCache
+from hexdata.shards.command import CommandSource
+from hexdata.shards.http import HttpSource
+from hexdata.shards.manifest import MANIFEST_NAME, REPAIR_HINT, ShardEntry, ShardManifest
 from hexdata.shards.objects import ObjectSource
 from hexdata.shards.options import CacheOptions
-from hexdata.shards.source import Source
-from hexdata.shards.sources import FolderSource, make_source
-from hexdata.storage import AnyPath, as_path, scratch_folder
+from hexdata.shards.sources import FolderSource, ShardSource
+from hexdata.storage import AnyPath, as_path, is_fault, scratch_folder, storage_of
+from hexdata.storage.address import PROTOCOLS
+from hexdata.store import Store
 
-__all__ = ["behind_cache", "find_source", "place_to_map"]
+__all__ = ["add_cache", "check_split", "find_source", "load_manifest", "make_source", "require_mappable"]
+
+_CHUNK: Final = 1 << 20
+_URL: Final = re.compile(r"(pipe):|([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
+_NAME_FIELD: Final = "{name}"
 
 
-def find_source(store: str | AnyPath) -> Source:
-    """Return where the shards are, given a store or a folder of shards, here or in an object store, or a URL.
+def make_source(location: str | AnyPath) -> ShardSource:
+    """Return the source for a folder of shards.
+
+    Args:
+        location: Path of a local folder; address of a folder in an object store, ``s3://bucket/shards``; URL
+            of a folder on a web server, ``https://host/shards``; or a command that writes the file
+            ``{name}`` to its standard output, ``pipe:cat /data/{name}``. A web URL may also contain
+            ``{name}``, for example before a query; without it, the name is appended.
 
     Raises:
-        ConfigError: it is no place that shards can be in.
-        StoreError: it is a store that was not exported.
+        ConfigError: A pipe does not contain ``{name}``, or the address cannot be used.
     """
-    source = make_source(store)
+    check_location("store", location)
+    if isinstance(location, Path):
+        return FolderSource(location)
+    text = str(location)
+    url = _URL.match(text)
+    scheme = "" if url is None else (url[1] or url[2]).lower()
+    if scheme in PROTOCOLS and "{" in text:
+        raise ConfigError(
+            "the address of an object store cannot contain {name}",
+            found=text,
+            hint="Give the folder of the shards.",
+        )
+    if scheme in ("", "file", *PROTOCOLS):
+        return _folder_source(as_path(text))
+    if scheme == "pipe":
+        if _NAME_FIELD not in text:
+            raise ConfigError(
+                "a pipe needs {name} in place of the shard's name",
+                found=text,
+                hint="Write, for example, 'pipe:cat /data/{name}'.",
+            )
+        return CommandSource(text)
+    template = text if _NAME_FIELD in text else f"{text.rstrip('/')}/{_NAME_FIELD}"
+    return HttpSource(template) if scheme in ("http", "https") else CommandSource(template)
+
+
+def _folder_source(folder: AnyPath) -> FolderSource | ObjectSource:
+    return FolderSource(folder) if isinstance(folder, Path) else ObjectSource.of(folder)
+
+
+def find_source(location: str | AnyPath) -> ShardSource:
+    """Return the source of the shards of a store, or of a folder of shards.
+
+    Args:
+        location: A store, local or in an object store; or as for :func:`make_source`.
+
+    Raises:
+        ConfigError: The location cannot be used.
+        StoreError: The store was not exported.
+    """
+    source = make_source(location)
     if isinstance(source, FolderSource):
-        return make_source(shard_folder(source.folder))
+        return _folder_source(_shard_folder(source.folder))
     if isinstance(source, ObjectSource):
-        return make_source(shard_folder(as_path(source.folder)))
+        return _folder_source(_shard_folder(source.path))
     return source
 
 
-def behind_cache(
-    source: Source, entries: Sequence[ShardEntry], options: CacheOptions, *, digests: bool
-) -> Source:
+def _shard_folder(store: AnyPath) -> AnyPath:
+    """Return the folder of the shard manifest: the one in a store, or ``store`` itself if it is none.
+
+    Warns if the store has changed since its shards were written.
+
+    Raises:
+        StoreError: The store was not exported.
+    """
+    try:
+        opened = Store.open(store)
+    except StoreError as error:  # not a store; perhaps a folder of shards without one
+        if is_fault(error):  # further requests would fail too, after their own retries
+            raise
+        return store / "shards" if _has_shards(store) else store
+    if "export" not in opened.manifest.stages:
+        opened.require_stage("export")
+    for stage in ("shuffle", "export"):
+        try:
+            opened.require_stage(stage)
+        except StoreError as error:
+            warnings.warn(str(error), stacklevel=4)
+    return store / "shards"
+
+
+def _has_shards(folder: AnyPath) -> bool:
+    if isinstance(folder, Path):
+        return (folder / "shards").is_dir()
+    try:
+        return storage_of(folder / "shards" / MANIFEST_NAME).exists()
+    except OSError:  # reading the manifest will raise a clear error
+        return False
+
+
+def load_manifest(source: ShardSource) -> ShardManifest:
+    """Read and check the manifest of a source.
+
+    Raises:
+        StoreError: As for :meth:`ShardManifest.load`, or the source fails.
+    """
+    with source.open(MANIFEST_NAME) as stream:
+        data = b"".join(iter(functools.partial(stream.read, _CHUNK), b""))
+        stream.finish()
+    return ShardManifest.loads(data, source.address(MANIFEST_NAME))
+
+
+def check_split(manifest: ShardManifest, split: str, location: str) -> list[str]:
+    """Check that a split can be loaded, and return the fields of its blocks.
+
+    Args:
+        manifest: The shard manifest.
+        split: Name of the split.
+        location: Location of the shards, for messages.
+
+    Raises:
+        ConfigError: The split does not exist, or the shards have the layout ``samples``.
+        StoreError: The fields are not those of this version of hexdata.
+    """
+    if manifest.layout != "blocks":
+        raise ConfigError(
+            "the loader reads shards of blocks",
+            path=location,
+            found=f"layout {manifest.layout}",
+            hint="Run `hexdata export` with --layout blocks.",
+        )
+    if split not in manifest.splits:
+        splits = ", ".join(manifest.splits)
+        raise ConfigError("no such split in the shards", path=location, found=split, expected=splits)
+    shards = manifest.splits[split]
+    if not shards:
+        return []
+    known = block_fields(manifest.board_size, with_policy="policy" in shards[0].offsets)
+    for shard in shards:
+        if shard.offsets.keys() != known.keys():
+            record = f"fields of {shard.name}"
+            raise _wrong_fields_error(location, record, sorted(shard.offsets), sorted(known))
+    for name, spec in known.items():
+        if manifest.fields.get(name) != spec:
+            raise _wrong_fields_error(location, f"field {name}", manifest.fields.get(name), spec)
+    return sorted(known)
+
+
+def _wrong_fields_error(location: str, record: str, found: object, expected: object) -> StoreError:
+    return StoreError(
+        "the shard manifest describes blocks with other fields",
+        path=location,
+        record=record,
+        found=found,
+        expected=expected,
+        hint=REPAIR_HINT,
+    )
+
+
+def add_cache(
+    source: ShardSource, entries: Sequence[ShardEntry], options: CacheOptions, *, digests: bool
+) -> ShardSource:
     """Return a source that keeps local copies of shards, or ``source`` itself if it needs no cache.
 
     Args:
-        source: the source of the shards.
-        entries: the shards that are read.
-        options: folder and size of the cache.
-        digests: check the SHA-256 digest of each copy.
+        source: Source of the shards.
+        entries: The shards that are read.
+        options: Folder and size of the cache.
+        digests: Whether to check the SHA-256 digest of each copy.
 
     Raises:
-        ConfigError: a cache is given for shards in a local folder.
-        BudgetError: the cache is smaller than the largest shard.
+        ConfigError: A cache is given for shards in a local folder.
+        BudgetError: The cache is smaller than the largest shard.
     """
-    asked = options.cache
-    if asked is None or asked is False or (asked is True and not isinstance(source, ObjectSource)):
+    cache = options.cache
+    if cache is None or cache is False or (cache is True and not isinstance(source, ObjectSource)):
         return source
     if isinstance(source, FolderSource):
         raise ConfigError(
             "shards in a local folder need no cache",
             path=source.folder,
-            found=f"cache={str(asked)!r}",
-            hint="Leave cache (--cache) out.",
+            found=f"cache={str(cache)!r}",
+            hint="Leave out cache (--cache).",
         )
-    folder = scratch_folder("shards") if asked is True else Path(asked).absolute()
-    cache = ShardCache(folder, options.cache_bytes)
-    cache.require_size(entries, together=False)
-    return CachedSource(source, cache, {entry.name: entry for entry in entries}, digests=digests)
+    folder = scratch_folder("shards") if cache is True else Path(cache).absolute()
+    shard_cache = ShardCache(folder, options.cache_bytes)
+    shard_cache.require_size(entries, together=False)
+    return CachedSource(source, shard_cache, {entry.name: entry for entry in entries}, digests=digests)
 
 
-def place_to_map(source: Source) -> ShardPlace:
-    """Return where exact mode maps shards from.
+def require_mappable(source: ShardSource) -> FolderSource | CachedSource:
+    """Return the source if its shards can be mapped into memory, as exact mode does.
 
     Raises:
-        ConfigError: they are elsewhere, and there is no cache.
+        ConfigError: The shards are remote and there is no cache.
     """
-    if isinstance(source, FolderSource):
-        return source.folder
-    if isinstance(source, CachedSource):
+    if isinstance(source, (FolderSource, CachedSource)):
         return source
     raise ConfigError(
         "exact mode maps shards into memory",
         found=source.address(""),
         expected="a local folder, or a cache for copies",
-        hint="Give a folder as cache (--cache), copy the shards here, or use mode='stream'.",
+        hint="Give a folder as cache (--cache), copy the shards to this machine, or use mode='stream'.",
     )

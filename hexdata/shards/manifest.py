@@ -31,7 +31,15 @@ from hexdata.strict_json import (
     shortened,
 )
 
-__all__ = ["LAYOUTS", "MANIFEST_NAME", "MANIFEST_VERSION", "FieldSpec", "ShardEntry", "ShardManifest"]
+__all__ = [
+    "LAYOUTS",
+    "MANIFEST_NAME",
+    "MANIFEST_VERSION",
+    "REPAIR_HINT",
+    "FieldSpec",
+    "ShardEntry",
+    "ShardManifest",
+]
 
 MANIFEST_VERSION: Final = 1
 """Version of the manifest format. Manifests of another version are refused."""
@@ -39,6 +47,9 @@ MANIFEST_NAME: Final = "manifest.json"
 """File name of the manifest, in the directory of the shards."""
 LAYOUTS: Final = ("blocks", "samples")
 """Layouts of shards: each tar sample is a block of positions, or a single position."""
+
+REPAIR_HINT: Final = "Run `hexdata verify`, then `hexdata export` again."
+"""What to do about a shard that does not match its manifest."""
 
 _FieldName = Annotated[str, Matching("^[a-z][a-z0-9_]{0,31}$", "the name of a field")]
 _Size = Annotated[int, Within(1, 1 << 40)]

@@ -1,10 +1,8 @@
-"""Positions taken out of mapped shards at random, many at a time.
+"""Random access to the positions of mapped shards, many at a time.
 
-Rows count the positions of a split in stored order. Never reads a shard front to back, never writes, and
-never decides which rows come.
-
-Memory is the maps, which are the page cache's, and what was asked for. A shard that is cut while it is
-mapped ends the process with SIGBUS: replace shards by renaming, as ``hexdata export`` does.
+Rows count the positions of a split in stored order. Memory use is the maps, which belong to the page cache,
+and the rows returned. If a shard is truncated while it is mapped, the process ends with SIGBUS; replace
+shards by renaming, as ``hexdata export`` does.
 """
 
 from __future__ import annotations
@@ -18,84 +16,104 @@ import numpy.typing as npt
 from hexdata.progress import SILENT, Progress
 from hexdata.shards.block_check import find_bad_row
 from hexdata.shards.blocks import POLICY_FIELDS, Block
-from hexdata.shards.files import LocalShard, ShardPlace, open_shards, row_bytes
+from hexdata.shards.files import LocalShard, MappableSource, open_shards, row_bytes
 from hexdata.shards.manifest import FieldSpec, ShardManifest
 from hexdata.shards.options import Check, OnError
 
-__all__ = ["Gathered", "MappedShards"]
+__all__ = ["GatheredRows", "MappedShards"]
 
 Array = npt.NDArray[Any]
 Int64Array = npt.NDArray[np.int64]
 
 _NO_POLICY: Final = -1
-_CHECKED_AHEAD: Final = 8
-"""Rows of whole blocks that are checked for each that is delivered, until all of a field are checked.
+_CHECKED_PER_ROW: Final = 8
+"""Rows of whole blocks that are checked per row read, until all blocks of a field are checked.
 
-More would make the first batches slow, fewer would check more rows twice.
+A larger number delays the first batches; a smaller one checks more rows twice.
 """
-_OF_WHOLE_BLOCKS: Final = ("position_id", "policy_row")
-"""The fields of which one value can be wrong because of another: blocks of them are checked at first use."""
+_CHECKED_AS_BLOCKS: Final = ("position_id", "policy_row")
+"""Fields whose values are valid or not depending on other values of the block."""
 
 
-class Gathered:
-    """Positions out of many shards, grouped by shard; ``take`` gives any of them in the order asked for.
+class GatheredRows:
+    """Rows from many shards, grouped by shard so that each shard is accessed once.
 
-    Grouping lets each shard be touched once. Putting the positions back in order is left to ``take``, a
-    batch at a time, when they are about to be used and fit into the processor's cache.
+    The original order is restored by :meth:`take`, one batch at a time, while the batch fits into the CPU
+    cache.
     """
 
-    def __init__(self, fields: Block, places: Int64Array, policy_slots: Int64Array | None) -> None:
-        """Hold ``fields``, grouped: place i of the order asked for stands at ``places[i]`` of them.
+    def __init__(self, fields: Block, indices: Int64Array, policy_slots: Int64Array | None) -> None:
+        """Create the rows.
 
-        ``policy_slots`` gives each grouped position its row of ``fields["policy"]``, -1 if it has none.
+        Args:
+            fields: The fields of the grouped rows.
+            indices: Index of each requested row among the grouped rows, (B,).
+            policy_slots: Index of each grouped row in ``fields["policy"]``, -1 for none; None if policies
+                are not read.
         """
         self._fields = fields
-        self._places = places
-        self._slots = policy_slots
+        self._indices = indices
+        self._policy_slots = policy_slots
 
     def take(self, start: int, stop: int) -> Block:
-        """Return the positions at places [start, stop) of the order asked for, as arrays of their own."""
-        places = self._places[start:stop]
+        """Return copies of rows [start, stop), in the order in which they were requested."""
+        indices = self._indices[start:stop]
         block = {
-            # The places are known to be inside; "raise" would buffer the result.
-            name: array.take(places, axis=0, mode="clip")
+            # The indices are known to be valid, and mode="raise" would buffer the result.
+            name: array.take(indices, axis=0, mode="clip")
             for name, array in self._fields.items()
             if name not in POLICY_FIELDS
         }
-        if self._slots is not None:
-            slots = self._slots.take(places)
+        if self._policy_slots is not None:
+            slots = self._policy_slots.take(indices)
             rows = np.flatnonzero(slots != _NO_POLICY)
             block["policy"] = self._fields["policy"].take(slots[rows], axis=0)
             block["policy_row"] = rows.astype(np.uint32)
         return block
 
 
-class _Groups(NamedTuple):
-    """Rows grouped by shard: where each stands, which part lies in which shard, and the way back."""
+class _RowGroups(NamedTuple):
+    """Requested rows, grouped by shard.
+
+    Attributes:
+        blocks: Block of each grouped row, counted over the split.
+        rows_in_block: Index of each grouped row in its block.
+        parts: The shards with any rows, each with the slice of the grouped rows that it contains.
+        indices: Index of each requested row among the grouped rows.
+    """
 
     blocks: Int64Array
-    within: Int64Array
+    rows_in_block: Int64Array
     parts: list[tuple[int, slice]]
-    places: Int64Array
+    indices: Int64Array
 
 
-class _Dense(NamedTuple):
-    """The dense policies of one shard: the ascending rows of the shard that have one, and where it is.
+class _DensePolicies(NamedTuple):
+    """Dense policies of one shard. Policy i of the shard is at byte ``starts[block] + i * width``.
 
-    Policy i of the shard, in a block, begins at byte ``starts[block] + i * width``.
+    Attributes:
+        rows: The rows of the shard with a dense policy, ascending.
+        starts: For each block, the offset of its first policy minus the bytes of the policies before it.
     """
 
     rows: npt.NDArray[np.int32]
     starts: Int64Array
 
 
-class _Field(NamedTuple):
-    """One field of all shards, open.
+class _MappedField(NamedTuple):
+    """One field of all shards.
 
-    ``views`` gives each shard as elements of the field, from its first byte on. Single numbers are
-    aligned, so ``step`` is 1 and ``starts`` counts numbers. Rows of several numbers may begin at any
-    byte, so elements overlap, one beginning at every byte; ``step`` is a row's width, and ``starts``
-    counts bytes. ``starts`` goes by block, as does ``sound``, whether its values have been checked.
+    Single numbers are aligned in a shard: a view has one element per number, and offsets count numbers. Rows
+    of several numbers are not: a view has one element per byte offset (elements overlap), and offsets count
+    bytes.
+
+    Attributes:
+        dtype: Type of one number.
+        shape: Shape of one row.
+        step: Distance between two rows in elements of a view.
+        starts: Offset of each block in the view of its shard.
+        views: View of each shard.
+        checked: Whether the values of each block have been checked.
     """
 
     dtype: np.dtype[Any]
@@ -103,24 +121,30 @@ class _Field(NamedTuple):
     step: int
     starts: Int64Array
     views: list[Array]
-    sound: npt.NDArray[np.bool_]
+    checked: npt.NDArray[np.bool_]
 
 
 class MappedShards:
-    """The shards of one split, read at random. It can be pickled, and maps them again where it arrives.
+    """Random access to the rows of one split. Picklable; the shards are mapped again after unpickling.
+
+    Args:
+        source: Source of the shards.
+        manifest: The shard manifest.
+        split: Name of the split.
+        on_error, check, progress: As for :func:`open_shards`. Defaults: ``"raise"``, ``"sizes"``, no reports.
 
     Attributes:
-        positions: how many rows there are, in the shards that are used.
-        faults: what is wrong with the others, with ``on_error="skip"``.
+        positions: Number of rows in the shards that can be used.
+        faults: With ``on_error="skip"``, the shards that cannot be used, with their errors.
 
     Raises:
-        StoreError: a shard is missing or has another size; with ``check="digests"``, other bytes.
-        BudgetError: there are more shards than the process may map, or than there is room for copies.
+        StoreError: A shard is missing or has another size; with ``check="digests"``, another digest.
+        BudgetError: The process cannot map all shards, or the cache is too small for the split.
     """
 
     def __init__(
         self,
-        place: ShardPlace,
+        source: MappableSource,
         manifest: ShardManifest,
         split: str,
         *,
@@ -128,9 +152,8 @@ class MappedShards:
         check: Check = "sizes",
         progress: Progress = SILENT,
     ) -> None:
-        """Map the shards of ``split``; see ``open_shards``."""
         self._shards, self.faults = open_shards(
-            place, manifest, split, on_error=on_error, check=check, progress=progress
+            source, manifest, split, on_error=on_error, check=check, progress=progress
         )
         self._fields = manifest.fields
         self._block_size = manifest.block_size
@@ -140,60 +163,70 @@ class MappedShards:
         self._first_rows = np.cumsum([0, *positions])
         self._first_blocks = np.cumsum([0, *blocks])
         self.positions = int(self._first_rows[-1])
-        # Where all shards but the last are whole blocks, as exported ones are, rows need no search.
-        self._regular = all(size % self._block_size == 0 for size in positions[:-1])
-        # 16 bits sort by counting, ten times as fast as by comparing.
+        # Exported shards except the last contain only whole blocks; then the block of a row needs no search.
+        self._has_whole_blocks = all(size % self._block_size == 0 for size in positions[:-1])
+        # NumPy sorts 16-bit integers by counting, ten times as fast as by comparing.
         number = np.uint16 if len(blocks) <= 1 << 16 else np.uint32
         self._shard_of_block = np.repeat(np.arange(len(blocks), dtype=number), blocks)
-        self._whole = np.zeros(int(self._first_blocks[-1]), np.bool_)
-        self._open_fields: dict[str, _Field] = {}
-        self._dense: dict[int, _Dense] = {}
+        self._headers_checked = np.zeros(int(self._first_blocks[-1]), np.bool_)
+        self._open_fields: dict[str, _MappedField] = {}
+        self._dense: dict[int, _DensePolicies] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the maps behind."""
-        return {**self.__dict__, "_open_fields": {}, "_dense": {}, "_whole": np.zeros_like(self._whole)}
+        """Leave out the maps and the results of checks."""
+        unchecked = np.zeros_like(self._headers_checked)
+        return {**self.__dict__, "_open_fields": {}, "_dense": {}, "_headers_checked": unchecked}
 
-    def bytes_each(self, members: Sequence[str]) -> int:
-        """Return how many bytes a position takes in these members, if it has a dense policy."""
+    def bytes_per_row(self, members: Sequence[str]) -> int:
+        """Return the size of these fields of one row in bytes, including a dense policy."""
         return sum(row_bytes(self._fields[name]) for name in members)
 
-    def gather(self, rows: Int64Array, members: Sequence[str]) -> Gathered:
-        """Fetch these members of rows (B,), which may stand in any order and repeat.
+    def gather(self, rows: Int64Array, members: Sequence[str]) -> GatheredRows:
+        """Read fields of any rows.
+
+        Args:
+            rows: Row numbers (B,), in any order; a number may repeat.
+            members: Names of the fields.
 
         Raises:
-            IndexError: a row is outside the split.
-            FormatError: a block is not what the manifest says, found when it is first used; or a row of it
-                holds what no position has, found when it is read.
-            StoreError: after unpickling, a shard is not there or has another size.
+            IndexError: A row is outside the split.
+            FormatError: A block does not match the manifest, or a row has an invalid value. A block's headers
+                are checked when it is first used, values when they are read.
+            StoreError: After unpickling, a shard is missing or has another size.
         """
         if len(rows) and not (rows.min() >= 0 and rows.max() < self.positions):
-            raise IndexError(f"row outside the {self.positions:,} of the split")
+            raise IndexError(f"a row is outside the {self.positions:,} rows of the split")
         groups = self._group(rows)
-        self._check_blocks(groups.blocks)
+        self._check_headers(groups.blocks)
         fields = {name: self._gather_field(name, groups) for name in members if name not in POLICY_FIELDS}
         slots = None
         if "policy" in members:
             slots, fields["policy"] = self._gather_policies(groups)
-        return Gathered(fields, groups.places, slots)
+        return GatheredRows(fields, groups.indices, slots)
 
     def take(self, rows: Int64Array, members: Sequence[str]) -> Block:
-        """Return these members of rows (B,) as one block, in the order given; raises as ``gather`` does."""
+        """Return fields of rows (B,) as one block, in the order given; raises as :meth:`gather` does."""
         return self.gather(rows, members).take(0, len(rows))
 
     def scan(self, members: Sequence[str]) -> Iterator[Block]:
-        """Yield these members of all rows in stored order, one shard at a time.
+        """Yield fields of all rows in stored order, one shard at a time.
 
-        Each block has ``policy_row`` too, the rows with a dense policy, be there any or not. ``policy``
-        itself cannot be asked for. Raises as ``gather`` does.
+        Each block also has ``policy_row``, the rows with a dense policy, which may be empty.
+
+        Args:
+            members: Names of the fields; not ``policy``.
+
+        Raises:
+            FormatError, StoreError: As for :meth:`gather`.
         """
         for number, shard in enumerate(self._shards):
             first = int(self._first_blocks[number])
             blocks = np.arange(first, first + shard.entry.blocks)
-            self._check_blocks(blocks)
+            self._check_headers(blocks)
             scanned: Block = {"policy_row": self._dense_of(number).rows}
             for name in members:
                 field = self._field(name)
-                self._check_values(name, _not_yet(field.sound, blocks))
+                self._check_values(name, _select_unchecked(field.checked, blocks))
                 parts = [
                     field.views[number][start : start + shard.stored_rows(name, block)]
                     for block, start in enumerate(field.starts[blocks].tolist())
@@ -201,15 +234,15 @@ class MappedShards:
                 scanned[name] = np.concatenate(parts)
             yield scanned
 
-    # --- finding --------------------------------------------------------------------------------------
+    # --- rows and checks ------------------------------------------------------------------------------
 
-    def _group(self, rows: Int64Array) -> _Groups:
-        if self._regular:
+    def _group(self, rows: Int64Array) -> _RowGroups:
+        if self._has_whole_blocks:
             blocks = rows // self._block_size
-            within = rows - blocks * self._block_size
+            rows_in_block = rows - blocks * self._block_size
         else:
             numbers = np.searchsorted(self._first_rows, rows, side="right") - 1
-            blocks, within = np.divmod(rows - self._first_rows[numbers], self._block_size)
+            blocks, rows_in_block = np.divmod(rows - self._first_rows[numbers], self._block_size)
             blocks += self._first_blocks[numbers]
         shards = self._shard_of_block[blocks]
         order = np.argsort(shards, kind="stable")
@@ -219,81 +252,81 @@ class MappedShards:
             (shard, slice(int(stops[shard] - counts[shard]), int(stops[shard])))
             for shard in np.flatnonzero(counts).tolist()
         ]
-        places = np.empty_like(order)
-        places[order] = np.arange(len(order))
-        return _Groups(blocks[order], within[order], parts, places)
+        indices = np.empty_like(order)
+        indices[order] = np.arange(len(order))
+        return _RowGroups(blocks[order], rows_in_block[order], parts, indices)
 
-    def _check_blocks(self, blocks: Int64Array) -> None:
-        """Check once that blocks are where the manifest says, with their own headers.
+    def _check_headers(self, blocks: Int64Array) -> None:
+        """Check the headers of blocks that have not been checked yet.
 
         Raises:
-            FormatError: one is not.
+            FormatError: They do not match the manifest.
         """
-        for block in _not_yet(self._whole, blocks).tolist():
-            shard, number = self._shard_of(block)
-            shard.check_block(number)
-            self._whole[block] = True
+        for block in _select_unchecked(self._headers_checked, blocks).tolist():
+            shard, index = self._shard_of(block)
+            shard.check_block(index)
+            self._headers_checked[block] = True
 
-    def _field(self, name: str) -> _Field:
+    def _field(self, name: str) -> _MappedField:
         if name not in self._open_fields:
             self._open_fields[name] = _open_field(name, self._fields[name], self._shards)
         return self._open_fields[name]
 
     def _shard_of(self, block: int) -> tuple[LocalShard, int]:
-        """Return the shard that a block is in, and the block's number in it."""
+        """Return the shard that contains a block, and the index of the block in it."""
         number = int(self._shard_of_block[block])
         return self._shards[number], block - int(self._first_blocks[number])
 
     def _check_values(self, name: str, blocks: Int64Array) -> None:
-        """Check once what a field of these blocks holds; they ascend.
+        """Check the values of a field in these blocks, which must ascend.
 
         Raises:
-            FormatError: as ``check_field``.
+            FormatError: As for :func:`check_field`.
         """
-        sound = self._field(name).sound
+        checked = self._field(name).checked
         shards = self._shard_of_block[blocks]
         for part in np.split(blocks, np.flatnonzero(np.diff(shards)) + 1):
             if len(part):
-                shard, number = self._shard_of(int(part[0]))
-                shard.check_values(name, (part - part[0] + number).tolist())
-                sound[part] = True
+                shard, index = self._shard_of(int(part[0]))
+                shard.check_values(name, (part - part[0] + index).tolist())
+                checked[part] = True
 
-    def _check_rows(self, name: str, found: Array, blocks: Int64Array) -> None:
-        """Check the values of a field that were read from these blocks, a row each.
+    def _check_rows(self, name: str, values: Array, blocks: Int64Array) -> None:
+        """Check values of a field that were read from these blocks, one row each.
 
-        Whole blocks are checked, each once, but never so many that a batch waits for long. Of the other
-        blocks only what was read is checked.
+        Whole blocks are checked, each once, up to a limit per call that keeps the delay short. In the other
+        blocks only the rows that were read are checked.
 
         Raises:
-            FormatError: as ``check_field`` of the block, so that it is the error of stream mode.
+            FormatError: As for :func:`check_field` of the block, so that it is the error of stream mode.
         """
-        sound = self._field(name).sound
-        new = _not_yet(sound, blocks)
-        if name not in _OF_WHOLE_BLOCKS:
-            new = new[: -(-_CHECKED_AHEAD * len(found) // self._block_size)]
-        self._check_values(name, new)
-        if not len(new) or sound.all():
+        checked = self._field(name).checked
+        unchecked = _select_unchecked(checked, blocks)
+        if name not in _CHECKED_AS_BLOCKS:
+            unchecked = unchecked[: -(-_CHECKED_PER_ROW * len(values) // self._block_size)]
+        self._check_values(name, unchecked)
+        if not len(unchecked) or checked.all():
             return
-        left = np.flatnonzero(~sound[blocks])
-        bad = find_bad_row(name, found[left], self._board_size)
+        left = np.flatnonzero(~checked[blocks])
+        bad = find_bad_row(name, values[left], self._board_size)
         if bad is not None:
             self._check_values(name, blocks[left[bad.row]].reshape(1))
 
-    # --- fetching -------------------------------------------------------------------------------------
+    # --- reading --------------------------------------------------------------------------------------
 
-    def _gather_field(self, name: str, groups: _Groups) -> Array:
+    def _gather_field(self, name: str, groups: _RowGroups) -> Array:
         """Return one field of the rows, grouped."""
         field = self._field(name)
-        starts = field.starts[groups.blocks] + groups.within * field.step
+        starts = field.starts[groups.blocks] + groups.rows_in_block * field.step
         found = np.empty(len(starts), field.views[0].dtype if field.views else field.dtype)
         for shard, part in groups.parts:
-            _pick(field.views[shard], starts[part], found[part])
+            _take_elements(field.views[shard], starts[part], found[part])
         rows = found.view(field.dtype).reshape(-1, *field.shape)
         self._check_rows(name, rows, groups.blocks)
         return rows
 
-    def _gather_policies(self, groups: _Groups) -> tuple[Int64Array, Array]:
-        """Return the dense policies of the rows, and for each grouped row which is its own, or -1."""
+    def _gather_policies(self, groups: _RowGroups) -> tuple[Int64Array, Array]:
+        """Return the index of each grouped row in the policies, -1 for none, and the policies."""
         field = self._field("policy")
         slots = np.full(len(groups.blocks), _NO_POLICY, np.int64)
         found: list[Array] = [np.empty((0, *field.shape), field.dtype)]
@@ -303,7 +336,7 @@ class MappedShards:
             if not len(dense.rows):
                 continue
             blocks = groups.blocks[part] - self._first_blocks[shard]
-            rows = blocks * self._block_size + groups.within[part]
+            rows = blocks * self._block_size + groups.rows_in_block[part]
             ranks = np.searchsorted(dense.rows, rows)
             has_policy = np.flatnonzero(dense.rows.take(ranks, mode="clip") == rows)
             starts = dense.starts[blocks[has_policy]] + ranks[has_policy] * field.step
@@ -315,18 +348,18 @@ class MappedShards:
         self._check_rows("policy", rows, groups.blocks[slots != _NO_POLICY])
         return slots, rows
 
-    def _dense_of(self, number: int) -> _Dense:
-        """Return where the dense policies of a shard are, found at the first call."""
+    def _dense_of(self, number: int) -> _DensePolicies:
+        """Return the dense policies of a shard, which the first call finds."""
         if number not in self._dense:
             self._dense[number] = self._find_dense(number)
         return self._dense[number]
 
-    def _find_dense(self, number: int) -> _Dense:
+    def _find_dense(self, number: int) -> _DensePolicies:
         shard, first = self._shards[number], int(self._first_blocks[number])
         if "policy_row" not in shard.entry.offsets:
-            return _Dense(np.empty(0, np.int32), np.zeros(shard.entry.blocks, np.int64))
+            return _DensePolicies(np.empty(0, np.int32), np.zeros(shard.entry.blocks, np.int64))
         blocks = np.arange(first, first + shard.entry.blocks)
-        self._check_blocks(blocks)
+        self._check_headers(blocks)
         policies, field = self._field("policy"), self._field("policy_row")
         self._check_values("policy_row", blocks)
         rows: list[Array] = []
@@ -337,39 +370,39 @@ class MappedShards:
             rows.append(stored.astype(np.int32) + np.int32(block * self._block_size))
             starts.append(policies.starts[first + block] - count * policies.step)
             count += length
-        return _Dense(np.concatenate(rows), np.array(starts, np.int64))
+        return _DensePolicies(np.concatenate(rows), np.array(starts, np.int64))
 
 
-def _open_field(name: str, spec: FieldSpec, shards: Sequence[LocalShard]) -> _Field:
+def _open_field(name: str, spec: FieldSpec, shards: Sequence[LocalShard]) -> _MappedField:
     dtype = np.dtype(spec.dtype)
     starts = np.array([start for shard in shards for start in shard.entry.offsets[name]], np.int64)
-    sound = np.zeros(len(starts), np.bool_)
+    checked = np.zeros(len(starts), np.bool_)
     if not spec.shape:
         views: list[Array] = [
             np.frombuffer(shard.open(), dtype, shard.entry.bytes // dtype.itemsize) for shard in shards
         ]
-        return _Field(dtype, (), 1, starts // dtype.itemsize, views, sound)
+        return _MappedField(dtype, (), 1, starts // dtype.itemsize, views, checked)
     width = row_bytes(spec)
     views = [
         np.ndarray((shard.entry.bytes - width + 1,), f"V{width}", shard.open(), strides=(1,))
         for shard in shards
     ]
-    return _Field(dtype, spec.shape, width, starts, views, sound)
+    return _MappedField(dtype, spec.shape, width, starts, views, checked)
 
 
-def _pick(view: Array, places: Int64Array, found: Array) -> None:
-    """Write the elements at these places into ``found``."""
+def _take_elements(view: Array, offsets: Int64Array, out: Array) -> None:
+    """Copy the elements of a view at these offsets into ``out``."""
     if view.strides == (view.itemsize,):
-        # Places are inside, as the headers have been checked; "raise" would buffer the result.
-        view.take(places, out=found, mode="clip")
+        # The offsets are valid, as the headers were checked, and mode="raise" would buffer the result.
+        view.take(offsets, out=out, mode="clip")
     else:
-        found[...] = view[places]  # take would first copy the overlapping elements of the whole shard
+        out[...] = view[offsets]  # take would first copy the overlapping elements of the whole shard
 
 
-def _not_yet(done: npt.NDArray[np.bool_], blocks: Int64Array) -> Int64Array:
-    """Return those of the blocks, each once and ascending, that are not done."""
-    if done.all():
+def _select_unchecked(checked: npt.NDArray[np.bool_], blocks: Int64Array) -> Int64Array:
+    """Return the blocks that are not checked yet, ascending and without repeats."""
+    if checked.all():
         return blocks[:0]
-    new = np.zeros(len(done), np.bool_)
-    new[blocks] = True
-    return np.flatnonzero(new & ~done)
+    selected = np.zeros(len(checked), np.bool_)
+    selected[blocks] = True
+    return np.flatnonzero(selected & ~checked)

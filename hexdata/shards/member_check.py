@@ -1,8 +1,4 @@
-"""The headers of a shard's members, compared with what the manifest says of them.
-
-A block's numbers are found through an offset; the headers before them tell whether they are the right
-ones. Never reads the numbers themselves.
-"""
+"""Comparison of the headers of a shard's members with the manifest. Does not read the numbers of members."""
 
 from __future__ import annotations
 
@@ -12,117 +8,121 @@ from typing import Final, NamedTuple
 
 from hexdata.errors import FormatError, Reason
 from hexdata.shards.blocks import POLICY_FIELDS
-from hexdata.shards.manifest import FieldSpec, ShardEntry
+from hexdata.shards.manifest import REPAIR_HINT, FieldSpec, ShardEntry
 from hexdata.shards.tar_members import HEADER_BYTES, MemberHeader
+
+__all__ = ["BlockEntry", "block_entry", "manifest_mismatch_error"]
 
 _begin: Final = operator.attrgetter("begin")
 
-__all__ = ["HINT", "BlockPlace", "altered", "place_block"]
 
-HINT: Final = "Run `hexdata verify`, then `hexdata export` again."
-
-
-def altered(path: str, record: str, found: object, expected: object) -> FormatError:
-    """Return the error for a place in a shard where something else stands."""
+def manifest_mismatch_error(path: str, record: str, found: object, expected: object) -> FormatError:
+    """Return the error for a shard that does not match the manifest."""
     return FormatError(
-        "the shard is not what the manifest says",
+        "the shard does not match the manifest",
         code=Reason.BROKEN_SHARD,
         path=path,
         record=record,
         found=found,
         expected=expected,
-        hint=HINT,
+        hint=REPAIR_HINT,
     )
 
 
-class BlockPlace(NamedTuple):
+class BlockEntry(NamedTuple):
     """One block of a shard, as the manifest describes it.
 
     Attributes:
-        path: of the shard, for messages.
-        entry: what the manifest says of the shard.
-        number: of the block in the shard.
-        key: of the block in the split.
-        rows: positions of the block.
+        path: Path or URL of the shard, for messages.
+        shard: Manifest entry of the shard.
+        number: Number of the block in the shard, from 0.
+        key: Key of the block in the split.
+        rows: Number of positions in the block.
     """
 
     path: str
-    entry: ShardEntry
+    shard: ShardEntry
     number: int
     key: str
     rows: int
 
     @property
     def start(self) -> int:
-        """The byte of the shard at which the block begins."""
+        """Byte offset of the block in the shard."""
         return self._start_of(self.number)
 
     @property
     def stop(self) -> int:
-        """The byte at which the next block begins, or at which the shard ends."""
-        last = self.number + 1 == self.entry.blocks
-        return self.entry.bytes if last else self._start_of(self.number + 1)
+        """Byte offset of the next block, or the size of the shard."""
+        is_last = self.number + 1 == self.shard.blocks
+        return self.shard.bytes if is_last else self._start_of(self.number + 1)
 
-    def members(self) -> list[str]:
+    def fields_in_order(self) -> list[str]:
         """Return the fields of the block in their order in the file."""
-        offsets = self.entry.offsets
+        offsets = self.shard.offsets
         return sorted(offsets, key=lambda name: offsets[name][self.number])
 
-    def member(self, field: str) -> str:
-        """Return the name of a member of the block."""
+    def member_name(self, field: str) -> str:
+        """Return the name of the tar member of a field."""
         return f"{self.key}.{field}.npy"
 
     def check_header(self, field: str, header: MemberHeader, spec: FieldSpec) -> None:
-        """Check that a header is that of a field of the block, where the manifest says.
+        """Check the name, offset, dtype and shape in the header of a field.
 
         Raises:
-            FormatError: it is not.
+            FormatError: They are not as the manifest says.
         """
-        name, offset = self.member(field), self.entry.offsets[field][self.number]
+        name, offset = self.member_name(field), self.shard.offsets[field][self.number]
         if header.name != name or header.begin != offset:
-            raise altered(
+            raise manifest_mismatch_error(
                 self.path,
                 name,
                 f"{header.name}, whose numbers begin at byte {header.begin}",
                 f"{name}, whose numbers begin at byte {offset}",
             )
-        dense = field in POLICY_FIELDS
-        rows = header.shape[0] if dense and header.shape and header.shape[0] <= self.rows else self.rows
+        is_dense = field in POLICY_FIELDS
+        rows = header.shape[0] if is_dense and header.shape and header.shape[0] <= self.rows else self.rows
         if header.dtype != spec.dtype or header.shape != (rows, *spec.shape):
-            found, expected = (
-                f"{header.dtype} of shape {header.shape}",
-                f"{spec.dtype} of shape {(rows, *spec.shape)}",
-            )
-            raise altered(self.path, name, found, f"{expected}, at most" if dense else expected)
+            found = f"{header.dtype} of shape {header.shape}"
+            expected = f"{spec.dtype} of shape {(rows, *spec.shape)}{', at most' if is_dense else ''}"
+            raise manifest_mismatch_error(self.path, name, found, expected)
 
     def check_layout(self, headers: Mapping[str, MemberHeader]) -> None:
-        """Check that the members of the block leave no gap, and that policies are as many as their rows.
+        """Check that there are no gaps between members, and as many policies as policy rows.
+
+        Args:
+            headers: The headers of all members of the block, by field.
 
         Raises:
-            FormatError: there is a gap, or there are more of the one than of the other.
+            FormatError: There is a gap, or the numbers of policies and policy rows differ.
         """
-        place = self.start if self.number else 0
+        offset = self.start if self.number else 0
         for header in sorted(headers.values(), key=_begin):
-            if header.begin != place + HEADER_BYTES:
-                raise altered(self.path, header.name, f"byte {header.begin}", f"byte {place + HEADER_BYTES}")
-            place = header.end
-        if self.number + 1 < self.entry.blocks and place != self.stop:
-            raise altered(self.path, f"block {self.key}", f"an end at byte {place}", f"byte {self.stop}")
-        if not headers.keys().isdisjoint(POLICY_FIELDS):
-            counts = [headers[name].shape[0] for name in POLICY_FIELDS if name in headers]
-            if len(set(counts)) > 1:
-                raise altered(
-                    self.path,
-                    self.member("policy"),
-                    f"{counts[0]} policies",
-                    f"{counts[1]}, as its policy_row has",
-                )
+            if header.begin != offset + HEADER_BYTES:
+                found, expected = f"byte {header.begin}", f"byte {offset + HEADER_BYTES}"
+                raise manifest_mismatch_error(self.path, header.name, found, expected)
+            offset = header.end
+        if self.number + 1 < self.shard.blocks and offset != self.stop:
+            found, expected = f"an end at byte {offset}", f"byte {self.stop}"
+            raise manifest_mismatch_error(self.path, f"block {self.key}", found, expected)
+        counts = [headers[name].shape[0] for name in POLICY_FIELDS if name in headers]
+        if len(set(counts)) > 1:
+            found, expected = f"{counts[0]} policies", f"{counts[1]}, the length of its policy_row"
+            raise manifest_mismatch_error(self.path, self.member_name("policy"), found, expected)
 
-    def _start_of(self, number: int) -> int:
-        return min(places[number] for places in self.entry.offsets.values()) - HEADER_BYTES
+    def _start_of(self, index: int) -> int:
+        return min(offsets[index] for offsets in self.shard.offsets.values()) - HEADER_BYTES
 
 
-def place_block(path: str, entry: ShardEntry, number: int, first_key: int, block_size: int) -> BlockPlace:
-    """Return the block of that number of a shard whose first block has the key ``first_key``."""
-    rows = min(block_size, entry.positions - number * block_size)
-    return BlockPlace(path, entry, number, f"{first_key + number:06d}", rows)
+def block_entry(path: str, shard: ShardEntry, index: int, first_key: int, block_size: int) -> BlockEntry:
+    """Return the entry of one block.
+
+    Args:
+        path: Path or URL of the shard, for messages.
+        shard: Manifest entry of the shard.
+        index: Index of the block in the shard.
+        first_key: Key of the shard's first block.
+        block_size: Positions per block.
+    """
+    rows = min(block_size, shard.positions - index * block_size)
+    return BlockEntry(path, shard, index, f"{first_key + index:06d}", rows)

@@ -84,12 +84,12 @@ def check_positions(batch: pa.RecordBatch, path: object, first: int, games: int)
             bad = BadRow(row, f"game_id {game[row]}", f"a game below {games} or null")
     if bad is not None:
         raise StoreError(
-            "the table holds what no position has",
+            "the table contains an invalid value",
             path=path,
             record=f"row {first + bad.row}",
             found=bad.found,
             expected=bad.expected,
-            hint="Run `hexdata verify` to see what else is wrong; make the store again from its sources.",
+            hint="Run `hexdata verify` to see what else is wrong; then convert the sources again.",
         )
 
 

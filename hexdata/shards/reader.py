@@ -1,13 +1,12 @@
-"""Blocks of one split's shards, read from front to back and compared with the manifest.
+"""Sequential reading of one split's shards as blocks, each compared with the manifest.
 
-Never trusts a shard to end where it should: a tar file that was cut between two members looks complete.
+The end of a shard is checked too: a tar file truncated between two members looks complete.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Generator, Iterator, Sequence
-from typing import Final
 
 import numpy as np
 
@@ -15,33 +14,34 @@ from hexdata.errors import StoreError
 from hexdata.shards.block_check import check_block
 from hexdata.shards.blocks import Block
 from hexdata.shards.manifest import ShardEntry, ShardManifest
-from hexdata.shards.member_check import BlockPlace, altered, place_block
-from hexdata.shards.source import ByteStream, Part, Source
-from hexdata.shards.sources import FolderSource
+from hexdata.shards.member_check import BlockEntry, block_entry, manifest_mismatch_error
+from hexdata.shards.sources import ByteRange, ByteStream, FolderSource, ShardSource, discard_bytes
 from hexdata.shards.tar_members import MemberHeader, MemberReader
 
 __all__ = ["BlockReader"]
 
-_CHUNK: Final = 1 << 20
-
 
 class BlockReader:
-    """Reads chosen members of one split's shards as blocks that are what the manifest says.
+    """Reads fields of one split's blocks from any source.
 
-    Shards are given by their number in the split, blocks by theirs in the shard. Whatever is opened is
-    closed when the iteration ends or is left.
+    Files are closed when an iteration ends or its generator is closed.
 
     Args:
-        source: where the shards lie.
-        manifest: what they are.
-        split: one that the manifest has.
-        members: which fields.
-        digests: whether to read every shard whole and hold it against its SHA-256.
+        source: Source of the shards.
+        manifest: The shard manifest.
+        split: Name of a split in the manifest.
+        members: Names of the fields to read.
+        digests: Whether to read every shard whole and check its SHA-256. Default False.
+
+    Attributes:
+        shards: Manifest entries of the shards of the split.
+        specs: The fields that are read, by name.
+        block_size: Positions per block.
     """
 
     def __init__(
         self,
-        source: Source,
+        source: ShardSource,
         manifest: ShardManifest,
         split: str,
         members: Sequence[str],
@@ -58,9 +58,9 @@ class BlockReader:
         self._first_keys = np.cumsum([0, *(shard.blocks for shard in self.shards)]).tolist()
 
     def find_faults(self) -> Iterator[tuple[ShardEntry, StoreError]]:
-        """Yield the shards that are missing or of another size, where that can be seen without reading them.
+        """Yield the shards that are missing or have another size, with their errors.
 
-        That is in a folder; what other sources give is seen at the read.
+        Only a local folder is checked. Faults of other sources are found when a shard is read.
         """
         if isinstance(self._source, FolderSource):
             for entry in self.shards:
@@ -69,108 +69,115 @@ class BlockReader:
                     yield entry, fault
 
     def read(self, shard: int, first: int = 0, stop: int | None = None) -> Generator[Block, None, None]:
-        """Yield blocks [first, stop) of a shard, one or more; others are not read where that can be.
+        """Yield blocks [first, stop) of a shard. The other blocks are skipped if the source allows it.
 
-        The blocks hold once the iteration has ended without an error, and not before.
+        The blocks are valid only once the iteration has ended without an error.
+
+        Args:
+            shard: Index of the shard in the split.
+            first: Index of the first block in the shard. Default 0.
+            stop: Index after the last block, greater than ``first``; None for the number of blocks.
 
         Raises:
-            StoreError: if the shard is missing, of another size or cannot be reached.
-            FormatError: if its content is not what the manifest says, naming shard and member.
+            StoreError: The shard is missing, has another size, or cannot be read.
+            FormatError: Its content does not match the manifest; names the shard and the member.
         """
         entry = self.shards[shard]
         stop = entry.blocks if stop is None else stop
         begin, end = (0, entry.blocks) if self._digests else (first, stop)
         address, first_key = self._source.address(entry.name), self._first_keys[shard]
-        places = [place_block(address, entry, n, first_key, self.block_size) for n in range(begin, end)]
-        # A block that is not where the manifest says would be looked for outside of the shard.
-        start = places[0].start if begin else 0
-        if not 0 <= start < places[-1].stop <= entry.bytes:
-            raise altered(address, "offsets", f"bytes {start} to {places[-1].stop}", f"some of {entry.bytes}")
-        with self._source.open(entry.name, Part(start, places[-1].stop, entry.bytes)) as stream:
-            span = _Span(stream, start, places[-1].stop, entry.bytes, address, self._digests)
-            members = MemberReader(span.read, start, places[-1].stop, entry.bytes, address)
-            for place in places:
-                block = self._read_block(members, place)
-                if first <= place.number < stop:
-                    yield self._checked(block, place)
-            if (more := members.next_header()) is not None:
-                raise altered(address, "end of the shard", f"a member {more.name}", "the end of the archive")
-            digest = span.finish()
+        blocks = [block_entry(address, entry, n, first_key, self.block_size) for n in range(begin, end)]
+        # Offsets of an invalid manifest may lie outside the shard.
+        start, end_offset = blocks[0].start if begin else 0, blocks[-1].stop
+        if not 0 <= start < end_offset <= entry.bytes:
+            found = f"bytes {start} to {end_offset}"
+            raise manifest_mismatch_error(address, "offsets", found, f"offsets up to {entry.bytes}")
+        with self._source.open(entry.name, ByteRange(start, end_offset, entry.bytes)) as stream:
+            part = _ShardPart(stream, start, end_offset, entry.bytes, address, self._digests)
+            members = MemberReader(part.read, start, end_offset, entry.bytes, address)
+            for block in blocks:
+                arrays = self._read_block(members, block)
+                if first <= block.number < stop:
+                    self._check(arrays, block)
+                    yield arrays
+            if (header := members.next_header()) is not None:
+                found = f"a member {header.name}"
+                raise manifest_mismatch_error(address, "end of the shard", found, "the end of the archive")
+            digest = part.finish()
         if self._digests and digest != entry.sha256:
-            raise altered(address, "sha256", digest, entry.sha256)
+            raise manifest_mismatch_error(address, "sha256", digest, entry.sha256)
 
-    def _read_block(self, members: MemberReader, place: BlockPlace) -> Block:
-        """Read the members of one block; keep those that were asked for."""
-        block: Block = {}
+    def _read_block(self, members: MemberReader, block: BlockEntry) -> Block:
+        """Read the members of one block and return the fields of ``specs``."""
+        arrays: Block = {}
         headers: dict[str, MemberHeader] = {}
-        for field in place.members():
-            header = members.next_header(place.member(field))
+        for field in block.fields_in_order():
+            name = block.member_name(field)
+            header = members.next_header(name)
             if header is None:
-                raise altered(
-                    place.path, place.member(field), "the end of the archive", "a member in every block"
-                )
-            place.check_header(field, header, self._fields[field])
+                found, expected = "the end of the archive", "a member in every block"
+                raise manifest_mismatch_error(block.path, name, found, expected)
+            block.check_header(field, header, self._fields[field])
             headers[field] = header
             if field in self.specs:
-                block[field] = members.read_array()
+                arrays[field] = members.read_array()
             else:
                 members.skip()
-        place.check_layout(headers)
-        return block
+        block.check_layout(headers)
+        return arrays
 
-    def _checked(self, block: Block, place: BlockPlace) -> Block:
-        """Return a block, seen to hold what positions can have."""
+    def _check(self, arrays: Block, block: BlockEntry) -> None:
         check_block(
-            block,
-            place.path,
-            place.key,
+            arrays,
+            block.path,
+            block.key,
             board_size=self._board_size,
-            rows=place.rows,
+            rows=block.rows,
             members=self.specs.keys(),
         )
-        return block
 
 
-class _Span:
-    """The bytes of a part of a shard: exactly as many as there must be, hashed as they pass if asked."""
+class _ShardPart:
+    """The bytes [start, stop) of a shard, hashed while they are read if requested."""
 
     def __init__(
         self, stream: ByteStream, start: int, stop: int, size: int, address: str, hashed: bool
     ) -> None:
         self._stream = stream
-        self._place = start
+        self._offset = start
         self._stop = stop
         self._size = size
         self._address = address
         self._hash = hashlib.sha256() if hashed else None
 
     def read(self, size: int) -> bytes:
-        """Return up to ``size`` bytes, none at the end of the part.
+        """Return up to ``size`` bytes; none at the end of the part.
 
         Raises:
-            FormatError: if the shard ends before the part does.
-            StoreError: if the source failed.
+            FormatError: The shard ends before the part does.
+            StoreError: The source failed.
         """
-        wanted = min(size, self._stop - self._place)
+        wanted = min(size, self._stop - self._offset)
         if not wanted:
             return b""
         data = self._stream.read(wanted)
         if not data:
-            self._stream.finish()  # a source that knows why it ended says so
-            raise altered(self._address, "end of the shard", f"{self._place} bytes", self._size)
-        self._place += len(data)
+            self._stream.finish()  # raises a more precise error if the source failed
+            found = f"{self._offset} bytes"
+            raise manifest_mismatch_error(self._address, "end of the shard", found, self._size)
+        self._offset += len(data)
         if self._hash:
             self._hash.update(data)
         return data
 
     def finish(self) -> str | None:
-        """Read what is left of the part; return the SHA-256 if it was asked for.
+        """Read the rest of the part; return the SHA-256 if the bytes were hashed.
 
         Raises:
-            FormatError, StoreError: as ``read``; and if the part ends the shard, but the shard goes on.
+            FormatError, StoreError: As for :meth:`read`; or the part ends the shard, but the source has more
+                bytes.
         """
-        while self.read(_CHUNK):
-            pass
+        discard_bytes(self.read, self._stop - self._offset)
         if self._stop == self._size:
             self._stream.finish()
         return self._hash.hexdigest() if self._hash else None

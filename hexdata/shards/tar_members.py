@@ -25,7 +25,7 @@ __all__ = [
     "MOST_END_BYTES",
     "MemberHeader",
     "MemberReader",
-    "broken",
+    "broken_shard_error",
     "check_end",
     "member_headers",
     "npy_header",
@@ -87,7 +87,7 @@ class MemberHeader(NamedTuple):
         return -(self.begin + self.bytes) % tarfile.BLOCKSIZE
 
 
-def broken(path: object, record: str, found: object, expected: object) -> FormatError:
+def broken_shard_error(path: object, record: str, found: object, expected: object) -> FormatError:
     """Return the error for a shard whose structure is damaged.
 
     Args:
@@ -97,7 +97,7 @@ def broken(path: object, record: str, found: object, expected: object) -> Format
         expected: The bytes or sizes expected.
     """
     return FormatError(
-        "the shard is cut or altered",
+        "the shard is truncated or altered",
         code=Reason.BROKEN_SHARD,
         path=path,
         record=record,
@@ -205,23 +205,25 @@ def parse_headers(
     Raises:
         FormatError: The headers are not as ``ShardWriter`` writes them, or the member ends after ``stop``.
     """
-    place = record or f"byte {begin}"
+    location = record or f"byte {begin}"
     try:
         key, field, size = _parse_tar_header(headers[: tarfile.BLOCKSIZE])
     except ValueError as error:
         expected = "the USTAR header of a plain file KEY.FIELD.npy, or the end of the archive"
-        raise broken(path, place, error, expected) from None
+        raise broken_shard_error(path, location, error, expected) from None
     name = record or f"{key}.{field}.npy"
     if not _NPY_HEADER_BYTES <= size <= stop - begin - tarfile.BLOCKSIZE:
-        left = stop - begin - tarfile.BLOCKSIZE
-        raise broken(path, name, f"a size of {size} bytes", f"{_NPY_HEADER_BYTES} to {max(left, 0)}")
+        limit = max(stop - begin - tarfile.BLOCKSIZE, 0)
+        raise broken_shard_error(path, name, f"a size of {size} bytes", f"{_NPY_HEADER_BYTES} to {limit}")
     try:
         dtype, shape = parse_npy_header(headers[tarfile.BLOCKSIZE :])
     except ValueError as error:
-        raise broken(path, name, error, "an npy 1.0 header of 128 bytes") from None
+        raise broken_shard_error(path, name, error, "an npy 1.0 header of 128 bytes") from None
     numbers = math.prod(shape) * int(dtype[2])
     if numbers != size - _NPY_HEADER_BYTES:
-        raise broken(path, name, f"{size - _NPY_HEADER_BYTES} bytes of numbers", f"{numbers} for {shape}")
+        raise broken_shard_error(
+            path, name, f"{size - _NPY_HEADER_BYTES} bytes of numbers", f"{numbers} for {shape}"
+        )
     return MemberHeader(key, field, dtype, shape, begin + HEADER_BYTES, numbers)
 
 
@@ -238,7 +240,7 @@ def check_end(rest: bytes, length: int, size: int, path: object) -> None:
         FormatError: It does not.
     """
     if not _END_BYTES <= length < MOST_END_BYTES or any(rest) or size % tarfile.RECORDSIZE:
-        raise broken(path, "end of archive", f"{length} bytes", "zeros up to a whole record")
+        raise broken_shard_error(path, "end of archive", f"{length} bytes", "zeros up to a whole record")
 
 
 class MemberReader:
@@ -258,7 +260,7 @@ class MemberReader:
         self, read: Callable[[int], bytes], start: int, stop: int, size: int, path: str | AnyPath
     ) -> None:
         self._read = read
-        self._place = start
+        self._offset = start
         self._stop = stop
         self._whole = stop == size
         self._path = path
@@ -273,14 +275,14 @@ class MemberReader:
         Raises:
             FormatError: The shard is truncated or altered.
         """
-        if self._place == self._stop and not self._whole:
+        if self._offset == self._stop and not self._whole:
             return None
-        begin = self._place
+        begin = self._offset
         header = self._take(tarfile.BLOCKSIZE, f"byte {begin}")
         if self._whole and not any(header):
             self._read_end()
             return None
-        npy = self._take(min(_NPY_HEADER_BYTES, self._stop - self._place), f"byte {begin}")
+        npy = self._take(min(_NPY_HEADER_BYTES, self._stop - self._offset), f"byte {begin}")
         self._header = parse_headers(header + npy, begin, self._stop, self._path, record)
         return self._header
 
@@ -314,14 +316,14 @@ class MemberReader:
 
     def _read_padding(self, header: MemberHeader) -> None:
         if any(self._take(header.padding, header.name)):
-            raise broken(self._path, header.name, "other bytes after the numbers", "zeros")
+            raise broken_shard_error(self._path, header.name, "other bytes after the numbers", "zeros")
 
     def _read_end(self) -> None:
         rest = bytes(tarfile.BLOCKSIZE)
         while len(rest) < MOST_END_BYTES and (data := self._read(MOST_END_BYTES - len(rest))):
             rest += data
-            self._place += len(data)
-        check_end(rest, len(rest), self._place, self._path)
+            self._offset += len(data)
+        check_end(rest, len(rest), self._offset, self._path)
 
     def _take(self, count: int, record: str) -> bytes:
         """Return exactly ``count`` bytes."""
@@ -329,8 +331,8 @@ class MemberReader:
         while left:
             data = self._read(left)
             if not data:
-                raise broken(self._path, record, f"{count - left} bytes", f"{count} bytes")
+                raise broken_shard_error(self._path, record, f"{count - left} bytes", f"{count} bytes")
             parts.append(data)
             left -= len(data)
-        self._place += count
+        self._offset += count
         return parts[0] if len(parts) == 1 else b"".join(parts)

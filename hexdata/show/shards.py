@@ -32,7 +32,7 @@ def read_shard_position(path: str | AnyPath, number: int) -> Position:
 
     Raises:
         StoreError: the shard has fewer positions.
-        FormatError: it is cut or altered, or no shard of hexdata's.
+        FormatError: it is truncated or altered, or no shard of hexdata's.
     """
     first = 0
     for key, arrays in read_blocks(path):

@@ -46,7 +46,7 @@ def check_position_values(store: Store) -> str:
 
 def _wrong(path: AnyPath, record: str, found: object, expected: object) -> VerifyError:
     return VerifyError(
-        "the table holds what no position has",
+        "the table contains an invalid value",
         path=path,
         record=record,
         found=found,

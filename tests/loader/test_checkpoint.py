@@ -99,7 +99,7 @@ def test_a_state_of_other_positions_of_the_shards_is_refused(make_shards: MakeSh
     states = [Loader(folder.path, on_error="skip", **BASE).state_dict()]
     for number in (1, 4):
         (folder.path / f"train-{number:06d}.tar").unlink()
-        with pytest.warns(UserWarning, match="skipped a shard: .*a shard is missing"):
+        with pytest.warns(UserWarning, match="skipped a shard: .*the shard is missing"):
             loader = Loader(folder.path, on_error="skip", **BASE)
         for state in states:
             with pytest.raises(StoreError, match="other positions of these shards"):

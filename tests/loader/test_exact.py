@@ -14,6 +14,7 @@ from hexdata.loader.exact import ExactShards
 from hexdata.loader.options import LoaderOptions
 from hexdata.order import shuffle_indices
 from hexdata.shards.manifest import ShardManifest
+from hexdata.shards.sources import FolderSource
 
 if TYPE_CHECKING:
     from tests.shard_folder import MakeShards, ShardFolder
@@ -23,7 +24,9 @@ IDS = ("position_id",)
 
 def shards_of(folder: ShardFolder, members: tuple[str, ...] = IDS, **options: Any) -> ExactShards:
     manifest = ShardManifest.load(folder.path)
-    return ExactShards(folder.path, manifest, members, LoaderOptions(**{"batch_size": 12, **options}))
+    return ExactShards(
+        FolderSource(folder.path), manifest, members, LoaderOptions(**{"batch_size": 12, **options})
+    )
 
 
 def rows_of(folder: ShardFolder, blocks: Any) -> list[list[int]]:
@@ -95,7 +98,9 @@ def test_chunks_grow_up_to_what_they_may_take(
     monkeypatch.setattr(exact, "_CHUNK_BYTES", 1 << 20)
     folder = make_shards(train=20, dense=True)
     opened = {
-        members: ExactShards(folder.path, ShardManifest.load(folder.path), members, LoaderOptions())
+        members: ExactShards(
+            FolderSource(folder.path), ShardManifest.load(folder.path), members, LoaderOptions()
+        )
         for members in (("move",), ("move", "policy", "policy_row"))
     }
     sizes = [list(itertools.islice(each.chunk_sizes(), 6)) for each in opened.values()]

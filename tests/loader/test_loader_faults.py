@@ -59,13 +59,13 @@ def test_skipped_shards_are_counted_and_warned_of(make_shards: MakeShards, mode:
         ids = delivered_ids(loader)
     assert loader.skipped == {"train-000001.tar": 16, "train-000004.tar": 6}
     assert sorted(re.split("[;.:] ", str(each.message))[2] for each in caught) == [
-        "a shard is cut or altered",
-        "a shard is missing",
+        "the shard is missing",
+        "the shard is truncated or altered",
     ]
     kept = [row for row in range(70) if row // 16 not in (1, 4)]
     assert ids == sorted(folder.splits["train"]["position_id"][kept].tolist())
     assert mode == "stream" or loader.positions == 48
-    with pytest.raises(StoreError, match="a shard is missing"):
+    with pytest.raises(StoreError, match="the shard is missing"):
         list(Loader(folder.path, mode=mode, batch_size=8, fields=IDS))
 
 
@@ -80,7 +80,7 @@ def test_a_missing_or_cut_shard_is_found_when_the_loader_is_made(
         path.unlink()
     else:
         path.write_bytes(path.read_bytes()[:size])
-    with pytest.raises(StoreError, match=r"train-000003\.tar: a shard is (missing|cut)"):
+    with pytest.raises(StoreError, match=r"train-000003\.tar: the shard is (missing|truncated)"):
         Loader(folder.path, mode=mode, batch_size=8)
 
 
@@ -107,7 +107,7 @@ def test_a_split_without_one_usable_shard_is_refused(make_shards: MakeShards) ->
     folder = make_shards(train=40)
     for path in folder.path.glob("train-*.tar"):
         path.write_bytes(b"")
-    with pytest.raises(StoreError, match="no shard of train can be used; found a shard is cut"):
+    with pytest.raises(StoreError, match="no shard of train can be used; found the shard is truncated"):
         Loader(folder.path, on_error="skip")
 
 

@@ -26,7 +26,7 @@ from hexdata.order import Permutation, derive_key
 from hexdata.shards.blocks import block_fields
 from hexdata.shards.format import ShardWriter
 from hexdata.shards.manifest import ShardManifest
-from hexdata.shards.mapped import Gathered, MappedShards
+from hexdata.shards.mapped import GatheredRows, MappedShards
 
 if TYPE_CHECKING:
     from tests.shard_folder import MakeShards, ShardFolder
@@ -222,7 +222,7 @@ def test_a_rank_gathers_its_own_places_many_at_once(
     asked: list[int] = []
     gather = MappedShards.gather
 
-    def count(shards: MappedShards, rows: npt.NDArray[np.int64], members: Sequence[str]) -> Gathered:
+    def count(shards: MappedShards, rows: npt.NDArray[np.int64], members: Sequence[str]) -> GatheredRows:
         asked.append(len(rows))
         return gather(shards, rows, members)
 

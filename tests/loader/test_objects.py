@@ -176,12 +176,12 @@ def test_a_shard_that_fails_is_named_or_left_out(
     shard = bucket / "store" / "shards" / name
     chosen = {"batch_size": 8, "streams": (2, 2), **options}
     data = shard.read_bytes()
-    for change, reason in ((data[:-512], "cut or altered"), (None, "missing")):
+    for change, reason in ((data[:-512], "truncated or altered"), (None, "missing")):
         if change is None:
             shard.unlink()
         else:
             shard.write_bytes(change)
-        with pytest.raises(StoreError, match=rf"s3://.*{name}: a shard is {reason}"):
+        with pytest.raises(StoreError, match=rf"s3://.*{name}: the shard is {reason}"):
             list(Loader(address, **chosen))
         with pytest.warns(UserWarning, match=rf"skipped a shard: .*{name}"):
             assert count_without_failing(address, **chosen) == (48, {name: 16})
@@ -198,7 +198,7 @@ def test_other_bytes_of_the_same_size_are_no_shard(
     data = shard.read_bytes()
     shard.write_bytes(data[:700] + bytes([data[700] ^ 1]) + data[701:])
     for mode in ("stream", "exact"):
-        with pytest.raises(StoreError, match=rf"{name}: a shard is cut or altered; found SHA-256"):
+        with pytest.raises(StoreError, match=rf"{name}: the shard is truncated or altered; found SHA-256"):
             list(Loader(address, mode=mode))
     shard.write_bytes(data)
     cache = Path(os.environ["HEXDATA_CACHE"]) / "shards"

@@ -17,6 +17,7 @@ from hexdata.loader.row_filter import RowSubset, select_rows
 from hexdata.schema import NO_MOVE
 from hexdata.shards.manifest import ShardManifest
 from hexdata.shards.mapped import MappedShards
+from hexdata.shards.sources import FolderSource
 
 if TYPE_CHECKING:
     from tests.shard_folder import MakeShards, ShardFolder
@@ -25,7 +26,7 @@ SKIP = BatchOptions(final_policy="skip")
 
 
 def choose(folder: ShardFolder, **options: Any) -> list[int] | None:
-    shards = MappedShards(folder.path, ShardManifest.load(folder.path), "train")
+    shards = MappedShards(FolderSource(folder.path), ShardManifest.load(folder.path), "train")
     subset = select_rows(shards, LoaderOptions(**options))
     return None if subset is None else subset.rows(np.arange(len(subset))).tolist()
 

@@ -21,9 +21,9 @@ from hexdata.loader import Loader
 from hexdata.loader.options import LoaderOptions
 from hexdata.loader.stream import StreamEpoch
 from hexdata.shards.blocks import Block, block_to_policy
+from hexdata.shards.locate import make_source
 from hexdata.shards.manifest import ShardManifest
-from hexdata.shards.source import WHOLE, ByteStream, Part, Source
-from hexdata.shards.sources import FolderSource, make_source
+from hexdata.shards.sources import WHOLE_FILE, ByteRange, ByteStream, FolderSource, ShardSource
 
 if TYPE_CHECKING:
     from tests.shard_folder import MakeShards, ShardFolder
@@ -36,7 +36,7 @@ def epoch_of(
     folder: ShardFolder,
     epoch: int = 0,
     *,
-    source: Source | None = None,
+    source: ShardSource | None = None,
     members: tuple[str, ...] = IDS,
     on_skip: Any = None,
     **chosen: Any,
@@ -231,12 +231,12 @@ class Watched:
     """A folder that writes down what is opened of it."""
 
     folder: Path
-    opened: list[tuple[str, Part]] = field(default_factory=list)
+    opened: list[tuple[str, ByteRange]] = field(default_factory=list)
 
     def address(self, name: str) -> str:
         return FolderSource(self.folder).address(name)
 
-    def open(self, name: str, part: Part = WHOLE) -> AbstractContextManager[ByteStream]:
+    def open(self, name: str, part: ByteRange = WHOLE_FILE) -> AbstractContextManager[ByteStream]:
         self.opened.append((name, part))
         return FolderSource(self.folder).open(name, part)
 
@@ -388,7 +388,7 @@ def test_other_errors_are_not_skipped(make_shards: MakeShards) -> None:
     folder = make_shards(train=48)
 
     class Broken(Watched):
-        def open(self, name: str, part: Part = WHOLE) -> AbstractContextManager[ByteStream]:
+        def open(self, name: str, part: ByteRange = WHOLE_FILE) -> AbstractContextManager[ByteStream]:
             raise MemoryError
 
     with pytest.raises(MemoryError):

@@ -17,8 +17,7 @@ from pathlib import Path
 from hexdata.errors import HexdataError
 from hexdata.shards.cache import ShardCache
 from hexdata.shards.manifest import ShardEntry
-from hexdata.shards.source import WHOLE, FileStream, Part
-from hexdata.shards.sources import FolderSource
+from hexdata.shards.sources import WHOLE_FILE, ByteRange, FileStream, FolderSource
 
 
 class Halting(FileStream):
@@ -36,7 +35,7 @@ class Halting(FileStream):
 
 class HaltingSource(FolderSource):
     @contextmanager
-    def open(self, name: str, part: Part = WHOLE) -> Iterator[FileStream]:
+    def open(self, name: str, part: ByteRange = WHOLE_FILE) -> Iterator[FileStream]:
         with (self.folder / name).open("rb") as file:
             yield Halting(file, name)
 

@@ -25,11 +25,10 @@ from hypothesis import strategies as st
 
 from hexdata.errors import BudgetError, StoreError
 from hexdata.loader.stream import Prefetcher
-from hexdata.shards.cache import NoRoomError, ShardCache
-from hexdata.shards.cached_source import CachedSource
+from hexdata.shards.cache import CachedSource, CacheFullError, ShardCache
+from hexdata.shards.command import CommandSource
 from hexdata.shards.manifest import ShardEntry
-from hexdata.shards.source import WHOLE, ByteStream, FileStream, Part
-from hexdata.shards.sources import CommandSource, FolderSource
+from hexdata.shards.sources import WHOLE_FILE, ByteRange, ByteStream, FileStream, FolderSource
 
 FETCHER = Path(__file__).parent / "fetcher.py"
 SIZE = 5_000_000
@@ -78,7 +77,7 @@ class Counted(FolderSource):
     go_on: threading.Event
 
     @contextmanager
-    def open(self, name: str, part: Part = WHOLE) -> Iterator[FileStream]:
+    def open(self, name: str, part: ByteRange = WHOLE_FILE) -> Iterator[FileStream]:
         self.opened.append(name)
         with (self.folder / name).open("rb") as file:
             yield Halting(file, name, self) if self.waits else FileStream(file, name)
@@ -168,7 +167,7 @@ def test_only_the_right_bytes_are_kept(tmp_path: Path, data: bytes, found: str) 
     (tmp_path / "a" / "x.tar").write_bytes(data)
     cache = ShardCache(tmp_path / "cache", SIZE)
     source = CommandSource(f"pipe:cat {tmp_path}/a/{{name}}")
-    with pytest.raises(StoreError, match=rf"cat .*x\.tar: a shard is cut or altered; found {found}"):
+    with pytest.raises(StoreError, match=rf"cat .*x\.tar: the shard is truncated or altered; found {found}"):
         cache.open(entry, source)
     assert copies(cache) == set()
 
@@ -177,7 +176,7 @@ def test_a_missing_shard_is_named_by_its_address(tmp_path: Path) -> None:
     (entry,) = make_entries(tmp_path / "a", 10)
     (tmp_path / "a" / "0.tar").unlink()
     cache = ShardCache(tmp_path / "cache", SIZE)
-    with pytest.raises(StoreError, match=r"a/0\.tar: a shard is missing"):
+    with pytest.raises(StoreError, match=r"a/0\.tar: the shard is missing"):
         cache.open(entry, FolderSource(tmp_path / "a"))
     assert copies(cache) == set()
 
@@ -230,7 +229,7 @@ def test_what_is_mapped_stays_and_what_is_open_can_be_read(tmp_path: Path) -> No
     assert copies(cache) == {f"{entries[0].sha256}.tar", f"{entries[4].sha256}.tar"}
     with (
         cache.open(entries[4], source, mapped=True),
-        pytest.raises(NoRoomError, match="1 kB too little of 2 kB"),
+        pytest.raises(CacheFullError, match="1 kB too little of 2 kB"),
     ):
         cache.open(entries[1], source)
     assert mapped[:] == datas[0]
@@ -244,10 +243,13 @@ def test_where_mapped_shards_take_all_the_room_others_are_read_past_the_cache(tm
     source, cache = FolderSource(tmp_path / "a"), ShardCache(tmp_path / "cache", 1000)
     cached = CachedSource(source, cache, {entry.name: entry for entry in entries})
     with cached.open_to_map(entries[0], digest=False):
-        with pytest.warns(UserWarning, match="read past the cache"), cached.open("1.tar", Part(10)) as stream:
+        with (
+            pytest.warns(UserWarning, match="read without the cache"),
+            cached.open("1.tar", ByteRange(10)) as stream,
+        ):
             assert read_all(stream) == (source.folder / "1.tar").read_bytes()[10:]
         assert copies(cache) == {f"{entries[0].sha256}.tar"}
-    with cached.open("1.tar", Part(10)) as stream:
+    with cached.open("1.tar", ByteRange(10)) as stream:
         assert read_all(stream) == (source.folder / "1.tar").read_bytes()[10:]
 
 
@@ -369,7 +371,7 @@ def test_a_full_disk_is_named(tmp_path: Path) -> None:
         assert line_of(process) == "begin"
         assert "BudgetError" in (line := line_of(process))
         assert "cache: the disk of the shard cache is full" in line
-        assert "Make room there" in line
+        assert "Free space there" in line
     assert copies(cache) == set()
 
 

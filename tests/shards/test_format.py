@@ -197,7 +197,7 @@ def test_a_cut_shard_is_an_error_wherever_it_is_cut(shard: Path) -> None:
         borders = [m.offset + shift for m in tar for shift in (0, 1, 300, 512, 520, 640, 641)]
     for length in {0, *borders, *range(len(data) - 12_000, len(data), 511), len(data) - 1}:
         shard.write_bytes(data[:length])
-        with pytest.raises(FormatError, match="cut or altered") as caught:
+        with pytest.raises(FormatError, match="truncated or altered") as caught:
             list(read_blocks(shard))
         assert caught.value.path == str(shard)
         assert caught.value.record
@@ -215,7 +215,7 @@ def test_an_altered_shard_names_the_member(shard: Path) -> None:
         (len(data) - 1, 1, "end of archive"),
     ]:
         shard.write_bytes(data[:place] + bytes([byte]) + data[place + 1 :])
-        with pytest.raises(FormatError, match="cut or altered") as caught:
+        with pytest.raises(FormatError, match="truncated or altered") as caught:
             list(read_blocks(shard))
         assert caught.value.record == where
 

@@ -22,6 +22,7 @@ from hexdata.shards.files import LocalShard
 from hexdata.shards.format import read_blocks
 from hexdata.shards.manifest import ShardManifest
 from hexdata.shards.mapped import MappedShards
+from hexdata.shards.sources import FolderSource
 from tests.altered_shards import set_header
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ CELLS = 25
 
 
 def mapped(folder: ShardFolder, split: str = "train", **options: Any) -> MappedShards:
-    return MappedShards(folder.path, ShardManifest.load(folder.path), split, **options)
+    return MappedShards(FolderSource(folder.path), ShardManifest.load(folder.path), split, **options)
 
 
 def check(folder: ShardFolder, block: dict[str, np.ndarray], rows: list[int]) -> None:
@@ -137,7 +138,7 @@ def test_a_pickled_one_maps_the_shards_again(make_shards: MakeShards, used: bool
     for path in folder.path.glob("*.tar"):
         path.unlink()
     check(folder, copy.take(np.array(rows), DENSE), rows)  # what is mapped stays
-    with pytest.raises(StoreError, match="a shard is missing"):
+    with pytest.raises(StoreError, match="the shard is missing"):
         pickle.loads(data).take(np.array(rows), DENSE)
 
 
@@ -184,10 +185,10 @@ def test_a_missing_or_cut_shard_is_named_at_once(make_shards: MakeShards) -> Non
     path = folder.path / "train-000002.tar"
     data = path.read_bytes()
     path.write_bytes(data[:-512])
-    with pytest.raises(StoreError, match=r"train-000002\.tar: a shard is cut or altered; found 19968 bytes"):
+    with pytest.raises(StoreError, match=r"train-000002\.tar: .* truncated or altered; found 19968 bytes"):
         mapped(folder)
     path.unlink()
-    with pytest.raises(StoreError, match=r"train-000002\.tar: a shard is missing"):
+    with pytest.raises(StoreError, match=r"train-000002\.tar: the shard is missing"):
         mapped(folder)
 
 
@@ -265,7 +266,9 @@ def test_policies_and_their_rows_must_be_as_many(make_shards: MakeShards) -> Non
     altered = bytearray(data[:place] + shorter + data[place + 640 :])
     set_header(altered, place, 0, b"")
     path.write_bytes(altered)
-    with pytest.raises(FormatError, match=r"000001\.policy\.npy: .*found 3 policies; expected 2, as"):
+    with pytest.raises(
+        FormatError, match=r"000001\.policy\.npy: .*found 3 policies; expected 2, the length of"
+    ):
         mapped(folder).take(np.arange(16), DENSE)
 
 
@@ -274,7 +277,7 @@ def test_a_manifest_that_points_past_the_end_is_refused(make_shards: MakeShards)
     manifest = ShardManifest.load(folder.path)
     for offset in (10**9, 0, -5, 641, manifest.splits["train"][0].bytes - 4):
         manifest.splits["train"][0].offsets["value"][1] = offset
-        shards = MappedShards(folder.path, manifest, "train")
+        shards = MappedShards(FolderSource(folder.path), manifest, "train")
         with pytest.raises(FormatError, match=r"00000[01]\.value\.npy|block 000000"):
             shards.take(np.arange(16), ("value",))
 
@@ -294,7 +297,7 @@ def test_digests_are_checked_on_request(make_shards: MakeShards) -> None:
     data[place] ^= 1  # within the numbers of a block: nothing but a digest can tell
     path.write_bytes(data)
     mapped(folder).take(np.arange(64), ALL)
-    with pytest.raises(StoreError, match=r"train-000003\.tar: a shard is cut or altered; found SHA-256"):
+    with pytest.raises(StoreError, match=r"train-000003\.tar: .* truncated or altered; found SHA-256"):
         mapped(folder, check="digests")
 
 

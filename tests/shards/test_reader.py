@@ -14,9 +14,9 @@ import webdataset
 
 from hexdata.errors import FormatError, StoreError
 from hexdata.shards.blocks import Block, block_to_policy
+from hexdata.shards.locate import make_source
 from hexdata.shards.manifest import ShardManifest
 from hexdata.shards.reader import BlockReader
-from hexdata.shards.sources import make_source
 
 if TYPE_CHECKING:
     from tests.shard_folder import MakeShards, ShardFolder
@@ -72,12 +72,12 @@ def test_a_missing_or_cut_shard_is_found_before_it_is_read(make_shards: MakeShar
     (folder.path / "train-000000.tar").unlink()
     (missing, no_file), (cut, shorter) = reader.find_faults()
     assert (missing.name, cut.name) == ("train-000000.tar", "train-000002.tar")
-    assert "a shard is missing" in str(no_file)
+    assert "the shard is missing" in str(no_file)
     assert "found 19968 bytes; expected 20480" in str(shorter)
     assert list(reader_of(folder, through_a_pipe(folder)).find_faults()) == []  # which only reading tells
-    with pytest.raises(StoreError, match=r"train-000000\.tar: a shard is missing"):
+    with pytest.raises(StoreError, match=r"train-000000\.tar: the shard is missing"):
         next(reader.read(0))
-    with pytest.raises(StoreError, match=r"train-000002\.tar: a shard is cut"):
+    with pytest.raises(StoreError, match=r"train-000002\.tar: the shard is truncated"):
         next(reader.read(2))
 
 
@@ -244,7 +244,7 @@ def test_webdataset_alone_ends_silently_short(make_shards: MakeShards) -> None:
     data = paths[0].read_bytes()
     paths[0].write_bytes(data[: data.index(b"000001.board.npy")])
     assert stock_keys(urls, shardshuffle=False) == ["000000", "000002", "000003"]
-    with pytest.raises(StoreError, match="a shard is cut"):
+    with pytest.raises(StoreError, match="the shard is truncated"):
         list(reader_of(folder).read(0))
 
 

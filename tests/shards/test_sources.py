@@ -21,9 +21,11 @@ import pytest
 from hexdata.errors import ConfigError, StoreError
 from hexdata.loader.options import LoaderOptions
 from hexdata.loader.stream import StreamEpoch
+from hexdata.shards.command import CommandSource
+from hexdata.shards.http import HttpSource
+from hexdata.shards.locate import load_manifest, make_source
 from hexdata.shards.manifest import ShardManifest
-from hexdata.shards.source import WHOLE, Part, Source
-from hexdata.shards.sources import CommandSource, FolderSource, HttpSource, load_manifest, make_source
+from hexdata.shards.sources import WHOLE_FILE, ByteRange, FolderSource, ShardSource
 
 NAME = "some file.tar"
 DATA = np.random.default_rng(3).bytes(3_000_000)
@@ -125,7 +127,7 @@ def quick(server: FileServer, **chosen: Any) -> HttpSource:
     return HttpSource(f"{server.url}/{{name}}", pause=0.0, **chosen)
 
 
-def read(source: Source, part: Part = WHOLE, chunk: int = 10_240) -> bytes:
+def read(source: ShardSource, part: ByteRange = WHOLE_FILE, chunk: int = 10_240) -> bytes:
     """Read a part as the shard reader does; at the end of the file, finish."""
     stop = len(DATA) if part.stop is None else part.stop
     data = b""
@@ -153,23 +155,23 @@ def read(source: Source, part: Part = WHOLE, chunk: int = 10_240) -> bytes:
         ("ais://bucket/shards", CommandSource("ais://bucket/shards/{name}")),
     ],
 )
-def test_a_place_names_its_source(place: str | Path, source: Source) -> None:
+def test_a_place_names_its_source(place: str | Path, source: ShardSource) -> None:
     assert make_source(place) == source
     assert pickle.loads(pickle.dumps(source)) == source
 
 
 def test_a_pipe_says_where_the_name_goes() -> None:
-    with pytest.raises(ConfigError, match=r"found pipe:cat /a\. Write \{name\}"):
+    with pytest.raises(ConfigError, match=r"found pipe:cat /a\. Write, for example, 'pipe:cat"):
         make_source("pipe:cat /a")
 
 
 PARTS = [
-    Part(),
-    Part(size=len(DATA)),
-    Part(0, 1, len(DATA)),
-    Part(1_000_000, 2_500_000, len(DATA)),
-    Part(2_999_999, len(DATA), len(DATA)),
-    Part(1_500_000, None, len(DATA)),
+    ByteRange(),
+    ByteRange(file_size=len(DATA)),
+    ByteRange(0, 1, len(DATA)),
+    ByteRange(1_000_000, 2_500_000, len(DATA)),
+    ByteRange(2_999_999, len(DATA), len(DATA)),
+    ByteRange(1_500_000, None, len(DATA)),
 ]
 
 
@@ -190,11 +192,11 @@ def test_what_is_missing_or_of_another_size_is_named(folder: Path, server: FileS
     source = make_source(folder if kind == "folder" else server.url)
     address = re.escape(source.address(NAME))
     with pytest.raises(
-        StoreError, match=rf"{address}: a shard is cut or altered; found 3000000 bytes; exp.* 9"
+        StoreError, match=rf"{address}: the shard is truncated or altered; found 3000000 bytes; exp.* 9"
     ):
-        read(source, Part(5, 8, 9))
+        read(source, ByteRange(5, 8, 9))
     (folder / NAME).unlink()
-    with pytest.raises(StoreError, match=rf"{address}: a shard is missing"):
+    with pytest.raises(StoreError, match=rf"{address}: the shard is missing"):
         read(source)
     assert len(server.asked) == (kind == "http") * 2  # neither is worth another attempt
 
@@ -241,8 +243,8 @@ def test_a_busy_server_is_asked_again_and_a_refusing_one_is_not(server: FileServ
 
 def test_a_server_that_gives_another_part_is_named(server: FileServer) -> None:
     server.shift = 5
-    with pytest.raises(StoreError, match="asked for byte 100, the server began at 105"):
-        read(quick(server), Part(100))
+    with pytest.raises(StoreError, match="byte 100 was requested, the response starts at 105"):
+        read(quick(server), ByteRange(100))
 
 
 def test_an_answer_without_sense_is_named_at_once(serve: Serve, folder: Path) -> None:
@@ -268,7 +270,7 @@ def test_a_url_may_hold_any_letters(serve: Serve, tmp_path: Path) -> None:
     (tmp_path / NAME).write_bytes(DATA)
     server = serve(tmp_path)
     source = make_source(f"{server.url}/{{name}}?key=a%20b&dön =[1]")
-    with pytest.raises(StoreError, match="a shard is missing"):
+    with pytest.raises(StoreError, match="the shard is missing"):
         read(source)
     assert server.asked == [("some file.tar?key=a b&d%C3%B6n =[1]", None)]
 
@@ -304,13 +306,13 @@ def test_a_command_that_fails_is_named_with_its_status(folder: Path) -> None:
         with pytest.raises(StoreError, match=f"pipe:.*command .* failed; found {found}; expected 0"):
             read(source)
         with pytest.raises(StoreError, match=found):
-            read(source, Part(2_000, None, len(DATA)))  # it ended before the part began
+            read(source, ByteRange(2_000, None, len(DATA)))  # it ended before the part began
 
 
 def test_a_command_that_gives_too_little_or_too_much_is_named(folder: Path) -> None:
     short = CommandSource(f"pipe:head -c 1000 '{folder}/some file.tar' # {{name}}")
-    with pytest.raises(StoreError, match="a shard is cut; found 1000 bytes"):
-        read(short, Part(2_000, None, len(DATA)))
+    with pytest.raises(StoreError, match="the shard is truncated or altered; found 1000 bytes"):
+        read(short, ByteRange(2_000, None, len(DATA)))
     longer = CommandSource(f"pipe:cat {folder}/{{name}} {folder}/{{name}}")
     with pytest.raises(StoreError, match="found more bytes"):
         read(longer)
@@ -380,7 +382,7 @@ def test_a_manifest_that_is_missing_or_altered_is_named(make_shards: Any, serve:
         load_manifest(make_source(f"pipe:cat {folder.path}/{{name}} 2>&-"))
 
 
-def ids_of(source: Source, batches: range | None = None) -> list[list[int]]:
+def ids_of(source: ShardSource, batches: range | None = None) -> list[list[int]]:
     options = LoaderOptions(mode="stream", batch_size=12, streams=(2, 2), window=24)
     epoch = StreamEpoch(source, load_manifest(source), options, 1, ("position_id",))
     return [b["position_id"].tolist() for b, _ in epoch.blocks(batches or range(epoch.steps))]
