@@ -1,6 +1,6 @@
-"""Links between the documents, and whether the reference covers every command, option, key and name.
+"""Checks links between the documents, and that the reference covers every command, option, key and name.
 
-``.ci/run`` builds the documents with Sphinx; these tests read the files only. The library reference is
+``.ci/run`` builds the documents with Sphinx; these tests only read the files. The library reference is
 generated from docstrings, so a module that ``library.md`` lists is documented.
 """
 
@@ -55,7 +55,7 @@ def anchors_of(text: str) -> set[str]:
 
 
 def dead_links(document: Path) -> list[str]:
-    """Return the links of a document to files and headings that are not there."""
+    """Return the links of a document to missing files and headings."""
     dead = []
     for match in LINK.finditer(prose(document)):
         path, _, anchor = match["target"].partition("#")
@@ -107,7 +107,7 @@ def options_of(command) -> dict[str, str | None]:
 
 
 def mistakes_in(sections: dict[str, str], commands: dict) -> list[str]:
-    """Return where the page of the command line differs from the commands that there are."""
+    """Return the differences between the page of the command line and the existing commands."""
     mistakes = []
     for name, command in commands.items():
         section = sections.get(f"hexdata {name}")
@@ -180,7 +180,7 @@ def names_of(source: str) -> list[str]:
 
 
 def public_names() -> dict[str, list[str]]:
-    """Return the public names of every package and module of ``hexdata`` that is meant for users."""
+    """Return the public names of every package and module of ``hexdata`` for users."""
     found = {}
     for path in sorted((ROOT / "hexdata").iterdir()):
         source = path / "__init__.py" if path.is_dir() else path
@@ -210,7 +210,7 @@ def test_every_public_name_is_in_the_reference():
 
 
 def test_every_mention_of_the_supported_pythons_agrees():
-    """``pyproject.toml`` is what ``.ci/run`` reads; the oldest is what ruff and mypy check for."""
+    """``.ci/run`` reads the versions from ``pyproject.toml``; ruff and mypy check for the oldest."""
     content = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     named = re.findall(r"Python :: (3\.\d+)", "\n".join(content["project"]["classifiers"]))
     assert len(named) > 1

@@ -1,12 +1,12 @@
-"""Every code block of the README and the guide is run, and every command and option is documented.
+"""Runs every code block of the documents, and checks that every command and option is documented.
 
-A document is run from top to bottom in one scratch folder that holds a copy of ``configs/``: ``console``
-blocks line by line where they start with ``$``, ``python`` blocks in one namespace; ``toml`` blocks must
-parse. A comment on the line above the fence says otherwise: ``<!-- not run: why -->`` leaves a block out,
-``<!-- file: name -->`` also writes it into the scratch folder, ``<!-- store: path -->`` runs a ``sql``
-block on that store. What the commands print is not compared with the document. To save time, most documents
-begin with the same demo, which is run once and copied for the others, and commands have one core: a store of
-so few games is made sooner than workers start.
+A document runs from top to bottom in a temporary folder that contains a copy of ``configs/``. The lines of
+``console`` blocks that start with ``$`` run one by one, ``python`` blocks run in one namespace, and ``toml``
+blocks are parsed. A comment above the fence changes this: ``<!-- not run: why -->`` skips a block,
+``<!-- file: name -->`` also writes it to the folder, ``<!-- store: path -->`` runs a ``sql`` block on that
+store. The output of commands is not compared with the document. To save time, the demo with which most
+documents begin is run once and copied, and commands use one core: small stores are finished before workers
+have started.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ from hexdata.cli import app
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([*ROOT.glob("README.md"), *(ROOT / "docs").rglob("*.md")])
 PLAIN = {"json", "mermaid", "sql", "text", "{eval-rst}", "{toctree}"}
-"""Languages of blocks that are only read; ``sql`` runs where it names a store, and Sphinx runs its own."""
+"""Languages of blocks that are not run, except ``sql`` with a store; Sphinx runs its own blocks."""
 LONGEST_COMMAND = 300.0
-"""Seconds after which a command counts as hanging."""
+"""Seconds after which a command is considered to hang."""
 
 FENCE = re.compile(r"^ *```(?P<language>\w*|\{[\w-]+\})\s*$")
 DEMO = re.compile(r"hexdata demo( --games \d+)?")
-"""A demo that may be a copy: it makes the folder ``hexdata-demo``, and the same bytes every time."""
+"""A demo that may be copied: it writes the folder ``hexdata-demo`` with the same bytes every time."""
 MARK = re.compile(r"^ *<!-- (?P<mark>not run|file|store): (?P<text>.*\S) -->\s*$")
 
 
 class BlockError(AssertionError):
-    """A block that does not hold; the message opens with file and line."""
+    """A block that fails; the message starts with file and line."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """One fenced block: where its first line stands, its language, its text and the mark above it."""
+    """One fenced block: its first line, language, text and the mark above it."""
 
     where: str
     line: int
@@ -63,7 +63,7 @@ class Block:
 
 
 def blocks_of(document: Path) -> list[Block]:
-    """Cut a document into its fenced blocks, in order."""
+    """Return the fenced blocks of a document, in order."""
     blocks, opened, marks = [], None, {}
     lines = document.read_text(encoding="utf-8").splitlines()
     for number, line in enumerate(lines, start=1):
@@ -83,7 +83,7 @@ def blocks_of(document: Path) -> list[Block]:
 
 @contextmanager
 def one_core() -> Iterator[None]:
-    """Keep what is started to one core, and so without worker processes."""
+    """Restrict child processes to one core, so that they start no workers."""
     if not hasattr(os, "sched_setaffinity"):
         yield
         return
@@ -96,7 +96,7 @@ def one_core() -> Iterator[None]:
 
 
 def run_command(block: Block, line: int, command: str | list[str], scratch: Path) -> str:
-    """Run one command, text for bash or a list, and fail if it does; return what it printed."""
+    """Run one command, text for bash or a list; return its output. Raise an error if it fails."""
     scripts = sysconfig.get_path("scripts")  # where the tested installation has its hexdata
     plain = {"NO_COLOR": "1", "FORCE_COLOR": ""}  # the second would draw progress bars too
     environment = os.environ | {"PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}"} | plain
@@ -118,7 +118,7 @@ def run_command(block: Block, line: int, command: str | list[str], scratch: Path
 
 
 def run_demo(block: Block, line: int, command: str, scratch: Path, shelf: Path) -> None:
-    """Take what a demo makes from the shelf; the first time it is run, and put there."""
+    """Copy the files of a demo, which is run at the first call."""
     kept = shelf / command
     if not kept.exists():
         begun = Path(tempfile.mkdtemp(dir=shelf))
@@ -128,7 +128,7 @@ def run_demo(block: Block, line: int, command: str, scratch: Path, shelf: Path) 
 
 
 def run_console(block: Block, scratch: Path, shelf: Path) -> None:
-    """Run the lines after ``$``; a line that ends in a backslash goes on in the next one."""
+    """Run the lines after ``$``; a line that ends in a backslash continues on the next one."""
     lines = iter(enumerate(block.text.splitlines(), start=block.line))
     commands = 0
     for number, line in lines:
@@ -146,7 +146,7 @@ def run_console(block: Block, scratch: Path, shelf: Path) -> None:
 
 
 def needs_torch(text: str) -> bool:
-    """Say whether a block imports PyTorch, or the one module of hexdata that does."""
+    """Return whether a block imports PyTorch or ``hexdata.torch``."""
     nodes = list(ast.walk(ast.parse(text)))
     names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
@@ -154,7 +154,7 @@ def needs_torch(text: str) -> bool:
 
 
 def run_python(block: Block, namespace: dict[str, Any]) -> None:
-    """Run a block in the process of the test; a traceback names the line of the document."""
+    """Run a block in this process; a traceback contains the line of the document."""
     try:
         if needs_torch(block.text) and find_spec("torch") is None:
             return
@@ -215,14 +215,14 @@ def test_every_block_runs(document, scratch, shelf):
 
 
 def options_of(verb: Any) -> list[str]:
-    """Return the long spellings of a command's options, those that switch something off among them."""
+    """Return the long spellings of a command's options, including those that disable something."""
     options = [parameter for parameter in verb.params if parameter.param_type_name == "option"]
     spellings = [flag for option in options for flag in (*option.opts, *option.secondary_opts)]
     return [flag for flag in spellings if flag.startswith("--")]
 
 
 def undocumented(group: Any, text: str) -> list[str]:
-    """Return the commands and the options of a Typer group that a text does not name."""
+    """Return the commands and options of a Typer group that a text does not contain."""
 
     def named(words: str) -> bool:
         return re.search(rf"(?<![\w-]){re.escape(words)}(?![\w-])", text) is not None
@@ -380,7 +380,7 @@ def test_a_demo_is_run_once_and_then_copied(tmp_path, monkeypatch):
 
 
 def test_the_transcript_is_of_the_demo_as_it_is(scratch):
-    """The README's transcript names the stages, columns and lines that ``hexdata demo`` prints today."""
+    """The README's transcript contains the stages, columns and lines that ``hexdata demo`` prints."""
     transcript = next(b for b in blocks_of(ROOT / "README.md") if b.text.startswith("$ hexdata demo\nstage"))
     shown = run_command(transcript, transcript.line, "hexdata demo --games 16", scratch)
 

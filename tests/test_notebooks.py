@@ -1,7 +1,7 @@
-"""The notebooks run, from the first cell to the last, and their committed outputs are whole and clean.
+"""Runs the notebooks from the first cell to the last, and checks their committed outputs.
 
-nbmake runs each of them as ``pytest --nbmake`` does, but in a scratch folder and a process of its own: then
-nothing of it is left in the clone, no flag is needed, and the warnings of Jupyter's own parts are not ours.
+nbmake runs each of them as ``pytest --nbmake`` does, but in a temporary folder and a separate process. The
+clone is unchanged, no flag is needed, and warnings of Jupyter do not fail the test.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 LONGEST_CELL = 600
-"""Seconds after which a cell counts as hanging."""
+"""Seconds after which a cell is considered to hang."""
 MACHINE = re.compile(r"(?<![\w.])/(?:home|mnt|opt|private|root|srv|tmp|Users|usr|var|work)/|[A-Z]:\\Users")
 """The beginning of a path that other machines do not have."""
 
@@ -52,7 +52,7 @@ def test_there_are_notebooks_and_the_readme_names_each():
 
 @pytest.fixture(scope="module")
 def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a copy of the folder; in it a notebook finds the demo that another made, as in a clone."""
+    """Return a copy of the folder, in which a notebook finds the demo of another one, as in a clone."""
     folder = tmp_path_factory.mktemp("notebooks") / "notebooks"
     shutil.copytree(FOLDER, folder, ignore=shutil.ignore_patterns("hexdata-demo", ".*", "__pycache__"))
     (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
@@ -60,7 +60,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_notebook(notebook: Path) -> subprocess.CompletedProcess[str]:
-    """Run a notebook where it lies; what Jupyter writes beside it goes below its folder."""
+    """Run a notebook in its folder; files that Jupyter writes go to a subfolder."""
     places = ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "MPLCONFIGDIR")
     own = {place: str(notebook.parent / ".jupyter" / place.lower()) for place in places}
     command = [sys.executable, "-m", "pytest", "-q", "--nbmake", f"--nbmake-timeout={LONGEST_CELL}"]
@@ -104,7 +104,7 @@ def test_a_cell_that_fails_fails_the_notebook(scratch):
 
 
 def complaints(notebook: Path) -> list[str]:
-    """Return what is not as it should be in the committed outputs of a notebook."""
+    """Return the faults of a notebook's committed outputs."""
     found = []
     cells = code_cells(notebook)
     if [cell["execution_count"] for cell in cells] != list(range(1, len(cells) + 1)):
@@ -144,7 +144,7 @@ def test_an_unclean_notebook_is_found(tmp_path):
 
 
 def texts(part: Any) -> list[str]:
-    """Return every text in a notebook's JSON but those of pictures."""
+    """Return every text in a notebook's JSON except pictures."""
     if isinstance(part, dict):
         return [text for key, value in part.items() if key != "image/png" for text in texts(value)]
     if isinstance(part, list):
@@ -199,7 +199,7 @@ def test_the_split_by_file_leaks_and_the_split_by_game_does_not(data):
 
 
 def test_a_repeated_game_has_one_name(data):
-    """Boards of one game are those of another from the first to the last only if it is the same game."""
+    """Two games have equal boards from the first to the last only if they are the same game."""
     boards: dict[int, list[bytes]] = {}
     for place, game in enumerate(data.game.tolist()):
         boards.setdefault(game, []).append(data.board[place].numpy().tobytes())
@@ -256,7 +256,7 @@ def test_the_committed_figures_are_of_the_code_as_it_is(experiment):
 
 
 def test_the_guide_quotes_the_committed_figures():
-    """Each row of the table in docs/notebooks.md is what the committed runs end with, in the mean."""
+    """Each row of the table in docs/notebooks.md is the mean of the final losses of the committed runs."""
     text = (ROOT / "docs" / "notebooks.md").read_text(encoding="utf-8")
     row = r"^\| (often|once) \| (ordered|buffer|global) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$"
     rows = re.findall(row, text, re.MULTILINE)
@@ -268,7 +268,7 @@ def test_the_guide_quotes_the_committed_figures():
 
 
 def test_what_is_said_of_the_figures_holds():
-    """The findings of the notebook and the guide, each worked out from the committed curves."""
+    """The findings of the notebook and the guide follow from the committed curves."""
     parts = figures()["parts"]
 
     def curves(part, order, name):  # (seeds, measurements)

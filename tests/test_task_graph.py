@@ -1,4 +1,4 @@
-"""The simulated task graph: nothing lost, no limit broken, and what can be said by hand is what it says."""
+"""The simulated task graph loses nothing, respects every limit, and agrees with figures computed by hand."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ RATES = {
     "pick": 1e-7,
     "policies": 1e-8,
 }
-"""As measured once."""
+"""Rates as measured once."""
 CLUSTER = {
     "machines": 4,
     "cores": 8,
@@ -61,12 +61,12 @@ CLUSTER = {
     "latency": 1e-3,
 }
 FAST = CLUSTER | {"network": 1e18, "disk": 1e18, "store": 1e18, "gets": 1e18, "puts": 1e18, "latency": 0.0}
-"""Where only cores take time."""
+"""A cluster in which only cores take time."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def benchmarks() -> Iterator[None]:
-    """Let the modules of the benchmarks be imported, which import each other by their bare names."""
+    """Make the modules of the benchmarks importable; they import each other by their bare names."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(BENCHMARKS))
         yield
@@ -119,7 +119,7 @@ def test_equal_tasks_take_as_many_turns_as_there_are_cores_too_few(simulation, g
     ],
 )
 def test_what_is_scarce_decides_the_time_and_is_named(simulation, graphs, limit, task, phase, seconds):
-    """A hundred tasks on four machines with eight cores."""
+    """A hundred tasks on four machines with eight cores each."""
     work = {"positions": 1, "work": 1e-9}
     outcome = run(simulation, graphs, [graphs.Task(**work | task)] * 100, FAST | limit, **phase)
     assert outcome.seconds == pytest.approx(seconds, rel=0.1)
@@ -129,7 +129,7 @@ def test_what_is_scarce_decides_the_time_and_is_named(simulation, graphs, limit,
 
 
 def test_a_thousand_slices_and_ten_thousand_units(simulation, graphs):
-    """As files of their own, pieces are ten million objects; in runs a thousand, and as many reads."""
+    """With one file per piece there are ten million objects; with runs, a thousand, and as many reads."""
     rows = 10_000 * BUCKET_ROWS
     layout = ShuffleLayout(rows, ceil(rows / 1_000), True, {"train": Grouping(10_000, 1, 1)})
     cluster, rates = graphs.Cluster(**CLUSTER), graphs.Rates(**RATES)
@@ -238,7 +238,7 @@ def test_the_same_seed_is_the_same_run(simulation, graphs):
 
 @pytest.mark.parametrize("name", ["store", "network", "gets", "machines"])
 def test_more_of_anything_is_not_slower(simulation, graphs, name):
-    """But for the last turn, in which other tasks may fall together on a machine."""
+    """The last round is excluded, because its tasks may be distributed differently over the machines."""
     rates, slow = graphs.Rates(**RATES), graphs.Cluster(**CLUSTER)
     phases = graphs.graph(100_000_000, rates, slow)
     fast = replace(slow, **{name: getattr(slow, name) * 4})

@@ -1,8 +1,8 @@
-"""One loader in a process of its own, which runs an epoch each time it is told to.
+"""One loader in its own process, which runs an epoch on each command.
 
-Run as a script: ``contestant.py NAME FOLDER`` reads commands from standard input, a line each: ``run``
-delivers an epoch and answers with how many positions it had, ``check`` also with sums over all that they
-hold. Answers are JSON, a line each. Never keeps time: whoever asks does.
+Run as a script: ``contestant.py NAME FOLDER`` reads one command per line from standard input. ``run``
+delivers an epoch and prints its number of positions; ``check`` also prints checksums. Answers are JSON, one
+per line. The caller measures the time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hexdata.loader import Loader
 
 
 def from_memory(folder: Path) -> RunEpoch:
-    """The yardstick: the same arrays out of memory, in their order, unpacked by the same function."""
+    """The reference: the same arrays from memory, in order, unpacked by the same function."""
     records = read_records(folder)
     columns = {name: records[name].copy() for name in RECORD.names or ()}
 
@@ -38,13 +38,13 @@ def from_memory(folder: Path) -> RunEpoch:
 
 
 def ours(folder: Path, **options: Any) -> RunEpoch:
-    """Our loader in one process."""
+    """The hexdata loader in one process."""
     loader = Loader(folder, batch_size=BATCH, planes=3, **options)
     return lambda epoch: iter(loader)
 
 
 def in_workers(folder: Path) -> RunEpoch:
-    """Our loader in DataLoader workers, which unpack."""
+    """The hexdata loader in DataLoader workers, which unpack."""
     from hexdata.torch import TorchLoader
 
     loader = TorchLoader(Loader(folder, batch_size=BATCH, planes=3), num_workers=WORKERS)
@@ -52,7 +52,7 @@ def in_workers(folder: Path) -> RunEpoch:
 
 
 def in_workers_packed(folder: Path) -> RunEpoch:
-    """Our loader in DataLoader workers, the batches unpacked here, in the main process."""
+    """The hexdata loader in DataLoader workers; the main process unpacks the batches."""
     from hexdata.torch import TorchLoader, expand_policy, unpack
 
     fields = ("board", "move", "value")
@@ -81,7 +81,7 @@ def count(batches: Iterator[Any]) -> dict[str, Any]:
 
 
 def add_up(batches: Iterator[Any]) -> dict[str, Any]:
-    """Sum what the batches hold, so that a position that is missing, repeated or wrong is seen."""
+    """Return checksums of the batches, which differ if a position is missing, repeated or wrong."""
     positions, shapes = 0, set()
     planes, policy, value = np.zeros((3, N, N)), np.zeros(CELLS), 0.0
     for batch in batches:
@@ -104,10 +104,10 @@ COMMANDS = {"run": count, "check": add_up}
 
 
 def make(name: str, folder: Path, scratch: Path) -> RunEpoch:
-    """Make a loader ready.
+    """Open a loader.
 
     Raises:
-        ModuleNotFoundError: its library is not installed.
+        ModuleNotFoundError: Its library is not installed.
     """
     if name in OURS:
         return OURS[name](folder)

@@ -1,7 +1,7 @@
-"""Opens a loader in a fresh process, goes on at some place of the epoch, and says what that took.
+"""Opens a loader in a new process, resumes at several positions of the epoch, and prints the times.
 
-Run as a script: ``opening.py FOLDER ROUNDS`` prints JSON: seconds to open, seconds until the first batch at
-each place, and memory beyond the mapped files. Never delivers a whole epoch.
+Run as a script: ``opening.py FOLDER ROUNDS`` prints JSON: seconds to open, seconds until the first batch
+after each resume, and memory besides the mapped files. It never delivers a whole epoch.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from hexdata.loader import Loader
 
 SHARES = (0.0, 0.5, 0.99)
 BATCHES = 512
-"""Over these the memory is watched: as many as it takes to gather the largest chunks ahead."""
+"""Batches over which the memory is measured, enough to gather the largest chunks ahead."""
 
 
 def own_bytes() -> int:
-    """Return the resident memory of this process that no file stands behind."""
+    """Return the resident memory of this process that is not mapped from files."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
     return 1024 * sum(int(size) for size in re.findall(r"^RssAnon:\s+(\d+) kB$", status, re.MULTILINE))
 

@@ -1,7 +1,7 @@
-"""The other loaders: each stores the same records its own way, and delivers them shuffled its own way.
+"""The other loaders. Each stores the same records in its own format and shuffles them in its own way.
 
-Each is set up as its makers advise, then as fast as we could find; the notes say what was tried. Never
-imports a library before it is asked for, and never measures anything.
+Each is set up as its documentation recommends, then as fast as we could make it; the docstrings say what was
+tried. Libraries are imported on first use.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ BATCH = 1_024
 WORKERS = 2
 
 RunEpoch = Callable[[int], Iterator[Any]]
-"""Given the epoch's number, from 0 on, its batches of ``board``, ``policy`` and ``value``."""
+"""A function that returns the batches of ``board``, ``policy`` and ``value`` of an epoch, numbered from 0."""
 
 
 @dataclass(frozen=True)
 class Peer:
-    """How a loader is made ready: ``prepare(records, folder)`` writes into the empty folder.
+    """A loader: ``prepare(records, folder)`` writes its files into an empty folder.
 
-    ``most`` is of how many records at most: those that are slow get a part, or they would take minutes.
+    ``most`` limits the number of records of slow loaders, which would take minutes.
     """
 
     prepare: Callable[[Records, Path], RunEpoch]
@@ -36,7 +36,7 @@ class Peer:
 
 
 def _in_batches(items: Iterator[bytes]) -> Iterator[Batch]:
-    """Collate single records, for a library whose own batching is slower than this."""
+    """Collate single records, for a library whose own batching is slower."""
     batch: list[bytes] = []
     for item in items:
         batch.append(item)
@@ -48,11 +48,10 @@ def _in_batches(items: Iterator[bytes]) -> Iterator[Batch]:
 
 
 def litdata(records: Records, folder: Path) -> RunEpoch:
-    """LitData, items of one record as bytes, its default shuffle (chunks, windows of 256, items in them).
+    """LitData: one record per item as bytes, default shuffle (chunks, windows of 256, items in them).
 
-    Items of tokens are slower, and so are other windows; a full shuffle within a chunk is 50 times slower.
-    Items of whole blocks would be fast, but be shuffled as blocks. Its own StreamingDataLoader gives
-    batches at the same rate as this.
+    Items of tokens and other windows are slower; a full shuffle within a chunk is 50 times slower. Items of
+    whole blocks would be fast, but would be shuffled as blocks. Its StreamingDataLoader has the same rate.
     """
     from litdata import StreamingDataset
     from litdata.streaming.cache import Cache
@@ -68,9 +67,9 @@ def litdata(records: Records, folder: Path) -> RunEpoch:
 
 
 def datasets_map(records: Records, folder: Path) -> RunEpoch:
-    """Hugging Face map-style: records as one column of 50 bytes, taken as Arrow tables by permuted indices.
+    """Hugging Face map-style: records as one column of 50 bytes, read as Arrow tables by permuted indices.
 
-    A column a field takes twice as long, the format "numpy" three times, ``shuffle().iter()`` twice.
+    One column per field takes twice as long, the format "numpy" three times, ``shuffle().iter()`` twice.
     """
     import datasets
     import pyarrow as pa
@@ -91,7 +90,7 @@ def datasets_map(records: Records, folder: Path) -> RunEpoch:
 
 
 def datasets_stream(records: Records, folder: Path) -> RunEpoch:
-    """Hugging Face streaming: shards in a new order, a buffer of 10,000, which gives single examples."""
+    """Hugging Face streaming: shards in a new order and a buffer of 10,000, which yields single examples."""
     import datasets
 
     datasets.disable_progress_bars()
@@ -119,7 +118,7 @@ def _save_dataset(records: Records, folder: Path) -> None:
 
 
 def webdataset(records: Records, folder: Path) -> RunEpoch:
-    """webdataset, one record a sample, stock pipeline: shards shuffled, then a buffer of 5,000 samples."""
+    """webdataset: one record per sample, stock pipeline (shuffled shards, then a buffer of 5,000)."""
     import webdataset as wds
 
     with wds.ShardWriter(f"{folder}/%06d.tar", maxcount=5_000, verbose=0) as writer:
@@ -134,9 +133,9 @@ def webdataset(records: Records, folder: Path) -> RunEpoch:
 
 
 def mosaic(records: Records, folder: Path) -> RunEpoch:
-    """MosaicML Streaming, records as bytes, its fastest shuffle (py1s), batched here.
+    """MosaicML Streaming with records as bytes and its fastest shuffle (py1s), batched here.
 
-    One canonical node, as it would repeat positions until 64 of them have as many each.
+    It has one canonical node, because with 64 it would repeat positions until all have equally many.
     """
     from streaming import MDSWriter, StreamingDataset
     from streaming.base.util import clean_stale_shared_memory
@@ -152,7 +151,7 @@ def mosaic(records: Records, folder: Path) -> RunEpoch:
 
 
 def grain(records: Records, folder: Path) -> RunEpoch:
-    """Grain, indices shuffled and batched by it, the records of a batch taken at once from a mapped array.
+    """Grain: it shuffles and batches indices; the records of a batch are read at once from a mapped array.
 
     Single records as elements are slower, and so are its reading threads.
     """
@@ -169,17 +168,17 @@ def grain(records: Records, folder: Path) -> RunEpoch:
 
 
 def torch_items(records: Records, folder: Path) -> RunEpoch:
-    """torch's DataLoader over a map-style dataset of records in a mapped array, two workers."""
+    """A torch DataLoader over a map-style dataset of records in a mapped array, with two workers."""
     return _data_loader(_Items(_map(records, folder)), WORKERS)
 
 
 def torch_batches(records: Records, folder: Path) -> RunEpoch:
-    """The same, the dataset written by hand so that a batch is taken at once (``__getitems__``)."""
+    """The same with a dataset that reads a batch at once (``__getitems__``)."""
     return _data_loader(_Batches(_map(records, folder)), WORKERS)
 
 
 def torch_batches_alone(records: Records, folder: Path) -> RunEpoch:
-    """The same without workers, the fastest of all peers: what a good engineer writes in an afternoon."""
+    """The same without workers: the fastest of all peers, which a good engineer writes in an afternoon."""
     return _data_loader(_Batches(_map(records, folder)), 0)
 
 
@@ -212,7 +211,7 @@ class _Batches:
 
 
 def _to_tensors(batch: Batch | list[bytes]) -> dict[str, Any]:
-    """Collate; only tensors go from a worker to the main process through shared memory."""
+    """Collate records; only tensors pass from a worker to the main process through shared memory."""
     import torch
 
     arrays = batch if isinstance(batch, dict) else unpack_all(batch)

@@ -1,7 +1,7 @@
-"""Positions for the loaders that are compared: shards for ours, and the same records for everybody else's.
+"""Positions for the compared loaders: shards for hexdata, and the same records for the others.
 
-Run as a script: ``positions.py FOLDER POSITIONS`` makes random ones, ``positions.py FOLDER POSITIONS hollow``
-shards of the right sizes that take little disk. Never times anything.
+Run as a script: ``positions.py FOLDER POSITIONS`` generates random positions, ``positions.py FOLDER POSITIONS
+hollow`` generates shards of the right sizes that need little disk space.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ CELLS = N * N
 BLOCK = 4_096
 SHARD = 262_144
 FINAL = 1 / 70
-"""The share of positions that have no move: a game has some 69."""
+"""Share of positions without a move; a game has about 69 positions."""
 RECORD = np.dtype([("board", "u1", 43), ("move", "<u2"), ("value", "<f4"), ("player_to_move", "u1")])
-"""One position as everybody else stores it: packed as ours are, 50 bytes."""
+"""One position as the other loaders store it: packed as in shards, 50 bytes."""
 
 Records = npt.NDArray[Any]
 BATCH_OPTIONS = BatchOptions(planes=3)
 
 
 def unpack(records: Records) -> Batch:
-    """Make the batch of these records. All loaders use this one, so that none wins by unpacking faster."""
+    """Make the batch of these records. All loaders use this function, so none is faster by unpacking."""
     block = {name: np.ascontiguousarray(records[name]) for name in RECORD.names or ()}
     return make_batch(block, BATCH_OPTIONS, N, seed=0, epoch=0)
 
@@ -52,7 +52,7 @@ def read_records(folder: Path) -> Records:
 
 
 def make_records(positions: int) -> Records:
-    """Make random positions: a third of the cells of either colour, any move, any value."""
+    """Generate random positions: a third of the cells of each colour, any move, any value."""
     random = np.random.default_rng(1)
     records = np.empty(positions, RECORD)
     for start in range(0, positions, BLOCK):
@@ -81,14 +81,14 @@ def hollow_block(positions: int) -> dict[str, npt.NDArray[Any]]:
 
 
 def hollow_blocks(positions: int) -> Iterator[Mapping[str, npt.NDArray[Any]]]:
-    """Yield so many positions as blocks of zeros."""
+    """Yield ``count`` positions as blocks of zeros."""
     whole = hollow_block(BLOCK)
     for start in range(0, positions, BLOCK):
         yield whole if start + BLOCK <= positions else hollow_block(positions - start)
 
 
 class Hollow:
-    """A file whose numbers, all zeros, are left out as holes: headers and sizes are those of real shards."""
+    """A file whose data, all zeros, is stored as holes: headers and sizes are those of real shards."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -101,7 +101,7 @@ class Hollow:
 
 
 def write_shards(folder: Path, blocks: Iterator[Mapping[str, npt.NDArray[Any]]], hollow: bool) -> None:
-    """Write blocks as the shards of ``train`` with their manifest, digests left out."""
+    """Write blocks as the shards of ``train`` with their manifest, without digests."""
     entries: list[ShardEntry] = []
     keyed = enumerate(blocks)
     item = next(keyed, None)

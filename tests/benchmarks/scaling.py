@@ -1,7 +1,7 @@
-"""Says what stores of many sizes need, from measured rates and the simulated task graph. Asserts nothing.
+"""Estimates the needs of stores of many sizes from measured rates and the simulated task graph.
 
-Run as a script: ``scaling.py STORE FOLDER`` measures on a copy of the store, holds the simulation against a
-real run of it, and prints the tables of docs/scaling.md; ``scaling.py RATES.json`` prints them alone.
+Run as a script: ``scaling.py STORE FOLDER`` measures on a copy of the store, compares the simulation with a
+real run of it and prints the tables of docs/scaling.md. ``scaling.py RATES.json`` only prints the tables.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DESK: Final = Cluster(
     latency=1e-4,
     separate=False,
 )
-"""The machine of the benchmarks; what it reads and writes is its own disk's."""
+"""The machine of the benchmarks, which reads and writes its own disk."""
 SERVERS: Final = Cluster(
     machines=1,
     cores=16,
@@ -51,29 +51,30 @@ SERVERS: Final = Cluster(
     slow=0.01,
     failed=0.001,
 )
-"""Machines with 16 cores and 25 Gbit/s over a parallel file system. A task costs the command 3 ms, as Ray was
-measured."""
+"""Machines with 16 cores and 25 Gbit/s and a parallel file system. A task costs the driver 3 ms, as measured
+with Ray.
+"""
 BUCKET: Final = replace(SERVERS, store=1e12, latency=0.1, gets=5_500, puts=3_500)
-"""The same over an object store: the requests/s that S3 promises for one prefix, and the latency that its
-guide names."""
+"""The same machines with an object store: the requests/s that S3 promises per prefix, and the latency in its
+guide.
+"""
 PREFIXES: Final = 32
 SIZES: Final = ((97_000_000, 1), (1_000_000_000, 8), (100_000_000_000, 100))
-"""Positions, and machines."""
+"""Numbers of positions and of machines."""
 MENDED: Final = Design(names=False, searched=False, joined=False, rewritten=False, parallel=64)
-"""What is left when no task takes the driver more where the store is larger, and pieces are asked for many
-at a time."""
+"""Options without the costs of the driver that grow with the store, with many pieces requested at a time."""
 BIG: Final = 10**11
 
 
 def hours(seconds: float) -> str:
-    """Return a time for people."""
+    """Return a duration as text."""
     if seconds < 600:
         return f"{seconds:,.0f} s"
     return f"{seconds / 60:,.0f} min" if seconds < 7_200 else f"{seconds / 3_600:,.1f} h"
 
 
 def amount(size: float) -> str:
-    """Return a size, or a count, for people."""
+    """Return a size or a count as text."""
     for unit, scale in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if size >= scale:
             return f"{size / scale:,.3g} {unit}"
@@ -81,7 +82,7 @@ def amount(size: float) -> str:
 
 
 def table(head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> Iterator[str]:
-    """Yield the lines of a table as Markdown has them."""
+    """Yield the lines of a Markdown table."""
     yield "| " + " | ".join(head) + " |"
     yield "|" + "---|" * len(head)
     for row in rows:
@@ -89,7 +90,7 @@ def table(head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> Iterator[st
 
 
 def told(outcome: Outcome) -> tuple[str, ...]:
-    """Return a phase as a row: where it is slow, and what it moves."""
+    """Return the row of a phase: its slowest resource and its transfers."""
     return (
         hours(outcome.seconds),
         f"{outcome.bottleneck} {outcome.used[outcome.bottleneck]:.0%}",
@@ -107,7 +108,7 @@ HEAD: Final = ("time", "bottleneck", "cores", "read", "written, sent", "GET", "P
 
 
 def stages(rates: Rates) -> Iterator[str]:
-    """Yield the tables of all phases, as the code is and as it would be without what grows."""
+    """Yield the tables of all phases, for the code as it is and without the costs that grow."""
     for positions, machines in SIZES:
         cluster = replace(SERVERS, machines=machines)
         layout = plan_shuffle(positions, cluster)
@@ -122,7 +123,7 @@ def stages(rates: Rates) -> Iterator[str]:
 
 
 def alone(rates: Rates) -> Iterator[str]:
-    """Yield what each cost takes that grows with the store, where it is the only one left."""
+    """Yield the effect of each growing cost if it is the only one."""
     names = ("names", "searched", "joined", "rewritten", "parallel")
     costs = {"none": MENDED} | {name: replace(MENDED, **{name: getattr(Design(), name)}) for name in names}
     for positions, machines in SIZES:
@@ -141,7 +142,7 @@ def _driven(outcome: Outcome) -> float:
 
 
 def exchanges(rates: Rates) -> Iterator[str]:
-    """Yield how the largest shuffle goes with every exchange, on files and on objects."""
+    """Yield the largest shuffle with every exchange, on files and on objects."""
     many = replace(BUCKET, gets=BUCKET.gets * PREFIXES, puts=BUCKET.puts * PREFIXES)
     places = {"a file system": SERVERS, "one prefix": BUCKET, f"{PREFIXES} prefixes": many}
     for name, cluster in places.items():
@@ -160,7 +161,7 @@ def _exchanges(rates: Rates, cluster: Cluster) -> Iterator[tuple[str, ...]]:
 
 
 def crossing(rates: Rates) -> Iterator[str]:
-    """Yield from which size on another exchange is faster, on an object store."""
+    """Yield the size from which another exchange is faster on an object store."""
     head = ("positions", "machines", "pieces", "runs", "two-level", "push")
     rows = []
     for positions in (10**9, 10**10, 3 * 10**10, 10**11, 3 * 10**11):
@@ -179,8 +180,8 @@ def crossing(rates: Rates) -> Iterator[str]:
 def validate(rates: Rates, small: Path, large: Path, folder: Path) -> Iterator[str]:
     """Shuffle and export two stores with two workers, and simulate the same.
 
-    What is compared is the difference: interpreters, workers and samples that a stage starts with are the
-    same for both, and are no part of the simulation.
+    The differences are compared, because both runs start the same interpreters, workers and samples, which
+    the simulation does not contain.
     """
     stages = {"shuffle": ("scatter", "sort"), "export": ("export",)}
     real, simulated = [], []
@@ -204,7 +205,7 @@ def validate(rates: Rates, small: Path, large: Path, folder: Path) -> Iterator[s
 
 
 def _spent(command: list[str]) -> tuple[float, float]:
-    """Run a command; return its seconds, and those of the cores that it had."""
+    """Run a command; return its duration and the processor time of its cores, in seconds."""
     before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     seconds, after = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)

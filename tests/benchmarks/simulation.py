@@ -1,7 +1,7 @@
-"""Runs a task graph on machines that may not exist, event by event. Starts no task and knows no clock.
+"""Simulates a task graph on a cluster, event by event. Runs no task and reads no clock.
 
-Links, disks, the store and the driver each serve one request after the other, in the order in which they
-come, which for their throughput is as good as serving all at a time. Chances are drawn from a seed.
+Links, disks, the store and the driver serve one request after the other, in the order of arrival; for their
+throughput this equals serving all at the same time. Random draws come from a seed.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from task_graph import SAVES, Cluster, Phase
 from hexdata.order import derive_key, uniform_draw
 
 ATTEMPTS: Final = 5
-"""Of a task, as the Ray engine has it; the last one does not fail here."""
+"""Attempts of a task, as in the Ray engine; the last one does not fail here."""
 UPLOADS: Final = 2
-"""Requests of a task that writes, at a time."""
+"""Requests that a writing task has in flight at a time."""
 RESOURCES: Final = ("cores", "latency", "driver", "network", "disk", "store", "gets", "puts")
 
 
 @dataclass
 class Outcome:
-    """What a phase took: seconds, bytes, requests, objects, and the share of each resource that was used."""
+    """The cost of a phase: seconds, bytes, requests, objects, and the utilization of each resource."""
 
     name: str
     seconds: float = 0.0
@@ -45,12 +45,12 @@ class Outcome:
 
     @property
     def bottleneck(self) -> str:
-        """The resource that was used most of the time."""
+        """The resource with the highest utilization."""
         return max(RESOURCES, key=lambda name: self.used.get(name, 0.0))
 
 
 class _Pipe:
-    """What serves one after the other: a link, a disk, a store's answers, the driver."""
+    """A resource that serves one request after the other: a link, a disk, the store's answers, the driver."""
 
     def __init__(self, rate: float) -> None:
         self.rate = rate
@@ -58,7 +58,7 @@ class _Pipe:
         self.busy = 0.0
 
     def take(self, now: float, amount: float) -> float:
-        """Serve so much, after all that came before; return when it is done."""
+        """Serve ``amount`` after all earlier requests; return the time when it is done."""
         seconds = amount / self.rate
         self.free = max(self.free, now) + seconds
         self.busy += seconds
@@ -73,7 +73,7 @@ class _Machine:
 
 
 class _Run:
-    """One phase on a cluster, event by event. A task reads, works and writes, one after the other."""
+    """A simulation of one phase on a cluster. A task reads, works and writes, in this order."""
 
     def __init__(self, phase: Phase, cluster: Cluster, seed: int) -> None:
         self.phase = phase
@@ -93,7 +93,7 @@ class _Run:
         self.draws = draws.reshape(ATTEMPTS, count)
 
     def run(self) -> Outcome:
-        """Hand tasks to free cores until all are done."""
+        """Assign tasks to free cores until all are done."""
         free = [machine for _ in range(self.cluster.cores) for machine in range(self.cluster.machines)][::-1]
         todo = [(index, 0) for index in reversed(range(len(self.phase.tasks)))]
         now = self.driver.take(0.0, self.phase.before)
@@ -130,7 +130,7 @@ class _Run:
         return attempt + 1 < ATTEMPTS and bool(self.draws[attempt, index] < self.cluster.failed)
 
     def _save(self, now: float, done: int) -> None:
-        """Save the ledger as it stands, if it has grown enough since it was saved."""
+        """Save the ledger if it has grown enough since it was last saved."""
         entries = self.phase.saved + done
         self.unsaved += 1
         if self.unsaved > entries // SAVES:
@@ -138,13 +138,13 @@ class _Run:
             self.unsaved = 0
 
     def _wait(self, now: float, requests: int, parallel: int, ends: Sequence[float]) -> float:
-        """Return when requests are answered, so many at a time: each waits its latency, and its turn."""
+        """Return the time when requests are answered, a few at a time; each waits its latency and turn."""
         waiting = ceil(requests / parallel) * self.cluster.latency
         self.waited += waiting
         return max(now + waiting, *ends)
 
     def _read(self, now: float, machine: int, index: int, attempt: int) -> float:
-        """Take in what the task reads, and work; where the attempt fails, only a part of it."""
+        """Simulate reading and working. A failing attempt does only a part of it."""
         task, own, cluster = self.phase.tasks[index], self.machines[machine], self.cluster
         self.outcome.attempts += 1
         self.outcome.read += task.read
@@ -162,7 +162,7 @@ class _Run:
         return self._wait(now, task.gets, self.phase.parallel, ends) + work
 
     def _write(self, now: float, machine: int, index: int) -> float:
-        """Give out what the task wrote. What other machines send here is taken to be as much as it sends."""
+        """Simulate writing. A machine is assumed to receive as much from others as it sends."""
         task, own = self.phase.tasks[index], self.machines[machine]
         self.outcome.written += task.written
         self.outcome.sent += task.sent
@@ -182,7 +182,7 @@ class _Run:
         self.outcome.objects += task.objects
 
     def _used(self) -> dict[str, float]:
-        """Return the share of the time in which each resource was used, in the mean of its kind."""
+        """Return the utilization of each kind of resource, as a mean."""
         seconds = self.outcome.seconds or 1.0
         cores = self.cluster.machines * self.cluster.cores
         links = [pipe.busy for own in self.machines for pipe in (own.network_in, own.network_out)]
@@ -199,5 +199,5 @@ class _Run:
 
 
 def simulate(phases: Sequence[Phase], cluster: Cluster, seed: int = 0) -> list[Outcome]:
-    """Run phases one after the other, each when the one before it is done."""
+    """Simulate phases one after the other; each begins when the one before it is done."""
     return [_Run(phase, cluster, seed).run() for phase in phases]

@@ -1,7 +1,7 @@
-"""The task graph of a store, from sources to shards: every task with what it takes and moves. Runs none.
+"""The task graph of a store, from sources to shards: the work and the transfers of every task.
 
-How many slices, units, buckets and shards there are, the real planner says; what a task takes, rates that
-were measured.
+Nothing is executed. The planner of the shuffle gives the numbers of slices, units, buckets and shards;
+measured rates give the times.
 """
 
 from __future__ import annotations
@@ -19,46 +19,46 @@ from hexdata.shuffle.runs import PARALLEL_INDEX_READS
 
 N = 13
 HELD_OUT: Final = 0.05
-"""Of the positions, in each of val and test, as ``convert`` splits them."""
+"""Share of the positions in each of val and test, as ``convert`` splits them."""
 GAME: Final = 69
-"""Positions a game, of the demo's and of the legacy files."""
+"""Positions per game, of the demo and of the legacy files."""
 SOURCE: Final = 1_000_000
-"""Positions a source file."""
+"""Positions per source file."""
 INDEX_BYTES: Final = 32
-"""Of a piece, in the index of all runs that the driver holds."""
+"""Bytes per piece in the index of all runs, which the driver keeps in memory."""
 STORED_BYTES: Final = 28
-"""The same in the index at the end of a run."""
+"""Bytes per piece in the index at the end of a run."""
 TAIL_BYTES: Final = 1 << 16
-"""Of a run's end, which are read first; a larger index takes another request."""
+"""Bytes at the end of a run that are read first; a larger index takes another request."""
 SAVES: Final = 256
-"""A ledger is saved when it has grown by this part of itself."""
+"""A ledger is saved when it has grown by this fraction (1 / 256) of its size."""
 PART_BYTES: Final = 8 << 20
-"""Of an object that is uploaded in several requests."""
+"""Bytes per request of an object that is uploaded in parts."""
 EXCHANGES: Final = ("runs", "objects", "two-level", "push")
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What one core does, and what files take; measured by ``task_rates.py``. Seconds and bytes.
+    """Times and sizes measured by ``task_rates.py`` on one core, in seconds and bytes.
 
     Attributes:
-        digest: seconds a byte.
-        read, publish, scatter, sort, export: seconds a position.
-        decide, choose: seconds a position, in the command itself, before sources are written and slices cut.
-        source_bytes, spool_bytes, position_bytes, run_bytes, bucket_bytes, shard_bytes: a position.
-        piece_write, piece_read: seconds a piece, besides those of its rows.
-        piece_bytes: that a piece takes besides its rows.
-        open_run: seconds of the driver to read a run's index, but for what it says of pieces.
-        index, look: seconds of the driver for each piece in all runs: once to sort it in, and for each job
-            that its pieces are looked up for.
-        held_out: seconds for each held-out game, in each slice.
-        recut: seconds a position, to read it from a run and write it into another.
-        dispatch: seconds of the driver, a task.
-        ledger, shard_ledger: seconds of the driver for each slice or source, and each shard, in a ledger
-            that is saved.
-        path: seconds of the driver for each file that a task is told of.
-        pick: seconds of the driver for each bucket, for each shard that its buckets are looked up for.
-        policies: seconds a position, in the driver alone, to see before an export whether any has a policy.
+        digest: seconds per byte.
+        read, publish, scatter, sort, export: seconds per position.
+        decide, choose: seconds per position in the driver, before sources are written and slices cut.
+        source_bytes, spool_bytes, position_bytes, run_bytes, bucket_bytes, shard_bytes: bytes per position.
+        piece_write, piece_read: seconds per piece, besides those of its rows.
+        piece_bytes: bytes per piece, besides those of its rows.
+        open_run: seconds of the driver to read a run's index, without its pieces.
+        index, look: seconds of the driver for each piece in all runs: once to sort it in, and once for each
+            job that looks up its pieces.
+        held_out: seconds per held-out game, in each slice.
+        recut: seconds per position, to read it from a run and write it into another.
+        dispatch: seconds of the driver per task.
+        ledger, shard_ledger: seconds of the driver for each slice or source, and each shard, in a saved
+            ledger.
+        path: seconds of the driver for each file name in the arguments of a task.
+        pick: seconds of the driver for each bucket, for each shard that looks up its buckets.
+        policies: seconds per position in the driver, to find out before an export whether any has a policy.
     """
 
     digest: float
@@ -93,22 +93,22 @@ class Rates:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Machines that are alike, and the store that all of them see.
+    """A cluster of equal machines and the store that they share.
 
     Attributes:
-        machines, cores: one task a core.
-        memory: bytes, for the shuffle, on each machine.
-        network: bytes/s of a machine, each way.
+        machines, cores: number of machines, and cores of each; one task per core.
+        memory: bytes for the shuffle on each machine.
+        network: bytes/s of a machine in each direction.
         disk: bytes/s of a machine's own disk.
-        store: bytes/s of the shared store, for all.
-        gets, puts: requests/s that the store answers, for all.
-        latency: seconds a request waits.
-        dispatch: seconds of the driver that the engine takes for a task.
+        store: bytes/s of the shared store, for all machines together.
+        gets, puts: requests/s that the store answers, for all machines together.
+        latency: seconds per request.
+        dispatch: seconds of the driver that the engine takes per task.
         start: seconds before a task begins to work.
         slow: share of the tasks that are stragglers.
-        slowness: times as long as these take.
-        failed: share of the attempts that die half way, on average.
-        separate: whether a task is a process of its own.
+        slowness: factor by which stragglers take longer.
+        failed: share of the attempts that fail, half way through on average.
+        separate: whether each task is a process of its own.
     """
 
     machines: int
@@ -130,18 +130,18 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Design:
-    """How the shuffle moves rows from slices to units, and what each task is told.
+    """How the shuffle transfers rows from slices to units, and the arguments of its tasks.
 
     Attributes:
-        exchange: ``runs``: one file a slice, of which a unit reads its pieces; ``objects``: a file a piece;
-            ``two-level``: runs of groups of units, cut once more; ``push``: pieces are sent to the machine
-            that will sort them, which keeps them on its own disk.
-        names: whether slices and jobs are told the names of all files of positions, and jobs those of all
-            runs; or only of those that they read.
+        exchange: ``runs``: one file per slice, from which a unit reads its pieces; ``objects``: one file per
+            piece; ``two-level``: runs of groups of units, cut once more; ``push``: pieces are sent to the
+            machine that sorts them, which keeps them on its own disk.
+        names: whether the arguments of slices and jobs contain the names of all files of positions, and those
+            of jobs the names of all runs, or only of those that they read.
         searched: whether the driver goes through all pieces for each job, and all buckets for each shard.
-        joined: whether a slice takes in all held-out games.
-        rewritten: whether a ledger is saved as a whole, now and then; or what is new in it, each time.
-        parallel: pieces that a task asks for at a time.
+        joined: whether a slice reads all held-out games.
+        rewritten: whether a ledger is saved as a whole, or only its new entries.
+        parallel: number of pieces that a task requests at a time.
     """
 
     exchange: str = "runs"
@@ -157,16 +157,16 @@ class Design:
 
 @dataclass(frozen=True)
 class Task:
-    """What one task moves and takes.
+    """The work and the transfers of one task.
 
     Attributes:
-        positions: that it deals with.
+        positions: number of positions.
         work: seconds of a core.
-        read, written: bytes, from and to the store.
-        loaded, kept: bytes, from and to the disks of the machines themselves.
+        read, written: bytes from and to the store.
+        loaded, kept: bytes from and to the disks of the machines.
         sent: bytes to other machines.
         gets, puts: requests to the store.
-        objects: that it leaves there.
+        objects: objects that it leaves in the store.
     """
 
     positions: int
@@ -183,17 +183,17 @@ class Task:
 
 @dataclass(frozen=True)
 class Phase:
-    """Tasks that may run at the same time; the next phase begins when all are done.
+    """Tasks that may run at the same time. The next phase begins when all are done.
 
     Attributes:
-        name: of the phase.
-        tasks: in the order in which they are handed over.
-        before: seconds of the driver, before the first.
-        dispatch: seconds of the driver, a task.
-        ledger: seconds of the driver for each task that is done, when the ledger is saved.
-        saved: tasks that the ledger holds before the first.
-        parallel: requests for what it reads that a task has under way at a time.
-        memory: bytes that the driver holds for it.
+        name: name of the phase.
+        tasks: tasks, in the order in which they are dispatched.
+        before: seconds of the driver before the first task.
+        dispatch: seconds of the driver per task.
+        ledger: seconds of the driver for each finished task, when the ledger is saved.
+        saved: entries of the ledger before the first task.
+        parallel: read requests that a task has in flight at a time.
+        memory: bytes that the driver needs for the phase.
     """
 
     name: str
@@ -207,14 +207,14 @@ class Phase:
 
 
 def split_rows(positions: int) -> dict[str, int]:
-    """Return the positions of each split that has any, as ``convert`` shares them out."""
+    """Return the number of positions of each non-empty split, as ``convert`` assigns them."""
     held_out = int(positions * HELD_OUT)
     rows = {"train": positions - 2 * held_out, "val": held_out, "test": held_out}
     return {split: count for split, count in rows.items() if count}
 
 
 def plan_shuffle(positions: int, cluster: Cluster) -> ShuffleLayout:
-    """Ask the planner how it would cut a store of so many positions on these machines."""
+    """Return the plan of a shuffle of ``positions`` positions on this cluster."""
     rows = split_rows(positions)
     options = ShuffleOptions(memory=cluster.memory)
     machines = Machines(cluster.machines, cluster.cores, separate=cluster.separate)
@@ -224,12 +224,12 @@ def plan_shuffle(positions: int, cluster: Cluster) -> ShuffleLayout:
 
 
 def even(total: int, parts: int) -> list[int]:
-    """Cut a number into so many parts, as equal as they can be."""
+    """Divide a number into ``parts`` nearly equal parts."""
     return [total * (i + 1) // parts - total * i // parts for i in range(parts)]
 
 
 def uploads(size: float) -> int:
-    """Return the requests that it takes to write an object: parts of a large one, its begin and its end."""
+    """Return the number of requests to write an object; a large one needs its parts, a start and an end."""
     return 1 if size <= PART_BYTES else ceil(size / PART_BYTES) + 2
 
 
@@ -245,7 +245,7 @@ def graph(positions: int, rates: Rates, cluster: Cluster, design: Design | None 
 
 
 def convert(positions: int, rates: Rates, cluster: Cluster, design: Design) -> Iterator[Phase]:
-    """Yield the phases of ``convert``: a task a source in each."""
+    """Yield the phases of ``convert``, each with one task per source."""
     sources = even(positions, -(-positions // SOURCE))
     digests, reads, publishes = [], [], []
     for own in sources:
@@ -263,22 +263,22 @@ def convert(positions: int, rates: Rates, cluster: Cluster, design: Design) -> I
 
 
 def _booked(phase: Phase, ledger: float, design: Design, saved: int = 0) -> Phase:
-    """Return a phase with what its ledger costs, of which an entry takes so many seconds to save."""
+    """Return a phase with the cost of its ledger, of which an entry takes ``seconds`` to save."""
     if design.rewritten:
         return replace(phase, ledger=ledger, saved=saved)
     return replace(phase, dispatch=phase.dispatch + ledger)
 
 
 def _naming(layout: ShuffleLayout, rates: Rates, design: Design) -> float:
-    """Return the driver's seconds for telling a task of a shuffle of all files of positions."""
+    """Return the driver's seconds for the names of all files of positions in a task of a shuffle."""
     return -(-layout.positions // SOURCE) * rates.path if design.names else 0.0
 
 
 def shuffle(layout: ShuffleLayout, rates: Rates, cluster: Cluster, design: Design) -> Iterator[Phase]:
-    """Yield the phases of ``shuffle``: slices become runs, or what stands in their place, and units buckets.
+    """Yield the phases of ``shuffle``: slices become runs or their equivalent, and units become buckets.
 
-    With two levels, the first cuts into g groups of units, g being the root of their number, and the second
-    each group into its units: so a unit's rows are in a g-th of the runs.
+    With two levels, the first cuts into g groups of units, where g is the square root of their number, and
+    the second cuts each group into its units. The rows of a unit are then in one g-th of the runs.
     """
     groups = isqrt(layout.units) if design.exchange == "two-level" else 1
     cuts = groups if design.exchange == "two-level" else layout.units
@@ -289,7 +289,7 @@ def shuffle(layout: ShuffleLayout, rates: Rates, cluster: Cluster, design: Desig
 
 
 def _scatter(layout: ShuffleLayout, cuts: int, rates: Rates, cluster: Cluster, design: Design) -> Phase:
-    """A task a slice, each cut into ``cuts`` pieces."""
+    """Return a task per slice, each cut into ``cuts`` pieces."""
     held_out = int(2 * HELD_OUT * layout.positions / GAME) if design.joined else 0
     asking = held_out * rates.held_out
     tasks = []
@@ -316,7 +316,7 @@ def _scatter(layout: ShuffleLayout, cuts: int, rates: Rates, cluster: Cluster, d
 
 
 def _recut(layout: ShuffleLayout, groups: int, rates: Rates, cluster: Cluster, design: Design) -> Phase:
-    """As many tasks as slices: each takes its group's pieces of as many runs as make a slice."""
+    """Return as many tasks as slices: each reads its group's pieces of as many runs as make a slice."""
     cuts = -(-layout.units // groups)
     tasks = []
     for part in layout.slices:
@@ -330,7 +330,7 @@ def _recut(layout: ShuffleLayout, groups: int, rates: Rates, cluster: Cluster, d
 
 
 def _sort(layout: ShuffleLayout, groups: int, rates: Rates, cluster: Cluster, design: Design) -> Phase:
-    """A task a job: of each of its units it takes the piece in every run that has any of its rows."""
+    """Return a task per job: for each of its units, it reads the piece in every run that has rows of it."""
     runs = -(-len(layout.slices) // groups)
     splits = split_rows(layout.positions)
     rows_of = {split: even(splits[split], group.buckets) for split, group in layout.groups.items()}
@@ -358,9 +358,9 @@ def _sort(layout: ShuffleLayout, groups: int, rates: Rates, cluster: Cluster, de
 def _indexed(
     phase: Phase, layout: ShuffleLayout, groups: int, rates: Rates, cluster: Cluster, design: Design
 ) -> Phase:
-    """Return the phase of sorting with what it takes the driver to know where all pieces lie.
+    """Return the sorting phase with the driver's memory for the locations of all pieces.
 
-    Of two levels, it knows those of the second.
+    With two levels, these are the pieces of the second.
     """
     runs, cuts = len(layout.slices), -(-layout.units // groups)
     requests = 1 if cuts * STORED_BYTES <= TAIL_BYTES else 2
@@ -378,7 +378,7 @@ def _indexed(
 
 
 def export(positions: int, layout: ShuffleLayout, rates: Rates, cluster: Cluster, design: Design) -> Phase:
-    """Return the phase of ``export``: a task a shard."""
+    """Return the phase of ``export``, with one task per shard."""
     size = ExportOptions().shard_size
     tasks = []
     for count in split_rows(positions).values():

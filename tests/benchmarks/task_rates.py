@@ -1,8 +1,8 @@
-"""Measures what one core does for every kind of task, and what every kind of file takes. Asserts nothing.
+"""Measures the time of one core for every kind of task, and the size of every kind of file. Asserts nothing.
 
-An engine runs each task here, one after the other: so what is timed are the very tasks that the stages hand
-out. All seconds are the processor's, since waiting for a disk is the simulation's part, and since a busy
-machine changes them less. What grows with the store is told from what does not by two sizes.
+An engine runs each task in this process, one after the other, so the measured tasks are those of the stages.
+All times are processor time, because the simulation adds waiting for disks, and because processor time
+changes less on a busy machine. Two sizes separate costs that grow with the store from those that do not.
 """
 
 from __future__ import annotations
@@ -38,39 +38,39 @@ from hexdata.store.session import duckdb_session, read_parquet_sql
 
 MEMORY: Final = 2_000_000_000
 GAMES: Final = 3_000
-"""Of the legacy files that are converted; a third of them before."""
+"""Legacy files that are converted; a third of them are converted before."""
 COPIES: Final = 25
-"""Of a store's files, as links, to see what it takes where there are more."""
+"""Files of a store, as links, to measure what a task takes with more files."""
 FEW: Final = 64
 MANY: Final = 2_048
-"""Pieces into which rows are cut, to tell what a piece takes from what its rows do."""
+"""Pieces into which rows are cut, to separate the cost of a piece from that of its rows."""
 PIECED: Final = 1 << 18
-"""Rows of these."""
+"""Rows of these pieces."""
 RUNS: Final = 2_000
-"""Whose indexes are read and joined."""
+"""Runs whose indexes are read and joined."""
 FILES: Final = 40_000
-"""That a task is told of, or that one is looked up among."""
+"""File names in the arguments of a task, or names among which one is looked up."""
 SLICES: Final = 20_000
-"""Of a ledger that is saved."""
+"""Entries of a ledger that is saved."""
 SHARDS: Final = 1_000
-"""The same of shards, of which it knows more."""
+"""Entries of a ledger of shards, which have more fields."""
 ROUNDS: Final = 3
 
 
 @dataclass(frozen=True)
 class Timed:
-    """A task that has run: what it was called with, what came back, and how long it took."""
+    """A finished task: its arguments, its result and its duration."""
 
     name: str
     task: tuple[Any, ...]
     result: Any
     seconds: float
     packing: float
-    """Seconds to pack and unpack its arguments, as an engine of processes does."""
+    """Return the seconds to pack and unpack its arguments, as an engine with processes does."""
 
 
 class Inline:
-    """The engine that runs every task in this process and writes down how long it took."""
+    """An engine that runs every task in this process and records its duration."""
 
     machines = Machines(1, 1, separate=True)
 
@@ -98,21 +98,21 @@ class Inline:
         return self.run(function, tasks, workers=workers, memory=0)
 
     def seconds(self, name: str) -> float:
-        """Of all tasks of a function."""
+        """Return the tasks of a function."""
         return sum(timed.seconds for timed in self.timed if timed.name == name)
 
     @property
     def busy(self) -> float:
-        """Seconds of all tasks, with their packing."""
+        """Return the seconds of all tasks, including packing."""
         return sum(timed.seconds + timed.packing for timed in self.timed)
 
 
 def measure(source: Path, folder: Path) -> Rates:
-    """Measure everything on a store, which is copied, and on legacy files made for it; some 60 s.
+    """Measure everything on a copy of a store and on generated legacy files, in about 60 s.
 
     Args:
         source: a converted store.
-        folder: empty, for the copies.
+        folder: an empty folder for the copies.
     """
     figures = _convert(folder)
     figures["held_out"] = _asking(source, folder)
@@ -133,7 +133,7 @@ def _size(folder: Path) -> int:
 
 
 class _Weighing(Inline):
-    """Weighs each spool when it is there."""
+    """Records the size of each spool while it exists."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -147,7 +147,7 @@ class _Weighing(Inline):
 
 
 def _convert(folder: Path) -> dict[str, float]:
-    """Convert legacy pickles, of fewer games and of more."""
+    """Convert legacy pickles, with fewer games and with more."""
     totals = []
     for games in (GAMES // 3, GAMES):
         source, store, engine = folder / f"legacy-{games}", folder / f"converted-{games}", _Weighing()
@@ -171,7 +171,7 @@ def _convert(folder: Path) -> dict[str, float]:
 
 
 def _asking(source: Path, folder: Path) -> float:
-    """Return the seconds that a slice's query takes for each held-out game, though none is its own."""
+    """Return the seconds per held-out game of a slice's query, if none of them is in the slice."""
     store, own = Store.open(source), folder / "tables"
     own.mkdir()
     with duckdb_session(memory=MEMORY // 2, threads=1) as con:
@@ -192,7 +192,7 @@ def _asking(source: Path, folder: Path) -> float:
 
 
 def _decide(source: Path, folder: Path) -> float:
-    """Return the seconds a position that it takes to tell which games are copies."""
+    """Return the seconds per position to decide which games are copies."""
     games = _links(Store.open(source).files("games"), folder / "games", COPIES)
     positions = 0
 
@@ -210,7 +210,7 @@ def _decide(source: Path, folder: Path) -> float:
 
 
 def _links(files: Sequence[Any], folder: Path, copies: int) -> list[Path]:
-    """Return links to files, so many to each."""
+    """Return links to files, several to each."""
     folder.mkdir(exist_ok=True)
     targets = list(files) * copies
     links = [folder / f"{number}-{path.name}" for number, path in enumerate(targets)]
@@ -231,7 +231,7 @@ def _shuffle(store: Path) -> dict[str, float]:
 
 
 def _look_over(store: Path, positions: int) -> float:
-    """Return the seconds a position that it takes to see whether any in the buckets has a policy."""
+    """Return the seconds per position to find out whether any position in the buckets has a policy."""
     buckets = Store.open(store).files("shuffled")
 
     def look(copies: int) -> float:
@@ -245,7 +245,7 @@ def _look_over(store: Path, positions: int) -> float:
 
 
 def _export(store: Path) -> tuple[dict[str, float], dict[str, Any]]:
-    """Export; the entry that the ledger has of a shard comes with the figures."""
+    """Export shards; return the figures, including the ledger's entry of a shard."""
     engine = Inline()
     result = export_shards(store, ExportOptions(memory=MEMORY), engine=engine)
     return {
@@ -256,7 +256,7 @@ def _export(store: Path) -> tuple[dict[str, float], dict[str, Any]]:
 
 
 def _timed(call: Callable[[], Any]) -> float:
-    """Return the seconds of a call, the median of some."""
+    """Return the median duration of a call in seconds."""
     seconds = []
     for _ in range(ROUNDS):
         begin = time.process_time()
@@ -266,7 +266,7 @@ def _timed(call: Callable[[], Any]) -> float:
 
 
 def _piece(store: Path, folder: Path) -> dict[str, float]:
-    """Cut the same rows into few pieces and into many; count the rows that take part."""
+    """Cut the same rows into few pieces and into many, and return the figures."""
     opened = Store.open(store)
     prepared = prepare(opened, ShuffleOptions(memory=MEMORY), folder / "selection", None)
     n = opened.manifest.board_size
@@ -293,7 +293,7 @@ def _piece(store: Path, folder: Path) -> dict[str, float]:
 
 
 def _cut(path: Path, rows: pa.Table, key: Any, pieces: int) -> dict[str, float]:
-    """Write rows as a run of so many units and read it back, unit by unit."""
+    """Write rows as a run of ``units`` units and read it back unit by unit."""
     unit = (key >> np.uint64(64 - pieces.bit_length() + 1)).astype(np.uint16)
     write = _timed(lambda: write_run(path, rows, unit))
     listed = [piece for number in range(pieces) for piece in RunIndex([path]).pieces(number)]
@@ -309,7 +309,7 @@ def _cut(path: Path, rows: pa.Table, key: Any, pieces: int) -> dict[str, float]:
 
 
 def _ledger(path: Path, facts: dict[str, Any], most: int) -> float:
-    """Return the seconds that saving a ledger takes for each of its entries, once there are many."""
+    """Return the seconds per entry to save a ledger with many entries."""
     seconds = []
     for entries in (most // 10, most):
         ledger = Ledger(path, "stage", entries)
@@ -320,7 +320,7 @@ def _ledger(path: Path, facts: dict[str, Any], most: int) -> float:
 
 
 def _names() -> dict[str, float]:
-    """Return the seconds a file to pack the names of many for a task, and to look some up among them."""
+    """Return the seconds per file to pack the names of many files for a task, and to look up some of them."""
     files = tuple((Path(f"/data/store/shuffled/train/bucket-{i:06d}.parquet"), 1_000) for i in range(FILES))
     return {
         "path": _timed(lambda: pickle.dumps(files)) / FILES,

@@ -1,7 +1,7 @@
-"""The training loader against other loaders of the same positions, and against memory; and opening many.
+"""The training loader compared with other loaders and with memory, and opening large splits.
 
-Every loader runs in a process of its own and delivers the same: batches of 1,024 with float32 boards
-(3, 13, 13), dense policies and values. See ``peers.py`` for how the others are set up.
+Every loader runs in its own process and delivers the same batches: 1,024 positions with float32 boards
+(3, 13, 13), dense policies and values. ``peers.py`` shows how the other loaders are set up.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ PEERS = {
     "torch-batches": 4,
     "torch-batches-alone": 1,
 }
-"""How many times as fast exact mode must at least be."""
+"""Minimum ratio of exact mode to each other loader."""
 STREAM_FACTOR = 3
-"""And stream mode, against the two fastest of the libraries."""
+"""Minimum ratio of stream mode to the two fastest libraries."""
 SHARE_OF_MEMORY = {"exact": 0.25, "stream": 0.15}
-"""Of the rate of unpacking the same arrays, in their order, from memory."""
+"""Minimum ratio to unpacking the same arrays from memory, in order."""
 SHARE_IN_WORKERS = {"workers": 0.04, "workers-packed": 0.4}
-"""Of the rate of one process without workers. On two cores, workers and main process share them."""
+"""Minimum ratio of workers to one process without workers. Workers and main process share two cores."""
 MOST_SECONDS = 5.0
-"""To open and to resume among so many; the aim is 1 on a machine with nothing else to do."""
+"""Maximum seconds to open and to resume so large a split; the target is 1 on an idle machine."""
 MOST_LATER = 5
-"""First batch after a resume anywhere, against that at the beginning: it takes the same time."""
+"""Maximum ratio of the first batch after a resume to the first batch of an epoch."""
 MOST_MEMORY = 300_000_000
 
 
@@ -57,14 +57,14 @@ class Contestant:
         self.sums: dict[str, Any] = {}
 
     def make_ready(self) -> None:
-        """Wait until it is, and keep the sums over what its first epoch holds."""
+        """Wait until the loader is ready, and store the checksums of its first epoch."""
         self.missing = self._answer().get("missing")
         if not self.missing:
             self.sums = self._do("check")
 
     @property
     def positions(self) -> int:
-        """How many an epoch has."""
+        """Return the number of positions of an epoch."""
         return int(self.sums["positions"])
 
     def run(self) -> None:
@@ -95,7 +95,7 @@ def run_script(*arguments: object) -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Shards of ``POSITIONS`` random positions, and the same as plain records."""
+    """Write shards of ``POSITIONS`` random positions, and the same positions as plain records."""
     path = tmp_path_factory.mktemp("positions")
     run_script(HERE / "positions.py", path, POSITIONS)
     return path
@@ -121,7 +121,7 @@ def contest(folder: Path) -> Iterator[Any]:
 
 @pytest.fixture
 def race(contest, versus):
-    """Return ``race(ours, rival)``: how many times as fast ours is, both held to what they must deliver."""
+    """Return ``race(ours, rival)``: the ratio of the two rates, after checking what both deliver."""
 
     def run(ours: str, rival: str, rounds: int = ROUNDS) -> float:
         first, second = contest(ours), contest(rival)
@@ -133,12 +133,12 @@ def race(contest, versus):
 
 @pytest.fixture
 def records(folder: Path) -> np.ndarray:
-    """The packed positions, uint8 (n, 50): board 43, move 2, value 4, player to move 1."""
+    """Return the packed positions, uint8 (n, 50): board 43, move 2, value 4, player to move 1."""
     return np.load(folder / "records.npy")
 
 
 def check_sums(sums: dict[str, Any], records: np.ndarray) -> None:
-    """See that an epoch held just these positions, by sums made byte by byte."""
+    """Check by checksums that an epoch contained exactly these positions."""
     bits = np.zeros(344)
     for start in range(0, len(records), 100_000):
         bits += np.unpackbits(records[start : start + 100_000, :43], axis=1).sum(axis=0, dtype=np.int64)

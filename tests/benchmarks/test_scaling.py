@@ -1,6 +1,6 @@
-"""What larger stores need: rates of this machine, the simulation beside a real run, and the tables from both.
+"""Needs of larger stores: rates of this machine, the simulation compared with a real run, and the tables.
 
-Asserts no figure; that the simulation keeps its limits, tests/test_task_graph.py holds.
+Asserts no figure. ``tests/test_task_graph.py`` tests the simulation.
 """
 
 from __future__ import annotations
