@@ -20,36 +20,36 @@ __all__ = ["live"]
 
 def live(
     directory: Annotated[
-        str, typer.Argument(metavar="DIRECTORY", help="Where games are written.", show_default=False)
+        str, typer.Argument(metavar="DIRECTORY", help="Directory to which games are written.", show_default=False)
     ],
     config: Annotated[
         str | None,
-        typer.Option("--config", metavar="FILE", help="A TOML file such as configs/live.toml."),
+        typer.Option("--config", metavar="FILE", help="Config in TOML, such as configs/live.toml."),
     ] = None,
     allow_code: Annotated[
-        bool, typer.Option("--allow-code", help="Import the stages and functions that the config names.")
+        bool, typer.Option("--allow-code", help="Allow the config to import Python code.")
     ] = False,
-    seed: Annotated[int | None, typer.Option("--seed", help="Of every draw.")] = None,
-    split: Annotated[str | None, typer.Option("--split", help="train, val or test.")] = None,
-    batch_size: Annotated[int | None, typer.Option("--batch-size", help="Positions a batch.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Seed of all random draws.")] = None,
+    split: Annotated[str | None, typer.Option("--split", help="Split to use: train, val or test.")] = None,
+    batch_size: Annotated[int | None, typer.Option("--batch-size", help="Positions per batch.")] = None,
     pool_size: Annotated[
-        int | None, typer.Option("--pool-size", help="Games that are drawn from: the newest.")
+        int | None, typer.Option("--pool-size", help="Number of games in the pool: the newest.")
     ] = None,
-    reservoir: Annotated[int | None, typer.Option("--reservoir", help="Positions that are mixed.")] = None,
+    reservoir: Annotated[int | None, typer.Option("--reservoir", help="Number of positions in the reservoir.")] = None,
     batches: Annotated[
-        int | None, typer.Option("--batches", help="End after so many. Default: go on until Ctrl-C.")
+        int | None, typer.Option("--batches", help="Stop after this many batches. Default: no limit.")
     ] = None,
-    seconds: Annotated[float | None, typer.Option("--seconds", help="End after so many.")] = None,
+    seconds: Annotated[float | None, typer.Option("--seconds", help="Stop after this many seconds. Default: no limit.")] = None,
     prometheus: Annotated[
         int | None,
-        typer.Option("--prometheus", metavar="PORT", help="Serve the metrics there, for Prometheus."),
+        typer.Option("--prometheus", metavar="PORT", help="Serve metrics for Prometheus on this port."),
     ] = None,
     prometheus_host: Annotated[
-        str, typer.Option("--prometheus-host", metavar="ADDRESS", help="The address to serve them at.")
+        str, typer.Option("--prometheus-host", metavar="ADDRESS", help="Address to serve the metrics at.")
     ] = "127.0.0.1",
-    as_json: Annotated[bool, typer.Option("--json", help="Print facts, a line of JSON a second.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print metrics as one line of JSON per second.")] = False,
 ) -> None:
-    """Feed from a growing directory: take batches as a trainer would, and show what the stages do."""
+    """Load batches from a directory that self-play writes to, and show the state of each stage."""
     from dataclasses import replace
 
     from hexdata.cli.render import Output
@@ -80,7 +80,7 @@ def _server(port: int, host: str) -> Callable[[Callable[[], MetricsByStage]], Ab
 
 
 def _screen(output: Output, title: str) -> AbstractContextManager[Callable[[LiveMetrics], None] | None]:
-    """Return a context that gives what shows facts while the pipeline runs: lines, a view, or nothing."""
+    """Return a context manager whose value shows metrics: as JSON lines, as a view, or not at all (None)."""
     if output.as_json:
         return nullcontext(partial(_print_line, output))
     if not output.err.is_terminal:
@@ -90,6 +90,6 @@ def _screen(output: Output, title: str) -> AbstractContextManager[Callable[[Live
     return LiveView(title)
 
 
-def _print_line(output: Output, facts: LiveMetrics) -> None:
-    output.print_json(facts)
-    sys.stdout.flush()  # somebody may be reading on the other side of a pipe
+def _print_line(output: Output, metrics: LiveMetrics) -> None:
+    output.print_json(metrics)
+    sys.stdout.flush()  # for a reader at the other end of a pipe

@@ -36,7 +36,7 @@ It exceeds the number of positions of a game on the largest board (677)."""
 
 @dataclass(frozen=True, slots=True)
 class ReadProgress:
-    """How far a file that may grow has been read. The next reading continues from here."""
+    """Progress of reading a file that may grow. The next reading continues from here."""
 
     games: int
     """Number of games read, of all splits. They are the first games of the file."""
@@ -123,7 +123,7 @@ class ChunkSource:
     file: FoundFile
     chunks: list[Chunk] = field(default_factory=list)
     progress: ReadProgress | None = None
-    """How far the file was read, if it may grow; None if it is complete."""
+    """Progress of the reading, if the file may grow; None if it is complete."""
 
     @property
     def is_marker(self) -> bool:

@@ -63,7 +63,7 @@ class _PooledFile:
         return self.first + len(self.chunks)
 
     def state(self) -> list[Any]:
-        """Return what is needed to find its games in the file again, and their numbers."""
+        """Return the values that identify its games in the file, and their numbers."""
         previous = (self.file.previous or NOTHING_READ).games
         digest = digest_games(self.chunks)
         return [
