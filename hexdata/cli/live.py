@@ -20,7 +20,8 @@ __all__ = ["live"]
 
 def live(
     directory: Annotated[
-        str, typer.Argument(metavar="DIRECTORY", help="Directory to which games are written.", show_default=False)
+        str,
+        typer.Argument(metavar="DIRECTORY", help="Directory with the games.", show_default=False),
     ],
     config: Annotated[
         str | None,
@@ -35,11 +36,15 @@ def live(
     pool_size: Annotated[
         int | None, typer.Option("--pool-size", help="Number of games in the pool: the newest.")
     ] = None,
-    reservoir: Annotated[int | None, typer.Option("--reservoir", help="Number of positions in the reservoir.")] = None,
+    reservoir: Annotated[
+        int | None, typer.Option("--reservoir", help="Number of positions in the reservoir.")
+    ] = None,
     batches: Annotated[
         int | None, typer.Option("--batches", help="Stop after this many batches. Default: no limit.")
     ] = None,
-    seconds: Annotated[float | None, typer.Option("--seconds", help="Stop after this many seconds. Default: no limit.")] = None,
+    seconds: Annotated[
+        float | None, typer.Option("--seconds", help="Stop after this many seconds. Default: no limit.")
+    ] = None,
     prometheus: Annotated[
         int | None,
         typer.Option("--prometheus", metavar="PORT", help="Serve metrics for Prometheus on this port."),
@@ -47,7 +52,9 @@ def live(
     prometheus_host: Annotated[
         str, typer.Option("--prometheus-host", metavar="ADDRESS", help="Address to serve the metrics at.")
     ] = "127.0.0.1",
-    as_json: Annotated[bool, typer.Option("--json", help="Print metrics as one line of JSON per second.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print metrics as one line of JSON per second.")
+    ] = False,
 ) -> None:
     """Load batches from a directory that self-play writes to, and show the state of each stage."""
     from dataclasses import replace
