@@ -16,7 +16,7 @@ from hexdata.errors import ConfigError, StoreError
 from hexdata.live.coordinator import Stopped
 from hexdata.live.stage import Stage, Worker
 from hexdata.order import Permutation, derive_key, uniform_draw
-from hexdata.shards.blocks import Block, block_length, plain_fields, slice_rows
+from hexdata.shards.blocks import Block, block_length, row_fields, slice_rows
 
 __all__ = ["Reservoir", "ShufflingFrameSampler"]
 
@@ -197,7 +197,7 @@ class Reservoir:
 
     def _store_policies(self, block: Block) -> Block:
         """Return the rows of a block as they are held: with the index of each dense policy."""
-        rows = {name: block[name] for name in plain_fields(block)}
+        rows = {name: block[name] for name in row_fields(block)}
         rows[_SLOT] = np.full(block_length(block), _NO_POLICY, np.int32)
         if "policy" in block:
             rows[_SLOT][block["policy_row"]] = self._policies.add(block["policy"])
@@ -223,7 +223,7 @@ class Reservoir:
 
     def _allocate(self, block: Block, rows: int) -> Block:
         fields = {
-            name: np.empty((rows, *block[name].shape[1:]), block[name].dtype) for name in plain_fields(block)
+            name: np.empty((rows, *block[name].shape[1:]), block[name].dtype) for name in row_fields(block)
         }
         fields[_SLOT] = np.empty(rows, np.int32)
         return fields
@@ -232,7 +232,7 @@ class Reservoir:
         expected = {
             name: (array.dtype.str, array.shape[1:]) for name, array in self._fields.items() if name != _SLOT
         }
-        found = {name: (block[name].dtype.str, block[name].shape[1:]) for name in plain_fields(block)}
+        found = {name: (block[name].dtype.str, block[name].shape[1:]) for name in row_fields(block)}
         if found != expected:
             raise StoreError("a block has other fields than earlier blocks", found=found, expected=expected)
 

@@ -26,7 +26,7 @@ from hexdata.shards.blocks import (
     Block,
     block_length,
     join_blocks,
-    plain_fields,
+    row_fields,
     slice_rows,
     take_rows,
 )
@@ -272,7 +272,7 @@ class _Filling:
             for block in blocks:
                 start, stop = max(piece.first - row, 0), min(piece.stop - row, size)
                 rows = slice_rows(block, start, stop)
-                for name in plain_fields(rows):
+                for name in row_fields(rows):
                     self._arrays[name][place : place + stop - start] = rows[name]
                 if "policy" in rows:
                     policies.append((rows["policy"], rows["policy_row"] + np.uint32(place)))

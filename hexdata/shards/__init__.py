@@ -1,1 +1,5 @@
-"""Shards: tar files of position blocks, their manifest, and the places they are read from."""
+"""Shards: tar files of position blocks and their manifest.
+
+``format`` and ``tar_members`` write and read shards strictly, ``blocks`` holds their arrays. ``locate`` finds
+the source of a user's shards, ``reader`` reads a split sequentially, and ``mapped`` at random.
+"""

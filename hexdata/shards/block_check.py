@@ -20,7 +20,7 @@ from hexdata.shards.blocks import POLICY_FIELDS, block_fields
 
 __all__ = [
     "BadRow",
-    "blocks_are_right",
+    "are_blocks_valid",
     "check_block",
     "check_field",
     "find_bad_row",
@@ -175,13 +175,13 @@ def find_bad_row(name: str, array: Array, board_size: int, rows: int | None = No
     step = _NUMBERS if array.ndim == 1 else _ROWS
     for start in range(0, len(array), step):
         part = array[start : start + step]
-        if not _is_right(name, part, board_size):
-            row = int(np.flatnonzero(_find_wrong(name, part, board_size))[0])
+        if not _are_valid(name, part, board_size):
+            row = int(np.flatnonzero(_find_invalid(name, part, board_size))[0])
             return BadRow(start + row, *_explain(name, part[row], board_size))
     return _find_repeated(array) if name == "position_id" and rows is not None else None
 
 
-def blocks_are_right(name: str, blocks: Sequence[Array], board_size: int, rows: int) -> bool:
+def are_blocks_valid(name: str, blocks: Sequence[Array], board_size: int, rows: int) -> bool:
     """Return whether the values of one field are valid in all of several blocks.
 
     Args:
@@ -248,7 +248,7 @@ def _range_of(name: str, n: int) -> _Range | None:
     return _Range(0, n * n - 1, NO_MOVE) if name == "move" else _RANGES.get(name)
 
 
-def _is_right(name: str, values: Array, n: int) -> bool:
+def _are_valid(name: str, values: Array, n: int) -> bool:
     """Return whether all values of a field are valid."""
     if name == "board":
         return not _overlaps(values, n).max() and not (values[:, -1] & _padding(n)).any()
@@ -265,7 +265,7 @@ def _is_right(name: str, values: Array, n: int) -> bool:
     return bool(values.min() >= low and values.max() <= high)  # both are False for NaN
 
 
-def _find_wrong(name: str, values: Array, n: int) -> BoolArray:
+def _find_invalid(name: str, values: Array, n: int) -> BoolArray:
     """Return which rows of a field have an invalid value, bool (rows,)."""
     if name == "board":
         overlaps = _overlaps(values, n).view(np.uint8).reshape(-1, values.shape[1])[: len(values)]
@@ -288,7 +288,7 @@ def _explain(name: str, value: Any, n: int) -> tuple[str, str]:
             "no cell both blue and red, and zeros after the last cell",
         )
     if name == "policy":
-        cell = int(np.flatnonzero(_find_wrong(name, value, n))[0])
+        cell = int(np.flatnonzero(_find_invalid(name, value, n))[0])
         return f"{value[cell]} for cell {cell}", "finite numbers from 0 up"
     allowed = _range_of(name, n)
     assert allowed is not None

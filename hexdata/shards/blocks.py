@@ -25,7 +25,7 @@ __all__ = [
     "block_to_policy",
     "columns_to_block",
     "join_blocks",
-    "plain_fields",
+    "row_fields",
     "slice_rows",
     "take_rows",
 ]
@@ -88,7 +88,7 @@ def block_length(block: Mapping[str, npt.NDArray[Any]]) -> int:
 # --- rows ---------------------------------------------------------------------------------------------
 
 
-def plain_fields(block: Block) -> list[str]:
+def row_fields(block: Block) -> list[str]:
     """Return the sorted names of the fields with one row per position."""
     return sorted(block.keys() - set(POLICY_FIELDS))
 
@@ -102,7 +102,7 @@ def take_rows(block: Block, rows: npt.NDArray[np.integer[Any]]) -> Block:
         block: Block of positions.
         rows: Row indices, int (k,), in any order; an index may repeat.
     """
-    taken: Block = {name: block[name].take(rows, axis=0) for name in plain_fields(block)}
+    taken: Block = {name: block[name].take(rows, axis=0) for name in row_fields(block)}
     if "policy" in block:
         slots = np.full(block_length(block), -1, np.int64)
         slots[block["policy_row"]] = np.arange(len(block["policy_row"]))
@@ -117,7 +117,7 @@ def slice_rows(block: Block, start: int, stop: int) -> Block:
 
     The fields of dense policies are left out if none of the rows has one.
     """
-    cut: Block = {name: block[name][start:stop] for name in plain_fields(block)}
+    cut: Block = {name: block[name][start:stop] for name in row_fields(block)}
     if "policy" in block:
         first, last = np.searchsorted(block["policy_row"], (start, stop))
         _add_policies(cut, block["policy"][first:last], block["policy_row"][first:last] - np.uint32(start))
@@ -134,10 +134,10 @@ def join_blocks(blocks: Sequence[Block]) -> Block:
     """
     if len(blocks) == 1:
         return blocks[0]
-    names = plain_fields(blocks[0])
+    names = row_fields(blocks[0])
     for block in blocks:
-        if plain_fields(block) != names:
-            raise StoreError("blocks of different fields", found=plain_fields(block), expected=names)
+        if row_fields(block) != names:
+            raise StoreError("blocks of different fields", found=row_fields(block), expected=names)
     joined: Block = {name: np.concatenate([block[name] for block in blocks]) for name in names}
     if any("policy" in block for block in blocks):
         starts = np.cumsum([0, *(block_length(block) for block in blocks[:-1])])

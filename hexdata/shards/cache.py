@@ -407,7 +407,7 @@ def _locked(path: Path, *, wait: bool, remove: bool = True) -> Iterator[bool]:
         remove: Whether to remove the file afterwards. Default True.
 
     Yields:
-        Whether the lock is held. It is not if another process holds it and ``wait`` is False, or if the file
+        True if the lock is held; False if another process holds it and ``wait`` is False, or if the file
         was removed by the process waited for.
     """
     with path.open("ab") as file:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from hexdata.errors import BudgetError, FormatError, StoreError
 from hexdata.progress import SILENT, Progress
-from hexdata.shards.block_check import blocks_are_right, check_field
+from hexdata.shards.block_check import are_blocks_valid, check_field
 from hexdata.shards.blocks import POLICY_FIELDS
 from hexdata.shards.cache import CachedSource
 from hexdata.shards.manifest import FieldSpec, ShardEntry, ShardManifest
@@ -27,7 +27,7 @@ from hexdata.shards.options import Check, OnError
 from hexdata.shards.sources import FolderSource, ShardFile, altered_shard_error, missing_file_error
 from hexdata.shards.tar_members import (
     HEADER_BYTES,
-    MOST_END_BYTES,
+    MAX_END_BYTES,
     MemberHeader,
     broken_shard_error,
     check_end,
@@ -79,7 +79,7 @@ class LocalShard:
     data: mmap.mmap | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the map, which cannot be pickled."""
+        """Return the state without the map, which cannot be pickled."""
         return {**self.__dict__, "data": None}
 
     @functools.cached_property
@@ -166,7 +166,7 @@ class LocalShard:
                 raise broken_shard_error(self.address, header.name, found, "zeros")
         if block + 1 == self.entry.blocks:
             end = max(header.end for header in headers.values())
-            check_end(data[end : end + MOST_END_BYTES], len(data) - end, len(data), self.address)
+            check_end(data[end : end + MAX_END_BYTES], len(data) - end, len(data), self.address)
 
     def check_values(self, name: str, blocks: Sequence[int]) -> None:
         """Check the values of a field in several blocks. Their headers must have been checked.
@@ -183,7 +183,7 @@ class LocalShard:
             part = blocks[start : start + together]
             arrays = [self._values(name, block) for block in part]
             rows = self.stored_rows("board", part[-1])  # the last block may have fewer than the others
-            if len(part) > 1 and blocks_are_right(name, arrays, self.board_size, rows):
+            if len(part) > 1 and are_blocks_valid(name, arrays, self.board_size, rows):
                 continue
             for block, array in zip(part, arrays, strict=True):
                 entry = self._block(block)

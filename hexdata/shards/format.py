@@ -17,7 +17,7 @@ from hexdata.schema import board_size_of
 from hexdata.shards.block_check import invalid_values_error
 from hexdata.shards.blocks import Block, block_length, block_to_policy
 from hexdata.shards.manifest import ShardEntry
-from hexdata.shards.tar_members import MemberReader, broken_shard_error, member_headers
+from hexdata.shards.tar_members import MemberReader, archive_end, broken_shard_error, member_headers
 from hexdata.storage import AnyPath, as_path, storage_of
 
 __all__ = [
@@ -28,10 +28,9 @@ __all__ = [
     "samples_to_block",
 ]
 
-_END_OF_ARCHIVE: Final = bytes(2 * tarfile.BLOCKSIZE)
-_MOST_BYTES: Final = 1 << 30
+_MAX_BYTES: Final = 1 << 30
 """Maximum size of one block or sample in bytes. A sparse file can claim any size."""
-_MOST_MEMBERS: Final = 32
+_MAX_MEMBERS: Final = 32
 """Maximum number of members of one block or sample."""
 
 
@@ -114,8 +113,7 @@ class ShardWriter:
 
     def close(self) -> None:
         """Write the end of the archive, zeros up to a whole tar record. The file stays open."""
-        end = self.bytes + len(_END_OF_ARCHIVE)
-        self._write(_END_OF_ARCHIVE + bytes(-end % tarfile.RECORDSIZE))
+        self._write(archive_end(self.bytes))
 
     def entry(self, name: str, sha256: str) -> ShardEntry:
         """Return the manifest entry of the shard. Call it after :meth:`close`.
@@ -190,9 +188,9 @@ def read_blocks_with_offsets(path: str | AnyPath) -> Iterator[tuple[str, Block, 
                 if header.field in block:
                     raise broken_shard_error(path, header.name, "the member twice", "once")
                 total = header.bytes + sum(array.nbytes for array in block.values())
-                if total > _MOST_BYTES or len(block) == _MOST_MEMBERS:
+                if total > _MAX_BYTES or len(block) == _MAX_MEMBERS:
                     found = f"{len(block) + 1} members of {total:,} bytes"
-                    raise broken_shard_error(path, key, found, f"{_MOST_MEMBERS} of {_MOST_BYTES:,} at most")
+                    raise broken_shard_error(path, key, found, f"{_MAX_MEMBERS} of {_MAX_BYTES:,} at most")
                 block[header.field] = members.read_array()
                 offsets[header.field] = header.begin
                 header = members.next_header()

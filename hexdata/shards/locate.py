@@ -205,7 +205,7 @@ def add_cache(
             "shards in a local folder need no cache",
             path=source.folder,
             found=f"cache={str(cache)!r}",
-            hint="Leave out cache (--cache).",
+            hint="Remove the option cache (--cache).",
         )
     folder = scratch_folder("shards") if cache is True else Path(cache).absolute()
     shard_cache = ShardCache(folder, options.cache_bytes)

@@ -88,9 +88,9 @@ class ShardEntry:
 
     def __post_init__(self) -> None:
         if Path(self.name).name != self.name:
-            raise StoreError("a shard's name is a plain file name", found=shortened(self.name))
-        if any(len(places) != self.blocks for places in self.offsets.values()):
-            raise StoreError(f"{self.name} needs one offset a block and field", expected=self.blocks)
+            raise StoreError("the name of a shard must be a plain file name", found=shortened(self.name))
+        if any(len(offsets) != self.blocks for offsets in self.offsets.values()):
+            raise StoreError(f"{self.name} needs one offset per block and field", expected=self.blocks)
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,9 @@ class ShardManifest:
         block_size = self.block_size if self.layout == "blocks" else 1
         if not 0 < shard.positions <= self.shard_size or shard.blocks != -(-shard.positions // block_size):
             found = f"{shard.positions} positions in {shard.blocks} blocks"
-            raise StoreError(f"impossible sizes of {shard.name}", found=found)
+            raise StoreError(
+                f"the entry of {shard.name} contradicts the block size or the shard size", found=found
+            )
 
     def positions(self, split: str) -> int:
         """Return the number of positions in a split."""
@@ -267,13 +269,15 @@ class _ShardManifestFile:
         for split, part in self.splits.items():
             if made.positions(split) != part.positions:
                 raise StoreError(
-                    f"the shards of {split} do not hold the positions of the split",
+                    f"the positions of the shards of {split} do not add up to those of the split",
                     found=made.positions(split),
                     expected=part.positions,
                 )
             unknown = {name for shard in part.shards for name in shard.offsets} - made.fields.keys()
             if unknown:
-                raise StoreError("a shard has a field that is not described", found=min(unknown))
+                raise StoreError(
+                    "a shard has a field that the manifest does not describe", found=min(unknown)
+                )
         return made
 
 
@@ -294,7 +298,7 @@ def _check_identity(facts: object, path: str | AnyPath) -> None:
         if facts.get(name) != known:
             hint = "Use the hexdata that wrote the shards, or export them again with this one."
             raise StoreError(
-                f"another {name}",
+                f"the shards have another {name}",
                 path=path,
                 found=shortened(repr(facts.get(name))),
                 expected=known,
@@ -304,7 +308,7 @@ def _check_identity(facts: object, path: str | AnyPath) -> None:
     found = _digest({name: value for name, value in facts.items() if name != "digest"})
     if found != stated:
         raise StoreError(
-            "the manifest was altered",
+            "the shard manifest was altered",
             path=path,
             found=f"digest {found}",
             expected=shortened(str(stated)),

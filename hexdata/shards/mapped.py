@@ -173,7 +173,7 @@ class MappedShards:
         self._dense: dict[int, _DensePolicies] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the maps and the results of checks."""
+        """Return the state without the maps and the results of checks."""
         unchecked = np.zeros_like(self._headers_checked)
         return {**self.__dict__, "_open_fields": {}, "_dense": {}, "_headers_checked": unchecked}
 

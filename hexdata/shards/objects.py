@@ -47,7 +47,7 @@ class ObjectSource:
         return source
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the connections."""
+        """Return the state without the connections."""
         return {**self.__dict__, "_opened": None}
 
     @property

@@ -14,9 +14,9 @@ from hexdata.units import parse_bytes
 __all__ = ["CACHE_SIZE", "CacheFolder", "CacheOptions", "Check", "OnError"]
 
 OnError = Literal["raise", "skip"]
-"""Whether a damaged shard raises an error or is left out of the epoch with a warning."""
+"""A damaged shard raises an error, or is skipped with a warning."""
 Check = Literal["sizes", "digests"]
-"""Whether only the sizes of shards are compared with the manifest, or also their SHA-256 digests."""
+"""What is compared with the manifest when shards are opened: file sizes only, or SHA-256 digests too."""
 CacheFolder = str | Path | bool | None
 """Folder of the shard cache; True: the default folder, for object stores only; False or None: no cache."""
 CACHE_SIZE: Final = 50_000_000_000
@@ -25,12 +25,18 @@ CACHE_SIZE: Final = 50_000_000_000
 
 @dataclass(frozen=True)
 class CacheOptions:
-    """Where copies of shards that lie elsewhere are kept, and how many are fetched ahead.
+    """Options for the local copies of remote shards.
 
-    ``cache_size`` may be given as text, such as "50GB"; it is kept as bytes.
+    Attributes:
+        cache: Folder of the copies. True (default): the default folder for shards in an object store, no
+            cache for other sources. False or None: no cache.
+        cache_size: Maximum size of the cache in bytes, or text such as "50GB", which is converted to bytes.
+            Least recently used shards are evicted first. Default 50 GB.
+        prefetch: In stream mode, number of shards to fetch ahead; 0 for none. None (default): the number of
+            streams that the process reads, at least 2.
 
     Raises:
-        ConfigError: if one has no meaning.
+        ConfigError: A value is invalid.
     """
 
     cache: CacheFolder = True
@@ -49,7 +55,7 @@ class CacheOptions:
 
     @property
     def cache_bytes(self) -> int:
-        """The size as a number."""
+        """The maximum size of the cache in bytes."""
         return parse_bytes(self.cache_size)
 
 

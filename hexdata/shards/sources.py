@@ -45,7 +45,7 @@ class ByteRange(NamedTuple):
         start: Offset of the first byte. Sources that can seek do not read the bytes before it.
         stop: Offset at which the caller stops reading; None for the end of the file. A hint for sources
             that request ranges: the stream may continue after it.
-        file_size: Expected size of the whole file; None for any. Sources that know the size check it.
+        file_size: Expected size of the whole file; None for any. Checked if the source states the size.
     """
 
     start: int = 0

@@ -22,9 +22,10 @@ from hexdata.storage import AnyPath
 
 __all__ = [
     "HEADER_BYTES",
-    "MOST_END_BYTES",
+    "MAX_END_BYTES",
     "MemberHeader",
     "MemberReader",
+    "archive_end",
     "broken_shard_error",
     "check_end",
     "member_headers",
@@ -47,7 +48,7 @@ _CHECKSUM_AT: Final = 148
 """Offset of the checksum in a tar header."""
 _END_BYTES: Final = 2 * tarfile.BLOCKSIZE
 """Minimum number of zero bytes at the end of an archive."""
-MOST_END_BYTES: Final = _END_BYTES + tarfile.RECORDSIZE
+MAX_END_BYTES: Final = _END_BYTES + tarfile.RECORDSIZE
 """Upper bound, exclusive, of the number of zero bytes at the end of an archive."""
 _CHUNK: Final = 1 << 20
 
@@ -227,11 +228,17 @@ def parse_headers(
     return MemberHeader(key, field, dtype, shape, begin + HEADER_BYTES, numbers)
 
 
+def archive_end(offset: int) -> bytes:
+    """Return the end of an archive whose last member ends at ``offset``: zeros up to a whole tar record."""
+    end = offset + _END_BYTES
+    return bytes(_END_BYTES + -end % tarfile.RECORDSIZE)
+
+
 def check_end(rest: bytes, length: int, size: int, path: object) -> None:
     """Check that a shard ends with 1,024 zero bytes, padded with zeros to a whole tar record.
 
     Args:
-        rest: The bytes after the last member, or the first ``MOST_END_BYTES`` of them.
+        rest: The bytes after the last member, or the first ``MAX_END_BYTES`` of them.
         length: Number of bytes after the last member.
         size: Size of the shard in bytes.
         path: Path of the shard, for messages.
@@ -239,7 +246,7 @@ def check_end(rest: bytes, length: int, size: int, path: object) -> None:
     Raises:
         FormatError: It does not.
     """
-    if not _END_BYTES <= length < MOST_END_BYTES or any(rest) or size % tarfile.RECORDSIZE:
+    if not _END_BYTES <= length < MAX_END_BYTES or any(rest) or size % tarfile.RECORDSIZE:
         raise broken_shard_error(path, "end of archive", f"{length} bytes", "zeros up to a whole record")
 
 
@@ -320,7 +327,7 @@ class MemberReader:
 
     def _read_end(self) -> None:
         rest = bytes(tarfile.BLOCKSIZE)
-        while len(rest) < MOST_END_BYTES and (data := self._read(MOST_END_BYTES - len(rest))):
+        while len(rest) < MAX_END_BYTES and (data := self._read(MAX_END_BYTES - len(rest))):
             rest += data
             self._offset += len(data)
         check_end(rest, len(rest), self._offset, self._path)

@@ -368,7 +368,7 @@ def test_manifests_that_cannot_be_used_say_why(tmp_path: Path) -> None:
     assert "not a shard manifest" in refused([])
     assert "another version; found 2; expected 1" in refused({**good, "version": 2})
     assert "another schema_version; found 9" in refused({**good, "schema_version": 9})
-    assert "the manifest was altered" in refused({**good, "seed": 8})
+    assert "the shard manifest was altered" in refused({**good, "seed": 8})
     assert "lacks the key splits" in refused(signed({k: v for k, v in good.items() if k != "splits"}))
     assert "unknown key; found more" in refused(signed({**good, "more": 1}))
     assert "wrong value of board_size; found '5'" in refused(signed({**good, "board_size": "5"}))
@@ -382,7 +382,7 @@ def test_manifests_that_cannot_be_used_say_why(tmp_path: Path) -> None:
     [
         ({"blocks": 3, "offsets": {}}, "25 positions in 3 blocks"),
         ({"positions": 0, "blocks": 0, "offsets": {}}, "0 positions"),
-        ({"offsets": {"board": [640]}}, "one offset a block"),
+        ({"offsets": {"board": [640]}}, "one offset per block"),
         ({"name": "../train-000000.tar"}, "plain file name"),
     ],
 )
@@ -402,10 +402,10 @@ def test_a_shard_that_contradicts_the_manifest_is_refused(change: dict[str, obje
         (lambda f: f["fields"]["move"].update(dtype="<U9"), "fields.move.dtype"),
         (lambda f: f["fields"]["board"].update(shape=[10**12]), "fields.board.shape.0; found 1000000000000"),
         (lambda f: f["fields"]["board"].update(shape=[1] * 9), "fields.board.shape"),
-        (lambda f: f["fields"].pop("move"), "a field that is not described; found move"),
+        (lambda f: f["fields"].pop("move"), "a field that the manifest does not describe; found move"),
         (lambda f: f["fields"].update({"../x": {"dtype": "|u1", "shape": []}}), "unknown key in fields"),
         (lambda f: f["splits"].update({"../x": f["splits"]["val"]}), "unknown key in splits"),
-        (lambda f: f["splits"]["train"].update(positions=3), "do not hold the positions of the split"),
+        (lambda f: f["splits"]["train"].update(positions=3), "do not add up to those of the split"),
         (lambda f: first(f).update(name="../x.tar"), "splits.train.shards.0.name; found '../x.tar'"),
         (lambda f: first(f).update(name=".."), "splits.train.shards.0.name"),
         (lambda f: first(f).update(name="a\\b"), "splits.train.shards.0.name"),

@@ -372,7 +372,7 @@ def test_a_manifest_that_is_missing_or_altered_is_named(make_shards: Any, serve:
     path = folder.path / "manifest.json"
     path.write_bytes(path.read_bytes().replace(b'"seed":7', b'"seed":8'))
     for place in (folder.path, server.url):
-        with pytest.raises(StoreError, match=r"manifest\.json: the manifest was altered"):
+        with pytest.raises(StoreError, match=r"manifest\.json: the shard manifest was altered"):
             load_manifest(make_source(place))
     path.unlink()
     for place in (folder.path, server.url):

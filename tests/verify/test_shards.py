@@ -135,7 +135,7 @@ def test_offsets_of_other_fields_are_found(store: Path, columns: list[str], fail
     save_shards(store, replace(shards, splits={**shards.splits, "train": entries}))
     told = failures(store)["shards"]
     manifest = store / "shards" / "manifest.json"
-    said = {"nothing": f"{manifest}: a shard has a field that is not described; found nothing"}
+    said = {"nothing": f"{manifest}: a shard has a field that the manifest does not describe; found nothing"}
     other = f"{store / 'shards' / SHARD}: the manifest says where other fields begin; found "
     assert told.startswith(said.get(columns[-1] if columns else "", other))
 
@@ -165,7 +165,11 @@ def test_other_fields_in_the_manifest_are_found(
             del fields[name]
     save_shards(store, replace(shards, fields=fields))
     undescribed = layout == "blocks" and change != "another type"  # shards say where such a field begins
-    said = "a field that is not described" if undescribed else "the shard manifest names other fields"
+    said = (
+        "a field that the manifest does not describe"
+        if undescribed
+        else "the shard manifest names other fields"
+    )
     assert said in failures(store)["shards"]
 
 
