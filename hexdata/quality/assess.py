@@ -259,10 +259,10 @@ class _Assessment:
 
     def _rank(self) -> Figure:
         figure = Figure("rank", "rank correlation with the input order", "value", before=1.0)
-        together = sum(rows * cov for _, rows, cov, _, _ in self.measures.ranks)
-        places = sum(rows * var for _, rows, _, var, _ in self.measures.ranks)
-        ranks = sum(rows * var for _, rows, _, _, var in self.measures.ranks)
-        if not places * ranks:
+        covariance = sum(rows * cov for _, rows, cov, _, _ in self.measures.ranks)
+        index_variance = sum(rows * var for _, rows, _, var, _ in self.measures.ranks)
+        rank_variance = sum(rows * var for _, rows, _, _, var in self.measures.ranks)
+        if not index_variance * rank_variance:
             return figure
         variance = sum(
             rows * one * rows * other / (rows - 1)
@@ -270,7 +270,7 @@ class _Assessment:
             if rows > 1
         )
         chance = Moments(0.0, variance, 0.0)
-        return judge(figure, together, chance, 1 / math.sqrt(places * ranks))
+        return judge(figure, covariance, chance, 1 / math.sqrt(index_variance * rank_variance))
 
 
 def _games(facts: BucketFacts) -> Kernel:

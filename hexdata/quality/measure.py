@@ -190,9 +190,9 @@ class _SplitMeasurement:
             for number, (path, start) in enumerate(zip(self.files, starts, strict=True))
         )
         self.con.execute(f"INSERT INTO buckets VALUES {values}")
-        self._show(range(len(self.files)))
+        self._define_view(range(len(self.files)))
 
-    def _show(self, buckets: Sequence[int]) -> None:
+    def _define_view(self, buckets: Sequence[int]) -> None:
         """Define the view ``shuffled``, which the queries read, over these buckets."""
         files = read_parquet_sql([self.files[number] for number in buckets], row_location=True)
         self.con.execute(f"CREATE OR REPLACE VIEW shuffled AS {_text('rows').format(files=files)}")
@@ -206,11 +206,11 @@ class _SplitMeasurement:
         sums = {} if constant else {n: tuple(row) for n, _, *row in self._all("value_sums", least=least)}
         buckets = []
         for number, rows in enumerate(self.counts):
-            _, seen, largest, pairs, triples = games.get(number, (0, 0, 0, 0, 0))
+            _, games_found, largest, pairs, triples = games.get(number, (0, 0, 0, 0, 0))
             powers = sums.get(number, zero)
             buckets.append(
                 BucketFacts(
-                    rows, seen, int(largest), int(pairs), int(triples), *_central(rows, powers, least)
+                    rows, games_found, int(largest), int(pairs), int(triples), *_central(rows, powers, least)
                 )
             )
         powers = tuple(math.fsum(column) for column in zip(*sums.values(), strict=True)) if sums else zero
@@ -226,19 +226,19 @@ class _SplitMeasurement:
     def _pieces(self) -> list[list[int]]:
         """Group consecutive buckets into pieces of at most ``PIECE_ROWS`` rows, or of one bucket."""
         pieces: list[list[int]] = [[]]
-        held = 0
+        piece_rows = 0
         for number, rows in enumerate(self.counts):
-            if held + rows > PIECE_ROWS and pieces[-1]:
+            if piece_rows + rows > PIECE_ROWS and pieces[-1]:
                 pieces.append([])
-                held = 0
+                piece_rows = 0
             pieces[-1].append(number)
-            held += rows
+            piece_rows += rows
         return pieces
 
     def _games(self, piece: list[int]) -> list[tuple[Any, ...]]:
-        self._show(piece)
+        self._define_view(piece)
         found = self._all("bucket_games")
-        self._show(range(len(self.files)))
+        self._define_view(range(len(self.files)))
         return found
 
     # --- the two orders
@@ -246,13 +246,13 @@ class _SplitMeasurement:
     def _pieces_of_input(self, least: float, constant: bool) -> list[tuple[int, int, int, float]]:
         """Return the counts of the pieces of the input order, or of a seeded sample in a large store."""
         count = len(self.files)
-        looked_at = list(range(count))
+        sampled = list(range(count))
         if self.rows > self.sampling.after:
             drawn = Permutation(count, derive_key(self.seed, "quality", "pieces"))
-            looked_at = drawn.slice(0, min(count, SAMPLED_PIECES)).tolist()
+            sampled = drawn.slice(0, min(count, SAMPLED_PIECES)).tolist()
         origin = 0.0 if constant else least
         found = self._all(
-            "input_pieces", buckets=count, positions=self.positions, least=origin, pieces=looked_at
+            "input_pieces", buckets=count, positions=self.positions, least=origin, pieces=sampled
         )
         return [
             (rows, games, int(largest), origin + (0.0 if constant else value / rows))
@@ -279,7 +279,7 @@ class _SplitMeasurement:
         )
         return self._count(constant)
 
-    def _sample(self, order: str, rows: int, places: int, limit: int) -> bool:
+    def _sample(self, order: str, rows: int, positions: int, limit: int) -> bool:
         """Fill the table of sampled stretches; return True if the order is short enough to measure whole.
 
         The sample depends on the seed of the shuffle only.
@@ -287,7 +287,7 @@ class _SplitMeasurement:
         self.con.execute("CREATE OR REPLACE TABLE stretches (stretch BIGINT)")
         if rows <= limit:
             return True
-        stretches = places // self.sampling.stretch
+        stretches = positions // self.sampling.stretch
         permutation = Permutation(stretches, derive_key(self.seed, "quality", order))
         drawn = permutation.slice(0, min(limit // self.sampling.stretch, stretches))
         self.con.execute(f"INSERT INTO stretches VALUES {', '.join(f'({int(s)})' for s in drawn)}")

@@ -1,7 +1,7 @@
 -- Number of pairs of rows of the same game in the same batch and run, for three batch sizes, each a multiple
 -- of the previous one.
 WITH small AS (
-    SELECT run, place // $small AS batch, game, count(*)::BIGINT AS n
+    SELECT run, row_index // $small AS batch, game, count(*)::BIGINT AS n
     FROM arranged
     GROUP BY run, batch, game
 ),

@@ -2,11 +2,11 @@
 SELECT
     segment,
     count(*) AS rows,
-    covar_pop(place, rank) AS together,
-    var_pop(place) AS places,
-    var_pop(rank) AS ranks
+    covar_pop(row_index, rank) AS covariance,
+    var_pop(row_index) AS index_variance,
+    var_pop(rank) AS rank_variance
 FROM (
-    SELECT segment, place::DOUBLE AS place, rank() OVER (PARTITION BY segment ORDER BY position_id)::DOUBLE AS rank
+    SELECT segment, row_index::DOUBLE AS row_index, rank() OVER (PARTITION BY segment ORDER BY position_id)::DOUBLE AS rank
     FROM arranged
 )
 GROUP BY segment

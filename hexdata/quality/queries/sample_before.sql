@@ -3,7 +3,7 @@ CREATE OR REPLACE TABLE arranged AS
 SELECT
     run,
     0 AS segment,
-    row_number() OVER (PARTITION BY run ORDER BY position_id) - 1 AS place,
+    row_number() OVER (PARTITION BY run ORDER BY position_id) - 1 AS row_index,
     position_id,
     game,
     value

@@ -3,5 +3,5 @@ SELECT {products}
 FROM (
     SELECT value, {later}
     FROM arranged
-    WINDOW in_order AS (PARTITION BY run ORDER BY place)
+    WINDOW in_order AS (PARTITION BY run ORDER BY row_index)
 )

@@ -30,9 +30,9 @@ SELECT
     buckets,
     exported,
     shards
-FROM (VALUES (1, 'train'), (2, 'val'), (3, 'test')) AS s (place, split)
+FROM (VALUES (1, 'train'), (2, 'val'), (3, 'test')) AS s (number, split)
 LEFT JOIN played USING (split)
 LEFT JOIN mixed USING (split)
 LEFT JOIN written USING (split)
 WHERE games IS NOT NULL OR shuffled IS NOT NULL
-ORDER BY place
+ORDER BY number
