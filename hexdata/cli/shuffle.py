@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 __all__ = ["show_choices", "shuffle"]
 
 _SHOWN_GROUPS: Final = 12
-"""Groups of a split that the table of a balance shows; ``--json`` has all."""
-_SHOWN_LETTERS: Final = 60
-"""Of the name of a group."""
+"""Maximum number of groups per split in the table; ``--json`` has all."""
+_SHOWN_CHARACTERS: Final = 60
+"""Maximum length of a group's name in the table."""
 
 
 def shuffle(
@@ -31,41 +31,51 @@ def shuffle(
         typer.Option(
             "--buckets",
             min=1,
-            help="Buckets of the largest split. Default: one for each 1,048,576 positions.",
+            help="Number of buckets (files) of the largest split. Default: one per 1,048,576 positions.",
         ),
     ] = None,
     memory: Memory = "1GB",
     threads: Annotated[
         int | None,
-        typer.Option("--threads", min=1, help="Threads. Default: one a core, as far as --memory allows."),
+        typer.Option(
+            "--threads", min=1, help="Number of threads. Default: one per core, as far as --memory allows."
+        ),
     ] = None,
     where: Annotated[
         str | None,
         typer.Option(
             "--where",
             metavar="CONDITION",
-            help="Only positions of which this SQL condition is true, such as 'value_sample_tier <= 1'.",
+            help="Keep only positions that meet this SQL condition, such as 'value_sample_tier <= 1'.",
         ),
     ] = None,
     dedup: Annotated[
         Literal["none", "exact", "symmetric"],
-        typer.Option("--dedup", help="Keep one game of those that are the same, or images of one another."),
+        typer.Option(
+            "--dedup",
+            help="Keep one game of each set of duplicates: with equal moves, or equal under a symmetry too.",
+        ),
     ] = "none",
     per_game: Annotated[
         int | None,
-        typer.Option("--per-game", min=1, help="At most so many positions of a game, chosen by seeded key."),
+        typer.Option(
+            "--per-game", min=1, help="Maximum number of positions per game, chosen at random by seed."
+        ),
     ] = None,
     per_game_by: Annotated[
         Literal["key", "tier"],
-        typer.Option("--per-game-by", help="With 'tier', low value sample tiers are chosen first."),
+        typer.Option(
+            "--per-game-by",
+            help="How --per-game chooses positions: at random, or low value sample tiers first.",
+        ),
     ] = "key",
     balance_by: Annotated[
         str | None,
         typer.Option(
             "--balance-by",
             metavar="EXPR",
-            help="Cut every group of one value of an SQL expression, such as source or winner, to the size "
-            "of the smallest, by seeded choice.",
+            help="Reduce all groups of positions with equal values of an SQL expression, such as source or "
+            "winner, to the size of the smallest group, by random choice.",
         ),
     ] = None,
     stratify_by: Annotated[
@@ -73,22 +83,23 @@ def shuffle(
         typer.Option(
             "--stratify-by",
             metavar="EXPR",
-            help="Give every bucket its fair share of each value of an SQL expression, such as value, or of "
-            "each 'length' of game.",
+            help="Give every bucket the same share of each value of an SQL expression, such as value; "
+            "'length' stands for the length of the game.",
         ),
     ] = None,
     assign: Annotated[
         Literal["position", "game"],
-        typer.Option("--assign", help="Scatter single positions or whole games to buckets."),
+        typer.Option("--assign", help="Assign single positions or whole games to buckets."),
     ] = "position",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what would be done and needed; write nothing.")
+        bool,
+        typer.Option("--dry-run", help="Print the plan with its memory, disk space and time; write nothing."),
     ] = False,
     engine: EngineName = "local",
     address: Address = None,
     as_json: Json = False,
 ) -> None:
-    """Shuffle a store's positions globally, out of core."""
+    """Shuffle all positions of a store, on disk, in an order determined by the seed."""
     from hexdata.shuffle import ShuffleOptions, plan_shuffle, shuffle_store
 
     options = ShuffleOptions(
@@ -118,7 +129,7 @@ def shuffle(
     if output.print_json(result):
         return
     if result.already_done:
-        output.note("this shuffle was done already")
+        output.note("the store already contains this shuffle")
     _show_splits(output, result.splits, result.buckets)
     output.line(f"seed {result.seed}, {result.positions:,} positions, {format_bytes(result.bytes)}")
     show_choices(output, result)
@@ -134,11 +145,11 @@ def _show_splits(output: Output, rows: dict[str, int], buckets: dict[str, int]) 
 
 
 def show_choices(output: Output, made: ShuffleResult | ShufflePlan) -> None:
-    """Print what the choices leave out, what they might have, and what a balance does to each group."""
+    """Print the effects of the selection options: excluded positions, duplicates and balanced groups."""
     for note in made.notes:
         output.note(note)
     for choice, count in made.left_out.items():
-        output.line(f"left out by {choice}: {count:,} positions")
+        output.line(f"excluded by {choice}: {count:,} positions")
     if made.duplicates:
         _show_duplicates(output, made.duplicates)
     if made.balance:
@@ -148,13 +159,13 @@ def show_choices(output: Output, made: ShuffleResult | ShufflePlan) -> None:
 
 def _show_duplicates(output: Output, found: Duplicates) -> None:
     output.line(
-        f"duplicates in the store: {found.exact_games:,} games ({found.exact_positions:,} positions) "
-        f"exact, {found.symmetric_games:,} ({found.symmetric_positions:,}) with images and fragments"
+        f"duplicate games in the store: {found.exact_games:,} exact ({found.exact_positions:,} positions), "
+        f"{found.symmetric_games:,} including symmetric ones and fragments ({found.symmetric_positions:,})"
     )
 
 
 def _show_balance(output: Output, balance: tuple[BalanceRow, ...]) -> None:
-    """Print each group whole, as a cut from the head would have left it, and as it is."""
+    """Print for each group the means of all positions, of the first ones and of those kept."""
     rows: list[list[str]] = []
     for split in dict.fromkeys(row.split for row in balance):
         own = sorted((r for r in balance if r.split == split), key=lambda r: (not r.total, -r.before))
@@ -163,17 +174,19 @@ def _show_balance(output: Output, balance: tuple[BalanceRow, ...]) -> None:
             whole = "all" if row.kept < row.before else "all kept"
             rows.append([split, name, whole, f"{row.before:,}", *_means(row.whole)])
             if row.kept < row.before:
-                rows.append(["", "", "head cut", f"{row.kept:,}", *_means(row.head)])
+                rows.append(["", "", "first", f"{row.kept:,}", *_means(row.head)])
                 rows.append(["", "", "kept", f"{row.kept:,}", *_means(row.seeded)])
         if len(own) > _SHOWN_GROUPS + 1:
             rows.append([split, f"{len(own) - _SHOWN_GROUPS - 1:,} more, see --json", "", "", "", "", ""])
-    output.table(["split", "group", "", "positions", "game length", "value", "place in file"], rows)
+    output.table(
+        ["split", "group", "selection", "positions", "game length", "value", "position in file"], rows
+    )
 
 
 def _shown(text: str) -> str:
-    """Return a value as it may stand in a table: what no screen shows is spelled out, and length is cut."""
+    """Return a value for a table: escaped for the terminal and shortened."""
     text = printable(text)
-    return text if len(text) <= _SHOWN_LETTERS else f"{text[: _SHOWN_LETTERS - 1]}…"
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 1]}…"
 
 
 def _means(means: Means) -> list[str]:
@@ -182,35 +195,37 @@ def _means(means: Means) -> list[str]:
 
 
 def _show_plan(output: Output, plan: ShufflePlan) -> None:
-    """Print what a shuffle would do."""
+    """Print the plan of a shuffle."""
     _show_splits(output, plan.rows, plan.buckets)
-    work = f"{plan.slices:,} slices of the input and {plan.units:,} units of the result"
+    work = f"{plan.slices:,} input slices, {plan.units:,} units to sort"
     if plan.units_done:
-        work += f"; {plan.units_done:,} slices and buckets are done"
+        work += f"; {plan.units_done:,} slices and buckets are already finished"
     limits = (
-        f"{plan.threads} at a time, DuckDB at most {format_bytes(plan.duckdb_memory)} each, at most "
-        f"{plan.chunk_rows:,} rows scattered and {plan.sort_rows:,} sorted by each"
+        f"{plan.threads}; each uses up to {format_bytes(plan.duckdb_memory)} for DuckDB, scatters up to "
+        f"{plan.chunk_rows:,} rows and sorts up to {plan.sort_rows:,} rows at a time"
     )
     disk = (
-        f"{format_bytes(plan.disk_needed)} needed ({format_bytes(plan.run_bytes)} of runs, which go again, "
-        f"{format_bytes(plan.bucket_bytes)} of buckets, {format_bytes(plan.spill_bytes)} to spare"
+        f"{format_bytes(plan.disk_needed)} needed ({format_bytes(plan.run_bytes)} of temporary runs, "
+        f"{format_bytes(plan.bucket_bytes)} of buckets, {format_bytes(plan.spill_bytes)} in reserve"
     )
-    disk += f"; {format_bytes(plan.disk_done)} of it are written" if plan.disk_done else ""
+    disk += f"; {format_bytes(plan.disk_done)} already written" if plan.disk_done else ""
     disk += f"), {format_bytes(plan.disk_free)} free"
     if plan.disk_freed:
-        disk += f" and {format_bytes(plan.disk_freed)} of the shuffle that is replaced"
+        disk += f" and {format_bytes(plan.disk_freed)} in the replaced shuffle"
     facts = {
         "work": work,
         "threads": limits,
         "row groups": f"{plan.row_group_rows:,} rows",
         "memory": format_bytes(plan.memory),
         "disk": disk,
-        "time": "none: this shuffle is done" if plan.already_done else _duration(plan.seconds),
+        "time": "none: the store already contains this shuffle"
+        if plan.already_done
+        else _duration(plan.seconds),
     }
-    output.table(["plan", ""], [[name, text] for name, text in facts.items()])
+    output.table(["resource", "plan"], [[name, text] for name, text in facts.items()])
 
 
 def _duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     text = f"{minutes} min {rest} s" if minutes else f"{max(seconds, 0.1):.1f} s"
-    return f"some {text}, an estimate from a few of the rows on this machine as it is now"
+    return f"about {text}, estimated from a sample at the current load of this machine"

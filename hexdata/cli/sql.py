@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 __all__ = ["sql"]
 
 _LIST: Final = "@"
-"""The query that lists the named ones."""
+"""The query text that lists the named queries."""
 _SHOWN_ROWS: Final = 40
-"""Rows of a result that a terminal shows."""
+"""Maximum number of rows shown on a terminal."""
 _COUNTED_ROWS: Final = 1_000_000
-"""Rows beyond those that are counted, and no more."""
+"""Maximum number of further rows that are counted."""
 _BLOCK_ROWS: Final = 1_000
-"""Rows whose widths are looked at together where all go into a file or a pipe."""
+"""Rows per group with common column widths, in a file or a pipe."""
 _GAP: Final = "  "
-_NARROWEST: Final = 6
-"""Letters that a column of texts keeps, however many columns there are."""
+_MIN_WIDTH: Final = 6
+"""Minimum width of a column of text, in characters."""
 
 Row = Sequence[str]
 
@@ -40,36 +40,39 @@ def sql(
         str,
         typer.Argument(
             metavar="QUERY",
-            help="One SQL statement that reads; or @NAME, a named query; or @ to list those.",
+            help="A SELECT statement, a named query as @NAME, or @ to list the named queries.",
             show_default=False,
         ),
     ],
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print a JSON array, one object a row and one row a line.")
+        bool, typer.Option("--json", help="Print a JSON array with one object per row, one per line.")
     ] = False,
     as_csv: Annotated[
-        bool, typer.Option("--csv", help="Print CSV with a header; texts are exact except on a terminal.")
+        bool,
+        typer.Option(
+            "--csv", help="Print CSV with a header. Unsafe characters are escaped on a terminal only."
+        ),
     ] = False,
     parquet: Annotated[
         AnyPath | None,
         typer.Option(
             "--parquet",
             metavar="FILE",
-            help="Write the rows into a Parquet file, or its address.",
+            help="Write the rows to a Parquet file. FILE is a path or an address outside the store.",
             parser=parse_path,
         ),
     ] = None,
     memory: Memory = "1GB",
     threads: Threads = None,
 ) -> None:
-    """Ask the store in SQL: positions, games, sources, rejected, shuffled, shards."""
+    """Query a store with SQL. Views: positions, games, sources, rejected, shuffled, shards."""
     from hexdata.cli.render import Output
     from hexdata.pool import memory_limit
     from hexdata.sql import json_rows, named_queries, run_query, save_parquet, write_csv
     from hexdata.storage import translate_errors
 
     if as_json + as_csv + (parquet is not None) > 1:
-        raise ConfigError("more than one form of output", expected="one of --json, --csv and --parquet")
+        raise ConfigError("more than one output format", expected="one of --json, --csv and --parquet")
     output = Output(as_json)
     if query == _LIST:
         _list(output, named_queries())
@@ -96,12 +99,12 @@ def sql(
 
 
 def _list(output: Output, queries: dict[str, str]) -> None:
-    if not output.print_json([{"name": name, "answers": answers} for name, answers in queries.items()]):
-        output.table(["query", "answers"], [[f"@{name}", answers] for name, answers in queries.items()])
+    if not output.print_json([{"name": name, "description": text} for name, text in queries.items()]):
+        output.table(["query", "description"], [[f"@{name}", text] for name, text in queries.items()])
 
 
 def _show(output: Output, result: QueryResult) -> None:
-    """Print the rows as a table: all of them, or on a terminal the first ones and how many more there are."""
+    """Print the rows as a table. On a terminal, print the first rows and the number of further rows."""
     names = [printable(name) for name in result.schema.names]
     if output.out.is_terminal:
         rows, more = _first_rows(result)
@@ -110,7 +113,9 @@ def _show(output: Output, result: QueryResult) -> None:
             output.line(line)
         if more:
             counted = f"more than {_COUNTED_ROWS:,}" if more > _COUNTED_ROWS else f"{more:,}"
-            output.note(f"{counted} rows are not shown; --csv, --json, --parquet or a pipe give all")
+            output.note(
+                f"{counted} rows are not shown; use --csv, --json, --parquet or a pipe to get all rows"
+            )
         return
     table = _Table(names, result.numeric, None)
     blocks = _blocks(result)
@@ -120,7 +125,7 @@ def _show(output: Output, result: QueryResult) -> None:
 
 
 def _first_rows(result: QueryResult) -> tuple[list[Row], int]:
-    """Return the rows that a terminal shows and the number of those it does not, as far as it matters."""
+    """Return the first rows, and the number of further rows, counted up to a limit."""
     from hexdata.sql import text_rows
 
     shown: list[Row] = []
@@ -134,7 +139,7 @@ def _first_rows(result: QueryResult) -> tuple[list[Row], int]:
 
 
 def _blocks(result: QueryResult) -> Iterator[list[Row]]:
-    """Give the rows some at a time."""
+    """Yield the rows in groups."""
     from hexdata.sql import text_rows
 
     for batch in result.batches:
@@ -148,12 +153,12 @@ def _printable_rows(rows: Iterable[list[str]]) -> list[Row]:
 
 
 class _Table:
-    """Lays rows out in columns, numbers to the right.
+    """Formats rows as text in columns. Numbers are right-aligned.
 
     Args:
-        names: of the columns.
-        numeric: which hold numbers; these are never cut.
-        width: that lines should keep to, by cutting texts; None to cut nothing.
+        names: Names of the columns.
+        numeric: Whether each column contains numbers, which are never shortened.
+        width: Width of the lines in characters, for which texts are shortened; None to shorten nothing.
     """
 
     def __init__(self, names: list[str], numeric: list[bool], width: int | None) -> None:
@@ -163,7 +168,7 @@ class _Table:
         self.widths: list[int] = []
 
     def head(self, rows: Sequence[Row]) -> str:
-        """Return the line of names, for columns as wide as these rows need."""
+        """Set the column widths from these rows, and return the header line."""
         from rich.cells import cell_len
 
         columns = list(zip(*rows, strict=True)) or [()] * len(self.names)
@@ -184,11 +189,11 @@ class _Table:
             ]
 
         room = width - len(_GAP) * (len(names) - 1)
-        limits = range(max(width, _NARROWEST), _NARROWEST, -1)
-        return next((w for limit in limits if sum(w := limited(limit)) <= room), limited(_NARROWEST))
+        limits = range(max(width, _MIN_WIDTH), _MIN_WIDTH, -1)
+        return next((w for limit in limits if sum(w := limited(limit)) <= room), limited(_MIN_WIDTH))
 
     def lines(self, rows: Sequence[Row]) -> list[str]:
-        """Return rows as lines."""
+        """Return the line of each row."""
         return [self._line(row) for row in rows]
 
     def _line(self, row: Row) -> str:

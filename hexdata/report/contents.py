@@ -286,7 +286,7 @@ def _reasons(facts: ReportFacts) -> list[PageTable]:
                 f"{row['games']:,}",
                 f"{row['positions']:,}",
                 f"{row['sources']:,}",
-                f"{row['a_game']}",
+                f"{row['example_game']}",
             ]
             for row in flags[:_MOST_ROWS]
         ]

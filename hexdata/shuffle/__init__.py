@@ -30,9 +30,7 @@ __all__ = ["RetryPolicy", "ShuffleOptions", "ShufflePlan", "ShuffleResult", "pla
 def plan_shuffle(
     store: str | AnyPath, options: ShuffleOptions | None = None, *, engine: Engine = LOCAL
 ) -> ShufflePlan:
-    """Return what ``shuffle_store`` would do, with costs measured on a sample of the rows.
-
-    Writes nothing to the store.
+    """Return the plan of a shuffle, with costs measured on a sample of the rows. Writes nothing to the store.
 
     Args:
         store: Folder or address of the store.
@@ -83,13 +81,13 @@ def shuffle_store(
         BudgetError: The memory or the disk is too small.
         EngineError: The engine's machines cannot do the work.
     """
-    asked = check_options(options, ShuffleOptions)
+    options = check_options(options, ShuffleOptions)
     target = Store.open(store, shares_work=engine.machines.separate)
-    with target.writing("shuffle"), journaled(target.path, "shuffle") as watched:
+    with target.writing("shuffle"), journaled(target.path, "shuffle") as entry:
         engine.require([], target.path)
-        run = ShuffleRun(target, asked, progress, retry or RetryPolicy(), engine)
+        run = ShuffleRun(target, options, progress, retry or RetryPolicy(), engine)
         result = run.shuffle()
         write_database(target)
         if not result.already_done:
-            watched.finish(positions=result.positions, bytes=result.bytes, resumed=result.resumed > 0)
+            entry.finish(positions=result.positions, bytes=result.bytes, resumed=result.resumed > 0)
         return result

@@ -166,6 +166,10 @@ class ShuffleLayout:
     def parse_recorded(self, content: dict[str, Any], path: object) -> ShuffleLayout:
         """Return the layout stored in the ledger at ``path``, which may have been made under other limits.
 
+        Args:
+            content: JSON value of the layout, from :meth:`to_json`.
+            path: Path of the ledger, for messages.
+
         Raises:
             StoreError: The stored layout is invalid, is for other rows, or has more slices or units than any
                 plan.
@@ -177,11 +181,11 @@ class ShuffleLayout:
         slices = -(-found.positions // found.slice_rows)
         if (found.positions, buckets) != (self.positions, expected) or max(slices, found.units) > MAX_UNITS:
             raise StoreError(
-                "the layout of the shuffle is not of this store",
+                "the ledger contains the layout of another shuffle",
                 path=path,
                 found=f"{found.positions:,} positions, {slices:,} slices, {found.units:,} units",
                 expected=f"{self.positions:,} positions, at most {MAX_UNITS:,} slices and units",
-                hint="Remove the file; the shuffle then starts from its beginning.",
+                hint="Remove the file; the shuffle then starts from the beginning.",
             )
         return found
 

@@ -18,13 +18,11 @@ __all__ = ["LOG_NAME", "Log", "peak_resident_bytes"]
 LOG_NAME: Final = "logs/shuffle.log"
 _RSS_UNIT: Final = 1 if sys.platform == "darwin" else 1024
 """Unit in bytes of the system's peak resident memory."""
-
-
-_MOST: Final = 1 << 20
+_MAX_BYTES: Final = 1 << 20
 """Maximum bytes of earlier lines that are kept in an object store."""
 
 
-def _kept_here(store: AnyPath) -> Path:
+def _local_path(store: AnyPath) -> Path:
     assert not isinstance(store, Path)
     return scratch_folder("work", store).with_suffix(".log")
 
@@ -40,7 +38,7 @@ class Log:
     def __init__(self, store: AnyPath) -> None:
         """Open the log of a store. The log of an object store is kept on this machine until ``publish``."""
         self._published = store / LOG_NAME
-        self._path = self._published if isinstance(self._published, Path) else _kept_here(store)
+        self._path = self._published if isinstance(self._published, Path) else _local_path(store)
         self._failed = False
 
     def line(self, text: str) -> None:
@@ -50,20 +48,20 @@ class Log:
         now = datetime.now(UTC).isoformat(timespec="milliseconds").removesuffix("+00:00")
         try:
             make_folder(self._path.parent)
-            storage_of(self._path).append(f"{now}Z {text}\n".encode(errors="replace"), max_bytes=_MOST)
+            storage_of(self._path).append(f"{now}Z {text}\n".encode(errors="replace"), max_bytes=_MAX_BYTES)
         except (OSError, StoreError) as error:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
         self._failed = True
-        warnings.warn(f"the log is not written, the shuffle goes on: {error}", stacklevel=3)
+        warnings.warn(f"the log cannot be written, the shuffle continues without it: {error}", stacklevel=3)
 
     def publish(self) -> None:
         """Append the lines kept on this machine to the log in the object store."""
         if self._path is self._published or self._failed:
             return
         try:
-            storage_of(self._published).append(self._path.read_bytes(), max_bytes=_MOST)
+            storage_of(self._published).append(self._path.read_bytes(), max_bytes=_MAX_BYTES)
             self._path.unlink()
         except OSError as error:
             self._fail(error)
@@ -80,5 +78,5 @@ class Log:
         rate = rows / max(seconds, 1e-9)
         self.line(
             f"{name}: {rows:,} rows in {seconds:.2f} s, {rate:,.0f} rows/s, "
-            f"{format_bytes(peak)} resident at most so far"
+            f"{format_bytes(peak)} peak resident memory"
         )

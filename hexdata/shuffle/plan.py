@@ -98,7 +98,7 @@ class ShufflePlan:
         """
         if self.disk_needed > self.disk_free + self.disk_freed:
             raise self.disk_full(
-                "too little disk for a shuffle", self.store, self.disk_free + self.disk_freed
+                "too little disk space for a shuffle", self.store, self.disk_free + self.disk_freed
             )
 
     def disk_full(
@@ -107,16 +107,16 @@ class ShufflePlan:
         """Return the error for insufficient disk space, with the space that the whole plan needs.
 
         Args:
-            reason: What is wrong.
+            reason: Text of the error.
             path: File or folder that could not be written.
             free: Free space in bytes.
             error: The system's error; None if there was none (default). For example, a quota may be used up
                 although the disk has free space.
         """
         needed = (
-            f"{format_bytes(self.disk_needed)}: {format_bytes(self.run_bytes)} of runs, which go again, "
-            f"{format_bytes(self.bucket_bytes)} of buckets and some to spare, less "
-            f"{format_bytes(self.disk_done)} that an earlier run has written"
+            f"{format_bytes(self.disk_needed)}: {format_bytes(self.run_bytes)} of temporary runs, "
+            f"{format_bytes(self.bucket_bytes)} of buckets and a reserve, minus "
+            f"{format_bytes(self.disk_done)} that an interrupted shuffle has already written"
         )
         found = f"{format_bytes(free)} free"
         return disk_full(reason, path, f"{system_message(error)}, {found}" if error else found, needed=needed)

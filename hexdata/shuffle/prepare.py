@@ -134,7 +134,7 @@ def prepare(
     positions, n = store.files("positions"), store.manifest.board_size
     if not positions or n is None:
         raise StoreError(
-            "this store holds no positions", path=store.path, hint="Convert some sources into it first."
+            "the store contains no positions", path=store.path, hint="Run `hexdata convert` first."
         )
     machines = machines or LOCAL.machines
     start = time.perf_counter()

@@ -127,9 +127,7 @@ def encode_run(file: Any, rows: pa.Table, unit: npt.NDArray[np.integer[Any]]) ->
     index["unit"], index["rows"] = sorted_unit[bounds[:-1]], np.diff(bounds)
     checked = _CheckedFile(file)
     with ipc.new_stream(checked, rows.schema, options=options) as writer:
-        writer.write_batch(
-            pa.RecordBatch.from_pylist([], rows.schema)
-        )  # the schema comes with the first batch
+        writer.write_batch(pa.RecordBatch.from_pylist([], rows.schema))  # the stream begins with the schema
         for number, (start, stop) in enumerate(pairwise(bounds.tolist())):
             offset, checked.checksum = file.tell(), 0
             (batch,) = rows.slice(start, stop - start).to_batches()
@@ -243,7 +241,7 @@ def _read(pieces: Sequence[RunPiece], schema: pa.Schema, options: Any) -> Iterat
             _check(content, group)
             batches = list(ipc.open_stream(pa.py_buffer(begin + content), options=options))
             if [batch.num_rows for batch in batches] != [piece.rows for piece in group]:
-                raise pa.ArrowInvalid("a piece has not the rows that it should have")
+                raise pa.ArrowInvalid("a piece has a different number of rows than its index entry")
         del content
         batches.reverse()
         while batches:
@@ -256,7 +254,7 @@ def _check(content: bytes, pieces: Sequence[RunPiece]) -> None:
     for piece in pieces:
         start = piece.offset - pieces[0].offset
         if checksum_of(view[start : start + piece.length]) != piece.checksum:
-            raise pa.ArrowInvalid(f"the bytes from {piece.offset:,} to {piece.stop:,} were altered")
+            raise pa.ArrowInvalid(f"bytes {piece.offset:,} to {piece.stop:,} do not match their checksum")
 
 
 def _adjacent_pieces(pieces: Sequence[RunPiece]) -> Iterator[list[RunPiece]]:
@@ -292,13 +290,13 @@ def _read_index(path: AnyPath) -> npt.NDArray[np.void]:
         tail = storage_of(path).read_tail(_TAIL_BYTES)
         ((checksum, pieces, magic),) = np.frombuffer(tail[-_END.itemsize :], _END).tolist() or [(0, 0, b"")]
         if magic != _MAGIC:
-            raise pa.ArrowInvalid("it does not end as a run does")
+            raise pa.ArrowInvalid("the file does not end with an index of a run")
         size = pieces * _INDEX.itemsize + _END.itemsize
         if size > len(tail):
             tail = storage_of(path).read_tail(size)
         content = tail[-size : -_END.itemsize]
         if checksum_of(content) != checksum:
-            raise pa.ArrowInvalid("its index was altered")
+            raise pa.ArrowInvalid("the index does not match its checksum")
         return np.frombuffer(content, _INDEX, pieces)
 
 
@@ -312,8 +310,8 @@ def _explain_damage(path: AnyPath) -> Iterator[None]:
         if disk_failed or isinstance(error, MemoryError):
             raise  # the file is not damaged
         raise StoreError(
-            "a file of an unfinished shuffle is missing or damaged",
+            "a temporary file of an unfinished shuffle is missing or damaged",
             path=path,
             found=str(error).partition("\n")[0],
-            hint=f"Remove {path.parent} and run the command again; it starts from its beginning.",
+            hint=f"Remove {path.parent} and run the command again; it starts from the beginning.",
         ) from error

@@ -136,7 +136,7 @@ class ShuffleRun:
             return replace(self._result(resumed=0), already_done=True)
         require_intact(self.store, _INPUTS, engine=self.engine, progress=self.progress)
         plan: ShufflePlan | None = None
-        self.progress.begin("choose", None, "positions")
+        self.progress.begin("select", None, "positions")
         try:
             prepared = prepare(self.store, self.options, self.tables, self.spill, self.machines)
             ledger = partial(open_ledger, self.work / LEDGER_NAME, prepared.ledger_plan)
@@ -149,15 +149,15 @@ class ShuffleRun:
             with arrow_system_memory():
                 facts = _Phases(self, prepared, done, log).write()
             self._publish(facts, prepared.lineage)
-            log.line(f"done: {resumed:,} of the units were there already")
+            log.line(f"done: {resumed:,} units were finished by an earlier run")
             log.publish()
         except MemoryError as error:
             raise BudgetError(
-                "the system gives no more memory",
+                "out of memory",
                 path=self.store.path,
                 found=str(error) or None,
-                expected=f"{format_bytes(self.options.memory)}, as --memory says",
-                hint="Lower --memory, or free some, and run the command again; it goes on from there.",
+                expected=f"{format_bytes(self.options.memory)} (--memory)",
+                hint="Lower --memory or close other programs, and run the command again to resume.",
             ) from error
         except OSError as error:
             if plan is None or not is_disk_full(error):
@@ -185,7 +185,7 @@ class ShuffleRun:
             storage_of(self.runs).remove_tree()
             published = self.store.manifest.files_in("shuffled")
             self.intact = {name: facts for name, facts in published.items() if name not in damage}
-            self.progress.note(f"{len(damage):,} of {len(published):,} buckets are damaged: written again")
+            self.progress.note(f"writing {len(damage):,} damaged of {len(published):,} buckets again")
         kept = {name: facts.to_json() for name, facts in self.intact.items()}
         ledger.finish_all({_LAYOUT: prepared.layout.to_json(), **kept})
         return ledger
@@ -195,7 +195,7 @@ class ShuffleRun:
         manifest = self.store.manifest
         replaced = manifest.stages.get("shuffle")
         if replaced is not None:
-            self.progress.note(f"replaces the shuffle of seed {replaced['seed']} and what was made of it")
+            self.progress.note(f"replacing the shuffle with seed {replaced['seed']} and its exports")
         manifest.stages = {
             name: s for name, s in manifest.stages.items() if name not in ("shuffle", *_DERIVED_STAGES)
         }
@@ -214,11 +214,11 @@ class ShuffleRun:
         if found != lineage["positions"]:
             storage_of(self.work).remove_tree()  # the runs and the ledger are unreliable
             raise StoreError(
-                "the buckets do not hold every position",
+                "the buckets do not contain every position",
                 path=self.store.path,
                 found=f"{found:,}",
                 expected=f"{lineage['positions']:,}",
-                hint="Run the shuffle again, it starts from its beginning; if this repeats, run "
+                hint="Run the shuffle again; it starts from the beginning. If the error repeats, run "
                 "`hexdata verify`.",
             )
         manifest = self.store.manifest

@@ -9,7 +9,7 @@ from hexdata.sql.views import DAMAGED, VIEWS
 from hexdata.store.session import QUERY_ERRORS, DuckDBPyConnection
 from hexdata.store.sql_tree import SyntaxNode, parse_sql, quote_sql, syntax_nodes
 
-__all__ = ["check_query", "refused"]
+__all__ = ["check_query", "query_error"]
 
 _NODES: Final = frozenset({"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"})
 """Query nodes that only read. A WITH clause may also insert, update, delete and copy to a file."""
@@ -21,7 +21,7 @@ _FUNCTIONS: Final = frozenset(
 """Table functions that a query may use. DuckDB's other ones open files, change the session or run SQL from a
 text.
 """
-_CLOSED_OFF: Final = "Permission Error: "
+_PERMISSION_ERROR: Final = "Permission Error: "
 """Start of DuckDB's message for access to a file that is not in the manifest."""
 
 
@@ -33,30 +33,30 @@ def check_query(con: DuckDBPyConnection, text: str) -> None:
         text: SQL text.
 
     Raises:
-        ConfigError: The text is invalid or not such a statement; the message says what it is.
+        ConfigError: The text is not valid SQL, or not such a statement.
     """
     try:
         statements = con.extract_statements(text)
     except QUERY_ERRORS as error:
-        raise refused(str(error)) from error
+        raise query_error(str(error)) from error
     if len(statements) != 1:
         raise ConfigError(
-            "the text holds more than one statement" if statements else "the text holds no statement",
+            "the query has more than one statement" if statements else "the query is empty",
             found=quote_sql(text),
-            expected="one SELECT",
+            expected="one SELECT statement",
         )
     kind = statements[0].type.name
     if kind != "SELECT":
         raise ConfigError(
-            f"{kind.replace('MULTI', 'PIVOT')} is no statement that only reads",
+            f"{kind.replace('MULTI', 'PIVOT')} is not allowed: queries can only read",
             found=quote_sql(text),
             expected="SELECT, FROM, VALUES, DESCRIBE, SHOW or SUMMARIZE",
-            hint="List the values: PIVOT … ON … IN (…)." if kind == "MULTI" else None,
+            hint="List the values of the pivot: PIVOT … ON … IN (…)." if kind == "MULTI" else None,
         )
     try:
         tree = parse_sql(con, text)
     except ValueError as error:
-        raise ConfigError(str(error), found=quote_sql(text), expected="one SELECT") from error
+        raise ConfigError(str(error), found=quote_sql(text), expected="one SELECT statement") from error
     for node in syntax_nodes(tree):
         _check_node(node, text)
 
@@ -67,22 +67,23 @@ def _check_node(node: SyntaxNode, text: str) -> None:
         return
     if kind.endswith("_NODE") and kind not in _NODES:
         raise ConfigError(
-            f"the query holds a {kind.removesuffix('_QUERY_NODE').removesuffix('_NODE')}",
+            f"the query contains {kind.removesuffix('_QUERY_NODE').removesuffix('_NODE')}",
             found=quote_sql(text),
-            expected="one that only reads",
+            expected="a query that only reads",
         )
     if kind == "TABLE_FUNCTION":
         called = node["function"]
         name = called.get("function_name", "").lower()
+        qualified = ".".join(filter(None, (called["catalog"], called["schema"], name or called["type"])))
         if name not in _FUNCTIONS or called["schema"] or called["catalog"]:
             raise ConfigError(
-                f"the query reads from {name or called['type']}(…)",
+                f"the table function {qualified} is not allowed",
                 found=quote_sql(text),
-                expected=f"the tables {', '.join(VIEWS)}; of functions, {', '.join(sorted(_FUNCTIONS))}",
+                expected=f"the tables {', '.join(VIEWS)} or the functions {', '.join(sorted(_FUNCTIONS))}",
             )
 
 
-def refused(message: str, root: str | None = None) -> HexdataError:
+def query_error(message: str, root: str | None = None) -> HexdataError:
     """Return the exception for DuckDB's message about a wrong query or a damaged file of the store.
 
     The message repeats the line with the error and marks its position.
@@ -91,11 +92,13 @@ def refused(message: str, root: str | None = None) -> HexdataError:
         message: DuckDB's message.
         root: Path of the store, by which a damaged file is recognized; None if unknown (default).
     """
-    if message.startswith(_CLOSED_OFF):
+    if message.startswith(_PERMISSION_ERROR):
         return ConfigError(
-            "a query reads nothing but the store", found=message, expected=f"the tables {', '.join(VIEWS)}"
+            "queries can only read the tables of the store",
+            found=message,
+            expected=", ".join(VIEWS),
         )
     if DAMAGED in message or (root is not None and root in message):
-        hint = "Run `hexdata verify` to see what is wrong."
+        hint = "Run `hexdata verify` to find the damaged files."
         return StoreError("a file of the store cannot be read", found=message.strip(), hint=hint)
-    return ConfigError("the query cannot be run", found=message.strip())
+    return ConfigError("the query failed", found=message.strip())

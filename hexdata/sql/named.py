@@ -25,7 +25,7 @@ def named_query(name: str) -> str:
         return files[name].read_text(encoding="utf-8")
     near = difflib.get_close_matches(name, files, n=1)
     raise ConfigError(
-        "no named query of that name",
+        "unknown named query",
         found=f"@{name}",
         expected="one of " + ", ".join(f"@{known}" for known in sorted(files)),
         hint=f"Did you mean @{near[0]}?" if near else None,

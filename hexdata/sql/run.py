@@ -14,7 +14,7 @@ from typing import Final
 import pyarrow as pa
 
 from hexdata.sql.catalog import open_catalog
-from hexdata.sql.check import check_query, refused
+from hexdata.sql.check import check_query, query_error
 from hexdata.sql.named import named_query
 from hexdata.storage import AnyPath, prefix_of
 from hexdata.store import Store
@@ -30,7 +30,7 @@ _NAMED: Final = "@"
 _STREAMED: Final = re.compile(r"(Conversion|Invalid Input|Mismatch Type|Out of Range) Error: ")
 """Start of the messages, passed on by Arrow, about a value on which a query fails while rows are read."""
 
-_PLACE: Final = re.compile(r"LINE (?P<line>[0-9]+): (?P<text>.*)\n(?P<mark> *\^)")
+_ERROR_LINE: Final = re.compile(r"LINE (?P<line>[0-9]+): (?P<text>.*)\n(?P<mark> *\^)")
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def run_query(
         try:
             reader = con.sql(query).to_arrow_reader(_BATCH_ROWS)
         except QUERY_ERRORS as error:
-            raise refused(_with_place(con, query) or str(error), root) from error
+            raise query_error(_message_with_line(con, query) or str(error), root) from error
         yield QueryResult(opened.path, reader.schema, _rows(reader, root))
 
 
@@ -96,30 +96,30 @@ def _rows(reader: pa.RecordBatchReader, root: str) -> Iterator[pa.RecordBatch]:
     try:
         yield from reader
     except QUERY_ERRORS as error:
-        raise refused(str(error), root) from error
+        raise query_error(str(error), root) from error
     except (OSError, ValueError) as error:
         if _STREAMED.match(str(error)):
-            raise refused(str(error), root) from error
+            raise query_error(str(error), root) from error
         raise
 
 
-def _with_place(con: DuckDBPyConnection, query: str) -> str | None:
+def _message_with_line(con: DuckDBPyConnection, query: str) -> str | None:
     """Return DuckDB's message about an invalid query with the line number, which relations omit."""
     con.execute("ROLLBACK")
     try:
         con.execute(f"EXPLAIN\n{query}")
     except QUERY_ERRORS as error:
-        return _PLACE.sub(_one_line_up, str(error))
+        return _ERROR_LINE.sub(_subtract_explain_line, str(error))
     return None
 
 
-def _one_line_up(place: re.Match[str]) -> str:
+def _subtract_explain_line(match: re.Match[str]) -> str:
     """Subtract the EXPLAIN line from a line number, and move the mark if the number gets shorter.
 
     DuckDB reports the EXPLAIN line itself if the position is unknown; that position is removed.
     """
-    line = str(int(place["line"]) - 1)
+    line = str(int(match["line"]) - 1)
     if line == "0":
         return ""
-    mark = place["mark"][len(place["line"]) - len(line) :]
-    return f"LINE {line}: {place['text']}\n{mark}"
+    mark = match["mark"][len(match["line"]) - len(line) :]
+    return f"LINE {line}: {match['text']}\n{mark}"

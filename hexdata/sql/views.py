@@ -69,7 +69,7 @@ def create_catalog(con: DuckDBPyConnection, store: Store, root: str) -> None:
     views["shards"] = _shards(store)
     for statement in [*(f"CREATE VIEW {name} AS {query}" for name, query in views.items()), *_macros(size)]:
         if len(con.extract_statements(statement)) != 1:
-            raise StoreError("the manifest does not give one statement a view", path=store.path)
+            raise StoreError("a file name in the manifest cannot be used in a view", path=store.path)
         con.execute(statement)
 
 

@@ -27,7 +27,7 @@ from hexdata.text import printable
 
 __all__ = ["json_rows", "save_parquet", "text_rows", "write_csv"]
 
-_PIECE_ROWS: Final = 512
+_GROUP_ROWS: Final = 512
 """Rows converted to Python values at a time. A policy is ten times as large in Python as in Arrow."""
 
 
@@ -90,17 +90,17 @@ def text_rows(batch: pa.RecordBatch) -> Iterator[list[str]]:
 
 def _rows(batch: pa.RecordBatch) -> Iterator[Iterable[tuple[Any, ...]]]:
     """Yield the rows of a batch in groups."""
-    for piece in _pieces([_shortest(column) for column in batch.columns]):
-        yield zip(*(column.to_pylist() for column in piece), strict=True)
+    for group in _row_groups([_shortest(column) for column in batch.columns]):
+        yield zip(*(column.to_pylist() for column in group), strict=True)
 
 
-def _pieces(columns: list[pa.Array]) -> Iterator[list[pa.Array]]:
-    """Split columns of equal length into slices of ``_PIECE_ROWS`` rows.
+def _row_groups(columns: list[pa.Array]) -> Iterator[list[pa.Array]]:
+    """Split columns of equal length into slices of ``_GROUP_ROWS`` rows.
 
     Convert columns before this: Arrow converts the items of all lists even if only a slice is asked for.
     """
-    for start in range(0, len(columns[0]), _PIECE_ROWS):
-        yield [column.slice(start, _PIECE_ROWS) for column in columns]
+    for start in range(0, len(columns[0]), _GROUP_ROWS):
+        yield [column.slice(start, _GROUP_ROWS) for column in columns]
 
 
 def _text(value: Any) -> str:
@@ -135,8 +135,8 @@ def write_csv(file: BinaryIO, result: QueryResult, *, escaped: bool = False) -> 
                 for column, kind in zip(batch.columns, kinds, strict=True)
             ]
             columns = [c if same else _shortest(c) for c, same in zip(batch.columns, kept, strict=True)]
-            for piece in _pieces(columns):
-                written = [c if same else _as_text(c, escaped) for c, same in zip(piece, kept, strict=True)]
+            for group in _row_groups(columns):
+                written = [c if same else _as_text(c, escaped) for c, same in zip(group, kept, strict=True)]
                 writer.write_batch(pa.RecordBatch.from_arrays(written, schema=schema))
 
 
@@ -166,14 +166,14 @@ def save_parquet(path: str | AnyPath, result: QueryResult) -> FileFacts:
     """
     path = as_path(path)
     if prefix_of(path.resolve()).startswith(prefix_of(result.store.resolve())):
-        raise InputError("a query writes nothing into the store", path=path, hint="Give a file elsewhere.")
+        raise InputError("the output file must not be in the store", path=path, hint="Choose another path.")
     if isinstance(path, Path) and path.is_dir():
-        raise InputError("this is a folder", path=path, expected="the name of a file")
+        raise InputError("the output path is a folder", path=path, expected="a file")
     check_suffix(path, "a Parquet file", [".parquet"], InputError)
     _check_names(result.schema)
     for field in result.schema:
         _check_parquet(field, path)
-    with translate_disk_full(path, "Make room, or give a file elsewhere, and run the query again."):
+    with translate_disk_full(path, "Free disk space or choose another path, and run the query again."):
         return write_parquet(path, result.schema, result.batches)
 
 
@@ -182,7 +182,7 @@ def _check_parquet(field: pa.Field, path: AnyPath) -> None:
         pq.ParquetWriter(pa.BufferOutputStream(), pa.schema([field])).close()
     except pa.ArrowException as error:
         raise InputError(
-            f"Parquet cannot hold the column {field.name!r}",
+            f"Parquet does not support the type of column {field.name!r}",
             path=path,
             found=str(field.type),
             hint=f'Cast it: "{field.name}"::VARCHAR.',
@@ -193,7 +193,7 @@ def _check_names(schema: pa.Schema) -> None:
     twice = [name for name, count in Counter(schema.names).items() if count > 1]
     if twice:
         raise ConfigError(
-            f"more than one column of the result is called {twice[0]!r}",
-            expected="names that differ",
-            hint="Give each a name: … AS name.",
+            f"the result has several columns called {twice[0]!r}",
+            expected="unique names",
+            hint="Rename one: … AS name.",
         )

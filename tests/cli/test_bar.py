@@ -34,9 +34,9 @@ def on_a_terminal(*arguments: str | Path) -> str:
 
 def test_every_stage_of_a_shuffle_has_its_line(trmph_store: Path, copy_store: CopyStore) -> None:
     shown = on_a_terminal("shuffle", copy_store(trmph_store), "--balance-by", "winner")
-    for words in ("choose", "scatter", "sort", "100%", "MB"):
+    for words in ("select", "scatter", "sort", "100%", "MB"):
         assert words in shown
-    last = shown[shown.rindex("choose") :]
+    last = shown[shown.rindex("select") :]
     first_line = last.partition("\n")[0]
     assert "100%" in first_line, "the stage of unknown length is over"
     assert "MB" not in first_line, "memory is that of the stage at work"

@@ -76,7 +76,7 @@ def test_json_csv_and_parquet_hold_the_same(tmp_path: Path, trmph_store: Path, a
 
 def test_named_queries_are_listed_and_run(trmph_store: Path, ask: Ask) -> None:
     listed = json.loads(ask(trmph_store, "@", "--json")[1])
-    assert {query["name"]: query["answers"] for query in listed} == named_queries()
+    assert {query["name"]: query["description"] for query in listed} == named_queries()
     out = ask(trmph_store, "@")[1]
     assert all(f"@{name}" in out for name in named_queries())
     rows = json.loads(ask(trmph_store, "@neighbours", "--json", "--memory", "700MB", "--threads", 1)[1])
@@ -86,12 +86,12 @@ def test_named_queries_are_listed_and_run(trmph_store: Path, ask: Ask) -> None:
 def test_what_is_wrong_is_said_once(tmp_path: Path, trmph_store: Path, ask: Ask) -> None:
     wrong = [
         ((trmph_store, "SELECT nix FROM games"), 2, 'found Binder Error: Referenced column "nix"'),
-        ((trmph_store, "DROP VIEW games"), 2, "DROP is no statement that only reads"),
-        ((trmph_store, "@nix"), 2, "no named query of that name; found @nix; expected one of @dispersion"),
-        ((trmph_store, "SELECT 1", "--csv", "--json"), 2, "more than one form of output"),
+        ((trmph_store, "DROP VIEW games"), 2, "DROP is not allowed: queries can only read"),
+        ((trmph_store, "@nix"), 2, "unknown named query; found @nix; expected one of @dispersion"),
+        ((trmph_store, "SELECT 1", "--csv", "--json"), 2, "more than one output format"),
         ((trmph_store, "SELECT 1", "--memory", "10MB"), 1, "Raise --memory"),
         ((trmph_store, "SELECT 1", "--memory", "much"), 2, "not a size"),
-        ((trmph_store, "SELECT 1", "--parquet", trmph_store / "x"), 1, "writes nothing into the store"),
+        ((trmph_store, "SELECT 1", "--parquet", trmph_store / "x"), 1, "must not be in the store"),
         ((tmp_path, "SELECT 1"), 1, "not a hexdata store"),
     ]
     for arguments, status, message in wrong:

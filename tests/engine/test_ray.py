@@ -233,7 +233,7 @@ def test_other_versions_are_refused(
     assert f"({node.node_id[:8]}) has other versions" in before
     for said in (before, meanwhile):
         assert "has other versions than this process; found hexdata" in said
-        assert "Install the same on every machine" in said
+        assert "Install the same versions on every machine" in said
 
 
 # --- connecting -----------------------------------------------------------------------------------------

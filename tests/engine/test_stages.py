@@ -268,7 +268,6 @@ def test_the_tasks_of_a_machine_fit_into_its_budget(trmph_store: Path, tmp_path:
         "publish_source",
         "scatter_slice",
         "sort_job",
-        "write_shard",
         "write_file",
     }
     for workers, memory in recorder.said.values():

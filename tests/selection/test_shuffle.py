@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
@@ -15,6 +16,8 @@ from hexdata.shuffle import ShuffleOptions, shuffle_store
 from hexdata.store import Store
 
 SEED = 11
+FIRST_ROW = re.compile(r"^ +first +[0-9,]+ ", re.MULTILINE)
+"""A row of the printed table with the means of the first positions of a group."""
 OPTIONS = {
     "where, dedup, per game, balance": {
         "where": "len(flags) = 0",
@@ -104,13 +107,13 @@ def test_the_command_applies_the_options_and_shows_their_effect(trmph_store, cop
     shown = run(store, *flags)
     assert shown.returncode == 0, shown.stderr
     for words in (
-        "left out by per_game: ",
-        "duplicates in the store: 0 games",
-        "head cut",
+        "excluded by per_game: ",
+        "duplicate games in the store: 0 exact",
         "all groups",
-        "place in file",
+        "position in file",
     ):
         assert words in shown.stdout
+    assert FIRST_ROW.search(shown.stdout)
     choices = Store.open(store).manifest.stages["shuffle"]["choices"]
     assert choices == {
         "where": "total_positions > 5",
@@ -135,8 +138,8 @@ def test_the_dry_run_and_the_log_contain_the_effect(trmph_store, copy_store, sto
     assert store_bytes(store) == before
     made = run(store, *flags)
     for line in made.stdout.splitlines()[-8:]:
-        assert line in shown.stdout, "left out, duplicates and the table of groups"
-    assert "head cut" in shown.stdout
+        assert line in shown.stdout, "excluded positions, duplicates and the table of groups"
+    assert FIRST_ROW.search(shown.stdout)
     lines = (store / "logs" / "shuffle.log").read_text().splitlines()
     logged = json.loads(next(line for line in lines if " plan: " in line).partition(" plan: ")[2])
     for name in ("balance", "duplicates", "left_out"):
@@ -150,8 +153,8 @@ def test_a_config_run_shows_the_effect(trmph_store, copy_store, tmp_path):
     config.write_text(f"store = '{store}'\n[shuffle]\nbalance_by = 'winner'\nbuckets = 2\n")
     command = [sys.executable, "-m", "hexdata", "run", str(config)]
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert "left out by balance_by: " in shown
-    assert "head cut" in shown
+    assert "excluded by balance_by: " in shown
+    assert FIRST_ROW.search(shown)
 
 
 def test_names_of_groups_are_not_parsed_as_markup(trmph_store, copy_store):

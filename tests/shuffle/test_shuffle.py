@@ -244,7 +244,7 @@ def test_an_empty_store_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="not a hexdata store"):
         shuffle_store(tmp_path / "none")
     Manifest().save(tmp_path)
-    with pytest.raises(StoreError, match=r"holds no positions.*Convert some sources"):
+    with pytest.raises(StoreError, match=r"contains no positions.*hexdata convert"):
         shuffle_store(tmp_path)
 
 
@@ -291,7 +291,7 @@ def test_another_shuffle_replaces_the_first_and_its_shards(
     export_shards(store, ExportOptions(workers=1))
     notes = Notes()
     assert not shuffle_store(store, options, notes).already_done
-    assert notes.notes == [f"replaces the shuffle of seed {SEED} and what was made of it"]
+    assert notes.notes == [f"replacing the shuffle with seed {SEED} and its exports"]
     assert not (store / "shards").exists()
     shuffle_store(fresh, options)
     assert store_bytes(store) == store_bytes(fresh)
@@ -356,7 +356,7 @@ def test_a_lost_position_is_never_published(
         return original(path, schema, (table[1:] for table in tables), replace=replace)
 
     monkeypatch.setattr(tasks, "write_parquet", lossy)
-    with pytest.raises(StoreError, match="do not hold every position; found 897; expected 900"):
+    with pytest.raises(StoreError, match="do not contain every position; found 897; expected 900"):
         shuffle_store(store)
     assert "shuffle" not in Store.open(store).manifest.stages
     monkeypatch.undo()

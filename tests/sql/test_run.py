@@ -48,37 +48,37 @@ def test_a_store_can_be_looked_around_in(stores: dict[str, Path], text: str) -> 
 
 
 WRITING = {
-    "COPY (SELECT 1) TO '{out}'": "COPY is no statement that only reads",
-    "WITH x AS (COPY (SELECT 1) TO '{out}') SELECT 1": "holds a COPY",
-    "WITH x AS (COPY (SELECT 1) TO '{part}' (USE_TMP_FILE false)) SELECT 1": "holds a COPY",
-    "WITH x AS (INSERT INTO games SELECT * FROM games RETURNING *) FROM x": "holds a INSERT",
-    "WITH x AS (DELETE FROM games RETURNING *) FROM x": "holds a DELETE",
-    "SELECT (WITH x AS (COPY (SELECT 1) TO '{out}') SELECT 1)": "holds a COPY",
-    "SELECT 1 FROM query('WITH x AS (COPY (SELECT 1) TO ''{out}'') SELECT 1')": r"reads from query\(",
-    "FROM json_execute_serialized_sql('{{}}')": r"reads from json_execute_serialized_sql\(",
-    "EXPLAIN ANALYZE COPY (SELECT 1) TO '{out}'": "EXPLAIN is no statement",
-    "EXPORT DATABASE '{out}'": "no statement that only reads",
-    "ATTACH '{out}' AS other": "ATTACH is no statement",
-    "CREATE TABLE t (i INTEGER)": "CREATE is no statement",
-    "CREATE TEMP TABLE t (i INTEGER)": "CREATE is no statement",
-    "DROP VIEW games": "DROP is no statement",
-    "INSERT INTO games VALUES (1)": "INSERT is no statement",
-    "SET threads = 9": "SET is no statement",
-    "SET VARIABLE x = 1": "SET is no statement",
-    "RESET lock_configuration": "no statement that only reads",
-    "PRAGMA threads = 9": "SET is no statement",
-    "PRAGMA database_size": "PRAGMA is no statement",
-    "CALL pragma_version()": "CALL is no statement",
-    "LOAD httpfs": "LOAD is no statement",
-    "INSTALL httpfs": "no statement that only reads",
-    "PREPARE p AS SELECT 1": "PREPARE is no statement",
-    "BEGIN": "TRANSACTION is no statement",
+    "COPY (SELECT 1) TO '{out}'": "COPY is not allowed: queries can only read",
+    "WITH x AS (COPY (SELECT 1) TO '{out}') SELECT 1": "query contains COPY",
+    "WITH x AS (COPY (SELECT 1) TO '{part}' (USE_TMP_FILE false)) SELECT 1": "query contains COPY",
+    "WITH x AS (INSERT INTO games SELECT * FROM games RETURNING *) FROM x": "query contains INSERT",
+    "WITH x AS (DELETE FROM games RETURNING *) FROM x": "query contains DELETE",
+    "SELECT (WITH x AS (COPY (SELECT 1) TO '{out}') SELECT 1)": "query contains COPY",
+    "SELECT 1 FROM query('WITH x AS (COPY (SELECT 1) TO ''{out}'') SELECT 1')": "query is not allowed",
+    "FROM json_execute_serialized_sql('{{}}')": "table function json_execute_serialized_sql is not allowed",
+    "EXPLAIN ANALYZE COPY (SELECT 1) TO '{out}'": "EXPLAIN is not allowed",
+    "EXPORT DATABASE '{out}'": "not allowed: queries can only read",
+    "ATTACH '{out}' AS other": "ATTACH is not allowed",
+    "CREATE TABLE t (i INTEGER)": "CREATE is not allowed",
+    "CREATE TEMP TABLE t (i INTEGER)": "CREATE is not allowed",
+    "DROP VIEW games": "DROP is not allowed",
+    "INSERT INTO games VALUES (1)": "INSERT is not allowed",
+    "SET threads = 9": "SET is not allowed",
+    "SET VARIABLE x = 1": "SET is not allowed",
+    "RESET lock_configuration": "not allowed: queries can only read",
+    "PRAGMA threads = 9": "SET is not allowed",
+    "PRAGMA database_size": "PRAGMA is not allowed",
+    "CALL pragma_version()": "CALL is not allowed",
+    "LOAD httpfs": "LOAD is not allowed",
+    "INSTALL httpfs": "not allowed: queries can only read",
+    "PREPARE p AS SELECT 1": "PREPARE is not allowed",
+    "BEGIN": "TRANSACTION is not allowed",
     "SELECT 1; DROP VIEW games": "more than one statement",
-    "": "no statement",
-    "-- nothing": "no statement",
-    "PIVOT games ON winner USING count(*)": "List the values: PIVOT",
-    "FROM create_external_resource('a')": r"reads from create_external_resource\(",
-    "FROM main.range(3)": r"reads from range\(",
+    "": "the query is empty",
+    "-- nothing": "the query is empty",
+    "PIVOT games ON winner USING count(*)": "List the values of the pivot: PIVOT",
+    "FROM create_external_resource('a')": "table function create_external_resource is not allowed",
+    "FROM main.range(3)": r"table function main\.range is not allowed",
 }
 
 
@@ -137,7 +137,7 @@ def test_nothing_but_the_store_can_be_read(tmp_path: Path, stores: dict[str, Pat
 
 
 def test_a_file_elsewhere_is_the_querys_fault(stores: dict[str, Path]) -> None:
-    with pytest.raises(ConfigError, match=r"reads nothing but the store; .*expected the tables positions"):
+    with pytest.raises(ConfigError, match=r"only read the tables of the store; .*expected positions"):
         ask(stores["one"], "FROM '/elsewhere/a.parquet'")
     with pytest.raises(ConfigError) as caught:
         ask(stores["one"], "FROM query_table('nix')")
@@ -247,5 +247,5 @@ def test_an_unknown_name_lists_the_known(stores: dict[str, Path]) -> None:
     ):
         ask(stores["one"], "@dispersoin")
     for name in ("../run", "", "dispersion.sql", "/etc/passwd"):
-        with pytest.raises(HexdataError, match="no named query"):
+        with pytest.raises(HexdataError, match="unknown named query"):
             ask(stores["one"], f"@{name}")

@@ -236,7 +236,7 @@ def test_a_log_that_cannot_be_written_is_a_note(
 
     store = copy_store(trmph_store)
     monkeypatch.setattr(LocalStorage, "append", failing)
-    with pytest.warns(UserWarning, match="the log is not written") as caught:
+    with pytest.warns(UserWarning, match="the log cannot be written") as caught:
         shuffle_store(store, ShuffleOptions(threads=1, seed=2))
     assert len(caught) == 1
     assert verify_store(store).ok

@@ -1,6 +1,6 @@
--- How the games are spread over the buckets: of how many games each bucket has rows, and which share of it the
--- largest has; and both in a uniform shuffle, on average. A row of no known game is a game of its own. Of a split
--- of more than 16 million rows, every so manieth bucket is looked at.
+-- Games per bucket, and the share of the largest game, with the values expected in a uniform random shuffle.
+-- Positions without a game count as games of one position. Splits of more than 16 million positions are sampled:
+-- every k-th bucket.
 WITH splits AS (
     SELECT
         split,
@@ -27,14 +27,14 @@ buckets AS (
     GROUP BY ALL
 ),
 
-sizes AS ( -- how many games of the split have n rows
+sizes AS ( -- number of games of the split with n rows
     SELECT split, CASE WHEN game_id IS NULL THEN 1 ELSE n END AS n,
         sum(CASE WHEN game_id IS NULL THEN n ELSE 1 END)::DOUBLE AS games
     FROM (SELECT split, game_id, count(*) AS n FROM shuffled GROUP BY ALL)
     GROUP BY ALL
 ),
 
-tails AS ( -- the chance that a game of n rows has k or more in one bucket: each row is there with chance `part`
+tails AS ( -- probability that a game of n rows has k or more rows in one bucket, where each row is with probability `part`
     SELECT split, n, games, k, sum(exp(
         lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1)
         + k * ln(part) + (n - k) * ln(greatest(1 - part, 1e-300))
@@ -42,7 +42,7 @@ tails AS ( -- the chance that a game of n rows has k or more in one bucket: each
     FROM sizes INNER JOIN splits USING (split), unnest(range(1, n + 1)) AS t (k)
 ),
 
-largest AS ( -- the mean is the sum over k of the chance that some game has k rows or more
+largest AS ( -- the mean is the sum over k of the probability that some game has k or more rows
     SELECT split, sum(1 - below) AS expected
     FROM (
         SELECT split, k, exp(sum(games * ln(greatest(1 - tail, 1e-300)))) AS below FROM tails GROUP BY ALL
@@ -50,7 +50,7 @@ largest AS ( -- the mean is the sum over k of the chance that some game has k ro
     GROUP BY split
 ),
 
-present AS ( -- a game is absent from a bucket if all of that bucket's rows are drawn from the others'
+present AS ( -- a game is absent from a bucket if all rows of the bucket are drawn from other games
     SELECT split, bucket, sum(s.games * (1 - CASE WHEN total - positions >= n THEN exp(
         lgamma(total - positions + 1) + lgamma(total - n + 1)
         - lgamma(total - positions - n + 1) - lgamma(total + 1)

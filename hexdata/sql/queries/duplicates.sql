@@ -1,4 +1,4 @@
--- Games that are there more than once, exactly or as images of one another: by split, and how many positions.
+-- Duplicate games per split, exact or equal under a symmetry of the board, and their positions.
 SELECT split, count(*) AS games, sum(positions)::BIGINT AS positions
 FROM games
 WHERE duplicate_of IS NOT NULL

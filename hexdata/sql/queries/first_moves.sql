@@ -1,4 +1,4 @@
--- The first moves of the games: how many open with each, their share, and who won.
+-- First moves of games: number of games with each, their share, and wins per colour.
 SELECT
     moves[1] AS move,
     cell(moves[1]) AS cell,

@@ -1,4 +1,4 @@
--- How long the games are: how many have each number of positions in the store, and who won them.
+-- Games by number of positions in the store, and wins per colour.
 SELECT
     positions,
     count(*) AS games,

@@ -1,7 +1,7 @@
--- Neighbours of the same game: of all pairs of rows that stand next to each other, in the input order and in
--- the shuffled order of each split, how many are of one game; and how many are in a uniform shuffle, on average.
+-- Pairs of adjacent rows from the same game, in the input order and in the shuffled order of each split, with the
+-- number expected in a uniform random order.
 WITH ordered AS (
-    -- The tables are read in their order; `adjacent` is true where the row read before is the one before.
+    -- The tables are read in order; `adjacent` is true if the row read before has the preceding index.
     SELECT
         'input' AS rows,
         game_id,

@@ -1,4 +1,4 @@
--- Where the first ten moves of the games go: of each cell, how many games play there within their first ten.
+-- Number of games that play on each cell within their first ten moves.
 WITH played AS (
     SELECT unnest(moves[1:10]) AS move FROM games WHERE moves IS NOT NULL
 )

@@ -1,5 +1,5 @@
--- The twenty most frequent openings of three moves: the games that have each, their share of all games whose
--- moves are known that far, and how often blue won those with a known winner.
+-- The twenty most frequent openings of three moves: number of games, share of the games with at least three known
+-- moves, and the fraction won by blue among those with a known winner.
 WITH opened AS (
     SELECT array_to_string([cell(move) FOR move IN moves[:3]], ' ') AS opening, winner
     FROM games

@@ -1,4 +1,4 @@
--- What was rejected, by reason: how many records, of how many sources, and what was found in one of them.
+-- Rejected records per reason: number of records and sources, and the details of one record.
 SELECT
     reason,
     count(*) AS records,

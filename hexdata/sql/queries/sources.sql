@@ -1,4 +1,4 @@
--- The sources: what each gave, how many of its games are copies of others or flagged, and what was rejected.
+-- Sources: positions, games, duplicate games, rejected records and flagged games of each.
 WITH judged AS (
     SELECT
         source_id,

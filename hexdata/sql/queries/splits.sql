@@ -1,4 +1,4 @@
--- The splits: games of each, those that are duplicates, their positions; what the shuffle and the shards hold.
+-- Splits: games, duplicate games and positions, shuffled positions and buckets, exported positions and shards.
 WITH played AS (
     SELECT
         split,

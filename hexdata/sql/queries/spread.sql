@@ -1,7 +1,7 @@
--- How many buckets the positions of a game reach, before the shuffle and after it: of up to 20,000 games of
--- the training split, evenly taken; positions of unknown games are left out. Before it, the input of the whole
--- store, all splits together, is cut into as many equal pieces as there are buckets. With fewer than 32 buckets,
--- 64 equal pieces are counted instead: of the whole input before the shuffle, of the training split after it.
+-- Number of buckets that contain positions of a game, before and after the shuffle, for up to 20,000 evenly spaced
+-- games of the training split. Before the shuffle, the whole input is divided into as many equal pieces as there
+-- are buckets. With fewer than 32 buckets, 64 equal pieces of the input and of the training split are used
+-- instead. Positions without a game are ignored.
 WITH split AS (
     SELECT
         count(*) AS positions,

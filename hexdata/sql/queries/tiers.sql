@@ -1,4 +1,4 @@
--- Value sample tiers: the positions of each, their share, and their mean value. NULL is a position without.
+-- Value sample tiers: number of positions, their share and mean value. NULL: positions without a tier.
 SELECT
     value_sample_tier AS tier,
     count(*) AS positions,

@@ -1,5 +1,5 @@
--- The mean value of each bucket, beside that of its split: the band holds 95 of 100 buckets of a uniform
--- shuffle. With values of 0 and 1 it is the binomial one, less what drawing without replacement takes off.
+-- Mean value of each bucket and of its split, with the range that contains 95 % of the buckets in a uniform random
+-- shuffle.
 WITH buckets AS (
     SELECT split, bucket, count(*) AS positions, avg(value) AS value_mean
     FROM shuffled

@@ -1,5 +1,4 @@
--- The mean value of the training split in the input order, cut into as many equal pieces as there are buckets:
--- what the means of the buckets would be without a shuffle.
+-- Mean value of the training split in the input order, divided into as many equal pieces as there are buckets.
 WITH input AS (
     SELECT count(*) AS positions FROM positions
 ),
