@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -21,7 +20,7 @@ from hexdata.convert.spool import Spool, write_arrow
 from hexdata.games.find import GAMES, ROWS, binary_matrix, column
 from hexdata.progress import SILENT, Progress
 from hexdata.schema import board_bytes
-from hexdata.storage import scratch_folder, storage_of
+from hexdata.storage import storage_of
 from hexdata.store.session import DuckDBPyConnection, duckdb_session
 
 __all__ = ["resolve_chains"]
@@ -118,7 +117,7 @@ def resolve_chains(
     """
     proof_memory = memory // MOVES_SHARE
     first = spools[0].folder
-    scratch = first / "chains" if isinstance(first, Path) else scratch_folder("chains", first)
+    scratch = storage_of(first).work_path("chains", "chains")
     storage_of(scratch).remove_tree()  # a killed run may have left it
     try:
         with duckdb_session(

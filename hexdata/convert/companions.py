@@ -5,12 +5,12 @@ They are not trusted. A companion never makes a run fail. Names that contradict 
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any, Final
 
 import numpy as np
@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from hexdata.convert.spool import Spool, SpoolFacts
 from hexdata.games.find import column
-from hexdata.storage import AnyPath, RemotePath, is_passing, patiently, storage_of, translate_errors
+from hexdata.storage import AnyPath, storage_of, translate_errors
 from hexdata.text import encodable
 
 __all__ = ["Companions", "read_companions", "unnamed_files", "with_origins"]
@@ -177,7 +177,7 @@ def read_companions(folder: AnyPath) -> Companions:
                 file.seek(0)
                 read(found, name, json.loads(file.read()))
         except (OSError, ValueError, RecursionError) as error:
-            if isinstance(error, OSError) and not isinstance(path, Path) and is_passing(error):
+            if isinstance(error, OSError) and storage_of(path).is_temporary(error):
                 with translate_errors(path):
                     raise
             found.notes.append(
@@ -187,17 +187,11 @@ def read_companions(folder: AnyPath) -> Companions:
 
 
 def _companions_in(folder: AnyPath) -> Iterator[tuple[AnyPath, Callable[[Companions, str, Any], None]]]:
-    objects: list[RemotePath] = []
-    if not isinstance(folder, Path):
-        with translate_errors(folder):
-            objects = patiently(lambda: sorted(folder.iterdir(), key=lambda path: path.name))
+    with translate_errors(folder):
+        names = storage_of(folder).names()
     for pattern, read in _LAYOUTS.items():
-        if isinstance(folder, Path):
-            for path in sorted(folder.glob(pattern)):
-                yield path, read
-        for found in objects:
-            if fnmatchcase(found.name, pattern):
-                yield found, read
+        for name in fnmatch.filter(names, pattern):
+            yield folder / name, read
 
 
 # Games

@@ -13,7 +13,6 @@ from hexdata.storage import (
     AnyPath,
     RemotePath,
     file_system,
-    is_passing,
     patiently,
     storage_of,
     translate_errors,
@@ -221,7 +220,7 @@ def digest_source(path: AnyPath) -> SourceDigest:
         version = storage_of(path).version()
         return SourceDigest(*digest_file(path), "", version)
     except OSError as error:
-        if not isinstance(path, Path) and is_passing(error):
+        if storage_of(path).is_temporary(error):
             with translate_errors(path):
                 raise
         return SourceDigest(_size_of(path), "", error.strerror or str(error), version)

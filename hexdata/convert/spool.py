@@ -10,7 +10,6 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Annotated, Any, Final
 
 import numpy as np
@@ -25,7 +24,7 @@ from hexdata.games.convention import Votes
 from hexdata.games.evidence import Tally, found_schema, is_mixed, with_findings
 from hexdata.games.find import EVIDENCE, GAMES, ROWS, find_games
 from hexdata.games.findings import ballots_of, game_findings, loose_findings, loose_of
-from hexdata.storage import AnyPath, is_passing, storage_of, translate_errors
+from hexdata.storage import AnyPath, storage_of, translate_errors
 from hexdata.store.files import digest_file, read_bounded, write_bytes
 from hexdata.strict_json import AtMost, Count, HexDigest, Matching, Within, check_value, parse_json
 from hexdata.text import encodable
@@ -170,11 +169,7 @@ class Spool:
         """
         path = self.folder / f"{table}.arrow"
         try:
-            opened = (
-                pa.OSFile(str(path))
-                if isinstance(path, Path)
-                else pa.PythonFile(storage_of(path).open(), "r")
-            )
+            opened = pa.input_stream(storage_of(path).source(), compression=None)
         except FileNotFoundError:
             return
         with opened as source:
@@ -320,7 +315,7 @@ def _translate_read_errors(path: AnyPath) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if not isinstance(path, Path) and is_passing(error):
+        if storage_of(path).is_temporary(error):
             with translate_errors(path):
                 raise
         raise FormatError(

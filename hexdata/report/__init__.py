@@ -7,7 +7,6 @@ listed in the manifest and does not change the dataset.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from hexdata.checks import check_suffix
@@ -16,7 +15,7 @@ from hexdata.progress import SILENT, Progress
 from hexdata.report.facts import ReportFacts, gather_facts
 from hexdata.report.verdict import Verdict, judge, tiles
 from hexdata.sql import SqlLimits
-from hexdata.storage import AnyPath, as_path
+from hexdata.storage import AnyPath, as_path, storage_of
 from hexdata.store.disk_space import translate_disk_full, translate_temporary_disk_full
 from hexdata.store.files import write_bytes
 
@@ -67,7 +66,7 @@ def write_report(
         OSError: the page cannot be written.
     """
     path = as_path(output) if output is not None else as_path(store) / REPORT_NAME
-    if isinstance(path, Path) and path.is_dir():
+    if storage_of(path).is_folder():
         raise ConfigError("the report cannot be written: the path is a folder", path=path)
     check_suffix(path, "a page", _SUFFIXES)
     with translate_temporary_disk_full():

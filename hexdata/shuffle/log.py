@@ -6,11 +6,10 @@ import resource
 import sys
 import warnings
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Final
 
 from hexdata.errors import StoreError
-from hexdata.storage import AnyPath, make_folder, scratch_folder, storage_of
+from hexdata.storage import AnyPath, make_folder, storage_of
 from hexdata.units import format_bytes
 
 __all__ = ["LOG_NAME", "Log", "peak_resident_bytes"]
@@ -20,11 +19,6 @@ _RSS_UNIT: Final = 1 if sys.platform == "darwin" else 1024
 """Unit in bytes of the system's peak resident memory."""
 _MAX_BYTES: Final = 1 << 20
 """Maximum bytes of earlier lines that are kept in an object store."""
-
-
-def _local_path(store: AnyPath) -> Path:
-    assert not isinstance(store, Path)
-    return scratch_folder("work", store).with_suffix(".log")
 
 
 def peak_resident_bytes() -> int:
@@ -38,7 +32,7 @@ class Log:
     def __init__(self, store: AnyPath) -> None:
         """Open the log of a store. The log of an object store is kept on this machine until ``publish``."""
         self._published = store / LOG_NAME
-        self._path = self._published if isinstance(self._published, Path) else _local_path(store)
+        self._path = storage_of(store).work_path(LOG_NAME, "work").with_suffix(".log")
         self._failed = False
 
     def line(self, text: str) -> None:
@@ -58,7 +52,7 @@ class Log:
 
     def publish(self) -> None:
         """Append the lines kept on this machine to the log in the object store."""
-        if self._path is self._published or self._failed:
+        if self._path == self._published or self._failed:
             return
         try:
             storage_of(self._published).append(self._path.read_bytes(), max_bytes=_MAX_BYTES)

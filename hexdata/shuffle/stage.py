@@ -9,7 +9,6 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 from hexdata.engine import Engine
@@ -116,7 +115,7 @@ class ShuffleRun:
         self.work = store.work / "shuffle"
         self.tables = self.work / "selection"
         self.runs = self.work / "runs"
-        self.spill = self.work / "spill" if isinstance(self.work, Path) else None
+        self.spill = storage_of(self.work / "spill").local
         self.intact: dict[str, FileFacts] = {}
         """Published buckets whose bytes match the manifest, as checked by this run."""
         for folder in (self.tables, self.work / "spill"):

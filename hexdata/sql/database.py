@@ -14,7 +14,7 @@ from typing import Final
 
 from hexdata.errors import HexdataError
 from hexdata.sql.views import create_catalog
-from hexdata.storage import add_path_to_disk_full
+from hexdata.storage import add_path_to_disk_full, storage_of
 from hexdata.store import Store
 from hexdata.store.files import write_bytes
 from hexdata.store.session import duckdb_session, quote
@@ -45,10 +45,11 @@ def write_database(store: Store) -> None:
     Nothing is written in an object store, where DuckDB could not open the file. If the file cannot be
     written, a warning is issued and the stage is complete.
     """
-    if not isinstance(store.path, Path):
+    published = storage_of(store.path / DATABASE_NAME).local
+    if published is None:
         return
     try:
-        _write(store, store.path / DATABASE_NAME)
+        _write(store, published)
     except (OSError, HexdataError) as error:
         warnings.warn(
             f"{DATABASE_NAME} was not written, the stage is complete: {error}. Run the stage again to "

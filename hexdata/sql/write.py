@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from datetime import date, time
 from decimal import Decimal
-from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import pyarrow as pa
@@ -19,7 +18,7 @@ import pyarrow.parquet as pq
 from hexdata.checks import check_suffix
 from hexdata.errors import ConfigError, InputError
 from hexdata.sql.run import QueryResult
-from hexdata.storage import AnyPath, as_path, prefix_of
+from hexdata.storage import AnyPath, as_path, prefix_of, storage_of
 from hexdata.store.disk_space import translate_disk_full
 from hexdata.store.files import FileFacts
 from hexdata.store.parquet import write_parquet
@@ -167,7 +166,7 @@ def save_parquet(path: str | AnyPath, result: QueryResult) -> FileFacts:
     path = as_path(path)
     if prefix_of(path.resolve()).startswith(prefix_of(result.store.resolve())):
         raise InputError("the output file must not be in the store", path=path, hint="Choose another path.")
-    if isinstance(path, Path) and path.is_dir():
+    if storage_of(path).is_folder():
         raise InputError("the output path is a folder", path=path, expected="a file")
     check_suffix(path, "a Parquet file", [".parquet"], InputError)
     _check_names(result.schema)

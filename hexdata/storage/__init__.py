@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hexdata.storage.address import AnyPath, RemotePath, as_path, local_path, prefix_of
-from hexdata.storage.base import Changed, HashingFile, Storage, Tagged
+from hexdata.storage.base import Changed, HashingFile, HeldLock, Storage, Tagged
 from hexdata.storage.cache_dir import scratch_folder
 from hexdata.storage.errors import (
     add_path_to_disk_full,
@@ -20,15 +20,19 @@ from hexdata.storage.errors import (
     is_fault,
     translate_errors,
 )
-from hexdata.storage.local import LocalStorage, make_folder, open_file, open_in_place, refuse_links, walk_once
+from hexdata.storage.local import LocalStorage
+from hexdata.storage.local_files import make_folder, open_file, open_in_place, walk_once
+from hexdata.storage.lock import LOCK_NAME
 from hexdata.storage.objects import ObjectStorage
 from hexdata.storage.reading import file_system
 from hexdata.storage.retry import is_passing, patiently
 
 __all__ = [
+    "LOCK_NAME",
     "AnyPath",
     "Changed",
     "HashingFile",
+    "HeldLock",
     "LocalStorage",
     "ObjectStorage",
     "RemotePath",
@@ -49,7 +53,6 @@ __all__ = [
     "open_in_place",
     "patiently",
     "prefix_of",
-    "refuse_links",
     "scratch_folder",
     "storage_of",
     "translate_errors",

@@ -113,6 +113,10 @@ class Storage(ABC):
         """Return the size of the file in bytes, or None if there is no such file."""
 
     @abstractmethod
+    def is_folder(self) -> bool:
+        """Return whether the path is a folder that no file can replace. Always False in an object store."""
+
+    @abstractmethod
     def version(self) -> str:
         """Return a text that changes with the content of the file; empty if it does not exist."""
 
@@ -123,6 +127,17 @@ class Storage(ABC):
         A file at the path itself has an empty name. A folder that does not exist has no files. Links are
         followed, each folder once; markers of empty folders in object stores are omitted.
         """
+
+    @abstractmethod
+    def names(self) -> list[str]:
+        """Return the names of the files and folders directly in the folder, sorted.
+
+        A local folder that does not exist or may not be listed has no names.
+        """
+
+    @abstractmethod
+    def unreplaceable(self) -> list[str]:
+        """Return the relative names of files below the folder that ``publish(replace=False)`` keeps."""
 
     @abstractmethod
     def free_space(self) -> int | None:
@@ -150,9 +165,14 @@ class Storage(ABC):
             block: Bytes per request to an object store, 8 MiB by default. The last block is kept in memory.
         """
 
+    @property
     @abstractmethod
+    def local(self) -> Path | None:
+        """The path, if libraries can open it themselves; None for an object."""
+
     def source(self) -> Path | BufferedReader:
         """Return what a library reads the file from: the path of a local file, or the opened object."""
+        return self.local or self.open()
 
     @abstractmethod
     def read_range(self, start: int, stop: int) -> bytes:
@@ -222,6 +242,32 @@ class Storage(ABC):
             StoreError: The local file is a link or no regular file.
         """
 
+    # --- locking --------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def lock(
+        self, stage: str, folders: Iterable[str], *, shares_work: bool
+    ) -> AbstractContextManager[HeldLock]:
+        """Hold the lock of the folder: at most one process writes to it at a time.
+
+        Args:
+            stage: Name of the stage that writes, for messages of other processes.
+            folders: Subfolders that hexdata writes to. On a disk, links in them are refused.
+            shares_work: Whether unfinished work is kept in the folder. Otherwise, the work of an object store
+                is kept on this machine.
+
+        Raises:
+            StoreLockedError: Another process holds the lock; the message names it.
+            StoreError: A link leads out of the folder.
+        """
+
+    @abstractmethod
+    def find_writer(self) -> str | None:
+        """Return a description of the process that holds the lock; None if there is none.
+
+        Always None in an object store, where a reader cannot tell a current lease from one that has ended.
+        """
+
     # --- removing -------------------------------------------------------------------------------------
 
     @abstractmethod
@@ -242,3 +288,13 @@ class Storage(ABC):
             folders: Subfolders to clean with everything below them, besides the files directly in the folder.
                 None (default) for all. Uploads to an object store are aborted everywhere below the folder.
         """
+
+    # --- libraries and errors -------------------------------------------------------------------------
+
+    @abstractmethod
+    def query_filesystem(self) -> Any:
+        """Return the fsspec file system that DuckDB must use, or None if it opens the files itself."""
+
+    @abstractmethod
+    def is_temporary(self, error: BaseException) -> bool:
+        """Return whether an error says nothing about the file, because the storage may answer later."""

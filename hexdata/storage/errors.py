@@ -9,7 +9,6 @@ import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from hexdata.errors import HexdataError, StoreError
@@ -177,7 +176,7 @@ def translate_errors(*paths: object) -> Iterator[None]:
 
 def is_address(path: object) -> bool:
     """Return whether a path or text is the address of an object."""
-    return path is not None and not isinstance(path, Path) and "://" in str(path)
+    return path is not None and "://" in str(path)
 
 
 def is_fault(error: BaseException) -> bool:

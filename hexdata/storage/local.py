@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 import re
 import shutil
-import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
-from hexdata.errors import StoreError
-from hexdata.storage.base import HashingFile, Storage, Tagged
+from hexdata.storage.base import HashingFile, HeldLock, Storage, Tagged
 from hexdata.storage.errors import add_path_to_disk_full, add_path_to_error
+from hexdata.storage.local_files import (
+    make_folder,
+    open_file,
+    open_in_place,
+    refuse_links,
+    sync_folder,
+    walk_once,
+)
+from hexdata.storage.lock import LOCK_NAME, find_lock_holder, kernel_lock
 from hexdata.storage.reading import PART
 
-__all__ = ["LocalStorage", "make_folder", "open_file", "open_in_place", "refuse_links", "walk_once"]
+__all__ = ["LocalStorage"]
 
 _TEMPORARY_SUFFIX: Final = ".tmp"
 _TEMPORARY_NAME: Final = re.compile(r"\..+\.\d+\.tmp", re.DOTALL)
@@ -42,6 +48,10 @@ class LocalStorage(Storage):
     def size(self) -> int | None:
         """Return the size of the file in bytes, or None if there is no such file."""
         return self.path.stat().st_size if self.path.is_file() else None
+
+    def is_folder(self) -> bool:
+        """Return whether the path is a folder, which no file can replace."""
+        return self.path.is_dir()
 
     def version(self) -> str:
         """Return the size and the modification time; empty if the file does not exist."""
@@ -65,6 +75,13 @@ class LocalStorage(Storage):
         }
         return dict(sorted(sizes.items()))
 
+    def names(self) -> list[str]:
+        """Return the names directly in the folder, sorted; none if it does not exist or cannot be listed."""
+        try:
+            return sorted(path.name for path in self.path.iterdir())
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
+            return []
+
     def free_space(self) -> int:
         """Return the free space in bytes on the disk. The path need not exist."""
         path = self.path.absolute()
@@ -80,8 +97,9 @@ class LocalStorage(Storage):
         """Open the file for reading and seeking. ``block`` has no effect."""
         return open_file(self.path)
 
-    def source(self) -> Path:
-        """Return the path."""
+    @property
+    def local(self) -> Path:
+        """The path."""
         return self.path
 
     def read_range(self, start: int, stop: int) -> bytes:
@@ -117,7 +135,7 @@ class LocalStorage(Storage):
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
 
     def put(self, data: bytes, tag: str | None) -> None:  # noqa: ARG002
         """Replace the file. ``tag`` has no effect: a lock on a local disk cannot be lost."""
@@ -129,6 +147,18 @@ class LocalStorage(Storage):
         self.path.parent.mkdir(exist_ok=True)
         with open_in_place(self.path) as file, add_path_to_error(self.path):
             file.write(line)
+
+    @contextmanager
+    def lock(self, stage: str, folders: Iterable[str], *, shares_work: bool) -> Iterator[HeldLock]:  # noqa: ARG002
+        """Hold the kernel's lock, which is released when the process ends and cannot be lost."""
+        refuse_links(self.path, folders)
+        make_folder(self.path)
+        with kernel_lock(self.path / LOCK_NAME, self.path, stage):
+            yield HeldLock(_do_nothing, has_current_work=True)
+
+    def find_writer(self) -> str | None:
+        """Return a description of the process that holds the lock, or None. Tests it only for a moment."""
+        return find_lock_holder(self.path / LOCK_NAME)
 
     def remove(self) -> None:
         """Remove the file if it exists."""
@@ -150,121 +180,23 @@ class LocalStorage(Storage):
                 if _TEMPORARY_NAME.fullmatch(path.name):
                     path.unlink(missing_ok=True)
 
+    def unreplaceable(self) -> list[str]:
+        """Return an empty list: local files are always replaced."""
+        return []
+
+    def query_filesystem(self) -> Any:
+        """Return None: DuckDB opens local files itself."""
+        return None
+
+    def is_temporary(self, error: BaseException) -> bool:  # noqa: ARG002
+        """Return False: an error of a disk concerns the file."""
+        return False
+
+
+def _do_nothing() -> None:
+    """The kernel guarantees that the lock is still held."""
+
 
 def _raise_unless_missing(error: OSError) -> None:
     if not isinstance(error, FileNotFoundError):
         raise error
-
-
-def open_file(path: Path) -> BufferedReader:
-    """Open a local file for reading. Rejects pipes and devices, which may block or never end.
-
-    Raises:
-        OSError: The file cannot be opened or is not a regular file.
-    """
-    kind = path.stat().st_mode
-    if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):  # open() raises its own error for a folder
-        raise OSError(errno.EINVAL, "Not a regular file", str(path))
-    return path.open("rb")
-
-
-def make_folder(folder: Path) -> None:
-    """Create a folder and its missing parents so that they survive a power failure."""
-    if not folder.is_dir():
-        make_folder(folder.parent)
-        folder.mkdir(exist_ok=True)
-        _sync_folder(folder.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Sync ``folder`` so that a new name in it survives a power failure."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        with add_path_to_error(folder):
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def open_in_place(path: Path) -> io.FileIO:
-    """Open a file of the store for reading, appending and truncating. Create it if it is missing.
-
-    Raises:
-        StoreError: The path is a symbolic link, has more than one hard link or is not a regular file.
-    """
-    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    try:
-        descriptor = os.open(path, flags, 0o666)
-    except OSError as error:
-        if error.errno not in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
-            raise
-        raise _linked_file_error(path) from error
-    info = os.fstat(descriptor)
-    if not stat.S_ISREG(info.st_mode) or info.st_nlink > 1:
-        os.close(descriptor)
-        raise _linked_file_error(path)
-    return os.fdopen(descriptor, "ab+", buffering=0)
-
-
-def _linked_file_error(path: Path) -> StoreError:
-    return StoreError(
-        "hexdata writes to this file in place, but it may belong to something else",
-        path=path,
-        found="a symbolic or hard link, a folder or a device",
-        expected="a regular file that is not linked",
-        hint="Remove it and run the command again.",
-    )
-
-
-def refuse_links(store: Path, folders: Iterable[str]) -> None:
-    """Check that a store contains no links through which a process would write outside of it.
-
-    Data files may be symbolic links, because they are replaced by renaming and never written through. The
-    path of the store itself may also contain links.
-
-    Args:
-        store: Folder of the store.
-        folders: Folders to check, relative to the store.
-
-    Raises:
-        StoreError: A folder, or a file that is written in place, is a symbolic link.
-    """
-    _refuse_links_in(store, below=False)
-    for folder in folders:
-        _refuse_links_in(store / folder, files=folder.startswith(".") or folder == "logs")
-
-
-def _refuse_links_in(folder: Path, *, files: bool = True, below: bool = True) -> None:
-    try:
-        entries = list(os.scandir(folder))
-    except FileNotFoundError:
-        return
-    for entry in entries:
-        if entry.is_symlink() and (files or entry.is_dir()):
-            raise StoreError(
-                "a store holds no links that hexdata would write through",
-                path=entry.path,
-                found=f"a symbolic link to {str(Path(entry.path).readlink())!r}",
-                hint="Replace the link by what it leads to, or remove it, and run the command again.",
-            )
-        if below and entry.is_dir(follow_symlinks=False):
-            _refuse_links_in(Path(entry.path), files=files)
-
-
-def walk_once(
-    root: Path, onerror: Callable[[OSError], None] | None = None
-) -> Iterator[tuple[Path, list[str], list[str]]]:
-    """Walk a folder tree like ``os.walk``, following links, but visit each folder only once.
-
-    Yields:
-        The path of each folder, the list of its subfolders and the names of its files. Subfolders removed
-        from the list are not visited.
-    """
-    visited: set[Path] = set()
-    for folder, subfolders, names in os.walk(root, onerror=onerror, followlinks=True):
-        resolved = Path(folder).resolve()
-        if resolved in visited:
-            subfolders.clear()
-            continue
-        visited.add(resolved)
-        yield Path(folder), subfolders, names

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import email.utils
 import fcntl
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,11 +13,12 @@ from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from hexdata.storage.base import Changed, HashingFile, Storage, Tagged
+from hexdata.storage.base import Changed, HashingFile, HeldLock, Storage, Tagged
 from hexdata.storage.cache_dir import scratch_folder
 from hexdata.storage.errors import add_path_to_disk_full, add_path_to_error
+from hexdata.storage.lock import LOCK_NAME, Lease, kernel_lock, machine_id
 from hexdata.storage.reading import PART, file_system, open_object, speaks_s3
-from hexdata.storage.retry import code_of, patiently
+from hexdata.storage.retry import code_of, is_passing, patiently
 from hexdata.storage.upload import NO_CONDITIONS, PRECONDITION, abort_uploads, upload
 
 if TYPE_CHECKING:
@@ -47,6 +50,10 @@ class ObjectStorage(Storage):
         except FileNotFoundError:
             return None
 
+    def is_folder(self) -> bool:
+        """Return False: objects below an address do not prevent an object at this address."""
+        return False
+
     def version(self) -> str:
         """Return the tag or version number, else size and time; empty if the object does not exist."""
         try:
@@ -66,6 +73,10 @@ class ObjectStorage(Storage):
         }
         return dict(sorted(sizes.items()))
 
+    def names(self) -> list[str]:
+        """Return the names directly below the address, sorted."""
+        return patiently(lambda: sorted(path.name for path in self.path.iterdir()))  # type: ignore[no-any-return]
+
     def free_space(self) -> None:
         """Return None: an object store has no limit."""
 
@@ -77,9 +88,9 @@ class ObjectStorage(Storage):
         """Open the object for reading and seeking, with ``block`` bytes per request."""
         return open_object(self._system, self.path.path, str(self.path), block=block)
 
-    def source(self) -> BufferedReader:
-        """Return the opened object."""
-        return self.open()
+    @property
+    def local(self) -> None:
+        """None: an object has no local path."""
 
     def read_range(self, start: int, stop: int) -> bytes:
         """Return bytes [start, stop) of the object, or fewer if it is shorter."""
@@ -180,6 +191,31 @@ class ObjectStorage(Storage):
         with self.publish() as file:
             file.write(before + line)
 
+    @contextmanager
+    def lock(self, stage: str, folders: Iterable[str], *, shares_work: bool) -> Iterator[HeldLock]:  # noqa: ARG002
+        """Hold a lease, and a kernel lock that shows at once when a process of this machine has ended."""
+        folder = scratch_folder("locks")
+        folder.mkdir(parents=True, exist_ok=True)
+        with kernel_lock(scratch_folder("locks", self.path), self.path, stage):
+            machine = machine_id(folder)
+            work = "store" if shares_work else machine
+            file = ObjectStorage(self.path / LOCK_NAME)
+            lease = Lease(self.path, file, file.age, stage, machine, work)
+            with lease.held():
+                yield HeldLock(lease.require, lease.has_current_work)
+
+    def age(self) -> float:
+        """Return the age of the object in seconds, by the store's own clock if it is available."""
+        if not speaks_s3(self._system):
+            return float(time.time() - patiently(self._system.modified, self.path.path).timestamp())
+        bucket, key, _ = self._system.split_path(self.path.path)
+        found = patiently(self._system.call_s3, "head_object", Bucket=bucket, Key=key)
+        now = email.utils.parsedate_to_datetime(found["ResponseMetadata"]["HTTPHeaders"]["date"])
+        return float((now - found["LastModified"]).total_seconds())
+
+    def find_writer(self) -> None:
+        """Return None: a reader cannot tell a current lease from one that has just ended."""
+
     def remove(self) -> None:
         """Remove the object if it exists. ``UPath.unlink`` would interpret the name as a pattern."""
         try:
@@ -208,6 +244,20 @@ class ObjectStorage(Storage):
             except OSError:  # still in use, or already removed
                 continue
         abort_uploads(self.path)
+
+    def unreplaceable(self) -> list[str]:
+        """Return the relative names of the objects below the address."""
+        return list(self.files())
+
+    def query_filesystem(self) -> Any:
+        """Return a read-only file system that caches the properties of objects."""
+        from hexdata.storage.query_filesystem import SteadyFileSystem  # loads fsspec
+
+        return SteadyFileSystem(self._system, self.path.protocol)
+
+    def is_temporary(self, error: BaseException) -> bool:
+        """Return whether the object store may answer later, so that nothing is known about the object."""
+        return is_passing(error)
 
 
 def _tag(info: dict[str, Any]) -> str | None:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Final
 
 from hexdata.checks import check_location
 from hexdata.errors import StoreError, StoreLockedError
-from hexdata.storage import AnyPath, as_path, refuse_links, storage_of, translate_errors
+from hexdata.storage import LOCK_NAME, AnyPath, as_path, storage_of, translate_errors
 from hexdata.store.disk_space import translate_disk_full
-from hexdata.store.lock import LOCK_NAME, HeldLock, locked
 from hexdata.store.manifest import MANIFEST_NAME, Manifest
 from hexdata.text import shell_word
 
@@ -168,7 +166,8 @@ class Store:
             StoreError: A link leads out of the store, or the disk fails.
             BudgetError: The disk is full.
         """
-        with translate_disk_full(self.work_disk), self._locked(stage) as lock:
+        held = storage_of(self.path).lock(stage, (*_FOLDERS, "logs"), shares_work=self.shares_work)
+        with translate_disk_full(self.work_disk), held as lock:
             if not lock.has_current_work:
                 storage_of(self.work).remove_tree()  # out of date: other machines have written since
             storage_of(self.path).remove_unfinished(_FOLDERS)
@@ -181,13 +180,6 @@ class Store:
                 with suppress(StoreLockedError):  # the files now belong to another process
                     lock.require()
                     storage_of(self.path).remove_unfinished(_FOLDERS)  # left by killed workers on any machine
-
-    @contextmanager
-    def _locked(self, stage: str) -> Iterator[HeldLock]:
-        if isinstance(self.path, Path):
-            refuse_links(self.path, (*_FOLDERS, "logs"))
-        with locked(self.path, stage, shares_work=self.shares_work) as lock:
-            yield lock
 
     def remove(self, folder: str) -> None:
         """Remove a folder of the store. The caller must hold the lock.
@@ -211,14 +203,10 @@ class Store:
         Raises:
             StoreLockedError: The lock has been lost.
         """
-        if isinstance(self.path, Path):
-            return
-        leftovers = [
-            name for name in storage_of(self.path / folder).files() if f"{folder}/{name}" not in names
-        ]
-        for name in leftovers:
-            self.require_lock()
-            storage_of(self.path / folder / name).remove()
+        for name in storage_of(self.path / folder).unreplaceable():
+            if f"{folder}/{name}" not in names:
+                self.require_lock()
+                storage_of(self.path / folder / name).remove()
 
 
 def store_argument(path: str | AnyPath) -> str:
@@ -247,5 +235,7 @@ def _check_path(path: str | AnyPath) -> AnyPath:
 def _is_started(store: Store) -> bool:
     """Return whether a folder without a manifest is empty or a store whose first run was interrupted."""
     names = {path.name for path in store.path.iterdir() if not path.name.startswith(".")}
-    begun = store.work if isinstance(store.path, Path) else store.path / LOCK_NAME
-    return not names or (names <= _FIRST_FOLDERS and storage_of(begun).exists())
+    return not names or (
+        names <= _FIRST_FOLDERS
+        and any(storage_of(store.path / name).exists() for name in (LOCK_NAME, _WORK_NAME))
+    )

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any, Final
 
 from hexdata.engine import LOCAL, Engine
 from hexdata.errors import StoreError
 from hexdata.progress import SILENT, Progress
 from hexdata.schema import table_schema
-from hexdata.storage import AnyPath, translate_errors
+from hexdata.storage import AnyPath, is_fault, storage_of, translate_errors
 from hexdata.store import Store, store_argument
 from hexdata.store.files import FileFacts, digest_file
 from hexdata.store.parquet import check_table
@@ -49,7 +48,7 @@ def _digest_or_problem(path: AnyPath) -> tuple[int, str] | str:
         except FileNotFoundError:
             return ""
         except OSError as error:
-            if not isinstance(path, Path):
+            if is_fault(error) or storage_of(path).is_temporary(error):
                 raise
             return error.strerror or str(error)
 

@@ -17,7 +17,7 @@ import duckdb
 from duckdb import DuckDBPyConnection
 
 from hexdata.errors import BudgetError, StoreError
-from hexdata.storage import AnyPath, file_system
+from hexdata.storage import AnyPath, storage_of
 
 __all__ = [
     "QUERY_ERRORS",
@@ -170,12 +170,10 @@ def duckdb_session(
 @contextmanager
 def _register_storage(connection: DuckDBPyConnection, store: AnyPath | None) -> Iterator[None]:
     """Give a session access to an object store, and raise its original errors instead of DuckDB's."""
-    if store is None or isinstance(store, Path):
+    system = None if store is None else storage_of(store).query_filesystem()
+    if system is None:
         yield
         return
-    from hexdata.storage.query_filesystem import SteadyFileSystem  # loads fsspec
-
-    system = SteadyFileSystem(file_system(store), store.protocol)
     connection.register_filesystem(system)
     try:
         yield

@@ -17,11 +17,10 @@ from hexdata.engine.protocol import DIGEST_MEMORY
 from hexdata.errors import BudgetError, EngineError, HexdataError, StoreLockedError, VerifyError
 from hexdata.progress import SILENT, Progress
 from hexdata.quality import Quality, measure_quality
-from hexdata.storage import AnyPath, client_memory, is_fault
+from hexdata.storage import AnyPath, client_memory, is_fault, storage_of
 from hexdata.store import Store
 from hexdata.store.disk_space import translate_temporary_disk_full
 from hexdata.store.integrity import find_damage, rebuild_commands
-from hexdata.store.lock import find_writer
 from hexdata.store.manifest import Manifest
 from hexdata.verify.options import VerifyOptions
 from hexdata.verify.shards import check_shards
@@ -130,7 +129,7 @@ def _require_no_writer(store: Store) -> None:
     Raises:
         StoreLockedError: a stage is writing, or has written.
     """
-    writer = find_writer(store.path)
+    writer = storage_of(store.path).find_writer()
     if writer is None and Manifest.load(store.path) == store.manifest:
         return
     raise StoreLockedError(

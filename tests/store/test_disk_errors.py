@@ -202,7 +202,7 @@ def test_a_lock_that_cannot_be_truncated_is_named(
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     store = copy_store(shuffled)
-    monkeypatch.setattr("hexdata.store.lock.open_in_place", lambda path: Untruncatable(path, "a+"))
+    monkeypatch.setattr("hexdata.storage.lock.open_in_place", lambda path: Untruncatable(path, "a+"))
     with pytest.raises(StoreError, match=r"Input/output error.*Check the disk") as caught:
         shuffle_store(store, ShuffleOptions(seed=9, threads=1))
     assert caught.value.path == str(store / ".lock")

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hexdata.errors import StoreError, StoreLockedError
-from hexdata.store import Store, lock
+from hexdata.storage import lock, objects
+from hexdata.store import Store
 from hexdata.store.files import write_bytes
 from hexdata.store.manifest import Manifest
 
@@ -98,7 +99,8 @@ def test_a_clock_that_is_wrong_takes_no_lock(
     with store.writing("shuffle"):
         on_machine("another")
         ahead = SimpleNamespace(**{**vars(time), "time": lambda: time.time() + 3600})
-        monkeypatch.setattr(lock, "time", ahead)
+        for module in (lock, objects):
+            monkeypatch.setattr(module, "time", ahead)
         with (
             pytest.raises(StoreLockedError, match="renewed its lock"),
             Store.open(store.path).writing("export"),

@@ -6,7 +6,6 @@ is a lease: an object that names the writing process and must be renewed regular
 
 from __future__ import annotations
 
-import email.utils
 import fcntl
 import json
 import os
@@ -16,24 +15,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final, NamedTuple, NoReturn
+from typing import Final, NoReturn
 
 from hexdata.errors import StoreError, StoreLockedError
-from hexdata.storage import (
-    AnyPath,
-    Changed,
-    RemotePath,
-    add_path_to_error,
-    file_system,
-    make_folder,
-    open_in_place,
-    patiently,
-    scratch_folder,
-    storage_of,
-)
+from hexdata.storage.address import AnyPath
+from hexdata.storage.base import Changed, Storage
+from hexdata.storage.errors import add_path_to_error
+from hexdata.storage.local_files import open_in_place
 from hexdata.strict_json import parse_json, shortened
 
-__all__ = ["LOCK_NAME", "HeldLock", "find_writer", "locked"]
+__all__ = ["LOCK_NAME", "Lease", "find_lock_holder", "kernel_lock", "machine_id"]
 
 LOCK_NAME: Final = ".lock"
 _MAX_BYTES: Final = 4096
@@ -48,56 +39,18 @@ _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", None) or getattr(time, "CLOCK_MO
 """A clock that also counts the time a machine is suspended, on Linux and on macOS."""
 
 
-class HeldLock(NamedTuple):
-    """State of a lock that is held.
-
-    Attributes:
-        require: Raises ``StoreLockedError`` if the lock has been lost. Called before anything is published or
-            removed.
-        has_current_work: Whether the unfinished work found here is up to date, because the previous holder
-            kept its work in the same location.
-    """
-
-    require: Callable[[], None]
-    has_current_work: bool
-
-
-def _still_held() -> None:
-    """Do nothing: the kernel guarantees that the lock is still held."""
-
-
 @contextmanager
-def locked(store: AnyPath, stage: str, *, shares_work: bool = False) -> Iterator[HeldLock]:
-    """Hold the store's lock.
+def kernel_lock(path: Path, store: AnyPath, stage: str) -> Iterator[None]:
+    """Hold a lock of the kernel, which releases it when the process ends.
 
     Args:
-        store: Path or address of the store.
-        stage: Name of the stage that writes, for messages.
-        shares_work: Whether unfinished work is kept in the store. If False (default), the work of an object
-            store is kept on this machine.
-
-    Yields:
-        The state of the lock.
+        path: Local lock file, which is created if it does not exist.
+        store: Path or address of the store, for messages.
+        stage: Name of the stage that writes, for messages of other processes.
 
     Raises:
         StoreLockedError: Another process holds the lock; the message names it.
     """
-    if isinstance(store, Path):
-        make_folder(store)
-        with _kernel_lock(store / LOCK_NAME, store, stage):
-            yield HeldLock(_still_held, has_current_work=True)
-        return
-    # The kernel's lock shows at once that a process of this machine has ended.
-    folder = scratch_folder("locks")
-    folder.mkdir(parents=True, exist_ok=True)
-    with _kernel_lock(scratch_folder("locks", store), store, stage):
-        lease = _Lease(store, stage, _machine(folder), shares_work=shares_work)
-        with lease.held():
-            yield HeldLock(lease.require, lease.has_current_work)
-
-
-@contextmanager
-def _kernel_lock(path: Path, store: AnyPath, stage: str) -> Iterator[None]:
     with open_in_place(path) as file:
         with add_path_to_error(path):
             try:
@@ -120,15 +73,11 @@ def _locked_error(store: AnyPath, holder: str) -> StoreLockedError:
     )
 
 
-def find_writer(store: AnyPath) -> str | None:
-    """Return a description of the process that is writing to a store; None if there is none.
+def find_lock_holder(path: Path) -> str | None:
+    """Return a description of the process that holds a kernel lock; None if there is none.
 
-    The lock is tested only for a moment. The result is always None for an object store, where a reader cannot
-    tell a current lease from one that has just ended.
+    The lock is tested only for a moment.
     """
-    if not isinstance(store, Path):
-        return None
-    path = store / LOCK_NAME
     try:
         if not path.stat().st_size:  # the file is empty after the lock is released
             return None
@@ -160,7 +109,7 @@ def _read_holder(path: Path) -> str:
 # --- a lease in an object store -----------------------------------------------------------------------
 
 
-def _machine(folder: Path) -> str:
+def machine_id(folder: Path) -> str:
     """Return an identifier shared by all processes that use this folder, and so the same kernel lock."""
     path = folder / "machine"
     try:
@@ -176,18 +125,29 @@ def _seconds() -> float:
     return time.monotonic() if _CLOCK is None else time.clock_gettime(_CLOCK)
 
 
-class _Lease:
+class Lease:
     """A lease: an object that names the writing process, written with conditional requests.
 
     The object remains after release and records where the last holder kept its work.
+
+    Args:
+        store: Address of the store, for messages.
+        file: The object.
+        age: Returns the age of the object in seconds.
+        stage: Name of the stage that writes, for messages of other processes.
+        machine: Identifier of this machine.
+        work: Where this process keeps its work: "store" or ``machine``.
     """
 
-    def __init__(self, store: RemotePath, stage: str, machine: str, *, shares_work: bool) -> None:
+    def __init__(
+        self, store: AnyPath, file: Storage, age: Callable[[], float], stage: str, machine: str, work: str
+    ) -> None:
         self.has_current_work = False
         self._store = store
-        self._path = store / LOCK_NAME
+        self._file = file
+        self._age = age
         self._machine = machine
-        self._work = "store" if shares_work else machine
+        self._work = work
         self._holder = {"host": socket.gethostname(), "machine": machine, "pid": os.getpid(), "stage": stage}
         self._tag: str | None = None
         self._renewed = 0.0
@@ -221,8 +181,8 @@ class _Lease:
 
     def _acquire(self) -> None:
         try:
-            data, self._tag = storage_of(self._path).read_tagged(_MAX_BYTES)
-            age = _age(self._path)
+            data, self._tag = self._file.read_tagged(_MAX_BYTES)
+            age = self._age()
         except FileNotFoundError:
             data, age = b"", 0.0
         holder = _parse_holder(data)
@@ -242,7 +202,7 @@ class _Lease:
         now = _seconds()
         self._count += 1
         state = {"work": self._work, "renewed": self._count, "token": os.urandom(8).hex()}
-        self._tag = storage_of(self._path).put(json.dumps(self._holder | state).encode(), self._tag)
+        self._tag = self._file.put(json.dumps(self._holder | state).encode(), self._tag)
         self._renewed = now
 
     def _keep_renewing(self) -> None:
@@ -257,28 +217,17 @@ class _Lease:
 
     def _release(self) -> None:
         try:
-            storage_of(self._path).put(json.dumps({"free": True, "work": self._work}).encode(), self._tag)
+            self._file.put(json.dumps({"free": True, "work": self._work}).encode(), self._tag)
         except (Changed, OSError):
             return  # it belongs to another process, or will expire
 
     def _raise_lost(self) -> NoReturn:
         try:
-            data = storage_of(self._path).read_tagged(_MAX_BYTES).data
+            data = self._file.read_tagged(_MAX_BYTES).data
             holder = "one that has ended since" if _parse_holder(data).get("free") else _describe_holder(data)
         except OSError:
             holder = _UNKNOWN_HOLDER
         raise _locked_error(self._store, holder)
-
-
-def _age(path: RemotePath) -> float:
-    """Return the age of an object in seconds, by the store's own clock if it is available."""
-    system = file_system(path)
-    if not hasattr(system, "call_s3"):
-        return float(time.time() - patiently(system.modified, path.path).timestamp())
-    bucket, key, _ = system.split_path(path.path)
-    found = patiently(system.call_s3, "head_object", Bucket=bucket, Key=key)
-    now = email.utils.parsedate_to_datetime(found["ResponseMetadata"]["HTTPHeaders"]["date"])
-    return float((now - found["LastModified"]).total_seconds())
 
 
 def _parse_holder(data: bytes) -> dict[str, object]:
