@@ -176,10 +176,10 @@ def _board(
     for cell, share in shares.items():
         if cell is None or not 0 <= cell < size * size:
             raise StoreError(
-                "the games hold a move that no game has",
+                "the games contain an invalid move",
                 found=cell,
                 expected=f"0 to {size * size - 1}",
-                hint="Run `hexdata verify` to see which game.",
+                hint="Run `hexdata verify` to find the game.",
             )
         values[cell] = share
         percent = round(100 * share)

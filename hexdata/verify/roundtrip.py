@@ -78,15 +78,15 @@ def check_round_trip(
     """
     target = Store.open(store)
     originals = list_originals(target)
-    given = inputs if isinstance(inputs, Sequence) and not isinstance(inputs, str) else [inputs]
-    listed = [as_path(path) for path in given]
-    paths = _find(originals, listed)
+    several = inputs if isinstance(inputs, Sequence) and not isinstance(inputs, str) else [inputs]
+    locations = [as_path(path) for path in several]
+    paths = _find(originals, locations)
     if originals and not paths:
         raise InputError(
             "none of the store's sources is among the inputs",
-            path=listed[0] if listed else None,
+            path=locations[0] if locations else None,
             expected=", ".join(source.name for source in originals[:3]),
-            hint="Give the files or folders that were converted, unchanged.",
+            hint="Give the original files, or folders that contain them. They must be unchanged.",
         )
     found = [source for source in originals if source.sha256 in paths]
     progress.begin("round trip", sum(source.positions for source in found), "positions")
@@ -114,12 +114,12 @@ def _find(originals: Sequence[Original], inputs: Sequence[AnyPath]) -> dict[str,
     sizes = {source.bytes for source in originals}
     digests = {source.sha256 for source in originals}
     found: dict[str, AnyPath] = {}
-    for given in inputs:
-        if not storage_of(given).exists():
-            raise InputError("no such file or folder", path=given, hint="Check the path.")
-        for name, size in storage_of(given).files().items():
+    for location in inputs:
+        if not storage_of(location).exists():
+            raise InputError("no such file or folder", path=location, hint="Check the path.")
+        for name, size in storage_of(location).files().items():
             if size in sizes:
-                path = given / name if name else given
+                path = location / name if name else location
                 digest = digest_file(path)[1]
                 if digest in digests:
                     found.setdefault(digest, path)
@@ -130,12 +130,12 @@ def _check(
     store: Store, source: Original, path: AnyPath | None, exported: AnyPath | None, progress: Progress
 ) -> RoundTrip:
     if path is None:
-        return RoundTrip(source.name, False, "its file is not among the inputs", checked=False)
+        return RoundTrip(source.name, False, "the file is not among the inputs", checked=False)
     if source.format == "unknown":
-        return RoundTrip(source.name, True, "rejected as a whole: the store has nothing of it", checked=False)
+        return RoundTrip(source.name, True, "rejected as a whole, nothing to compare", checked=False)
     if source.is_raw and not source.records:
         # An empty file has nothing to compare; the file found may be another empty one.
-        return RoundTrip(source.name, True, "no games, as it was")
+        return RoundTrip(source.name, True, "contains no games, like the original")
     try:
         with tempfile.TemporaryDirectory(prefix="hexdata-") as scratch:
             written = Path(scratch) / "written.pkl.gz"
@@ -156,8 +156,8 @@ def _check(
         raise  # a full disk does not concern the source
     except HexdataError as error:
         return RoundTrip(source.name, False, error.detail())
-    too = "" if exported is None else ", in the pickle exported too"
-    return RoundTrip(source.name, True, f"{source.positions:,} examples, each as it was{too}")
+    also = "" if exported is None else ", also in the exported pickle"
+    return RoundTrip(source.name, True, f"{source.positions:,} examples equal the original{also}")
 
 
 def _compare_exported(store: Store, source: Original, path: AnyPath, exported: AnyPath) -> None:
@@ -191,15 +191,19 @@ def _compare(
         done += expected.num_rows
         progress.advance(expected.num_rows)
     if done != source.positions:
-        raise VerifyError("the file has other examples", found=f"{source.positions:,}", expected=f"{done:,}")
+        raise VerifyError(
+            "the file has another number of examples than the store",
+            found=f"{source.positions:,}",
+            expected=f"{done:,}",
+        )
     if not source.is_raw:
         _compare_headers(original.header, returned.header)
 
 
 def _rejected(store: Store, source: Original) -> dict[int, str]:
     """Return the rejected records of a source in the store: number of the record to reason code."""
-    columns, own = ["record", "reason"], pc.field("source_id") == source.source_id
-    tables = [read_parquet(path, columns, own) for path in store.files("rejected")]
+    columns, of_source = ["record", "reason"], pc.field("source_id") == source.source_id
+    tables = [read_parquet(path, columns, of_source) for path in store.files("rejected")]
     return {row["record"]: row["reason"] for table in tables for row in table.to_pylist()}
 
 
@@ -215,7 +219,7 @@ def _accepted(reader: SourceReader, source: Original, rejected: dict[int, str]) 
         for record, reason, detail in map(astuple, batch.rejected):
             if rejected.get(record) != reason:
                 raise VerifyError(
-                    f"rejected when read again: {reason}, {detail}",
+                    f"the record was rejected when it was read again: {reason}, {detail}",
                     record=record,
                     expected=rejected.get(record, "a position"),
                 )
@@ -276,12 +280,15 @@ def _compare_headers(expected: dict[str, object], found: dict[str, object]) -> N
     Raises:
         VerifyError: they differ; the error names the first key.
     """
-    for (key, value), (other, back) in zip_longest(expected.items(), found.items(), fillvalue=(None, None)):
-        if key != other:
-            raise VerifyError("the top-level keys differ", found=other, expected=key)
-        one, two = json.dumps(value), json.dumps(back)  # unsorted, because the order of keys matters
-        if one != two:
-            raise VerifyError(f"{key!r} of the top level differs", found=_cut(two), expected=_cut(one))
+    pairs = zip_longest(expected.items(), found.items(), fillvalue=(None, None))
+    for (key, value), (found_key, found_value) in pairs:
+        if key != found_key:
+            raise VerifyError("the top-level keys differ", found=found_key, expected=key)
+        texts = json.dumps(value), json.dumps(found_value)  # unsorted, because the order of keys matters
+        if texts[0] != texts[1]:
+            raise VerifyError(
+                f"the top-level value of {key!r} differs", found=_cut(texts[1]), expected=_cut(texts[0])
+            )
 
 
 def _cut(text: str) -> str:

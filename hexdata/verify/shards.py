@@ -48,7 +48,11 @@ def check_shards(store: Store, progress: Progress) -> str:
     }
     lineage = {**export, **shuffle, "board_size": store.manifest.board_size}
     if not stated.items() <= lineage.items() or export["splits"] != shuffle["splits"]:
-        raise VerifyError("the shard manifest contradicts the store's", path=folder, found=stated)
+        raise VerifyError(
+            "the shard manifest and the manifest of the store differ",
+            path=folder,
+            found={name: value for name, value in stated.items() if lineage.get(name) != value} or stated,
+        )
     schema = positions_schema(manifest.board_size)
     fields: set[str] = set()
     progress.begin("compare shards", export["positions"], "positions")
@@ -63,9 +67,9 @@ def check_shards(store: Store, progress: Progress) -> str:
             fields |= _compare(store, progress, shard, start // manifest.block_size, tables, manifest)
             start += shard.positions
     if manifest.fields != block_fields(manifest.board_size, "policy" in fields):
-        raise VerifyError("the shard manifest names other fields", path=folder, found=list(manifest.fields))
+        raise VerifyError("the shard manifest lists wrong fields", path=folder, found=list(manifest.fields))
     count = sum(len(shards) for shards in manifest.splits.values())
-    return f"{count:,} shards hold the shuffled positions in their order, field by field"
+    return f"{count:,} shards contain the shuffled positions in the same order, with equal fields"
 
 
 def _compare(
@@ -99,12 +103,12 @@ def _compare(
         shard.bytes,
         shard.sha256,
     ):
-        raise VerifyError("the two manifests contradict each other", path=path)
+        raise VerifyError("the shard manifest and the manifest of the store differ", path=path)
     fields: set[str] = set()
     blocks = read_blocks_with_offsets(path)
     sample = manifest.layout.removesuffix("s")
     for number, table in enumerate(tables):
-        key, found, places = next(blocks, ("", {}, {}))
+        key, found, offsets = next(blocks, ("", {}, {}))
         expected = columns_to_block(table, "policy" in found or _has_policy(table))
         name = f"{first + number:06d}"
         if manifest.layout == "samples":
@@ -115,27 +119,27 @@ def _compare(
             check_block(found, path, key, board_size=manifest.board_size, rows=table.num_rows)
         if key != name or not _equal(found, expected):
             raise VerifyError(f"a {sample} differs from the shuffled positions", path=path, record=record)
-        listed = sorted(places) if manifest.layout == "blocks" else []
-        if sorted(shard.offsets) != listed:
+        fields_with_offset = sorted(offsets) if manifest.layout == "blocks" else []
+        if sorted(shard.offsets) != fields_with_offset:
             raise VerifyError(
-                "the manifest says where other fields begin",
+                "the shard manifest has offsets of wrong fields",
                 path=path,
                 found=", ".join(sorted(shard.offsets)) or "none",
-                expected=", ".join(listed) or "none",
+                expected=", ".join(fields_with_offset) or "none",
             )
-        for column, offsets in shard.offsets.items():
-            if places[column] != offsets[number]:
+        for field, listed in shard.offsets.items():
+            if offsets[field] != listed[number]:
                 raise VerifyError(
-                    f"{column} begins elsewhere",
+                    f"{field} is not at the offset in the shard manifest",
                     path=path,
                     record=record,
-                    found=f"byte {places[column]}",
-                    expected=f"byte {offsets[number]}, as the manifest says",
+                    found=f"byte {offsets[field]}",
+                    expected=f"byte {listed[number]}",
                 )
         fields |= found.keys()
         progress.advance(table.num_rows)
     if next(blocks, None) is not None:
-        raise VerifyError("the shard holds more than it should", path=path)
+        raise VerifyError("the shard contains more positions than the shard manifest records", path=path)
     return fields
 
 

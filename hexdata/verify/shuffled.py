@@ -23,10 +23,10 @@ from hexdata.verify.options import VerifyOptions
 
 __all__ = ["check_order", "check_quality", "check_rows"]
 
-_Facts = tuple[int, int, int]
-"""Rows of a bucket, and the sum and the xor of the digests of its rows."""
-_Bucket = tuple[str, int]
+_BucketKey = tuple[str, int]
 """Split and number of a bucket."""
+_BucketDigest = tuple[int, int, int]
+"""Rows of a bucket, and the sum and the xor of the digests of its rows."""
 
 
 def check_rows(store: Store, options: VerifyOptions) -> str:
@@ -42,15 +42,17 @@ def check_rows(store: Store, options: VerifyOptions) -> str:
         VerifyError: a bucket has other rows, or the manifest states other splits, buckets or options.
     """
     lineage = store.manifest.stages["shuffle"]
-    _check_names(store)
+    _check_bucket_names(store)
     with (
         tempfile.TemporaryDirectory(prefix="hexdata-") as folder,
         duckdb_session(**options.session(store.path)._asdict(), store=store.path) as con,
     ):
-        selection = select(store, _choices(store), lineage["seed"], con, Path(folder))
+        selection = select(store, _options(store), lineage["seed"], con, Path(folder))
         for name, counted in (("splits", selection.rows), ("left_out", selection.left_out)):
             if counted != lineage[name]:
-                raise VerifyError(f"the manifest states other {name}", found=lineage[name], expected=counted)
+                raise VerifyError(
+                    f"the manifest records wrong {name} of the shuffle", found=lineage[name], expected=counted
+                )
         placement = selection.assign_buckets(lineage["buckets"], con, Path(folder))
         columns = positions_schema(store.manifest.board_size or 1).names
         expected = _digests(
@@ -58,28 +60,29 @@ def check_rows(store: Store, options: VerifyOptions) -> str:
         )
         found = _digests(con, _found_sql(store, columns))
     for split, bucket in sorted(expected.keys() | found.keys()):
-        one, other = found.get((split, bucket), (0, 0, 0)), expected.get((split, bucket), (0, 0, 0))
-        if one != other:
+        digest, correct = found.get((split, bucket), (0, 0, 0)), expected.get((split, bucket), (0, 0, 0))
+        if digest != correct:
+            same_count = ", changed or from other buckets" if digest[0] == correct[0] else ""
             raise VerifyError(
-                "the rows of a bucket are not those that belong there",
+                "the bucket contains wrong rows",
                 path=store.path / _bucket_name(split, bucket),
-                found=f"{one[0]:,} rows" + (", altered or of other buckets" if one[0] == other[0] else ""),
-                expected=f"{other[0]:,}",
+                found=f"{digest[0]:,} rows{same_count}",
+                expected=f"{correct[0]:,} rows",
                 hint="Run `hexdata shuffle` again.",
             )
-    rows = sum(facts[0] for facts in found.values())
-    return f"{rows:,} rows, each once, where it belongs, every column the same"
+    rows = sum(digest[0] for digest in found.values())
+    return f"{rows:,} rows, each exactly once, in the correct bucket, with all columns unchanged"
 
 
-def _choices(store: Store) -> SelectionOptions:
-    choices = store.manifest.stages["shuffle"]["choices"]
+def _options(store: Store) -> SelectionOptions:
+    options = store.manifest.stages["shuffle"]["choices"]
     try:
-        return SelectionOptions(**choices)
+        return SelectionOptions(**options)
     except (AttributeError, TypeError) as error:  # for example, a number where text is expected
-        raise VerifyError("the manifest states choices of a wrong type", found=choices) from error
+        raise VerifyError("the manifest records shuffle options of a wrong type", found=options) from error
 
 
-def _check_names(store: Store) -> None:
+def _check_bucket_names(store: Store) -> None:
     """Check that each split has the stated number of buckets, numbered from 0.
 
     Raises:
@@ -88,7 +91,11 @@ def _check_names(store: Store) -> None:
     for split, count in store.manifest.stages["shuffle"]["buckets"].items():
         names = list(store.manifest.files_in(f"shuffled/{split}"))
         if names != [_bucket_name(split, number) for number in range(count)]:
-            raise VerifyError(f"{split} has other buckets", found=len(names), expected=count)
+            raise VerifyError(
+                f"the split {split} has other buckets than the manifest records",
+                found=f"{len(names)} files",
+                expected=f"{count} files, bucket-000000.parquet and so on",
+            )
 
 
 def _bucket_name(split: str, bucket: int) -> str:
@@ -115,14 +122,12 @@ def _found_sql(store: Store, columns: list[str]) -> str:
     )
 
 
-def _digests(con: DuckDBPyConnection, query: str) -> dict[_Bucket, _Facts]:
+def _digests(con: DuckDBPyConnection, query: str) -> dict[_BucketKey, _BucketDigest]:
     rows = con.sql(f"""
         SELECT split, bucket, count(*), sum(digest::HUGEINT), bit_xor(digest) FROM ({query})
         GROUP BY split, bucket
     """).fetchall()
-    return {
-        (SPLITS[split], bucket): (count, int(added), mixed) for split, bucket, count, added, mixed in rows
-    }
+    return {(SPLITS[split], bucket): (count, int(total), xor) for split, bucket, count, total, xor in rows}
 
 
 def check_order(store: Store) -> str:
@@ -143,13 +148,13 @@ def check_order(store: Store) -> str:
                 for batch in file.iter_batches(columns=["position_id"]):
                     keys = sort_key(batch.column(0).to_numpy(), key)
                     if int(keys[0]) <= last or (keys[1:] <= keys[:-1]).any():
-                        raise VerifyError("sort keys do not ascend in the bucket", path=path)
+                        raise VerifyError("the rows of the bucket are not sorted by key", path=path)
                     last = int(keys[-1])
-    return f"sort keys ascend in each of {sum(lineage['buckets'].values()):,} buckets"
+    return f"the rows of {sum(lineage['buckets'].values()):,} buckets are sorted by key"
 
 
 def check_quality(quality: Quality | None) -> str:
-    """Check that no figure of the shuffle deviates from a random order by more than chance allows.
+    """Check that no figure of the shuffle deviates from a random order by more than its limit.
 
     Args:
         quality: the measured quality, or None if the store has no training split.
@@ -161,24 +166,26 @@ def check_quality(quality: Quality | None) -> str:
         VerifyError: a figure deviates too far; the error names all such figures.
     """
     if quality is None:
-        return "no training split to measure"
+        return "no train split to measure"
     failed = [figure for figure in quality.figures if not figure.ok]
     if failed:
         raise VerifyError(
-            f"not what chance makes of {quality.reference}",
-            found="; ".join(dict.fromkeys(map(_in_words, failed))),
-            hint="Shuffle with another --seed; if that fails too, see how the store tells its games apart.",
+            f"the shuffle differs from a random order ({quality.reference})",
+            found="; ".join(dict.fromkeys(map(_describe, failed))),
+            hint="Shuffle with another --seed. If that fails too, check how the positions of the store are "
+            "assigned to games.",
         )
     judged = quality.conclusive
     if not judged:
-        return f"{quality.positions:,} positions of {quality.split}: too few to judge"
+        return f"{quality.positions:,} positions in the {quality.split} split: too few to judge"
     furthest = max(abs(figure.z or 0.0) for figure in judged)
     return (
-        f"{len(judged)} figures of {quality.split} as chance makes them, the furthest at {furthest:.1f} s.d."
+        f"{len(judged)} figures of the {quality.split} split agree with a random order, within "
+        f"{furthest:.1f} s.d."
     )
 
 
-def _in_words(figure: Figure) -> str:
+def _describe(figure: Figure) -> str:
     if figure.z is None or figure.expected is None or figure.deviation is None:
         return f"{figure.title}: {figure.after:.4g}, {figure.note}"
     return (

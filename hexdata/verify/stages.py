@@ -32,19 +32,19 @@ FOLDERS: Final = tuple(dict.fromkeys(folder.split("/")[0] for folder in _STAGE_O
 
 
 def check_stage_facts(store: Store) -> str:
-    """Check the files, rows and options that the manifest states of each stage, where they can be recounted.
+    """Check the files, rows and options that the manifest records of each stage, where they can be recounted.
 
     Returns:
         The names of the stages, as the detail of the check.
 
     Raises:
-        VerifyError: files have no stage, or a statement of a stage is wrong.
+        VerifyError: files have no stage, or an entry of a stage is wrong.
     """
     stages = store.manifest.stages
     for folder, stage in _STAGE_OF.items():
         if store.manifest.files_in(folder) and stage not in stages:
             raise VerifyError(
-                f"the manifest has files in {folder} without the stage {stage} that writes them",
+                f"the manifest lists files in {folder}, but not the stage {stage} that writes them",
                 path=store.path,
                 hint="Restore manifest.json from a copy, or convert the sources into a new store.",
             )
@@ -52,18 +52,18 @@ def check_stage_facts(store: Store) -> str:
         _check_convert(store, stages["convert"])
     if "export" in stages:
         listed = [name for name in store.manifest.files_in("shards") if name.endswith(".json")]
-        _require("export", "rows of the shard manifest", _rows(store, listed), dict.fromkeys(listed, 0))
+        _compare("export", "rows of the shard manifest", _rows(store, listed), dict.fromkeys(listed, 0))
     if "pickles-original" in stages:
         _check_pickles(store, "pickles-original", _original_rows(store))
     if "pickles-shuffled" in stages:
         _check_pickles(store, "pickles-shuffled", _shuffled_rows(store))
-    return f"{', '.join(stages) or 'none'}: files, rows and options as stated"
+    return f"{', '.join(stages) or 'none'}: files, rows and options agree with the manifest"
 
 
 def _check_convert(store: Store, stated: dict[str, Any]) -> None:
-    """Check the stated options of the last run of convert against its rows in the tables.
+    """Check the recorded options of the last run of convert against its rows in the tables.
 
-    Two wrong statements cannot be detected: a share so close to the real one that every game keeps its split,
+    Two wrong entries cannot be detected: a share so close to the real one that every game keeps its split,
     and ``truncate_repeats`` where no game has a repeated move.
 
     Raises:
@@ -74,13 +74,13 @@ def _check_convert(store: Store, stated: dict[str, Any]) -> None:
         return
     last = read_parquet(parts[-1], ["source_id", "salvaged"])
     salvage = last["salvaged"].null_count < last.num_rows
-    _require("convert", "salvage", stated.get("salvage", False), salvage)
+    _compare("convert", "salvage", stated.get("salvage", False), salvage)
     if not stated.get("truncate_repeats", False):
         for path in store.files("rejected"):
             rejected = read_parquet(path, ["source_id", "reason"])
             cut = rejected.filter(pc.equal(rejected["reason"], Reason.AFTER_REPEAT))["source_id"]
             if pc.any(pc.is_in(cut, last["source_id"])).as_py():
-                _require("convert", "truncate_repeats", False, True)
+                _compare("convert", "truncate_repeats", False, True)
     for path in store.files("games"):
         games = read_parquet(path, ["game_id", "game_hash", "split"])
         expected = [
@@ -90,7 +90,7 @@ def _check_convert(store: Store, stated: dict[str, Any]) -> None:
         if pc.any(wrong).as_py():
             row = pc.index(wrong, True).as_py()
             raise VerifyError(
-                "a game is not in the split that its hash and the shares of the stage convert give",
+                "a game is in a split other than the one given by its hash and by --val and --test",
                 path=path,
                 record=f"game {games['game_id'][row].as_py()}",
                 found=f"{games['split'][row].as_py()}, with val {stated['val']} and test {stated['test']}",
@@ -103,11 +103,11 @@ def _check_pickles(store: Store, stage: str, expected: dict[str, int]) -> None:
     found = _rows(store, store.manifest.files_in(stage.replace("-", "/")))
     counted = {name: found.get(name, 0) for name in expected}
     extra = {name: rows for name, rows in found.items() if name not in expected}
-    _require(stage, "rows", counted, expected)
-    _require(stage, "rows of other files", extra, dict.fromkeys(extra, 0))
-    _require(stage, "files", stated["files"], len(expected))
-    _require(stage, "positions", stated["positions"], sum(found.values()))
-    _require(stage, "order", stated["order"], stage.removeprefix("pickles-"))
+    _compare(stage, "rows", counted, expected)
+    _compare(stage, "rows of other files", extra, dict.fromkeys(extra, 0))
+    _compare(stage, "files", stated["files"], len(expected))
+    _compare(stage, "positions", stated["positions"], sum(found.values()))
+    _compare(stage, "order", stated["order"], stage.removeprefix("pickles-"))
 
 
 def _original_rows(store: Store) -> dict[str, int]:
@@ -128,14 +128,14 @@ def _rows(store: Store, names: Any) -> dict[str, int]:
     return {name: store.manifest.files[name].rows for name in names}
 
 
-def _require(stage: str, what: str, stated: object, found: object) -> None:
+def _compare(stage: str, what: str, stated: object, found: object) -> None:
     if stated != found:
         differing: tuple[object, object] = (stated, found)
         if isinstance(stated, dict) and isinstance(found, dict):
             name = next(name for name in {**stated, **found} if stated.get(name) != found.get(name))
             differing = (f"{stated.get(name)} for {name}", found.get(name))
         raise VerifyError(
-            f"the manifest states other {what} of the stage {stage}",
+            f"the manifest records wrong {what} of the stage {stage}",
             found=differing[0],
             expected=differing[1],
         )

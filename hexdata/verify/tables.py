@@ -32,25 +32,25 @@ def check_files(store: Store, damage: Mapping[str, StoreError]) -> str:
     Raises:
         VerifyError: files are damaged or are not in the manifest.
     """
-    there = {
+    existing = {
         f"{folder}/{name}"
         for folder in FOLDERS
         for name in storage_of(store.path / folder).files()
         if not name.rpartition("/")[2].startswith(".")
     }
     if damage:
-        raise _all_damage(store, list(damage.values()))
-    if foreign := sorted(there - set(store.manifest.files)):
+        raise _damage_error(store, list(damage.values()))
+    if unlisted := sorted(existing - set(store.manifest.files)):
         raise VerifyError(
-            "files that no manifest names",
+            "the store contains files that are not in the manifest",
             path=store.path,
-            found=", ".join(foreign[:5]),
-            hint="If a run was interrupted, run its command again; else remove them.",
+            found=", ".join(unlisted[:5]),
+            hint="If a command was interrupted, run it again. Otherwise remove these files.",
         )
-    return f"{len(store.manifest.files):,} files rehashed"
+    return f"{len(store.manifest.files):,} files have the recorded digests"
 
 
-def _all_damage(store: Store, damage: list[StoreError]) -> VerifyError:
+def _damage_error(store: Store, damage: list[StoreError]) -> VerifyError:
     """Return an error that names every damaged file and the command that writes it again."""
     if len(damage) > 1:
         listed = "; ".join(str(error) for error in damage)
@@ -75,7 +75,12 @@ def check_tables(store: Store) -> str:
         if table in rows:
             rows[table] += facts.rows
     if rows != store.manifest.counts:
-        raise VerifyError("the manifest states other counts", found=rows, expected=store.manifest.counts)
+        raise VerifyError(
+            "the tables have other numbers of rows than the manifest records",
+            path=store.path,
+            found=rows,
+            expected=store.manifest.counts,
+        )
     return ", ".join(f"{count:,} {table}" for table, count in rows.items())
 
 
@@ -89,25 +94,29 @@ def check_counts(store: Store) -> str:
     counted = _read(store, "rejected", ["source_id"])["source_id"].value_counts()
     rejected = dict(zip(*(counted.field(i).to_pylist() for i in range(2)), strict=True))
     if sources["source_id"].to_pylist() != list(range(sources.num_rows)):
-        raise VerifyError("the ids of the sources do not count up", path=store.path / "sources")
+        raise VerifyError("the ids of the sources are not 0, 1, 2, …", path=store.path / "sources")
     for row in sources.to_pylist():
         part = store.manifest.files.get(f"positions/part-{row['source_id']:06d}.parquet")
         found = (part.rows if part else 0, rejected.get(row["source_id"], 0))
         if found != (row["positions"], row["rejected"]) or row["records"] != sum(found):
             raise VerifyError(
-                "records are missing or too many",
+                "the records of a source do not add up",
                 path=row["name"],
-                found=f"{found[0]:,} positions and {found[1]:,} rejected",
-                expected=f"{row['positions']:,} and {row['rejected']:,}, together {row['records']:,}",
+                found=f"{found[0]:,} positions and {found[1]:,} rejected records",
+                expected=f"{row['positions']:,} and {row['rejected']:,}, {row['records']:,} in total",
             )
     records, positions = (sum(sources[name].to_pylist()) for name in ("records", "positions"))
     recounted = {"records": records, "positions": positions, "rejected": records - positions}
     stated = store.manifest.stages.get("convert", {})
     if not recounted.items() <= stated.items() or positions != store.manifest.counts.get("positions", 0):
-        raise VerifyError("the sources do not add up to the store", found=recounted, expected=stated)
+        raise VerifyError(
+            "the totals of the sources differ from those in the manifest", found=recounted, expected=stated
+        )
     if unknown := sorted(set(rejected) - set(range(sources.num_rows))):
         raise VerifyError(
-            "rejected records of no source", path=store.path / "rejected", found=f"source {unknown[0]}"
+            "rejected records belong to a source that does not exist",
+            path=store.path / "rejected",
+            found=f"source {unknown[0]}",
         )
     return f"{records:,} = {positions:,} + {records - positions:,} in {sources.num_rows:,} sources"
 
@@ -123,7 +132,7 @@ def check_dense_ids(store: Store, table: str, column: str) -> str:
         for batch in pq.ParquetFile(storage_of(path).source()).iter_batches(columns=[column]):
             ids = batch.column(0).to_numpy()
             if not (ids == np.arange(expected, expected + len(ids))).all():
-                raise VerifyError(f"{column}s do not count up", path=path, expected=f"from {expected}")
+                raise VerifyError(f"{column}s are not consecutive", path=path, expected=f"from {expected}")
             expected += len(ids)
     return f"0 to {expected - 1:,}" if expected else "none"
 
@@ -147,15 +156,16 @@ def check_games(store: Store, options: VerifyOptions) -> str:
             FULL JOIN (SELECT game_id, count(*) AS n FROM {read_parquet_sql(positions)}
                        WHERE game_id IS NOT NULL GROUP BY game_id) p USING (game_id)
             WHERE g.positions IS DISTINCT FROM p.n LIMIT 1""").fetchall()
-        torn = con.sql(f"""
+        divided = con.sql(f"""
             SELECT min(game_id), max(game_id) FROM {games}
             GROUP BY game_hash HAVING count(DISTINCT split) > 1 LIMIT 1""").fetchall()
     if wrong:
         game, stated, found = wrong[0]
-        raise VerifyError(f"game {game} does not have its positions", found=found, expected=stated)
-    if torn:
-        raise VerifyError("the same game is in two splits", found=f"games {torn[0][0]} and {torn[0][1]}")
-    return f"{store.manifest.counts['games']:,} games have their positions"
+        raise VerifyError(f"game {game} has the wrong number of positions", found=found, expected=stated)
+    if divided:
+        games = f"games {divided[0][0]} and {divided[0][1]}"
+        raise VerifyError("duplicates of a game are in different splits", found=games)
+    return f"{store.manifest.counts['games']:,} games have all their positions"
 
 
 def check_stage(store: Store, stage: str) -> str:
@@ -163,18 +173,22 @@ def check_stage(store: Store, stage: str) -> str:
 
     Raises:
         StoreError: the content of the store has changed since the stage was run.
-        VerifyError: the positions written, rejected and left out do not add up to those read.
+        VerifyError: the positions written, rejected and excluded do not add up to those read.
     """
     store.require_stage(stage)
     from_store = stage in ("shuffle", "pickles-original")
     before = store.manifest.counts if from_store else store.manifest.stages["shuffle"]
     lineage = store.manifest.stages[stage]
     left_out = sum(lineage.get("left_out", {}).values())  # only a shuffle can leave out positions
-    came, went = before["positions"], lineage["positions"] + lineage["rejected"] + left_out
-    if came != went:
-        raise VerifyError(f"the {stage} stage lost rows", found=f"{went:,}", expected=f"{came:,}")
-    of_choices = f" + {left_out:,} left out by choice" if left_out else ""
-    return f"{came:,} = {lineage['positions']:,} + {lineage['rejected']:,}{of_choices}"
+    read, accounted = before["positions"], lineage["positions"] + lineage["rejected"] + left_out
+    if read != accounted:
+        raise VerifyError(
+            f"the output of the {stage} stage does not account for all positions",
+            found=f"{accounted:,}",
+            expected=f"{read:,}",
+        )
+    excluded = f" + {left_out:,} excluded by options" if left_out else ""
+    return f"{read:,} = {lineage['positions']:,} + {lineage['rejected']:,}{excluded}"
 
 
 def _read(store: Store, folder: str, columns: list[str]) -> pa.Table:

@@ -15,7 +15,7 @@ from hexdata.verify.options import VerifyOptions
 
 __all__ = ["check_game_values", "check_position_values"]
 
-_HINT: Final = "Make the store again from its sources."
+_HINT: Final = "Convert the sources into a new store."
 
 
 def check_position_values(store: Store) -> str:
@@ -38,13 +38,13 @@ def check_position_values(store: Store) -> str:
             for batch in file.iter_batches(columns=schema.names):
                 bad = find_bad_position(batch)
                 if bad is not None:
-                    raise _wrong(path, f"row {row + bad.row}", bad.found, bad.expected)
+                    raise _invalid_position(path, f"row {row + bad.row}", bad.found, bad.expected)
                 row += batch.num_rows
         count += row
-    return f"{count:,} positions have values that positions can have"
+    return f"all values of {count:,} positions are valid"
 
 
-def _wrong(path: AnyPath, record: str, found: object, expected: object) -> VerifyError:
+def _invalid_position(path: AnyPath, record: str, found: object, expected: object) -> VerifyError:
     return VerifyError(
         "the table contains an invalid value",
         path=path,
@@ -90,29 +90,29 @@ def check_game_values(store: Store, options: VerifyOptions) -> str:
         for name, (rule, expected) in rules.items():
             found = con.sql(f"SELECT game_id, {name} FROM {games} WHERE {rule} LIMIT 1").fetchall()
             if found:
-                raise _wrong_game(store, found[0], name, expected)
+                raise _invalid_game(store, found[0], name, expected)
         found = con.sql(f"""
             SELECT game_id, position_in_game FROM {read_parquet_sql(store.files("positions"))} p
             JOIN {games} g USING (game_id) WHERE position_in_game IS NOT NULL AND g.provenance = 'recovered'
             GROUP BY game_id, position_in_game
             HAVING count(*) > 1 OR position_in_game >= min(p.total_positions) LIMIT 1""").fetchall()
         if found:
-            # Only recovered games are checked: plies stated by metadata are stored as they are.
+            # Only recovered games are checked: plies given by metadata are stored unchanged.
             expected = "each position of a recovered game once, below its total_positions"
-            raise _wrong_game(store, found[0], "position_in_game", expected)
+            raise _invalid_game(store, found[0], "position_in_game", expected)
         found = con.sql(f"""
             SELECT g.game_id, g.duplicate_of FROM {games} g LEFT JOIN {games} d ON d.game_id = g.duplicate_of
             WHERE g.duplicate_of IS NOT NULL AND (d.game_id IS NULL OR d.game_id >= g.game_id
                 OR d.duplicate_of IS NOT NULL OR d.game_hash <> g.game_hash) LIMIT 1""").fetchall()
         if found:
             expected = "the first game of the same game_hash, or null if it is this one"
-            raise _wrong_game(store, found[0], "duplicate_of", expected)
-    return f"{store.manifest.counts['games']:,} games have values that games can have"
+            raise _invalid_game(store, found[0], "duplicate_of", expected)
+    return f"all values of {store.manifest.counts['games']:,} games are valid"
 
 
-def _wrong_game(store: Store, row: tuple[Any, ...], name: str, expected: str) -> VerifyError:
+def _invalid_game(store: Store, row: tuple[Any, ...], name: str, expected: str) -> VerifyError:
     return VerifyError(
-        "the table holds what no game has",
+        "the table contains an invalid value",
         path=store.path / "games",
         record=f"game {row[0]}",
         found=f"{name} {row[1]}",

@@ -119,15 +119,15 @@ def test_a_store_that_is_written_meanwhile_gives_no_alarm(
     changed.manifest.stages = {"convert": changed.manifest.stages["convert"]}
     changed.manifest.save(store)
     seen = [opened, None]
-    monkeypatch.setattr("hexdata.verify.contents._require_no_writer", _first_call_passes())
+    monkeypatch.setattr("hexdata.verify.store._require_no_writer", _first_call_passes())
     monkeypatch.setattr(Store, "open", lambda path, **_: seen[0])
-    with pytest.raises(StoreLockedError, match="was written to meanwhile"):
+    with pytest.raises(StoreLockedError, match="was changed during the checks"):
         verify_store(store)
 
 
 def _first_call_passes() -> object:
-    from hexdata.verify import contents
+    from hexdata.verify import store as verify_module
 
     checks = [lambda store: None]
-    real = contents._require_no_writer
+    real = verify_module._require_no_writer
     return lambda store: (checks.pop() if checks else real)(store)

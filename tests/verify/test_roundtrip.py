@@ -56,8 +56,8 @@ def test_every_source_comes_back(made, tmp_path):
     found = {source.name: source for source in check_round_trip(store, [inputs])}
     assert [name for name, source in found.items() if not source.ok] == []
     assert {name for name, source in found.items() if not source.checked} == {"in/broken.pkl.gz"}
-    assert found["in/dicts.pkl.gz"].detail == "199 examples, each as it was"
-    assert found["in/raw.trmph"].detail == "125 examples, each as it was"
+    assert found["in/dicts.pkl.gz"].detail == "199 examples equal the original"
+    assert found["in/raw.trmph"].detail == "125 examples equal the original"
 
 
 def test_files_are_known_by_their_bytes(made, tmp_path):
@@ -120,14 +120,14 @@ CHANGES = {
               lambda t: t.set_column(5, t.schema.field(5), pc.replace_substring(t["value_sense"], "0", "1")),
               "record 0: value differs; found 1.0; expected 0.0"),
     "header": ("sources/part-000000.parquet", lambda t: header_of(t, lambda h: h | {"zulu": 2}),
-               "'zulu' of the top level differs"),
+               "the top-level value of 'zulu' differs"),
     "header order": ("sources/part-000000.parquet",
                      lambda t: header_of(t, lambda h: dict(sorted(h.items()))), "the top-level keys differ"),
     "nested order": ("sources/part-000000.parquet",
                      lambda t: header_of(t, lambda h: h | {"stats": {"a": 2, "b": 1}}),
-                     "'stats' of the top level"),
+                     "the top-level value of 'stats'"),
     "rejected": ("rejected/part-000000.parquet", lambda t: with_cell(t, "reason", 1, "board-cells"),
-                 "record 60: rejected when read again: board-type"),
+                 "record 60: the record was rejected when it was read again: board-type"),
 }  # fmt: skip
 
 
@@ -147,7 +147,7 @@ def test_the_pickles_exported_are_compared_too(made, copy_store):
     export_pickles(exported, PicklesOptions(order="original", workers=1))
     found = {source.name: source for source in check_round_trip(exported, [inputs])}
     assert all(source.ok for source in found.values())
-    compared = {name for name, source in found.items() if "in the pickle exported too" in source.detail}
+    compared = {name for name, source in found.items() if "also in the exported pickle" in source.detail}
     assert compared == {"in/dicts.pkl.gz", "in/tuples.pkl.gz", "in/raw.trmph"}
 
 
@@ -196,7 +196,7 @@ def test_another_empty_file_may_stand_for_an_empty_file_of_games(tmp_path):
         "in/a.pkl.gz": True,
         "in/none.trmph": True,
     }
-    assert found["in/none.trmph"].detail == "no games, as it was"
+    assert found["in/none.trmph"].detail == "contains no games, like the original"
 
 
 def test_a_source_that_cannot_be_written_back_says_why(tmp_path):

@@ -115,7 +115,7 @@ def test_a_block_more_than_stated_is_found(store: Path, failures: Failures) -> N
     blocks = {int(key): dict(block) for key, block in read_blocks(path)}
     write_blocks(path, blocks | {max(blocks) + 1: blocks[max(blocks)]})
     save_shards(store, ShardManifest.load(path.parent))
-    assert "holds more than it should" in failures(store)["shards"]
+    assert "contains more positions than the shard manifest records" in failures(store)["shards"]
 
 
 def test_an_offset_that_leads_elsewhere_is_found(store: Path, failures: Failures) -> None:
@@ -123,7 +123,7 @@ def test_an_offset_that_leads_elsewhere_is_found(store: Path, failures: Failures
     entries = list(shards.splits["train"])
     entries[1].offsets["value"][2] += 4
     save_shards(store, shards)
-    assert "block 000008: value begins elsewhere" in failures(store)["shards"]
+    assert "block 000008: value is not at the offset in the shard manifest" in failures(store)["shards"]
 
 
 @pytest.mark.parametrize("columns", [["value"], [], ["board", "nothing"]])
@@ -136,7 +136,7 @@ def test_offsets_of_other_fields_are_found(store: Path, columns: list[str], fail
     told = failures(store)["shards"]
     manifest = store / "shards" / "manifest.json"
     said = {"nothing": f"{manifest}: a shard has a field that the manifest does not describe; found nothing"}
-    other = f"{store / 'shards' / SHARD}: the manifest says where other fields begin; found "
+    other = f"{store / 'shards' / SHARD}: the shard manifest has offsets of wrong fields; found "
     assert told.startswith(said.get(columns[-1] if columns else "", other))
 
 
@@ -147,7 +147,7 @@ def test_offsets_of_samples_are_found(store: Path, failures: Failures) -> None:
     first, *others = shards.splits["train"]
     entries = [replace(first, offsets={"board": [0] * first.blocks}), *others]
     save_shards(store, replace(shards, splits={**shards.splits, "train": entries}))
-    assert "train-000000.tar: the manifest says where other fields begin" in failures(store)["shards"]
+    assert "train-000000.tar: the shard manifest has offsets of wrong fields" in failures(store)["shards"]
 
 
 @pytest.mark.parametrize("layout", ["blocks", "samples"])
@@ -168,7 +168,7 @@ def test_other_fields_in_the_manifest_are_found(
     said = (
         "a field that the manifest does not describe"
         if undescribed
-        else "the shard manifest names other fields"
+        else "the shard manifest lists wrong fields"
     )
     assert said in failures(store)["shards"]
 
@@ -179,7 +179,9 @@ def test_a_number_of_the_manifest_that_says_otherwise_is_found(
 ) -> None:
     shards = ShardManifest.load(store / "shards")
     save_shards(store, replace(shards, **change))
-    assert failures(store)["shards"].startswith(f"{store / 'shards'}: the shard manifest contradicts")
+    assert failures(store)["shards"].startswith(
+        f"{store / 'shards'}: the shard manifest and the manifest of the store differ"
+    )
 
 
 @pytest.mark.parametrize("change", ["seed", "split", "last shard"])
@@ -192,4 +194,4 @@ def test_a_shard_manifest_that_says_otherwise_is_found(store: Path, change: str,
     else:
         shards = replace(shards, splits={**shards.splits, "train": shards.splits["train"][:-1]})
     save_shards(store, shards)
-    assert "contradicts" in failures(store)["shards"]
+    assert "differ" in failures(store)["shards"]

@@ -76,7 +76,7 @@ def test_one_altered_value_is_found(
         return edit(table, column, row, after)
 
     rewrite(store, BUCKET, alter)
-    assert f"{store / BUCKET}: the rows of a bucket are not those" in failures(store)["shuffled rows"]
+    assert f"{store / BUCKET}: the bucket contains wrong rows" in failures(store)["shuffled rows"]
 
 
 @pytest.mark.parametrize("policy", [[], [None], [0.0], [0.0, 0.0]])
@@ -145,7 +145,7 @@ def test_positions_swapped_between_buckets_are_found(
     rewrite(store, NEXT_BUCKET, lambda table: by_key(pa.concat_tables([table[1:], one[:1]])))
     found = failures(store)
     assert list(found) == ["shuffled rows", "shards"]
-    assert "altered or of other buckets" in found["shuffled rows"]
+    assert "changed or from other buckets" in found["shuffled rows"]
 
 
 def test_a_bucket_of_another_seed_is_found(
@@ -255,8 +255,8 @@ def test_a_damaged_choice_is_found(
         ("choices", {"where": 1}, "where cannot be used; found 1"),
         ("rejected", 1, "shuffle stage"),
         ("choices", {"per_game": 0}, "per_game"),
-        ("splits", {"train": 1}, "other splits"),
-        ("buckets", {"train": 2, "val": 1, "test": 1}, "train has other buckets"),
+        ("splits", {"train": 1}, "wrong splits"),
+        ("buckets", {"train": 2, "val": 1, "test": 1}, "the split train has other buckets"),
     ],
 )
 def test_a_lineage_that_says_otherwise_is_found(
@@ -322,7 +322,7 @@ def test_the_figures_come_with_the_result(store: Path) -> None:
     assert result.quality is not None
     assert result.quality.ok
     detail = next(check.detail for check in result.checks if check.name == "shuffle quality")
-    assert "figures of train as chance makes them, the furthest at" in detail
+    assert "figures of the train split agree with a random order, within" in detail
 
 
 def hexdata_verify(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -334,8 +334,8 @@ def test_the_command_shows_the_figures(store: Path) -> None:
     done = hexdata_verify(store, "--memory", "500MB", "--threads", "1")
     assert (done.returncode, done.stderr) == (0, "")
     lines = {line[:33]: line for line in done.stdout.splitlines()}
-    head = next(line for line in done.stdout.splitlines() if line.startswith("the train split, shuffled"))
-    assert head.split()[4:] == ["before", "after", "by", "chance", "s.d.", "off", "by"]
+    head = next(line for line in done.stdout.splitlines() if line.startswith("shuffle of the train split"))
+    assert head.split()[5:] == ["status", "before", "after", "expected", "s.d.", "deviation", "note"]
     assert "s.d." in lines["same-game pairs in a batch of 256"]
     done = hexdata_verify(store, "--json")
     facts = json.loads(done.stdout)

@@ -118,7 +118,7 @@ def verify_store(
     _require_no_writer(target)
     limits.session(target.path)  # raises a BudgetError before all files are hashed
     engine.require([target.path / name for name in sorted(target.manifest.files)[:1]])
-    return _Run(target, limits, progress, engine).verify()
+    return _Verification(target, limits, progress, engine).run()
 
 
 def _require_no_writer(store: Store) -> None:
@@ -133,13 +133,15 @@ def _require_no_writer(store: Store) -> None:
     if writer is None and Manifest.load(store.path) == store.manifest:
         return
     raise StoreLockedError(
-        f"the store is being written by {writer}" if writer else "the store was written to meanwhile",
+        f"the store is being written by {writer}" if writer else "the store was changed during the checks",
         path=store.path,
-        hint="Wait until its stage is done, and verify again.",
+        hint="Wait until that stage has finished, and run verify again.",
     )
 
 
-class _Run:
+class _Verification:
+    """The checks of one store, and their results so far."""
+
     def __init__(self, store: Store, options: VerifyOptions, progress: Progress, engine: Engine) -> None:
         self.store = store
         self.options = options
@@ -147,10 +149,10 @@ class _Run:
         self.engine = engine
         self.result = VerifyResult()
 
-    def verify(self) -> VerifyResult:
+    def run(self) -> VerifyResult:
         store = self.store
-        room = self.options.memory // (DIGEST_MEMORY + client_memory(store.path))
-        workers = max(1, min(self.options.threads or self.engine.machines.cores, room))
+        most = self.options.memory // (DIGEST_MEMORY + client_memory(store.path))
+        workers = max(1, min(self.options.threads or self.engine.machines.cores, most))
         files = self._check("files", partial(self._files, workers))
         if not (files and self._check("tables", partial(check_tables, store))):
             return self.result  # the other checks would fail because of the same files
@@ -197,13 +199,13 @@ class _Run:
     def _check(self, name: str, check: Callable[[], str]) -> bool:
         try:
             with translate_temporary_disk_full():
-                made = Check(name, True, check())
+                result = Check(name, True, check())
         except (BudgetError, EngineError):
             raise  # these errors do not concern the store
         except (HexdataError, OSError, pa.ArrowException) as error:
             if is_fault(error):
                 raise
             _require_no_writer(self.store)
-            made = Check(name, False, str(error))
-        self.result.checks.append(made)
-        return made.ok
+            result = Check(name, False, str(error))
+        self.result.checks.append(result)
+        return result.ok

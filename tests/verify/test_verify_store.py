@@ -119,7 +119,7 @@ def test_a_missing_file_is_found(store: Path, name: str, failures: Failures) -> 
 )
 def test_an_extra_file_is_found(store: Path, name: str, failures: Failures) -> None:
     write_bytes(store / name, b"")
-    assert f"no manifest names; found {name}" in failures(store)["files"]
+    assert f"not in the manifest; found {name}" in failures(store)["files"]
 
 
 # --- the manifest ---------------------------------------------------------------------------------
@@ -251,24 +251,24 @@ def test_an_altered_count_of_a_source_is_found(
     store: Path, column: str, change: int, rewrite: Rewrite, failures: Failures, edit: Edit
 ) -> None:
     rewrite(store, SOURCES, lambda t: edit(t, column, 1, t[column][1].as_py() + change))
-    assert "source-1: records are missing" in failures(store)["in = out + rejected"]
+    assert "source-1: the records of a source do not add up" in failures(store)["in = out + rejected"]
 
 
 def test_a_removed_source_is_found(store: Path, rewrite: Rewrite, failures: Failures) -> None:
     rewrite(store, SOURCES, lambda table: table[:-1])
-    assert "do not add up" in failures(store)["in = out + rejected"]
+    assert "the totals of the sources differ" in failures(store)["in = out + rejected"]
 
 
 def test_a_removed_rejection_is_found(store: Path, rewrite: Rewrite, failures: Failures) -> None:
     rewrite(store, REJECTED, lambda table: table[1:])
-    assert "source-0: records are missing" in failures(store)["in = out + rejected"]
+    assert "source-0: the records of a source do not add up" in failures(store)["in = out + rejected"]
 
 
 def test_a_game_that_claims_other_positions_is_found(
     store: Path, rewrite: Rewrite, failures: Failures, edit: Edit
 ) -> None:
     rewrite(store, GAMES, lambda table: edit(table, "positions", 4, 21))
-    assert "game 4 does not have its positions; found 20; expected 21" in failures(store)["games"]
+    assert "game 4 has the wrong number of positions; found 20; expected 21" in failures(store)["games"]
 
 
 def test_a_position_of_no_known_game_is_found(
