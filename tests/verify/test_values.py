@@ -54,9 +54,7 @@ def test_values_that_no_game_has(
 ) -> None:
     name = min(path.name for path in (store / "games").iterdir())
     rewrite(store, f"games/{name}", lambda table: edit(table, column, 1, value))
-    assert (
-        f"game 1: the table contains an invalid value; found {column}" in failures(store)["game values"]
-    )
+    assert f"game 1: the table contains an invalid value; found {column}" in failures(store)["game values"]
 
 
 def test_export_refuses_what_no_position_has(store: Path, rewrite: Rewrite, edit: Edit) -> None:
