@@ -15,10 +15,10 @@ from hexdata.errors import BudgetError, ConfigError
 __all__ = ["LEADER_MEMORY", "WorkerOptions", "default_workers", "memory_limit", "resident_bytes"]
 
 LEADER_MEMORY: Final = 128 << 20
-"""Bytes that a process holds while its workers do the work."""
+"""Memory in bytes of a process while its workers do the work."""
 
 _STACK: Final = 8 << 20
-"""Bytes that the system counts for the stack of a thread, used or not."""
+"""Bytes that the system counts for the stack of a thread, whether used or not."""
 _OTHER_THREADS: Final = 4
 
 
@@ -41,32 +41,33 @@ def resident_bytes() -> int:
 
 @contextmanager
 def memory_limit(memory: int, threads: int | None = None) -> Iterator[None]:
-    """Let the system refuse this process more memory than ``memory`` for the time of a ``with`` block.
+    """Limit the memory of this process while a ``with`` block runs.
 
-    It has no effect where the system cannot do that (it is Linux's ``RLIMIT_DATA``). A process that
-    holds most of ``memory`` already, such as a notebook, may still allocate half of it.
+    The limit is Linux's ``RLIMIT_DATA``; other systems have none. A process that already uses most of
+    ``memory``, such as a notebook, may still allocate half of it.
 
     Args:
-        memory: bytes for the whole process, what it holds now included.
-        threads: that the block starts, for whose stacks room is left. Default: one per core.
+        memory: bytes for the whole process, including the memory that it uses now.
+        threads: number of threads that the block starts; their stacks are added to the limit. Default None:
+            one per core.
 
     Raises:
         BudgetError: an allocation was refused.
     """
     import resource
 
-    held = psutil.Process().memory_info()
+    usage = psutil.Process().memory_info()
     before, hard = resource.getrlimit(resource.RLIMIT_DATA)
     stacks = _STACK * ((threads or default_workers()) + _OTHER_THREADS)
-    limit = getattr(held, "data", 0) + max(memory - held.rss, memory // 2) + stacks
-    known = [bound for bound in (before, hard) if bound != resource.RLIM_INFINITY]
-    if hasattr(held, "data"):
-        resource.setrlimit(resource.RLIMIT_DATA, (min([limit, *known]), hard))
+    limit = getattr(usage, "data", 0) + max(memory - usage.rss, memory // 2) + stacks
+    limits = [bound for bound in (before, hard) if bound != resource.RLIM_INFINITY]
+    if hasattr(usage, "data"):
+        resource.setrlimit(resource.RLIMIT_DATA, (min([limit, *limits]), hard))
     try:
         yield
     except MemoryError as error:
         raise BudgetError(
-            "the memory is used up", expected=f"at most {memory / 1e6:,.0f} MB", hint="Raise --memory."
+            "out of memory", expected=f"at most {memory / 1e6:,.0f} MB", hint="Raise --memory."
         ) from error
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (before, hard))
@@ -98,26 +99,26 @@ class WorkerOptions:
         self._require_memory(self.WORKER_MEMORY)
 
     def _require_memory(self, each: int) -> None:
-        asked = 1 if self.workers is None else self.workers
-        least = asked * each + (LEADER_MEMORY if asked > 1 else 0)
+        workers = 1 if self.workers is None else self.workers
+        least = workers * each + (LEADER_MEMORY if workers > 1 else 0)
         if least > self.memory:
             raise BudgetError.of_memory(
-                f"too little memory for {asked} worker{'s' if asked > 1 else ''}",
+                f"too little memory for {workers} worker{'s' if workers > 1 else ''}",
                 found=self.memory,
                 expected=least,
                 hint="Raise --memory, or lower --workers.",
             )
 
-    def processes(self, cores: int, more: int = 0) -> int:
+    def processes(self, cores: int, extra: int = 0) -> int:
         """Return the number of worker processes to run.
 
         Args:
             cores: number of cores of the machine.
-            more: bytes that each process needs in addition to ``WORKER_MEMORY``. Default 0.
+            extra: bytes that each process needs in addition to ``WORKER_MEMORY``. Default 0.
 
         Raises:
             BudgetError: the requested workers do not fit into the memory.
         """
-        each = self.WORKER_MEMORY + more
+        each = self.WORKER_MEMORY + extra
         self._require_memory(each)
         return self.workers or max(1, min(cores, (self.memory - LEADER_MEMORY) // each))
