@@ -13,12 +13,12 @@ __all__ = ["demo"]
 
 
 def demo(
-    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Where to put it all.")] = "hexdata-demo",
-    games: Annotated[int, typer.Option("--games", min=1, help="How many games to make.")] = 1_500,
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Folder to write to.")] = "hexdata-demo",
+    games: Annotated[int, typer.Option("--games", min=1, help="Number of games to generate.")] = 1_500,
     seed: Seed = 7,
     as_json: Json = False,
 ) -> None:
-    """Make legal games, write them as legacy files, run every stage on them, show the result."""
+    """Generate games, write them as legacy files, run all stages on them, and show the result."""
     from hexdata.demo import DemoOptions
     from hexdata.pipeline import demo_config, run_config
 

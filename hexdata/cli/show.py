@@ -16,32 +16,32 @@ __all__ = ["show"]
 
 
 def show(
-    place: Annotated[
+    location: Annotated[
         str,
         typer.Argument(
-            metavar="PLACE",
-            help="A store's folder; SHARD.tar:17, counted from 0; the address of either; or a game as TRMPH "
-            "text, '#13,a1b2c3…'.",
+            metavar="LOCATION",
+            help="Path or address of a store; SHARD.tar:17 for the position with index 17 of a shard; or a "
+            "game as TRMPH text, '#13,a1b2c3…'.",
             show_default=False,
         ),
     ],
     position: Annotated[
         int | None,
-        typer.Argument(metavar="POSITION_ID", min=0, help="Which position of a store.", show_default=False),
+        typer.Argument(metavar="POSITION_ID", min=0, help="Id of a position in a store.", show_default=False),
     ] = None,
     game: Annotated[
         int | None,
-        typer.Option("--game", min=0, help="Which game of a store; its last position, but for --ply."),
+        typer.Option("--game", min=0, help="Game to show. Shows its final position unless --ply is given."),
     ] = None,
     ply: Annotated[
-        int | None, typer.Option("--ply", min=0, help="Of a game: the position after so many moves.")
+        int | None, typer.Option("--ply", min=0, help="Number of moves made in the game at the position.")
     ] = None,
     svg: Annotated[
         AnyPath | None,
         typer.Option(
             "--svg",
             metavar="FILE",
-            help="Draw into an SVG file, or its address; a whole game as a filmstrip.",
+            help="Write the drawing to an SVG file, path or address. A game becomes a filmstrip.",
             parser=parse_path,
         ),
     ] = None,
@@ -50,26 +50,27 @@ def show(
         typer.Option(
             "--every",
             min=1,
-            help="Of a filmstrip: every K-th position, and the last one. Default: about 48 boards.",
+            help="Show every K-th position of the filmstrip, and the last one. Default: about 48 boards.",
         ),
     ] = None,
     numbers: Annotated[
-        bool, typer.Option("--numbers", help="In SVG: write on each stone at which ply it was played.")
+        bool,
+        typer.Option("--numbers", help="With --svg: number the stones by ply."),
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Draw a position or a game: of a store, of a shard, or from a game's text."""
+    """Draw a position or a game of a store, a shard or a TRMPH text."""
     from hexdata.show import ShowOptions, draw_svg, find, write_svg
 
     options = ShowOptions(position=position, game=game, ply=ply, every=every, numbers=numbers)
-    with command(as_json, place, svg) as (output, _):
-        found = find(place, options)
+    with command(as_json, location, svg) as (output, _):
+        found = find(location, options)
         if svg is not None:
             write_svg(svg, draw_svg(found, options))
     if output.print_json(found.to_json() | {"svg": None if svg is None else str(svg)}):
         return
     if numbers and svg is None:
-        output.note("--numbers is for --svg: a cell in the terminal has one letter")
+        output.note("--numbers has no effect without --svg")
     if svg is not None:
         output.line(f"{svg}: {', '.join(found.facts())}")
     else:
@@ -77,7 +78,7 @@ def show(
 
 
 def _draw(output: Output, found: Position | Game) -> None:
-    """Draw in the terminal: with its colours, and in ASCII where it has no other letters."""
+    """Print the drawing to the terminal, in colour and Unicode if the terminal supports them."""
     from rich.text import Text
 
     from hexdata.show import Game

@@ -16,7 +16,7 @@ from hexdata.convert.companions import with_origins
 from hexdata.convert.spool import Spool
 from hexdata.formats import BATCH_ROWS
 from hexdata.games.convention import Convention
-from hexdata.games.evidence import found_schema
+from hexdata.games.evidence import findings_schema
 from hexdata.games.find import ROWS, column
 from hexdata.games.findings import flag_lists
 from hexdata.games.labels import players_of, split_of, winners_of
@@ -101,7 +101,7 @@ def _positions(spool: Spool, assigned: Assignment, schema: pa.Schema) -> Iterato
 
 def _with_rows(spool: Spool, board_size: int) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
     """Yield the positions of a spool with their ``ROWS``, ``BATCH_ROWS`` at a time."""
-    raw = regroup(spool.batches("raw"), found_schema(board_size), BATCH_ROWS)
+    raw = regroup(spool.batches("raw"), findings_schema(board_size), BATCH_ROWS)
     rows = regroup(spool.batches("rows"), ROWS, BATCH_ROWS)
     for tables in zip(raw, rows, strict=True):
         batches = [table.to_batches()[0] for table in tables]

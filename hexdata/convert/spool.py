@@ -21,9 +21,14 @@ from hexdata.convert.truncate import NO_CUT, Cuts, cut_games, cut_rows, find_cut
 from hexdata.errors import FormatError, HexdataError, Reason, SourceChangedError
 from hexdata.formats import BATCH_ROWS, RawBatch, Rejection, SourceReader, open_source
 from hexdata.games.convention import Votes
-from hexdata.games.evidence import Tally, found_schema, is_mixed, with_findings
+from hexdata.games.evidence import SourceEvidence, findings_schema, is_mixed, with_findings
 from hexdata.games.find import EVIDENCE, GAMES, ROWS, find_games
-from hexdata.games.findings import ballots_of, game_findings, loose_findings, loose_of
+from hexdata.games.findings import (
+    count_findings_without_game,
+    count_game_votes,
+    findings_without_game,
+    game_findings,
+)
 from hexdata.storage import AnyPath, storage_of, translate_errors
 from hexdata.store.files import digest_file, read_bounded, write_bytes
 from hexdata.strict_json import AtMost, Count, HexDigest, Matching, Within, check_value, parse_json
@@ -354,7 +359,7 @@ def _reader_error(error: Exception, record: str | None = None) -> FormatError:
 
 def _read(path: AnyPath, spool: Spool, reading: ReadOptions) -> SpoolFacts:
     facts = SpoolFacts(reading=reading)
-    tally = Tally()
+    evidence = SourceEvidence()
     with _translate_read_errors(path):
         opened = open_source(path, salvage=reading.salvage)
     with opened as reader, write_arrow(spool.folder / "rejected.arrow", REJECTED) as rejected:
@@ -377,7 +382,7 @@ def _read(path: AnyPath, spool: Spool, reading: ReadOptions) -> SpoolFacts:
                 if raw is None:
                     raw = stack.enter_context(write_arrow(spool.folder / "raw.arrow", positions.schema))
                 raw.write_batch(positions)
-                tally.add(positions)
+                evidence.add(positions)
                 facts.positions += positions.num_rows
         if reader.damage is not None:
             _record_damage(reader.damage, rejected, facts)
@@ -387,16 +392,18 @@ def _read(path: AnyPath, spool: Spool, reading: ReadOptions) -> SpoolFacts:
         facts.header_bytes = len(text)
         facts.header = json.loads(text)  # plain JSON, as facts read from a spool have it
     facts.records = facts.positions + facts.rejected
-    facts.votes, facts.ballots = tally.votes, tally.ballots
-    facts.with_id = tally.with_id
+    facts.votes, facts.ballots = evidence.votes, evidence.unflagged_votes
+    facts.with_id = evidence.with_id
     facts.mixed = is_mixed(facts.format, facts.header)
-    if facts.damage is not None and tally.with_id and facts.format != "trmph":
+    if facts.damage is not None and evidence.with_id and facts.format != "trmph":
         facts.mixed = True  # the key that marks a shuffled file is at its end, which is lost
     if facts.positions and not facts.mixed:
-        _write_games(spool, facts, tally)
+        _write_games(spool, facts, evidence)
         (completed,) = complete_spools([spool], [facts])
         games = [batch.column("findings").to_numpy() for batch in completed.batches("findings")]
-        facts.ballots = ballots_of(np.concatenate([np.zeros(0, np.uint32), *games]), loose_of(completed))
+        facts.ballots = count_game_votes(
+            np.concatenate([np.zeros(0, np.uint32), *games]), findings_without_game(completed)
+        )
     return facts
 
 
@@ -411,10 +418,10 @@ def _record_damage(damage: FormatError, rejected: pa.ipc.RecordBatchFileWriter, 
     facts.notes.append(f"salvaged: the {records:,} examples before the damage ({facts.damage[1]})")
 
 
-def _write_games(spool: Spool, facts: SpoolFacts, tally: Tally) -> None:
+def _write_games(spool: Spool, facts: SpoolFacts, evidence: SourceEvidence) -> None:
     """Assign each position of the spool to a game; write ``rows`` and ``games``."""
     assert facts.board_size is not None
-    grouped = find_games(spool.batches("raw", EVIDENCE), facts.board_size, tally.grouping())
+    grouped = find_games(spool.batches("raw", EVIDENCE), facts.board_size, evidence.grouping())
     with (
         write_arrow(spool.folder / "rows.arrow", ROWS) as rows,
         write_arrow(spool.folder / "games.arrow", GAMES) as games,
@@ -449,7 +456,7 @@ def complete_spools(spools: Sequence[Spool], facts: Sequence[SpoolFacts]) -> lis
     with write_arrow(result[0].folder / "findings.arrow", FINDINGS) as writer:
         writer.write_table(pa.table({"findings": findings}, schema=FINDINGS))
     for spool, own in zip(result, facts, strict=True):
-        own.loose = loose_findings(spool).tolist()
+        own.loose = count_findings_without_game(spool).tolist()
     return result
 
 
@@ -459,7 +466,7 @@ def _truncate(spools: Sequence[Spool], facts: Sequence[SpoolFacts], cuts: Cuts) 
     for spool, own in zip(spools, facts, strict=True):
         assert own.board_size is not None
         with ExitStack() as stack:
-            schemas = {"raw": found_schema(own.board_size), "rows": ROWS, "rejected": REJECTED}
+            schemas = {"raw": findings_schema(own.board_size), "rows": ROWS, "rejected": REJECTED}
             writers = {
                 name: stack.enter_context(write_arrow(spool.cut.folder / f"{name}.arrow", schema))
                 for name, schema in schemas.items()

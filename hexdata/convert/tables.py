@@ -17,7 +17,7 @@ from hexdata.convert.publish import GameFlags
 from hexdata.convert.spool import REJECTED, Spool, SpoolFacts, read_header
 from hexdata.errors import Reason
 from hexdata.games.convention import Convention, Decision, layout_convention
-from hexdata.games.findings import count_flags, loose_flags
+from hexdata.games.findings import count_flags, count_flags_without_game
 from hexdata.schema import rejected_schema, sources_schema
 
 __all__ = [
@@ -72,7 +72,7 @@ def notes_of(source: ConvertSource) -> list[str]:
         return notes
     notes = [*notes, *_notes_of_decision(source, source.decision)]
     if any(source.facts.loose):
-        loose = loose_flags(source.facts.loose, source.decision.convention).items()
+        loose = count_flags_without_game(source.facts.loose, source.decision.convention).items()
         listed = ", ".join(f"{count:,} {code}" for code, count in loose)
         notes = [*notes, f"positions of unknown games: {listed}"] if listed else notes
     return notes

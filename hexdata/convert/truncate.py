@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from hexdata.board import game_hash
 from hexdata.games.find import GAMES, ROWS, column
-from hexdata.games.findings import Finding, Tables, side_by_side
+from hexdata.games.findings import Finding, SpoolTables, read_aligned
 from hexdata.store.originals import KEPT_PREFIX
 
 __all__ = ["NO_CUT", "cut_games", "cut_rows", "find_cuts"]
@@ -27,7 +27,7 @@ Cuts = npt.NDArray[np.int64]
 NO_CUT: Final = 1 << 16
 
 
-def find_cuts(spools: Sequence[Tables]) -> Cuts:
+def find_cuts(spools: Sequence[SpoolTables]) -> Cuts:
     """Return the first ply of each game that has a move on an occupied cell.
 
     Such a move in the last position of a game does not count, because it was not played.
@@ -38,7 +38,7 @@ def find_cuts(spools: Sequence[Tables]) -> Cuts:
     count = sum(batch.num_rows for batch in spools[0].batches("games", ["positions"]))
     cuts = np.full(count, NO_CUT, np.int64)
     for spool in spools:
-        for raw, rows in side_by_side(spool, ["findings"], ["game", "ply", "total"]):
+        for raw, rows in read_aligned(spool, ["findings"], ["game", "ply", "total"]):
             game, ply = column(rows, "game", -1), column(rows, "ply", -1)
             occupied = column(raw, "findings", 0) & int(Finding.OCCUPIED_MOVE) != 0
             played = occupied & (game >= 0) & (ply >= 0) & (ply + 1 != column(rows, "total", -1))
@@ -47,7 +47,7 @@ def find_cuts(spools: Sequence[Tables]) -> Cuts:
 
 
 def cut_rows(
-    spool: Tables, cuts: Cuts, lost: npt.NDArray[np.int64]
+    spool: SpoolTables, cuts: Cuts, lost: npt.NDArray[np.int64]
 ) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch, list[int]]]:
     """Yield the kept rows of ``raw`` and of ``rows``, and the numbers of the removed records, per batch.
 
@@ -58,7 +58,7 @@ def cut_rows(
         cuts: result of ``find_cuts``, (G,).
         lost: int64 (G,); the number of positions removed from each game is added to it.
     """
-    for raw, rows in side_by_side(spool, None, ROWS.names):
+    for raw, rows in read_aligned(spool, None, ROWS.names):
         game, ply, total = (column(rows, name, -1) for name in ("game", "ply", "total"))
         cut = np.full(len(game), NO_CUT)
         cut[game >= 0] = cuts[game[game >= 0]]
@@ -73,7 +73,9 @@ def cut_rows(
         )
 
 
-def cut_games(spool: Tables, cuts: Cuts, lost: npt.NDArray[np.int64], board_size: int) -> Iterator[pa.Table]:
+def cut_games(
+    spool: SpoolTables, cuts: Cuts, lost: npt.NDArray[np.int64], board_size: int
+) -> Iterator[pa.Table]:
     """Yield the rows of ``games`` after truncation.
 
     A game with missing moves keeps its hash.

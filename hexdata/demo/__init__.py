@@ -19,6 +19,7 @@ from hexdata.engine import LOCAL
 from hexdata.errors import ConfigError, StoreError
 from hexdata.formats.legacy.writer import write_legacy
 from hexdata.formats.trmph import TrmphReader, write_trmph
+from hexdata.games.findings import TIER_SIZES
 from hexdata.order import derive_key, sort_key
 from hexdata.pool import default_workers
 from hexdata.progress import SILENT, Progress
@@ -38,8 +39,7 @@ LAYOUTS: Final = ("v1-tuples", "v2-dicts", "v2-enums", "trmph")
 DIALECTS: Final = {"v1-tuples": "tuples", "v2-dicts": "dicts-player", "v2-enums": "dicts-enums"}
 """Pickle dialect of each layout."""
 FILES_PER_LAYOUT: Final = 2
-TIER_SIZES: Final = (5, 5, 10)
-"""Positions per game in value sample tiers 0, 1 and 2; the others are in tier 3."""
+
 PROCESSED_AT: Final = "2025-09-08T12:00:00.000000"
 """Constant creation time in the headers, so that the files are reproducible."""
 WORKER_MEMORY: Final = 200 << 20

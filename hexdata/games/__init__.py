@@ -1,4 +1,4 @@
-"""Finds the game of each position of a source, flags what is suspicious about it, and interprets its labels.
+"""Assignment of positions to games, flags of suspicious games, and interpretation of labels.
 
-Works on raw batches and tables in memory. It opens no file and repairs nothing.
+Works on raw batches and tables in memory. It opens no files and repairs no data.
 """

@@ -1,6 +1,6 @@
-"""The convention of a source's ``value``: 0.0 or 1.0 for a game that blue won, decided by weight of evidence.
+"""Value convention of a source: whether a value of 0.0 or of 1.0 means that blue won.
 
-docs/adr/0017-the-value-convention.md has the rule with its reasons.
+It is decided from evidence in the source; docs/adr/0017-the-value-convention.md explains the rule.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ Convention = Literal["blue-is-0", "blue-is-1"]
 CONVENTIONS: Final = get_args(Convention)
 
 _LAYOUTS: Final[dict[object, Convention]] = {"tuple": "blue-is-1", "dict": "blue-is-0"}
-"""The convention of files of the legacy tool, by the layout of their examples."""
+"""Convention of the files of the legacy tool, by the layout of their examples."""
 
-_AGREEING: Final = 19
-"""Games whose named winner agrees for each that does not: 95 %, where names decide alone."""
-_OUTVOTED: Final = 4
-"""Votes that outweigh one game against them."""
+_WINNER_RATIO: Final = 19
+"""Games in favour per game against, from which named winners decide alone: 95 %."""
+_VOTE_RATIO: Final = 4
+"""Games in favour per game against, from which other votes decide."""
 
 _Count = tuple[int, int]
 _By = Literal["winners", "chains", "layout", "given"]
@@ -28,18 +28,20 @@ _By = Literal["winners", "chains", "layout", "given"]
 
 @dataclass(frozen=True)
 class Votes:
-    """Evidence of a source, counted as (for blue-is-0, for blue-is-1).
+    """Evidence for the value convention of a source, counted as (for blue-is-0, for blue-is-1).
 
-    ``chains``: final boards (no next move) that hold a winning chain, against their value.
-    ``winners``: what names the winner, against its value.
-    Values other than 0 and 1 say nothing.
+    Values other than 0 and 1 are not counted.
+
+    Attributes:
+        chains: Final boards with a winning chain, compared with their values.
+        winners: Games or positions whose metadata names the winner, compared with their values.
     """
 
     chains: _Count = (0, 0)
     winners: _Count = (0, 0)
 
     def __add__(self, other: Votes) -> Votes:
-        """Return the evidence of both."""
+        """Return the sum of both counts."""
         return Votes(_sum(self.chains, other.chains), _sum(self.winners, other.winners))
 
 
@@ -49,10 +51,12 @@ def _sum(one: _Count, other: _Count) -> _Count:
 
 @dataclass(frozen=True)
 class Decision:
-    """The convention of a source.
+    """The value convention of a source.
 
-    ``by``: what decided it: named winners, chains, the layout of the examples, or the option.
-    ``contradicting``: chains against it, of those that vote.
+    Attributes:
+        convention: The convention.
+        by: The deciding evidence: named winners, winning chains, the layout of the examples, or the option.
+        contradicting: Number of voting chains that contradict the convention.
     """
 
     convention: Convention
@@ -61,10 +65,10 @@ class Decision:
 
 
 def layout_convention(header: Mapping[str, object]) -> Convention | None:
-    """Return the convention that the legacy tool used in files of a layout; None where that is not known.
+    """Return the convention that the legacy tool used in files of this layout; None if it is unknown.
 
     Args:
-        header: what the reader found out about the file; ``dialect`` names the layout of its examples.
+        header: Header of a reader. Its ``dialect`` contains the layout of the examples.
     """
     dialect = header.get("dialect")
     layout = dialect.get("layout") if isinstance(dialect, Mapping) else None
@@ -72,15 +76,15 @@ def layout_convention(header: Mapping[str, object]) -> Convention | None:
 
 
 def decide(votes: Votes, layout: Convention | None, given: Convention | None = None) -> Decision | None:
-    """Return the convention that the evidence shows, or None if it is near even.
+    """Return the convention that the evidence supports; None if the evidence is undecided.
 
     Args:
-        votes: one vote per game, where games are known.
-        layout: the convention of the file's layout. It is worth one game where votes differ.
-        given: what the user says of files that do not show it. It decides where the votes do not, and in
-            place of the layout where there is no vote.
+        votes: One vote per game where games are known.
+        layout: Convention of the layout of the file. It counts as one vote if the votes differ, and decides
+            if there are no votes.
+        given: Convention given by the user. It decides if the votes do not, before the layout.
     """
-    convention, by = _shown(votes, layout)
+    convention, by = _by_votes(votes, layout)
     if convention is None and given is not None:
         convention, by = given, "given"
     elif by is None and layout is not None:
@@ -90,20 +94,20 @@ def decide(votes: Votes, layout: Convention | None, given: Convention | None = N
     return Decision(convention, by, votes.chains[1 - CONVENTIONS.index(convention)])
 
 
-def _shown(votes: Votes, layout: Convention | None) -> tuple[Convention | None, _By | None]:
-    """Return what the votes show, None if they are near even, and which of them decide, None without any."""
-    named = _majority(votes.winners, _AGREEING, None)
+def _by_votes(votes: Votes, layout: Convention | None) -> tuple[Convention | None, _By | None]:
+    """Return the convention with a majority, None if none has; and the kind of votes, None without votes."""
+    named = _majority(votes.winners, _WINNER_RATIO, None)
     if named is not None:
         return named, "winners"
     if sum(votes.chains):
-        return _majority(votes.chains, _OUTVOTED, layout), "chains"
+        return _majority(votes.chains, _VOTE_RATIO, layout), "chains"
     if sum(votes.winners):
-        return _majority(votes.winners, _OUTVOTED, layout), "winners"
+        return _majority(votes.winners, _VOTE_RATIO, layout), "winners"
     return None, None
 
 
 def _majority(games: _Count, ratio: int, layout: Convention | None) -> Convention | None:
-    """Return the convention with ``ratio`` votes or more for each game against it; the layout is a vote."""
+    """Return the convention with at least ``ratio`` votes per game against it; the layout is a vote."""
     for index, convention in enumerate(CONVENTIONS):
         if games[index] and games[index] + (layout == convention) >= ratio * games[1 - index]:
             return convention  # type: ignore[no-any-return]
@@ -111,7 +115,7 @@ def _majority(games: _Count, ratio: int, layout: Convention | None) -> Conventio
 
 
 def votes_text(votes: Votes, layout: Convention | None) -> str:
-    """Return the evidence of a source for an error message."""
+    """Return the evidence as text for error messages."""
     text = (
         f"winning chains {votes.chains[0]:,} for blue-is-0 and {votes.chains[1]:,} for blue-is-1, "
         f"named winners {votes.winners[0]:,} and {votes.winners[1]:,}"

@@ -1,4 +1,4 @@
-"""Counts of the evidence on a source's games and on its value convention, made while the source is read."""
+"""Evidence about the games and the value convention of a source, counted while the source is read."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import pyarrow as pa
 
 from hexdata.games.convention import Votes
 from hexdata.games.find import Grouping
-from hexdata.games.findings import ballots_of, find_positions, votes_of
+from hexdata.games.findings import count_game_votes, count_position_votes, find_positions
 from hexdata.schema import raw_schema
 
-__all__ = ["Tally", "found_schema", "is_mixed", "with_findings"]
+__all__ = ["SourceEvidence", "findings_schema", "is_mixed", "with_findings"]
 
 
-def found_schema(board_size: int) -> pa.Schema:
-    """Return ``raw_schema`` with plain text in place of dictionaries: Arrow files allow one each.
+def findings_schema(board_size: int) -> pa.Schema:
+    """Return ``raw_schema`` with the additional column ``findings``: bits of ``findings.Finding``.
 
-    It has a further column ``findings``: the bits of ``findings.Finding`` of each position.
+    ``origin`` is plain text, since an Arrow file allows only one dictionary per column.
     """
     schema = raw_schema(board_size)
     schema = schema.set(schema.get_field_index("origin"), pa.field("origin", pa.string()))
@@ -27,43 +27,45 @@ def found_schema(board_size: int) -> pa.Schema:
 
 
 def with_findings(positions: pa.RecordBatch, board_size: int) -> pa.RecordBatch:
-    """Return positions of ``raw_schema`` as ``found_schema``."""
+    """Add the findings to positions of ``raw_schema``; return them as ``findings_schema``."""
     found = pa.array(find_positions(positions, board_size))
     columns = dict(zip(positions.schema.names, positions.columns, strict=True)) | {"findings": found}
-    schema = found_schema(board_size)
+    schema = findings_schema(board_size)
     return pa.RecordBatch.from_arrays([columns[f.name].cast(f.type) for f in schema], schema=schema)
 
 
 def is_mixed(kind: str, header: Mapping[str, object]) -> bool:
-    """Return whether the positions of a source were shuffled, so that neighbours need not be of one game.
+    """Return whether the positions of a source are shuffled, so that neighbours may be from different games.
 
     Args:
-        kind: the format of the source, as its reader names it.
-        header: the header of the file.
+        kind: Format of the source, as in ``SourceReader.format``.
+        header: Header of the source.
     """
     return kind == "legacy-shuffled" or not {"chunk_info", "pass_info"}.isdisjoint(header)
 
 
 @dataclass
-class Tally:
-    """The evidence of a source: votes on its value convention, and counts of named games."""
+class SourceEvidence:
+    """Evidence of a source: votes on its value convention, and numbers of positions with metadata."""
 
     votes: Votes = field(default_factory=Votes)
-    ballots: Votes = field(default_factory=Votes)
-    """The votes of unflagged positions, which count where games are not known yet."""
+    unflagged_votes: Votes = field(default_factory=Votes)
+    """Votes of positions without disqualifying findings, used while the games are unknown."""
     with_id: int = 0
+    """Number of positions with a legacy game id."""
     with_ply: int = 0
+    """Number of positions with ``position_in_game``."""
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Count positions of ``found_schema``."""
+        """Count positions of ``findings_schema``."""
         found = batch.column("findings").to_numpy()
-        self.votes += votes_of(found)
-        self.ballots += ballots_of(np.zeros(0, np.uint32), found)
+        self.votes += count_position_votes(found)
+        self.unflagged_votes += count_game_votes(np.zeros(0, np.uint32), found)
         self.with_id += batch.num_rows - batch.column("line_idx").null_count
         self.with_ply += batch.num_rows - batch.column("position_in_game").null_count
 
     def grouping(self) -> Grouping:
-        """Return how the games of the source are found."""
+        """Return the way to find the games of the source."""
         if self.with_id:
             return "ids"
         return "runs" if self.with_ply else "boards"

@@ -1,6 +1,6 @@
-"""Assigns each position of a source to a game, by its metadata or by its boards.
+"""Assignment of the positions of a source to games, by metadata or by boards.
 
-Works on windows of a source cut where a game certainly begins, so memory does not grow with the source.
+A source is processed in windows that end where a game begins, so memory does not grow with the source.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ __all__ = [
 ]
 
 Grouping = Literal["boards", "ids", "runs"]
-"""How the games of a source are found: by its boards (tuples, no metadata), by the ids in its
-metadata, or by runs of plies (metadata without ids)."""
+"""Way to find the games of a source: by boards (tuples have no metadata), by the ids in the metadata, or by
+runs of plies (metadata without ids)."""
 
 Array = npt.NDArray[Any]
 Segments = tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]
-"""Starts of contiguous segments with a last stop, (S + 1,), and which of them are games, (S,)."""
+"""Bounds of contiguous segments, (S + 1,), and whether each segment is a game, (S,)."""
 
 WINDOW_ROWS: Final = 32_768
 
@@ -43,13 +43,13 @@ EVIDENCE: Final = (
     *("board", "move", "value", "file_idx", "line_idx", "origin"),
     *("position_in_game", "total_positions", "winner"),
 )
-"""The columns of ``raw_schema`` by which games are found."""
+"""Columns of ``raw_schema`` that are used to find games."""
 
 ROWS: Final = pa.schema(
     [("game", pa.int32()), ("ply", pa.uint16()), ("total", pa.uint16()), ("player", pa.uint8())]
 )
-"""For each position its game, counted from 0 within the source, its ply in it, and the player to move by
-the boards of the game; null if unknown."""
+"""Schema with one row per position: its game, counted from 0 within the source, the ply, the number of
+positions of the game, and the player to move according to the boards of the game. Null if unknown."""
 
 GAMES: Final = pa.schema(
     [
@@ -66,12 +66,12 @@ GAMES: Final = pa.schema(
         ("provenance", pa.string()),
     ]
 )
-"""One row a game of a source; ``value`` is its first position's, in the source's own convention."""
+"""Schema with one row per game. ``value`` is that of its first position, in the convention of the source."""
 
 
 @dataclass(frozen=True)
-class Window:
-    """Some consecutive positions of a source as NumPy columns; null is -1."""
+class SourceWindow:
+    """Consecutive positions of a source as NumPy columns; -1 represents null."""
 
     board_size: int
     boards: npt.NDArray[np.uint8]
@@ -86,8 +86,8 @@ class Window:
     origins: list[str | None]
 
     @classmethod
-    def of(cls, table: pa.Table, board_size: int) -> Window:
-        """Take the ``EVIDENCE`` out of spooled positions."""
+    def of(cls, table: pa.Table, board_size: int) -> SourceWindow:
+        """Return the positions of a table with the columns ``EVIDENCE``."""
         origin = table.column("origin").combine_chunks().dictionary_encode()
         return cls(
             board_size,
@@ -108,7 +108,7 @@ class Window:
 
 
 def column(table: pa.Table | pa.RecordBatch, name: str, null: float) -> Array:
-    """Return a numeric column as int64 or float64 with ``null`` in place of nulls."""
+    """Return a numeric column as int64 or float64, (N,); nulls are replaced by ``null``."""
     values = table.column(name)
     kind = pa.float64() if pa.types.is_floating(values.type) else pa.int64()
     array: Array = values.cast(kind).fill_null(null).to_numpy()
@@ -116,7 +116,7 @@ def column(table: pa.Table | pa.RecordBatch, name: str, null: float) -> Array:
 
 
 def binary_matrix(boards: pa.ChunkedArray | pa.Array) -> npt.NDArray[np.uint8]:
-    """Return a fixed-size binary column as uint8 (N, width), without a copy where it is one chunk."""
+    """Return a fixed-size binary column as uint8 (N, width), without a copy if it is one chunk."""
     array = boards.combine_chunks() if isinstance(boards, pa.ChunkedArray) else boards
     if isinstance(array, pa.ChunkedArray):
         array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], boards.type)
@@ -128,15 +128,15 @@ def binary_matrix(boards: pa.ChunkedArray | pa.Array) -> npt.NDArray[np.uint8]:
 def find_games(
     batches: Iterable[pa.RecordBatch], board_size: int, grouping: Grouping
 ) -> Iterator[tuple[pa.Table, pa.Table]]:
-    """Find the games of a source, front to back.
+    """Find the games of a source.
 
     Args:
-        batches: ``EVIDENCE`` of its positions, in record order.
-        board_size: n.
-        grouping: how.
+        batches: Columns ``EVIDENCE`` of all positions, in record order.
+        board_size: Board size n.
+        grouping: Way to find the games.
 
     Yields:
-        ``ROWS`` and ``GAMES`` of the next positions; together one row a position, in order.
+        Tables of ``ROWS`` and ``GAMES`` for consecutive positions. ``ROWS`` has one row per position.
     """
     segment = _SEGMENTERS[grouping]
     pending: list[pa.RecordBatch] = []
@@ -153,7 +153,7 @@ def find_games(
         if not rows:
             return
         table = pa.Table.from_batches(pending)
-        window = Window.of(table, board_size)
+        window = SourceWindow.of(table, board_size)
         bounds, known = segment(window, batch is None)
         done = int(bounds[-1])
         if done:
@@ -161,13 +161,13 @@ def find_games(
             first_game += games.num_rows
             yield positions, games
         pending = table.slice(done).to_batches()
-        need = WINDOW_ROWS + (rows - done)  # a game longer than the window makes the window grow
+        need = WINDOW_ROWS + (rows - done)  # the window grows if a game is longer
         if batch is None:
             return
 
 
-def _by_boards(window: Window, last: bool) -> Segments:
-    """A game begins at an empty board, and goes on as long as each move leads to the next board."""
+def _by_boards(window: SourceWindow, last: bool) -> Segments:
+    """Split at empty boards, and where the move does not lead to the next board."""
     empty: npt.NDArray[np.bool_] = np.equal(window.boards.max(axis=1), 0)
     follows = _movers(window.boards, window.move, window.board_size) >= 0
     starts = np.flatnonzero(empty | ~np.concatenate(([False], follows)))
@@ -175,8 +175,8 @@ def _by_boards(window: Window, last: bool) -> Segments:
     return bounds, empty[bounds[:-1]]
 
 
-def _by_ids(window: Window, last: bool) -> Segments:
-    """A game is a run of equal ids; a position without an id belongs to no known game."""
+def _by_ids(window: SourceWindow, last: bool) -> Segments:
+    """Split where the id changes. Positions without an id belong to no known game."""
     ids = np.stack([window.file_idx, window.line_idx, window.origin], axis=1)
     changed: Array = np.diff(ids, axis=0, prepend=-2) != 0
     starts = np.flatnonzero(changed.any(axis=1))
@@ -185,29 +185,29 @@ def _by_ids(window: Window, last: bool) -> Segments:
     return bounds, known
 
 
-def _by_runs(window: Window, last: bool) -> Segments:
-    """A game is a run of ``total_positions`` positions whose plies are 0 … total - 1 in any order."""
+def _by_runs(window: SourceWindow, last: bool) -> Segments:
+    """Find runs of ``total_positions`` positions whose plies are 0 … total - 1 in any order."""
     bounds, known = [0], []
-    at = 0
-    while at < len(window):
-        stop = at + max(int(window.total[at]), 1)
+    start = 0
+    while start < len(window):
+        stop = start + max(int(window.total[start]), 1)
         if stop > len(window) and not last:
             break
-        whole = _is_run(window, at, stop)
-        at = stop if whole else at + 1
-        bounds.append(at)
-        known.append(whole)
+        is_run = _is_run(window, start, stop)
+        start = stop if is_run else start + 1
+        bounds.append(start)
+        known.append(is_run)
     return np.array(bounds, dtype=np.int64), np.array(known, dtype=bool)
 
 
-def _is_run(window: Window, start: int, stop: int) -> bool:
+def _is_run(window: SourceWindow, start: int, stop: int) -> bool:
     if stop > len(window) or not (window.total[start:stop] == stop - start).all():
         return False
     same_winner = (window.winner[start:stop] == window.winner[start]).all()
     return bool(same_winner and (np.sort(window.ply[start:stop]) == np.arange(stop - start)).all())
 
 
-_SEGMENTERS: Final[dict[str, Callable[[Window, bool], Segments]]] = {
+_SEGMENTERS: Final[dict[str, Callable[[SourceWindow, bool], Segments]]] = {
     "boards": _by_boards,
     "ids": _by_ids,
     "runs": _by_runs,
@@ -217,7 +217,7 @@ _SEGMENTERS: Final[dict[str, Callable[[Window, bool], Segments]]] = {
 def _movers(boards: npt.NDArray[np.uint8], move: Array, board_size: int) -> npt.NDArray[np.int8]:
     """Return the player whose move leads from each board to the next: int8 (N - 1,), -1 for no player.
 
-    A stone set on an occupied cell takes the cell, as the legacy code that did not look had it.
+    A stone on an occupied cell replaces the other stone, as in the legacy tool.
     """
     cells = board_size * board_size
     result = np.full(max(len(boards) - 1, 0), -1, dtype=np.int8)
@@ -234,14 +234,14 @@ def _movers(boards: npt.NDArray[np.uint8], move: Array, board_size: int) -> npt.
 
 
 def _describe(
-    window: Window, bounds: Array, known: npt.NDArray[np.bool_], grouping: Grouping, first_game: int
+    window: SourceWindow, bounds: Array, known: npt.NDArray[np.bool_], grouping: Grouping, first_game: int
 ) -> tuple[pa.Table, pa.Table]:
-    """Make the tables of the segments of a window: ``ROWS`` and ``GAMES``."""
+    """Return the tables ``ROWS`` and ``GAMES`` of the segments of a window."""
     rows = int(bounds[-1])
     lengths = np.diff(bounds)
     segment = np.repeat(np.arange(len(known)), lengths)
-    place = np.arange(rows) - bounds[segment]
-    ply = place if grouping == "boards" else window.ply[:rows]
+    index_in_segment = np.arange(rows) - bounds[segment]
+    ply = index_in_segment if grouping == "boards" else window.ply[:rows]
     total = lengths[segment] if grouping == "boards" else window.total[:rows]
 
     order = np.lexsort((ply, segment))
@@ -250,7 +250,7 @@ def _describe(
         _game(window, order[start:stop], movers[start : stop - 1], ply, total) if is_game else None
         for start, stop, is_game in zip(bounds[:-1], bounds[1:], known, strict=True)
     ]
-    if grouping == "runs":  # plies that fit without boards that follow are no proof
+    if grouping == "runs":  # matching plies alone are not enough: the boards must follow each other
         games = [game if game is None or game["moves"] is not None else None for game in games]
     found = np.array([game is not None for game in games], dtype=bool)
     number = np.where(found, np.cumsum(found) - 1 + first_game, -1)[segment]
@@ -272,17 +272,25 @@ def _describe(
     return positions, pa.Table.from_pylist(listed, schema=GAMES)
 
 
-def _game(window: Window, rows: Array, movers: Array, ply: Array, total: Array) -> dict[str, Any]:
-    """Describe one game from its positions, given in ascending ply, and the players between them."""
+def _game(window: SourceWindow, rows: Array, movers: Array, ply: Array, total: Array) -> dict[str, Any]:
+    """Return one row of ``GAMES``.
+
+    Args:
+        window: The window.
+        rows: Rows of the game in the window, by ascending ply, (m,).
+        movers: Player of each move between these positions, (m - 1,); -1 if unknown.
+        ply: Ply of each row of the window.
+        total: Number of positions of the game of each row of the window.
+    """
     first, last = rows[0], rows[-1]
     first_player = (int(movers[0]) + int(ply[first])) % 2 if len(movers) and movers[0] >= 0 else None
-    whole = (
+    is_complete = (
         total[first] == len(rows)
         and (ply[rows] == np.arange(len(rows))).all()
         and not window.boards[first].any()
         and (movers == ((first_player or 0) + np.arange(len(movers))) % 2).all()
     )
-    moves = window.move[rows[:-1]].astype(np.uint16) if whole else None
+    moves = window.move[rows[:-1]].astype(np.uint16) if is_complete else None
     origin = int(window.origin[first])
     return {
         "file_idx": _or_none(window.file_idx[first]),
@@ -305,9 +313,9 @@ def _or_none(value: Any) -> int | None:
 
 
 def position_hash(board: npt.NDArray[np.uint8], board_size: int) -> bytes:
-    """Return 16 bytes that a packed board (width,) shares with its images under the four symmetries.
+    """Return the hash of a packed board (width,), 16 bytes. It is equal for its images under symmetries.
 
-    Names a game some of whose moves are missing, by its deepest board.
+    It is the hash of a game with missing moves, given the board with the most stones.
     """
     planes = unpack_boards(board[np.newaxis], board_size, np.uint8)
     images = (pack_boards(transform_planes(planes, symmetry)).tobytes() for symmetry in Symmetry)
@@ -315,10 +323,10 @@ def position_hash(board: npt.NDArray[np.uint8], board_size: int) -> bytes:
 
 
 def identity_hash(origin: str | None, file_idx: int | None, line_idx: int, board_size: int) -> bytes:
-    """Return 16 bytes that name a game by the ids in its metadata; None and -1 both mean no file_idx.
+    """Return the hash of the ids of a game, 16 bytes; None and -1 both mean that there is no ``file_idx``.
 
-    Names a game some of whose moves are missing, where its positions may be in more than one file, so that
-    its deepest board is unknown.
+    It is the hash of a game with missing moves whose positions may be in several files, so that the board
+    with the most stones is unknown.
     """
     file = -1 if file_idx is None else file_idx
     identity = json.dumps([board_size, origin, file, line_idx]).encode("ascii")

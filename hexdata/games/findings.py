@@ -1,7 +1,7 @@
-"""Flags of games that are suspicious although each of their positions can be used.
+"""Flags of suspicious games.
 
-Findings are made a position at a time while a source is read, gathered a game at a time once the games
-are known, and become flags once it is known what the source's values mean.
+Findings are computed per position while a source is read, and combined per game once the games are known.
+They are converted to flags once the value convention of the source is known.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from hexdata.games.find import binary_matrix, column
 __all__ = [
     "Finding",
     "Flag",
-    "Tables",
-    "ballots_of",
+    "SpoolTables",
+    "count_findings_without_game",
     "count_flags",
+    "count_flags_without_game",
+    "count_game_votes",
+    "count_position_votes",
+    "drop_chains_before_end",
     "find_positions",
+    "findings_without_game",
     "flag_lists",
     "flags_of",
     "game_findings",
-    "loose_findings",
-    "loose_flags",
-    "loose_of",
-    "on_final",
-    "side_by_side",
-    "votes_of",
+    "read_aligned",
 ]
 
 Array = npt.NDArray[Any]
@@ -42,10 +42,10 @@ Bits = npt.NDArray[np.uint32]
 
 
 class Flag(IntFlag):
-    """A reason to doubt a game. The codes in ``games.flags`` are the names, spelled with hyphens.
+    """Flags of games. The codes in ``games.flags`` are the names with hyphens; docs/format.md defines them.
 
-    docs/format.md defines each. Names ascend, so that codes in the order of bits are sorted. Files hold the
-    codes, so the numbers of the bits may change.
+    Names are in alphabetical order, so codes in the order of bits are sorted. Files contain only the codes,
+    so the numbers may change.
     """
 
     COLOURS_SWAPPED = auto()
@@ -67,50 +67,57 @@ class Flag(IntFlag):
 
     @property
     def code(self) -> str:
-        """The stable code: "repeated-move"."""
+        """Stable code, such as "repeated-move"."""
         assert self.name is not None
         return self.name.lower().replace("_", "-")
 
 
 class Finding(IntFlag):
-    """Findings, in the convention of the source: the first 16 are of positions, the rest of games.
-
-    Of those that exclude each other, at most one is set for a position.
-    """
+    """Observations in the convention of the source: the first 16 are of positions, the others of games."""
 
     OCCUPIED_MOVE = auto()
     """The move, a one-hot policy, is on an occupied cell."""
     OCCUPIED_POLICY = auto()
-    """Another policy gives weight to an occupied cell."""
+    """A dense policy has weight on an occupied cell."""
     RED_AHEAD = auto()
-    """Red has one stone more: impossible where blue began."""
+    """Red has one stone more: impossible if blue began."""
     BLUE_AHEAD = auto()
-    """Blue has one stone more: impossible where red began."""
+    """Blue has one stone more: impossible if red began."""
     FAR_AHEAD = auto()
-    """One player by two stones or more: always impossible."""
+    """One player has at least two stones more: always impossible."""
     PLAYER_AHEAD = auto()
     """The player with more stones is to move."""
     BLUE_MOVES_EVEN = auto()
-    """Blue is to move with nobody ahead, so blue began."""
+    """Blue is to move and the numbers of stones are equal, so blue began."""
     RED_MOVES_EVEN = auto()
+    """Red is to move and the numbers of stones are equal, so red began."""
     CHAIN_FOR_0 = auto()
-    """By the winning chain, a value of 0 means that blue won. Chains are looked for on final positions
-    (no policy), and on those with ``OCCUPIED_MOVE``, which are final if the game is cut there."""
+    """According to the winning chain, a value of 0 means that blue won. Chains are only searched for on final
+    positions (no policy), and on those with ``OCCUPIED_MOVE``, which are final if the game is cut there."""
     CHAIN_FOR_1 = auto()
+    """The same for a value of 1."""
     NO_CHAIN = auto()
+    """A position that was searched has no winning chain."""
     WINNER_AGAINST_CHAIN = auto()
-    """The value is neither 0 nor 1, and the named winner is not the chain's."""
+    """The value is neither 0 nor 1, and the named winner differs from that of the chain."""
     WINNER_FOR_0 = auto()
-    """By the named winner, a value of 0 means that blue won."""
+    """According to the named winner, a value of 0 means that blue won."""
     WINNER_FOR_1 = auto()
+    """The same for a value of 1."""
     _SPARE_1 = auto()
     _SPARE_2 = auto()
     REPEATED = auto()
+    """The game continues after a move on an occupied cell."""
     VALUE_DIFFERS = auto()
+    """The positions have different values."""
     TIERS = auto()
+    """The numbers of positions per value sample tier are wrong."""
     MISSING = auto()
+    """Positions are missing."""
     CUT = auto()
+    """The game was cut before a repeated move."""
     RED_BEGAN = auto()
+    """Red made the first move."""
 
 
 _CHAINS: Final = Finding.CHAIN_FOR_0 | Finding.CHAIN_FOR_1 | Finding.NO_CHAIN | Finding.WINNER_AGAINST_CHAIN
@@ -118,20 +125,20 @@ _CHAINS: Final = Finding.CHAIN_FOR_0 | Finding.CHAIN_FOR_1 | Finding.NO_CHAIN | 
 _VOTES: Final = (Finding.CHAIN_FOR_0, Finding.CHAIN_FOR_1, Finding.WINNER_FOR_0, Finding.WINNER_FOR_1)
 
 TIER_SIZES: Final = (5, 5, 10)
-"""Positions of a game in value sample tiers 0, 1 and 2, as the legacy tool drew them; the rest is in 3."""
+"""Positions per game in value sample tiers 0, 1 and 2 of the legacy tool; the others are in tier 3."""
 
 
 def _mark(bits: Array, where: Array, bit: int) -> None:
-    """Set a bit at ``where``: a mask as long as ``bits``, or indices."""
-    one = bits.dtype.type(bit)  # NumPy takes a member of an IntFlag for an int64
+    """Set a bit of the entries ``where``, a mask as long as ``bits`` or indices."""
+    one = bits.dtype.type(bit)  # NumPy converts a member of an IntFlag to int64
     if where.dtype == bool:
-        bits |= where * one  # several times as fast as bits[where] |= one
+        bits |= where * one  # several times faster than bits[where] |= one
     else:
         bits[where] |= one
 
 
 def _has(bits: Array, sign: int | Array) -> npt.NDArray[np.bool_]:
-    """Return a mask of the entries that have any bit of ``sign``."""
+    """Return a mask of the entries with any bit of ``sign``."""
     found: npt.NDArray[np.bool_] = bits & np.asarray(sign, bits.dtype) != 0
     return found
 
@@ -159,7 +166,7 @@ def find_positions(batch: pa.RecordBatch, board_size: int) -> npt.NDArray[np.uin
 
 @cache
 def _blue_words(board_size: int) -> npt.NDArray[np.uint64]:
-    """Return the blue plane of a packed board, in 64-bit words: uint64 (W,)."""
+    """Return the mask of the blue plane in a packed board, as 64-bit words: uint64 (W,)."""
     cells = board_size * board_size
     packed = np.packbits(np.arange(2 * cells) < cells)
     words = np.zeros(-(-len(packed) // 8), np.uint64)
@@ -169,7 +176,7 @@ def _blue_words(board_size: int) -> npt.NDArray[np.uint64]:
 
 
 def _ahead(boards: npt.NDArray[np.uint8], board_size: int) -> npt.NDArray[np.int16]:
-    """Return the number of blue stones less that of red ones on packed boards (N, width): int16 (N,)."""
+    """Return blue stones minus red stones of packed boards (N, width): int16 (N,)."""
     masks = _blue_words(board_size)
     padded = np.zeros((len(boards), 8 * len(masks)), np.uint8)
     padded[:, : boards.shape[1]] = boards
@@ -181,7 +188,12 @@ def _ahead(boards: npt.NDArray[np.uint8], board_size: int) -> npt.NDArray[np.int
 
 
 def _stones(ahead: npt.NDArray[np.int16], player: Array) -> npt.NDArray[np.uint16]:
-    """Return the findings of stone counts; ``player`` (N,) is to move, -1 if unknown."""
+    """Return the findings from stone counts, uint16 (N,).
+
+    Args:
+        ahead: Result of :func:`_ahead`.
+        player: Player to move (N,), -1 if unknown.
+    """
     found = np.zeros(len(ahead), np.uint16)
     _mark(found, ahead == -1, Finding.RED_AHEAD)
     _mark(found, ahead == 1, Finding.BLUE_AHEAD)
@@ -196,11 +208,11 @@ def _stones(ahead: npt.NDArray[np.int16], player: Array) -> npt.NDArray[np.uint1
 def _on_occupied(boards: npt.NDArray[np.uint8], move: Array, board_size: int) -> npt.NDArray[np.int64]:
     """Return the rows whose move is on a stone of either colour."""
     rows = np.flatnonzero(move >= 0)
-    taken = np.zeros(len(rows), np.uint8)
+    stone = np.zeros(len(rows), np.uint8)
     for plane in (BLUE, RED):
         bit = move[rows] + plane * board_size * board_size
-        taken |= boards[rows, bit >> 3] >> (7 - (bit & 7)).astype(np.uint8)
-    occupied: npt.NDArray[np.int64] = rows[(taken & 1).astype(bool)]
+        stone |= boards[rows, bit >> 3] >> (7 - (bit & 7)).astype(np.uint8)
+    occupied: npt.NDArray[np.int64] = rows[(stone & 1).astype(bool)]
     return occupied
 
 
@@ -212,7 +224,7 @@ def _labels(
     winner: Array,
     final: npt.NDArray[np.bool_],
 ) -> None:
-    """Add to ``found`` the agreements and contradictions of chain, value and named winner."""
+    """Add to ``found`` where winning chain, value and named winner agree or contradict each other."""
     decided = (value == 0.0) | (value == 1.0)
     named = decided & (winner >= 0)
     _mark(found, named & (value == winner), Finding.WINNER_FOR_0)
@@ -232,45 +244,45 @@ def _labels(
     )
 
 
-def on_final(found: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return findings without those of chains on positions that have a move, because these are not final."""
+def drop_chains_before_end(found: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return the findings without those about chains on positions with a move, which are not final."""
     return np.where(_has(found, Finding.OCCUPIED_MOVE), found & ~found.dtype.type(_CHAINS), found)
 
 
-def votes_of(found: npt.NDArray[Any]) -> Votes:
-    """Count the votes of positions on the convention of ``value``."""
-    found = on_final(found)
+def count_position_votes(found: npt.NDArray[Any]) -> Votes:
+    """Count the votes of positions for the value convention."""
+    found = drop_chains_before_end(found)
     count = [int(np.count_nonzero(_has(found, bit))) for bit in _VOTES]
     return Votes(chains=(count[0], count[1]), winners=(count[2], count[3]))
 
 
 _DOUBTFUL: Final = Finding.FAR_AHEAD | Finding.REPEATED | Finding.VALUE_DIFFERS | Finding.CUT
-"""Findings that exclude the final board of a game, or its value, from the evidence."""
+"""Findings that exclude the chain of a game from the evidence."""
 
 
-def ballots_of(found: Bits, loose: npt.NDArray[Any] | None = None) -> Votes:
-    """Count the votes of games on the convention of ``value``: one a game, none of flagged games.
+def count_game_votes(found: Bits, loose: npt.NDArray[Any] | None = None) -> Votes:
+    """Count the votes of games for the value convention: one per game.
 
-    A game has no vote for the chain on its board if moves are repeated, stones impossible or values not
-    constant, or if it was cut. One that red began has a vote only where no other game has.
+    The chain of a game is not counted if moves are repeated, stones are impossible, values differ, or the
+    game was cut. Chains of games that red began are counted only if there are no others.
 
     Args:
-        found: findings of games (G,).
-        loose: findings of positions whose games are unknown (N,); a vote each. Default: none.
+        found: Findings of games (G,).
+        loose: Findings of positions whose games are unknown (N,), one vote each. Default None: no positions.
     """
-    single = np.zeros(0, np.uint32) if loose is None else on_final(loose).astype(np.uint32)
+    single = np.zeros(0, np.uint32) if loose is None else drop_chains_before_end(loose).astype(np.uint32)
     bits = np.concatenate([found, single])
     began_red = _has(bits, Finding.RED_BEGAN)
     ahead = np.where(began_red, int(Finding.BLUE_AHEAD), int(Finding.RED_AHEAD))
-    sound = ~_has(bits, ahead | int(_DOUBTFUL))
-    chains = _votes(bits[sound & ~began_red], Finding.CHAIN_FOR_0, Finding.CHAIN_FOR_1)
+    counted = ~_has(bits, ahead | int(_DOUBTFUL))
+    chains = _votes(bits[counted & ~began_red], Finding.CHAIN_FOR_0, Finding.CHAIN_FOR_1)
     if not sum(chains):
-        chains = _votes(bits[sound & began_red], Finding.CHAIN_FOR_0, Finding.CHAIN_FOR_1)
+        chains = _votes(bits[counted & began_red], Finding.CHAIN_FOR_0, Finding.CHAIN_FOR_1)
     return Votes(chains, _votes(bits, Finding.WINNER_FOR_0, Finding.WINNER_FOR_1))
 
 
 def _votes(bits: Bits, for_0: Finding, for_1: Finding) -> tuple[int, int]:
-    """Count the entries with either finding; those with both contradict themselves."""
+    """Count the entries with exactly one of two findings, for each of them."""
     zero, one = _has(bits, for_0), _has(bits, for_1)
     return int(np.count_nonzero(zero & ~one)), int(np.count_nonzero(one & ~zero))
 
@@ -278,7 +290,7 @@ def _votes(bits: Bits, for_0: Finding, for_1: Finding) -> tuple[int, int]:
 # Games
 
 
-class Tables(Protocol):
+class SpoolTables(Protocol):
     """The tables of a spool."""
 
     def batches(self, table: str, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
@@ -289,17 +301,17 @@ _GAMES: Final = ("value", "total_positions", "positions", "first_player")
 _RAW: Final = ("findings", "move", "policy", "value", "value_sample_tier")
 
 
-def game_findings(spools: Sequence[Tables], cut: npt.NDArray[np.bool_] | None = None) -> Bits:
-    """Gather the findings of the games in ``spools``, of which the first has the table of games.
+def game_findings(spools: Sequence[SpoolTables], cut: npt.NDArray[np.bool_] | None = None) -> Bits:
+    """Combine the findings of the positions of each game.
 
-    Reads all rows once, in any order of games; memory grows by 30 bytes a game.
+    All rows are read once, with games in any order. Needs 30 bytes of memory per game.
 
     Args:
-        spools: each with ``raw`` and ``rows``.
-        cut: bool (G,): games that were cut before a repeated move; None for none.
+        spools: Spools with the tables ``raw`` and ``rows``; the first one also has ``games``.
+        cut: Whether each game was cut before a repeated move, bool (G,). Default None: no game was.
 
     Returns:
-        uint32 (G,), bits of :class:`Finding`.
+        Bits of :class:`Finding`, uint32 (G,).
     """
     games = list(spools[0].batches("games", _GAMES))
     if not games:
@@ -309,28 +321,28 @@ def game_findings(spools: Sequence[Tables], cut: npt.NDArray[np.bool_] | None = 
     bits = np.zeros(table.num_rows, np.uint32)
     tiers = np.zeros(5 * table.num_rows, np.uint16)
     for spool in spools:
-        for raw, rows in side_by_side(spool, _RAW, ("game", "ply", "total")):
+        for raw, rows in read_aligned(spool, _RAW, ("game", "ply", "total")):
             _gather(bits, tiers, value, raw, rows)
     total, positions = column(table, "total_positions", -1), column(table, "positions", 0)
     _mark(bits, (total >= 0) & (positions != total), Finding.MISSING)
     _mark(bits, column(table, "first_player", BLUE) == RED, Finding.RED_BEGAN)
-    odd = _tiers_odd(tiers.reshape(-1, 5), positions) & (positions == total)
+    wrong_tiers = _has_wrong_tiers(tiers.reshape(-1, 5), positions) & (positions == total)
     if cut is not None:
         _mark(bits, cut, Finding.CUT)
-        odd &= ~cut
-    _mark(bits, odd, Finding.TIERS)
+        wrong_tiers &= ~cut
+    _mark(bits, wrong_tiers, Finding.TIERS)
     return bits
 
 
 def _gather(bits: Bits, tiers: Array, value: Array, raw: pa.RecordBatch, rows: pa.RecordBatch) -> None:
-    """Add some positions to the bits (G,) and tier counts (5·G,) of their games, of which all are known."""
+    """Add positions to the bits (G,) and the tier counts (5·G,) of their games."""
     game = column(rows, "game", -1)
     known = game >= 0
     if not known.all():
         raw, rows, game = raw.filter(pa.array(known)), rows.filter(pa.array(known)), game[known]
     if not len(game):
         return
-    found = on_final(column(raw, "findings", 0).astype(np.uint32))
+    found = drop_chains_before_end(column(raw, "findings", 0).astype(np.uint32))
     open_end = column(raw, "move", -1) >= 0
     if raw.column("policy").null_count < len(game):
         open_end |= raw.column("policy").is_valid().to_numpy(zero_copy_only=False)
@@ -346,22 +358,36 @@ def _gather(bits: Bits, tiers: Array, value: Array, raw: pa.RecordBatch, rows: p
     np.add.at(tiers, (5 * game + tier)[tier >= 0], np.uint16(1))
 
 
-def _tiers_odd(counts: Array, positions: Array) -> npt.NDArray[np.bool_]:
-    """Return which games have tiers (G, 5), but not as many of each as their positions (G,) require."""
+def _has_wrong_tiers(counts: Array, positions: Array) -> npt.NDArray[np.bool_]:
+    """Return whether each game has tiers, but with wrong counts for its number of positions: bool (G,).
+
+    Args:
+        counts: Number of positions per tier (G, 5); the last column counts invalid tiers.
+        positions: Number of positions of each game (G,).
+    """
     expected = np.zeros_like(counts, dtype=np.int64)
     left = positions.astype(np.int64)
     for tier, size in enumerate(TIER_SIZES):
         expected[:, tier] = np.minimum(left, size)
         left = left - expected[:, tier]
     expected[:, len(TIER_SIZES)] = left
-    odd: npt.NDArray[np.bool_] = counts.any(axis=1) & (counts != expected).any(axis=1)
-    return odd
+    wrong: npt.NDArray[np.bool_] = counts.any(axis=1) & (counts != expected).any(axis=1)
+    return wrong
 
 
-def side_by_side(
-    spool: Tables, raw: Sequence[str] | None, rows: Sequence[str]
+def read_aligned(
+    spool: SpoolTables, raw: Sequence[str] | None, rows: Sequence[str]
 ) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
-    """Read columns (None: all) of two tables of a spool side by side: pairs of as many rows each."""
+    """Read the tables ``raw`` and ``rows`` of a spool together.
+
+    Args:
+        spool: The spool.
+        raw: Columns of ``raw`` to read; None for all.
+        rows: Columns of ``rows`` to read.
+
+    Yields:
+        Batches of both tables for the same positions, in order.
+    """
     right = iter(spool.batches("rows", rows))
     behind: pa.RecordBatch | None = None
     for left in spool.batches("raw", raw):
@@ -377,11 +403,11 @@ def side_by_side(
 
 
 def flags_of(findings: Bits, convention: Convention) -> Bits:
-    """Return the flags of games: uint32 (G,), bits of :class:`Flag`.
+    """Return the flags of games, bits of :class:`Flag`, uint32 (G,).
 
     Args:
-        findings: (G,).
-        convention: what the values of the source mean.
+        findings: Findings of the games, (G,).
+        convention: Value convention of the source.
     """
     blue_is_0 = convention == "blue-is-0"
     red_began = _has(findings, Finding.RED_BEGAN)
@@ -411,31 +437,31 @@ def flags_of(findings: Bits, convention: Convention) -> Bits:
     return flags
 
 
-def loose_findings(spool: Tables) -> npt.NDArray[np.int64]:
-    """Count the findings of positions whose game is unknown: int64 (16,), by bit."""
+def count_findings_without_game(spool: SpoolTables) -> npt.NDArray[np.int64]:
+    """Count the findings of positions whose game is unknown, int64 (16,), by number of the bit."""
     counts = np.zeros(16, np.int64)
-    for raw, rows in side_by_side(spool, ["findings"], ["game"]):
+    for raw, rows in read_aligned(spool, ["findings"], ["game"]):
         if rows.column("game").null_count:
             found = column(raw, "findings", 0)[~rows.column("game").is_valid().to_numpy(zero_copy_only=False)]
-            counts += (on_final(found)[:, np.newaxis] >> np.arange(16) & 1).sum(axis=0)
+            counts += (drop_chains_before_end(found)[:, np.newaxis] >> np.arange(16) & 1).sum(axis=0)
     return counts
 
 
-def loose_of(spool: Tables) -> npt.NDArray[np.uint16]:
-    """Return the findings of positions whose game is unknown: uint16 (N,)."""
+def findings_without_game(spool: SpoolTables) -> npt.NDArray[np.uint16]:
+    """Return the findings of each position whose game is unknown, uint16 (N,)."""
     found = [np.zeros(0, np.uint16)]
-    for raw, rows in side_by_side(spool, ["findings"], ["game"]):
+    for raw, rows in read_aligned(spool, ["findings"], ["game"]):
         unknown = ~rows.column("game").is_valid().to_numpy(zero_copy_only=False)
         found.append(raw.column("findings").to_numpy()[unknown])
     return np.concatenate(found)
 
 
-def loose_flags(counts: Sequence[int], convention: Convention) -> dict[str, int]:
-    """Count the positions of unknown games with each flag that a single position can have.
+def count_flags_without_game(counts: Sequence[int], convention: Convention) -> dict[str, int]:
+    """Count the positions whose game is unknown, by flag. Blue is assumed to have begun.
 
     Args:
-        counts: of :func:`loose_findings`. Blue is taken to have begun.
-        convention: what the values of the source mean.
+        counts: Result of :func:`count_findings_without_game`.
+        convention: Value convention of the source.
     """
     bits = np.uint32(1) << np.arange(16, dtype=np.uint32)
     result: dict[str, int] = {}
@@ -447,14 +473,14 @@ def loose_flags(counts: Sequence[int], convention: Convention) -> dict[str, int]
 
 
 def flag_lists(flags: Bits) -> pa.Array:
-    """Return the codes of each game's flags (G,), sorted, as ``games.flags`` has them."""
-    distinct, places = np.unique(flags, return_inverse=True)
+    """Return the column ``games.flags``: the sorted codes of the flags of each game (G,)."""
+    distinct, codes = np.unique(flags, return_inverse=True)
     lists = pa.array([[flag.code for flag in Flag(int(bits))] for bits in distinct], pa.list_(pa.string()))
-    return lists.take(pa.array(places))
+    return lists.take(pa.array(codes))
 
 
 def count_flags(flags: Iterable[Bits]) -> dict[str, int]:
-    """Count the games with each flag; flags that no game has are left out."""
+    """Return the number of games with each flag; flags without games are omitted."""
     columns = [np.zeros(0, np.uint32), *flags]
     merged = np.concatenate(columns)
     counts = {flag.code: int(np.count_nonzero(_has(merged, flag))) for flag in Flag}

@@ -1,4 +1,4 @@
-"""Decides the winner and the split of a game, and the player to move of a position."""
+"""Winner and split of a game, and player to move of a position."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["players_of", "split_of", "winners_of"]
 
 
 def winners_of(games: pa.RecordBatch, convention: Convention) -> npt.NDArray[np.int64]:
-    """Return each game's winner: by its metadata, else by its value; -1 if unknown."""
+    """Return the winner of each game, int64 (G,): from its metadata, else from its value; -1 if unknown."""
     named = column(games, "winner", -1)
     value = column(games, "value", np.nan)
     won = np.where(value == 0.0, 0, np.where(value == 1.0, 1, -1))
@@ -25,12 +25,14 @@ def winners_of(games: pa.RecordBatch, convention: Convention) -> npt.NDArray[np.
 
 
 def players_of(raw: pa.RecordBatch, row: pa.RecordBatch, board_size: int) -> pa.Array:
-    """Return the player to move: by the source, else the game's boards, the ply, or the stones: uint8 (N,).
+    """Return the player to move of each position, uint8 (N,).
+
+    It is taken from the source, else from the game, else from the ply, else from the stones.
 
     Args:
-        raw: positions of ``raw_schema``.
-        row: their ``find.ROWS``.
-        board_size: n.
+        raw: Positions of ``raw_schema``.
+        row: The same positions as ``find.ROWS``.
+        board_size: Board size n.
     """
     by_ply = pc.bit_wise_and(row.column("ply"), 1).cast(pa.uint8())
     known = pc.coalesce(raw.column("player_to_move"), row.column("player"), by_ply)
@@ -41,10 +43,15 @@ def players_of(raw: pa.RecordBatch, row: pa.RecordBatch, board_size: int) -> pa.
 
 
 def split_of(game_hash: bytes, val: float, test: float) -> str:
-    """Return the split of a game: a function of its hash alone, so it stays when files are added.
+    """Return the split of a game. It depends only on the hash, so it does not change when files are added.
 
-    The first 8 bytes of the hash, as a fraction of 2^64, are below ``test`` for test, below
-    ``test + val`` for val, and train otherwise.
+    The first 8 bytes of the hash are a fraction of 2^64: below ``test`` for test, below ``test + val`` for
+    val, and train otherwise.
+
+    Args:
+        game_hash: Hash of the game, 16 bytes.
+        val: Share of games in val, from 0 to 1.
+        test: Share of games in test, from 0 to 1.
     """
-    place = int.from_bytes(game_hash[:8], "big") / 2**64
-    return "test" if place < test else "val" if place < test + val else "train"
+    fraction = int.from_bytes(game_hash[:8], "big") / 2**64
+    return "test" if fraction < test else "val" if fraction < test + val else "train"

@@ -18,16 +18,16 @@ import pyarrow as pa
 from hexdata.board import BLUE, game_hash
 from hexdata.errors import FormatError, Reason
 from hexdata.games.convention import Convention, Votes, decide, votes_text
-from hexdata.games.evidence import Tally, with_findings
+from hexdata.games.evidence import SourceEvidence, with_findings
 from hexdata.games.find import EVIDENCE, GAMES, ROWS, Grouping, column, find_games, identity_hash
 from hexdata.games.findings import (
     Finding,
-    ballots_of,
+    count_game_votes,
     find_positions,
+    findings_without_game,
     flag_lists,
     flags_of,
     game_findings,
-    loose_of,
 )
 from hexdata.games.labels import players_of
 from hexdata.live.chunk import Chunk
@@ -118,27 +118,29 @@ def extract_games(
         FormatError: "value-sense": the values do not show whether 0 or 1 means that
             blue won; "shuffled-without-ids": the positions are mixed and have no ids.
     """
-    tally = Tally()
+    evidence = SourceEvidence()
     raw = _single_batch(pa.Table.from_batches([with_findings(batch, board_size) for batch in batches]))
-    tally.add(raw)
+    evidence.add(raw)
     without_id = 0
-    grouping: Grouping = tally.grouping()
+    grouping: Grouping = evidence.grouping()
     if mixed:
-        if not tally.with_id:
+        if not evidence.with_id:
             raise FormatError(
                 "the positions are shuffled and have no game ids, so they cannot be grouped into games",
                 code=Reason.SHUFFLED_WITHOUT_IDS,
                 path=name,
                 hint="Convert all files of this shuffle together.",
             )
-        without_id = raw.num_rows - tally.with_id
+        without_id = raw.num_rows - evidence.with_id
         raw = _group_by_id(raw)
         grouping = "ids"
     rows, games = _games(raw, board_size, grouping)
     tables = _Tables({"raw": raw, "rows": rows, "games": games})
     findings = game_findings([tables])
     if convention is None:
-        ballots = tally.ballots if mixed else ballots_of(findings, loose_of(tables))
+        ballots = (
+            evidence.unflagged_votes if mixed else count_game_votes(findings, findings_without_game(tables))
+        )
         convention = _convention(ballots, name, layout, default)
     flags = flags_of(findings, convention)
     table = _Positions.of(raw, rows, board_size, convention)

@@ -129,7 +129,7 @@ def test_what_cannot_be_shown_is_said_in_one_line(run, trmph_store, arguments, s
 def test_numbers_without_a_drawing_are_noted(run):
     status, out, err = run(GAME, "--numbers")
     assert (status, out) == (0, DRAWN)
-    assert err.startswith("note: --numbers is for --svg")
+    assert err.startswith("note: --numbers has no effect without --svg")
 
 
 def test_the_file_cannot_be_written(run, tmp_path: Path):

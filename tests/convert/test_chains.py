@@ -19,7 +19,7 @@ from hexdata.convert.spool import Spool, write_arrow
 from hexdata.demo.games import Game, make_games
 from hexdata.formats.legacy import LegacyReader
 from hexdata.formats.legacy.writer import write_legacy
-from hexdata.games.evidence import found_schema
+from hexdata.games.evidence import findings_schema
 from hexdata.games.find import GAMES
 from hexdata.order import derive_key, sort_key
 
@@ -51,7 +51,7 @@ def positions(games: list[Game], n: int = 3, first_player: int = 0, tuples: bool
     if not tuples:
         columns |= {"position_in_game": ply, "total_positions": total, "winner": winner}
         columns |= {"player_to_move": (ply + first_player) % 2}
-    schema = found_schema(n)
+    schema = findings_schema(n)
     arrays = {
         f.name: pa.array(columns[f.name]).cast(f.type) if f.name in columns else pa.nulls(len(ply), f.type)
         for f in schema

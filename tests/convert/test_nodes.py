@@ -9,7 +9,7 @@ import pytest
 from hexdata.board import pack_boards, replay
 from hexdata.convert.nodes import EVIDENCE, FINAL, NOWHERE, NodeMaker
 from hexdata.demo.games import make_game
-from hexdata.games.evidence import found_schema
+from hexdata.games.evidence import findings_schema
 from hexdata.schema import board_bytes
 
 MOVES = [4, 0, 8, 2]
@@ -29,7 +29,7 @@ def evidence(moves=MOVES, n=3, first_player=0, **changed) -> pa.RecordBatch:
         "total_positions": [count] * count,
         **changed,
     }
-    schema = pa.schema([found_schema(n).field(name) for name in EVIDENCE])
+    schema = pa.schema([findings_schema(n).field(name) for name in EVIDENCE])
     arrays = [pa.array(columns.get(f.name, [None] * count), f.type) for f in schema]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
