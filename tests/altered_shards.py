@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import tarfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from hexdata.shards.format import ShardWriter, read_blocks
 from hexdata.shards.manifest import ShardEntry, ShardManifest
 from hexdata.store.manifest import FileFacts, Manifest
 
-__all__ = ["alter_blocks", "alter_bytes", "set_header"]
+__all__ = ["alter_blocks", "alter_bytes", "rename_member", "set_header"]
 
 
 def alter_blocks(folder: Path, name: str, change: Callable[[dict[str, Block]], Mapping[str, Block]]) -> None:
@@ -43,6 +44,14 @@ def alter_bytes(folder: Path, name: str, change: Callable[[bytearray], bytes | N
     data = bytearray((folder / name).read_bytes())
     (folder / name).write_bytes(change(data) or data)
     _publish(folder, name, None)
+
+
+def rename_member(data: bytes, name: str, new_name: str) -> bytes:
+    """Return the bytes of a shard with one member renamed, under a valid tar header."""
+    begin = data.index(name.encode("ascii"))
+    info = tarfile.TarInfo.frombuf(data[begin : begin + 512], "ascii", "strict")
+    info.name = new_name
+    return data[:begin] + info.tobuf(tarfile.USTAR_FORMAT) + data[begin + 512 :]
 
 
 def set_header(data: bytearray, begin: int, offset: int, field: bytes) -> None:

@@ -1,4 +1,4 @@
-"""A folder of small synthetic shards, and the arrays that went into it."""
+"""A folder of small synthetic shards, and the arrays written to it."""
 
 from __future__ import annotations
 
@@ -27,9 +27,18 @@ SHARD_SIZE = 16
 
 
 class ShardFolder:
-    """A folder of shards; ``splits`` has each split as stored, its ``policy`` as float32 (N, cells).
+    """A folder of synthetic shards.
 
-    ``cuts`` are the places where a shard ends besides those of whole shards: exports have none.
+    Args:
+        path: The folder, which is created.
+        sizes: Number of positions by split.
+        dense: Whether some positions have dense policies.
+        seed: Seed of the arrays.
+        cuts: Rows at which a shard ends, besides every ``SHARD_SIZE`` rows.
+
+    Attributes:
+        splits: The arrays of each split in stored order; ``policy`` as float32 (N, cells).
+        shards: The manifest entries of each split.
     """
 
     def __init__(
@@ -65,8 +74,8 @@ class ShardFolder:
     def _write_split(self, split: str, arrays: Arrays, policies: Arrays) -> list[ShardEntry]:
         entries, key = [], 0
         size = len(arrays["position_id"])
-        places = sorted({*range(0, size, SHARD_SIZE), *self._cuts, size})
-        for number, (first, end) in enumerate(itertools.pairwise(places)):
+        ends = sorted({*range(0, size, SHARD_SIZE), *self._cuts, size})
+        for number, (first, end) in enumerate(itertools.pairwise(ends)):
             path = self.path / f"{split}-{number:06d}.tar"
             with path.open("wb") as file:
                 writer = ShardWriter(file)
@@ -79,7 +88,7 @@ class ShardFolder:
 
 
 def synthetic_positions(size: int, rng: np.random.Generator) -> Arrays:
-    """Random packed boards and labels; every seventh position is final; ids are out of order."""
+    """Return random packed boards and labels. Every seventh position is final; ids are not sorted."""
     move = rng.integers(0, CELLS, size).astype(np.uint16)
     move[::7] = NO_MOVE
     cells = rng.integers(0, 3, (size, BOARD_SIZE, BOARD_SIZE))
@@ -97,13 +106,13 @@ def synthetic_positions(size: int, rng: np.random.Generator) -> Arrays:
 
 
 def synthetic_policies(size: int, rng: np.random.Generator) -> Arrays:
-    """Dense policies on every third position."""
+    """Return dense policies for every third position."""
     rows = np.arange(0, size, 3, dtype=np.uint32)
     return {"policy": rng.random((len(rows), CELLS)).astype(np.float32), "policy_row": rows}
 
 
 def cut_block(arrays: Arrays, policies: Arrays, start: int, stop: int) -> Arrays:
-    """Cut rows [start, stop) out of the split as a block."""
+    """Return rows [start, stop) of the split as a block."""
     block = {name: array[start:stop] for name, array in arrays.items()}
     if policies:
         inside = (policies["policy_row"] >= start) & (policies["policy_row"] < stop)
@@ -129,5 +138,5 @@ def make_shards(tmp_path: Path) -> MakeShards:
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> ShardFolder:
-    """134 training positions in 9 shards, the last of 6, and 20 validation positions in 2; read only."""
+    """134 training positions in 9 shards, the last of 6, and 20 validation positions in 2; read-only."""
     return ShardFolder(tmp_path_factory.mktemp("store") / "shards", {"train": 134, "val": 20})

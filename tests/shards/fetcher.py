@@ -1,8 +1,8 @@
-"""A process that opens one shard through the cache, for tests to hold, to kill, or to starve of disk.
+"""A process that opens one shard through the cache, for tests that pause or kill it, or limit its disk space.
 
-Run as a script: ``fetcher.py CACHE SIZE SOURCE NAME BYTES SHA256 [halt|full]``. Prints ``begin``, with
-``halt`` instead ``half`` after the first bytes, and waits for a line; then the digest of what it got, or the
-error.
+Run as a script: ``fetcher.py CACHE SIZE SOURCE NAME BYTES SHA256 [halt|full]``. Prints ``begin``; with
+``halt``, instead prints ``half`` after the first bytes and waits for a line. Then prints the digest of the
+bytes or the error.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hexdata.shards.manifest import ShardEntry
 from hexdata.shards.sources import WHOLE_FILE, ByteRange, FileStream, FolderSource
 
 
-class Halting(FileStream):
+class PausingStream(FileStream):
     halted = False
 
     def read(self, size: int, /) -> bytes:
@@ -33,20 +33,20 @@ class Halting(FileStream):
         return data
 
 
-class HaltingSource(FolderSource):
+class PausingSource(FolderSource):
     @contextmanager
     def open(self, name: str, part: ByteRange = WHOLE_FILE) -> Iterator[FileStream]:
         with (self.folder / name).open("rb") as file:
-            yield Halting(file, name)
+            yield PausingStream(file, name)
 
 
 def main(cache: str, size: str, folder: str, name: str, length: str, sha256: str, *how: str) -> None:
     if "full" in how:
-        sys.dont_write_bytecode = True  # or cut files of it would break every later import
+        sys.dont_write_bytecode = True  # truncated bytecode files would break later imports
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
     if "halt" not in how:
         print("begin", flush=True)
-    source = (HaltingSource if "halt" in how else FolderSource)(Path(folder))
+    source = (PausingSource if "halt" in how else FolderSource)(Path(folder))
     entry = ShardEntry(name, 1, 1, int(length), sha256, {})
     try:
         with ShardCache(Path(cache), int(size)).open(entry, source) as file:

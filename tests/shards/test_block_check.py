@@ -1,4 +1,4 @@
-"""The check of blocks: every field's bad values are refused and named, good ones are not."""
+"""Checks of blocks: invalid values of every field raise an error with their row, valid ones do not."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def good_block() -> Block:
         ("policy", [0.0, 3e38, 1e-45]),
     ],
 )
-def test_what_positions_have_is_taken(field: str, values: list[Any]) -> None:
+def test_valid_values_are_accepted(field: str, values: list[Any]) -> None:
     for value in values:
         block = good_block()
         block[field].flat[1] = value
@@ -55,7 +55,7 @@ BAD: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize(("field", "value"), BAD)
-def test_what_no_position_has_is_named_with_its_row(field: str, value: Any) -> None:
+def test_an_invalid_value_raises_an_error_with_its_row(field: str, value: Any) -> None:
     block = good_block()
     row = 1 if field == "policy" else 4
     block[field][row] = value
@@ -72,7 +72,7 @@ def test_what_no_position_has_is_named_with_its_row(field: str, value: Any) -> N
 @pytest.mark.parametrize(
     ("rows", "bad"), [([1, 1], 1), ([1, 0], 1), ([3, 9], 1), ([9, 10], 0), ([0, 2**32 - 1], 1)]
 )
-def test_policy_rows_ascend_within_the_block(rows: list[int], bad: int) -> None:
+def test_policy_rows_must_ascend_within_the_block(rows: list[int], bad: int) -> None:
     block = good_block() | {"policy_row": np.array(rows, "<u4")}
     with pytest.raises(FormatError, match=rf"policy_row\.npy row {bad}: .*strictly ascending rows below 9"):
         check_block(block, "a.tar", "000003")
@@ -91,13 +91,13 @@ def test_policy_rows_ascend_within_the_block(rows: list[int], bad: int) -> None:
         {"more": np.zeros(ROWS, "u1")},
     ],
 )
-def test_other_types_and_shapes_are_refused(other: Block) -> None:
+def test_other_types_and_shapes_raise_an_error(other: Block) -> None:
     with pytest.raises(FormatError, match=rf"000003\.{next(iter(other))}\.npy: "):
         check_block(good_block() | other, "a.tar", "000003")
 
 
 @pytest.mark.parametrize("field", sorted(good_block()))
-def test_a_missing_field_is_refused(field: str) -> None:
+def test_a_missing_field_raises_an_error(field: str) -> None:
     block = good_block()
     del block[field]
     with pytest.raises(FormatError, match=rf"000003\.{field}\.npy"):
@@ -106,7 +106,7 @@ def test_a_missing_field_is_refused(field: str) -> None:
 
 @pytest.mark.parametrize("n", range(MIN_SIZE, MAX_SIZE + 1))
 def test_boards_of_every_size(n: int) -> None:
-    """Two stones on a cell, and bits after the last cell, wherever they are."""
+    """Two stones on one cell, and bits after the last cell, at every position."""
     cells = np.random.default_rng(n).integers(0, 3, (3_000, n, n))
     boards = pack_boards(np.stack([cells == 1, cells == 2], axis=1).astype(np.uint8))
     assert find_bad_row("board", boards, n) is None

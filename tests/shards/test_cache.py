@@ -1,4 +1,4 @@
-"""The cache of shards: fetched once by whoever asks, never believed before it is whole, in bounded room."""
+"""The shard cache: each shard is fetched once, incomplete copies are never read, and the size is bounded."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from hexdata.shards.sources import WHOLE_FILE, ByteRange, ByteStream, FileStream
 
 FETCHER = Path(__file__).parent / "fetcher.py"
 SIZE = 5_000_000
-"""Of the shards that processes fight for: several reads."""
-PATIENCE = 120.0
-"""Seconds after which something counts as hanging."""
+"""Size of a shard that several processes need: several chunks."""
+TIMEOUT = 120.0
+"""Seconds after which a test fails."""
 
 
 def make_entry(folder: Path, name: str, data: bytes) -> ShardEntry:
-    """Write a shard's file; what it holds is nobody's business here."""
+    """Write a file and return its entry. The cache does not read its content."""
     (folder / name).write_bytes(data)
     return ShardEntry(name, 1, 1, len(data), hashlib.sha256(data).hexdigest(), {})
 
@@ -50,7 +50,7 @@ def make_entries(folder: Path, *sizes: int) -> list[ShardEntry]:
 
 
 def copies(cache: ShardCache) -> set[str]:
-    """Return all that is in the folder but the lock that stays."""
+    """Return the names of all files in the folder, except the permanent lock."""
     return {path.name for path in cache.folder.iterdir()} - {".lock"}
 
 
@@ -59,8 +59,8 @@ def read(cache: ShardCache, entry: ShardEntry, source: FolderSource, **options: 
         return file.read()
 
 
-class Counted(FolderSource):
-    """A folder that counts how often each file is opened, and may hold one back half-way.
+class CountingSource(FolderSource):
+    """A folder that counts how often each file is opened, and may pause in the middle of a file.
 
     Attributes:
         opened: the names, in order.
@@ -80,13 +80,13 @@ class Counted(FolderSource):
     def open(self, name: str, part: ByteRange = WHOLE_FILE) -> Iterator[FileStream]:
         self.opened.append(name)
         with (self.folder / name).open("rb") as file:
-            yield Halting(file, name, self) if self.waits else FileStream(file, name)
+            yield PausingStream(file, name, self) if self.waits else FileStream(file, name)
 
 
-class Halting(FileStream):
+class PausingStream(FileStream):
     """A stream that waits after its first bytes."""
 
-    def __init__(self, file: object, name: str, source: Counted) -> None:
+    def __init__(self, file: object, name: str, source: CountingSource) -> None:
         super().__init__(file, name)  # type: ignore[arg-type]
         self._source = source
 
@@ -94,28 +94,28 @@ class Halting(FileStream):
         if not self._source.half.is_set():
             self._source.half.set()
             return super().read(100)
-        assert self._source.go_on.wait(PATIENCE)
+        assert self._source.go_on.wait(TIMEOUT)
         return super().read(size)
 
 
 def test_a_shard_is_fetched_once_and_named_by_its_digest(tmp_path: Path) -> None:
     (entry,) = make_entries(tmp_path / "a", 3_000_000)
     data = (tmp_path / "a" / "0.tar").read_bytes()
-    source, cache = Counted(tmp_path / "a"), ShardCache(tmp_path / "cache" / "below", SIZE)
+    source, cache = CountingSource(tmp_path / "a"), ShardCache(tmp_path / "cache" / "below", SIZE)
     assert read(cache, entry, source) == data
     assert read(cache, entry, source, digest=True) == data
     assert source.opened == ["0.tar"]
     assert copies(cache) == {f"{entry.sha256}.tar"}
 
 
-def test_two_stores_share_a_shard_and_a_new_one_of_its_name_is_another(tmp_path: Path) -> None:
+def test_copies_are_named_by_digest_not_by_the_name_of_the_shard(tmp_path: Path) -> None:
     (entry,) = make_entries(tmp_path / "a", 1000)
     (tmp_path / "b").mkdir()
     same = make_entry(tmp_path / "b", "other.tar", (tmp_path / "a" / "0.tar").read_bytes())
-    new = make_entry(tmp_path / "b", "0.tar", b"exported anew")
-    cache, source = ShardCache(tmp_path / "cache", SIZE), Counted(tmp_path / "b")
-    assert read(cache, entry, Counted(tmp_path / "a")) == read(cache, same, source)
-    assert read(cache, new, source) == b"exported anew"
+    new = make_entry(tmp_path / "b", "0.tar", b"exported again")
+    cache, source = ShardCache(tmp_path / "cache", SIZE), CountingSource(tmp_path / "b")
+    assert read(cache, entry, CountingSource(tmp_path / "a")) == read(cache, same, source)
+    assert read(cache, new, source) == b"exported again"
     assert source.opened == ["0.tar"]
 
 
@@ -125,8 +125,10 @@ def test_two_stores_share_a_shard_and_a_new_one_of_its_name_is_another(tmp_path:
     uses=st.lists(st.integers(0, 5), max_size=15),
     extra=st.integers(0, 60),
 )
-def test_what_was_used_longest_ago_goes_first(sizes: list[int], uses: list[int], extra: int) -> None:
-    """Against a list in the order of use."""
+def test_the_least_recently_used_shard_is_evicted_first(
+    sizes: list[int], uses: list[int], extra: int
+) -> None:
+    """Compared with a list in the order of use."""
     with tempfile.TemporaryDirectory() as folder:
         entries = make_entries(Path(folder, "a"), *sizes)
         source, limit = FolderSource(Path(folder, "a")), max(sizes) + extra
@@ -141,7 +143,7 @@ def test_what_was_used_longest_ago_goes_first(sizes: list[int], uses: list[int],
             assert copies(cache) == model.keys()
 
 
-def test_a_cache_that_is_too_small_is_refused_with_figures(tmp_path: Path) -> None:
+def test_a_cache_that_is_too_small_raises_an_error_with_both_sizes(tmp_path: Path) -> None:
     entries = make_entries(tmp_path / "a", 1000, 2000)
     cache = ShardCache(tmp_path / "cache", 1999)
     with pytest.raises(
@@ -160,8 +162,8 @@ def test_a_cache_that_is_too_small_is_refused_with_figures(tmp_path: Path) -> No
     [(b"12345678", "SHA-256 ef797c8"), (b"1234567", "7 bytes"), (b"123456789", "more bytes")],
     ids=["altered", "cut", "longer"],
 )
-def test_only_the_right_bytes_are_kept(tmp_path: Path, data: bytes, found: str) -> None:
-    """A command cannot tell a size beforehand."""
+def test_wrong_bytes_are_not_cached(tmp_path: Path, data: bytes, found: str) -> None:
+    """The size of a command's output is unknown in advance."""
     (tmp_path / "a").mkdir()
     entry = make_entry(tmp_path / "a", "x.tar", b"87654321")
     (tmp_path / "a" / "x.tar").write_bytes(data)
@@ -172,7 +174,7 @@ def test_only_the_right_bytes_are_kept(tmp_path: Path, data: bytes, found: str) 
     assert copies(cache) == set()
 
 
-def test_a_missing_shard_is_named_by_its_address(tmp_path: Path) -> None:
+def test_a_missing_shard_raises_an_error_with_its_address(tmp_path: Path) -> None:
     (entry,) = make_entries(tmp_path / "a", 10)
     (tmp_path / "a" / "0.tar").unlink()
     cache = ShardCache(tmp_path / "cache", SIZE)
@@ -182,9 +184,9 @@ def test_a_missing_shard_is_named_by_its_address(tmp_path: Path) -> None:
 
 
 def test_a_damaged_copy_is_fetched_again(tmp_path: Path) -> None:
-    """One of another size always, one of other bytes when digests are asked for."""
+    """A copy of another size always; a copy with other bytes if digests are checked."""
     (entry,) = make_entries(tmp_path / "a", 1000)
-    cache, source = ShardCache(tmp_path / "cache", SIZE), Counted(tmp_path / "a")
+    cache, source = ShardCache(tmp_path / "cache", SIZE), CountingSource(tmp_path / "a")
     data = read(cache, entry, source)
     copy = cache.folder / f"{entry.sha256}.tar"
     copy.write_bytes(data[:-1])
@@ -196,7 +198,7 @@ def test_a_damaged_copy_is_fetched_again(tmp_path: Path) -> None:
     assert source.opened == ["0.tar"] * 3
 
 
-def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
+def test_other_files_in_the_folder_are_not_changed(tmp_path: Path) -> None:
     entries = make_entries(tmp_path / "a", 1000, 1000)
     cache = ShardCache(tmp_path / "cache", 1000)
     cache.folder.mkdir()
@@ -207,7 +209,7 @@ def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
     assert copies(cache) == {"notes.part", "a.tar", f"{'0' * 64}.tar.gz", f"{entries[1].sha256}.tar"}
 
 
-def test_a_digest_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_an_invalid_digest_raises_an_error(tmp_path: Path) -> None:
     entry = ShardEntry("x.tar", 1, 1, 1, "../../x", {})
     with pytest.raises(StoreError, match="64 hexadecimal digits"):
         ShardCache(tmp_path, SIZE).open(entry, FolderSource(tmp_path))
@@ -216,7 +218,7 @@ def test_a_digest_that_is_none_is_refused(tmp_path: Path) -> None:
 # --- in use ---------------------------------------------------------------------------------------------
 
 
-def test_what_is_mapped_stays_and_what_is_open_can_be_read(tmp_path: Path) -> None:
+def test_mapped_copies_are_not_evicted_and_open_ones_stay_readable(tmp_path: Path) -> None:
     entries = make_entries(tmp_path / "a", *[1000] * 5)
     source, cache = FolderSource(tmp_path / "a"), ShardCache(tmp_path / "cache", 2000)
     datas = [(source.folder / entry.name).read_bytes() for entry in entries]
@@ -238,7 +240,7 @@ def test_what_is_mapped_stays_and_what_is_open_can_be_read(tmp_path: Path) -> No
     assert copies(cache) == {f"{entries[1].sha256}.tar", f"{entries[4].sha256}.tar"}
 
 
-def test_where_mapped_shards_take_all_the_room_others_are_read_past_the_cache(tmp_path: Path) -> None:
+def test_shards_are_read_without_the_cache_if_mapped_shards_fill_it(tmp_path: Path) -> None:
     entries = make_entries(tmp_path / "a", 1000, 1000)
     source, cache = FolderSource(tmp_path / "a"), ShardCache(tmp_path / "cache", 1000)
     cached = CachedSource(source, cache, {entry.name: entry for entry in entries})
@@ -262,7 +264,7 @@ def read_all(stream: ByteStream) -> bytes:
 
 def test_threads_fetch_a_shard_once(tmp_path: Path) -> None:
     (entry,) = make_entries(tmp_path / "a", 100_000)
-    cache, source = ShardCache(tmp_path / "cache", SIZE), Counted(tmp_path / "a")
+    cache, source = ShardCache(tmp_path / "cache", SIZE), CountingSource(tmp_path / "a")
     data = (tmp_path / "a" / "0.tar").read_bytes()
     with ThreadPoolExecutor(8) as threads:
         found = list(threads.map(lambda _: read(cache, entry, source, mapped=True), range(16)))
@@ -270,8 +272,8 @@ def test_threads_fetch_a_shard_once(tmp_path: Path) -> None:
     assert source.opened == ["0.tar"]
 
 
-def test_threads_share_a_cache_with_room_for_one(tmp_path: Path) -> None:
-    """Those who find no room wait for the others, and all get what they ask for."""
+def test_threads_share_a_cache_with_space_for_one_shard(tmp_path: Path) -> None:
+    """Threads that find no space wait for the others, and every thread gets its shard."""
     entries = make_entries(tmp_path / "a", *[100_000] * 4)
     cache, source = ShardCache(tmp_path / "cache", 100_000), FolderSource(tmp_path / "a")
     with ThreadPoolExecutor(4) as threads:
@@ -305,7 +307,7 @@ def line_of(process: subprocess.Popen[str]) -> str:
 
 
 def test_processes_fetch_a_shard_once(tmp_path: Path) -> None:
-    """The second waits for the first, which is held half-way until it has begun."""
+    """The second process waits for the first, which pauses in the middle until the second has started."""
     (entry,) = make_entries(tmp_path / "a", SIZE)
     cache = ShardCache(tmp_path / "cache", SIZE)
     with fetching(cache, tmp_path / "a", entry, "halt") as first:
@@ -317,8 +319,8 @@ def test_processes_fetch_a_shard_once(tmp_path: Path) -> None:
             assert line_of(first) == line_of(second) == entry.sha256
 
 
-def test_a_process_that_is_killed_leaves_nothing_that_is_believed(tmp_path: Path) -> None:
-    """One that waits for it goes on in its place."""
+def test_a_killed_process_leaves_no_copy_that_is_read(tmp_path: Path) -> None:
+    """A process that waits for it fetches the shard instead."""
     entry, other = make_entries(tmp_path / "a", SIZE, 1000)
     cache = ShardCache(tmp_path / "cache", SIZE + 999)
     with fetching(cache, tmp_path / "a", entry, "halt") as first:
@@ -337,14 +339,14 @@ def test_a_process_that_is_killed_leaves_nothing_that_is_believed(tmp_path: Path
     assert copies(cache) == {f"{entry.sha256}.tar"}
 
 
-def test_a_forked_child_keeps_nobody_waiting(tmp_path: Path) -> None:
-    """It inherits the open files of a thread that it does not have."""
+def test_a_forked_child_does_not_keep_locks(tmp_path: Path) -> None:
+    """It inherits the open files of a thread that does not exist in it."""
     (entry,) = make_entries(tmp_path / "a", 3000)
-    cache, source = ShardCache(tmp_path / "cache", SIZE), Counted(tmp_path / "a", waits=True)
+    cache, source = ShardCache(tmp_path / "cache", SIZE), CountingSource(tmp_path / "a", waits=True)
     inside, outside = os.pipe()
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(read, cache, entry, source)
-        assert source.half.wait(PATIENCE)
+        assert source.half.wait(TIMEOUT)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads: that is the case
             child = os.fork()
@@ -354,17 +356,17 @@ def test_a_forked_child_keeps_nobody_waiting(tmp_path: Path) -> None:
             os._exit(0)
         second = threads.submit(read, cache, entry, source)
         source.go_on.set()
-        assert first.result(PATIENCE) == second.result(PATIENCE)
+        assert first.result(TIMEOUT) == second.result(TIMEOUT)
         third = threads.submit(read, cache, entry, source)
-        assert third.result(PATIENCE) == (tmp_path / "a" / "0.tar").read_bytes()
+        assert third.result(TIMEOUT) == (tmp_path / "a" / "0.tar").read_bytes()
     os.close(outside)
     os.close(inside)
     os.waitpid(child, 0)
     assert source.opened == ["0.tar"]
 
 
-def test_a_full_disk_is_named(tmp_path: Path) -> None:
-    """A limit on the size of files stands for the disk: it fails in the same place."""
+def test_a_full_disk_raises_a_budget_error(tmp_path: Path) -> None:
+    """Simulated by a limit on the size of files, which fails at the same call."""
     (entry,) = make_entries(tmp_path / "a", SIZE)
     cache = ShardCache(tmp_path / "cache", SIZE)
     with fetching(cache, tmp_path / "a", entry, "full") as process:
@@ -375,7 +377,7 @@ def test_a_full_disk_is_named(tmp_path: Path) -> None:
     assert copies(cache) == set()
 
 
-def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+def test_an_unusable_folder_raises_an_error(tmp_path: Path) -> None:
     (entry,) = make_entries(tmp_path / "a", 10)
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(StoreError, match=r"file.*: the shard cache cannot be used; .*--no-cache"):
@@ -390,27 +392,27 @@ def threads_ahead() -> list[str]:
 
 
 def fetched_ahead(folder: Path, size: int, readings: list[ShardEntry], shards: int, done: int) -> list[str]:
-    """Return the names of the shards that have been fetched when so many readings have begun."""
-    source = Counted(folder / "a")
+    """Return the names of the shards fetched by the time ``done`` readings have begun."""
+    source = CountingSource(folder / "a")
     cached = CachedSource(source, ShardCache(folder / f"{done} {size}", size), {})
     with Prefetcher(cached, iter(readings), shards) as ahead:
         for _ in range(done):
             ahead.advance()
-        ahead._threads.shutdown()  # so that all that was asked for has been tried
+        ahead._threads.shutdown()  # waits for all fetches
     assert sum(path.stat().st_size for path in cached.cache.folder.glob("*.tar")) <= size
     return source.opened
 
 
 def test_shards_are_fetched_ahead_within_bounds(tmp_path: Path) -> None:
-    """At most so many shards, and so many bytes, beyond the one that is read; each once."""
+    """The number of shards and of bytes fetched ahead is limited, and each shard is fetched once."""
     entries = make_entries(tmp_path / "a", *[1000] * 8)
     readings = [entries[n] for n in (0, 1, 1, 0, 2, 3, 3, 4, 5, 6, 7, 7)]
     for done in range(1, len(readings) + 1):
         opened = fetched_ahead(tmp_path, 100_000, readings, 3, done)
-        asked = itertools.chain.from_iterable(
+        expected = itertools.chain.from_iterable(
             list(dict.fromkeys(one.name for one in readings[first:]))[:3] for first in range(1, done + 1)
         )
-        assert sorted(opened) == sorted(set(asked))
+        assert sorted(opened) == sorted(set(expected))
     assert sorted(fetched_ahead(tmp_path, 4_999, readings, 5, 1)) == ["0.tar", "1.tar"]
     assert sorted(fetched_ahead(tmp_path, 6_000, readings, 5, 1)) == ["0.tar", "1.tar", "2.tar"]
     (tmp_path / "1 1999").mkdir()
@@ -418,14 +420,14 @@ def test_shards_are_fetched_ahead_within_bounds(tmp_path: Path) -> None:
     assert threads_ahead() == []
 
 
-def test_fetching_ahead_ends_with_its_reader(tmp_path: Path) -> None:
-    """In the middle of a shard, of which nothing is left."""
+def test_fetching_ahead_stops_with_the_iteration(tmp_path: Path) -> None:
+    """In the middle of a shard, whose part file is removed."""
     entries = make_entries(tmp_path / "a", 1000, 3000, 1000)
-    source = Counted(tmp_path / "a", waits=True)
+    source = CountingSource(tmp_path / "a", waits=True)
     cache = ShardCache(tmp_path / "cache", SIZE)
     with Prefetcher(CachedSource(source, cache, {}), iter(entries), 1) as ahead:
         ahead.advance()
-        assert source.half.wait(PATIENCE)
+        assert source.half.wait(TIMEOUT)
         ahead._stopped.set()
         source.go_on.set()
     assert threads_ahead() == []

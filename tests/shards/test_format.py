@@ -1,4 +1,4 @@
-"""Shards: the same bytes, readable without hexdata, and never silently short."""
+"""The shard format: pinned bytes, readable without hexdata, and truncation is always an error."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WINNERS = pa.DictionaryArray.from_arrays(pa.array([0] * 64, pa.int8()), ["BLUE"]
 
 
 def positions(count: int, first: int = 0) -> pa.Table:
-    """Rows with a null in every column that may hold one, and every fourth with a dense policy."""
+    """Rows with a null in every nullable column, and a dense policy in every fourth row."""
     rng = np.random.default_rng(first)
     boards = pack_boards(rng.integers(0, 2, (count, 2, SIZE, SIZE)))
     ids = np.arange(first, first + count)
@@ -98,7 +98,7 @@ def test_columns_become_arrays_with_sentinels_for_nulls() -> None:
     assert block["policy"].tolist() == table["policy"].drop_null().to_pylist()
 
 
-def test_cut_and_chunked_tables_give_the_same_block() -> None:
+def test_sliced_and_chunked_tables_give_the_same_block() -> None:
     whole = positions(30)
     expected = columns_to_block(whole.slice(7, 15).combine_chunks(), with_policy=True)
     chunked = pa.concat_tables([whole.slice(7, 4), whole.slice(11, 0), whole.slice(11, 11)])
@@ -118,7 +118,7 @@ def test_a_block_without_dense_policies_still_has_the_fields(rows: int) -> None:
     assert "policy" not in columns_to_block(positions(8).slice(1, rows), with_policy=False)
 
 
-def test_a_null_value_and_a_short_policy_are_refused() -> None:
+def test_a_null_value_and_a_short_policy_raise_an_error() -> None:
     table = positions(4)
     broken = table.set_column(7, "value", pa.array([0.0, None, 1.0, 0.0], pa.float32()))
     with pytest.raises(StoreError, match="column value holds 1 nulls"):
@@ -128,14 +128,14 @@ def test_a_null_value_and_a_short_policy_are_refused() -> None:
         columns_to_block(table.set_column(6, "policy", short), with_policy=True)
 
 
-def test_board_size_follows_from_the_width() -> None:
+def test_board_size_is_derived_from_the_width() -> None:
     assert [board_size_of(board_bytes(n)) for n in range(2, 40)] == list(range(2, 40))
 
 
 # --- writing and reading ------------------------------------------------------------------------------
 
 
-def test_blocks_come_back(shard: Path) -> None:
+def test_blocks_read_equal_blocks_written(shard: Path) -> None:
     written = blocks_of(16, 16, 9)
     read = list(read_blocks(shard))
     assert [key for key, _ in read] == ["000000", "000001", "000002"]
@@ -146,7 +146,7 @@ def test_blocks_come_back(shard: Path) -> None:
 
 
 def test_bytes_are_pinned() -> None:
-    """Promise: the same positions give the same bytes, on every machine and with every library version.
+    """The same positions give the same bytes, on every machine and with every library version.
 
     If this fails, shards written before and after the change differ: find out whether NumPy's npy header
     or tarfile's USTAR header changed, and write that header here instead.
@@ -161,25 +161,25 @@ def test_bytes_are_pinned() -> None:
     assert write([swapped, swapped])[0] == data
 
 
-def test_tar_headers_carry_no_time_and_no_owner(shard: Path) -> None:
+def test_tar_headers_contain_no_time_and_no_owner(shard: Path) -> None:
     with tarfile.open(shard) as tar:
         members = tar.getmembers()
     assert [m.name for m in members] == sorted(m.name for m in members)
     assert {(m.mtime, m.uid, m.gid, m.uname, m.gname, m.mode) for m in members} == {(0, 0, 0, "", "", 0o644)}
 
 
-def test_offsets_point_at_the_numbers() -> None:
+def test_offsets_are_those_of_the_numbers() -> None:
     blocks = blocks_of(16, 9)
     data, writer = write(blocks)
     assert writer.offsets.keys() == blocks[0].keys()
-    for name, places in writer.offsets.items():
-        for block, place in zip(blocks, places, strict=True):
-            assert place % 64 == 0  # so that a memory map of any dtype is aligned
-            assert data[place : place + block[name].nbytes] == block[name].tobytes()
+    for name, offsets in writer.offsets.items():
+        for block, offset in zip(blocks, offsets, strict=True):
+            assert offset % 64 == 0  # so that a memory map of any dtype is aligned
+            assert data[offset : offset + block[name].nbytes] == block[name].tobytes()
     assert (writer.positions, writer.blocks, writer.bytes) == (25, 2, len(data))
 
 
-def test_writer_refuses_what_would_not_be_a_shard() -> None:
+def test_the_writer_rejects_invalid_blocks() -> None:
     block, other = blocks_of(8, 8)
     writer = ShardWriter(io.BytesIO())
     writer.write_block(4, block)
@@ -191,7 +191,7 @@ def test_writer_refuses_what_would_not_be_a_shard() -> None:
         writer.write_block(5, {**block, "value": block["value"][1:]})
 
 
-def test_a_cut_shard_is_an_error_wherever_it_is_cut(shard: Path) -> None:
+def test_a_shard_truncated_at_any_byte_raises_an_error(shard: Path) -> None:
     data = shard.read_bytes()
     with tarfile.open(shard) as tar:
         borders = [m.offset + shift for m in tar for shift in (0, 1, 300, 512, 520, 640, 641)]
@@ -203,24 +203,24 @@ def test_a_cut_shard_is_an_error_wherever_it_is_cut(shard: Path) -> None:
         assert caught.value.record
 
 
-def test_an_altered_shard_names_the_member(shard: Path) -> None:
+def test_an_altered_shard_raises_an_error_with_the_member(shard: Path) -> None:
     data = shard.read_bytes()
     with tarfile.open(shard) as tar:
         member = tar.getmembers()[5]
-    for place, byte, where in [
+    for offset, byte, record in [
         (member.offset + 140, 255, f"byte {member.offset}"),  # tar header
         (member.offset_data, 0, member.name),  # magic of the npy header
         (member.offset_data + 21, 255, member.name),  # dtype in it
         (member.offset_data + member.size, 1, member.name),  # padding
         (len(data) - 1, 1, "end of archive"),
     ]:
-        shard.write_bytes(data[:place] + bytes([byte]) + data[place + 1 :])
+        shard.write_bytes(data[:offset] + bytes([byte]) + data[offset + 1 :])
         with pytest.raises(FormatError, match="truncated or altered") as caught:
             list(read_blocks(shard))
-        assert caught.value.record == where
+        assert caught.value.record == record
 
 
-def test_a_pickled_array_is_refused() -> None:
+def test_a_pickled_array_raises_an_error() -> None:
     buffer = io.BytesIO()
     np.save(buffer, np.array([{"a": 1}], dtype=object))
     with pytest.raises(ValueError, match="the npy header"):
@@ -228,7 +228,7 @@ def test_a_pickled_array_is_refused() -> None:
 
 
 @pytest.mark.parametrize("shape", ["(-2,-3", "(2, (3", "(2, {}", "(2, 3j"])
-def test_a_header_that_is_no_shape_is_refused(shape: str) -> None:
+def test_an_invalid_shape_in_a_header_raises_an_error(shape: str) -> None:
     header = npy_header("|u1", (2, 3))
     assert parse_npy_header(header) == ("|u1", (2, 3))
     with pytest.raises(ValueError, match="the npy header"):
@@ -302,7 +302,7 @@ def test_samples_are_single_positions(tmp_path: Path, with_policy: bool) -> None
         assert not with_policy or np.array_equal(sample["policy"], policy[row])
 
 
-def test_policy_is_dense_where_there_is_one_else_one_hot_else_zeros() -> None:
+def test_policies_are_dense_or_one_hot_or_zeros() -> None:
     (block,) = blocks_of(6)
     policy = block_to_policy(block, CELLS)
     assert np.array_equal(policy[[0, 4]], block["policy"])
@@ -330,7 +330,7 @@ def manifest_of(*counts: int, **changes: object) -> ShardManifest:
     return ShardManifest(**{**facts, **changes})  # type: ignore[arg-type]
 
 
-def test_manifest_comes_back(tmp_path: Path) -> None:
+def test_a_manifest_read_equals_the_one_written(tmp_path: Path) -> None:
     manifest = manifest_of(16, 16, 9)
     (tmp_path / "manifest.json").write_bytes(manifest.dumps())
     loaded = ShardManifest.load(tmp_path)
@@ -344,7 +344,7 @@ def test_manifest_comes_back(tmp_path: Path) -> None:
     assert facts["digest"] == manifest.digest != manifest_of(16, 16, 9, seed=8).digest
 
 
-def test_manifests_that_cannot_be_used_say_why(tmp_path: Path) -> None:
+def test_an_unusable_manifest_raises_an_error_with_the_reason(tmp_path: Path) -> None:
     path = tmp_path / "manifest.json"
     good = manifest_of(16, 9).to_json()
 
@@ -386,7 +386,7 @@ def test_manifests_that_cannot_be_used_say_why(tmp_path: Path) -> None:
         ({"name": "../train-000000.tar"}, "plain file name"),
     ],
 )
-def test_a_shard_that_contradicts_the_manifest_is_refused(change: dict[str, object], message: str) -> None:
+def test_a_contradictory_shard_entry_raises_an_error(change: dict[str, object], message: str) -> None:
     entry = manifest_of(16, 9).splits["train"][0]
     with pytest.raises(StoreError, match=message):
         manifest_of(16, 9, splits={"train": (ShardEntry(**{**vars(entry), **change}),)})
@@ -442,7 +442,9 @@ def first(facts: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("dtype", "shape"), [("|u1", (1024, 43)), ("<f4", (3, 169)), ("<i8", (5,)), ("<u2", ())]
 )
-def test_member_headers_are_those_of_tarfile_and_numpy(key: str, dtype: str, shape: tuple[int, ...]) -> None:
+def test_member_headers_equal_those_of_tarfile_and_numpy(
+    key: str, dtype: str, shape: tuple[int, ...]
+) -> None:
     npy = io.BytesIO()
     np.save(npy, np.zeros(shape, dtype))
     info = tarfile.TarInfo(f"{key}.position_in_game.npy")

@@ -1,11 +1,10 @@
-"""Rows out of mapped shards against the arrays that went in, and shards that are not what they were."""
+"""Random access to mapped shards: rows equal those that were written, and damaged shards raise errors."""
 
 from __future__ import annotations
 
 import itertools
 import pickle
 import resource
-import tarfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,7 @@ from hexdata.shards.format import read_blocks
 from hexdata.shards.manifest import ShardManifest
 from hexdata.shards.mapped import MappedShards
 from hexdata.shards.sources import FolderSource
-from tests.altered_shards import set_header
+from tests.altered_shards import rename_member, set_header
 
 if TYPE_CHECKING:
     from tests.shard_folder import MakeShards, ShardFolder
@@ -58,7 +57,7 @@ def check(folder: ShardFolder, block: dict[str, np.ndarray], rows: list[int]) ->
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ShardFolder]:
-    """As exported; with dense policies; and with shards that end within a block."""
+    """Shards as exported, with dense policies, and with an end inside a block."""
     from tests.shard_folder import ShardFolder
 
     path = tmp_path_factory.mktemp("folders")
@@ -72,7 +71,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ShardFolder]:
 @settings(max_examples=60)
 @pytest.mark.parametrize("kind", ["exported", "dense", "uneven"])
 @given(rows=st.lists(st.integers(0, 133), max_size=80))
-def test_rows_are_those_that_were_written(
+def test_rows_equal_the_arrays_that_were_written(
     folders: dict[str, ShardFolder], kind: str, rows: list[int]
 ) -> None:
     folder = folders[kind]
@@ -83,7 +82,7 @@ def test_rows_are_those_that_were_written(
 
 
 @pytest.mark.parametrize("kind", ["exported", "dense", "uneven"])
-def test_gathered_rows_are_taken_in_any_pieces(folders: dict[str, ShardFolder], kind: str) -> None:
+def test_gathered_rows_can_be_taken_in_any_slices(folders: dict[str, ShardFolder], kind: str) -> None:
     folder = folders[kind]
     rows = np.random.default_rng(3).permutation(134)
     gathered = mapped(folder).gather(rows, ALL if kind == "exported" else DENSE)
@@ -104,14 +103,14 @@ def test_scanning_reads_every_shard_in_order(folders: dict[str, ShardFolder], ki
     assert np.concatenate(dense).tolist() == ([] if kind == "exported" else list(range(0, 134, 3)))
 
 
-def test_rows_outside_are_refused(folders: dict[str, ShardFolder]) -> None:
+def test_rows_outside_the_split_raise_an_index_error(folders: dict[str, ShardFolder]) -> None:
     shards = mapped(folders["exported"])
     for row in (-1, 134, 10**12):
         with pytest.raises(IndexError, match="outside the 134"):
             shards.take(np.array([0, row]), ("value",))
 
 
-def test_reading_a_shard_front_to_back_gives_the_same(shards: ShardFolder) -> None:
+def test_sequential_reading_returns_the_same_rows(shards: ShardFolder) -> None:
     of_split = mapped(shards)
     start = 0
     for path in sorted(shards.path.glob("train-*.tar")):
@@ -124,7 +123,7 @@ def test_reading_a_shard_front_to_back_gives_the_same(shards: ShardFolder) -> No
 
 
 @pytest.mark.parametrize("used", [False, True])
-def test_a_pickled_one_maps_the_shards_again(make_shards: MakeShards, used: bool) -> None:
+def test_unpickled_shards_are_mapped_again(make_shards: MakeShards, used: bool) -> None:
     folder = make_shards(train=40, dense=True)
     shards = mapped(folder)
     if used:
@@ -146,7 +145,7 @@ def test_no_file_is_left_open(make_shards: MakeShards) -> None:
     folder = make_shards(train=60)
 
     def opened() -> list[str]:
-        """Return the shards that this process has open; it may have much else, and close it meanwhile."""
+        """Return the shards that this process has open. Other files may be closed meanwhile."""
         paths = [Path(file.path) for file in psutil.Process().open_files()]
         return [path.name for path in paths if path.parent == folder.path]
 
@@ -158,13 +157,13 @@ def test_no_file_is_left_open(make_shards: MakeShards) -> None:
 
 
 def limit_of(spare: int) -> int:
-    """Return the limit under which so many more files can be opened: each gets the lowest number left."""
+    """Return the limit under which ``spare`` more files can be opened: each gets the lowest free number."""
     taken = {int(path.name) for path in Path("/proc/self/fd").iterdir()}
     free = (number for number in itertools.count() if number not in taken)
     return next(itertools.islice(free, spare, None))
 
 
-def test_more_shards_than_the_process_may_open(make_shards: MakeShards) -> None:
+def test_too_many_shards_for_the_process_raise_a_budget_error(make_shards: MakeShards) -> None:
     folder = make_shards(train=160)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit_of(5), limits[1]))
@@ -180,7 +179,7 @@ def test_more_shards_than_the_process_may_open(make_shards: MakeShards) -> None:
 # --- shards that are not what they should be ----------------------------------------------------------
 
 
-def test_a_missing_or_cut_shard_is_named_at_once(make_shards: MakeShards) -> None:
+def test_a_missing_or_truncated_shard_raises_an_error_when_opened(make_shards: MakeShards) -> None:
     folder = make_shards(train=64)
     path = folder.path / "train-000002.tar"
     data = path.read_bytes()
@@ -192,7 +191,7 @@ def test_a_missing_or_cut_shard_is_named_at_once(make_shards: MakeShards) -> Non
         mapped(folder)
 
 
-def test_a_shard_that_cannot_be_read_is_named(make_shards: MakeShards) -> None:
+def test_an_unreadable_shard_raises_an_error(make_shards: MakeShards) -> None:
     folder = make_shards(train=64)
     path = folder.path / "train-000001.tar"
     path.unlink()
@@ -202,16 +201,11 @@ def test_a_shard_that_cannot_be_read_is_named(make_shards: MakeShards) -> None:
     assert [entry.name for entry, _ in mapped(folder, on_error="skip").faults] == [path.name]
 
 
-def rename_a_member(data: bytes) -> bytes:
-    """Give a member another name under a valid header."""
-    place = data.index(b"000003.move.npy")
-    info = tarfile.TarInfo.frombuf(data[place : place + 512], "ascii", "strict")
-    info.name = "000003.moved.npy"
-    return data[:place] + info.tobuf(tarfile.USTAR_FORMAT) + data[place + 512 :]
-
-
 ALTERED: list[tuple[Callable[[bytes], bytes], str]] = [
-    (rename_a_member, r"000003\.move\.npy: .*found 000003\.moved\.npy"),
+    (
+        lambda data: rename_member(data, "000003.move.npy", "000003.moved.npy"),
+        r"000003\.move\.npy: .*found 000003\.moved\.npy",
+    ),
     (lambda data: data.replace(b"000003.", b"000002."), r"000003\.board\.npy: .*checksum"),
     (lambda data: data.replace(b"\x93NUMPY", b"\x93NUMPI"), r"000002\.board\.npy: .*NUMPI"),
     (lambda data: data.replace(b"'<u2'", b"'<i2'"), r"000002\.move\.npy: .*'<i2'"),
@@ -222,7 +216,7 @@ ALTERED: list[tuple[Callable[[bytes], bytes], str]] = [
 
 
 @pytest.mark.parametrize(("alter", "message"), ALTERED)
-def test_an_altered_header_is_named_when_its_block_is_read(
+def test_an_altered_header_raises_an_error_when_its_block_is_read(
     make_shards: MakeShards, alter: Callable[[bytes], bytes], message: str
 ) -> None:
     folder = make_shards(train=64)
@@ -241,7 +235,7 @@ def test_an_altered_header_is_named_when_its_block_is_read(
         assert caught.value.code == "broken-shard"
 
 
-def test_dense_policies_of_another_length_are_named(make_shards: MakeShards) -> None:
+def test_dense_policies_of_another_length_raise_an_error(make_shards: MakeShards) -> None:
     folder = make_shards(train=64, dense=True)
     path = folder.path / "train-000001.tar"
     original = path.read_bytes()
@@ -253,18 +247,18 @@ def test_dense_policies_of_another_length_are_named(make_shards: MakeShards) -> 
             mapped(folder).take(np.arange(64), DENSE)
 
 
-def test_policies_and_their_rows_must_be_as_many(make_shards: MakeShards) -> None:
-    """Both members are whole, but one has a row less."""
+def test_policies_and_policy_rows_must_have_the_same_length(make_shards: MakeShards) -> None:
+    """Both members are valid, but one has fewer rows."""
     folder = make_shards(train=16, dense=True)
     path = folder.path / "train-000000.tar"
     data = path.read_bytes()
-    place = data.index(b"000001.policy_row.npy")
+    offset = data.index(b"000001.policy_row.npy")
     size, shape = (b"%011o" % (128 + 3 * 4), b"(3,)"), (b"%011o" % (128 + 2 * 4), b"(2,)")
-    member = data[place : place + 640]
+    member = data[offset : offset + 640]
     assert member.count(size[0]) == member.count(size[1]) == 1
     shorter = member.replace(size[0], shape[0]).replace(size[1], shape[1])
-    altered = bytearray(data[:place] + shorter + data[place + 640 :])
-    set_header(altered, place, 0, b"")
+    altered = bytearray(data[:offset] + shorter + data[offset + 640 :])
+    set_header(altered, offset, 0, b"")
     path.write_bytes(altered)
     with pytest.raises(
         FormatError, match=r"000001\.policy\.npy: .*found 3 policies; expected 2, the length of"
@@ -272,7 +266,7 @@ def test_policies_and_their_rows_must_be_as_many(make_shards: MakeShards) -> Non
         mapped(folder).take(np.arange(16), DENSE)
 
 
-def test_a_manifest_that_points_past_the_end_is_refused(make_shards: MakeShards) -> None:
+def test_offsets_outside_the_shard_raise_an_error(make_shards: MakeShards) -> None:
     folder = make_shards(train=16)
     manifest = ShardManifest.load(folder.path)
     for offset in (10**9, 0, -5, 641, manifest.splits["train"][0].bytes - 4):
@@ -282,7 +276,7 @@ def test_a_manifest_that_points_past_the_end_is_refused(make_shards: MakeShards)
             shards.take(np.arange(16), ("value",))
 
 
-def test_one_shard_in_place_of_another_is_found(make_shards: MakeShards) -> None:
+def test_a_shard_under_the_name_of_another_raises_an_error(make_shards: MakeShards) -> None:
     folder = make_shards(train=64)
     (folder.path / "train-000001.tar").write_bytes((folder.path / "train-000002.tar").read_bytes())
     with pytest.raises(FormatError, match=r"train-000001\.tar: 000002\.board\.npy.*found 000004\.board\.npy"):
@@ -293,15 +287,15 @@ def test_digests_are_checked_on_request(make_shards: MakeShards) -> None:
     folder = make_shards(train=64)
     path = folder.path / "train-000003.tar"
     data = bytearray(path.read_bytes())
-    place = data.index(b"000006.game_id.npy") + 640
-    data[place] ^= 1  # within the numbers of a block: nothing but a digest can tell
+    offset = data.index(b"000006.game_id.npy") + 640
+    data[offset] ^= 1  # within the numbers of a block: only the digest changes
     path.write_bytes(data)
     mapped(folder).take(np.arange(64), ALL)
     with pytest.raises(StoreError, match=r"train-000003\.tar: .* truncated or altered; found SHA-256"):
         mapped(folder, check="digests")
 
 
-def test_skipping_leaves_out_whatever_is_wrong(make_shards: MakeShards) -> None:
+def test_every_kind_of_damaged_shard_can_be_skipped(make_shards: MakeShards) -> None:
     folder = make_shards(train=134)
     paths = [folder.path / f"train-{number:06d}.tar" for number in range(9)]
     paths[0].unlink()
@@ -324,7 +318,7 @@ def test_skipping_leaves_out_whatever_is_wrong(make_shards: MakeShards) -> None:
     assert mapped(folder, on_error="skip").positions == 0
 
 
-def test_values_are_checked_once_whatever_is_read_first(
+def test_values_are_checked_once_in_any_order_of_reading(
     folders: dict[str, ShardFolder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shards = mapped(folders["uneven"])

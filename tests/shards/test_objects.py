@@ -1,4 +1,4 @@
-"""Shards out of an object store, from a real S3 server that fails on request: bytes, and what is wrong."""
+"""Shards in an object store: a real S3 server that fails on request."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize(
-    ("place", "folder"),
+    ("location", "folder"),
     [
         ("s3://bucket/a/shards/", "s3://bucket/a/shards"),
         ("S3://bucket/a b", "s3://bucket/a b"),
         ("memory://somewhere/a", "memory://somewhere/a"),
     ],
 )
-def test_an_address_names_its_source(place: str, folder: str) -> None:
+def test_an_address_gives_an_object_source(location: str, folder: str) -> None:
     pytest.importorskip("s3fs")
-    source = make_source(place)
+    source = make_source(location)
     assert source == ObjectSource(folder)
     assert source.address("x.tar") == f"{folder}/x.tar"
     assert pickle.loads(pickle.dumps(source)) == source
 
 
-def test_an_address_without_sense_is_refused() -> None:
+def test_an_invalid_address_raises_an_error() -> None:
     with pytest.raises(
         ConfigError, match=r"cannot contain \{name\}; found s3://bucket/\{name\}\. Give the folder"
     ):
@@ -49,7 +49,7 @@ def test_an_address_without_sense_is_refused() -> None:
     assert "geheim" not in str(caught.value)
 
 
-def test_a_source_gives_the_bytes_asked_for(bucket: UPath, object_store: ObjectStore) -> None:
+def test_a_source_returns_the_requested_bytes(bucket: UPath, object_store: ObjectStore) -> None:
     """In ranges of 8 MiB: two for the longest."""
     data = np.random.default_rng(3).bytes(9_000_000)
     (bucket / "a b.tar").write_bytes(data)
@@ -70,10 +70,12 @@ def test_a_source_gives_the_bytes_asked_for(bucket: UPath, object_store: ObjectS
             if stop == len(data):
                 stream.finish()
             else:
-                assert stream.read(2) == data[stop : stop + 2]  # what comes after the part can be had
+                assert stream.read(2) == data[stop : stop + 2]  # bytes after the part can be read
 
 
-def test_what_is_missing_cut_or_forbidden_is_named(bucket: UPath, object_store: ObjectStore) -> None:
+def test_missing_truncated_and_forbidden_objects_raise_errors(
+    bucket: UPath, object_store: ObjectStore
+) -> None:
     (bucket / "x.tar").write_bytes(b"12345")
     source = make_source(str(bucket))
     name = re.escape(source.address("x.tar"))

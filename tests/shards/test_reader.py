@@ -1,4 +1,4 @@
-"""Shards read front to back: what was stored comes back; what is not as the manifest says is named."""
+"""Sequential reading of shards: blocks equal those written, and damaged shards raise errors."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from hexdata.shards.blocks import Block, block_to_policy
 from hexdata.shards.locate import make_source
 from hexdata.shards.manifest import ShardManifest
 from hexdata.shards.reader import BlockReader
+from tests.altered_shards import rename_member
 
 if TYPE_CHECKING:
     from tests.shard_folder import MakeShards, ShardFolder
@@ -25,10 +26,10 @@ FIELDS = ("board", "game_id", "move", "player_to_move", "position_id", "value", 
 CELLS = 25
 
 
-def reader_of(folder: ShardFolder, place: str | Path | None = None, **chosen: Any) -> BlockReader:
+def reader_of(folder: ShardFolder, location: str | Path | None = None, **chosen: Any) -> BlockReader:
     manifest = ShardManifest.load(folder.path)
     members = chosen.pop("members", FIELDS)
-    return BlockReader(make_source(place or folder.path), manifest, "train", members, **chosen)
+    return BlockReader(make_source(location or folder.path), manifest, "train", members, **chosen)
 
 
 def through_a_pipe(folder: ShardFolder) -> str:
@@ -37,11 +38,13 @@ def through_a_pipe(folder: ShardFolder) -> str:
 
 @pytest.mark.parametrize("digests", [False, True])
 @pytest.mark.parametrize("piped", [False, True])
-def test_any_run_of_blocks_is_what_was_stored(make_shards: MakeShards, piped: bool, digests: bool) -> None:
+def test_any_range_of_blocks_equals_what_was_written(
+    make_shards: MakeShards, piped: bool, digests: bool
+) -> None:
     folder = make_shards(train=28, dense=True)  # shards of 16 and 12, in blocks of 8
     members = (*FIELDS, "policy", "policy_row")
-    place = through_a_pipe(folder) if piped else None
-    reader = reader_of(folder, place, members=members, digests=digests)
+    location = through_a_pipe(folder) if piped else None
+    reader = reader_of(folder, location, members=members, digests=digests)
     source = folder.splits["train"]
     for shard, first, stop in ((0, 0, 2), (0, 1, 2), (0, 0, 1), (1, 0, None), (1, 1, 2)):
         blocks = list(reader.read(shard, first, stop))
@@ -58,12 +61,12 @@ def check_block(block: Block, expected: Block) -> None:
     np.testing.assert_array_equal(block_to_policy(block, CELLS), expected["policy"])
 
 
-def test_only_the_members_asked_for_are_read(shards: ShardFolder) -> None:
+def test_only_the_requested_members_are_read(shards: ShardFolder) -> None:
     blocks = list(reader_of(shards, members=("value", "move")).read(0))
     assert [set(block) for block in blocks] == [{"move", "value"}] * 2
 
 
-def test_a_missing_or_cut_shard_is_found_before_it_is_read(make_shards: MakeShards) -> None:
+def test_a_missing_or_truncated_shard_is_found_without_reading_it(make_shards: MakeShards) -> None:
     folder = make_shards(train=64)
     reader = reader_of(folder)
     assert list(reader.find_faults()) == []
@@ -81,32 +84,30 @@ def test_a_missing_or_cut_shard_is_found_before_it_is_read(make_shards: MakeShar
         next(reader.read(2))
 
 
-def cut_at_a_member(data: bytes) -> bytes:
+def truncate_before_a_member(data: bytes) -> bytes:
     cut = data.index(b"000003.board.npy")
     return data[:cut] + bytes(len(data) - cut)
 
 
-def lose_a_member(data: bytes) -> bytes:
-    """Rename a member under a valid header."""
-    place = data.index(b"000003.move.npy")
-    info = tarfile.TarInfo.frombuf(data[place : place + 512], "ascii", "strict")
-    info.name = "000003.moved.npy"
-    return data[:place] + info.tobuf(tarfile.USTAR_FORMAT) + data[place + 512 :]
-
-
-def claim_to_go_on(data: bytes, member: bytes) -> bytes:
-    """Let a member be 2^62 bytes long by its header."""
-    place = data.index(member)
-    info = tarfile.TarInfo.frombuf(data[place : place + 512], "ascii", "strict")
+def enlarge_member_size(data: bytes, member: bytes) -> bytes:
+    """Set the size in the header of a member to 2^62 bytes."""
+    offset = data.index(member)
+    info = tarfile.TarInfo.frombuf(data[offset : offset + 512], "ascii", "strict")
     info.size = 1 << 62
-    return data[:place] + info.tobuf(tarfile.GNU_FORMAT) + data[place + 512 :]
+    return data[:offset] + info.tobuf(tarfile.GNU_FORMAT) + data[offset + 512 :]
 
 
 ALTERATIONS = [
-    (lambda data: claim_to_go_on(data, b"000003.value.npy"), r"000003\.value\.npy: .*found a member of type"),
-    (lambda data: claim_to_go_on(data, b"000003.total_positions.npy"), "found a member of type"),
-    (cut_at_a_member, "end of archive: .*expected zeros up to a whole record"),
-    (lose_a_member, r"000003\.move\.npy: .*found 000003\.moved\.npy"),
+    (
+        lambda data: enlarge_member_size(data, b"000003.value.npy"),
+        r"000003\.value\.npy: .*found a member of type",
+    ),
+    (lambda data: enlarge_member_size(data, b"000003.total_positions.npy"), "found a member of type"),
+    (truncate_before_a_member, "end of archive: .*expected zeros up to a whole record"),
+    (
+        lambda data: rename_member(data, "000003.move.npy", "000003.moved.npy"),
+        r"000003\.move\.npy: .*found 000003\.moved\.npy",
+    ),
     (lambda data: data.replace(b"000003.board", b"000003.boart"), r"000003\.board\.npy: .*checksum"),
     (lambda data: data.replace(b"000003.", b"000002."), r"000003\.board\.npy: .*checksum"),
     (lambda data: data.replace(b"\x93NUMPY", b"\x93NUMPI"), "NUMPI"),
@@ -121,7 +122,7 @@ ALTERATIONS = [
 
 @pytest.mark.parametrize(("alter", "message"), ALTERATIONS)
 @pytest.mark.parametrize("piped", [False, True])
-def test_an_altered_shard_of_the_right_size_is_named(
+def test_an_altered_shard_of_the_right_size_raises_an_error(
     make_shards: MakeShards, alter: Callable[[bytes], bytes], message: str, piped: bool
 ) -> None:
     folder = make_shards(train=64)
@@ -138,33 +139,33 @@ def test_an_altered_shard_of_the_right_size_is_named(
     assert "object at" not in str(caught.value)
 
 
-def test_policies_without_rows_are_named(make_shards: MakeShards) -> None:
+def test_policies_without_rows_raise_an_error(make_shards: MakeShards) -> None:
     folder = make_shards(train=16, dense=True)
     path = folder.path / "train-000000.tar"
     data = path.read_bytes()
-    place = data.index(b"000001.policy_row.npy")
-    header = tarfile.TarInfo.frombuf(data[place : place + 512], "ascii", "strict")
+    offset = data.index(b"000001.policy_row.npy")
+    header = tarfile.TarInfo.frombuf(data[offset : offset + 512], "ascii", "strict")
     count = (header.size - 128) // 4
     header.size -= 4
-    changed = data[place + 512 : place + 640].replace(f"({count},)".encode(), f"({count - 1},)".encode())
-    path.write_bytes(data[:place] + header.tobuf(tarfile.USTAR_FORMAT) + changed + data[place + 640 :])
+    changed = data[offset + 512 : offset + 640].replace(f"({count},)".encode(), f"({count - 1},)".encode())
+    path.write_bytes(data[:offset] + header.tobuf(tarfile.USTAR_FORMAT) + changed + data[offset + 640 :])
     with pytest.raises(FormatError, match=r"000001\.policy_row\.npy: .*other bytes after the numbers"):
         list(reader_of(folder, members=("move", "policy", "policy_row")).read(0))
 
 
-def test_a_block_too_many_is_named(make_shards: MakeShards) -> None:
+def test_an_extra_block_raises_an_error(make_shards: MakeShards) -> None:
     folder = make_shards(train=16)
     path = folder.path / "train-000000.tar"
     data = path.read_bytes()
-    place = data.index(b"000001.value_sample_tier.npy")
-    info = tarfile.TarInfo.frombuf(data[place : place + 512], "ascii", "strict")
+    offset = data.index(b"000001.value_sample_tier.npy")
+    info = tarfile.TarInfo.frombuf(data[offset : offset + 512], "ascii", "strict")
     info.name = "000002.value.npy"
-    path.write_bytes(data[:place] + info.tobuf(tarfile.USTAR_FORMAT) + data[place + 512 :])
+    path.write_bytes(data[:offset] + info.tobuf(tarfile.USTAR_FORMAT) + data[offset + 512 :])
     with pytest.raises(FormatError, match=r"000001\.value_sample_tier\.npy: .*found 000002\.value\.npy"):
         list(reader_of(folder, members=("board", "value")).read(0))
 
 
-def test_one_shard_in_place_of_another_is_found(make_shards: MakeShards) -> None:
+def test_a_shard_under_the_name_of_another_raises_an_error(make_shards: MakeShards) -> None:
     folder = make_shards(train=64)
     (folder.path / "train-000001.tar").write_bytes((folder.path / "train-000002.tar").read_bytes())
     with pytest.raises(FormatError, match=r"000001\.tar: 000002\.board\.npy: .*found 000004\.board\.npy"):
@@ -172,18 +173,18 @@ def test_one_shard_in_place_of_another_is_found(make_shards: MakeShards) -> None
 
 
 def change_a_number(data: bytes) -> bytes:
-    place = data.index(b"000001.game_id.npy") + 640
-    return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+    offset = data.index(b"000001.game_id.npy") + 640
+    return data[:offset] + bytes([data[offset] ^ 1]) + data[offset + 1 :]
 
 
 @pytest.mark.parametrize("piped", [False, True])
-def test_a_changed_number_is_found_by_the_digest_alone(make_shards: MakeShards, piped: bool) -> None:
+def test_only_the_digest_detects_a_changed_number(make_shards: MakeShards, piped: bool) -> None:
     folder = make_shards(train=32)
     path = folder.path / "train-000000.tar"
     path.write_bytes(change_a_number(path.read_bytes()))
-    place = through_a_pipe(folder) if piped else None
-    assert len(list(reader_of(folder, place).read(0))) == 2
-    reader = reader_of(folder, place, digests=True)
+    location = through_a_pipe(folder) if piped else None
+    assert len(list(reader_of(folder, location).read(0))) == 2
+    reader = reader_of(folder, location, digests=True)
     for first, stop in ((0, 2), (0, 1), (1, 2)):
         with pytest.raises(FormatError, match=r"train-000000\.tar: sha256: .*expected [0-9a-f]{64}"):
             list(reader.read(0, first, stop))
@@ -191,7 +192,7 @@ def test_a_changed_number_is_found_by_the_digest_alone(make_shards: MakeShards, 
 
 
 @pytest.mark.parametrize("keep", [0, 1, 511, 512, 700, 5_000, 10_240, 15_000, -512, -1])
-def test_a_pipe_that_ends_early_is_found_wherever_it_ends(make_shards: MakeShards, keep: int) -> None:
+def test_a_pipe_that_ends_early_at_any_byte_raises_an_error(make_shards: MakeShards, keep: int) -> None:
     folder = make_shards(train=16)
     path = folder.path / "train-000000.tar"
     data = path.read_bytes()[:keep]
@@ -200,7 +201,7 @@ def test_a_pipe_that_ends_early_is_found_wherever_it_ends(make_shards: MakeShard
         list(reader_of(folder, through_a_pipe(folder)).read(0))
 
 
-def test_a_pipe_that_goes_on_is_found(make_shards: MakeShards) -> None:
+def test_a_pipe_with_extra_bytes_raises_an_error(make_shards: MakeShards) -> None:
     folder = make_shards(train=16)
     path = folder.path / "train-000000.tar"
     path.write_bytes(path.read_bytes() + b"more")
@@ -208,15 +209,15 @@ def test_a_pipe_that_goes_on_is_found(make_shards: MakeShards) -> None:
         list(reader_of(folder, through_a_pipe(folder)).read(0))
 
 
-def test_a_command_that_fails_after_all_its_bytes_is_found(make_shards: MakeShards) -> None:
+def test_a_command_that_fails_after_all_its_bytes_raises_an_error(make_shards: MakeShards) -> None:
     folder = make_shards(train=16)
     failing = f"pipe:cat {folder.path}/{{name}}; exit 4"
     with pytest.raises(StoreError, match="exit status 4"):
         list(reader_of(folder, failing).read(0))
-    assert len(list(reader_of(folder, failing).read(0, 0, 1))) == 1  # which does not hear of the end
+    assert len(list(reader_of(folder, failing).read(0, 0, 1))) == 1  # the end is not read
 
 
-def test_a_shard_that_a_command_unpacks(make_shards: MakeShards) -> None:
+def test_a_command_may_decompress_a_shard(make_shards: MakeShards) -> None:
     folder = make_shards(train=16)
     path = folder.path / "train-000000.tar"
     expected = [block["position_id"].tolist() for block in reader_of(folder).read(0)]
@@ -229,14 +230,14 @@ def test_a_shard_that_a_command_unpacks(make_shards: MakeShards) -> None:
 
 
 def stock_keys(urls: list[str], **chosen: Any) -> list[str]:
-    """Return the keys of the blocks that the library's own pipeline delivers."""
+    """Return the keys of the blocks that webdataset's own pipeline delivers."""
     return [sample["__key__"] for sample in webdataset.WebDataset(urls, **chosen)]
 
 
 # webdataset leaves the shards that it read to the garbage collector to close.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
-def test_webdataset_alone_ends_silently_short(make_shards: MakeShards) -> None:
-    """The reason for counting blocks: if this fails, webdataset has learnt it, and we may forget it."""
+def test_webdataset_ends_early_without_an_error(make_shards: MakeShards) -> None:
+    """The reason for counting blocks. If this fails, webdataset detects truncated shards, and we need not."""
     folder = make_shards(train=32)
     paths = sorted(folder.path.glob("*.tar"))
     urls = [str(path) for path in paths]
@@ -249,8 +250,8 @@ def test_webdataset_alone_ends_silently_short(make_shards: MakeShards) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
-def test_webdataset_alone_repeats_its_order_every_epoch(make_shards: MakeShards) -> None:
-    """The reason for an order of our own: if this fails, webdataset has learnt to take the epoch in."""
+def test_webdataset_repeats_its_order_every_epoch(make_shards: MakeShards) -> None:
+    """The reason for a separate order. If this fails, the order of webdataset depends on the epoch."""
     folder = make_shards(train=16 * 12)
     urls = [str(path) for path in sorted(folder.path.glob("*.tar"))]
     dataset = webdataset.WebDataset(urls, shardshuffle=100, seed=1).shuffle(50, seed=1)

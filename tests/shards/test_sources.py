@@ -1,4 +1,4 @@
-"""Shards out of a folder, from a real web server on this machine, and from real commands."""
+"""Sources of shards: a folder, a real web server on this machine, and real commands."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ DATA = np.random.default_rng(3).bytes(3_000_000)
 
 
 class FileServer(ThreadingHTTPServer):
-    """Serves one folder, as badly as it is told to.
+    """Serves one folder, with faults on request.
 
     Attributes:
-        ranges: whether it knows Range headers.
-        shift: how many bytes after the one asked for a part begins.
-        statuses: what the next requests are answered with instead of a file.
-        cuts: after how many bytes each of the next answers breaks off.
-        asked: the name and the Range header of each request.
+        ranges: Whether Range headers are supported.
+        shift: Number of bytes by which the start of a range is wrong.
+        statuses: Statuses of the next responses, instead of a file.
+        cuts: Number of bytes after which each of the next responses breaks off.
+        requests: Name and Range header of each request.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -49,7 +49,7 @@ class FileServer(ThreadingHTTPServer):
         self.shift = 0
         self.statuses: list[int] = []
         self.cuts: list[int] = []
-        self.asked: list[tuple[str, str | None]] = []
+        self.requests: list[tuple[str, str | None]] = []
 
     @property
     def url(self) -> str:
@@ -61,15 +61,15 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         name = self.path.removeprefix("/").replace("%20", " ")
-        asked = self.headers.get("Range")
-        self.server.asked.append((name, asked))
+        header = self.headers.get("Range")
+        self.server.requests.append((name, header))
         path = self.server.folder / name
         if self.server.statuses:
             return self.send_error(self.server.statuses.pop(0))
         if not path.is_file():
             return self.send_error(404)
         data = path.read_bytes()
-        part = re.fullmatch(r"bytes=(\d+)-(\d*)", asked or "") if self.server.ranges else None
+        part = re.fullmatch(r"bytes=(\d+)-(\d*)", header or "") if self.server.ranges else None
         if part:
             start, stop = int(part[1]) + self.server.shift, int(part[2] or len(data) - 1) + 1
             self.send_response(206)
@@ -82,11 +82,11 @@ class Handler(BaseHTTPRequestHandler):
         try:
             self.wfile.write(data[: self.server.cuts.pop(0) if self.server.cuts else None])
         except ConnectionError:
-            self.close_connection = True  # whoever asked has gone
+            self.close_connection = True  # the client has closed the connection
         return None
 
     def log_message(self, *args: Any) -> None:
-        """Keep the test's output clean."""
+        """Write nothing to the output of the test."""
 
 
 Serve = Callable[[Path], FileServer]
@@ -94,7 +94,7 @@ Serve = Callable[[Path], FileServer]
 
 @pytest.fixture
 def serve() -> Iterator[Serve]:
-    """Return ``serve(folder)``, which starts a server on a port of its own."""
+    """Return ``serve(folder)``, which starts a server on a free port."""
     running: list[tuple[FileServer, threading.Thread]] = []
 
     def start(folder: Path) -> FileServer:
@@ -123,12 +123,12 @@ def server(folder: Path, serve: Serve) -> FileServer:
 
 
 def quick(server: FileServer, **chosen: Any) -> HttpSource:
-    """Return a source that does not wait before it tries again."""
+    """Return a source without pauses between attempts."""
     return HttpSource(f"{server.url}/{{name}}", pause=0.0, **chosen)
 
 
 def read(source: ShardSource, part: ByteRange = WHOLE_FILE, chunk: int = 10_240) -> bytes:
-    """Read a part as the shard reader does; at the end of the file, finish."""
+    """Read a part as the shard reader does: at the end of the file, call ``finish``."""
     stop = len(DATA) if part.stop is None else part.stop
     data = b""
     with source.open(NAME, part) as stream:
@@ -143,7 +143,7 @@ def read(source: ShardSource, part: ByteRange = WHOLE_FILE, chunk: int = 10_240)
 
 
 @pytest.mark.parametrize(
-    ("place", "source"),
+    ("location", "source"),
     [
         (Path("a/b"), FolderSource(Path("a/b"))),
         ("a/b", FolderSource(Path("a/b"))),
@@ -155,12 +155,12 @@ def read(source: ShardSource, part: ByteRange = WHOLE_FILE, chunk: int = 10_240)
         ("ais://bucket/shards", CommandSource("ais://bucket/shards/{name}")),
     ],
 )
-def test_a_place_names_its_source(place: str | Path, source: ShardSource) -> None:
-    assert make_source(place) == source
+def test_make_source_chooses_the_source_by_the_location(location: str | Path, source: ShardSource) -> None:
+    assert make_source(location) == source
     assert pickle.loads(pickle.dumps(source)) == source
 
 
-def test_a_pipe_says_where_the_name_goes() -> None:
+def test_a_pipe_without_name_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"found pipe:cat /a\. Write, for example, 'pipe:cat"):
         make_source("pipe:cat /a")
 
@@ -176,19 +176,21 @@ PARTS = [
 
 
 @pytest.mark.parametrize("kind", ["folder", "http", "http without ranges", "pipe"])
-def test_every_source_gives_the_bytes_asked_for(folder: Path, server: FileServer, kind: str) -> None:
+def test_every_source_returns_the_requested_bytes(folder: Path, server: FileServer, kind: str) -> None:
     server.ranges = kind == "http"
-    places = {"folder": folder, "pipe": f"pipe:cat {folder}/{{name}}"}
-    source = make_source(places.get(kind, server.url))
+    locations = {"folder": folder, "pipe": f"pipe:cat {folder}/{{name}}"}
+    source = make_source(locations.get(kind, server.url))
     for part in PARTS:
         assert read(source, part) == DATA[part.start : part.stop], part
     if kind == "http":
         expected = [None, None, "0-0", "1000000-2499999", "2999999-2999999", "1500000-"]
-        assert [asked for _, asked in server.asked] == [e and f"bytes={e}" for e in expected]
+        assert [header for _, header in server.requests] == [e and f"bytes={e}" for e in expected]
 
 
 @pytest.mark.parametrize("kind", ["folder", "http"])
-def test_what_is_missing_or_of_another_size_is_named(folder: Path, server: FileServer, kind: str) -> None:
+def test_missing_files_and_wrong_sizes_raise_an_error_with_the_address(
+    folder: Path, server: FileServer, kind: str
+) -> None:
     source = make_source(folder if kind == "folder" else server.url)
     address = re.escape(source.address(NAME))
     with pytest.raises(
@@ -198,7 +200,7 @@ def test_what_is_missing_or_of_another_size_is_named(folder: Path, server: FileS
     (folder / NAME).unlink()
     with pytest.raises(StoreError, match=rf"{address}: the shard is missing"):
         read(source)
-    assert len(server.asked) == (kind == "http") * 2  # neither is worth another attempt
+    assert len(server.requests) == (kind == "http") * 2  # neither is worth another attempt
 
 
 def test_a_folder_is_checked_without_reading(folder: Path) -> None:
@@ -214,40 +216,40 @@ def test_a_folder_is_checked_without_reading(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("ranges", [True, False])
-def test_a_connection_that_breaks_is_taken_up_where_it_broke(server: FileServer, ranges: bool) -> None:
+def test_a_broken_connection_is_resumed_at_the_same_byte(server: FileServer, ranges: bool) -> None:
     server.ranges = ranges
     server.cuts = [1_000_000, 1_200_000, 0, 0]
     assert hashlib.sha256(read(quick(server))).digest() == hashlib.sha256(DATA).digest()
     if ranges:
-        assert [asked for _, asked in server.asked] == [None, "bytes=1000000-", *["bytes=2200000-"] * 3]
+        assert [header for _, header in server.requests] == [None, "bytes=1000000-", *["bytes=2200000-"] * 3]
 
 
-def test_a_connection_that_brings_nothing_is_given_up(server: FileServer) -> None:
+def test_a_connection_without_data_fails_after_four_attempts(server: FileServer) -> None:
     server.cuts = [1_000_000, 0, 0, 0]
     with pytest.raises(StoreError, match=r"some%20file.*cannot be read; found .*byte 1000000 of 3000000"):
         read(quick(server, attempts=4))
-    assert len(server.asked) == 4
+    assert len(server.requests) == 4
 
 
-def test_a_busy_server_is_asked_again_and_a_refusing_one_is_not(server: FileServer) -> None:
+def test_requests_are_repeated_if_the_server_is_busy_but_not_if_it_refuses(server: FileServer) -> None:
     server.statuses = [503, 429, 500]
     assert read(quick(server)) == DATA
-    server.statuses, server.asked = [403], []
+    server.statuses, server.requests = [403], []
     with pytest.raises(StoreError, match="cannot be read; found HTTP Error 403"):
         read(quick(server))
-    server.statuses, attempts = [503] * 9, len(server.asked)
+    server.statuses, attempts = [503] * 9, len(server.requests)
     with pytest.raises(StoreError, match="HTTP Error 503"):
         read(quick(server, attempts=3))
-    assert len(server.asked) - attempts == 3
+    assert len(server.requests) - attempts == 3
 
 
-def test_a_server_that_gives_another_part_is_named(server: FileServer) -> None:
+def test_a_response_with_another_range_raises_an_error(server: FileServer) -> None:
     server.shift = 5
     with pytest.raises(StoreError, match="byte 100 was requested, the response starts at 105"):
         read(quick(server), ByteRange(100))
 
 
-def test_an_answer_without_sense_is_named_at_once(serve: Serve, folder: Path) -> None:
+def test_an_invalid_response_raises_an_error_without_a_retry(serve: Serve, folder: Path) -> None:
     answers = ["200 OK\r\nContent-Length: many", "302 Found\r\nLocation: http://[::1/x"]
     for answer, found in zip(answers, ["invalid literal", "Invalid IPv6 URL"], strict=True):
 
@@ -263,19 +265,19 @@ def test_an_answer_without_sense_is_named_at_once(serve: Serve, folder: Path) ->
             read(quick(server))
     for url in ("http://[::1/{name}", "http://127.0.0.1:port/{name}"):
         with pytest.raises(StoreError, match="cannot be read"):
-            read(HttpSource(url, pause=1e9))  # not asked again
+            read(HttpSource(url, pause=1e9))  # no second attempt
 
 
-def test_a_url_may_hold_any_letters(serve: Serve, tmp_path: Path) -> None:
+def test_a_url_may_contain_any_characters(serve: Serve, tmp_path: Path) -> None:
     (tmp_path / NAME).write_bytes(DATA)
     server = serve(tmp_path)
     source = make_source(f"{server.url}/{{name}}?key=a%20b&dön =[1]")
     with pytest.raises(StoreError, match="the shard is missing"):
         read(source)
-    assert server.asked == [("some file.tar?key=a b&d%C3%B6n =[1]", None)]
+    assert server.requests == [("some file.tar?key=a b&d%C3%B6n =[1]", None)]
 
 
-def test_a_server_that_is_silent_or_gone_is_named(serve: Serve, folder: Path) -> None:
+def test_a_silent_or_stopped_server_raises_an_error(serve: Serve, folder: Path) -> None:
     class Silent(Handler):
         def do_GET(self) -> None:
             self.server.release.wait(30)  # type: ignore[attr-defined]
@@ -296,7 +298,7 @@ def test_a_server_that_is_silent_or_gone_is_named(serve: Serve, folder: Path) ->
 # --- commands -----------------------------------------------------------------------------------------
 
 
-def test_a_command_that_fails_is_named_with_its_status(folder: Path) -> None:
+def test_a_failing_command_raises_an_error_with_its_status(folder: Path) -> None:
     for command, found in (
         ("exit 3", "exit status 3"),
         (f"head -c 1000 '{folder}/some file.tar'; exit 7", "exit status 7"),
@@ -309,7 +311,7 @@ def test_a_command_that_fails_is_named_with_its_status(folder: Path) -> None:
             read(source, ByteRange(2_000, None, len(DATA)))  # it ended before the part began
 
 
-def test_a_command_that_gives_too_little_or_too_much_is_named(folder: Path) -> None:
+def test_a_command_that_writes_too_few_or_too_many_bytes_raises_an_error(folder: Path) -> None:
     short = CommandSource(f"pipe:head -c 1000 '{folder}/some file.tar' # {{name}}")
     with pytest.raises(StoreError, match="the shard is truncated or altered; found 1000 bytes"):
         read(short, ByteRange(2_000, None, len(DATA)))
@@ -318,7 +320,7 @@ def test_a_command_that_gives_too_little_or_too_much_is_named(folder: Path) -> N
         read(longer)
 
 
-def test_a_command_that_is_left_is_ended() -> None:
+def test_closing_a_stream_kills_the_command() -> None:
     silent = 60.0  # seconds for which it does not write, and so would not see that nobody reads
     source = CommandSource(f"pipe:echo y; echo y; exec sleep {silent} # {{name}}")
     begin = time.monotonic()
@@ -330,7 +332,7 @@ def test_a_command_that_is_left_is_ended() -> None:
     assert time.monotonic() - begin < silent / 2
 
 
-def test_all_that_a_command_has_started_is_ended() -> None:
+def test_closing_a_stream_kills_the_children_of_the_command() -> None:
     source = CommandSource("pipe:(sleep 61 & echo y; wait; echo n) | cat; echo n # {name}")
     before = set(psutil.Process().children(recursive=True))
     with source.open(NAME) as stream:
@@ -350,7 +352,7 @@ def test_names_are_quoted_for_the_shell(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
-def test_schemes_that_nobody_knows_are_named() -> None:
+def test_unknown_schemes_raise_an_error() -> None:
     with pytest.raises(StoreError, match=r"nowhere://x/a.*no gopen handler"):
         read(make_source("nowhere://x/a"))
 
@@ -358,26 +360,28 @@ def test_schemes_that_nobody_knows_are_named() -> None:
 # --- manifests and epochs -----------------------------------------------------------------------------
 
 
-def test_a_manifest_is_the_same_from_everywhere(shards: Any, serve: Serve) -> None:
+def test_a_manifest_is_the_same_from_every_source(shards: Any, serve: Serve) -> None:
     server = serve(shards.path)
     expected = ShardManifest.load(shards.path)
-    for place in (shards.path, server.url, f"pipe:cat {shards.path}/{{name}}"):
-        manifest = load_manifest(make_source(place))
+    for location in (shards.path, server.url, f"pipe:cat {shards.path}/{{name}}"):
+        manifest = load_manifest(make_source(location))
         assert (manifest.digest, manifest) == (expected.digest, expected)
 
 
-def test_a_manifest_that_is_missing_or_altered_is_named(make_shards: Any, serve: Serve) -> None:
+def test_a_missing_or_altered_manifest_raises_an_error_with_the_address(
+    make_shards: Any, serve: Serve
+) -> None:
     folder = make_shards(train=20)
     server = serve(folder.path)
     path = folder.path / "manifest.json"
     path.write_bytes(path.read_bytes().replace(b'"seed":7', b'"seed":8'))
-    for place in (folder.path, server.url):
+    for location in (folder.path, server.url):
         with pytest.raises(StoreError, match=r"manifest\.json: the shard manifest was altered"):
-            load_manifest(make_source(place))
+            load_manifest(make_source(location))
     path.unlink()
-    for place in (folder.path, server.url):
+    for location in (folder.path, server.url):
         with pytest.raises(StoreError, match=r"manifest\.json: no shard manifest"):
-            load_manifest(make_source(place))
+            load_manifest(make_source(location))
     with pytest.raises(StoreError, match="exit status 1"):
         load_manifest(make_source(f"pipe:cat {folder.path}/{{name}} 2>&-"))
 
@@ -389,23 +393,23 @@ def ids_of(source: ShardSource, batches: range | None = None) -> list[list[int]]
 
 
 @pytest.mark.parametrize("ranges", [True, False])
-def test_an_epoch_is_the_same_from_everywhere(shards: Any, serve: Serve, ranges: bool) -> None:
+def test_an_epoch_is_the_same_from_every_source(shards: Any, serve: Serve, ranges: bool) -> None:
     server = serve(shards.path)
     server.ranges = ranges
     expected = ids_of(FolderSource(shards.path))
     assert sorted(itertools.chain(*expected)) == list(range(134))
-    for place in (server.url, f"pipe:cat {shards.path}/{{name}}"):
-        assert ids_of(make_source(place)) == expected
-        assert ids_of(make_source(place), range(7, 12)) == expected[7:]
+    for location in (server.url, f"pipe:cat {shards.path}/{{name}}"):
+        assert ids_of(make_source(location)) == expected
+        assert ids_of(make_source(location), range(7, 12)) == expected[7:]
 
 
-def test_an_epoch_survives_connections_that_break(shards: Any, serve: Serve) -> None:
+def test_an_epoch_survives_broken_connections(shards: Any, serve: Serve) -> None:
     server = serve(shards.path)
     server.cuts = [1 << 20, 700, 5_000, 11_000, 0, 0, 3_000]  # the manifest comes whole
     assert ids_of(quick(server)) == ids_of(FolderSource(shards.path))
 
 
-def test_resuming_over_http_asks_for_the_blocks_that_are_left(make_shards: Any, serve: Serve) -> None:
+def test_resuming_over_http_requests_only_the_remaining_blocks(make_shards: Any, serve: Serve) -> None:
     folder = make_shards(train=64)  # four shards of two blocks of 8
     server = serve(folder.path)
     options = LoaderOptions(mode="stream", batch_size=8, shuffle=False, window=8)
@@ -415,7 +419,7 @@ def test_resuming_over_http_asks_for_the_blocks_that_are_left(make_shards: Any, 
     entries = manifest.splits["train"]
     second = entries[1].offsets["board"][1] - 640  # a tar header and an npy header
     first_end = entries[2].offsets["board"][1] - 640
-    assert server.asked == [
+    assert server.requests == [
         (entries[1].name, f"bytes={second}-{entries[1].bytes - 1}"),
         (entries[2].name, f"bytes=0-{first_end - 1}"),
     ]
