@@ -1,7 +1,4 @@
-"""Exact mode: a new permutation of all positions every epoch, straight out of the mapped shards.
-
-Holds some chunks of packed positions, and no order written out. Never reads a file by itself.
-"""
+"""Exact mode: every epoch is a permutation of all selected positions, read from mapped shards."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ import numpy.typing as npt
 from hexdata.errors import StoreError
 from hexdata.loader.options import LoaderOptions
 from hexdata.loader.row_filter import RowSubset, select_rows
-from hexdata.loader.schedule import EpochPlan, PackedStep, Share
+from hexdata.loader.schedule import EpochSchedule, PackedStep, StepSlice
 from hexdata.order import Permutation, derive_key
 from hexdata.progress import SILENT, Progress
 from hexdata.shards.blocks import Block
@@ -29,21 +26,33 @@ from hexdata.shards.mapped import GatheredRows, MappedShards
 __all__ = ["ExactEpoch", "ExactShards"]
 
 _FIRST_CHUNK: Final = 1 << 10
-"""Positions that are gathered at first. Few, so that the first batch comes soon wherever one begins."""
+"""Number of positions in the first chunk. A small chunk makes the first batch fast."""
 _LARGEST_CHUNK: Final = 1 << 18
-"""And at last. Many, so that a shard that is touched gives many."""
+"""Number of positions in the largest chunks. Large chunks read many positions of each shard at once."""
 _GROWTH: Final = 4
 _CHUNK_BYTES: Final = 64 << 20
-"""What a chunk may take; it bounds those with dense policies."""
+"""Maximum size of a chunk, which limits chunks with dense policies."""
 
 
 class ExactShards:
-    """The mapped shards of a split and the rows of them that take part: all that epochs share.
+    """Mapped shards of a split and the selection of their rows, shared by all epochs.
+
+    Args:
+        source: Local folder of the shards, or a source with a cache.
+        manifest: Manifest of the shards.
+        members: Names of the fields to read.
+        options: Options of the loader.
+        progress: Receives progress while shards are downloaded and checked (default: no reports).
 
     Attributes:
-        positions: how many take part.
-        digest: of the rows that take part and the shards that were skipped; None if all do.
-        faults: the shards that were skipped: name, positions, and what is wrong.
+        positions: Number of selected positions.
+        digest: Digest of the selection and of the names of skipped shards; None if all rows are selected.
+        faults: Skipped shards, each with its name, number of positions and error.
+
+    Raises:
+        StoreError: A shard is missing or has another size, or every shard was skipped.
+        BudgetError: The process cannot map all shards, or the cache is too small for them.
+        ConfigError: The condition ``where`` is invalid, or no position is selected.
     """
 
     def __init__(
@@ -54,12 +63,6 @@ class ExactShards:
         options: LoaderOptions,
         progress: Progress = SILENT,
     ) -> None:
-        """Open the shards, to read these members.
-
-        Raises:
-            StoreError, BudgetError: as ``MappedShards``; or every shard of the split was skipped.
-            ConfigError: as ``select_rows``.
-        """
         self._members = members
         self._options = options
         self._shards = MappedShards(
@@ -82,21 +85,21 @@ class ExactShards:
         self.positions = self._shards.positions if self._subset is None else len(self._subset)
         self.digest = self._find_digest()
 
-    def take(self, numbers: npt.NDArray[np.int64]) -> Block:
-        """Return positions (B,), given by their numbers among those that take part, in stored order."""
-        rows = numbers if self._subset is None else self._subset.rows(numbers)
+    def take(self, indices: npt.NDArray[np.int64]) -> Block:
+        """Return positions by their indices (B,) among the selected positions in stored order."""
+        rows = indices if self._subset is None else self._subset.rows(indices)
         return self._shards.take(rows, self._members)
 
     def chunk_sizes(self) -> Iterator[int]:
-        """Yield, without end, how many positions should be gathered at once, chunk after chunk."""
+        """Yield, endlessly, how many positions to gather at once: few at first, later more."""
         return _chunk_sizes(self._shards, self._members)
 
     def epoch(self, epoch: int) -> ExactEpoch:
-        """Return one epoch of the rank that the options name."""
+        """Return an epoch of the rank in the options."""
         return ExactEpoch(self._shards, self._subset, self._members, self._options, epoch)
 
     def for_rank(self, rank: int, world_size: int) -> ExactShards:
-        """Return the same shards, mapped once, with the epochs of another rank."""
+        """Return the epochs of another rank, over the same mapped shards."""
         other = copy.copy(self)
         other._options = replace(self._options, rank=rank, world_size=world_size)
         return other
@@ -112,7 +115,14 @@ class ExactShards:
 class ExactEpoch:
     """One epoch of one rank: ``Permutation(n, derive_key(seed, "epoch", epoch))`` of the n positions.
 
-    It is the order of ``shuffle_indices(range(n), seed, epoch)``; unshuffled, the stored order.
+    This is the order of ``shuffle_indices(range(n), seed, epoch)``. Without shuffling it is the stored order.
+
+    Args:
+        shards: Mapped shards of the split.
+        subset: Selected rows; None: all rows.
+        members: Names of the fields to read.
+        options: Options of the loader.
+        epoch: The epoch.
     """
 
     def __init__(
@@ -123,66 +133,65 @@ class ExactEpoch:
         options: LoaderOptions,
         epoch: int,
     ) -> None:
-        """Plan the epoch over the rows of ``subset`` (None: all), in blocks of these members."""
         self._shards = shards
         self._subset = subset
         self._members = members
-        self._plan = EpochPlan(shards.positions if subset is None else len(subset), options)
+        self._schedule = EpochSchedule(shards.positions if subset is None else len(subset), options)
         self._order: Permutation | None = None
         if options.shuffle:
-            self._order = Permutation(self._plan.positions, derive_key(options.seed, "epoch", epoch))
+            self._order = Permutation(self._schedule.positions, derive_key(options.seed, "epoch", epoch))
 
     @property
     def steps(self) -> int:
-        """Batches of the epoch, the same for every rank."""
-        return self._plan.steps
+        """Number of batches, which is the same for every rank."""
+        return self._schedule.steps
 
     def blocks(self, steps: range) -> Iterator[PackedStep]:
-        """Yield what this rank gets at each of these ascending steps; see ``Epoch``."""
-        chunk: list[Share] = []
+        """Yield the positions of this rank at each of the given steps; see ``Epoch``."""
+        chunk: list[StepSlice] = []
         sizes = _chunk_sizes(self._shards, self._members)
-        count, enough = 0, next(sizes)
+        count, size = 0, next(sizes)
         for step in steps:
-            share = self._plan.share(step)
-            chunk.append(share)
-            count += share.stop - share.start
-            if count >= enough:
-                yield from self._deliver(chunk)
-                chunk, count, enough = [], 0, next(sizes)
-        yield from self._deliver(chunk)
+            own = self._schedule.slice_at(step)
+            chunk.append(own)
+            count += own.stop - own.start
+            if count >= size:
+                yield from self._read_chunk(chunk)
+                chunk, count, size = [], 0, next(sizes)
+        yield from self._read_chunk(chunk)
 
-    def _deliver(self, shares: Sequence[Share]) -> Iterator[PackedStep]:
-        """Gather what all the shares ask for at once, and yield it share by share."""
-        places = [share.places(self._plan.positions) for share in shares]
-        for share, block in zip(shares, self._gather_each(places), strict=True):
-            yield block, share.padding_mask()
+    def _read_chunk(self, chunk: Sequence[StepSlice]) -> Iterator[PackedStep]:
+        """Read the slices of several steps together, and yield them step by step."""
+        indices = [own.indices(self._schedule.positions) for own in chunk]
+        for own, block in zip(chunk, self._gather_each(indices), strict=True):
+            yield block, own.padding_mask()
 
     def take(self, ranges: Sequence[tuple[int, int]]) -> Iterator[Block]:
-        """Yield places [start, stop) of the epoch's order, whatever step or rank they belong to.
+        """Yield one block for each range [start, stop) of indices in the epoch's order, over all ranks.
 
-        Those of all ranges are gathered at once: see ``ExactShards.chunk_sizes``.
+        All ranges are gathered together; ``ExactShards.chunk_sizes`` gives suitable total lengths.
         """
         return self._gather_each([np.arange(start, stop) for start, stop in ranges])
 
-    def _gather_each(self, places: Sequence[npt.NDArray[np.int64]]) -> Iterator[Block]:
-        """Gather all these places at once, and yield them array by array."""
-        if not places:
+    def _gather_each(self, indices: Sequence[npt.NDArray[np.int64]]) -> Iterator[Block]:
+        """Gather several arrays of indices together, and yield one block for each."""
+        if not indices:
             return
-        gathered = self._gather(np.concatenate(places))
+        gathered = self._gather(np.concatenate(indices))
         start = 0
-        for own in places:
-            yield gathered.take(start, start + len(own))
-            start += len(own)
+        for each in indices:
+            yield gathered.take(start, start + len(each))
+            start += len(each)
 
-    def _gather(self, places: npt.NDArray[np.int64]) -> GatheredRows:
-        rows = places if self._order is None else self._order[places]
+    def _gather(self, indices: npt.NDArray[np.int64]) -> GatheredRows:
+        rows = indices if self._order is None else self._order[indices]
         if self._subset is not None:
             rows = self._subset.rows(rows)
         return self._shards.gather(rows, self._members)
 
 
 def _chunk_sizes(shards: MappedShards, members: Sequence[str]) -> Iterator[int]:
-    """Yield few positions at first, then more and more, up to what a chunk may take."""
+    """Yield numbers of positions that grow up to the largest chunk."""
     largest = min(_LARGEST_CHUNK, _CHUNK_BYTES // shards.bytes_per_row(members))
     size = min(_FIRST_CHUNK, largest)
     while True:

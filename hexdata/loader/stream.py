@@ -1,7 +1,4 @@
-"""Stream mode: an epoch out of shards that are read from front to back, a window of each stream at a time.
-
-Never maps a file, and holds nothing open between two batches.
-"""
+"""Stream mode: epochs read sequentially from shards, one window per stream at a time."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ import numpy.typing as npt
 
 from hexdata.errors import ConfigError, FormatError, HexdataError, StoreError
 from hexdata.loader.options import LoaderOptions
-from hexdata.loader.schedule import PackedStep, Piece, StreamPlan, StreamShare, Window
+from hexdata.loader.schedule import PackedStep, ShardSlice, StreamSchedule, StreamSlice, StreamWindow
 from hexdata.shards.blocks import (
     POLICY_FIELDS,
     Block,
@@ -38,33 +35,38 @@ from hexdata.shards.sources import ShardSource
 __all__ = ["OnSkip", "Prefetcher", "StreamEpoch"]
 
 OnSkip = Callable[[str, range, HexdataError], None]
-"""Hears that positions were left out: the shard's name, which of its rows, and why.
+"""Called with the name of a shard, the rows of it that were left out, and the error.
 
-It hears so at each reading, so of the same rows again where an epoch is gone through again."""
+It is called each time the rows would be read, so more than once if an epoch is repeated."""
 
-_LEAST_AHEAD: Final = 2
-"""Shards to fetch ahead if nobody says how many, where fewer streams are read: else one a stream."""
+_MIN_PREFETCH: Final = 2
+"""Default number of shards to prefetch if fewer streams are read."""
+_MAX_THREADS: Final = 4
+_CACHE_FRACTION: Final = 2
+"""Prefetched shards take at most 1/2 of the cache, so that they do not evict shards that are still needed."""
+_MAX_READS_PER_SHARD: Final = 8
+"""Limits the reads that are planned ahead of the reader if shards are read in many small slices."""
 
 
 class StreamEpoch:
-    """One epoch of one rank, in the order of ``StreamPlan``.
+    """One epoch of one rank, in the order of ``StreamSchedule``.
 
-    In memory are one window for each stream that this rank and worker take part in. Of a source behind a
-    cache, the next shards are fetched while batches are taken.
+    It keeps one window in memory for each stream that this rank and worker read. If the source has a cache,
+    the next shards are fetched in the background. No file stays open between two batches.
 
     Args:
-        source: where the shards lie.
-        manifest: what they are.
-        options: which positions, in which order, to which rank.
-        epoch: counted from 0.
-        members: the fields that blocks hold.
-        on_skip: hears of positions that are left out since their shard cannot be read; batches that
-            lack them are that much shorter, and nothing else changes. None raises the error instead.
+        source: Source of the shards.
+        manifest: Manifest of the shards.
+        options: Options of the loader.
+        epoch: The epoch.
+        members: Names of the fields to read.
+        on_skip: Called when rows are left out because their shard cannot be read; the batches are shorter
+            by these rows. None: the error is raised.
 
     Raises:
-        ConfigError: streams, ranks and batch size do not fit, or options ask for a part of the split.
-        StoreError: a shard in a folder is missing or of another size, and there is no ``on_skip``; or every
-            shard is.
+        ConfigError: Streams, ranks and batch size do not fit, or the options select a part of the split.
+        StoreError: A shard in a folder is missing or has another size and ``on_skip`` is None, or no shard
+            can be read.
     """
 
     def __init__(
@@ -78,181 +80,187 @@ class StreamEpoch:
     ) -> None:
         _check_options(options)
         self._cached = source if isinstance(source, CachedSource) else None
-        digests = options.check == "digests" and not self._cached  # which looks at its copies itself
+        digests = options.check == "digests" and not self._cached  # a cache checks the copies itself
         self._reader = BlockReader(source, manifest, options.split, members, digests=digests)
         sizes = [shard.positions for shard in self._reader.shards]
-        self._plan = StreamPlan(sizes, manifest.block_size, options, epoch)
+        self._schedule = StreamSchedule(sizes, manifest.block_size, options, epoch)
         self._options = options
         self._prefetch = options.copies.prefetch
         self._on_skip = on_skip
-        self._is_readable = on_skip is None
-        """Whether a shard is known that can be used."""
+        self._found_readable_shard = on_skip is None
         faults = [fault for _, fault in self._reader.find_faults()]
         if faults and on_skip is None:
             raise faults[0]
         if faults and len(faults) == len(sizes):
-            self._require_a_shard(faults[0])
+            self._require_readable_shard(faults[0])
 
     @property
     def steps(self) -> int:
-        """Batches of the epoch, the same for every rank."""
-        return self._plan.steps
+        """Number of batches, which is the same for every rank."""
+        return self._schedule.steps
 
     def blocks(self, steps: range) -> Iterator[PackedStep]:
-        """Yield what this rank gets at each of these ascending steps; see ``Epoch``.
+        """Yield the positions of this rank at each of the given steps; see ``Epoch``.
 
         Windows before the first step are not read.
 
         Raises:
-            StoreError, FormatError: a shard is not what the manifest says, or with ``on_skip`` no shard
-                is. No position of the window that it was read for has been delivered.
-            ConfigError: the stride is a number of workers that does not divide Q of ``streams=(P, Q)``.
+            StoreError, FormatError: A shard differs from its manifest or, with ``on_skip``, every shard does.
+                No position of its window has been delivered.
+            ConfigError: The number of workers, which is the stride of ``steps``, does not divide Q of
+                ``streams=(P, Q)``.
         """
-        self._plan.check_workers(steps.step)
-        windows: dict[int, _Loaded] = {}
-        with ExitStack() as threads:
-            ahead = self._look_ahead(steps)
-            on_read = threads.enter_context(ahead).advance if ahead else _go_on
+        self._schedule.check_workers(steps.step)
+        windows: dict[int, _LoadedWindow] = {}
+        with ExitStack() as stack:
+            prefetcher = self._make_prefetcher(steps)
+            on_read = stack.enter_context(prefetcher).advance if prefetcher else _do_nothing
             for step in steps:
-                parts: list[Block] = []
+                blocks: list[Block] = []
                 flags: list[tuple[int, bool]] = []
-                for share in self._plan.shares(step):
-                    taken = list(self._take(share, windows, on_read))
-                    repeated = self._repeat(share.padding)
-                    parts += [*taken, *repeated]
-                    flags += [(block_length(part), False) for part in taken]
-                    flags += [(block_length(part), True) for part in repeated]
-                yield self._join(parts), _mask(flags)
+                for part in self._schedule.slices_at(step):
+                    own = list(self._read_slice(part, windows, on_read))
+                    repeated = self._read_padding(part.padding)
+                    blocks += [*own, *repeated]
+                    flags += [(block_length(block), False) for block in own]
+                    flags += [(block_length(block), True) for block in repeated]
+                # Joining with an empty block copies the rows, so that no batch refers to a window.
+                yield join_blocks([_BlockBuilder(self._reader, 0).block(), *blocks]), _padding_mask(flags)
 
-    def _look_ahead(self, steps: range) -> Prefetcher | None:
-        """Return what fetches the shards of these steps ahead, if anything does."""
-        streams = self._plan.streams_of(steps)
-        shards = max(_LEAST_AHEAD, streams) if self._prefetch is None else self._prefetch
+    def _make_prefetcher(self, steps: range) -> Prefetcher | None:
+        """Return a prefetcher of the shards of the given steps, or None if nothing is to be prefetched."""
+        streams = self._schedule.count_streams(steps)
+        shards = max(_MIN_PREFETCH, streams) if self._prefetch is None else self._prefetch
         if self._cached is None or not shards:
             return None
-        readings = (
-            self._reader.shards[piece.shard]
-            for window in self._plan.windows_of(steps)
-            for piece in self._plan.pieces(window.start, window.stop)
+        reads = (
+            self._reader.shards[part.shard]
+            for window in self._schedule.windows(steps)
+            for part in self._schedule.shard_slices(window.start, window.stop)
         )
-        return Prefetcher(self._cached, readings, shards)
+        return Prefetcher(self._cached, reads, shards)
 
-    def _take(
-        self, share: StreamShare, windows: dict[int, _Loaded], on_read: Callable[[], None]
+    def _read_slice(
+        self, part: StreamSlice, windows: dict[int, _LoadedWindow], on_read: Callable[[], None]
     ) -> Iterator[Block]:
-        """Yield the rows of a share, reading the next window of its stream when it comes to it."""
-        row = share.start
-        while row < share.stop:
-            if share.stream in windows and row >= windows[share.stream].window.stop:
-                del windows[share.stream]  # before the next one fills the memory
-            if share.stream not in windows:
-                windows[share.stream] = self._load(self._plan.window_at(share.stream, row), on_read)
-            stop = min(share.stop, windows[share.stream].window.stop)
-            yield windows[share.stream].slice(row, stop)
+        """Yield the rows of a slice, and load the next window of its stream when it is reached."""
+        row, stream = part.start, part.stream
+        while row < part.stop:
+            if stream in windows and row >= windows[stream].window.stop:
+                del windows[stream]  # frees its memory before the next window is loaded
+            if stream not in windows:
+                windows[stream] = self._load(self._schedule.window_at(stream, row), on_read)
+            stop = min(part.stop, windows[stream].window.stop)
+            yield windows[stream].slice(row, stop)
             row = stop
 
-    def _load(self, window: Window, on_read: Callable[[], None]) -> _Loaded:
-        """Read a window into memory and put its rows into their order."""
-        block, present = self._read(window.start, window.stop, self._on_skip, on_read)
-        permutation = self._plan.window_order(window)
+    def _load(self, window: StreamWindow, on_read: Callable[[], None]) -> _LoadedWindow:
+        """Read a window into memory and permute its rows."""
+        block, present = self._read_rows(window.start, window.stop, self._on_skip, on_read)
+        permutation = self._schedule.window_order(window)
         order = None if permutation is None else permutation.slice(0, len(permutation))
         if present.all():
-            return _Loaded(window, block if order is None else take_rows(block, order), None)
+            return _LoadedWindow(window, block if order is None else take_rows(block, order), None)
         if order is None:
             order = np.arange(len(present))
         delivered = present[order]
-        places = np.cumsum(present) - 1  # where each row stands among those that were read
-        kept = np.concatenate([[0], np.cumsum(delivered)])
-        return _Loaded(window, take_rows(block, places[order[delivered]]), kept)
+        block_rows = np.cumsum(present) - 1  # index in the block of each row that was read
+        counts = np.concatenate([[0], np.cumsum(delivered)])
+        return _LoadedWindow(window, take_rows(block, block_rows[order[delivered]]), counts)
 
-    def _read(
+    def _read_rows(
         self, start: int, stop: int, on_skip: OnSkip | None, on_read: Callable[[], None]
     ) -> tuple[Block, npt.NDArray[np.bool_]]:
-        """Return rows [start, stop) of the epoch in stored order, and which of them could be read.
+        """Return rows [start, stop) of the epoch in stored order.
 
-        The block holds those alone. ``on_read`` is called before each piece is read.
+        Args:
+            start: First row.
+            stop: End of the rows.
+            on_skip: Called for each slice of a shard that cannot be read. None: the error is raised.
+            on_read: Called before each slice of a shard is read.
+
+        Returns:
+            The rows that could be read, and which of the requested rows these are, bool (stop - start,).
         """
-        filling = _Filling(self._reader, stop - start)
+        builder = _BlockBuilder(self._reader, stop - start)
         present = np.ones(stop - start, np.bool_)
         row = 0
-        for piece in self._plan.pieces(start, stop):
-            count = piece.stop - piece.first
+        for part in self._schedule.shard_slices(start, stop):
+            count = part.stop - part.start
             on_read()
             try:
-                filling.add(piece)
+                builder.add(part)
             except (StoreError, FormatError) as error:
                 if on_skip is None:
                     raise
-                self._require_a_shard(error)
-                on_skip(self._reader.shards[piece.shard].name, range(piece.first, piece.stop), error)
+                self._require_readable_shard(error)
+                on_skip(self._reader.shards[part.shard].name, range(part.start, part.stop), error)
                 present[row : row + count] = False
             else:
-                self._is_readable = True
+                self._found_readable_shard = True
             row += count
-        return filling.block(), present
+        return builder.block(), present
 
-    def _require_a_shard(self, fault: HexdataError) -> None:
-        """Look for a shard that can be used, after the first one that cannot.
+    def _require_readable_shard(self, fault: HexdataError) -> None:
+        """Check, after a shard could not be read, that another one can be.
 
         Raises:
-            StoreError: there is none, so that every batch would be empty.
+            StoreError: No shard can be read, so every batch would be empty.
         """
         for shard in range(len(self._reader.shards)):
-            if self._is_readable:
+            if self._found_readable_shard:
                 return
             try:
                 for _ in self._reader.read(shard, 0, 1):
                     pass
             except (StoreError, FormatError):
                 continue
-            self._is_readable = True
-        if not self._is_readable:
-            split = self._options.split
+            self._found_readable_shard = True
+        if not self._found_readable_shard:
             raise StoreError(
-                f"no shard of {split} can be used", path=fault.path, found=fault.detail(), hint=REPAIR_HINT
+                f"no shard of {self._options.split} can be used",
+                path=fault.path,
+                found=fault.detail(),
+                hint=REPAIR_HINT,
             )
 
-    def _repeat(self, padding: range) -> list[Block]:
-        """Return the rows of the epoch that padding repeats; those that cannot be read are left out."""
+    def _read_padding(self, padding: range) -> list[Block]:
+        """Return the rows of the epoch that are repeated as padding, except those that cannot be read."""
         if not padding:
             return []
-        rows = np.arange(padding.start, padding.stop) % self._plan.positions
+        rows = np.arange(padding.start, padding.stop) % self._schedule.positions
         first, last = int(rows.min()), int(rows.max())
-        on_skip = None if self._on_skip is None else _forget
-        block, present = self._read(first, last + 1, on_skip, _go_on)
+        on_skip = None if self._on_skip is None else _ignore_skip
+        block, present = self._read_rows(first, last + 1, on_skip, _do_nothing)
         rows -= first
         return [take_rows(block, (np.cumsum(present) - 1)[rows[present[rows]]])]
 
-    def _join(self, parts: Sequence[Block]) -> Block:
-        """Join blocks into one of its own memory, so that no batch keeps a window alive."""
-        return join_blocks([_Filling(self._reader, 0).block(), *parts])
-
 
 def _check_options(options: LoaderOptions) -> None:
-    asked = {
+    given = {
         "where": options.where is not None,
         "newest": options.newest is not None,
         "final_policy='skip'": options.batch.final_policy == "skip",
     }
-    chosen = [name for name, is_asked in asked.items() if is_asked]
-    if chosen:
+    selecting = [name for name, is_given in given.items() if is_given]
+    if selecting:
         raise ConfigError(
-            "stream mode delivers whole splits",
-            found=", ".join(chosen),
+            "stream mode cannot select positions",
+            found=", ".join(selecting),
             hint="Use mode='exact' on a local copy of the shards.",
         )
 
 
-def _forget(name: str, rows: range, error: HexdataError) -> None:
-    """Hear of padding that is left out: it is nobody's position, and its shard is named where it is."""
+def _ignore_skip(name: str, rows: range, error: HexdataError) -> None:
+    """Do not report skipped padding: its rows are reported where they are delivered."""
 
 
-def _go_on() -> None:
-    """Hear that a piece is about to be read, where nothing is fetched ahead."""
+def _do_nothing() -> None:
+    """Replace ``Prefetcher.advance`` if nothing is prefetched."""
 
 
-class _Filling:
-    """Rows read one piece after the other into arrays of their final size."""
+class _BlockBuilder:
+    """Builds a block of a known number of rows from slices of shards."""
 
     def __init__(self, reader: BlockReader, rows: int) -> None:
         self._reader = reader
@@ -261,29 +269,29 @@ class _Filling:
             for name, spec in reader.specs.items()
         }
         self._policies: list[tuple[npt.NDArray[Any], npt.NDArray[np.uint32]]] = []
-        self._filled = 0
+        self._rows = 0
 
-    def add(self, piece: Piece) -> None:
-        """Append a piece; if it cannot be read, raise and append nothing."""
+    def add(self, part: ShardSlice) -> None:
+        """Append a slice of a shard. If reading it fails, nothing is appended."""
         size = self._reader.block_size
-        row = piece.first // size * size
-        place, policies = self._filled, []
-        with closing(self._reader.read(piece.shard, row // size, -(-piece.stop // size))) as blocks:
+        block_start = part.start // size * size
+        row, policies = self._rows, []
+        with closing(self._reader.read(part.shard, block_start // size, -(-part.stop // size))) as blocks:
             for block in blocks:
-                start, stop = max(piece.first - row, 0), min(piece.stop - row, size)
+                start, stop = max(part.start - block_start, 0), min(part.stop - block_start, size)
                 rows = slice_rows(block, start, stop)
                 for name in row_fields(rows):
-                    self._arrays[name][place : place + stop - start] = rows[name]
+                    self._arrays[name][row : row + stop - start] = rows[name]
                 if "policy" in rows:
-                    policies.append((rows["policy"], rows["policy_row"] + np.uint32(place)))
-                place += stop - start
-                row += size
-        self._filled = place
+                    policies.append((rows["policy"], rows["policy_row"] + np.uint32(row)))
+                row += stop - start
+                block_start += size
+        self._rows = row
         self._policies += policies
 
     def block(self) -> Block:
-        """Return what was appended."""
-        block = {name: array[: self._filled] for name, array in self._arrays.items()}
+        """Return the rows appended so far."""
+        block = {name: array[: self._rows] for name, array in self._arrays.items()}
         for index, name in enumerate(POLICY_FIELDS):
             if name in block:
                 block[name] = np.concatenate([block[name], *(parts[index] for parts in self._policies)])
@@ -291,91 +299,89 @@ class _Filling:
 
 
 @dataclass(frozen=True)
-class _Loaded:
-    """A window in memory, its rows in the order they are delivered.
+class _LoadedWindow:
+    """A window in memory, with its rows in the order of delivery."""
 
-    ``kept[i]`` says how many of the first i rows could be read; None if all could.
-    """
-
-    window: Window
+    window: StreamWindow
     block: Block
-    kept: npt.NDArray[np.int64] | None
+    """The rows that could be read."""
+    counts: npt.NDArray[np.int64] | None
+    """``counts[i]`` is how many of the first i rows could be read; None if all rows could."""
 
     def slice(self, start: int, stop: int) -> Block:
-        """Return what there is of rows [start, stop) of the epoch, as views."""
+        """Return views of rows [start, stop) of the epoch, without those that could not be read."""
         first, last = start - self.window.start, stop - self.window.start
-        if self.kept is not None:
-            first, last = int(self.kept[first]), int(self.kept[last])
+        if self.counts is not None:
+            first, last = int(self.counts[first]), int(self.counts[last])
         return slice_rows(self.block, first, last)
 
 
-def _mask(flags: Sequence[tuple[int, bool]]) -> npt.NDArray[np.bool_] | None:
-    """Return which rows are padding, given the (length, whether padding) of the parts; None if none is."""
+def _padding_mask(flags: Sequence[tuple[int, bool]]) -> npt.NDArray[np.bool_] | None:
+    """Return which rows are padding, or None if none are.
+
+    Args:
+        flags: For each block of a batch its length and whether it is padding.
+    """
     if not any(padding for _, padding in flags):
         return None
     return np.repeat([padding for _, padding in flags], [length for length, _ in flags])
 
 
-_MOST_THREADS: Final = 4
-_SHARE: Final = 2
-"""What is ahead takes at most this part of the cache, lest it drive out what is about to be read."""
-_MOST_READINGS: Final = 8
-"""Of each shard ahead: a shard that is read in many small pieces is not looked at over and over."""
-
-
 class Prefetcher:
-    """Fetches shards ahead of one reader. A context manager: its threads end with it.
+    """Fetches shards into the cache before they are read.
+
+    It is a context manager that ends its threads. Errors are ignored: reading the shard raises them again.
 
     Args:
-        source: the shards, behind a cache.
-        readings: the shards in the order in which they will be read; one may come several times.
-        shards: at most so many different ones are ahead of the reader.
+        source: Source of the shards, with a cache.
+        reads: The shards in the order of reading; a shard may occur several times.
+        shards: Maximum number of different shards to fetch in advance.
     """
 
-    def __init__(self, source: CachedSource, readings: Iterator[ShardEntry], shards: int) -> None:
+    def __init__(self, source: CachedSource, reads: Iterator[ShardEntry], shards: int) -> None:
         self._source = source
-        self._readings = readings
+        self._reads = reads
         self._shards = shards
-        self._bytes = source.cache.size // _SHARE
+        self._bytes = source.cache.size // _CACHE_FRACTION
         self._ahead: deque[ShardEntry] = deque()
-        self._drawn: ShardEntry | None = None
+        self._next: ShardEntry | None = None
         self._stopped = threading.Event()
         self._pid = os.getpid()
-        self._threads = ThreadPoolExecutor(min(shards, _MOST_THREADS), "hexdata-prefetch")
+        self._threads = ThreadPoolExecutor(min(shards, _MAX_THREADS), "hexdata-prefetch")
 
     def __enter__(self) -> Prefetcher:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the threads; a shard on its way is given up, when its next bytes arrive."""
-        if os.getpid() == self._pid:  # a forked child has no threads that could end
+        """End the threads. Downloads stop when their next bytes arrive."""
+        if os.getpid() == self._pid:  # a forked child has no threads to end
             self._stopped.set()
             self._threads.shutdown(cancel_futures=True)
 
     def advance(self) -> None:
-        """Hear that the next of the readings is about to begin, and look ahead from there."""
+        """Start the next read, and fetch the shards of the reads after it."""
         if self._ahead:
             self._ahead.popleft()
-        else:  # it was not ahead, so it is the one drawn last, or the next
-            self._draw()
-            self._drawn = None
-        while (entry := self._draw()) is not None and self._fits(entry):
-            self._drawn = None
-            if all(entry.sha256 != one.sha256 for one in self._ahead):
+        else:  # the read was not planned, so it is the next one
+            self._peek()
+            self._next = None
+        while (entry := self._peek()) is not None and self._fits(entry):
+            self._next = None
+            if all(entry.sha256 != other.sha256 for other in self._ahead):
                 self._threads.submit(self._fetch, entry)
             self._ahead.append(entry)
 
-    def _draw(self) -> ShardEntry | None:
-        """Return the first reading that is not ahead yet."""
-        self._drawn = self._drawn or next(self._readings, None)
-        return self._drawn
+    def _peek(self) -> ShardEntry | None:
+        """Return the first read that is not planned yet, or None at the end."""
+        self._next = self._next or next(self._reads, None)
+        return self._next
 
     def _fits(self, entry: ShardEntry) -> bool:
-        if len(self._ahead) >= self._shards * _MOST_READINGS:
+        if len(self._ahead) >= self._shards * _MAX_READS_PER_SHARD:
             return False
-        sizes = {one.sha256: one.bytes for one in (*self._ahead, entry)}
+        sizes = {other.sha256: other.bytes for other in (*self._ahead, entry)}
         return len(sizes) <= self._shards and sum(sizes.values()) <= self._bytes
 
     def _fetch(self, entry: ShardEntry) -> None:
-        with contextlib.suppress(HexdataError):  # the reader asks for it again, and hears why
+        with contextlib.suppress(HexdataError):
             self._source.cache.prefetch(entry, self._source.source, self._stopped.is_set)
