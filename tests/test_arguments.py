@@ -295,18 +295,18 @@ def test_positions_are_indexed_like_a_list(shards):
     for index in (-1, -len(ids), np.int8(3), np.uint64(2), np.array(1)):
         assert dataset[index]["position_id"] == ids[int(index)]
     for index in (len(ids), -len(ids) - 1, 10**30, -(10**30), np.uint64((1 << 64) - 1)):
-        with pytest.raises(IndexError, match=f"no position {index} among the {len(ids):,}"):
+        with pytest.raises(IndexError, match=f"index {index} is out of range for the {len(ids):,}"):
             dataset[index]
-        with pytest.raises(IndexError, match=f"no position {index} among the {len(ids):,}"):
+        with pytest.raises(IndexError, match=f"index {index} is out of range for the {len(ids):,}"):
             dataset.batch([index])
     for index in ("2", 2.0, True, np.True_, None, float("nan"), [1], slice(0, 2)):
-        with pytest.raises(TypeError, match="a position is given by an integer, not "):
+        with pytest.raises(TypeError, match="the index of a position must be an integer, not "):
             dataset[index]
     for several in ([0, -1], (0, np.int8(1)), np.array([1, 0], np.uint8), range(3), []):
         expected = [ids[int(index)] for index in several]
         assert dataset.batch(several)["position_id"].tolist() == expected
     for several in (5, None, "12", slice(2), [True, False], [0.0], ["1"], [[0, 1]], [[0], [1, 2]], [None]):
-        with pytest.raises(TypeError, match="positions are given by a sequence or an array of integers, not"):
+        with pytest.raises(TypeError, match="indices must be a sequence or an array of integers, not"):
             dataset.batch(several)
 
 
@@ -341,7 +341,7 @@ def test_arguments_of_the_functions_for_tensors_are_checked():
     for function, usable, name, values in tensor_calls():
         function(**usable)
         for value in values:
-            refused = "these are not packed boards" if name in ("packed", "board_size") else f"unknown {name}"
+            refused = "packed cannot be used" if name in ("packed", "board_size") else f"unknown {name}"
             with pytest.raises(
                 ConfigError, match=rf"({name}.* cannot be used|{refused}); found .*; expected "
             ):

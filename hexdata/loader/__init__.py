@@ -1,7 +1,7 @@
-"""Batches for training out of shards: exactly once an epoch over all ranks, resumable at any batch.
+"""Training loader: batches from shards, every position once per epoch over all ranks, resumable at any batch.
 
-Maps local shards into memory, or streams them through the webdataset library; never writes, and never
-needs PyTorch outside its one file.
+Local shards are mapped into memory; others are read through the webdataset library. Only the shard cache is
+written.
 """
 
 from hexdata.loader.checkpoint import combine_digests

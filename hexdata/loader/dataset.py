@@ -1,7 +1,4 @@
-"""The map-style form: positions by index, for people with a loader of their own.
-
-Maps the shards as exact mode does. Never decides which index comes: that is the sampler's.
-"""
+"""Map-style dataset of single positions, for your own sampler."""
 
 from __future__ import annotations
 
@@ -29,34 +26,50 @@ from hexdata.storage import AnyPath
 __all__ = ["PositionDataset"]
 
 PositionArrays = dict[str, Any]
-"""The arrays of one position, without a leading dimension; a number where a batch has one a position."""
-
+"""The arrays of one position, without the batch dimension. Fields with one number per position are scalars.
+"""
 
 _OUT_OF_RANGE: Final = 1 << 62
-"""Beyond every position."""
+"""Larger than every index."""
 
 
 class PositionDataset:
-    """A split as a map-style dataset: ``dataset[i]`` is position i in stored order.
+    """Map-style dataset of a split: ``dataset[i]`` is position i in stored order.
 
-    ``dataset[shuffle_indices(range(len(dataset)), seed, epoch)[place]]`` is what ``Loader`` delivers at
-    that place of an epoch. It can be pickled; it opens its shards again where it arrives.
+    ``dataset[shuffle_indices(range(len(dataset)), seed, epoch)[i]]`` is the i-th position that ``Loader``
+    delivers in an epoch. A dataset can be pickled. The copy opens the shards again.
+
+    Example::
+
+        dataset = PositionDataset("store", fields=("board", "value"))
+        position = dataset[0]  # {"board": (2, n, n), "value": scalar}
+        batch = dataset.batch([3, 1, 2])  # {"board": (3, 2, n, n), "value": (3,)}
 
     Args:
-        store: a store's directory, or a folder of shards with their manifest.json; either may be in an
-            object store, ``"s3://bucket/store"``.
-        split: which split.
-        seed: of the draws of ``symmetry`` and ``tier_probability``; ``set_epoch`` names their epoch.
-        check: ``"sizes"`` of the shards, or ``"digests"``, for which every byte is read.
-        where, newest: which positions there are, as in ``Loader``.
-        cache, cache_size: where copies of shards that lie elsewhere are kept, as in ``Loader``.
-        fields, planes, board, final_policy, tier_probability, symmetry: what a position holds; see
-            ``BatchOptions``.
+        store: Directory of a store, or of shards with their ``manifest.json``, on disk or in an object store
+            (``"s3://bucket/store"``).
+        split: "train", "val" or "test" (default "train").
+        seed: Seed of ``symmetry`` and ``tier_probability`` (default 0). ``set_epoch`` selects their epoch.
+        check: "sizes" compares the sizes of shards with the manifest; "digests" also hashes every shard
+            (default "sizes").
+        where: SQL condition on the labels that selects positions; null counts as false (default None: all
+            positions).
+        newest: Number of games with the highest ids whose positions are selected (default None: all games).
+        fields: Names of the arrays (default board, policy, value).
+        planes: Number of board planes, 2 or 3 (default 2).
+        board: "float32", "float16", "uint8" or "packed" (default "float32").
+        final_policy: Policy of final positions: "zeros", "uniform", or "skip" to leave them out (default
+            "zeros").
+        tier_probability: Probabilities of value weight 1 for tiers 0 to 3 (default None: all weights are 1).
+        symmetry: Whether to apply a random symmetry to each position (default False).
+        cache: Folder for local copies of remote shards. True: the default folder (default True).
+        cache_size: Maximum size of the shard cache in bytes, or text such as "50GB" (default 50 GB). Least
+            recently used shards are evicted first.
 
     Raises:
-        ConfigError: an option has no meaning, or the split is not in the shards.
-        StoreError: the shards are missing, incomplete or of another version.
-        BudgetError: the split does not fit into the cache.
+        ConfigError: An option has an invalid value, or the split does not exist.
+        StoreError: Shards are missing or incomplete, or have another format version.
+        BudgetError: The split does not fit into the cache.
     """
 
     def __init__(
@@ -108,42 +121,47 @@ class PositionDataset:
         self._epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Draw symmetries and value weights of another epoch; the positions stay where they are."""
+        """Set the epoch of symmetries and value weights. The order of positions does not change."""
         self._epoch = check_count("epoch", epoch, 0)
 
     def __len__(self) -> int:
         return self._shards.positions
 
     def __getitem__(self, index: SupportsIndex) -> PositionArrays:
-        """Return one position; negative indices count from the end.
+        """Return one position. Negative indices count from the end.
 
         Raises:
-            IndexError: there is no such position.
-            TypeError: it is no integer.
-            FormatError: its shard is not what the manifest says.
+            IndexError: The index is out of range.
+            TypeError: The index is not an integer.
+            FormatError: The shard differs from its manifest.
         """
         number = as_int(index)
         if number is None:
-            raise TypeError(f"a position is given by an integer, not {_describe(index)}")
+            raise TypeError(f"the index of a position must be an integer, not {_describe(index)}")
         return self.__getitems__([number])[0]
 
     def __getitems__(self, indices: Sequence[SupportsIndex]) -> list[PositionArrays]:
-        """Return these positions, in this order: what PyTorch's fetcher calls for a batch.
+        """Return several positions in the given order, as PyTorch's fetcher requests them for a batch.
 
-        They are gathered as one, and each is a view into it.
+        The positions are views of one batch.
         """
         batch = self.batch(indices)
         return [{name: array[row] for name, array in batch.items()} for row in range(len(indices))]
 
     def batch(self, indices: Any) -> Batch:
-        """Return these positions (B,), in this order, as one batch.
+        """Return several positions in the given order as one batch.
+
+        Args:
+            indices: Integers (B,), as a sequence or an array. Negative indices count from the end.
 
         Raises:
-            IndexError, TypeError, FormatError: as for one position.
+            IndexError: An index is out of range.
+            TypeError: ``indices`` is not a sequence or array of integers.
+            FormatError: A shard differs from its manifest.
         """
         try:
             given = np.asarray(indices)
-        except ValueError as error:  # rows of several lengths
+        except ValueError as error:  # nested sequences of different lengths
             raise _index_error(indices) from error
         if given.dtype == object and given.ndim == 1 and all(as_int(each) is not None for each in given):
             given = np.clip(given, -_OUT_OF_RANGE, _OUT_OF_RANGE).astype(np.int64)
@@ -156,18 +174,20 @@ class PositionDataset:
         wrong = (numbers < 0) | (numbers >= len(self))
         if wrong.any():
             index = indices[int(wrong.argmax())]
-            raise IndexError(f"no position {index} among the {len(self):,} of {self.options.split}")
+            raise IndexError(
+                f"index {index} is out of range for the {len(self):,} positions of {self.options.split}"
+            )
         block = self._shards.take(numbers)
         options = self.options
         return make_batch(block, options.batch, self.board_size, seed=options.seed, epoch=self._epoch)
 
 
 def _index_error(found: Any) -> TypeError:
-    return TypeError(f"positions are given by a sequence or an array of integers, not {_describe(found)}")
+    return TypeError(f"indices must be a sequence or an array of integers, not {_describe(found)}")
 
 
 def _describe(value: Any) -> str:
-    """Return what a value is that cannot be an index: its type, and of several the type and the shape."""
+    """Return the value of a list or tuple, the dtype and shape of an array, or the type, for a message."""
     dtype = getattr(value, "dtype", None)
     kind = type(value).__name__
     if isinstance(value, (list, tuple)):

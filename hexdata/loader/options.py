@@ -18,9 +18,9 @@ __all__ = [
 ]
 
 Mode = Literal["exact", "stream"]
-"""Whether an epoch permutes the whole split ("exact") or reads shards sequentially ("stream")."""
+"""Mode of the loader: "exact" permutes the whole split, "stream" reads shards sequentially."""
 Remainder = Literal["short", "drop", "pad"]
-"""How the last global batch of an epoch is delivered if positions do not fill it."""
+"""Delivery of an incomplete last global batch: shorter, not at all, or filled with repeated positions."""
 
 
 class RankedOptions:

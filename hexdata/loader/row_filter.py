@@ -1,6 +1,6 @@
-"""Which rows of a split take part in its epochs: all, or those that a predicate, an age or a rule picks.
+"""Selection of the rows of a split by condition, by game or by policy, for exact mode.
 
-Decides once, from the labels alone; never looks at a board.
+The selection is computed once, from labels; boards are not read.
 """
 
 from __future__ import annotations
@@ -31,20 +31,26 @@ _LABELS: Final = {
     **dict.fromkeys((*SENTINELS, "player_to_move", "position_id"), "BIGINT"),
     "value": "FLOAT",
 }
-"""What ``where`` may use, by type. Wider than stored: ``position_in_game - total_positions`` is below 0."""
+"""SQL type of each column of ``where``. Signed, so that ``position_in_game - total_positions`` is valid."""
 _MEMORY: Final = 256 << 20
+"""Memory limit of the query in bytes."""
 
 
 class RowSubset:
-    """Ascending rows of a split, two bytes each: the low 16 bits, and where each higher part begins."""
+    """Ascending rows of a split, stored in two bytes each.
+
+    It stores the low 16 bits of each row, and the number of rows below each multiple of 2^16.
+
+    Args:
+        rows: Arrays of ascending rows, in order.
+    """
 
     def __init__(self, rows: Iterable[Int64Array]) -> None:
-        """Keep the rows, given in ascending pieces."""
         low: list[npt.NDArray[np.uint16]] = [np.empty(0, np.uint16)]
         counts = np.zeros(1, np.int64)
-        for piece in rows:
-            low.append(piece.astype(np.uint16))
-            higher = np.bincount(piece >> _LOW_BITS, minlength=len(counts))
+        for array in rows:
+            low.append(array.astype(np.uint16))
+            higher = np.bincount(array >> _LOW_BITS, minlength=len(counts))
             higher[: len(counts)] += counts
             counts = higher
         self._low = np.concatenate(low)
@@ -53,33 +59,37 @@ class RowSubset:
     def __len__(self) -> int:
         return len(self._low)
 
-    def rows(self, numbers: Int64Array) -> Int64Array:
-        """Return the rows of these numbers: number i is the i-th row of the subset."""
-        higher = np.searchsorted(self._starts, numbers, side="right") - 1
-        return (higher << _LOW_BITS) + self._low[numbers]
+    def rows(self, indices: Int64Array) -> Int64Array:
+        """Return the rows at the given indices of the subset."""
+        higher = np.searchsorted(self._starts, indices, side="right") - 1
+        return (higher << _LOW_BITS) + self._low[indices]
 
     @property
     def digest(self) -> str:
-        """SHA-256 over the rows: equal for equal subsets."""
+        """SHA-256 of the rows, as 64 hexadecimal digits."""
         digest = hashlib.sha256(self._starts.astype("<i8").data)
         digest.update(self._low.astype("<u2", copy=False).data)
         return digest.hexdigest()
 
 
 def select_rows(shards: MappedShards, options: LoaderOptions) -> RowSubset | None:
-    """Return the rows that ``where``, ``newest`` and ``final_policy="skip"`` leave; None for all.
+    """Return the rows selected by ``where``, ``newest`` and ``final_policy="skip"``, or None for all rows.
 
-    Each is asked of the whole split: ``newest`` counts games whether or not ``where`` picks them.
+    Each of the three is applied to the whole split: ``newest`` also counts games that ``where`` leaves out.
+
+    Args:
+        shards: Mapped shards of the split.
+        options: Options of the loader.
 
     Raises:
-        ConfigError: ``where`` is no condition on a position's own labels, or fails on one; or no row is
-            left.
+        ConfigError: ``where`` is not a condition on the labels of a position or fails for one, or no row is
+            selected.
     """
     skips_finals = options.batch.final_policy == "skip"
     if options.where is None and options.newest is None and not skips_finals:
         return None
     masks: list[Iterator[BoolArray]] = []
-    if options.where is not None:  # first, as it may be refused, and the others read the whole split
+    if options.where is not None:  # first, since it may be invalid and the others read the whole split
         masks.append(_matches(shards, options.where))
     if options.newest is not None:
         masks.append(_in_newest_games(shards, options.newest))
@@ -87,22 +97,25 @@ def select_rows(shards: MappedShards, options: LoaderOptions) -> RowSubset | Non
         masks.append(_has_policy(shards))
     subset = RowSubset(_combine_masks(masks))
     if not len(subset):
-        asked = {"where": options.where, "newest": options.newest, "final_policy": options.batch.final_policy}
-        raise ConfigError(f"no position of {options.split} is left to train on", found=asked)
+        given = {"where": options.where, "newest": options.newest, "final_policy": options.batch.final_policy}
+        raise ConfigError(
+            f"the options select no position of {options.split}",
+            found=", ".join(f"{name}={value!r}" for name, value in given.items()),
+        )
     return subset
 
 
 def _combine_masks(masks: list[Iterator[BoolArray]]) -> Iterator[Int64Array]:
-    """Yield, shard by shard, the rows that every mask lets through."""
+    """Yield, for each shard, the rows that all masks select."""
     start = 0
-    for of_shard in zip(*masks, strict=True):
-        kept = np.logical_and.reduce(of_shard)
-        yield np.flatnonzero(kept) + start
-        start += len(kept)
+    for shard_masks in zip(*masks, strict=True):
+        selected = np.logical_and.reduce(shard_masks)
+        yield np.flatnonzero(selected) + start
+        start += len(selected)
 
 
 def _has_policy(shards: MappedShards) -> Iterator[BoolArray]:
-    """Yield, shard by shard, which positions have a policy, one-hot or dense."""
+    """Yield, for each shard, which positions have a policy, one-hot or dense."""
     for block in shards.scan(("move",)):
         mask = block["move"] != NO_MOVE
         mask[block["policy_row"]] = True
@@ -110,9 +123,9 @@ def _has_policy(shards: MappedShards) -> Iterator[BoolArray]:
 
 
 def _in_newest_games(shards: MappedShards, games: int) -> Iterator[BoolArray]:
-    """Yield, shard by shard, which positions are of the ``games`` games of the highest ids.
+    """Yield, for each shard, which positions belong to the ``games`` games with the highest ids.
 
-    Positions of unknown games are of none.
+    Positions of unknown games are not selected.
     """
     newest = np.empty(0, np.int64)
     for block in shards.scan(("game_id",)):
@@ -121,12 +134,12 @@ def _in_newest_games(shards: MappedShards, games: int) -> Iterator[BoolArray]:
             ids = ids[ids > newest[0]]
         newest = np.unique(np.concatenate([newest, ids[ids != NO_GAME]]))[-games:]
     for block in shards.scan(("game_id",)):
-        # All ids from the oldest of them on are among the newest; -1, for none, is below any.
+        # Every id from the lowest of the newest on is one of them; -1, for unknown games, is below.
         yield block["game_id"] >= (newest[0] if len(newest) else np.iinfo(np.int64).max)
 
 
 def _matches(shards: MappedShards, where: str) -> Iterator[BoolArray]:
-    """Yield, shard by shard, which positions fulfil the predicate. Only the labels that it names are read."""
+    """Yield, for each shard, which positions satisfy ``where``. Only the labels in it are read."""
     with duckdb_session(memory=_MEMORY, threads=1) as con:
         predicate = _read_predicate(con, where)
         labels = sorted(predicate.columns) or ["position_id"]
@@ -137,16 +150,16 @@ def _matches(shards: MappedShards, where: str) -> Iterator[BoolArray]:
 
 
 def _read_predicate(con: DuckDBPyConnection, where: str) -> Expression:
-    """Read the predicate, which must follow from a position's own labels.
+    """Parse ``where`` and check that it depends only on the labels of a position.
 
     Raises:
-        ConfigError: it does not, or is none.
+        ConfigError: It is not such a condition.
     """
     return check_condition("where", check_expression(con, "where", where, _LABELS))
 
 
 def _evaluate(con: DuckDBPyConnection, labels: Block, predicate: Expression) -> BoolArray:
-    """Return which positions fulfil the predicate; null is no."""
+    """Return which positions satisfy the condition. Null counts as false."""
     mask = np.zeros(len(next(iter(labels.values()))), np.bool_)
     arrays = {name: pa.array(array) for name, array in labels.items()}
     con.register("labels", pa.table({"_row": pa.array(np.arange(len(mask))), **arrays}))
@@ -157,6 +170,6 @@ def _evaluate(con: DuckDBPyConnection, labels: Block, predicate: Expression) -> 
 
 
 def _column_sql(name: str) -> str:
-    """Return a label as the predicate sees it: null where the shards have a stand-in."""
+    """Return the SQL of a label, with sentinels replaced by null."""
     value = f"nullif({name}, {SENTINELS[name]})" if name in SENTINELS else name
     return f"({value})::{_LABELS[name]} AS {name}"

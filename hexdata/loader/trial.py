@@ -1,4 +1,7 @@
-"""Driving the loader as a trainer would, and measuring what it delivers."""
+"""Trial run of a loader, which takes batches as a trainer does, checks the epochs and reports rates.
+
+The batches are discarded.
+"""
 
 from __future__ import annotations
 
@@ -21,25 +24,32 @@ __all__ = ["EpochStats", "LoadOptions", "LoadResult", "run_loader_trial"]
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """How to drive the loader; the loader's own options keep their defaults.
+    """Options of a trial run. The other options of ``Loader`` have their defaults.
 
     Raises:
-        ConfigError: on a value out of range.
+        ConfigError: An option has an invalid value.
     """
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by pydantic, not a field
 
     split: str = "train"
+    """Split: "train", "val" or "test"."""
     epochs: int = 1
+    """Number of epochs to run."""
     batch_size: int = 1024
+    """Positions per batch."""
     seed: int = 0
+    """Seed of the order."""
     mode: Mode | None = None
-    """None: as the place asks for, exact for a folder and stream for a URL."""
+    """Mode of the loader: "exact" or "stream". None: "exact" for a local folder, otherwise "stream"."""
     check: Check = "sizes"
+    """What to check before the first epoch: the sizes of shards, or also their digests."""
     cache: str | bool = True
-    """The folder of copies; True for the usual one, for shards in an object store; False for none."""
+    """Folder of the shard cache. True: the default folder, for object stores only. False: no cache."""
     cache_size: int | str = CACHE_SIZE
+    """Maximum size of the cache in bytes, or text such as "50GB"."""
     prefetch: int | None = None
+    """Number of shards that stream mode fetches in advance. None: one per stream."""
 
     def __post_init__(self) -> None:
         if self.epochs < 1:
@@ -53,44 +63,51 @@ class LoadOptions:
 
 @dataclass(frozen=True)
 class EpochStats:
-    """What one epoch delivered."""
+    """Measurements of one epoch."""
 
     epoch: int
     batches: int
     delivered: int
+    """Number of positions delivered."""
     positions: int
-    """Distinct ones: equal to ``delivered``, and to the split's, or the epoch was not exact."""
+    """Number of distinct positions delivered."""
     seconds: float
     positions_per_second: float
     value_mean: float
     first_ids: list[int]
-    """The position ids that open the epoch: another order every epoch."""
+    """Ids of the first five positions, which differ between epochs."""
     digest: str
-    """The epoch digest: the same for every run that delivers the same positions at the same steps."""
+    """The epoch digest, equal for runs that deliver the same positions at the same steps."""
 
 
 @dataclass(frozen=True)
 class LoadResult:
-    """What ``run_loader_trial`` measured; ``fields`` gives a batch's arrays as ``name: dtype (shape)``."""
+    """Result of :func:`run_loader_trial`."""
 
     split: str
     mode: Mode
     positions: int
     seconds_to_open: float
     seconds_to_first_batch: float
-    """From the opened loader to the first batch of the first epoch."""
+    """Seconds from opening the loader to the first batch."""
     epochs: list[EpochStats]
     fields: dict[str, str]
+    """Dtype and shape of each array of the first batch, such as ``"float32 (1024, 2, 13, 13)"``."""
 
 
 def run_loader_trial(
     store: str | AnyPath, options: LoadOptions | None = None, progress: Progress = SILENT
 ) -> LoadResult:
-    """Run some epochs of a split; see that each delivers every position exactly once.
+    """Run epochs of a split and check that each delivers every position exactly once.
+
+    Args:
+        store: As for ``Loader``.
+        options: Options of the trial run (default None: the defaults of ``LoadOptions``).
+        progress: Receives progress (default: no reports).
 
     Raises:
-        VerifyError: an epoch did not.
-        StoreError, FormatError, ConfigError, BudgetError: as ``Loader`` does.
+        VerifyError: An epoch did not deliver every position exactly once.
+        StoreError, FormatError, ConfigError, BudgetError: As for ``Loader``.
     """
     options = options or LoadOptions()
     start = time.perf_counter()
@@ -111,34 +128,34 @@ def run_loader_trial(
     total = loader.positions
     epochs: list[EpochStats] = []
     fields: dict[str, str] = {}
-    first = 0.0
+    seconds_to_first = 0.0
     for epoch in range(options.epochs):
         progress.begin(f"epoch {epoch}", total, "positions")
-        facts, own_fields, waited = _run_epoch(loader, progress)
+        stats, epoch_fields, seconds = _run_epoch(loader, progress)
         if not epoch:
-            fields, first = own_fields, waited
-        if facts.positions != total or facts.delivered != total:
+            fields, seconds_to_first = epoch_fields, seconds
+        if stats.positions != total or stats.delivered != total:
             raise VerifyError(
                 f"epoch {epoch} did not deliver every position exactly once",
                 path=store,
-                found=f"{facts.delivered:,} positions, {facts.positions:,} of them distinct",
-                expected=f"{total:,}",
-                hint="Verify the store; if it holds, this is a fault of the loader.",
+                found=f"{stats.delivered:,} positions, {stats.positions:,} of them distinct",
+                expected=f"{total:,} distinct positions",
+                hint="Run `hexdata verify`. If it finds no error, report a bug of the loader.",
             )
-        epochs.append(facts)
-    return LoadResult(options.split, loader.options.mode, total, opened, first, epochs, fields)
+        epochs.append(stats)
+    return LoadResult(options.split, loader.options.mode, total, opened, seconds_to_first, epochs, fields)
 
 
 def _run_epoch(loader: Loader, progress: Progress) -> tuple[EpochStats, dict[str, str], float]:
-    """Run an epoch; return what it delivered, its first batch's arrays, and how long that one took."""
+    """Run an epoch; return its measurements, the fields of a batch and the seconds to the first batch."""
     fields: dict[str, str] = {}
-    waited = 0.0
+    seconds_to_first = 0.0
     epoch, batches, delivered, values = loader.epoch, 0, 0, 0.0
     first_ids: list[int] = []
     ids = _DeliveredIds(loader.positions)
     start = time.perf_counter()
     for batch in loader:
-        waited = waited or time.perf_counter() - start
+        seconds_to_first = seconds_to_first or time.perf_counter() - start
         batches += 1
         delivered += len(batch["value"])
         ids.add(batch["position_id"])
@@ -147,33 +164,39 @@ def _run_epoch(loader: Loader, progress: Progress) -> tuple[EpochStats, dict[str
         first_ids = first_ids or batch["position_id"][:5].tolist()
         progress.advance(len(batch["value"]))
     seconds = time.perf_counter() - start
-    facts = EpochStats(
+    stats = EpochStats(
         epoch=epoch,
         batches=batches,
         delivered=delivered,
-        positions=ids.distinct(),
+        positions=ids.count_distinct(),
         seconds=seconds,
         positions_per_second=delivered / max(seconds, 1e-9),
         value_mean=values / max(delivered, 1),
         first_ids=first_ids,
         digest=str(loader.epoch_digest),
     )
-    return facts, fields, waited
+    return stats, fields, seconds_to_first
 
 
 class _DeliveredIds:
-    """The position ids of an epoch, 8 bytes each, whatever they are."""
+    """The position ids delivered in an epoch, 8 bytes each.
+
+    Args:
+        positions: Number of positions in the split. Further ids are not stored.
+    """
 
     def __init__(self, positions: int) -> None:
         self._ids = np.empty(positions, np.int64)
         self._count = 0
 
     def add(self, ids: npt.NDArray[np.int64]) -> None:
+        """Store ids, int64 (B,)."""
         space = self._ids[self._count : self._count + len(ids)]
-        space[...] = ids[: len(space)]  # an epoch that delivers too many fails by their number
+        space[...] = ids[: len(space)]  # an epoch with too many positions fails the check of ``delivered``
         self._count += len(space)
 
-    def distinct(self) -> int:
+    def count_distinct(self) -> int:
+        """Return the number of different ids, and sort the stored ids."""
         ids = self._ids[: self._count]
         ids.sort()
         return int(np.count_nonzero(ids[1:] != ids[:-1])) + (len(ids) > 0)

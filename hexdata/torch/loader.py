@@ -164,7 +164,7 @@ class TorchLoader:
     def epoch_digest(self) -> str | None:
         """Digest of the positions that this rank received in the last complete epoch, or None.
 
-        See ``Loader.epoch_digest``.
+        It is the ``epoch_digest`` of the loader.
         """
         return self.loader.epoch_digest
 

@@ -1,4 +1,4 @@
-"""Batches as PyTorch tensors, boards and policies expanded on the device."""
+"""Conversion of batches to PyTorch tensors, and expansion of boards and policies on a device."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from hexdata.shards.blocks import block_to_policy
 __all__ = ["PIPE_BYTES", "TensorBatch", "WorkerBatch", "as_tensors", "expand_policy", "to_device", "unpack"]
 
 TensorBatch = dict[str, Tensor]
-"""The tensors of one training step, each with the batch as its leading dimension."""
+"""Tensors of one training step by field name; the first dimension is the batch size B."""
 
 PIPE_BYTES: Final = 512 << 10
-"""Bytes up to which a batch is sent from a worker through a pipe; larger batches use shared memory."""
+"""Size up to which a batch is sent from a worker through a pipe; larger batches use shared memory."""
 
 _FORMS: Final[dict[torch.dtype, BoardForm]] = {torch.float32: "float32", torch.float16: "float16"}
 
 
 def as_tensors(batch: Mapping[str, Any]) -> TensorBatch:
-    """Return a batch as tensors on the memory of its arrays: nothing is copied."""
+    """Return a batch as tensors that share the memory of its arrays."""
     return {name: torch.as_tensor(array) for name, array in batch.items()}
 
 
 class WorkerBatch(dict[str, Tensor]):
-    """A batch in a worker, which arrives in the main process as a plain dict of tensors.
+    """A batch in a worker process, unpickled in the main process as a plain dict of tensors.
 
-    A small one travels as bytes: a tensor in shared memory, which is PyTorch's way, costs some 300 µs to
-    hand over, however small it is.
+    Batches up to ``PIPE_BYTES`` are pickled as bytes. PyTorch would place each tensor in shared memory, which
+    takes some 300 µs for a tensor of any size.
     """
 
     def __copy__(self) -> WorkerBatch:
@@ -51,12 +51,14 @@ class WorkerBatch(dict[str, Tensor]):
 
 
 def to_device(batch: Mapping[str, Any], device: torch.device | str | int | None) -> TensorBatch:
-    """Return a batch, of arrays or tensors, on a device.
+    """Return a batch on a device. From pinned memory the copy is asynchronous.
 
-    From pinned memory the copy runs beside what the device computes, and this returns at once.
+    Args:
+        batch: Arrays or tensors by name.
+        device: The device, its name or its index. None: the tensors stay where they are.
 
     Raises:
-        ConfigError: it is no batch, or there is no such device.
+        ConfigError: ``batch`` is not a mapping of arrays or tensors, or ``device`` is invalid.
     """
     given: Any = batch
     if not isinstance(given, Mapping):
@@ -68,10 +70,10 @@ def to_device(batch: Mapping[str, Any], device: torch.device | str | int | None)
 
 
 def _as_tensor(name: str, value: Any) -> Tensor:
-    """Return an argument as a tensor on its memory.
+    """Return an argument as a tensor that shares its memory.
 
     Raises:
-        ConfigError: it cannot be one.
+        ConfigError: It is not an array or a tensor.
     """
     try:
         return torch.as_tensor(value)
@@ -90,9 +92,9 @@ def _check_device(device: Any) -> torch.device | None:
     except RuntimeError as error:
         reason = str(error).partition("\n")[0]
         raise ConfigError(
-            "device cannot be used", found=repr(device), expected=f"another: {reason}"
+            "device cannot be used", found=f"{device!r}: {reason}", expected="a device of this machine"
         ) from error
-    expected = "a torch.device, its name, its number, or None"
+    expected = "a torch.device, its name, its index, or None"
     raise ConfigError("device cannot be used", found=repr(device), expected=expected)
 
 
@@ -105,7 +107,7 @@ def _check_row(name: str, tensor: Tensor, length: int | None = None) -> None:
     """Check that a tensor has one integer per position.
 
     Raises:
-        ConfigError: it has not.
+        ConfigError: It has another shape or dtype.
     """
     is_integer = not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
     if tensor.dim() != 1 or not is_integer or length not in (None, len(tensor)):
@@ -122,23 +124,23 @@ def unpack(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str | int | None = None,
 ) -> Tensor:
-    """Expand packed boards on a device: 43 bytes a position cross the bus at n = 13, and not 1,352.
+    """Expand packed boards on a device. For n = 13, 43 bytes per position are transferred instead of 1,352.
 
-    Bit for bit what ``board.unpack_boards`` and an unpacked batch hold.
+    The result is equal to the boards of an unpacked batch.
 
     Args:
         packed: uint8 (B, ceil(2·n·n / 8)), the field ``board`` of ``Loader(…, board="packed")``.
-        board_size: n; None reads it off the width, of which each n has its own.
-        player_to_move: uint8 (B,), 0 blue, 1 red. If given there is a third plane, of ones where red is
-            to move and of zeros where blue is.
-        dtype: of the result.
-        device: where to expand; None leaves ``packed`` where it is.
+        board_size: Board size n (default None: computed from the width of ``packed``).
+        player_to_move: uint8 (B,), 0 blue, 1 red. If given, the result has a third plane, which is 1 if red
+            is to move and 0 if blue is (default None: two planes).
+        dtype: Dtype of the result (default float32).
+        device: Device on which to expand (default None: that of ``packed``).
 
     Returns:
-        (B, 2 or 3, n, n) of that dtype, cells 0 or 1, contiguous.
+        Contiguous tensor (B, 2 or 3, n, n) with cells 0 or 1.
 
     Raises:
-        ConfigError: ``packed`` cannot be boards, or not of that size; or another argument cannot be used.
+        ConfigError: ``packed`` does not contain boards of this size, or another argument is invalid.
     """
     _check_dtype(dtype)
     packed = _as_tensor("packed", packed).to(_check_device(device), non_blocking=True)
@@ -147,8 +149,8 @@ def unpack(
     if player is not None:
         player = _as_tensor("player_to_move", player).to(packed.device, non_blocking=True)
         _check_row("player_to_move", player, len(packed))
-    if _is_here(packed):
-        return _unpack_here(packed, n, player, dtype)
+    if _can_use_numpy(packed):
+        return _unpack_with_numpy(packed, n, player, dtype)
     shifts = torch.arange(7, -1, -1, dtype=torch.uint8, device=packed.device)
     cells = (packed.unsqueeze(-1) >> shifts & 1).flatten(1)[:, : 2 * n * n]
     if player is not None:
@@ -157,12 +159,12 @@ def unpack(
     return cells.to(dtype).view(len(packed), 2 if player is None else 3, n, n)
 
 
-def _is_here(tensor: Tensor) -> bool:
-    """Whether NumPy can take over: it is faster, and runs no threads beside those of the workers."""
+def _can_use_numpy(tensor: Tensor) -> bool:
+    """Return whether NumPy can expand a tensor. It is faster, and uses no threads of its own."""
     return tensor.is_cpu and not torch.compiler.is_compiling()
 
 
-def _unpack_here(packed: Tensor, n: int, player: Tensor | None, dtype: torch.dtype) -> Tensor:
+def _unpack_with_numpy(packed: Tensor, n: int, player: Tensor | None, dtype: torch.dtype) -> Tensor:
     block = {"board": packed.numpy()}
     if player is not None:
         block["player_to_move"] = player.numpy()
@@ -175,20 +177,20 @@ def _board_options(dtype: torch.dtype, planes: int) -> BatchOptions:
     return BatchOptions(("board",), planes=planes, board=_FORMS.get(dtype, "uint8"))
 
 
-def _board_size(packed: Tensor, asked: int | None) -> int:
-    """Return n, for which ceil(2·n·n / 8) is the width of a packed board."""
-    if asked is not None:
-        asked = check_count("board_size", asked, MIN_SIZE)
+def _board_size(packed: Tensor, given: int | None) -> int:
+    """Return the board size n of packed boards, whose width is ceil(2·n·n / 8), and check ``given``."""
+    if given is not None:
+        given = check_count("board_size", given, MIN_SIZE)
     width = packed.shape[-1] if packed.dim() else 0
     n = board_size_of(width)
-    fits = board_bytes(n) == width and MIN_SIZE <= n <= MAX_SIZE and asked in (None, n)
+    fits = board_bytes(n) == width and MIN_SIZE <= n <= MAX_SIZE and given in (None, n)
     if packed.dtype != torch.uint8 or packed.dim() != 2 or not fits:
-        expected = "uint8 (B, ceil(2·n·n / 8))" + ("" if asked is None else f" for n = {asked}")
+        expected = "uint8 (B, ceil(2·n·n / 8))" + ("" if given is None else f" for n = {given}")
         raise ConfigError(
-            "these are not packed boards",
+            "packed cannot be used",
             found=f"{packed.dtype} of shape {tuple(packed.shape)}",
             expected=expected,
-            hint="Ask the loader for board='packed'.",
+            hint="Make the loader with board='packed'.",
         )
     return n
 
@@ -201,23 +203,24 @@ def expand_policy(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str | int | None = None,
 ) -> Tensor:
-    """Make one-hot policies of moves on a device: 2 bytes a position cross the bus, and not 676.
+    """Convert moves to one-hot policies on a device.
 
-    What the field ``policy`` holds where the store has no dense policies.
+    For n = 13, 2 bytes per position are transferred instead of 676. If the store has no dense policies, the
+    result is equal to the field ``policy``.
 
     Args:
-        move: uint16 (B,), the field ``move``; 65535 where there is none.
-        cells: n·n.
-        final_policy: what positions without a move get: zeros, or 1 / cells everywhere.
-        dtype: of the result.
-        device: where to expand; None leaves ``move`` where it is.
+        move: uint16 (B,), the field ``move``; 65535 for no move.
+        cells: Number of cells n·n.
+        final_policy: Policy of positions without a move: "zeros", or "uniform" for 1 / cells everywhere
+            (default "zeros").
+        dtype: Dtype of the result (default float32).
+        device: Device on which to expand (default None: that of ``move``).
 
     Returns:
-        (B, cells) of that dtype.
+        Tensor (B, cells).
 
     Raises:
-        ConfigError: there is no such ``final_policy``, or another argument cannot be used. Moves that are not
-            on the board are found on the CPU alone.
+        ConfigError: An argument is invalid. Moves that are not on the board are only detected on the CPU.
     """
     _check_dtype(dtype)
     cells = check_count("cells", cells, 1)
@@ -227,7 +230,7 @@ def expand_policy(
         raise ConfigError("unknown final_policy", found=repr(final_policy), expected="'zeros' or 'uniform'")
     move = _as_tensor("move", move).to(_check_device(device), non_blocking=True)
     _check_row("move", move)
-    if _is_here(move):
+    if _can_use_numpy(move):
         _check_moves(move.numpy(), cells)
         policy = torch.from_numpy(block_to_policy({"move": move.numpy()}, cells)).to(dtype)
     else:

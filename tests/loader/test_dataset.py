@@ -50,7 +50,7 @@ def test_many_are_fetched_as_one(shards: ShardFolder) -> None:
 @pytest.mark.parametrize("index", [134, -135, 10**9])
 def test_there_is_no_position_past_the_ends(shards: ShardFolder, index: int) -> None:
     dataset = PositionDataset(shards.path)
-    with pytest.raises(IndexError, match=r"no position -?\d+ among the 134 of train"):
+    with pytest.raises(IndexError, match=r"index -?\d+ is out of range for the 134 positions of train"):
         dataset[index]
     with pytest.raises(IndexError):
         dataset.__getitems__([0, index])
@@ -59,9 +59,9 @@ def test_there_is_no_position_past_the_ends(shards: ShardFolder, index: int) -> 
 @pytest.mark.parametrize("index", [1.0, 1.5, True, "1", None, slice(0, 2)])
 def test_an_index_is_an_integer(shards: ShardFolder, index: Any) -> None:
     dataset = PositionDataset(shards.path)
-    with pytest.raises(TypeError, match="a position is given by an integer, not "):
+    with pytest.raises(TypeError, match="the index of a position must be an integer, not "):
         dataset[index]
-    with pytest.raises(TypeError, match="positions are given by a sequence or an array of integers, not "):
+    with pytest.raises(TypeError, match="indices must be a sequence or an array of integers, not "):
         dataset.batch([index, index])
 
 

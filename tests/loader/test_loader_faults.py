@@ -89,7 +89,7 @@ def test_a_missing_or_cut_shard_is_found_when_the_loader_is_made(
     [
         ({"streams": (3, 1), "batch_size": 8}, "must divide the global batch"),
         ({"world_size": 3, "batch_size": 4}, "the number of ranks must divide"),
-        ({"where": "value = 1"}, "stream mode delivers whole splits; found where"),
+        ({"where": "value = 1"}, "stream mode cannot select positions; found where"),
     ],
 )
 def test_streams_that_do_not_fit_are_refused_when_the_loader_is_made(

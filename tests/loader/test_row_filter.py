@@ -174,7 +174,7 @@ def test_all_that_is_asked_must_hold(make_shards: MakeShards) -> None:
         ("random() < 0.5", "random: its value may differ between runs"),
         ("position_id > (SELECT avg(position_id) FROM labels)", "contains a subquery"),
         ("1 = 1); SELECT 0 AS _row WHERE (1 = 1", "where: "),
-        ("value > 2", r"no position of train is left to train on; found {'where': 'value > 2'"),
+        ("value > 2", r"the options select no position of train; found where='value > 2'"),
     ],
 )
 def test_what_is_no_predicate_is_refused(shards: ShardFolder, where: str, message: str) -> None:

@@ -75,7 +75,7 @@ def test_the_way_of_devices_and_compilers_is_the_same(n, third):
         (np.zeros((4, 42), np.uint8), None, r"\(4, 42\)"),
         (np.zeros((4, 2), np.uint8), None, r"\(4, 2\)"),
         (np.zeros((4, 43), np.uint8), 11, "expected uint8 .* for n = 11"),
-        (np.zeros((4, 2, 13, 13), np.uint8), 13, "Ask the loader for board='packed'"),
+        (np.zeros((4, 2, 13, 13), np.uint8), 13, "Make the loader with board='packed'"),
     ],
 )
 def test_what_is_no_packed_board_is_refused(packed, size, message):
