@@ -401,11 +401,11 @@ def test_other_errors_are_not_skipped(make_shards: MakeShards) -> None:
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
-        ({"where": "value = 1"}, "whole splits; found where"),
-        ({"newest": 3}, "whole splits; found newest"),
-        ({"batch": BatchOptions(final_policy="skip")}, "whole splits; found final_policy='skip'"),
+        ({"where": "value = 1"}, "cannot select positions; found where"),
+        ({"newest": 3}, "cannot select positions; found newest"),
+        ({"batch": BatchOptions(final_policy="skip")}, "cannot select positions; found final_policy='skip'"),
         ({"world_size": 3}, r"3 ranks, streams=\(4, 4\)"),
-        ({"batch_size": 5}, "positions a step"),
+        ({"batch_size": 5}, "must divide the global batch"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(
