@@ -52,11 +52,11 @@ def block_of(n: int, size: int, seed: int, dense: bool) -> Arrays:
 
 
 def rows_of(block: Arrays, rows: list[int]) -> Arrays:
-    """Return a block of these rows."""
+    """Return a block of the given rows."""
     cut = {name: array[rows] for name, array in block.items() if name not in ("policy", "policy_row")}
-    places = [(new, np.flatnonzero(block["policy_row"] == old)) for new, old in enumerate(rows)]
-    cut["policy_row"] = np.array([new for new, found in places if len(found)], np.uint32)
-    cut["policy"] = np.concatenate([block["policy"][found] for _, found in places])
+    found_rows = [(new, np.flatnonzero(block["policy_row"] == old)) for new, old in enumerate(rows)]
+    cut["policy_row"] = np.array([new for new, found in found_rows if len(found)], np.uint32)
+    cut["policy"] = np.concatenate([block["policy"][found] for _, found in found_rows])
     return cut
 
 
@@ -97,10 +97,10 @@ def plain_position(block: Arrays, row: int, options: BatchOptions, n: int) -> di
         policy[move] = 1.0
     elif options.final_policy == "uniform":
         policy = [1 / cells] * cells
-    for place in np.flatnonzero(block.get("policy_row", np.zeros(0)) == row):
+    for index in np.flatnonzero(block.get("policy_row", np.zeros(0)) == row):
         final = False
         for cell in range(cells):
-            policy[image_of(symmetry, cell, n)] = block["policy"][place, cell]
+            policy[image_of(symmetry, cell, n)] = block["policy"][index, cell]
 
     tier = stored["value_sample_tier"]
     likely = 1.0 if options.tier_probability is None or tier == NO_TIER else options.tier_probability[tier]

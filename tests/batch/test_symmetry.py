@@ -88,10 +88,10 @@ def test_labels_equal_those_of_plain_loops(n: int) -> None:
             value, player = np.float32(1) - value, 1 - player
         assert images["value"][row] == value
         assert images["player_to_move"][row] == player
-    for place, row in enumerate(batch["policy_row"].tolist()):
+    for index, row in enumerate(batch["policy_row"].tolist()):
         for cell in range(n * n):
             there = image_of(int(batch["symmetries"][row]), *divmod(cell, n), n)
-            assert images["policy"][place, there[0] * n + there[1]] == batch["policy"][place, cell]
+            assert images["policy"][index, there[0] * n + there[1]] == batch["policy"][index, cell]
     assert {name: array.dtype for name, array in images.items()} == {
         name: array.dtype for name, array in before.items()
     }
@@ -122,12 +122,12 @@ def test_only_the_fields_of_a_block_are_transformed() -> None:
 
 
 def test_the_draws_are_pinned() -> None:
-    """Literals: if they change, augmented runs cannot be repeated, and ORDER_VERSION must rise."""
+    """If these literals change, augmented runs cannot be repeated, and ORDER_VERSION must be increased."""
     assert draw_symmetries(np.arange(16), 1, 2).tolist() == [0, 0, 2, 2, 1, 2, 1, 0, 0, 1, 0, 3, 1, 2, 0, 2]
     assert derive_key(1, "augment", 2) == 0x4E5D28DF8F8A0FDC
 
 
-def test_the_draws_are_the_documented_ones() -> None:
+def test_the_draws_are_as_documented() -> None:
     ids = np.array([0, 5, 2**40, 7], np.int64)
     keys = [int(key) for key in sort_key(ids, derive_key(7, "augment", 3))]
     assert draw_symmetries(ids, 7, 3).tolist() == [key // 2**62 for key in keys]
@@ -139,7 +139,7 @@ def test_symmetries_are_uniform_and_differ_between_epochs() -> None:
     for first in range(4):
         counts = np.bincount(drawn[first], minlength=4)
         assert abs(counts - 10_000).max() < 5 * np.sqrt(40_000 * 3 / 16)
-        for second in range(first):  # pairs of draws of one position: all sixteen alike
+        for second in range(first):  # all 16 pairs of draws of one position have the same frequency
             pairs = np.bincount(4 * drawn[first] + drawn[second], minlength=16)
             assert abs(pairs - 2_500).max() < 5 * np.sqrt(2_500)
     order = np.random.default_rng(3).permutation(40_000)

@@ -13,14 +13,14 @@ TIERS = (1.0, 0.8, 0.4, 0.1)
 
 
 def test_the_draws_are_pinned() -> None:
-    """Literals: if they change, runs with tiers cannot be repeated, and ORDER_VERSION must rise."""
+    """If these literals change, runs with tiers cannot be repeated, and ORDER_VERSION must be increased."""
     weights = draw_value_weights(np.arange(16), np.arange(16) % 4, TIERS, 1, 2)
     assert weights.tolist() == [1, 1, 0, 0, 1, 1, 1, 0, 1, 1, 0, 1, 1, 1, 0, 0]
     assert weights.dtype == np.float32
     assert derive_key(1, "value", 2) == 0xBBEF9A803125882B
 
 
-def test_the_draws_are_the_documented_ones() -> None:
+def test_the_draws_are_as_documented() -> None:
     ids = np.array([0, 5, 2**40, 7, 9, 11], np.int64)
     tiers = np.array([0, 1, 2, 3, 2, 1], np.uint8)
     keys = [int(key) for key in sort_key(ids, derive_key(7, "value", 3))]
@@ -34,10 +34,10 @@ def test_the_frequency_equals_the_probability_of_the_tier() -> None:
     tiers = np.repeat(np.arange(4, dtype=np.uint8), size)
     first, second = (draw_value_weights(ids, tiers, TIERS, 42, epoch) for epoch in (0, 1))
     for tier, probability in enumerate(TIERS):
-        there = tiers == tier
+        selected = tiers == tier
         for weights, expected in ((first, probability), (first * second, probability**2)):
             deviation = np.sqrt(size * expected * (1 - expected))
-            assert abs(weights[there].sum(dtype=np.float64) - size * expected) <= 5 * deviation
+            assert abs(weights[selected].sum(dtype=np.float64) - size * expected) <= 5 * deviation
     assert set(np.unique(first).tolist()) == {0.0, 1.0}
 
 

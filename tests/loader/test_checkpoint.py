@@ -1,15 +1,20 @@
-"""The state of a loader: small, JSON-able, and good for nothing but what it was taken of."""
+"""Tests of ``hexdata.loader.checkpoint``: states of a loader, and the digest of an epoch."""
 
 from __future__ import annotations
 
 import json
+import random
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hexdata.errors import ConfigError, StoreError
 from hexdata.loader import Loader
-from hexdata.order import ORDER_VERSION
+from hexdata.loader.checkpoint import EpochDigest, combine_digests
+from hexdata.order import ORDER_VERSION, derive_key, sort_key
 
 if TYPE_CHECKING:
     from tests.shard_folder import MakeShards, ShardFolder
@@ -18,7 +23,7 @@ BASE: dict[str, Any] = {"batch_size": 16, "fields": ("position_id",)}
 
 
 def test_a_state_is_pinned(shards: ShardFolder) -> None:
-    """A literal state: if its keys change, so must the state's version."""
+    """If the keys of this literal change, the version of states must change too."""
     loader = Loader(shards.path, seed=3, where="value = 1", **BASE)
     loader.set_epoch(2)
     next(iter(loader))
@@ -48,7 +53,7 @@ def test_a_state_is_pinned(shards: ShardFolder) -> None:
 
 
 @pytest.mark.parametrize("mode", ["exact", "stream"])
-def test_a_state_is_a_few_hundred_bytes_of_json(shards: ShardFolder, mode: Any) -> None:
+def test_a_state_survives_json(shards: ShardFolder, mode: Any) -> None:
     loader = Loader(shards.path, mode=mode, **BASE)
     next(iter(loader))
     text = json.dumps(loader.state_dict())
@@ -93,8 +98,7 @@ def test_a_state_of_other_shards_is_refused(shards: ShardFolder, make_shards: Ma
         Loader(make_shards(train=134, val=20, seed=8).path, **BASE).load_state_dict(state)
 
 
-def test_a_state_of_other_positions_of_the_shards_is_refused(make_shards: MakeShards) -> None:
-    """One shard more is missing than was when the state was taken."""
+def test_a_state_with_other_skipped_shards_is_refused(make_shards: MakeShards) -> None:
     folder = make_shards(train=134)
     states = [Loader(folder.path, on_error="skip", **BASE).state_dict()]
     for number in (1, 4):
@@ -108,7 +112,7 @@ def test_a_state_of_other_positions_of_the_shards_is_refused(make_shards: MakeSh
         loader.load_state_dict(states[-1])
 
 
-def test_what_is_no_state_is_refused(shards: ShardFolder) -> None:
+def test_an_invalid_state_is_refused(shards: ShardFolder) -> None:
     loader = Loader(shards.path, **BASE)
     state = loader.state_dict()
     for name in ("version", "order_version"):
@@ -125,3 +129,81 @@ def test_what_is_no_state_is_refused(shards: ShardFolder) -> None:
         with pytest.raises(ConfigError, match="state"):
             loader.load_state_dict(each)
     assert loader.state_dict() == state
+
+
+# --- the epoch digest ---------------------------------------------------------------------------------
+
+
+SHARDS = "5" * 64
+STEPS = [[3, 1, 4], [15, 9, 2], [6, 5, 35]]
+
+
+def digest_of(steps, shards=SHARDS, epoch=0):
+    digest = EpochDigest(shards, epoch)
+    for step, ids in enumerate(steps):
+        digest.add(step, np.array(ids, np.int64))
+    return digest
+
+
+def test_the_digest_is_the_documented_sum():
+    key = derive_key(0, "digest", SHARDS, 7)
+    total = sum(int(sort_key(i + step * 2**36, key)) for step, ids in enumerate(STEPS) for i in ids)
+    assert digest_of(STEPS, epoch=7).value == total % 2**64
+    assert str(digest_of(STEPS, epoch=7)) == format(total % 2**64, "016x")
+
+
+def test_the_digest_is_pinned():
+    """If this literal changes, runs of different releases cannot be compared."""
+    assert str(digest_of(STEPS)) == "058dcb291a268ec6"
+
+
+@given(cut=st.lists(st.integers(0, 3), min_size=9, max_size=9), seed=st.integers(0, 9))
+def test_digests_of_ranks_and_workers_add_up(cut, seed):
+    """Any rank may deliver a position, in any order within its step."""
+    digests = [EpochDigest(SHARDS, 0) for _ in range(4)]
+    for number, rank in enumerate(cut):
+        digests[rank].add(number // 3, np.array([STEPS[number // 3][number % 3]]))
+    random.Random(seed).shuffle(digests)
+    assert combine_digests(map(str, digests)) == str(digest_of(STEPS))
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [[3, 1, 4], [15, 9, 2], [6, 5]],
+        [[3, 1, 4], [15, 9, 2], [6, 5, 35, 35]],
+        [[3, 1, 4], [15, 9, 2], [6, 5, 36]],
+        [[3, 1, 15], [4, 9, 2], [6, 5, 35]],
+        [[15, 9, 2], [3, 1, 4], [6, 5, 35]],
+        [[3, 1, 4], [], [15, 9, 2], [6, 5, 35]],
+        [],
+    ],
+)
+def test_other_deliveries_change_the_digest(steps):
+    assert str(digest_of(steps)) != str(digest_of(STEPS))
+
+
+def test_other_shards_and_epochs_have_other_digests():
+    digests = {str(digest_of(STEPS, shards, epoch)) for shards in (SHARDS, "6" * 64) for epoch in (0, 1)}
+    assert len(digests) == 4
+
+
+def test_a_digest_continues_from_its_value():
+    first = digest_of(STEPS[:1])
+    rest = EpochDigest(SHARDS, 0, first.value)
+    for step in (1, 2):
+        rest.add(step, np.array(STEPS[step]))
+        assert rest.value == rest.value  # reading the value does not change it
+    assert str(rest) == str(digest_of(STEPS))
+
+
+def test_pending_positions_do_not_change_the_sum():
+    ids = np.random.default_rng(1).integers(0, 2**36, 200_000)
+    whole = EpochDigest(SHARDS, 2)
+    value = 0
+    for step, part in enumerate(np.split(ids, 100)):
+        whole.add(step, part)
+        alone = EpochDigest(SHARDS, 2)
+        alone.add(step, part)
+        value += alone.value
+    assert whole.value == value % 2**64

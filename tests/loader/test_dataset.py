@@ -1,4 +1,4 @@
-"""The map-style form against the arrays that were written, and against what the loader delivers."""
+"""Tests of ``PositionDataset`` against the arrays in the shards and the batches of ``Loader``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize("dense", [False, True])
-def test_a_position_is_what_was_stored(make_shards: MakeShards, dense: bool) -> None:
+def test_a_position_has_its_stored_values(make_shards: MakeShards, dense: bool) -> None:
     folder = make_shards(train=40, dense=dense)
     source = folder.splits["train"]
     dataset = PositionDataset(folder.path, fields=FIELDS)
@@ -34,7 +34,7 @@ def test_a_position_is_what_was_stored(make_shards: MakeShards, dense: bool) -> 
             assert position[name].dtype == source[name].dtype
 
 
-def test_many_are_fetched_as_one(shards: ShardFolder) -> None:
+def test_several_positions_are_views_of_one_batch(shards: ShardFolder) -> None:
     dataset = PositionDataset(shards.path, fields=("board", "value", "position_id"))
     indices = [5, 130, 5, -2, 64]
     many = dataset.__getitems__(indices)
@@ -48,7 +48,7 @@ def test_many_are_fetched_as_one(shards: ShardFolder) -> None:
 
 
 @pytest.mark.parametrize("index", [134, -135, 10**9])
-def test_there_is_no_position_past_the_ends(shards: ShardFolder, index: int) -> None:
+def test_an_index_out_of_range_is_an_error(shards: ShardFolder, index: int) -> None:
     dataset = PositionDataset(shards.path)
     with pytest.raises(IndexError, match=r"index -?\d+ is out of range for the 134 positions of train"):
         dataset[index]
@@ -57,7 +57,7 @@ def test_there_is_no_position_past_the_ends(shards: ShardFolder, index: int) -> 
 
 
 @pytest.mark.parametrize("index", [1.0, 1.5, True, "1", None, slice(0, 2)])
-def test_an_index_is_an_integer(shards: ShardFolder, index: Any) -> None:
+def test_an_index_must_be_an_integer(shards: ShardFolder, index: Any) -> None:
     dataset = PositionDataset(shards.path)
     with pytest.raises(TypeError, match="the index of a position must be an integer, not "):
         dataset[index]
@@ -65,14 +65,14 @@ def test_an_index_is_an_integer(shards: ShardFolder, index: Any) -> None:
         dataset.batch([index, index])
 
 
-def test_it_can_be_iterated_to_its_end(shards: ShardFolder) -> None:
+def test_a_dataset_can_be_iterated(shards: ShardFolder) -> None:
     dataset: Any = PositionDataset(shards.path, "val", fields=("position_id",))
     ids = [position["position_id"] for position in dataset]
     assert ids == shards.splits["val"]["position_id"].tolist()
 
 
-def test_shuffled_indices_give_what_the_loader_delivers(shards: ShardFolder) -> None:
-    """With the draws of symmetries and value weights of the epoch."""
+def test_shuffled_indices_give_the_batches_of_the_loader(shards: ShardFolder) -> None:
+    """Including the random symmetries and value weights of the epoch."""
     options: dict[str, Any] = {
         "seed": 9,
         "fields": ("board", "policy", "value", "position_id"),
@@ -86,24 +86,24 @@ def test_shuffled_indices_give_what_the_loader_delivers(shards: ShardFolder) -> 
     for epoch in (0, 3):
         loader.set_epoch(epoch)
         dataset.set_epoch(epoch)
-        places = iter(shuffle_indices(range(len(dataset)), 9, epoch))
+        indices = iter(shuffle_indices(range(len(dataset)), 9, epoch))
         for batch in loader:
-            for name, array in dataset.batch([next(places) for _ in batch["value"]]).items():
+            for name, array in dataset.batch([next(indices) for _ in batch["value"]]).items():
                 np.testing.assert_array_equal(array, batch[name], strict=True)
 
 
-def test_it_travels_to_other_processes(shards: ShardFolder) -> None:
+def test_a_dataset_can_be_pickled(shards: ShardFolder) -> None:
     dataset = PositionDataset(shards.path, fields=("board", "value"))
     dataset[0]
     copy = pickle.loads(pickle.dumps(dataset))
     assert np.array_equal(copy[77]["board"], dataset[77]["board"])
 
 
-def test_it_has_a_name_at_the_door() -> None:
+def test_hexdata_exports_the_dataset() -> None:
     assert hexdata.PositionDataset is PositionDataset
 
 
-def test_options_without_meaning_are_refused(shards: ShardFolder, make_shards: MakeShards) -> None:
+def test_invalid_options_are_refused(shards: ShardFolder, make_shards: MakeShards) -> None:
     with pytest.raises(ConfigError, match="unknown fields"):
         PositionDataset(shards.path, fields=("boards",))
     with pytest.raises(ConfigError, match="no such split"):

@@ -1,4 +1,4 @@
-"""Loops that take exactly the batches of an epoch, or fewer: the next one goes on, and none is empty."""
+"""Tests of loops that are left: the next loop continues, and no loop is empty."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from hexdata.errors import ConfigError
 from hexdata.loader import Loader
 from hexdata.loader.mixture import Mixture
-from tests.loader.stopping import Steps, check_loops, take
+from tests.loader.loops import Steps, check_loops, run_loop
 
 if TYPE_CHECKING:
     from tests.shard_folder import MakeShards, ShardFolder
@@ -30,10 +30,10 @@ MODES: list[dict[str, Any]] = [
         ({"where": "position_id % 3 = 0"}, "short", 2),
     ],
 )
-def test_a_loop_may_stop_anywhere_and_the_next_one_goes_on(
+def test_the_next_loop_continues_after_the_last_batch(
     shards: ShardFolder, options: dict[str, Any], remainder: Any, world_size: int
 ) -> None:
-    everywhere: list[Steps] = []
+    all_ranks: list[Steps] = []
     for rank in range(world_size):
         options = {**options, "remainder": remainder, "rank": rank, "world_size": world_size}
 
@@ -46,14 +46,14 @@ def test_a_loop_may_stop_anywhere_and_the_next_one_goes_on(
             plain.set_epoch(epoch)
             return [batch["position_id"].tolist() for batch in plain]
 
-        everywhere.append(expected(1))
+        all_ranks.append(expected(1))
         assert check_loops(make, expected, seed=rank, loops=24) > 2
     if remainder == "short":
-        ids = [*itertools.chain(*itertools.chain(*everywhere))]
+        ids = [*itertools.chain(*itertools.chain(*all_ranks))]
         assert sorted(ids) == [n for n in range(134) if "where" not in options or n % 3 == 0]
 
 
-def test_a_mixture_stops_and_goes_on_as_a_loader_does(make_shards: MakeShards) -> None:
+def test_the_next_loop_over_a_mixture_continues(make_shards: MakeShards) -> None:
     folders = [make_shards(f"of {size}", train=size) for size in (70, 40)]
 
     def make() -> Mixture:
@@ -70,7 +70,7 @@ def test_a_mixture_stops_and_goes_on_as_a_loader_does(make_shards: MakeShards) -
 
 
 @pytest.mark.parametrize("form", ["loader", "mixture"])
-def test_a_state_at_the_end_of_an_epoch_is_the_beginning_of_the_next(make_shards: MakeShards, form) -> None:
+def test_a_state_at_the_end_of_an_epoch_resumes_at_the_next(make_shards: MakeShards, form) -> None:
     folder = make_shards(train=70)
 
     def make() -> Any:
@@ -78,7 +78,7 @@ def test_a_state_at_the_end_of_an_epoch_is_the_beginning_of_the_next(make_shards
         return loader if form == "loader" else Mixture([loader], (1,), batch_size=16)
 
     loader = make()
-    _, inside = take(loader, len(loader), "break")
+    _, inside = run_loop(loader, len(loader), "break")
     assert (inside["epoch"], inside["batch"]) == (0, len(loader))
     after = loader.state_dict()
     assert (after["epoch"], after["batch"]) == (1, 0)
@@ -91,8 +91,8 @@ def test_a_state_at_the_end_of_an_epoch_is_the_beginning_of_the_next(make_shards
         assert resumed.epoch == 2
 
 
-def test_workers_of_ones_own_run_the_next_epoch_too(shards: ShardFolder) -> None:
-    """Nobody calls ``end_epoch``: steps that are recorded after the last one belong to the next epoch."""
+def test_recording_a_step_after_the_last_one_begins_the_next_epoch(shards: ShardFolder) -> None:
+    """``end_epoch`` is not called."""
     plain = Loader(shards.path, batch_size=20)
     whole = [[batch["value"].tolist() for batch in plain] for _ in range(2)]
     loader = Loader(shards.path, batch_size=20)
@@ -107,11 +107,11 @@ def test_workers_of_ones_own_run_the_next_epoch_too(shards: ShardFolder) -> None
         with pytest.raises(ConfigError, match="recorded in order; found step 6; expected step 0"):
             loader.record(len(loader) - 1, ids)
     assert loader.batch == len(loader)
-    other = loader.for_rank(0, 2)  # no batch of the epoch is left to be dealt out otherwise
+    other = loader.for_rank(0, 2)  # allowed, as no batches of the epoch are left
     assert (other.epoch, other.batch) == (2, 0)
 
 
-def test_the_digest_of_an_epoch_is_there_after_its_last_batch(shards: ShardFolder) -> None:
+def test_the_digest_is_available_after_the_last_batch(shards: ShardFolder) -> None:
     plain = Loader(shards.path, batch_size=20)
     for _ in plain:
         pass
@@ -124,7 +124,7 @@ def test_the_digest_of_an_epoch_is_there_after_its_last_batch(shards: ShardFolde
     assert loader.epoch_digest == plain.epoch_digest is not None
 
 
-def test_an_iterator_that_was_left_does_not_end_another_epoch(shards: ShardFolder) -> None:
+def test_closing_an_old_iterator_does_not_end_another_epoch(shards: ShardFolder) -> None:
     loader = Loader(shards.path, batch_size=20, fields=("position_id",))
     left = iter(loader)
     next(left)

@@ -1,4 +1,4 @@
-"""Exact mode's order: that of ``shuffle_indices`` over the whole split, whatever it is gathered by."""
+"""Tests of ``hexdata.loader.exact``: the order of exact mode, for any chunk size."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def shards_of(folder: ShardFolder, members: tuple[str, ...] = IDS, **options: An
 
 
 def rows_of(folder: ShardFolder, blocks: Any) -> list[list[int]]:
-    """Return the rows of the split that each block holds."""
+    """Return the rows of the split in each block."""
     row = np.argsort(folder.splits["train"]["position_id"])
     return [row[block["position_id"]].tolist() for block, _ in blocks]
 
@@ -41,7 +41,7 @@ def run(folder: ShardFolder, epoch: int = 0, steps: range | None = None, **optio
 
 
 def test_the_order_is_pinned(shards: ShardFolder) -> None:
-    """A literal order: if it changes, runs cannot be repeated or resumed, and ORDER_VERSION must rise."""
+    """If this literal changes, runs cannot be repeated or resumed, and ORDER_VERSION must be increased."""
     assert run(shards, seed=1, batch_size=8)[:3] == [
         [65, 1, 55, 43, 31, 124, 129, 93],
         [78, 130, 71, 64, 119, 105, 17, 4],
@@ -52,13 +52,13 @@ def test_the_order_is_pinned(shards: ShardFolder) -> None:
 
 @pytest.mark.parametrize("epoch", [0, 1, 7])
 @pytest.mark.parametrize("seed", [0, -3])
-def test_the_order_is_that_of_shuffle_indices(shards: ShardFolder, seed: int, epoch: int) -> None:
+def test_the_order_equals_shuffle_indices(shards: ShardFolder, seed: int, epoch: int) -> None:
     expected = shuffle_indices(range(134), seed, epoch)
     assert list(itertools.chain(*run(shards, epoch, seed=seed))) == expected
     assert list(itertools.chain(*run(shards, epoch, seed=seed, shuffle=False))) == list(range(134))
 
 
-def test_the_order_of_a_subset_is_that_of_shuffle_indices(shards: ShardFolder) -> None:
+def test_the_order_of_a_selection_equals_shuffle_indices(shards: ShardFolder) -> None:
     moves = shards.splits["train"]["move"]
     rows = [row for row in range(134) if moves[row] != 65_535]
     assert 0 < len(rows) < 134
@@ -68,7 +68,7 @@ def test_the_order_of_a_subset_is_that_of_shuffle_indices(shards: ShardFolder) -
 
 @pytest.mark.parametrize("first", [1, 7, 30])
 @pytest.mark.parametrize("largest", [1, 40, 1000])
-def test_what_is_gathered_at_once_changes_nothing(
+def test_chunk_sizes_do_not_change_the_order(
     shards: ShardFolder, monkeypatch: pytest.MonkeyPatch, first: int, largest: int
 ) -> None:
     expected = [run(shards), run(shards, steps=range(1, 12, 3)), run(shards, world_size=3, rank=1)]
@@ -78,11 +78,11 @@ def test_what_is_gathered_at_once_changes_nothing(
 
 
 @pytest.mark.parametrize(("workers", "first"), [(1, 0), (1, 5), (2, 0), (2, 7), (3, 11), (5, 12)])
-def test_steps_are_those_asked_for(shards: ShardFolder, workers: int, first: int) -> None:
+def test_blocks_are_those_of_the_given_steps(shards: ShardFolder, workers: int, first: int) -> None:
     assert run(shards, steps=range(first, 12, workers)) == run(shards)[first::workers]
 
 
-def test_places_can_be_taken_in_any_order(shards: ShardFolder) -> None:
+def test_ranges_can_be_taken_in_any_order(shards: ShardFolder) -> None:
     whole = shuffle_indices(range(134), 0, 3)
     epoch = shards_of(shards, rank=1, world_size=2).epoch(3)
     ranges = [(130, 134), (0, 2), (0, 0), (134, 134), (60, 134), (1, 2), (2, 4), (0, 134)]
@@ -91,10 +91,8 @@ def test_places_can_be_taken_in_any_order(shards: ShardFolder) -> None:
     assert list(epoch.take([])) == []
 
 
-def test_chunks_grow_up_to_what_they_may_take(
-    make_shards: MakeShards, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Dense policies, of 100 bytes here, make them smaller."""
+def test_chunks_grow_up_to_the_limit(make_shards: MakeShards, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dense policies, 100 bytes each, make chunks smaller."""
     monkeypatch.setattr(exact, "_CHUNK_BYTES", 1 << 20)
     folder = make_shards(train=20, dense=True)
     opened = {
@@ -110,7 +108,7 @@ def test_chunks_grow_up_to_what_they_may_take(
     ]
 
 
-def test_padding_repeats_the_places_the_epoch_began_with(shards: ShardFolder) -> None:
+def test_padding_repeats_the_first_positions_of_the_epoch(shards: ShardFolder) -> None:
     order = shuffle_indices(range(134), 0, 0)
     ranks = [
         list(
@@ -134,20 +132,20 @@ def test_padding_repeats_the_places_the_epoch_began_with(shards: ShardFolder) ->
     assert [sum(mask) for mask in masks] == [1, 1, 2, 2]
 
 
-def test_an_epoch_shorter_than_its_padding_repeats_itself(make_shards: MakeShards) -> None:
+def test_padding_may_repeat_a_short_epoch_several_times(make_shards: MakeShards) -> None:
     folder = make_shards(train=3)
     order = shuffle_indices(range(3), 0, 0)
     assert run(folder, batch_size=8, remainder="pad") == [(order * 4)[:3] + (order * 4)[:5]]
 
 
-def test_no_positions_make_no_steps(make_shards: MakeShards) -> None:
+def test_an_empty_split_has_no_steps(make_shards: MakeShards) -> None:
     for remainder in ("short", "drop", "pad"):
         opened = shards_of(make_shards(remainder, train=0), remainder=remainder).epoch(0)
         assert opened.steps == 0
         assert list(opened.blocks(range(0))) == []
 
 
-def test_a_block_does_not_keep_its_chunk_alive(shards: ShardFolder) -> None:
+def test_a_block_does_not_refer_to_its_chunk(shards: ShardFolder) -> None:
     opened = shards_of(shards, ("board", "position_id", "value")).epoch(0)
     for block, _ in opened.blocks(range(opened.steps)):
         for array in block.values():

@@ -1,4 +1,4 @@
-"""The loader's promises: every position exactly once, the same for any ranks and workers, resumable."""
+"""Tests of ``Loader``: every position once per epoch, for any ranks and workers, resumable anywhere."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ Steps = list[list[int]]
 
 IDS = ("position_id",)
 SMALL_WINDOWS: dict[str, Any] = {"mode": "stream", "streams": (12, 6), "window": 8}
-"""Stream mode with as many ranks and workers as the tests here use."""
+"""Stream mode for the numbers of ranks and workers in these tests."""
 WORLDS = {
     "exact": list(itertools.product((1, 2, 3, 4), (1, 2, 3))),
     "stream": [(1, 1), (2, 2), (3, 3), (4, 1)],
 }
-"""Numbers of ranks and of workers. Stream mode, which reads much more, has tests of its own for others."""
+"""Numbers of ranks and workers. ``test_stream`` has more for stream mode, which is slower."""
 MODES: list[dict[str, Any]] = [{"mode": "exact"}, {"mode": "exact", "shuffle": False}, SMALL_WINDOWS]
 
 
 def ids_of(loader: Loader) -> Steps:
-    """Run the rest of the epoch: the position ids, batch by batch."""
+    """Run the rest of the epoch and return the position ids of each batch."""
     return [batch["position_id"].tolist() for batch in loader]
 
 
@@ -41,7 +41,7 @@ def flat(steps: Steps) -> list[int]:
 
 
 def run_rank(loader: Loader, workers: int) -> Steps:
-    """Run the rest of a rank's epoch by workers, dealing their batches out in turn as PyTorch does."""
+    """Run the rest of a rank's epoch with workers that take turns, as in PyTorch."""
     first = loader.state_dict()["batch"]
     of_worker = [loader.batches(worker, workers) for worker in range(workers)]
     steps = []
@@ -56,7 +56,7 @@ def run_rank(loader: Loader, workers: int) -> Steps:
 def run_world(
     folder: ShardFolder, world_size: int, workers: int = 1, state: Any = None, epoch: int = 0, **options: Any
 ) -> Steps:
-    """Run the rest of an epoch on every rank: the ids of each step, sorted, as ranks share them out."""
+    """Run the rest of an epoch on every rank, and return the sorted ids of each step."""
     ranks = []
     for rank in range(world_size):
         loader = Loader(folder.path, rank=rank, world_size=world_size, fields=IDS, **options)
@@ -67,7 +67,7 @@ def run_world(
     return [sorted(itertools.chain(*step)) for step in zip(*ranks, strict=True)]
 
 
-# --- every position once, whoever delivers it ---------------------------------------------------------
+# --- every position once ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("options", MODES)
@@ -76,10 +76,10 @@ def run_world(
     [(remainder, size) for remainder in ("short", "pad", "drop") for size in (12, 60)]
     + [("short", 144), ("pad", 144)],
 )
-def test_ranks_and_workers_change_nothing_but_who_gets_what(
+def test_ranks_and_workers_deliver_the_same_steps(
     shards: ShardFolder, options: dict[str, Any], remainder: Any, global_batch: int
 ) -> None:
-    """Exactly once, and the same positions at each step, for 1 to 4 ranks of 1 to 3 workers."""
+    """Every position once, and the same positions at each step, for 1 to 4 ranks with 1 to 3 workers."""
     alone = run_world(shards, 1, batch_size=global_batch, remainder=remainder, **options)
     full, rest = divmod(134, global_batch)
     assert [len(step) for step in alone] == [global_batch] * full + [rest] * (remainder != "drop")
@@ -104,10 +104,10 @@ def test_any_batch_size_delivers_every_position_once(
 
 @pytest.mark.parametrize("options", MODES)
 @pytest.mark.parametrize("remainder", ["short", "pad", "drop"])
-def test_resuming_after_each_batch_gives_the_rest(
+def test_resuming_after_each_batch_delivers_the_rest(
     shards: ShardFolder, options: dict[str, Any], remainder: Any
 ) -> None:
-    """On as many ranks and workers as the run had, and on others."""
+    """With the same and with other numbers of ranks and workers."""
     options = {**options, "remainder": remainder}
     expected = run_world(shards, 1, epoch=1, batch_size=24, **options)
     for stop in range(len(expected)):
@@ -126,7 +126,7 @@ def test_resuming_after_each_batch_gives_the_rest(
 # --- order --------------------------------------------------------------------------------------------
 
 
-def test_the_order_is_that_of_shuffle_indices(shards: ShardFolder) -> None:
+def test_the_order_equals_shuffle_indices(shards: ShardFolder) -> None:
     ids = shards.splits["train"]["position_id"].tolist()
     loader = Loader(shards.path, batch_size=10, seed=5, fields=IDS)
     for epoch in range(3):
@@ -135,7 +135,7 @@ def test_the_order_is_that_of_shuffle_indices(shards: ShardFolder) -> None:
 
 
 @pytest.mark.parametrize("mode", ["exact", "stream"])
-def test_every_epoch_and_seed_has_an_order_of_its_own(shards: ShardFolder, mode: Any) -> None:
+def test_every_epoch_and_seed_has_another_order(shards: ShardFolder, mode: Any) -> None:
     loader = Loader(shards.path, batch_size=16, seed=3, mode=mode, fields=IDS)
     first, second = flat(ids_of(loader)), flat(ids_of(loader))
     other_seed = flat(ids_of(Loader(shards.path, batch_size=16, seed=4, mode=mode, fields=IDS)))
@@ -146,7 +146,7 @@ def test_every_epoch_and_seed_has_an_order_of_its_own(shards: ShardFolder, mode:
 
 
 @pytest.mark.parametrize("mode", ["exact", "stream"])
-def test_validation_comes_in_stored_order_by_default(shards: ShardFolder, mode: Any) -> None:
+def test_validation_has_stored_order_by_default(shards: ShardFolder, mode: Any) -> None:
     stored = shards.splits["val"]["position_id"].tolist()
     loader = Loader(shards.path, split="val", batch_size=6, mode=mode, fields=IDS)
     assert flat(ids_of(loader)) == flat(ids_of(loader)) == stored
@@ -154,7 +154,7 @@ def test_validation_comes_in_stored_order_by_default(shards: ShardFolder, mode: 
     assert flat(ids_of(shuffled)) != stored
 
 
-def test_the_last_batch_is_shared_out_padded_or_dropped(shards: ShardFolder) -> None:
+def test_the_last_batch_is_divided_padded_or_dropped(shards: ShardFolder) -> None:
     def sizes(remainder: Any) -> list[list[int]]:
         ranks = range(4)
         options: dict[str, Any] = {"batch_size": 33, "world_size": 4, "remainder": remainder, "fields": IDS}
@@ -181,8 +181,7 @@ def test_padding_is_flagged_in_every_batch(shards: ShardFolder, options: dict[st
 
 
 @pytest.mark.parametrize("options", MODES)
-def test_an_epoch_without_a_batch_is_refused(shards: ShardFolder, options: dict[str, Any]) -> None:
-    """A loop over it would train on nothing for ever."""
+def test_an_epoch_without_batches_is_refused(shards: ShardFolder, options: dict[str, Any]) -> None:
     options = {**options, "remainder": "drop"}
     message = "drop' leaves no batch; found 134 positions; expected at least 144, a full batch"
     with pytest.raises(ConfigError, match=message):
@@ -204,7 +203,7 @@ def test_a_split_without_positions_has_no_batches(make_shards: MakeShards) -> No
 @pytest.mark.parametrize("mode", ["exact", "stream"])
 @pytest.mark.parametrize("dense", [False, True])
 @pytest.mark.parametrize("batch_size", [4, 52, 500])
-def test_batches_hold_what_was_stored(
+def test_batches_contain_the_stored_values(
     make_shards: MakeShards, mode: Any, dense: bool, batch_size: int
 ) -> None:
     folder = make_shards(train=70, dense=dense)
@@ -220,19 +219,19 @@ def test_batches_hold_what_was_stored(
             np.testing.assert_array_equal(array, source[name][chosen], strict=True, err_msg=name)
 
 
-def test_options_of_batches_reach_them(shards: ShardFolder) -> None:
+def test_batch_options_are_applied(shards: ShardFolder) -> None:
     batch = next(iter(Loader(shards.path, planes=3, board="float16", tier_probability=(1, 1, 0, 0))))
     assert (batch["board"].shape[1:], batch["board"].dtype) == ((3, 5, 5), np.float16)
     assert set(np.unique(batch["value_weight"])) == {0, 1}
 
 
-def test_a_store_and_its_folder_of_shards_are_the_same(shards: ShardFolder) -> None:
+def test_a_store_and_its_shards_are_equivalent(shards: ShardFolder) -> None:
     assert ids_of(Loader(shards.path.parent, fields=IDS)) == ids_of(Loader(shards.path, fields=IDS))
     assert ids_of(Loader(str(shards.path), fields=IDS)) == ids_of(Loader(shards.path, fields=IDS))
 
 
 @pytest.mark.parametrize("mode", ["exact", "stream"])
-def test_batches_are_the_callers_to_change(shards: ShardFolder, mode: Any) -> None:
+def test_batches_may_be_modified(shards: ShardFolder, mode: Any) -> None:
     loader = Loader(shards.path, split="val", batch_size=8, mode=mode, fields=FIELDS)
     expected = list(loader)
     loader.set_epoch(0)
@@ -243,7 +242,7 @@ def test_batches_are_the_callers_to_change(shards: ShardFolder, mode: Any) -> No
             array[...] = 0
 
 
-def test_places_can_be_taken_whatever_the_rank(shards: ShardFolder) -> None:
+def test_take_ignores_the_rank(shards: ShardFolder) -> None:
     ids = shards.splits["train"]["position_id"].tolist()
     loader = Loader(shards.path, batch_size=7, rank=1, world_size=2, remainder="pad", fields=IDS)
     before = loader.state_dict()
@@ -268,7 +267,7 @@ def test_places_can_be_taken_whatever_the_rank(shards: ShardFolder) -> None:
 
 
 @pytest.mark.parametrize("options", MODES)
-def test_a_pickled_loader_goes_on_where_it_was(shards: ShardFolder, options: dict[str, Any]) -> None:
+def test_a_pickled_loader_continues_at_its_position(shards: ShardFolder, options: dict[str, Any]) -> None:
     loader = Loader(shards.path, batch_size=12, fields=IDS, **options)
     whole = ids_of(loader)
     loader.set_epoch(0)
@@ -280,10 +279,10 @@ def test_a_pickled_loader_goes_on_where_it_was(shards: ShardFolder, options: dic
     assert copy.epoch_digest == loader.epoch_digest
 
 
-# --- where it stands ----------------------------------------------------------------------------------
+# --- position -----------------------------------------------------------------------------------------
 
 
-def test_a_loop_that_was_left_goes_on(shards: ShardFolder) -> None:
+def test_the_next_loop_continues(shards: ShardFolder) -> None:
     whole = ids_of(Loader(shards.path, batch_size=20, fields=IDS))
     loader = Loader(shards.path, batch_size=20, fields=IDS)
     assert [next(iter(loader))["position_id"].tolist() for _ in range(3)] == whole[:3]
@@ -291,10 +290,10 @@ def test_a_loop_that_was_left_goes_on(shards: ShardFolder) -> None:
     assert loader.epoch == 1
 
 
-def test_moving_a_loader_under_an_iteration_is_an_error(shards: ShardFolder) -> None:
+def test_changing_the_position_during_an_iteration_is_an_error(shards: ShardFolder) -> None:
     loader = Loader(shards.path, batch_size=20)
     start = loader.state_dict()
-    for move in (
+    for change in (
         lambda: loader.set_epoch(5),
         lambda: loader.load_state_dict(start),
         lambda: next(iter(loader)),
@@ -302,7 +301,7 @@ def test_moving_a_loader_under_an_iteration_is_an_error(shards: ShardFolder) -> 
         loader.set_epoch(0)
         batches = iter(loader)
         next(batches)
-        move()
+        change()
         with pytest.raises(ConfigError, match="position of the loader was changed while iterating"):
             next(batches)
     with pytest.raises(ConfigError, match="epoch cannot be used; found -1"):
@@ -310,7 +309,7 @@ def test_moving_a_loader_under_an_iteration_is_an_error(shards: ShardFolder) -> 
 
 
 @pytest.mark.parametrize("options", MODES)
-def test_a_loader_for_another_rank_is_as_if_made_for_it(shards: ShardFolder, options: dict[str, Any]) -> None:
+def test_for_rank_equals_a_loader_made_for_the_rank(shards: ShardFolder, options: dict[str, Any]) -> None:
     first = Loader(shards.path, batch_size=12, fields=IDS, **options)
     for rank in range(3):
         made = Loader(shards.path, batch_size=12, rank=rank, world_size=3, fields=IDS, **options)
@@ -326,7 +325,7 @@ def test_a_loader_for_another_rank_is_as_if_made_for_it(shards: ShardFolder, opt
         first.for_rank(0, 2)
 
 
-def test_an_epoch_can_be_begun_at_any_batch(shards: ShardFolder) -> None:
+def test_an_epoch_can_start_at_any_batch(shards: ShardFolder) -> None:
     loader = Loader(shards.path, batch_size=20, fields=IDS)
     loader.set_epoch(3)
     whole = ids_of(loader)
@@ -344,8 +343,8 @@ def test_an_epoch_can_be_begun_at_any_batch(shards: ShardFolder) -> None:
             loader.set_epoch(epoch, batch)  # type: ignore[arg-type]
 
 
-def test_numpys_integers_and_lists_are_as_good_as_pythons(shards: ShardFolder) -> None:
-    """As they come out of arrays and out of configs; the state is JSON all the same."""
+def test_numpy_integers_and_lists_are_accepted(shards: ShardFolder) -> None:
+    """The state is nevertheless valid JSON."""
     options: dict[str, Any] = {
         "batch_size": 12,
         "seed": 3,
@@ -372,8 +371,7 @@ def test_numpys_integers_and_lists_are_as_good_as_pythons(shards: ShardFolder) -
             Loader(shards.path, fields=fields)  # type: ignore[arg-type]
 
 
-def test_steps_are_recorded_in_their_order(shards: ShardFolder) -> None:
-    """What a loader does whose workers deliver elsewhere."""
+def test_steps_must_be_recorded_in_order(shards: ShardFolder) -> None:
     alone = Loader(shards.path, batch_size=20, remainder="pad")
     for _ in alone:
         pass
@@ -393,8 +391,7 @@ def test_steps_are_recorded_in_their_order(shards: ShardFolder) -> None:
             next(loader.deliveries(worker, workers))
 
 
-def test_the_cost_of_resuming_is_what_is_left(make_shards: MakeShards) -> None:
-    """No shard before the place is touched, so none can be missed."""
+def test_resuming_reads_no_earlier_shards(make_shards: MakeShards) -> None:
     folder = make_shards(train=64)
     options: dict[str, Any] = {"batch_size": 16, "shuffle": False, "fields": IDS}
     state = Loader(folder.path, **options).state_dict() | {"batch": 2}
@@ -410,7 +407,9 @@ def test_the_cost_of_resuming_is_what_is_left(make_shards: MakeShards) -> None:
 
 
 @pytest.mark.parametrize("options", MODES)
-def test_digests_of_ranks_add_up_to_that_of_one_process(shards: ShardFolder, options: dict[str, Any]) -> None:
+def test_digests_of_ranks_combine_to_that_of_one_process(
+    shards: ShardFolder, options: dict[str, Any]
+) -> None:
     digests = {}
     for remainder in ("short", "pad"):
         for world_size in (1, 2, 3, 4):
@@ -432,7 +431,7 @@ def test_digests_of_ranks_add_up_to_that_of_one_process(shards: ShardFolder, opt
     assert len(set(digests.values())) == 1  # padding does not count
 
 
-def test_a_resumed_epoch_ends_with_the_digest_of_a_whole_one(shards: ShardFolder) -> None:
+def test_a_resumed_epoch_has_the_digest_of_an_uninterrupted_one(shards: ShardFolder) -> None:
     options: dict[str, Any] = {"batch_size": 10, "world_size": 2, "rank": 1}
     whole = Loader(shards.path, **options)
     digests = []

@@ -1,4 +1,4 @@
-"""What the loader does with shards, folders and stores that are not what they should be."""
+"""Tests of the loader on damaged shards, invalid folders and outdated stores."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ IDS = ("position_id",)
 
 
 def delivered_ids(loader: Loader) -> list[int]:
-    """Run the rest of the epoch: all ids, sorted."""
+    """Run the rest of the epoch and return all ids, sorted."""
     return sorted(i for batch in loader for i in batch["position_id"].tolist())
 
 
 @pytest.mark.parametrize("mode", ["exact", "stream"])
-def test_a_fault_is_raised_and_the_batch_not_counted(make_shards: MakeShards, mode: Any) -> None:
+def test_a_batch_with_an_error_does_not_count_as_delivered(make_shards: MakeShards, mode: Any) -> None:
     folder = make_shards(train=64)
     path = folder.path / "train-000001.tar"
     path.write_bytes(path.read_bytes().replace(b"000003.move", b"000003.more"))
@@ -48,7 +48,7 @@ def test_a_fault_is_raised_and_the_batch_not_counted(make_shards: MakeShards, mo
 
 
 @pytest.mark.parametrize("mode", ["exact", "stream"])
-def test_skipped_shards_are_counted_and_warned_of(make_shards: MakeShards, mode: Any) -> None:
+def test_skipped_shards_are_counted_with_a_warning(make_shards: MakeShards, mode: Any) -> None:
     folder = make_shards(train=70)
     (folder.path / "train-000001.tar").unlink()
     path = folder.path / "train-000004.tar"
@@ -71,7 +71,7 @@ def test_skipped_shards_are_counted_and_warned_of(make_shards: MakeShards, mode:
 
 @pytest.mark.parametrize("mode", ["exact", "stream"])
 @pytest.mark.parametrize("size", [None, 0, -512])
-def test_a_missing_or_cut_shard_is_found_when_the_loader_is_made(
+def test_a_missing_or_truncated_shard_is_detected_when_the_loader_is_made(
     make_shards: MakeShards, mode: Any, size: int | None
 ) -> None:
     folder = make_shards(train=70)
@@ -92,7 +92,7 @@ def test_a_missing_or_cut_shard_is_found_when_the_loader_is_made(
         ({"where": "value = 1"}, "stream mode cannot select positions; found where"),
     ],
 )
-def test_streams_that_do_not_fit_are_refused_when_the_loader_is_made(
+def test_invalid_streams_are_detected_when_the_loader_is_made(
     shards: ShardFolder, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -102,8 +102,7 @@ def test_streams_that_do_not_fit_are_refused_when_the_loader_is_made(
             Loader(shards.path, mode="stream", batch_size=4).for_rank(0, options["world_size"])
 
 
-def test_a_split_without_one_usable_shard_is_refused(make_shards: MakeShards) -> None:
-    """Skipping all would be training on nothing for ever."""
+def test_skipping_every_shard_is_an_error(make_shards: MakeShards) -> None:
     folder = make_shards(train=40)
     for path in folder.path.glob("train-*.tar"):
         path.write_bytes(b"")
@@ -111,13 +110,13 @@ def test_a_split_without_one_usable_shard_is_refused(make_shards: MakeShards) ->
         Loader(folder.path, on_error="skip")
 
 
-def test_what_is_skipped_is_counted_once_an_epoch(make_shards: MakeShards) -> None:
+def test_skipped_positions_are_counted_once_per_epoch(make_shards: MakeShards) -> None:
     folder, whole, name = make_shards(train=134), make_shards("whole", train=134), "train-000003.tar"
     (folder.path / name).unlink()
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         loader = Loader(folder.path, mode="stream", on_error="skip", window=24, batch_size=8, fields=IDS)
-        for stop in (5, 1, None, None):  # left, begun again within the windows, ended; and one more epoch
+        for stop in (5, 1, None, None):  # two partial loops, the rest of the epoch, and another epoch
             for _ in islice(loader, stop):
                 pass
         assert loader.epoch == 2
@@ -132,7 +131,7 @@ def test_what_is_skipped_is_counted_once_an_epoch(make_shards: MakeShards) -> No
     assert loader.skipped == {}
 
 
-def test_other_folders_and_layouts_are_refused(make_shards: MakeShards) -> None:
+def test_invalid_splits_layouts_and_folders_are_refused(make_shards: MakeShards) -> None:
     folder = make_shards(train=20)
     with pytest.raises(ConfigError, match="no such split in the shards; found training; expected train"):
         Loader(folder.path, split="training")
@@ -146,7 +145,7 @@ def test_other_folders_and_layouts_are_refused(make_shards: MakeShards) -> None:
         Loader(folder.path / "elsewhere")
 
 
-def test_exact_mode_needs_a_folder(shards: ShardFolder) -> None:
+def test_exact_mode_requires_a_folder(shards: ShardFolder) -> None:
     with pytest.raises(ConfigError, match=r"exact mode maps shards into memory; found .*pipe:"):
         Loader(f"pipe:cat {shards.path}/{{name}}", mode="exact")
     loader = Loader(f"pipe:cat {shards.path}/{{name}}", batch_size=12, fields=IDS)
@@ -154,8 +153,8 @@ def test_exact_mode_needs_a_folder(shards: ShardFolder) -> None:
     assert delivered_ids(loader) == list(range(134))
 
 
-def test_a_store_that_grew_after_its_export_is_warned_of(tmp_path: Path, demo_trmph: DemoTrmph) -> None:
-    """It loads, but lacks what was added."""
+def test_positions_added_after_the_export_give_a_warning(tmp_path: Path, demo_trmph: DemoTrmph) -> None:
+    """The store is loaded without them."""
     demo_trmph(tmp_path / "games", games=8, files=2)
     store = tmp_path / "store"
     first, second = sorted((tmp_path / "games").iterdir())
@@ -173,3 +172,33 @@ def test_a_store_that_grew_after_its_export_is_warned_of(tmp_path: Path, demo_tr
     with pytest.warns(UserWarning, match="older than the positions") as caught:
         assert len(PositionDataset(store)) == positions
     assert {Path(warning.filename).name for warning in caught} == {Path(__file__).name}
+
+
+def test_a_loader_needs_at_least_one_shard(make_shards: MakeShards) -> None:
+    folder = make_shards(train=64)
+    for path in folder.path.glob("train-*.tar"):
+        path.unlink()
+    for mode in ("exact", "stream"):
+        with pytest.raises(StoreError, match=r"no shard of train can be used; found .*missing"):
+            Loader(folder.path, mode=mode, on_error="skip", batch_size=8)
+
+
+def test_stream_mode_needs_at_least_one_readable_shard(make_shards: MakeShards) -> None:
+    folder = make_shards(train=64)
+    for path in folder.path.glob("train-*.tar"):
+        path.write_bytes(path.read_bytes().replace(b"NUMPY", b"NUMPI"))
+    loader = Loader(folder.path, mode="stream", on_error="skip", batch_size=8, window=8)
+    for worker in range(2):
+        with pytest.raises(StoreError, match="no shard of train can be used"):
+            next(loader.batches(worker, 2))
+
+
+@pytest.mark.filterwarnings("ignore:skipped a shard:UserWarning")
+def test_stream_mode_delivers_a_single_readable_shard(make_shards: MakeShards) -> None:
+    folder = make_shards(train=64)
+    *broken, good = sorted(folder.path.glob("train-*.tar"))
+    for path in broken:
+        path.write_bytes(path.read_bytes().replace(b"NUMPY", b"NUMPI"))
+    loader = Loader(folder.path, mode="stream", on_error="skip", batch_size=8, window=8)
+    assert sum(len(batch["value"]) for batch in loader) == 16
+    assert good.name not in loader.skipped

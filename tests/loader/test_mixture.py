@@ -1,4 +1,4 @@
-"""Mixtures: exact proportions after every step, each source's own epochs, the same for any ranks."""
+"""Tests of ``Mixture``: exact proportions, epochs of each source, ranks, workers and resuming."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def assert_equal(one: Arrays, other: Arrays) -> None:
     st.integers(-5, 2**70),
     st.one_of(st.integers(0, 50), st.integers(2**40, 2**41)),
 )
-def test_every_source_has_its_share_to_within_one_after_every_step(
+def test_every_source_has_its_share_after_every_step(
     weights: tuple[float, ...], batch_size: int, seed: int, first: int
 ) -> None:
     shares = [Fraction(weight) / sum(map(Fraction, weights)) for weight in weights]
@@ -84,15 +84,15 @@ def test_every_source_has_its_share_to_within_one_after_every_step(
     assert counts.after(0) == [0] * len(weights)
     before = counts.after(first * batch_size)
     for step in range(first + 1, first + 30):
-        given_so_far = counts.after(step * batch_size)
-        assert sum(given_so_far) == step * batch_size
+        counted = counts.after(step * batch_size)
+        assert sum(counted) == step * batch_size
         for source, share in enumerate(shares):
-            assert abs(given_so_far[source] - step * batch_size * share) < 1
-            assert given_so_far[source] >= before[source]
-        before = given_so_far
+            assert abs(counted[source] - step * batch_size * share) < 1
+            assert counted[source] >= before[source]
+        before = counted
 
 
-def test_what_was_realised_is_what_was_delivered(folders: list[ShardFolder]) -> None:
+def test_realised_describes_the_delivered_batches(folders: list[ShardFolder]) -> None:
     mixture = Mixture(loaders_of(folders), (5, 2, 1), batch_size=10, seed=3)
     assert [(source.positions, source.share) for source in mixture.realised] == [(0, 0.0)] * 3
     counts = np.zeros(3, int)
@@ -108,10 +108,10 @@ def test_what_was_realised_is_what_was_delivered(folders: list[ShardFolder]) -> 
 @pytest.mark.parametrize(
     ("weights", "batch_size", "pace", "steps"),
     [
-        ((1, 1, 1), 10, None, 41),  # 134 positions at 10 / 3 a step
-        ((1, 1, 2), 8, 1, 21),  # 41 at 2
-        ((1, 1, 8), 20, 2, 1),  # 9 at 16
-        ((67, 32, 1), 100, None, 2),  # 134 at 67: to the point
+        ((1, 1, 1), 10, None, 41),  # 134 positions, 10 / 3 per step
+        ((1, 1, 2), 8, 1, 21),  # 41 positions, 2 per step
+        ((1, 1, 8), 20, 2, 1),  # 9 positions, 16 per step
+        ((67, 32, 1), 100, None, 2),  # 134 positions, 67 per step
         ((66, 33, 1), 100, None, 3),
     ],
 )
@@ -132,10 +132,8 @@ def test_an_epoch_delivers_the_pacing_source_once(
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_each_source_comes_in_its_own_epochs_one_after_the_other(
-    folders: list[ShardFolder], shuffle: bool
-) -> None:
-    """Of all fields, with everything that is drawn."""
+def test_each_source_delivers_its_epochs_in_turn(folders: list[ShardFolder], shuffle: bool) -> None:
+    """With all fields and random draws."""
     options: dict[str, Any] = {
         "fields": FIELDS,
         "planes": 3,
@@ -155,11 +153,11 @@ def test_each_source_comes_in_its_own_epochs_one_after_the_other(
         epochs = joined([batch for _ in range(25) for batch in loader])
         own = {name: array[sources == number] for name, array in delivered.items()}
         length = len(own["value"])
-        assert length > loader.positions  # the first epoch ended on the way
+        assert length > loader.positions  # more than one epoch
         assert_equal(own, {name: array[:length] for name, array in epochs.items()})
 
 
-def test_the_order_is_the_documented_one(folders: list[ShardFolder]) -> None:
+def test_the_order_is_as_documented(folders: list[ShardFolder]) -> None:
     weights, size, seed = (5, 2, 1), 12, 9
     mixture = Mixture(loaders_of(folders), weights, batch_size=size, seed=seed)
     streams = [
@@ -168,20 +166,20 @@ def test_the_order_is_the_documented_one(folders: list[ShardFolder]) -> None:
     ]
     offset = Fraction(derive_key(seed, "mixture"), 2**64)
 
-    def together(total: int, sources: int) -> int:
+    def count_up_to(total: int, sources: int) -> int:
         return math.floor(Fraction(total * sum(weights[:sources]), sum(weights)) + offset)
 
     for step, batch in enumerate(run(mixture, epochs=2)):
-        ends = [together((step + 1) * size, i) - together(step * size, i) for i in range(4)]
-        places = [source for source in range(3) for _ in range(ends[source + 1] - ends[source])]
+        ends = [count_up_to((step + 1) * size, i) - count_up_to(step * size, i) for i in range(4)]
+        unmixed = [source for source in range(3) for _ in range(ends[source + 1] - ends[source])]
         order = Permutation(size, derive_key(seed, "mixture", step))
-        expected = [places[order[place]] for place in range(size)]
+        expected = [unmixed[order[index]] for index in range(size)]
         assert batch["source"].tolist() == expected
         assert batch["position_id"].tolist() == [next(streams[source]) for source in expected]
 
 
 def test_the_order_is_pinned(folders: list[ShardFolder]) -> None:
-    """Literals: if they change, mixtures cannot be repeated or resumed, and ORDER_VERSION must rise."""
+    """If these literals change, mixtures cannot be repeated or resumed; increase ORDER_VERSION."""
     batches = run(Mixture(loaders_of(folders), (4.5, 2.2, 1.3), batch_size=8, seed=1))
     assert [batch["source"].tolist() for batch in batches[:3]] == [
         [0, 1, 0, 0, 0, 1, 2, 0],
@@ -193,7 +191,7 @@ def test_the_order_is_pinned(folders: list[ShardFolder]) -> None:
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4, 6, 12])
-def test_ranks_change_nothing_but_who_gets_what(folders: list[ShardFolder], world_size: int) -> None:
+def test_ranks_divide_the_batches_of_a_single_rank(folders: list[ShardFolder], world_size: int) -> None:
     options: dict[str, Any] = {"fields": ("board", "value", "position_id"), "symmetry": True}
     alone = run(Mixture(loaders_of(folders, **options), (4, 2, 1), batch_size=12), 2)
     ranks = [
@@ -214,16 +212,16 @@ def test_ranks_change_nothing_but_who_gets_what(folders: list[ShardFolder], worl
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_a_rank_gathers_its_own_places_many_at_once(
+def test_a_rank_reads_only_its_positions_in_large_chunks(
     make_shards: MakeShards, monkeypatch: pytest.MonkeyPatch, world_size: int
 ) -> None:
-    """Each position by one rank, and not a batch at a time."""
+    """Each position is read by one rank, together with those of other steps."""
     folder = make_shards(train=4000)
-    asked: list[int] = []
+    requested: list[int] = []
     gather = MappedShards.gather
 
     def count(shards: MappedShards, rows: npt.NDArray[np.int64], members: Sequence[str]) -> GatheredRows:
-        asked.append(len(rows))
+        requested.append(len(rows))
         return gather(shards, rows, members)
 
     monkeypatch.setattr(MappedShards, "gather", count)
@@ -233,11 +231,11 @@ def test_a_rank_gathers_its_own_places_many_at_once(
         options: dict[str, Any] = {"batch_size": 40 // world_size, "rank": rank, "world_size": world_size}
         mixture = Mixture(loaders, (3, 1), **options)
         delivered += sum(len(batch["source"]) for batch in mixture)
-    assert delivered == sum(asked)
-    assert len(asked) <= 3 * 3 * world_size  # chunks, each of up to two sources, one of which may turn over
+    assert delivered == sum(requested)
+    assert len(requested) <= 3 * 3 * world_size  # chunks, sources, and one more where an epoch ends
 
 
-def test_the_loaders_own_batches_play_no_part(folders: list[ShardFolder]) -> None:
+def test_batches_and_positions_of_the_loaders_are_not_used(folders: list[ShardFolder]) -> None:
     whole = run(Mixture(loaders_of(folders), (4, 2, 1), batch_size=12))
     others = loaders_of(folders, batch_size=5, rank=1, world_size=2, remainder="pad")
     mixture = Mixture(others, (4, 2, 1), batch_size=12)
@@ -250,7 +248,7 @@ def test_the_loaders_own_batches_play_no_part(folders: list[ShardFolder]) -> Non
     Mixture(loaders_of(folders), (4, 2, 1), batch_size=12).load_state_dict(state)
 
 
-def test_seed_and_step_decide_the_pattern(folders: list[ShardFolder]) -> None:
+def test_the_pattern_depends_on_seed_and_step(folders: list[ShardFolder]) -> None:
     patterns = [
         tuple(batch["source"].tolist())
         for seed in (1, 2)
@@ -261,18 +259,18 @@ def test_seed_and_step_decide_the_pattern(folders: list[ShardFolder]) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 5])
-def test_workers_share_the_rest_of_the_epoch(folders: list[ShardFolder], workers: int) -> None:
+def test_workers_divide_the_rest_of_the_epoch(folders: list[ShardFolder], workers: int) -> None:
     mixture = Mixture(loaders_of(folders), (4, 2, 1), batch_size=12)
     whole = run(mixture, 2)
     for stop in (0, 1, 4, len(mixture) - 1, len(mixture) + 2):
         other = Mixture(loaders_of(folders), (4, 2, 1), batch_size=12)
         for _ in itertools.islice(itertools.chain(other, other), stop):
             pass
-        ways = [list(other.batches(worker, workers)) for worker in range(workers)]
+        by_worker = [list(other.batches(worker, workers)) for worker in range(workers)]
         end = len(mixture) * (stop // len(mixture) + 1)
         for step, expected in enumerate(whole[stop:end], start=stop % len(mixture)):
-            assert_equal(ways[step % workers].pop(0), expected)
-        assert ways == [[]] * workers
+            assert_equal(by_worker[step % workers].pop(0), expected)
+        assert by_worker == [[]] * workers
         assert other.state_dict()["batch"] == stop % len(mixture)
     with pytest.raises(ConfigError, match="worker must be below workers"):
         next(mixture.batches(workers, workers))
@@ -282,7 +280,7 @@ def test_workers_share_the_rest_of_the_epoch(folders: list[ShardFolder], workers
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
-def test_resuming_after_each_batch_gives_the_rest(folders: list[ShardFolder], world_size: int) -> None:
+def test_resuming_after_each_batch_delivers_the_rest(folders: list[ShardFolder], world_size: int) -> None:
     options: dict[str, Any] = {"weights": (4, 2, 1), "seed": 2}
     alone = Mixture(loaders_of(folders), batch_size=12, **options)
     whole = run(alone, 2)
@@ -304,10 +302,10 @@ def test_resuming_after_each_batch_gives_the_rest(folders: list[ShardFolder], wo
         for expected, *parts in zip(left[:2], *rest, strict=False):
             assert_equal(joined(parts), expected)
         if step < len(whole):
-            assert_equal(next(iter(mixture)), next(passing))  # a loop that was left goes on
+            assert_equal(next(iter(mixture)), next(passing))  # the next loop continues
 
 
-def test_far_away_steps_cost_no_more(folders: list[ShardFolder]) -> None:
+def test_any_step_is_computed_directly(folders: list[ShardFolder]) -> None:
     mixture = Mixture(loaders_of(folders), (4, 2, 1), batch_size=12)
     mixture.set_epoch(10**12)
     batch = next(iter(mixture))
@@ -316,14 +314,14 @@ def test_far_away_steps_cost_no_more(folders: list[ShardFolder]) -> None:
     assert abs(mixture.realised[0].share - 4 / 7) < 1e-9
 
 
-def test_a_mixture_travels_between_processes(folders: list[ShardFolder]) -> None:
+def test_a_mixture_can_be_pickled(folders: list[ShardFolder]) -> None:
     mixture = Mixture(loaders_of(folders), (4, 2, 1), batch_size=12)
     next(iter(mixture))
     other = pickle.loads(pickle.dumps(mixture))
     assert_equal(next(iter(other)), next(iter(mixture)))
 
 
-def test_changing_the_epoch_under_an_iteration_is_an_error(folders: list[ShardFolder]) -> None:
+def test_changing_the_epoch_during_an_iteration_is_an_error(folders: list[ShardFolder]) -> None:
     mixture = Mixture(loaders_of(folders), (4, 2, 1), batch_size=12)
     batches = iter(mixture)
     next(batches)
@@ -364,7 +362,7 @@ def test_a_state_of_other_sources_is_refused(folders: list[ShardFolder], change:
         Mixture([Loader(folders[0].path, **change)], (1,), batch_size=12).load_state_dict(state)
 
 
-def test_a_state_that_is_none_is_refused(folders: list[ShardFolder]) -> None:
+def test_an_invalid_state_is_refused(folders: list[ShardFolder]) -> None:
     mixture = Mixture(loaders_of(folders), (4, 2, 1), batch_size=12)
     state = mixture.state_dict()
     for name in ("version", "order_version"):
@@ -406,14 +404,14 @@ def test_a_state_that_is_none_is_refused(folders: list[ShardFolder]) -> None:
         ({"pace": -1}, "pace"),
     ],
 )
-def test_options_without_meaning_are_refused(
+def test_invalid_options_are_refused(
     folders: list[ShardFolder], options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         Mixture(loaders_of(folders), **{"weights": (1, 1, 1), **options})
 
 
-def test_numbers_may_be_numpys(folders: list[ShardFolder]) -> None:
+def test_numpy_numbers_are_accepted(folders: list[ShardFolder]) -> None:
     plain = Mixture(loaders_of(folders), (4, 2, 1.5), batch_size=12, seed=3, pace=1)
     numpys = Mixture(
         loaders_of(folders),
@@ -429,9 +427,7 @@ def test_numbers_may_be_numpys(folders: list[ShardFolder]) -> None:
             plain.set_epoch(epoch)  # type: ignore[arg-type]
 
 
-def test_loaders_that_do_not_go_together_are_refused(
-    folders: list[ShardFolder], make_shards: MakeShards
-) -> None:
+def test_incompatible_loaders_are_refused(folders: list[ShardFolder], make_shards: MakeShards) -> None:
     first = Loader(folders[0].path)
     for other, message in [
         (
@@ -449,7 +445,7 @@ def test_loaders_that_do_not_go_together_are_refused(
         Mixture([first] * 257, (1,) * 257)
 
 
-def test_boards_of_other_sizes_are_refused(folders: list[ShardFolder], tmp_path: Path) -> None:
+def test_different_board_sizes_are_refused(folders: list[ShardFolder], tmp_path: Path) -> None:
     block = {name: np.zeros((4, *spec.shape), spec.dtype) for name, spec in block_fields(3, False).items()}
     block["position_id"] = np.arange(4)
     path = tmp_path / "train-000000.tar"

@@ -1,4 +1,4 @@
-"""Loaders over an object store: the batches of local shards, from a real S3 server that fails on request."""
+"""Tests of loaders that read from an S3 server, which can be told to fail."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ if TYPE_CHECKING:
     from tests.shard_folder import MakeShards, ShardFolder
 
 STREAM: dict[str, Any] = {"batch_size": 12, "streams": (2, 2), "window": 24}
-PATIENCE = 60.0
-"""Seconds after which something counts as hanging."""
+TIMEOUT = 60.0
+"""Seconds after which a process is assumed to hang."""
 
 Upload = Callable[[Path], str]
 
 
 @pytest.fixture
 def upload(bucket: UPath) -> Upload:
-    """Return ``upload(folder)``: puts shards below ``store`` in the bucket, and returns that address."""
+    """Return a function that uploads a folder of shards and returns the address of the store."""
 
     def put(folder: Path) -> str:
         for path in folder.iterdir():
@@ -54,7 +54,7 @@ def upload(bucket: UPath) -> Upload:
 
 
 def assert_same(ours: Any, theirs: Any) -> None:
-    """Hold batches against each other, byte by byte."""
+    """Check that batches are equal, byte by byte."""
     for batch, other in zip(ours, theirs, strict=True):
         assert batch.keys() == other.keys()
         for name, array in batch.items():
@@ -62,7 +62,7 @@ def assert_same(ours: Any, theirs: Any) -> None:
 
 
 def shard_reads(store: ObjectStore) -> Counter[str]:
-    """Return how often each shard was read since the last call."""
+    """Return the number of reads of each shard since the last call."""
     return Counter(
         path.rpartition("/")[2]
         for method, path in store.requests()
@@ -70,14 +70,14 @@ def shard_reads(store: ObjectStore) -> Counter[str]:
     )
 
 
-def test_no_credential_is_told(upload: Upload, shards: ShardFolder) -> None:
+def test_credentials_appear_nowhere(upload: Upload, shards: ShardFolder) -> None:
     loader = Loader(upload(shards.path), **STREAM)
     next(iter(loader))
-    told = [pickle.dumps(loader), repr(loader.__dict__).encode(), json.dumps(loader.state_dict()).encode()]
+    texts = [pickle.dumps(loader), repr(loader.__dict__).encode(), json.dumps(loader.state_dict()).encode()]
     with pytest.raises(HexdataError) as caught:
         Loader("s3://no-such-bucket/store")
-    told += [str(caught.value).encode(), repr(caught.value).encode(), pickle.dumps(caught.value)]
-    for text in told:
+    texts += [str(caught.value).encode(), repr(caught.value).encode(), pickle.dumps(caught.value)]
+    for text in texts:
         assert ACCESS_KEY.encode() not in text
         assert SECRET_KEY.encode() not in text
 
@@ -88,12 +88,12 @@ def test_no_credential_is_told(upload: Upload, shards: ShardFolder) -> None:
 @pytest.mark.parametrize(
     "options",
     [{"cache": None}, {"prefetch": 0}, {"prefetch": 3}, {}, {"cache_size": 30_000}],
-    ids=["no cache", "none ahead", "three ahead", "as it comes", "a small cache"],
+    ids=["no cache", "no prefetch", "prefetch 3", "defaults", "small cache"],
 )
-def test_the_batches_are_those_of_local_shards(
+def test_batches_equal_those_of_local_shards(
     upload: Upload, shards: ShardFolder, options: dict[str, Any]
 ) -> None:
-    """Over two epochs, in stored order, and for each of two workers of two ranks."""
+    """For two epochs, in stored order, and for two ranks with two workers each."""
     address = upload(shards.path)
     ours, theirs = Loader(address, **STREAM, **options), Loader(shards.path, mode="stream", **STREAM)
     for _ in range(2):
@@ -109,11 +109,10 @@ def test_the_batches_are_those_of_local_shards(
         assert_same(ours.batches(worker, 2), theirs.batches(worker, 2))
 
 
-def test_a_state_resumes_anywhere(upload: Upload, shards: ShardFolder) -> None:
-    """Of a local loader here, and the other way round."""
-    places = [upload(shards.path), str(shards.path)]
+def test_states_of_local_and_remote_loaders_are_interchangeable(upload: Upload, shards: ShardFolder) -> None:
+    locations = [upload(shards.path), str(shards.path)]
     whole = list(Loader(shards.path, mode="stream", **STREAM))
-    for step, (one, other) in itertools.product(range(0, len(whole), 5), (places, places[::-1])):
+    for step, (one, other) in itertools.product(range(0, len(whole), 5), (locations, locations[::-1])):
         loader = Loader(one, mode="stream", **STREAM)
         for _ in itertools.islice(loader, step):
             pass
@@ -134,7 +133,7 @@ def test_each_shard_is_read_once(upload: Upload, shards: ShardFolder, object_sto
     assert shard_reads(object_store) == {}
 
 
-def test_resuming_without_a_cache_reads_what_is_left(
+def test_resuming_without_a_cache_reads_only_the_rest(
     make_shards: MakeShards, upload: Upload, object_store: ObjectStore
 ) -> None:
     folder = make_shards(train=64)  # four shards of two blocks of 8
@@ -145,7 +144,7 @@ def test_resuming_without_a_cache_reads_what_is_left(
     assert shard_reads(object_store) == {"train-000002.tar": 1, "train-000003.tar": 2}
 
 
-def test_an_epoch_outlasts_a_failing_server(
+def test_an_epoch_survives_server_errors(
     upload: Upload, shards: ShardFolder, object_store: ObjectStore
 ) -> None:
     faults = [
@@ -161,13 +160,13 @@ def test_an_epoch_outlasts_a_failing_server(
 
 
 def count_without_failing(address: str, **options: Any) -> tuple[int, dict[str, int]]:
-    """Return how many positions an epoch has without the shards that fail, and the positions of those."""
+    """Return the number of positions delivered in an epoch, and the positions skipped by shard."""
     loader = Loader(address, on_error="skip", **options)
     return sum(len(batch["value"]) for batch in loader), loader.skipped
 
 
 @pytest.mark.parametrize("options", [{}, {"cache": None}, {"mode": "exact"}], ids=["cache", "none", "exact"])
-def test_a_shard_that_fails_is_named_or_left_out(
+def test_a_damaged_shard_is_an_error_or_skipped(
     make_shards: MakeShards, upload: Upload, bucket: UPath, options: dict[str, Any]
 ) -> None:
     folder = make_shards(train=64)
@@ -187,10 +186,8 @@ def test_a_shard_that_fails_is_named_or_left_out(
             assert count_without_failing(address, **chosen) == (48, {name: 16})
 
 
-def test_other_bytes_of_the_same_size_are_no_shard(
-    make_shards: MakeShards, upload: Upload, bucket: UPath
-) -> None:
-    """A copy is held against its digest when it is fetched, and later if that is asked for."""
+def test_shards_with_other_bytes_are_refused(make_shards: MakeShards, upload: Upload, bucket: UPath) -> None:
+    """Digests are checked when a shard is fetched, and again with ``check="digests"``."""
     folder = make_shards(train=64)
     address = upload(folder.path)
     name = folder.shards["train"][1].name
@@ -211,29 +208,29 @@ def test_other_bytes_of_the_same_size_are_no_shard(
         assert copy.read_bytes() == data
 
 
-def threads_ahead() -> list[str]:
+def prefetch_threads() -> list[str]:
     return [one.name for one in threading.enumerate() if one.name.startswith("hexdata-prefetch")]
 
 
-def test_no_thread_outlives_its_iteration(upload: Upload, shards: ShardFolder) -> None:
-    """Left, ended, closed, or of an error."""
+def test_threads_end_with_their_iteration(upload: Upload, shards: ShardFolder) -> None:
+    """The iteration is closed, left, completed or ends with an error."""
     loader = Loader(upload(shards.path), **STREAM)
     batches = iter(loader)
     next(batches)
-    assert threads_ahead()
+    assert prefetch_threads()
     batches.close()  # type: ignore[attr-defined]
-    assert threads_ahead() == []
+    assert prefetch_threads() == []
     for _ in itertools.islice(loader, 2):
-        assert threads_ahead()
-    assert threads_ahead() == []
+        assert prefetch_threads()
+    assert prefetch_threads() == []
     list(loader)
-    assert threads_ahead() == []
+    assert prefetch_threads() == []
     batches = iter(loader)
     next(batches)
     loader.set_epoch(5)
     with pytest.raises(ConfigError, match="changed while iterating"):
         next(batches)
-    assert threads_ahead() == []
+    assert prefetch_threads() == []
 
 
 ENDLESS = """
@@ -247,32 +244,32 @@ while True:
 
 
 def interrupt(process: subprocess.Popen[str]) -> str:
-    """Interrupt a process until it ends, and return its errors: Python loses one that meets a destructor."""
-    for _ in range(int(PATIENCE // 10)):
+    """Interrupt a process until it ends, and return its errors. Python ignores interrupts in destructors."""
+    for _ in range(int(TIMEOUT // 10)):
         process.send_signal(signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
             return process.communicate(timeout=10)[1]
-    raise AssertionError("it goes on")
+    raise AssertionError("the process did not end")
 
 
-def test_a_loop_ends_by_an_interrupt(upload: Upload, shards: ShardFolder) -> None:
+def test_an_interrupt_ends_a_loop(upload: Upload, shards: ShardFolder) -> None:
     command = [sys.executable, "-c", ENDLESS, upload(shards.path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "batch\n"
-            said = interrupt(process)
+            errors = interrupt(process)
         finally:
             process.kill()
     assert process.returncode != 0
-    assert "KeyboardInterrupt" in said
+    assert "KeyboardInterrupt" in errors
 
 
 # --- exact mode -----------------------------------------------------------------------------------------
 
 
-class Heard:
-    """A progress that keeps what it hears."""
+class RecordingProgress:
+    """A progress that records its calls."""
 
     def __init__(self) -> None:
         self.stages: list[tuple[str, int | None, str]] = []
@@ -290,12 +287,12 @@ class Heard:
 
 def test_exact_mode_maps_copies(upload: Upload, make_shards: MakeShards, object_store: ObjectStore) -> None:
     folder = make_shards(train=134, val=20, dense=True)
-    address, heard = upload(folder.path), Heard()
+    address, progress = upload(folder.path), RecordingProgress()
     object_store.requests()
-    loader = Loader(address, mode="exact", batch_size=12, progress=heard)
+    loader = Loader(address, mode="exact", batch_size=12, progress=progress)
     assert shard_reads(object_store) == {entry.name: 1 for entry in folder.shards["train"]}
     size = sum(entry.bytes for entry in folder.shards["train"])
-    assert (heard.stages, heard.done) == ([("fetch", size, "bytes")], size)
+    assert (progress.stages, progress.done) == ([("fetch", size, "bytes")], size)
     for _ in range(2):
         assert_same(loader, Loader(folder.path, batch_size=12)) if not loader.epoch else list(loader)
     chosen: dict[str, Any] = {"batch_size": 12, "where": "position_in_game < 5", "newest": 6}
@@ -303,7 +300,7 @@ def test_exact_mode_maps_copies(upload: Upload, make_shards: MakeShards, object_
     assert shard_reads(object_store) == {}
 
 
-def test_a_cache_too_small_is_refused_before_anything_is_fetched(
+def test_a_cache_that_is_too_small_is_refused_before_downloads(
     upload: Upload, shards: ShardFolder, object_store: ObjectStore
 ) -> None:
     address = upload(shards.path)
@@ -320,7 +317,7 @@ def test_a_cache_too_small_is_refused_before_anything_is_fetched(
     assert Loader(address, mode="exact", cache_size="1GB").positions == 134
 
 
-def test_where_there_is_no_cache_exact_mode_says_so(upload: Upload, shards: ShardFolder) -> None:
+def test_exact_mode_requires_a_cache(upload: Upload, shards: ShardFolder) -> None:
     address = upload(shards.path)
     for cache in (None, False):
         with pytest.raises(ConfigError, match=r"maps shards into memory; .*Give a folder as cache"):
@@ -332,8 +329,7 @@ def test_where_there_is_no_cache_exact_mode_says_so(upload: Upload, shards: Shar
         Loader(piped, mode="exact")
 
 
-def test_any_place_can_be_copied_from(shards: ShardFolder, tmp_path: Path) -> None:
-    """A pipe too, where a folder is given."""
+def test_shards_from_a_command_can_be_cached(shards: ShardFolder, tmp_path: Path) -> None:
     piped = f"pipe:cat {shards.path}/{{name}}"
     for mode in ("stream", "exact"):
         ours = Loader(piped, mode=mode, cache=tmp_path / "copies", **STREAM)
@@ -358,7 +354,7 @@ def test_ranks_on_one_machine_fetch_each_shard_once(
     command = [sys.executable, "-c", RANK, address]
     ranks = [subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True) for rank in range(2)]
     try:
-        found = [process.communicate(timeout=PATIENCE)[0].split() for process in ranks]
+        found = [process.communicate(timeout=TIMEOUT)[0].split() for process in ranks]
     finally:
         for process in ranks:
             process.kill()
@@ -368,44 +364,48 @@ def test_ranks_on_one_machine_fetch_each_shard_once(
         assert [int(i) for i in ids] == [i for batch in loader for i in batch["position_id"].tolist()]
 
 
-def test_a_pickled_loader_opens_the_copies_again(
+def test_a_pickled_loader_opens_the_cached_copies(
     upload: Upload, shards: ShardFolder, object_store: ObjectStore
 ) -> None:
-    """And fetches those that are gone."""
+    """Missing copies are fetched again."""
     loader = Loader(upload(shards.path), mode="exact", batch_size=12)
     text = pickle.dumps(loader)
     object_store.requests()
     assert_same(pickle.loads(text), Loader(shards.path, batch_size=12))
     assert shard_reads(object_store) == {}
-    gone = shards.shards["train"][3]
-    (Path(os.environ["HEXDATA_CACHE"]) / "shards" / f"{gone.sha256}.tar").unlink()
+    missing = shards.shards["train"][3]
+    (Path(os.environ["HEXDATA_CACHE"]) / "shards" / f"{missing.sha256}.tar").unlink()
     assert_same(pickle.loads(text), Loader(shards.path, batch_size=12))
-    assert shard_reads(object_store) == {gone.name: 1}
+    assert shard_reads(object_store) == {missing.name: 1}
 
 
-# --- all that takes a place -----------------------------------------------------------------------------
+# --- other loaders and the command line -----------------------------------------------------------------
 
 
-def test_every_form_of_the_loader_takes_an_address(upload: Upload, shards: ShardFolder) -> None:
+def test_every_kind_of_loader_accepts_an_address(upload: Upload, shards: ShardFolder) -> None:
     address = upload(shards.path)
     ours, theirs = PositionDataset(address, "val"), PositionDataset(shards.path, "val")
     assert_same([ours.batch(range(20))], [theirs.batch(range(20))])
     mixed = [
-        Mixture([Loader(place, mode="exact"), Loader(place, split="val", mode="exact")], [3, 1], batch_size=8)
-        for place in (address, str(shards.path))
+        Mixture(
+            [Loader(location, mode="exact"), Loader(location, split="val", mode="exact")],
+            [3, 1],
+            batch_size=8,
+        )
+        for location in (address, str(shards.path))
     ]
     assert_same(*mixed)
     for mode in ("stream", "exact"):
-        heard = Heard()
+        progress = RecordingProgress()
         options = LoadOptions(batch_size=16, mode=mode, prefetch=1)  # type: ignore[arg-type]
-        facts = run_loader_trial(address, options, heard)
-        assert facts.epochs[0].digest == run_loader_trial(str(shards.path), options).epochs[0].digest
-        assert [stage for stage, _, _ in heard.stages][-1] == "epoch 0"
+        result = run_loader_trial(address, options, progress)
+        assert result.epochs[0].digest == run_loader_trial(str(shards.path), options).epochs[0].digest
+        assert [stage for stage, _, _ in progress.stages][-1] == "epoch 0"
 
 
 @pytest.fixture
 def store(tmp_path: Path, demo_trmph: Any) -> Path:
-    """A small store, exported."""
+    """Return an exported store of 30 games."""
     demo_trmph(tmp_path / "games", games=30, files=1)
     convert_sources([tmp_path / "games"], tmp_path / "whole", ConvertOptions(workers=1))
     shuffle_store(tmp_path / "whole", ShuffleOptions(threads=1))
@@ -413,12 +413,12 @@ def store(tmp_path: Path, demo_trmph: Any) -> Path:
     return tmp_path / "whole"
 
 
-def test_a_store_leads_to_its_shards(store: Path, bucket: UPath) -> None:
-    """As it does here: a store that was not exported is told from one, and one with news is warned of."""
+def test_a_remote_store_is_opened_like_a_local_one(store: Path, bucket: UPath) -> None:
+    """A store without shards is an error, and one with an outdated export gives a warning."""
     address = f"{str(bucket).rstrip('/')}/a/whole"
     manifest = bucket / "a" / "whole" / "manifest.json"
     content = json.loads((store / "manifest.json").read_text())
-    del content["digest"]  # a manifest of an earlier release has none
+    del content["digest"]  # manifests of earlier releases have no digest
     lineage = content["stages"].pop("export")
     manifest.write_text(json.dumps(content))
     with pytest.raises(StoreError, match=r"a/whole: this store has no export stage yet"):
@@ -436,7 +436,7 @@ def test_a_store_leads_to_its_shards(store: Path, bucket: UPath) -> None:
 def test_torch_workers_share_the_cache(
     upload: Upload, shards: ShardFolder, object_store: ObjectStore
 ) -> None:
-    """Started anew, as a fork would take over the threads that talk to the store."""
+    """With spawn, since forked workers would inherit the connections of threads."""
     pytest.importorskip("torch")
     from hexdata.torch import TorchLoader
 
@@ -448,7 +448,7 @@ def test_torch_workers_share_the_cache(
     assert max(shard_reads(object_store).values()) == 1
 
 
-def test_the_command_takes_a_cache(
+def test_the_command_uses_a_cache(
     upload: Upload,
     shards: ShardFolder,
     object_store: ObjectStore,
@@ -462,12 +462,12 @@ def test_the_command_takes_a_cache(
         monkeypatch.setattr("sys.argv", ["hexdata", "load", address, *map(str, arguments)])
         with contextlib.suppress(SystemExit):
             main()
-        said = capsys.readouterr()
-        return said.out + said.err
+        captured = capsys.readouterr()
+        return captured.out + captured.err
 
     object_store.requests()
-    told = run("--mode", "exact", "--cache", copies, "--cache-size", "1MB", "--json")
-    assert json.loads(told)["positions"] == 134
+    output = run("--mode", "exact", "--cache", copies, "--cache-size", "1MB", "--json")
+    assert json.loads(output)["positions"] == 134
     assert len(list(copies.glob("*.tar"))) == len(shard_reads(object_store)) == 9
     assert (
         json.loads(run("--cache", copies, "--prefetch", 2, "--batch-size", 64, "--json"))["mode"] == "stream"

@@ -1,4 +1,4 @@
-"""Options without meaning are refused, by name, before a shard is opened."""
+"""Tests of ``hexdata.loader.options`` and of the cache options."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hexdata.errors import ConfigError
 from hexdata.loader.options import CacheOptions, LoaderOptions
 
 
-def test_the_defaults_stand():
+def test_defaults():
     options = LoaderOptions()
     assert (options.split, options.mode, options.remainder, options.check) == (
         "train",
@@ -24,7 +24,7 @@ def test_the_defaults_stand():
 
 
 @pytest.mark.parametrize("kind", [np.int32, np.int64, np.uint8])
-def test_integers_of_numpy_are_kept_as_pythons(kind):
+def test_numpy_integers_become_python_integers(kind):
     plain = {"batch_size": 6, "seed": 3, "world_size": 4, "rank": 2, "newest": 9, "window": 100}
     options = LoaderOptions(
         **{name: kind(value) for name, value in plain.items()}, streams=(kind(8), kind(2))
@@ -61,18 +61,18 @@ def test_integers_of_numpy_are_kept_as_pythons(kind):
         ({"streams": (4, 0)}, "streams cannot be used; found 0"),
     ],
 )
-def test_options_without_meaning_are_refused(options, message):
+def test_invalid_options_are_refused(options, message):
     with pytest.raises(ConfigError, match=message):
         LoaderOptions(**options)
 
 
-def test_a_cache_size_may_be_written_as_people_do():
+def test_a_cache_size_may_have_a_unit():
     assert CacheOptions(cache_size="1.5GB").cache_size == CacheOptions(cache_size=1_500_000_000).cache_size
     assert CacheOptions(np.str_("copies"), prefetch=np.int64(3)) == CacheOptions("copies", prefetch=3)
     assert LoaderOptions().copies == CacheOptions(True, 50_000_000_000, None)
 
 
-def test_a_cache_may_be_named_by_a_url_of_this_machine():
+def test_a_cache_folder_may_be_a_file_url():
     assert CacheOptions("file:///ssd/copies") == CacheOptions("/ssd/copies")
 
 
@@ -90,6 +90,6 @@ def test_a_cache_may_be_named_by_a_url_of_this_machine():
         ({"prefetch": True}, "prefetch cannot be used"),
     ],
 )
-def test_options_of_a_cache_without_meaning_are_refused(options, message):
+def test_invalid_cache_options_are_refused(options, message):
     with pytest.raises(ConfigError, match=message):
         CacheOptions(**options)

@@ -1,4 +1,4 @@
-"""Which rows take part, against plain Python over the labels that were written."""
+"""Tests of ``hexdata.loader.row_filter`` against plain Python over the labels in the shards."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 SKIP = BatchOptions(final_policy="skip")
 
 
-def choose(folder: ShardFolder, **options: Any) -> list[int] | None:
+def select(folder: ShardFolder, **options: Any) -> list[int] | None:
     shards = MappedShards(FolderSource(folder.path), ShardManifest.load(folder.path), "train")
     subset = select_rows(shards, LoaderOptions(**options))
     return None if subset is None else subset.rows(np.arange(len(subset))).tolist()
 
 
 def labels_of(folder: ShardFolder) -> list[dict[str, Any]]:
-    """The labels of each row as a user of SQL sees them: None where the shards have a sentinel."""
+    """Return the labels of each row as in SQL: None instead of sentinels."""
     source = folder.splits["train"]
     nulls = {"game_id": -1, "move": 65_535, "position_in_game": 65_535, "value_sample_tier": 255}
     return [
@@ -45,37 +45,37 @@ def labels_of(folder: ShardFolder) -> list[dict[str, Any]]:
 
 
 @given(st.sets(st.integers(0, 400_000), max_size=60), st.lists(st.integers(0, 400_000), max_size=4))
-def test_a_subset_holds_its_rows(chosen: set[int], cuts: list[int]) -> None:
+def test_a_subset_returns_its_rows(chosen: set[int], cuts: list[int]) -> None:
     rows = sorted(chosen)
-    borders = [0, *sorted(cuts), 400_001]
-    pieces = [
+    bounds = [0, *sorted(cuts), 400_001]
+    arrays = [
         np.array([row for row in rows if start <= row < stop], np.int64)
-        for start, stop in itertools.pairwise(borders)
+        for start, stop in itertools.pairwise(bounds)
     ]
-    subset = RowSubset(pieces)
+    subset = RowSubset(arrays)
     assert len(subset) == len(rows)
     assert subset.rows(np.arange(len(rows))).tolist() == rows
     assert subset.rows(np.arange(len(rows))[::-1]).tolist() == rows[::-1]
     assert subset.digest == RowSubset([np.array(rows, np.int64)]).digest
 
 
-def test_other_rows_have_another_digest() -> None:
+def test_other_rows_have_other_digests() -> None:
     sets = [[], [0], [1], [0, 1], [65_536], [1, 65_536], [65_537], [131_073]]
     assert len({RowSubset([np.array(rows, np.int64)]).digest for rows in sets}) == len(sets)
 
 
-def test_a_subset_takes_two_bytes_a_row() -> None:
+def test_a_subset_takes_two_bytes_per_row() -> None:
     subset = RowSubset(np.arange(start, start + 10**6) for start in range(0, 10**7, 10**6))
     arrays = [value for value in vars(subset).values() if isinstance(value, np.ndarray)]
     assert sum(array.nbytes for array in arrays) < 2.01 * 10**7
     assert subset.rows(np.array([0, 10**7 - 1, 65_536])).tolist() == [0, 10**7 - 1, 65_536]
 
 
-def test_nothing_asked_is_all(shards: ShardFolder) -> None:
-    assert choose(shards) is None
+def test_default_options_select_all_rows(shards: ShardFolder) -> None:
+    assert select(shards) is None
 
 
-PREDICATES: list[tuple[str, Any]] = [
+CONDITIONS: list[tuple[str, Any]] = [
     ("value_sample_tier < 2", lambda row: row["value_sample_tier"] < 2),
     ("move IS NULL", lambda row: row["move"] is None),
     ("move % 2 = 0", lambda row: row["move"] is not None and row["move"] % 2 == 0),
@@ -89,7 +89,7 @@ PREDICATES: list[tuple[str, Any]] = [
         lambda row: row["position_id"] < 20 or row["total_positions"] == 12,
     ),
     (
-        "position_in_game - total_positions < -3",  # below 0, which no label is
+        "position_in_game - total_positions < -3",  # negative, unlike every label
         lambda row: (
             None not in (row["position_in_game"], row["total_positions"])
             and row["position_in_game"] - row["total_positions"] < -3
@@ -100,42 +100,41 @@ PREDICATES: list[tuple[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("where", "fulfils"), PREDICATES)
+@pytest.mark.parametrize(("where", "matches"), CONDITIONS)
 @pytest.mark.parametrize("cuts", [(), (3, 37)])
-def test_a_predicate_picks_the_rows_that_fulfil_it(
-    make_shards: MakeShards, where: str, fulfils: Any, cuts: tuple[int, ...]
+def test_where_selects_the_matching_rows(
+    make_shards: MakeShards, where: str, matches: Any, cuts: tuple[int, ...]
 ) -> None:
     folder = make_shards(train=134, cuts=cuts)
-    expected = [number for number, row in enumerate(labels_of(folder)) if fulfils(row)]
+    expected = [number for number, row in enumerate(labels_of(folder)) if matches(row)]
     assert expected
-    assert choose(folder, where=where) == expected
+    assert select(folder, where=where) == expected
 
 
-def test_only_the_labels_that_a_predicate_names_are_checked(make_shards: MakeShards) -> None:
+def test_only_the_labels_in_the_condition_are_checked(make_shards: MakeShards) -> None:
     folder = make_shards(train=40)
     path = folder.path / "train-000001.tar"
     data = bytearray(path.read_bytes())
     start = data.index(b"000003.move.npy") + 640
     data[start : start + 2] = b"\x19\x00"  # cell 25 of a board that has 25
     path.write_bytes(data)
-    assert choose(folder, where="value = 1") == np.flatnonzero(folder.splits["train"]["value"] == 1).tolist()
+    assert select(folder, where="value = 1") == np.flatnonzero(folder.splits["train"]["value"] == 1).tolist()
     with pytest.raises(
         FormatError,
         match=r"000003\.move\.npy row 0: .*found 25; expected a number from 0 to 24",
     ):
-        choose(folder, where="value = 1 AND move > 0")
+        select(folder, where="value = 1 AND move > 0")
 
 
 @pytest.mark.parametrize("games", [1, 3, 8, 9, 10, 1000])
-def test_the_newest_games_are_those_of_the_highest_ids(make_shards: MakeShards, games: int) -> None:
+def test_newest_selects_the_games_with_the_highest_ids(make_shards: MakeShards, games: int) -> None:
     folder = make_shards(train=134)
     ids = folder.splits["train"]["game_id"]
     newest = sorted(set(ids.tolist()))[-games:]
-    assert choose(folder, newest=games) == [row for row in range(134) if ids[row] in newest]
+    assert select(folder, newest=games) == [row for row in range(134) if ids[row] in newest]
 
 
-def test_positions_of_no_known_game_are_not_new(make_shards: MakeShards) -> None:
-    """Game ids below 0 stand for none."""
+def test_newest_does_not_select_positions_of_unknown_games(make_shards: MakeShards) -> None:
     folder = make_shards(train=40)
     manifest = ShardManifest.load(folder.path)
     for shard in manifest.splits["train"]:
@@ -144,23 +143,23 @@ def test_positions_of_no_known_game_are_not_new(make_shards: MakeShards) -> None
             data[offset : offset + 16] = b"\xff" * 16  # the first two of each block
         (folder.path / shard.name).write_bytes(data)
     known = [row for row in range(40) if row % 8 > 1]
-    assert choose(folder, newest=1000) == known
-    assert choose(folder, where="game_id IS NOT NULL") == known
+    assert select(folder, newest=1000) == known
+    assert select(folder, where="game_id IS NOT NULL") == known
 
 
 @pytest.mark.parametrize("dense", [False, True])
-def test_skipping_final_positions_leaves_those_with_a_policy(make_shards: MakeShards, dense: bool) -> None:
+def test_final_policy_skip_selects_positions_with_a_policy(make_shards: MakeShards, dense: bool) -> None:
     folder = make_shards(train=134, dense=dense)
     moves = folder.splits["train"]["move"]
     expected = [row for row in range(134) if moves[row] != NO_MOVE or (dense and row % 3 == 0)]
-    assert choose(folder, batch=SKIP) == expected
+    assert select(folder, batch=SKIP) == expected
 
 
-def test_all_that_is_asked_must_hold(make_shards: MakeShards) -> None:
+def test_several_options_select_their_intersection(make_shards: MakeShards) -> None:
     folder = make_shards(train=134)
     parts = [{"where": "value = 1"}, {"newest": 4}, {"batch": SKIP}]
-    expected = set.intersection(*(set(choose(folder, **part) or ()) for part in parts))
-    assert choose(folder, where="value = 1", newest=4, batch=SKIP) == sorted(expected)
+    expected = set.intersection(*(set(select(folder, **part) or ()) for part in parts))
+    assert select(folder, where="value = 1", newest=4, batch=SKIP) == sorted(expected)
 
 
 @pytest.mark.parametrize(
@@ -177,11 +176,11 @@ def test_all_that_is_asked_must_hold(make_shards: MakeShards) -> None:
         ("value > 2", r"the options select no position of train; found where='value > 2'"),
     ],
 )
-def test_what_is_no_predicate_is_refused(shards: ShardFolder, where: str, message: str) -> None:
+def test_an_invalid_condition_is_refused(shards: ShardFolder, where: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        choose(shards, where=where)
+        select(shards, where=where)
 
 
-def test_a_predicate_that_fails_on_a_position_says_so(shards: ShardFolder) -> None:
+def test_a_condition_that_fails_for_a_position_is_an_error(shards: ShardFolder) -> None:
     with pytest.raises(ConfigError, match="where fails for a position: Conversion Error"):
-        choose(shards, where="(value::TEXT || 'x')::INTEGER = 1")
+        select(shards, where="(value::TEXT || 'x')::INTEGER = 1")

@@ -1,4 +1,4 @@
-"""Stream mode keeps the loader's promises, over ranks, workers, batch sizes and stopping points."""
+"""Tests of ``hexdata.loader.stream`` for many ranks, workers, batch sizes and starting points."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def epoch_of(
 
 
 def ids_of(epoch: StreamEpoch, steps: range | None = None) -> list[list[int]]:
-    """Return the position ids of each step, padding left out."""
+    """Return the position ids of each step, without padding."""
     delivered = []
     for block, padding in epoch.blocks(range(epoch.steps) if steps is None else steps):
         ids = block["position_id"]
@@ -59,10 +59,10 @@ def flat(steps: list[list[int]]) -> list[int]:
     return list(itertools.chain(*steps))
 
 
-def shared_out(
+def run_world(
     folder: ShardFolder, world_size: int, workers: int, batch: int, first: int = 0, **chosen: Any
 ) -> list[list[int]]:
-    """Run all ranks and workers from step ``first`` on; return the sorted ids of each step together."""
+    """Run all ranks and workers from step ``first`` on, and return the sorted ids of each step."""
     steps: dict[int, list[int]] = {}
     for rank in range(world_size):
         chosen |= {"rank": rank, "world_size": world_size, "batch_size": batch // world_size}
@@ -80,39 +80,41 @@ def shared_out(
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize("remainder", ["short", "drop", "pad"])
 @pytest.mark.parametrize("batch", [4, 12, 36, 400])
-def test_every_position_exactly_once_and_the_same_for_all_ranks_and_workers(
+def test_every_position_once_for_any_ranks_and_workers(
     shards: ShardFolder, batch: int, remainder: str, shuffle: bool
 ) -> None:
     chosen: dict[str, Any] = {"remainder": remainder, "shuffle": shuffle, "seed": 3}
-    alone = shared_out(shards, 1, 1, batch, **chosen)
+    alone = run_world(shards, 1, 1, batch, **chosen)
     kept = POSITIONS - (POSITIONS % batch if remainder == "drop" else 0)
     assert len(flat(alone)) == len(set(flat(alone))) == kept
     assert [len(step) for step in alone[:-1]] == [batch] * (len(alone) - 1)
     for world_size, workers in ((1, 4), (2, 2), (4, 1), (4, 4)):
-        assert shared_out(shards, world_size, workers, batch, **chosen) == alone, (world_size, workers)
+        assert run_world(shards, world_size, workers, batch, **chosen) == alone, (world_size, workers)
 
 
 @pytest.mark.parametrize("streams", [(1, 1), (1, 6), (3, 2), (6, 1), (12, 2)])
-def test_every_divisor_of_the_streams_will_do(shards: ShardFolder, streams: tuple[int, int]) -> None:
+def test_ranks_and_workers_may_be_any_divisors_of_the_streams(
+    shards: ShardFolder, streams: tuple[int, int]
+) -> None:
     divisors = [[d for d in range(1, count + 1) if count % d == 0] for count in streams]
-    alone = shared_out(shards, 1, 1, 12, streams=streams)
+    alone = run_world(shards, 1, 1, 12, streams=streams)
     assert sorted(flat(alone)) == list(range(POSITIONS))
     for world_size, workers in itertools.product(*divisors):
-        assert shared_out(shards, world_size, workers, 12, streams=streams) == alone
+        assert run_world(shards, world_size, workers, 12, streams=streams) == alone
 
 
 @pytest.mark.parametrize("remainder", ["short", "drop", "pad"])
-def test_resuming_at_each_step_gives_the_rest(shards: ShardFolder, remainder: str) -> None:
+def test_resuming_at_each_step_delivers_the_rest(shards: ShardFolder, remainder: str) -> None:
     whole = ids_of(epoch_of(shards, 2, remainder=remainder))
     for first in range(len(whole) + 1):
         rest = ids_of(epoch_of(shards, 2, remainder=remainder), range(first, len(whole)))
         assert rest == whole[first:]
     for first in (1, 6):
-        elsewhere = shared_out(shards, 2, 2, 12, first=first, remainder=remainder)
-        assert elsewhere == shared_out(shards, 1, 1, 12, remainder=remainder)[first:]
+        elsewhere = run_world(shards, 2, 2, 12, first=first, remainder=remainder)
+        assert elsewhere == run_world(shards, 1, 1, 12, remainder=remainder)[first:]
 
 
-def test_epochs_and_seeds_give_other_orders(shards: ShardFolder) -> None:
+def test_epochs_and_seeds_have_different_orders(shards: ShardFolder) -> None:
     orders = [flat(ids_of(epoch_of(shards, e, seed=s))) for s in (0, 1) for e in (0, 1)]
     assert all(a != b for a, b in itertools.combinations(orders, 2))
     assert flat(ids_of(epoch_of(shards, 1, seed=1))) == orders[3]
@@ -121,7 +123,7 @@ def test_epochs_and_seeds_give_other_orders(shards: ShardFolder) -> None:
 
 
 def test_the_order_is_pinned(shards: ShardFolder) -> None:
-    """A literal order: if it changes, runs cannot be repeated or resumed, and ORDER_VERSION must rise."""
+    """If this literal changes, runs cannot be repeated or resumed, and ORDER_VERSION must be increased."""
     rows = np.argsort(shards.splits["train"]["position_id"])
     steps = ids_of(epoch_of(shards, 1, seed=1, streams=(2, 2), batch_size=8), range(3))
     assert [rows[step].tolist() for step in steps] == [
@@ -131,7 +133,7 @@ def test_the_order_is_pinned(shards: ShardFolder) -> None:
     ]
 
 
-def test_without_shuffle_the_stored_order_comes(shards: ShardFolder) -> None:
+def test_without_shuffling_the_order_is_the_stored_one(shards: ShardFolder) -> None:
     stored = shards.splits["train"]["position_id"].tolist()
     for chosen in ({}, {"batch_size": 7, "window": 1}, {"window": 1_000}, {"streams": (3, 5)}):
         assert flat(ids_of(epoch_of(shards, 5, shuffle=False, **chosen))) == stored
@@ -141,9 +143,9 @@ def test_without_shuffle_the_stored_order_comes(shards: ShardFolder) -> None:
     ]
 
 
-def test_the_last_batch_is_shared_out_dropped_or_filled(shards: ShardFolder) -> None:
+def test_the_last_batch_is_divided_dropped_or_padded(shards: ShardFolder) -> None:
     def lengths(**chosen: Any) -> list[list[tuple[int, int]]]:
-        """Return (positions, padding among them) of each step of each rank."""
+        """Return the number of positions and of padding at each step of each rank."""
         return [
             [
                 (len(block["position_id"]), 0 if padding is None else int(padding.sum()))
@@ -159,7 +161,7 @@ def test_the_last_batch_is_shared_out_dropped_or_filled(shards: ShardFolder) -> 
         assert padded == [[(33, 0), (33, 33 - n)] for n in (1, 1, 0, 0)]
 
 
-def test_padding_repeats_positions_of_the_epoch_once(shards: ShardFolder) -> None:
+def test_padding_repeats_different_positions(shards: ShardFolder) -> None:
     members = ("position_id", "board")
     boards = shards.splits["train"]["board"][np.argsort(shards.splits["train"]["position_id"])]
     repeated: list[int] = []
@@ -188,7 +190,7 @@ def test_a_split_without_positions_has_no_steps(make_shards: MakeShards) -> None
 @pytest.mark.parametrize("remainder", ["short", "pad"])
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize("dense", [False, True])
-def test_blocks_hold_what_was_stored(
+def test_blocks_contain_the_stored_values(
     make_shards: MakeShards, dense: bool, shuffle: bool, remainder: str
 ) -> None:
     folder = make_shards(train=98, dense=dense)
@@ -206,7 +208,7 @@ def test_blocks_hold_what_was_stored(
             check_rows(block, {name: array[rows[block["position_id"]]] for name, array in source.items()})
             lengths.append(len(block["move"]))
     assert sum(lengths) == (98 if remainder == "short" else 144)
-    assert (0 in lengths) == (remainder == "short")  # the last two positions do not go round
+    assert (0 in lengths) == (remainder == "short")  # the last two positions are fewer than the ranks
 
 
 def check_rows(block: Block, expected: Block) -> None:
@@ -215,7 +217,7 @@ def check_rows(block: Block, expected: Block) -> None:
     np.testing.assert_array_equal(block_to_policy(block, 25), expected["policy"])
 
 
-def test_blocks_are_the_callers_and_keep_no_window(shards: ShardFolder) -> None:
+def test_blocks_are_writable_and_refer_to_no_window(shards: ShardFolder) -> None:
     for chosen in ({}, {"shuffle": False}, {"streams": (1, 1)}):
         for block, _ in epoch_of(shards, members=("board", "value"), **chosen).blocks(range(3)):
             for array in block.values():
@@ -223,12 +225,12 @@ def test_blocks_are_the_callers_and_keep_no_window(shards: ShardFolder) -> None:
                 assert array.base is None
 
 
-# --- what is read -------------------------------------------------------------------------------------
+# --- reads --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Watched:
-    """A folder that writes down what is opened of it."""
+class RecordingSource:
+    """A folder that records which parts of its shards are opened."""
 
     folder: Path
     opened: list[tuple[str, ByteRange]] = field(default_factory=list)
@@ -243,54 +245,54 @@ class Watched:
 
 def test_an_epoch_reads_each_shard_about_once(make_shards: MakeShards) -> None:
     folder = make_shards(train=16 * 40)
-    watched = Watched(folder.path)
-    steps = ids_of(epoch_of(folder, source=watched, window=32, batch_size=32))
+    source = RecordingSource(folder.path)
+    steps = ids_of(epoch_of(folder, source=source, window=32, batch_size=32))
     assert sorted(flat(steps)) == list(range(640))
-    extra = 16 - 1  # each border of two streams may lie within a shard
-    assert 40 <= len(watched.opened) <= 40 + extra
+    extra = 16 - 1  # a boundary of two streams may be within a shard
+    assert 40 <= len(source.opened) <= 40 + extra
 
 
-def test_resuming_reads_one_window_a_stream(make_shards: MakeShards) -> None:
+def test_resuming_reads_one_window_per_stream(make_shards: MakeShards) -> None:
     folder = make_shards(train=16 * 40)
     counts = []
     for first in range(0, 20, 3):
-        watched = Watched(folder.path)
-        epoch = epoch_of(folder, source=watched, window=16, batch_size=32)
+        source = RecordingSource(folder.path)
+        epoch = epoch_of(folder, source=source, window=16, batch_size=32)
         next(iter(epoch.blocks(range(first, epoch.steps))))
-        counts.append(len(watched.opened))
-    assert max(counts) <= 2 * 4  # the four streams of a step; a step may end one window and begin another
+        counts.append(len(source.opened))
+    assert max(counts) <= 2 * 4  # four streams; a step may need two windows of each
 
 
 def test_each_rank_and_worker_reads_its_own_part(make_shards: MakeShards) -> None:
     folder = make_shards(train=16 * 64)
     opened = 0
     for rank, worker in itertools.product(range(4), range(4)):
-        watched = Watched(folder.path)
-        epoch = epoch_of(folder, source=watched, batch_size=8, world_size=4, rank=rank, window=16)
+        source = RecordingSource(folder.path)
+        epoch = epoch_of(folder, source=source, batch_size=8, world_size=4, rank=rank, window=16)
         ids_of(epoch, range(worker, epoch.steps, 4))
-        assert len(watched.opened) <= 64 // 16 + 1
-        opened += len(watched.opened)
+        assert len(source.opened) <= 64 // 16 + 1
+        opened += len(source.opened)
     assert 64 <= opened <= 64 + 15
 
 
-def test_resuming_needs_no_shard_before_its_place(make_shards: MakeShards) -> None:
+def test_resuming_reads_no_earlier_shards(make_shards: MakeShards) -> None:
     folder = make_shards(train=64)
     for number in (0, 1):
         (folder.path / f"train-{number:06d}.tar").unlink()
-    source = Watched(folder.path)
+    source = RecordingSource(folder.path)
     epoch = epoch_of(folder, source=source, shuffle=False, batch_size=16, window=16)
     assert flat(ids_of(epoch, range(2, 4))) == folder.splits["train"]["position_id"][32:].tolist()
 
 
-@pytest.mark.parametrize("place", ["{folder}", "pipe:cat {folder}/{{name}}"])
+@pytest.mark.parametrize("location", ["{folder}", "pipe:cat {folder}/{{name}}"])
 @pytest.mark.parametrize("taken", [1, 5])
-def test_nothing_is_open_between_batches_or_left_behind(shards: ShardFolder, place: str, taken: int) -> None:
+def test_no_file_or_process_is_open_between_batches(shards: ShardFolder, location: str, taken: int) -> None:
     def opened() -> set[Any]:
-        """Return what is open and what runs; of that, what earlier tests left may end meanwhile."""
+        """Return open file descriptors and child processes. Those of earlier tests may end at any time."""
         descriptors = {path.name for path in Path("/proc/self/fd").iterdir()}
         return descriptors | set(psutil.Process().children(recursive=True))
 
-    source = make_source(place.format(folder=shards.path))
+    source = make_source(location.format(folder=shards.path))
     before = opened()
     blocks: Iterator[Any] = iter(epoch_of(shards, source=source).blocks(range(12)))
     for _ in range(taken):
@@ -305,30 +307,32 @@ def test_an_epoch_can_be_pickled(shards: ShardFolder) -> None:
     assert ids_of(pickle.loads(pickle.dumps(epoch))) == ids_of(epoch)
 
 
-# --- shards that are not what they should be ----------------------------------------------------------
+# --- damaged shards -----------------------------------------------------------------------------------
 
 
-def spoil(folder: ShardFolder, number: int, how: str) -> tuple[str, set[int]]:
-    """Spoil a shard; return its name and the ids of its positions."""
+def damage(folder: ShardFolder, number: int, how: str) -> tuple[str, set[int]]:
+    """Damage a shard; return its name and the ids of its positions."""
     path = folder.path / f"train-{number:06d}.tar"
     data = path.read_bytes()
-    place = data.index(f"{2 * number + 1:06d}.position_id.npy".encode())
-    spoilt = {
+    offset = data.index(f"{2 * number + 1:06d}.position_id.npy".encode())
+    damaged = {
         "missing": None,
-        "cut": data[:place],
-        "overwritten": data[:place] + bytes(len(data) - place),
+        "cut": data[:offset],
+        "overwritten": data[:offset] + bytes(len(data) - offset),
         "foreign": (folder.path / f"train-{number + 1:06d}.tar").read_bytes(),
-        "changed": data[: place + 640] + bytes([data[place + 640] ^ 1]) + data[place + 641 :],
+        "changed": data[: offset + 640] + bytes([data[offset + 640] ^ 1]) + data[offset + 641 :],
     }[how]
-    path.unlink() if spoilt is None else path.write_bytes(spoilt)
+    path.unlink() if damaged is None else path.write_bytes(damaged)
     ids = folder.splits["train"]["position_id"][16 * number : 16 * number + 16]
     return path.name, set(ids.tolist())
 
 
 @pytest.mark.parametrize("how", ["missing", "cut"])
-def test_what_can_be_seen_without_reading_is_found_at_once(make_shards: MakeShards, how: str) -> None:
+def test_missing_and_truncated_shards_are_detected_when_an_epoch_is_opened(
+    make_shards: MakeShards, how: str
+) -> None:
     folder = make_shards(train=POSITIONS)
-    name, _ = spoil(folder, 3, how)
+    name, _ = damage(folder, 3, how)
     with pytest.raises(StoreError, match=name):
         epoch_of(folder)
 
@@ -338,13 +342,13 @@ FAULTS = ["missing", "cut", "overwritten", "foreign", "changed"]
 
 @pytest.mark.parametrize("how", FAULTS)
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_a_spoilt_shard_stops_the_epoch_before_any_of_its_window(
+def test_no_position_of_a_window_with_a_damaged_shard_is_delivered(
     make_shards: MakeShards, how: str, shuffle: bool
 ) -> None:
     folder = make_shards(train=POSITIONS)
     chosen: dict[str, Any] = {"check": "digests", "window": 16, "shuffle": shuffle, "streams": (1, 1)}
     blocks = epoch_of(folder, batch_size=1, **chosen).blocks(range(POSITIONS))
-    name, lost = spoil(folder, 3, how)
+    name, lost = damage(folder, 3, how)
     delivered: list[int] = []
     with pytest.raises((StoreError, FormatError), match=name):
         delivered.extend(int(block["position_id"][0]) for block, _ in blocks)
@@ -352,16 +356,16 @@ def test_a_spoilt_shard_stops_the_epoch_before_any_of_its_window(
 
 
 @pytest.mark.parametrize("how", FAULTS)
-@pytest.mark.parametrize("place", ["{folder}", "pipe:cat {folder}/{{name}} 2>&-"])
+@pytest.mark.parametrize("location", ["{folder}", "pipe:cat {folder}/{{name}} 2>&-"])
 @pytest.mark.parametrize("remainder", ["short", "pad"])
-def test_a_spoilt_shard_is_left_out_and_counted(
-    make_shards: MakeShards, how: str, place: str, remainder: str
+def test_damaged_shards_are_skipped_and_reported(
+    make_shards: MakeShards, how: str, location: str, remainder: str
 ) -> None:
     folder = make_shards(train=POSITIONS, dense=True)
     whole = [set(step) for step in ids_of(epoch_of(folder, 1))]
-    name, lost = spoil(folder, 3, how)
+    name, lost = damage(folder, 3, how)
     skipped: list[tuple[str, range, HexdataError]] = []
-    source = make_source(place.format(folder=folder.path))
+    source = make_source(location.format(folder=folder.path))
 
     def steps_of(first: int, members: tuple[str, ...] = IDS) -> list[list[int]]:
         epoch = epoch_of(
@@ -376,7 +380,7 @@ def test_a_spoilt_shard_is_left_out_and_counted(
         return ids_of(epoch, range(first, epoch.steps))
 
     steps = steps_of(0, ("position_id", "move", "policy", "policy_row"))
-    assert [set(step) for step in steps] == [step - lost for step in whole]  # and nothing else changes
+    assert [set(step) for step in steps] == [step - lost for step in whole]  # other positions do not change
     assert len(flat(steps)) == POSITIONS - 16
     assert {shard for shard, _, _ in skipped} == {name}
     assert sorted(row for _, rows, _ in skipped for row in rows) == list(range(16))
@@ -387,12 +391,12 @@ def test_a_spoilt_shard_is_left_out_and_counted(
 def test_other_errors_are_not_skipped(make_shards: MakeShards) -> None:
     folder = make_shards(train=48)
 
-    class Broken(Watched):
+    class FailingSource(RecordingSource):
         def open(self, name: str, part: ByteRange = WHOLE_FILE) -> AbstractContextManager[ByteStream]:
             raise MemoryError
 
     with pytest.raises(MemoryError):
-        ids_of(epoch_of(folder, source=Broken(folder.path), on_skip=lambda *facts: None))
+        ids_of(epoch_of(folder, source=FailingSource(folder.path), on_skip=lambda *facts: None))
 
 
 # --- options ------------------------------------------------------------------------------------------
@@ -408,24 +412,22 @@ def test_other_errors_are_not_skipped(make_shards: MakeShards) -> None:
         ({"batch_size": 5}, "must divide the global batch"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(
-    shards: ShardFolder, chosen: dict[str, Any], message: str
-) -> None:
+def test_invalid_options_are_refused(shards: ShardFolder, chosen: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         epoch_of(shards, **chosen)
 
 
-def test_workers_that_do_not_fit_are_refused(shards: ShardFolder) -> None:
+def test_an_invalid_number_of_workers_is_refused(shards: ShardFolder) -> None:
     with pytest.raises(ConfigError, match="found 3 workers"):
         next(iter(epoch_of(shards).blocks(range(0, 12, 3))))
 
 
-# --- through the loader -------------------------------------------------------------------------------
+# --- Loader -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("remainder", ["short", "drop", "pad"])
 @pytest.mark.parametrize("world_size", [1, 3])
-def test_stored_order_is_that_of_exact_mode(shards: ShardFolder, remainder: Any, world_size: int) -> None:
+def test_both_modes_have_the_same_stored_order(shards: ShardFolder, remainder: Any, world_size: int) -> None:
     for rank in range(world_size):
         exact, stream = (
             Loader(
@@ -448,7 +450,7 @@ def test_stored_order_is_that_of_exact_mode(shards: ShardFolder, remainder: Any,
 
 
 @pytest.mark.parametrize("stop", [0, 1, 4, 7])
-def test_a_state_is_resumed_on_other_ranks(shards: ShardFolder, stop: int) -> None:
+def test_a_state_resumes_on_other_ranks(shards: ShardFolder, stop: int) -> None:
     def loader_of(rank: int = 0, world_size: int = 1) -> Loader:
         return Loader(
             shards.path,
@@ -473,9 +475,9 @@ def test_a_state_is_resumed_on_other_ranks(shards: ShardFolder, stop: int) -> No
         assert [sorted(flat(list(step))) for step in steps] == [sorted(step) for step in whole[stop:]]
 
 
-def test_a_loader_counts_what_it_skips_and_warns_once(make_shards: MakeShards) -> None:
+def test_a_loader_counts_skipped_positions_and_warns_once(make_shards: MakeShards) -> None:
     folder = make_shards(train=POSITIONS)
-    name, lost = spoil(folder, 3, "missing")
+    name, lost = damage(folder, 3, "missing")
     loader = Loader(folder.path, mode="stream", on_error="skip", window=8, batch_size=8, fields=IDS)
     with pytest.warns(UserWarning, match=name) as warned:
         ids = flat([batch["position_id"].tolist() for batch in loader])

@@ -1,4 +1,4 @@
-"""Driving the loader: what is reported is what was delivered."""
+"""Tests of ``hexdata.loader.trial``."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize("mode", ["exact", "stream"])
-def test_the_facts_are_those_of_the_epochs(shards: ShardFolder, mode: Any) -> None:
+def test_the_result_describes_the_epochs(shards: ShardFolder, mode: Any) -> None:
     result = run_loader_trial(shards.path, LoadOptions(epochs=2, batch_size=40, seed=3, mode=mode))
     loader = Loader(shards.path, batch_size=40, seed=3, mode=mode, fields=("position_id",))
     assert (result.split, result.mode, result.positions) == ("train", mode, 134)
     assert len(result.epochs) == 2
     assert result.seconds_to_open > 0
     assert 0 < result.seconds_to_first_batch <= result.epochs[0].seconds
-    for number, facts in enumerate(result.epochs):
+    for number, stats in enumerate(result.epochs):
         ids = [batch["position_id"].tolist() for batch in loader]
-        assert (facts.epoch, facts.batches, facts.delivered, facts.positions) == (number, 4, 134, 134)
-        assert facts.first_ids == ids[0][:5]
-        assert facts.digest == loader.epoch_digest
-        assert facts.value_mean == pytest.approx(np.mean(shards.splits["train"]["value"]))
-        assert facts.positions_per_second > 0
+        assert (stats.epoch, stats.batches, stats.delivered, stats.positions) == (number, 4, 134, 134)
+        assert stats.first_ids == ids[0][:5]
+        assert stats.digest == loader.epoch_digest
+        assert stats.value_mean == pytest.approx(np.mean(shards.splits["train"]["value"]))
+        assert stats.positions_per_second > 0
     assert result.fields == {
         "board": "float32 (40, 2, 5, 5)",
         "policy": "float32 (40, 25)",
@@ -41,7 +41,7 @@ def test_the_facts_are_those_of_the_epochs(shards: ShardFolder, mode: Any) -> No
     }
 
 
-def test_the_mode_is_that_of_the_place(shards: ShardFolder) -> None:
+def test_the_default_mode_depends_on_the_location(shards: ShardFolder) -> None:
     assert run_loader_trial(shards.path).mode == "exact"
     piped = run_loader_trial(f"pipe:cat {shards.path}/{{name}}")
     assert (piped.mode, piped.positions) == ("stream", 134)
@@ -81,12 +81,12 @@ def test_the_memory_does_not_depend_on_the_position_ids(make_shards: MakeShards,
         ({"prefetch": -1}, "prefetch cannot be used"),
     ],
 )
-def test_options_without_meaning_are_refused(options: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         LoadOptions(**options)
 
 
-def test_a_fault_is_named(make_shards: MakeShards) -> None:
+def test_an_error_names_the_shard(make_shards: MakeShards) -> None:
     folder = make_shards(train=40)
     path = folder.path / "train-000001.tar"
     path.write_bytes(bytes(path.stat().st_size))

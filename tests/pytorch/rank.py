@@ -1,6 +1,6 @@
-"""One rank of a training run, started as torchrun would: writes down what it was given.
+"""Script that runs one rank, as torchrun would, and writes the batches that it received to a file.
 
-Called by test_torch as a script of its own: ``rank.py SHARDS FOLDER RANK WORLD_SIZE``.
+``test_loader.py`` runs it as ``rank.py SHARDS FOLDER RANK WORLD_SIZE``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def make_loader(shards: str) -> Loader:
 
 
 def train(shards: str) -> dict[str, Any]:
-    """Return, by form and number of workers: the ids of each batch of each epoch, and the digests."""
+    """Return the ids of each batch and the digests of each epoch, by kind of loader and number of workers."""
     runs: dict[str, Any] = {}
     for workers in WORKERS:
         loader = TorchLoader(make_loader(shards), num_workers=workers)

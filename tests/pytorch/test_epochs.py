@@ -1,4 +1,4 @@
-"""Epochs of PyTorch's side of the loader: where they end, whoever iterates and however a loop stops."""
+"""Tests of the ends of epochs in ``hexdata.torch``, for many ways to stop a loop."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from hexdata.export import ExportOptions, export_shards
 from hexdata.loader import Loader
 from hexdata.shuffle import ShuffleOptions, shuffle_store
-from tests.loader.stopping import WAYS, Steps, check_loops, take
+from tests.loader.loops import WAYS, Steps, check_loops, run_loop
 
 torch = pytest.importorskip("torch")
 
@@ -31,14 +31,14 @@ pytestmark = [
 ]
 
 HERE = Path(__file__).parent
-LONGEST = 600
-"""Seconds after which a process counts as hanging."""
+TIMEOUT = 600
+"""Seconds after which a process is assumed to hang."""
 STREAM = {"mode": "stream", "batch_size": 52, "streams": (4, 6), "window": 128}
 
 
 @pytest.fixture(scope="module")
 def shards(trmph_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Some 2,000 positions in shards of 256; read only."""
+    """Return shards of 256 with some 2,000 positions. Do not modify them."""
     store = shutil.copytree(trmph_store, tmp_path_factory.mktemp("torch") / "store")
     shuffle_store(store, ShuffleOptions(seed=3, threads=1))
     export_shards(store, ExportOptions(shard_size=256, block_size=64, workers=1))
@@ -50,7 +50,7 @@ def make_loader(shards: Path, **options: Any) -> Loader:
 
 
 def epoch_of(shards: Path, epoch: int, **options: Any) -> Steps:
-    """The ids of each batch of an epoch, of the loader alone."""
+    """Return the ids of each batch of an epoch, delivered by a plain ``Loader``."""
     loader = make_loader(shards, **options)
     loader.set_epoch(epoch)
     return [batch["position_id"].tolist() for batch in loader]
@@ -58,7 +58,7 @@ def epoch_of(shards: Path, epoch: int, **options: Any) -> Steps:
 
 @pytest.mark.parametrize("options", [{}, {"remainder": "pad", "rank": 1, "world_size": 2}, STREAM])
 @pytest.mark.parametrize(("workers", "persistent"), [(0, False), (1, True), (2, True), (2, False), (3, True)])
-def test_a_loop_may_stop_anywhere_and_the_next_one_goes_on(shards, options, workers, persistent):
+def test_the_next_loop_continues_after_the_last_batch(shards, options, workers, persistent):
     def make() -> TorchLoader:
         loader = make_loader(shards, **options)
         return TorchLoader(loader, num_workers=workers, persistent_workers=persistent and workers > 0)
@@ -73,9 +73,9 @@ def test_a_loop_may_stop_anywhere_and_the_next_one_goes_on(shards, options, work
 @pytest.mark.parametrize("before", [0, 2])
 @pytest.mark.parametrize("after", [0, 3])
 @pytest.mark.parametrize("way", WAYS)
-def test_other_workers_take_up_the_epoch_after_the_last_batch(shards, before, after, way):
+def test_a_state_at_the_end_of_an_epoch_resumes_with_other_workers(shards, before, after, way):
     loader = TorchLoader(make_loader(shards), num_workers=before)
-    _, state = take(loader, len(loader), way)
+    _, state = run_loop(loader, len(loader), way)
     assert (state["epoch"], state["batch"]) == (0, len(loader))
     resumed = TorchLoader(make_loader(shards), num_workers=after)
     resumed.load_state_dict(json.loads(json.dumps(state)))
@@ -84,7 +84,7 @@ def test_other_workers_take_up_the_epoch_after_the_last_batch(shards, before, af
 
 
 @pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
-def test_a_data_loader_of_ones_own_has_no_empty_epoch(shards, workers, persistent):
+def test_your_own_data_loader_has_no_empty_epoch(shards, workers, persistent):
     dataset = LoaderDataset(make_loader(shards))
     batches = DataLoader(dataset, batch_size=None, num_workers=workers, persistent_workers=persistent)
     for epoch in range(3):
@@ -93,11 +93,11 @@ def test_a_data_loader_of_ones_own_has_no_empty_epoch(shards, workers, persisten
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("standing", ["loader", "state"])
-def test_a_dataset_at_the_end_of_an_epoch_runs_the_next_ones(shards, workers, standing):
+@pytest.mark.parametrize("origin", ["loader", "state"])
+def test_a_dataset_at_the_end_of_an_epoch_runs_the_next_epochs(shards, workers, origin):
     loader = make_loader(shards)
     loader.set_epoch(1, len(loader))
-    if standing == "loader":
+    if origin == "loader":
         dataset = LoaderDataset(loader)
     else:
         dataset = LoaderDataset(make_loader(shards))
@@ -109,7 +109,7 @@ def test_a_dataset_at_the_end_of_an_epoch_runs_the_next_ones(shards, workers, st
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata calls it
 @pytest.mark.parametrize("workers", [0, 2])
-def test_torchdata_goes_on_after_exactly_the_last_batch(shards, workers):
+def test_torchdata_continues_after_exactly_the_last_batch(shards, workers):
     torchdata = pytest.importorskip("torchdata.stateful_dataloader")
 
     def make() -> Any:
@@ -124,7 +124,7 @@ def test_torchdata_goes_on_after_exactly_the_last_batch(shards, workers):
     resumed = make()
     resumed.load_state_dict(batches.state_dict())
     got = [batch["position_id"].tolist() for batch in resumed]
-    if workers:  # torchdata takes up the epoch that it has not seen end, of which nothing is left
+    if workers:  # torchdata first resumes the old epoch, which has no batches left
         assert got == []
         got = [batch["position_id"].tolist() for batch in resumed]
     assert got == epoch_of(shards, 2)
@@ -135,7 +135,7 @@ def test_torchdata_goes_on_after_exactly_the_last_batch(shards, workers):
 def test_lightning_trains_on_every_epoch(shards, workers, persistent):
     command = [sys.executable, "-W", "ignore", str(HERE / "train_lightning.py"), str(shards)]
     command += ["3", str(workers), str(persistent)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST, check=False)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
     assert run.returncode == 0, run.stderr
     steps = json.loads(run.stdout.splitlines()[-1])
     for epoch in range(3):

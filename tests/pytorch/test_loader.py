@@ -1,4 +1,4 @@
-"""PyTorch's side of the loader, with real workers and real ranks, against the loader alone."""
+"""Tests of ``hexdata.torch`` against a plain ``Loader``, with real worker processes and ranks."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ HERE = Path(__file__).parent
 BOARD_SIZE = 7
 CELLS = BOARD_SIZE * BOARD_SIZE
 FIELDS = ("board", "policy", "move", "value", "player_to_move", "policy_mask", "position_id")
-LONGEST = 600
-"""Seconds after which a process counts as hanging."""
+TIMEOUT = 600
+"""Seconds after which a process is assumed to hang."""
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
 @pytest.fixture(scope="module")
 def shards(trmph_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Some 2,000 positions in shards of 256. Read only: copy it."""
+    """Return shards of 256 with some 2,000 positions. Do not modify them."""
     store = shutil.copytree(trmph_store, tmp_path_factory.mktemp("torch") / "store")
     shuffle_store(store, ShuffleOptions(seed=3, threads=1))
     export_shards(store, ExportOptions(shard_size=256, block_size=64, workers=1))
@@ -64,7 +64,7 @@ def shards(trmph_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def own_shards(shards: Path, tmp_path: Path) -> Path:
-    """A copy of the shards that a test may harm."""
+    """Return a copy of the shards that a test may modify."""
     return Path(shutil.copytree(shards, tmp_path / "shards"))
 
 
@@ -77,7 +77,7 @@ def ids_of(batches: Any) -> list[list[int]]:
 
 
 def epochs_of(shards: Path, epochs: int, **options: Any) -> list[list[list[int]]]:
-    """The ids of each batch of each epoch, of the loader alone."""
+    """Return the ids of each batch of each epoch, delivered by a plain ``Loader``."""
     loader = make_loader(shards, **options)
     return [ids_of(loader) for _ in range(epochs)]
 
@@ -91,7 +91,7 @@ def data_loader(dataset: LoaderDataset, workers: int, **options: Any) -> DataLoa
 
 @pytest.mark.parametrize("final", ["zeros", "uniform"])
 @pytest.mark.parametrize("board", ["float32", "float16", "uint8"])
-def test_a_packed_batch_expands_to_the_unpacked_one(shards, board, final):
+def test_an_expanded_batch_equals_the_unpacked_one(shards, board, final):
     options = {"planes": 3, "final_policy": final, "symmetry": True}
     packed = make_loader(shards, board="packed", **options)
     finals = 0
@@ -104,7 +104,7 @@ def test_a_packed_batch_expands_to_the_unpacked_one(shards, board, final):
     assert finals > 20
 
 
-def test_tensors_lie_on_the_memory_of_the_arrays(shards):
+def test_tensors_share_the_memory_of_the_arrays(shards):
     batch = next(iter(make_loader(shards)))
     for tensors in (as_tensors(batch), to_device(batch, "cpu")):
         assert [*tensors] == [*batch]
@@ -112,7 +112,7 @@ def test_tensors_lie_on_the_memory_of_the_arrays(shards):
 
 
 @needs_cuda
-def test_pinned_batches_expand_on_the_device(shards):
+def test_pinned_batches_are_expanded_on_the_device(shards):
     options = {"board": "packed", "planes": 3}
     packed = TorchLoader(make_loader(shards, **options), num_workers=2)
     for batch, whole in zip(packed, make_loader(shards, planes=3), strict=True):
@@ -133,7 +133,7 @@ STREAM = {"mode": "stream", "batch_size": 52, "streams": (4, 6), "window": 128}
     "options", [{}, {"board": "packed", "fields": FIELDS[:1]}, {"remainder": "pad"}, STREAM]
 )
 @pytest.mark.parametrize("workers", [0, 1, 2, 3])
-def test_the_batches_of_a_loader_do_not_depend_on_its_workers(shards, workers, options):
+def test_batches_do_not_depend_on_the_number_of_workers(shards, workers, options):
     alone = make_loader(shards, **options)
     loader = TorchLoader(make_loader(shards, **options), num_workers=workers)
     assert len(loader) == len(alone) > 20
@@ -151,13 +151,13 @@ def test_the_batches_of_a_loader_do_not_depend_on_its_workers(shards, workers, o
 
 @pytest.mark.parametrize("batch_size", [1, 7, 1000])
 @pytest.mark.parametrize("options", [{"board": "packed"}, {"remainder": "drop"}])
-def test_messages_of_many_batches_keep_the_order(shards, batch_size, options):
+def test_batches_in_messages_keep_their_order(shards, batch_size, options):
     loader = TorchLoader(make_loader(shards, batch_size=batch_size, **options), num_workers=3)
     assert ids_of(loader) == epochs_of(shards, 1, batch_size=batch_size, **options)[0]
 
 
-def test_large_batches_travel_too(shards):
-    """More than 512 KiB a batch: shared memory, and no bytes."""
+def test_large_batches_use_shared_memory(shards):
+    """Batches above 512 KiB are not sent as bytes."""
     loader = make_loader(shards, batch_size=1000, planes=3)
     arrays = next(iter(make_loader(shards, batch_size=1000, planes=3)))
     assert sum(array.nbytes for array in arrays.values()) > 512 << 10
@@ -170,7 +170,7 @@ def test_large_batches_travel_too(shards):
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("workers", [0, 1, 2, 3])
 def test_each_iteration_of_a_dataset_runs_the_next_epoch(shards, workers, persistent):
-    """Without a word from the main process: its own copy of the dataset is never iterated."""
+    """The dataset of the main process is not iterated."""
     if persistent and not workers:
         pytest.skip("there are no workers to keep")
     dataset = LoaderDataset(make_loader(shards))
@@ -184,13 +184,13 @@ def test_each_iteration_of_a_dataset_runs_the_next_epoch(shards, workers, persis
     assert ids_of(batches) == epochs[0]
 
 
-def test_a_dataset_goes_on_with_another_number_of_workers(shards):
+def test_a_dataset_continues_with_another_number_of_workers(shards):
     dataset = LoaderDataset(make_loader(shards))
     assert [ids_of(data_loader(dataset, workers)) for workers in (2, 0, 3, 1)] == epochs_of(shards, 4)
 
 
-def test_a_loop_over_a_dataset_that_is_left_is_not_taken_up(shards):
-    """The main process cannot know what was delivered, so the next loop is the next epoch."""
+def test_the_loop_after_an_incomplete_one_runs_the_next_epoch(shards):
+    """A dataset has no record of the delivered batches."""
     batches = data_loader(LoaderDataset(make_loader(shards)), 2, persistent_workers=True)
     epochs = epochs_of(shards, 2)
     first = ids_of(islice(batches, 3))
@@ -199,8 +199,8 @@ def test_a_loop_over_a_dataset_that_is_left_is_not_taken_up(shards):
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_workers_may_start_afresh(shards, method):
-    """Where nothing is inherited, what workers agree on and where they start must travel."""
+def test_workers_may_be_spawned(shards, method):
+    """The shared memory must then be sent to the workers."""
     epochs = epochs_of(shards, 2)
     options = {"multiprocessing_context": method}
     loader = TorchLoader(make_loader(shards), num_workers=2, **options)
@@ -224,7 +224,7 @@ def test_a_dataset_can_be_pickled(shards):
 @pytest.mark.parametrize(("before", "after"), [(0, 2), (2, 3), (3, 1)])
 @pytest.mark.parametrize("stop", [0, 5, 17])
 def test_a_loader_resumes_with_any_number_of_workers(shards, before, after, stop):
-    """What workers had prepared and nobody was given comes again."""
+    """Batches that workers prepared but did not deliver are delivered after resuming."""
     loader = TorchLoader(make_loader(shards), num_workers=before)
     loader.set_epoch(1)
     got = ids_of(islice(loader, stop))
@@ -240,7 +240,7 @@ def test_a_loader_resumes_with_any_number_of_workers(shards, before, after, stop
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-def test_a_loop_that_was_left_goes_on_where_it_was(shards, persistent):
+def test_the_next_loop_continues(shards, persistent):
     loader = TorchLoader(make_loader(shards), num_workers=2, persistent_workers=persistent)
     got = []
     for batch in loader:
@@ -252,7 +252,7 @@ def test_a_loop_that_was_left_goes_on_where_it_was(shards, persistent):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_changing_the_epoch_under_an_iteration_is_an_error(shards, workers):
+def test_changing_the_epoch_during_an_iteration_is_an_error(shards, workers):
     loader = TorchLoader(make_loader(shards), num_workers=workers)
     batches = iter(loader)
     next(batches)
@@ -263,7 +263,7 @@ def test_changing_the_epoch_under_an_iteration_is_an_error(shards, workers):
 
 
 def test_a_state_of_two_ranks_resumes_on_one(shards):
-    """Two ranks of two workers, stopped, then one rank of three with the same global batch."""
+    """Two ranks with two workers, then one rank with three, with the same global batch."""
     alone = make_loader(shards, batch_size=60)
     ranks = [
         TorchLoader(make_loader(shards, batch_size=30), num_workers=2, rank=rank, world_size=2)
@@ -276,7 +276,7 @@ def test_a_state_of_two_ranks_resumes_on_one(shards):
         resumed = TorchLoader(make_loader(shards, batch_size=60), num_workers=3)
         resumed.load_state_dict(rank.state_dict())
         assert ids_of(resumed) == whole[6:]
-        assert resumed.epoch_digest is None  # it did not see what the other rank was given
+        assert resumed.epoch_digest is None  # the other rank received a part of the epoch
         assert ids_of(resumed) == ids_of(alone)
         assert resumed.epoch_digest == alone.epoch_digest
         alone.set_epoch(1)
@@ -306,7 +306,7 @@ def test_torchdata_resumes_a_dataset(shards, workers, stop):
         assert [(got + ids_of(resumed)), ids_of(resumed)] == epochs
 
 
-def test_a_dataset_does_not_claim_to_know_what_its_workers_delivered(shards):
+def test_a_dataset_with_workers_has_no_state(shards):
     dataset = LoaderDataset(make_loader(shards))
     state = dataset.state_dict()
     for _ in data_loader(dataset, 2):
@@ -329,7 +329,7 @@ def run_ranks(shards: Path, folder: Path, world_size: int) -> list[dict[str, Any
         for rank in range(world_size)
     ]
     try:
-        errors = [rank.communicate(timeout=LONGEST)[1] for rank in ranks]
+        errors = [rank.communicate(timeout=TIMEOUT)[1] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
@@ -338,8 +338,8 @@ def run_ranks(shards: Path, folder: Path, world_size: int) -> list[dict[str, Any
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_ranks_of_torch_distributed_share_out_every_epoch(shards, tmp_path, world_size):
-    """They are told nothing: the loaders find out which rank they are."""
+def test_ranks_of_torch_distributed_divide_every_epoch(shards, tmp_path, world_size):
+    """The loaders take their ranks from the process group."""
     ranks = run_ranks(shards, tmp_path / "ranks", world_size)
     alone = Loader(shards, batch_size=13 * world_size, seed=5, fields=("position_id",))
     epochs, digests = [], []
@@ -359,7 +359,7 @@ def test_ranks_of_torch_distributed_share_out_every_epoch(shards, tmp_path, worl
         assert rank["early"].startswith("torch.distributed was initialised after the loader was made")
 
 
-def test_explicit_ranks_win(shards):
+def test_explicit_ranks_override_those_of_the_loader(shards):
     loader = make_loader(shards, rank=1, world_size=2)
     for torch_form in (TorchLoader, LoaderDataset):
         assert torch_form(loader).loader.options.rank == 1
@@ -371,7 +371,7 @@ def test_explicit_ranks_win(shards):
             torch_form(loader, rank=2, world_size=2)
 
 
-def test_a_dataset_leaves_its_loader_alone(shards):
+def test_a_dataset_does_not_modify_its_loader(shards):
     loader = make_loader(shards)
     loader.set_epoch(1, 4)
     dataset = LoaderDataset(loader)
@@ -380,11 +380,11 @@ def test_a_dataset_leaves_its_loader_alone(shards):
     assert (loader.epoch, loader.batch) == (1, 4)
 
 
-# --- failing --------------------------------------------------------------------------------------------
+# --- failures -------------------------------------------------------------------------------------------
 
 
-def test_an_error_in_a_worker_arrives_whole(own_shards):
-    """And after the batches before it, as it would without workers."""
+def test_an_error_in_a_worker_is_raised_unchanged(own_shards):
+    """After the batches before it, as without workers."""
     path = own_shards / "train-000002.tar"
     data = path.read_bytes()
     path.write_bytes(data.replace(b"NUMPY", b"NUMPI"))
@@ -404,7 +404,7 @@ def test_an_error_in_a_worker_arrives_whole(own_shards):
     assert [*got, *chain(*ids_of(batches))] == whole
 
 
-def test_an_error_names_the_shard_in_a_data_loader_too(own_shards):
+def test_an_error_in_your_own_data_loader_names_the_shard(own_shards):
     path = own_shards / "train-000002.tar"
     path.write_bytes(path.read_bytes().replace(b"NUMPY", b"NUMPI"))
     dataset = LoaderDataset(make_loader(own_shards))
@@ -412,23 +412,23 @@ def test_an_error_names_the_shard_in_a_data_loader_too(own_shards):
         ids_of(data_loader(dataset, 2))
 
 
-def test_a_worker_that_is_killed_is_noticed(shards):
+def test_a_killed_worker_is_an_error(shards):
     others = set(multiprocessing.active_children())
     batches = iter(TorchLoader(make_loader(shards, batch_size=2), num_workers=2))
     next(batches)
     workers = [child for child in multiprocessing.active_children() if child not in others]
     assert len(workers) == 2
 
-    def kill_and_go_on() -> None:
+    def kill_and_continue() -> None:
         os.kill(workers[1].pid or 0, signal.SIGKILL)
         ids_of(batches)
 
     with pytest.raises(RuntimeError, match=r"DataLoader worker .*(killed by signal|exited unexpectedly)"):
-        kill_and_go_on()
+        kill_and_continue()
 
 
 def living_in(group: int) -> Iterator[int]:
-    """Yield the processes of a group that have not ended."""
+    """Yield the running processes of a process group."""
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             state, _, its_group = path.read_text().rpartition(")")[2].split()[:3]
@@ -440,7 +440,7 @@ def living_in(group: int) -> Iterator[int]:
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 @pytest.mark.parametrize("kill", [os.kill, os.killpg], ids=["main process", "terminal"])
-def test_an_interrupt_leaves_no_worker_behind(shards, kill):
+def test_an_interrupt_ends_the_workers(shards, kill):
     command = [sys.executable, str(HERE / "train.py"), str(shards)]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -451,7 +451,7 @@ def test_an_interrupt_leaves_no_worker_behind(shards, kill):
             assert workers < set(living_in(main.pid))
             assert len(workers) == 2
             kill(main.pid, signal.SIGINT)
-            _, errors = main.communicate(timeout=LONGEST)
+            _, errors = main.communicate(timeout=TIMEOUT)
             assert "KeyboardInterrupt" in errors
             assert main.returncode == -signal.SIGINT
             assert list(living_in(main.pid)) == []
@@ -463,8 +463,8 @@ def test_an_interrupt_leaves_no_worker_behind(shards, kill):
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 @pytest.mark.parametrize("form", ["loader fork", "dataset fork", "loader spawn", "loader forkserver"])
-def test_workers_end_with_a_trainer_that_is_killed(shards, form, number):
-    """Their messages are larger than a pipe holds, and nobody reads them any more."""
+def test_workers_end_with_a_killed_main_process(shards, form, number):
+    """Their messages are larger than a pipe, and are not read any more."""
     command = [sys.executable, str(HERE / "train.py"), str(shards), *form.split()]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as main:
         try:
@@ -474,7 +474,7 @@ def test_workers_end_with_a_trainer_that_is_killed(shards, form, number):
             time.sleep(1)  # for the workers to fill the pipe
             assert workers < set(living_in(main.pid))
             os.kill(main.pid, number)
-            assert main.wait(LONGEST) == -number
+            assert main.wait(TIMEOUT) == -number
             deadline = time.monotonic() + 60
             while (left := set(living_in(main.pid))) and time.monotonic() < deadline:
                 time.sleep(0.1)

@@ -1,4 +1,4 @@
-"""Packed boards and moves expanded by PyTorch, against the plain definition and NumPy's way."""
+"""Tests of ``unpack`` and ``expand_policy`` against plain definitions and NumPy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DTYPES = {
 
 
 def plain_unpack(packed: np.ndarray, n: int, player: np.ndarray | None) -> np.ndarray:
-    """Bit by bit, float64: cell i of the two planes is bit i, counted from the highest bit of byte 0."""
+    """Return boards as float64: cell i of the two planes is bit i, from the highest bit of byte 0."""
     boards = np.zeros((len(packed), 2 if player is None else 3, n * n))
     for board, row in zip(boards, packed.tolist(), strict=True):
         for i in range(2 * n * n):
@@ -35,14 +35,14 @@ def plain_unpack(packed: np.ndarray, n: int, player: np.ndarray | None) -> np.nd
 
 
 def random_boards(n: int, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Packed boards, with noise in the spare bits, and who is to move."""
+    """Return random packed boards, with random spare bits, and players to move."""
     rng = np.random.default_rng([n, size])
     packed = rng.integers(0, 256, (size, (2 * n * n + 7) // 8), np.uint8)
     return packed, rng.integers(0, 2, size, np.uint8)
 
 
 @given(st.integers(3, 26), st.integers(0, 6), st.sampled_from([*DTYPES]), st.booleans())
-def test_unpack_is_the_plain_definition(n, size, dtype, third):
+def test_unpack_equals_the_plain_definition(n, size, dtype, third):
     packed, player = random_boards(n, size)
     boards = unpack(torch.from_numpy(packed), player_to_move=player if third else None, dtype=dtype)
     plain = plain_unpack(packed, n, player if third else None)
@@ -56,8 +56,8 @@ def test_unpack_is_the_plain_definition(n, size, dtype, third):
 
 @pytest.mark.parametrize("n", [5, 8, 13])
 @pytest.mark.parametrize("third", [False, True])
-def test_the_way_of_devices_and_compilers_is_the_same(n, third):
-    """Shifts, which a compiled graph keeps in one piece; eager code takes NumPy's way in main memory."""
+def test_compiled_code_returns_the_same_boards(n, third):
+    """Compiled code uses bit shifts in one graph; eager code on the CPU uses NumPy."""
     packed, player = map(torch.from_numpy, random_boards(n, 9))
     moves = player if third else None
     torch.compiler.reset()
@@ -78,7 +78,7 @@ def test_the_way_of_devices_and_compilers_is_the_same(n, third):
         (np.zeros((4, 2, 13, 13), np.uint8), 13, "Make the loader with board='packed'"),
     ],
 )
-def test_what_is_no_packed_board_is_refused(packed, size, message):
+def test_invalid_packed_boards_are_refused(packed, size, message):
     with pytest.raises(ConfigError, match=message):
         unpack(packed, size)
 

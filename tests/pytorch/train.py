@@ -1,9 +1,9 @@
-"""Trains for ever with two workers, until somebody stops it: ``train.py SHARDS [FORM START]``.
+"""Script that iterates with two workers until it is stopped: ``train.py SHARDS [FORM START]``.
 
-FORM is "loader", for a TorchLoader, or "dataset", for a DataLoader of a LoaderDataset, whose
-messages are larger than a pipe holds. START is how workers start.
+FORM is "loader" for a TorchLoader, or "dataset" for a DataLoader of a LoaderDataset, whose messages are
+larger than a pipe. START is the start method of the workers.
 
-Called by test_torch as a script of its own. Prints the ids of its workers once batches come.
+``test_loader.py`` runs the script, which prints the process ids of its workers after the first batch.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Trains with PyTorch Lightning: ``train_lightning.py SHARDS EPOCHS WORKERS PERSISTENT``.
+"""Script that trains with PyTorch Lightning: ``train_lightning.py SHARDS EPOCHS WORKERS PERSISTENT``.
 
-Called by test_torch_epochs as a script of its own. Prints the position ids of each step as a line of JSON.
+``test_epochs.py`` runs it. It prints the epoch and the position ids of each step as one line of JSON.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 try:
     import torchvision  # noqa: F401 - torchmetrics imports it where it is installed
-except (ImportError, RuntimeError):  # not there, or built for another PyTorch
+except (ImportError, RuntimeError):  # not installed, or built for another PyTorch
     for name in ("torchvision", "torchvision.models", "torchvision.transforms"):
         sys.modules[name] = MagicMock(__spec__=ModuleSpec(name, None), __path__=[])
 
@@ -25,7 +25,7 @@ from hexdata.torch import TorchLoader
 
 
 class Recorder(lightning.LightningModule):
-    """Learns next to nothing, and remembers what it was given."""
+    """A minimal model that records its batches."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Shards with other contents under right digests: every reader refuses them, or all deliver the same."""
+"""Tests of altered shards with matching digests: all readers reject them, or all deliver the same."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FIELDS = ("board", "policy", "value", "position_id", "move", "player_to_move", "
 
 
 def loaded(folder: Path, mode: Any) -> dict[str, list[Any]] | str:
-    """Return what a mode of the loader delivers, or the error's code."""
+    """Return the arrays that a mode of the loader delivers, or the name of the error."""
     try:
         batches = list(Loader(folder, mode=mode, shuffle=False, batch_size=16, fields=FIELDS))
     except HexdataError as error:
@@ -33,17 +33,17 @@ def loaded(folder: Path, mode: Any) -> dict[str, list[Any]] | str:
 
 
 def outcome(folder: Path) -> str:
-    """Read a shard in every way; see that they agree; return "refused" or "delivered"."""
+    """Read a shard with every reader, check that they agree, and return "refused" or "delivered"."""
     exact, stream = loaded(folder, "exact"), loaded(folder, "stream")
     assert exact == stream
-    alone = 0
+    other_readers = 0
     for read in (
         lambda: list(shard_batches(folder / SHARD)),
         lambda: read_shard_position(folder / SHARD, 15),
     ):
         try:
             read()
-            alone += 1
+            other_readers += 1
         except HexdataError:
             pass
     if isinstance(exact, str):
@@ -53,12 +53,12 @@ def outcome(folder: Path) -> str:
     assert np.isfinite(exact["policy"]).all()
     assert (np.array(exact["policy"]) >= 0).all()
     assert (np.array(exact["board"])[:, :2].sum(axis=1) <= 1).all()
-    assert alone == 2, "the loader delivers what others refuse"
+    assert other_readers == 2, "the loader delivers a shard that other readers refuse"
     return "delivered"
 
 
 def change_values(rng: np.random.Generator, block: Block) -> None:
-    """Change one number of a block to any bits, or one array to another type or length."""
+    """Change one number of a block to random bits, or one array to another dtype or length."""
     name = sorted(block)[rng.integers(len(block))]
     array = block[name]
     kind = rng.integers(10)
@@ -80,7 +80,7 @@ HEADER_FIELDS = {
     "magic": (257, 8),
     "prefix": (345, 155),
 }
-ODD_HEADERS = (
+INVALID_HEADERS = (
     ("size", b"\x80" + (1 << 60).to_bytes(11, "big")),
     ("size", b"\x80" + (1 << 63).to_bytes(11, "big")),
     ("size", b"\xff" * 12),
@@ -93,24 +93,24 @@ ODD_HEADERS = (
 )
 
 
-def begin_of(data: bytearray, number: int) -> int:
-    """Return where the header of the ``number``-th member of any block begins."""
+def header_offset(data: bytearray, number: int) -> int:
+    """Return the offset of the header of the ``number``-th member, mod the number of members."""
     starts = [i for i in range(0, len(data) - 512, 512) if data[i + 257 : i + 262] == b"ustar"]
     return starts[number % len(starts)]
 
 
-@pytest.mark.parametrize(("field", "content"), ODD_HEADERS)
-def test_odd_headers_are_refused_by_all(make_shards: MakeShards, field: str, content: bytes) -> None:
+@pytest.mark.parametrize(("field", "content"), INVALID_HEADERS)
+def test_all_readers_refuse_invalid_headers(make_shards: MakeShards, field: str, content: bytes) -> None:
     folder = make_shards(train=POSITIONS, dense=True).path
-    place = HEADER_FIELDS[field][0]
-    alter_bytes(folder, SHARD, lambda data: set_header(data, begin_of(data, 4), place, content))
+    offset = HEADER_FIELDS[field][0]
+    alter_bytes(folder, SHARD, lambda data: set_header(data, header_offset(data, 4), offset, content))
     assert outcome(folder) == "refused"
     with pytest.raises(HexdataError):
         list(shard_batches(folder / SHARD))
 
 
 @pytest.mark.parametrize("rows", [[1, 1, 6], [1, 0, 6], [0, 3, 8], [5, 6, 2**32 - 1]])
-def test_both_modes_refuse_the_same_policy_rows(make_shards: MakeShards, rows: list[int]) -> None:
+def test_all_readers_refuse_invalid_policy_rows(make_shards: MakeShards, rows: list[int]) -> None:
     folder = make_shards(train=POSITIONS, dense=True).path
 
     def change(blocks: dict[str, Block]) -> dict[str, Block]:
@@ -122,7 +122,7 @@ def test_both_modes_refuse_the_same_policy_rows(make_shards: MakeShards, rows: l
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_random_contents_are_refused_or_the_same_everywhere(make_shards: MakeShards, seed: int) -> None:
+def test_all_readers_agree_on_random_changes(make_shards: MakeShards, seed: int) -> None:
     folder = make_shards(train=POSITIONS, dense=True).path
     original = {path.name: path.read_bytes() for path in folder.iterdir()}
     counts = {"refused": 0, "delivered": 0}
@@ -133,8 +133,8 @@ def test_random_contents_are_refused_or_the_same_everywhere(make_shards: MakeSha
         if case % 2:
 
             def change_header(data: bytearray, rng: np.random.Generator = rng) -> None:
-                place, length = list(HEADER_FIELDS.values())[rng.integers(len(HEADER_FIELDS))]
-                set_header(data, begin_of(data, int(rng.integers(22))), place, rng.bytes(length))
+                offset, length = list(HEADER_FIELDS.values())[rng.integers(len(HEADER_FIELDS))]
+                set_header(data, header_offset(data, int(rng.integers(22))), offset, rng.bytes(length))
 
             alter_bytes(folder, SHARD, change_header)
         else:

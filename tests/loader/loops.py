@@ -1,4 +1,4 @@
-"""Loops over a loader that stop where they like, and what each of them should have been given."""
+"""Loops over a loader that stop at random batches, and a check of what each of them receives."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 Steps = list[list[int]]
 WAYS = ("zip", "break", "islice", "next", "raise")
-"""How a loop can stop after a number of batches; all but "next" drop the iterator."""
+"""Ways to stop a loop after a number of batches. All except "next" drop the iterator."""
 
 
-def take(loader: Any, stop: int | None, way: str) -> tuple[Steps, Any]:
-    """Run a loop of ``stop`` batches, or to its end; return their ids and the state inside the last body."""
+def run_loop(loader: Any, stop: int | None, way: str) -> tuple[Steps, Any]:
+    """Run a loop for ``stop`` batches (None: to its end); return the ids and the state in the last body."""
     got: Steps = []
     state = loader.state_dict()
 
@@ -43,7 +43,7 @@ def take(loader: Any, stop: int | None, way: str) -> tuple[Steps, Any]:
 
 
 HELD: list[Iterator[Any]] = []
-"""Iterators that were left and are still referred to, as PyTorch Lightning does."""
+"""References to iterators that were left, as PyTorch Lightning keeps them."""
 
 
 def _leave(loader: Any, stop: int, way: str, body: Callable[[Any], None]) -> None:
@@ -61,20 +61,20 @@ def _leave(loader: Any, stop: int, way: str, body: Callable[[Any], None]) -> Non
 def check_loops(
     make: Callable[[], Any], expected: Callable[[int], Steps], seed: int, loops: int, *, resume: bool = True
 ) -> int:
-    """Run loops that stop anywhere, any way, some of them resumed in a new loader; check every batch.
+    """Run loops that stop at random, resume some of them in a new loader, and check every batch.
 
-    All loops together deliver the epochs from 0 on, batch by batch, and none of them is empty: one that
-    asks for batches gets them, up to the end of an epoch.
+    All loops together deliver the epochs 0, 1 … batch by batch. No loop is empty: it receives the batches
+    that it requests, up to the end of an epoch.
 
     Args:
-        make: a new loader, at the beginning of epoch 0.
-        expected: the batches of an epoch.
-        seed: of the stops and the ways.
-        loops: their number.
-        resume: whether loops are continued in new loaders too.
+        make: Returns a new loader at the beginning of epoch 0.
+        expected: Returns the batches of an epoch.
+        seed: Seed of the random stops.
+        loops: Number of loops.
+        resume: Whether to continue some loops in new loaders.
 
     Returns:
-        How many loops ended exactly at the end of an epoch without having asked for more.
+        The number of loops that took exactly the last batch of an epoch and no more.
     """
     rng = random.Random(seed)
     loader = make()
@@ -87,7 +87,7 @@ def check_loops(
         stop = rng.choice([None, 0, 1, rest, rest, rest, rng.randint(0, rest)])
         way = rng.choice(WAYS)
         inside = rng.random() < 0.5
-        got, state = take(loader, stop, way)
+        got, state = run_loop(loader, stop, way)
         count = rest if stop is None else stop
         assert got == expected(epoch)[batch : batch + count], (epoch, batch, stop, way)
         batch += count
