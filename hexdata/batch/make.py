@@ -114,7 +114,7 @@ class BatchOptions:
 
     @property
     def delivered(self) -> tuple[str, ...]:
-        """The fields of every batch: those asked for, then those that other options add."""
+        """The fields of every batch: the requested fields, then those that other options add."""
         added = []
         if self.board == "packed" and self.planes == 3 and "board" in self.fields:
             added.append("player_to_move")

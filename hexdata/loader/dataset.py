@@ -55,7 +55,7 @@ class PositionDataset:
         where: SQL condition on the labels that selects positions; null counts as false (default None: all
             positions).
         newest: Number of games with the highest ids whose positions are selected (default None: all games).
-        fields: Names of the arrays (default board, policy, value).
+        fields: Names of the arrays, from ``hexdata.batch.FIELDS`` (default board, policy, value).
         planes: Number of board planes, 2 or 3 (default 2).
         board: "float32", "float16", "uint8" or "packed" (default "float32").
         final_policy: Policy of final positions: "zeros", "uniform", or "skip" to leave them out (default

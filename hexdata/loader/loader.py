@@ -102,7 +102,7 @@ class Loader:
         prefetch: Number of shards that stream mode fetches into the cache in advance. 0: none (default None:
             one per stream that this process reads, at least two).
         progress: Receives progress while exact mode downloads and checks shards (default: no reports).
-        fields: Names of the arrays in a batch (default board, policy, value).
+        fields: Names of the arrays in a batch, from ``hexdata.batch.FIELDS`` (default board, policy, value).
         planes: Number of board planes, 2 or 3 (default 2).
         board: "float32", "float16", "uint8" or "packed" (default "float32").
         final_policy: Policy of final positions: "zeros", "uniform", or "skip" to leave them out (default
@@ -211,8 +211,8 @@ class Loader:
         if batch and world_size != self.options.world_size:
             raise ConfigError(
                 "the world size of a loader cannot change within an epoch",
-                found=f"batch {batch} of epoch {epoch}, world size {self.options.world_size}",
-                expected=f"batch 0, or world size {self.options.world_size}",
+                found=f"world size {world_size} at batch {batch} of epoch {epoch}",
+                expected=f"world size {self.options.world_size}",
                 hint="Make the loader with the new world size, then load the state.",
             )
         other = copy.copy(self)
@@ -240,7 +240,7 @@ class Loader:
         Exact mode finds them when the loader is made. Stream mode counts those of the latest epoch while it
         reads the shards.
         """
-        return {shard: sum(map(len, pieces)) for shard, pieces in self._skipped.items() if pieces}
+        return {shard: sum(map(len, rows)) for shard, rows in self._skipped.items() if rows}
 
     def __len__(self) -> int:
         """Return the number of batches of an epoch, which is the same for every rank."""

@@ -321,7 +321,7 @@ def test_for_rank_equals_a_loader_made_for_the_rank(shards: ShardFolder, options
     assert (first.epoch, first.batch) == (0, 1)
     assert ids_of(first.for_rank(0, 1)) == ids_of(first)
     next(iter(first))
-    with pytest.raises(ConfigError, match=r"world size .* cannot change within an epoch; found batch 1"):
+    with pytest.raises(ConfigError, match=r"world size .* cannot change within an epoch; found world size 2"):
         first.for_rank(0, 2)
 
 
