@@ -18,7 +18,10 @@ def demo(
     seed: Seed = 7,
     as_json: Json = False,
 ) -> None:
-    """Generate games, write them as legacy files, run all stages on them, and show the result."""
+    """Generate games, run all stages on them and show the result.
+
+    The games are written as legacy files first.
+    """
     from hexdata.demo import DemoOptions
     from hexdata.pipeline import demo_config, run_config
 

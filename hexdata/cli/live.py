@@ -56,7 +56,10 @@ def live(
         bool, typer.Option("--json", help="Print metrics as one line of JSON per second.")
     ] = False,
 ) -> None:
-    """Load batches from a directory that self-play writes to, and show the state of each stage."""
+    """Load batches from a directory that self-play writes to.
+
+    Shows the state of each stage.
+    """
     from dataclasses import replace
 
     from hexdata.cli.render import Output

@@ -99,7 +99,10 @@ def shuffle(
     address: Address = None,
     as_json: Json = False,
 ) -> None:
-    """Shuffle all positions of a store, on disk, in an order determined by the seed."""
+    """Shuffle the positions of a store in a seeded order.
+
+    The shuffle is global and works on disk, within the memory limit.
+    """
     from hexdata.shuffle import ShuffleOptions, plan_shuffle, shuffle_store
 
     options = ShuffleOptions(
