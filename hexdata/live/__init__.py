@@ -1,8 +1,8 @@
-"""Live pipeline that feeds a trainer with the games of a running self-play.
+"""Live pipeline that loads training batches from a directory to which self-play still writes games.
 
-Its stages run on threads and are joined by bounded queues. A chunk is one game, a frame is one position, and
-a hand is a tuple of chunks that pass through the pipeline together. ``coordinator``, ``queue``, ``stage`` and
-``pipeline`` are the framework. Each other module is a stage, or a part of one.
+The stages run on threads and are joined by bounded queues. Their names are those of the loader of lc0: a
+chunk is a game, and a frame is a position. ``coordinator``, ``queue``, ``stage`` and ``pipeline`` are the
+framework. Each other module is a stage or a part of one.
 """
 
 from __future__ import annotations

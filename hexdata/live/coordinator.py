@@ -25,9 +25,9 @@ class Stopped(Exception):  # noqa: N818 - ends a thread, reports no error
 class Coordinator:
     """Lock, pauses, stop signal and warnings shared by the threads of a pipeline.
 
-    A worker thread is either working or resting. It rests only while it is inside :meth:`wait_for`.
-    :meth:`paused` waits until all workers rest and keeps them resting, so that the contents of stages and
-    queues can be read or replaced consistently.
+    A worker thread is either working or idle. It is idle only inside :meth:`wait_for`. :meth:`paused` waits
+    until all workers are idle and keeps them idle, so that the contents of stages and queues can be read or
+    replaced consistently.
     """
 
     def __init__(self) -> None:
@@ -105,9 +105,9 @@ class Coordinator:
         timeout: float | None = None,
         condition: threading.Condition | None = None,
     ) -> Result | None:
-        """Rest until ``attempt()`` returns something other than None, and return that.
+        """Wait until ``attempt()`` returns something other than None, and return that.
 
-        During a pause a worker keeps resting, even after its timeout, because it must not work while the
+        During a pause a worker stays idle, even after its timeout, because it must not work while the
         pipeline is read.
 
         Args:
@@ -147,8 +147,8 @@ class Coordinator:
         return results[0] if results else None
 
     def warn(self, message: str) -> None:
-        """Queue a warning. It is issued in the trainer's thread when that takes the next item or its wait
-        ends.
+        """Queue a warning. It is issued in the trainer's thread, when that thread takes the next item or its
+        wait ends.
         """
         self.warnings.append(message)
 
@@ -166,7 +166,7 @@ class Coordinator:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Keep all workers resting during a ``with`` block. A worker must not call this.
+        """Keep all workers idle during a ``with`` block. A worker must not call this.
 
         Raises:
             Stopped: The pipeline has stopped, before or during the block; state read in the block may be
@@ -184,7 +184,7 @@ class Coordinator:
         finally:
             try:
                 self._end_pause(pause)
-            except BaseException:  # else a Ctrl-C here would leave the workers resting
+            except BaseException:  # otherwise Ctrl-C here would leave the workers idle
                 self._end_pause(pause)
                 raise
 

@@ -37,8 +37,8 @@ class LiveLoader:
     the first. The threads start with the first batch. They end with ``close``, at the end of a ``with``
     block, or when the loader is no longer referenced.
 
-    If the directory disappears, the loader issues a warning, waits until it is back, and keeps drawing games
-    from the pool.
+    If the directory disappears, the loader issues a warning, waits until it is back, and continues to draw
+    games from the pool.
 
     The same seed, options and files give the same batches with ``watch=False`` and one thread per stage.
     Arguments that are None keep the value in ``config``, or without ``config`` the default of

@@ -33,7 +33,7 @@ class Worker:
     number: int
     pending: deque[Any] = field(default_factory=deque)
     busy_since: float | None = None
-    """Time of ``time.monotonic`` at which the current work began; None while the thread rests."""
+    """Time of ``time.monotonic`` at which the current work began; None while the thread is idle."""
     busy_seconds: float = 0.0
 
 
@@ -141,7 +141,7 @@ class Stage(ABC):
             self.counts[name] = self.counts.get(name, 0) + amount
 
     def take(self, worker: Worker, timeout: float | None = None) -> Any:
-        """Return the next item of the input, resting until one exists; None after ``timeout`` seconds.
+        """Return the next item of the input, waiting until one exists; None after ``timeout`` seconds.
 
         Raises:
             Stopped: The input has ended, or the pipeline has stopped.
@@ -156,20 +156,20 @@ class Stage(ABC):
         timeout: float | None = None,
         condition: threading.Condition | None = None,
     ) -> Result | None:
-        """Rest until ``attempt()`` returns something other than None, and return that.
+        """Wait until ``attempt()`` returns something other than None, and return that.
 
         The arguments are those of ``Coordinator.wait_for``.
 
         Raises:
             Stopped: The pipeline has stopped, or ``attempt`` raised it.
         """
-        self._rest(worker)
+        self._set_idle(worker)
         result = self.coordinator.wait_for(attempt, timeout, condition)
         worker.busy_since = time.monotonic()
         return result
 
     def put(self, worker: Worker, items: Iterable[Any]) -> None:
-        """Put outputs, resting while the queue is full. Outputs not put yet stay in ``worker.pending``.
+        """Put outputs, waiting while the queue is full. Outputs not put yet stay in ``worker.pending``.
 
         Raises:
             Stopped: The pipeline has stopped.
@@ -185,7 +185,7 @@ class Stage(ABC):
             worker.pending.popleft()
         return accepted
 
-    def _rest(self, worker: Worker) -> None:
+    def _set_idle(self, worker: Worker) -> None:
         if worker.busy_since is not None:
             worker.busy_seconds += time.monotonic() - worker.busy_since
             worker.busy_since = None
@@ -197,7 +197,7 @@ class Stage(ABC):
             except StopIteration as error:  # in the trainer's thread it would end the batches
                 raise HexdataError(f"{self.name} raised StopIteration") from error
             finally:
-                self._rest(worker)
+                self._set_idle(worker)
 
     def _work_and_finish(self, worker: Worker) -> None:
         try:

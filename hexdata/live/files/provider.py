@@ -47,7 +47,7 @@ class _Candidate:
 
     stat: FileStat
     since: float
-    """Time of ``time.monotonic`` at which it was first scan with this size and time."""
+    """Time of ``time.monotonic`` at which it was first found with this size and time."""
     settle: float
     """Seconds without a change after which it is complete."""
 
@@ -77,7 +77,7 @@ class FilePathProvider(Stage):
 
     A file that is renamed or moved within the directory after it was delivered is not delivered again
     (``moved``); it is recognised by its inode, size and time. Another file may then use the old name. A
-    growing file continues under its new name. A link to an delivered file is not delivered (``linked``); a
+    growing file continues under its new name. A link to a delivered file is not delivered (``linked``); a
     copy is. On a drive without stable inodes, moved files are delivered again.
 
     The operating system reports changes. In addition, all names are scanned at intervals, to find changes
@@ -90,7 +90,7 @@ class FilePathProvider(Stage):
     whose name has been forgotten may be delivered again.
 
     The counts are ``files``, ``again``, ``moved``, ``linked``, ``rewritten`` (names), ``vanished`` and
-    ``gone``.
+    ``unavailable``.
 
     Args:
         directory: Directory to search, with its subfolders.
@@ -151,12 +151,12 @@ class FilePathProvider(Stage):
         self._expects_reports = False
         """True if a stage reports how far files were read."""
         self._reports: deque[tuple[FoundFile, ReadProgress | None, bool]] = deque()
-        """Reports not processed yet: the file, its reading, and whether it could be opened."""
+        """Reports not processed yet: the file, its progress, and whether it could be opened."""
         self._unread: set[str] = set()
-        """Emitted files that have changed, and whose last reading is not reported yet."""
+        """Delivered files that have changed, and whose last reading is not reported yet."""
         self._candidates: dict[str, _Candidate] = {}
         self._freed_names: set[str] = set()
-        """Old names of moved files that other files use now, which have to be considered."""
+        """Old names of moved files that other files use now; these files may be new."""
         self._is_searched = False
         """True once the directory was searched for files that were moved since a state was saved."""
         self._scanned = False
@@ -164,7 +164,7 @@ class FilePathProvider(Stage):
         """With ``watch=False``: names not yet delivered, in reverse order; None before the scan."""
 
     def connect(self, coordinator: Coordinator, source: Queue[Any] | None, sink: Queue[Any]) -> None:
-        """Connect the stage to its queues, and create the watch, which needs the coordinator."""
+        """Connect the stage to its queues, and create the watcher, which needs the coordinator."""
         super().connect(coordinator, source, sink)
         self._watcher = DirectoryWatcher(
             self._root, coordinator, rescan=self.rescan, force_polling=self.force_polling, warn=self._warn
@@ -202,8 +202,8 @@ class FilePathProvider(Stage):
     def _deliver(self, worker: Worker, name: str, stat: FileStat, *, may_grow: bool = False) -> None:
         self.count("again" if name in self._delivered else "files")
         is_moved = name in self._delivered and self._delivered.is_moved_and_changed(name)
-        after = self._delivered.add(name, stat, may_grow=may_grow and self._expects_reports)
-        self.put(worker, [FoundFile(self.directory / name, name, stat.size, after, is_moved)])
+        previous = self._delivered.add(name, stat, may_grow=may_grow and self._expects_reports)
+        self.put(worker, [FoundFile(self.directory / name, name, stat.size, previous, is_moved)])
 
     # --- new files ------------------------------------------------------------------------------------
 
@@ -223,7 +223,7 @@ class FilePathProvider(Stage):
             self.wait_for(worker, _never, left)
         self._deliver_complete(worker)
         if self.wait_for(worker, self._watcher.has_started, self.rescan) is None:
-            self._scan_directory()  # go on without the watch; a missing directory cannot be watched
+            self._scan_directory()  # continue without the watcher: a missing directory cannot be watched
         self._scanned = True
         self.put(worker, [SCANNED])
 
@@ -289,7 +289,7 @@ class FilePathProvider(Stage):
         Args:
             names: Names of existing files.
             compare: True to also compare all delivered files, needed where no changes are reported. Otherwise
-                only files that are due are compared, because each comparison is a call of the file system.
+                only files that are due are compared, because each comparison calls the file system.
         """
         now = time.monotonic()
         delivered = []

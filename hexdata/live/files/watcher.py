@@ -27,10 +27,10 @@ _GROUPING_MS: Final = 100
 _QUIET_MS: Final = 25
 """Time in milliseconds without a change after which a group is complete."""
 _FIRST_MS: Final = 100
-"""Time in milliseconds that the watch waits for a first change before it reports that it is running."""
+"""Time in milliseconds that the watcher waits for a first change before it reports that it is running."""
 
 _UNDECODABLE: Final = "Unable to decode path"
-"""Error text of the watch for a name that is not UTF-8."""
+"""Error text of watchfiles for a name that is not UTF-8."""
 
 
 class DirectoryWatcher:
@@ -67,14 +67,16 @@ class DirectoryWatcher:
         """True if all names have to be scanned; guarded by the coordinator's lock."""
 
     def has_started(self) -> bool | None:
-        """Return True once the watch is running and reports every later change, else None; for
-        ``Coordinator.wait_for``.
+        """Return True once the watcher reports every later change, otherwise None.
+
+        This is an attempt for ``Coordinator.wait_for``.
         """
         return self._needs_scan or None
 
     def take_changes(self) -> tuple[Changes, bool] | None:
-        """Return the changes since the last call, and whether to scan all names; None if there are none. For
-        ``Coordinator.wait_for``.
+        """Return the changes since the last call, and whether to scan all names; None if there are none.
+
+        This is an attempt for ``Coordinator.wait_for``.
         """
         if not self._changes and not self._needs_scan:
             return None
