@@ -1,4 +1,4 @@
-"""A process that writes games into a folder, as self-play does, and that tests command line by line."""
+"""Process that writes games to a folder as self-play does, controlled by tests through text commands."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ WRITER = Path(__file__).parent / "game_writer.py"
 
 @pytest.fixture
 def no_thread_survives() -> Iterator[None]:
-    """See that a test ends every thread that it starts; a module asks for it with ``usefixtures``."""
+    """Check that a test ends every thread it starts. Modules request this with ``usefixtures``."""
     before = set(threading.enumerate())
     yield
     assert set(threading.enumerate()) <= before
 
 
 class GameWriter:
-    """``game_writer.py`` as a process of its own. What it writes is there when a call returns."""
+    """Runs ``game_writer.py`` in a separate process. A file exists when the call that writes it returns."""
 
     def __init__(self, folder: Path, **options: str | int | float | bool) -> None:
         flags = [
@@ -34,33 +34,33 @@ class GameWriter:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def write(self, files: int) -> list[str]:
-        """Let it write so many files; their names, in order."""
+        """Write some files; return their names in order."""
         self._say(f"write {files}")
         return [self.answer() for _ in range(files)]
 
     def half(self) -> str:
-        """Let it write half a file and stay there; the name that the half has."""
+        """Write half of a file and pause; return the name of the incomplete file."""
         self._say("half")
         word, _, name = self.answer().partition(" ")
         assert word == "half"
         return name
 
     def run(self) -> None:
-        """Let it write on at its rate. ``answer`` gives the name of each file."""
+        """Write continuously at the given rate. ``answer`` returns the name of each file."""
         self._say("run")
 
     def answer(self) -> str:
-        """Return the next line that it writes; empty once it has ended."""
+        """Return the next line of output; empty after the process has ended."""
         assert self._process.stdout is not None
         return self._process.stdout.readline().removesuffix("\n")
 
     def kill(self) -> None:
-        """End it with SIGKILL, wherever it is."""
+        """End the process with SIGKILL."""
         self._process.kill()
         self.close()
 
     def close(self) -> None:
-        """Close its input, and wait until it has ended."""
+        """Close the input of the process and wait for its end."""
         with contextlib.suppress(BrokenPipeError):
             self._process.communicate(timeout=60)
 

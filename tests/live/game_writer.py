@@ -1,13 +1,13 @@
-"""Self-play, as far as a folder can see it: makes games and writes them as small TRMPH files, until told.
+"""Writes games to a folder as self-play does: generated games in small TRMPH files.
 
-Run as a program, it is a process to be killed. It does what the lines on its standard input say, and answers
-each file on its standard output once that is done, so that nobody has to wait on a clock:
+Run as a program, it is a process that tests can kill. It executes the lines of its standard input and writes
+one line to its standard output for each finished file, so tests need no clock:
 
 - ``write K``: write K more files, and answer the name of each;
-- ``half``: write the next file as far as its middle, answer ``half NAME``, and stay there;
-- ``run``: write on at ``--rate`` games a second until the input is closed.
+- ``half``: write the first half of the next file, and answer ``half NAME``;
+- ``run``: write ``--rate`` games per second until the input is closed.
 
-Game i of the seed is the i-th that is written, and a file's name says the number of its first one.
+The i-th game written is game i of the seed. The name of a file contains the number of its first game.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hexdata.demo.games import make_games
 
 
 class Folder:
-    """Writes the next file of games, in one of two ways: renamed when it is whole, or growing in place."""
+    """Writes the next file of games, either renamed when complete or growing in place."""
 
     def __init__(
         self, path: Path, games: int, board_size: int, seed: int, in_place: bool, first: int
@@ -37,7 +37,7 @@ class Folder:
         self._next = first
 
     def write(self) -> None:
-        """Write the next file, and answer its name."""
+        """Write the next file and answer its name."""
         path, text = self._make()
         target = path if self._in_place else path.with_name(f".{path.name}.tmp")
         target.write_text(text)
@@ -45,7 +45,7 @@ class Folder:
         answer(path.name)
 
     def write_half(self) -> None:
-        """Write half of the next file, into the middle of a game, and answer ``half`` and its name."""
+        """Write half of the next file, ending within a game; answer ``half`` and its name."""
         path, text = self._make()
         target = path if self._in_place else path.with_name(f".{path.name}.tmp")
         lines = text.splitlines(keepends=True)
@@ -65,12 +65,12 @@ class Folder:
 
 
 def answer(line: str) -> None:
-    """Write a line at once; in the middle of nothing else."""
+    """Write a line with a single system call."""
     os.write(sys.stdout.fileno(), f"{line}\n".encode())
 
 
 def run(folder: Folder, seconds: float) -> None:
-    """Write a file every so many seconds, as far as the machine can, until there is input, or its end."""
+    """Write a file at a fixed interval, if possible, until input arrives or ends."""
     due = time.monotonic()
     while not select.select([sys.stdin], [], [], max(0.0, due - time.monotonic()))[0]:
         folder.write()

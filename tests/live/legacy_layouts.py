@@ -1,4 +1,4 @@
-"""Legacy files of every layout out of made-up games, written with pickle as the legacy tool did; and text."""
+"""Legacy files of every layout with generated games, pickled as the legacy tool did; and text files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Example = dict[str, Any]
 
 
 def examples(game: Game, game_id: tuple[int, int] | None, first_player: int = BLUE) -> list[Example]:
-    """The examples of a game as the newer legacy tool had them."""
+    """Return the examples of a game as the newer legacy tool stored them."""
     boards = replay(game.moves, N, first_player)
     made = []
     for ply, board in enumerate(boards):
@@ -88,7 +88,7 @@ class Layouts:
 
     def red_began(self, path: Path) -> None:
         made = [examples(game, (0, line), RED) for line, game in enumerate(games(6), start=1)]
-        for game in made:  # their winners are those of the chains
+        for game in made:  # winners as the chains on the boards show
             for example in game:
                 example["value"] = 1.0 - example["value"]
                 example["metadata"]["winner"] = "BLUE" if example["value"] == 0 else "RED"

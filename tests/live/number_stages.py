@@ -1,4 +1,4 @@
-"""Stages that pass numbers on, and pipelines of them: what the frame of a live pipeline is tested with."""
+"""Stages that pass on numbers, and pipelines of them, for tests of the framework."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TIMEOUT = 120.0
 
 
 class Numbers(Stage):
-    """Puts ``start`` … ``stop`` - 1; of several threads, each its share."""
+    """Emits the numbers below ``stop``; several threads divide them."""
 
     first = True
 
@@ -37,7 +37,7 @@ class Numbers(Stage):
 
 
 class Hold(Transform):
-    """Passes numbers on in twos and threes, holds one back till the end, and gives that up then."""
+    """Emits numbers in groups of two, holds up to two back, and emits them at the end."""
 
     def __init__(self, *, threads: int = 1) -> None:
         super().__init__(threads=threads)
@@ -80,7 +80,7 @@ def make(stop: int, threads: Iterable[int] = (1, 1, 1), capacity: int = 2) -> Pi
 
 
 def rest(pipeline: Pipeline) -> list[Any]:
-    """All that still comes."""
+    """Return all remaining items."""
     taken = []
     while True:
         try:
@@ -92,7 +92,7 @@ def rest(pipeline: Pipeline) -> list[Any]:
 
 
 def in_thread(action: Callable[[], Any]) -> Callable[[], Any]:
-    """Start an action in a thread of its own; what is returned waits for it and gives what it gave."""
+    """Run an action in a new thread; return a function that waits for it and returns its result."""
     found: list[Any] = []
 
     def act() -> None:
@@ -113,7 +113,7 @@ def in_thread(action: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def until(condition: Callable[[], Any]) -> None:
-    """Let other threads run until a condition holds."""
+    """Wait until a condition is true."""
     turns = threading.Event()
     for _ in range(int(TIMEOUT * 1000)):
         if condition():

@@ -1,4 +1,4 @@
-"""New targets out of a user's function: what they become, and what is refused."""
+"""Tests of new targets from a user's function, and of invalid ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.live.sample_games import CELLS, SampleGames, block_chunk, move_chunks
 
 
 def relabelled(chunk: Chunk, relabel: Relabel | str) -> list[dict[str, Any]]:
-    """The positions of a game as the next stage unpacks them."""
+    """Return the relabelled positions of a game as the next stage unpacks them."""
     (hand,) = ChunkRelabeller(relabel=relabel).process((chunk,))
     return rows_of(ChunkUnpacker(seed=0, pool_size=99, positions_per_game="all").process(hand))
 
@@ -28,7 +28,7 @@ def plain(chunk: Chunk) -> list[dict[str, Any]]:
 
 
 def uniform(chunk: Chunk, block: Block) -> Targets:
-    """What a test names by its place: equal policies for all positions."""
+    """Return equal policies for all positions; tests refer to it by its import path."""
     return Targets(policy=np.full((chunk.positions, CELLS), 1 / CELLS))
 
 
@@ -36,13 +36,13 @@ CHUNKS = [move_chunks(1)[0], move_chunks(1, tiers=True)[0], block_chunk(3, 6, de
 
 
 @pytest.mark.parametrize("chunk", CHUNKS)
-def test_nothing_changes_where_nothing_is_given(chunk):
+def test_none_leaves_targets_unchanged(chunk):
     assert relabelled(chunk, lambda chunk, block: None) == plain(chunk)
     assert relabelled(chunk, lambda chunk, block: Targets()) == plain(chunk)
 
 
 @pytest.mark.parametrize("chunk", CHUNKS)
-def test_values_are_rewritten(chunk):
+def test_values_are_replaced(chunk):
     values = np.linspace(0, 1, chunk.positions)
     expected = [
         {**row, "value": float(np.float32(value))} for row, value in zip(plain(chunk), values, strict=True)
@@ -53,7 +53,7 @@ def test_values_are_rewritten(chunk):
 
 @pytest.mark.parametrize("chunk", CHUNKS)
 @pytest.mark.parametrize("rows", [None, [0, 4], [1], []])
-def test_policies_are_rewritten_and_others_stay(chunk, rows):
+def test_policies_are_replaced_and_others_are_unchanged(chunk, rows):
     places = list(range(chunk.positions)) if rows is None else rows
     policies = np.zeros((len(places), CELLS), np.float32)
     for row, place in enumerate(places):
@@ -70,7 +70,7 @@ def test_policies_are_rewritten_and_others_stay(chunk, rows):
     block_length(new.block)
 
 
-def test_the_function_gets_the_game_and_its_positions_and_cannot_write_to_them():
+def test_the_function_receives_a_game_and_read_only_positions():
     seen = []
 
     def look(chunk: Chunk, block: Block) -> None:
@@ -83,7 +83,7 @@ def test_the_function_gets_the_game_and_its_positions_and_cannot_write_to_them()
     assert seen == [(chunk, plain(chunk)) for chunk in CHUNKS]
 
 
-def test_the_function_can_be_named():
+def test_the_function_can_be_given_by_name():
     rows = relabelled(CHUNKS[0], "tests.live.test_chunk_relabeller:uniform")
     assert {tuple(row["policy"]) for row in rows} == {(float(np.float32(1 / CELLS)),) * CELLS}
 
@@ -122,7 +122,7 @@ DENSE = np.full((M, CELLS), 1 / CELLS)
         (Targets(policy=np.full((M, CELLS), np.inf)), "not finite"),
     ],
 )
-def test_targets_that_cannot_be_used_name_the_game(targets, message):
+def test_an_error_about_invalid_targets_names_the_game(targets, message):
     chunk = replace(CHUNKS[2], index=12)
     with pytest.raises(HexdataError, match=message) as caught:
         relabelled(chunk, lambda chunk, block: targets)
@@ -153,6 +153,6 @@ def test_an_error_in_the_function_stops_the_pipeline_and_names_the_game():
         (5, "expected a function"),
     ],
 )
-def test_functions_that_are_none(relabel, message):
+def test_invalid_functions_are_refused(relabel, message):
     with pytest.raises(ConfigError, match=message):
         ChunkRelabeller(relabel=relabel)

@@ -1,4 +1,4 @@
-"""The games that a live pipeline takes out of files: those that ``convert`` finds; bad files stop nothing."""
+"""Tests of the games read from files: they match those of ``convert``, and bad files stop nothing."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ Row = tuple[Any, ...]
 
 
 def rows_of(chunk: Chunk) -> list[Row]:
-    """What training sees of each position of a chunk, ascending by ply, worked out the plain way."""
+    """Return the positions of a chunk in order of ply, computed in a simple way."""
     if chunk.moves is None:
         assert chunk.block is not None
         names = ("position_in_game", "total_positions", "board", "move", "value", "player_to_move")
@@ -79,7 +79,7 @@ def rows_of(chunk: Chunk) -> list[Row]:
 
 
 def stored_games(store: Path) -> list[tuple[Any, ...]]:
-    """(hash, split, flags, rows) of each game of a store, in order; without flags of duplicates."""
+    """Return (hash, split, flags, rows) of each game of a store, without flags of duplicates."""
     tables = {
         name: pa.concat_tables(map(pq.read_table, Store.open(store).files(name)))
         for name in ("positions", "games")
@@ -136,7 +136,7 @@ REAL_DATA = Path(__file__).parents[3] / "shared" / "data" / "legacy" / "variants
 
 
 @pytest.mark.skipif(not REAL_DATA.is_dir(), reason="no real data beside the repository")
-def test_real_files_of_every_variant_give_what_convert_finds(tmp_path: Path) -> None:
+def test_real_files_of_every_variant_match_convert(tmp_path: Path) -> None:
     paths = sorted(REAL_DATA.rglob("*.pkl.gz"))
     assert len(paths) > 5
     for number, path in enumerate(paths):
@@ -146,7 +146,7 @@ def test_real_files_of_every_variant_give_what_convert_finds(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("layout", ["plain", "tuples", "without_ids", "without_players", "text"])
-def test_games_by_the_rules_are_kept_as_their_moves(layout: str, tmp_path: Path) -> None:
+def test_games_that_follow_the_rules_are_stored_as_moves(layout: str, tmp_path: Path) -> None:
     getattr(Layouts(), layout)(tmp_path)
     (path,) = tmp_path.iterdir()
     chunks = load(path)
@@ -157,11 +157,11 @@ def test_games_by_the_rules_are_kept_as_their_moves(layout: str, tmp_path: Path)
     assert [c.value for c in chunks[:12]] == [float(game.winner) for game in games(12)]
 
 
-def test_what_moves_do_not_tell_is_kept_as_boards(tmp_path: Path) -> None:
+def test_other_games_are_stored_as_boards(tmp_path: Path) -> None:
     Layouts().odd_games(tmp_path)
     chunks = load(tmp_path / "a.pkl.gz")
     as_blocks = [place for place, chunk in enumerate(chunks) if chunk.block is not None]
-    assert as_blocks == [1, 2, 3, 4, 6, 7, 11]  # the game without an id is the one that is missing
+    assert as_blocks == [1, 2, 3, 4, 6, 7, 11]  # the missing game is the one without an id
     dense = chunks[3].block
     assert dense is not None
     assert dense["policy_row"].tolist() == [2]
@@ -172,7 +172,7 @@ def test_what_moves_do_not_tell_is_kept_as_boards(tmp_path: Path) -> None:
 
 @st.composite
 def odd_texts(draw: st.DrawFn) -> str:
-    """Lines of a TRMPH file: games of any length and winner, some of them none."""
+    """Generate lines of a TRMPH file: games of any length and winner, and invalid lines."""
     lines = []
     for _ in range(draw(st.integers(1, 6))):
         cells = draw(st.lists(st.integers(0, 8), max_size=9, unique=draw(st.booleans())))
@@ -183,7 +183,7 @@ def odd_texts(draw: st.DrawFn) -> str:
 
 @settings(max_examples=60)
 @given(odd_texts())
-def test_the_short_way_for_text_gives_what_the_long_way_gives(tmp_path_factory: Any, text: str) -> None:
+def test_the_fast_path_for_text_equals_the_general_path(tmp_path_factory: Any, text: str) -> None:
     path = tmp_path_factory.mktemp("text") / "a.trmph"
     path.write_text(text)
     with open_source(path) as reader:
@@ -199,10 +199,10 @@ def described(chunk: Chunk) -> tuple[Any, ...]:
     return chunk.index, chunk.game_hash, chunk.moves.tolist(), chunk.value, chunk.tiers, chunk.flags
 
 
-# --- parts of a shuffle -------------------------------------------------------------------------------
+# --- shuffled files -----------------------------------------------------------------------------------
 
 
-def test_a_part_of_a_game_is_named_by_its_ids_as_convert_names_it(tmp_path: Path) -> None:
+def test_an_incomplete_game_is_named_by_its_ids_as_in_convert(tmp_path: Path) -> None:
     everything = shuffled(flat(by_id(games(10))))
     hashes = []
     for part in range(2):
@@ -216,7 +216,7 @@ def test_a_part_of_a_game_is_named_by_its_ids_as_convert_names_it(tmp_path: Path
     assert hashes[0] == hashes[1], "both parts of a game are of one split"
 
 
-def test_ids_that_are_no_identity_give_no_game(tmp_path: Path) -> None:
+def test_ambiguous_ids_give_no_game(tmp_path: Path) -> None:
     made = by_id(games(4))
     made[1][0]["metadata"]["total_positions"] += 1
     made[2][0]["metadata"]["position_in_game"] = 1
@@ -231,7 +231,7 @@ def test_ids_that_are_no_identity_give_no_game(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with one shard a split: so every game is whole in its shard."""
+    """A store with one shard per split, so that each shard contains complete games."""
     folder = tmp_path_factory.mktemp("exported")
     (folder / "in").mkdir()
     Layouts().odd_games(folder / "in")
@@ -263,7 +263,7 @@ def test_the_games_of_a_shard_are_those_of_its_store(layout: str, exported: Path
     assert {split for split, _ in stored.values()} == {"train", "val", "test"}
 
 
-def test_a_shard_of_odd_positions_gives_each_of_them_or_counts_it(
+def test_unusual_positions_of_a_shard_are_passed_on_or_counted(
     odd_store: Path, tmp_path: Path, copy_store: Any
 ) -> None:
     store = copy_store(odd_store)
@@ -282,7 +282,7 @@ def test_a_shard_of_odd_positions_gives_each_of_them_or_counts_it(
 
 
 class Files(Stage):
-    """Gives the files of a folder in order of name, and says that they have been seen."""
+    """Emits the files of a folder in order of name, then the marker."""
 
     first = True
 
@@ -309,7 +309,7 @@ def run(loader: ChunkSourceLoader, paths: list[Path]) -> list[Any]:
 
 
 def bad_files(folder: Path) -> dict[str, Path]:
-    """A bad file for each reason."""
+    """Return one bad file for each reason."""
     folder.mkdir()
     good = write_pickle(folder / "whole.pkl.gz", flat(by_id(games(3)))).read_bytes()
     made = {
@@ -343,7 +343,7 @@ def bad_files(folder: Path) -> dict[str, Path]:
     return paths
 
 
-def test_a_bad_file_is_counted_and_named_and_stops_nothing(tmp_path: Path) -> None:
+def test_a_bad_file_is_counted_and_named_and_does_not_stop_the_stage(tmp_path: Path) -> None:
     paths = bad_files(tmp_path / "bad")
     first, last = tmp_path / "a.trmph", tmp_path / "z.trmph"
     write_trmph(first, games(3), N)
@@ -363,8 +363,8 @@ def test_a_bad_file_is_counted_and_named_and_stops_nothing(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("size", [2**60, 2**63])
-def test_a_shard_of_a_huge_size_field_stops_nothing(tmp_path: Path, size: int) -> None:
-    """The size field of a tar header may be base 256: nothing is read or allocated by it."""
+def test_a_shard_with_a_huge_size_field_is_bad(tmp_path: Path, size: int) -> None:
+    """The size field of a tar header may be in base 256. Nothing of that size is read or allocated."""
     block = block_chunk(3, 9).block
     assert block is not None
     block["position_in_game"] = np.arange(9, dtype=np.uint16)
@@ -398,7 +398,7 @@ def test_a_shard_of_a_huge_size_field_stops_nothing(tmp_path: Path, size: int) -
         ("policy", -0.1),
     ],
 )
-def test_a_shard_of_impossible_numbers_is_bad(tmp_path: Path, field: str, number: float) -> None:
+def test_a_shard_with_invalid_numbers_is_bad(tmp_path: Path, field: str, number: float) -> None:
     def shard(name: str) -> Path:
         with (tmp_path / name).open("wb") as file:
             writer = ShardWriter(file)
@@ -417,7 +417,7 @@ def test_a_shard_of_impossible_numbers_is_bad(tmp_path: Path, field: str, number
     assert caught.value.code == "broken-shard"
 
 
-def test_the_size_of_the_boards_is_that_of_the_first_good_file(tmp_path: Path) -> None:
+def test_the_first_good_file_determines_the_board_size(tmp_path: Path) -> None:
     even = by_id(games(2))
     undecided = [dict(e, value=abs(i - e["value"]), metadata={}) for i, game in enumerate(even) for e in game]
     bad = write_pickle(tmp_path / "a.pkl.gz", undecided)
@@ -433,7 +433,7 @@ def test_the_size_of_the_boards_is_that_of_the_first_good_file(tmp_path: Path) -
     assert resumed.board_size == 7
 
 
-def test_records_that_are_no_positions_are_counted_by_reason(tmp_path: Path) -> None:
+def test_rejected_records_are_counted_by_reason(tmp_path: Path) -> None:
     path = tmp_path / "a.trmph"
     path.write_text(f"#{N},a1b2 b\n#{N},a1a1 b\nnonsense\n#{N},z9 b\n")
     loader = ChunkSourceLoader()
@@ -451,8 +451,8 @@ def test_a_file_above_the_limit_is_not_opened(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", [f"#{N},a1b2 b\n", f"#{N},a1a1 b\n"])
-def test_a_file_of_more_records_than_the_limit_is_not_read_to_its_end(tmp_path: Path, line: str) -> None:
-    """Whether they are positions or not: a line that is no game takes as long as one that is."""
+def test_a_file_with_too_many_records_is_not_read_to_its_end(tmp_path: Path, line: str) -> None:
+    """Rejected records count too, because they take as long to read."""
     path = tmp_path / "a.trmph"
     path.write_text(line * 20_000)
     loader = ChunkSourceLoader(max_positions=5000)
@@ -462,7 +462,7 @@ def test_a_file_of_more_records_than_the_limit_is_not_read_to_its_end(tmp_path: 
     assert "rejected" not in loader.counts
 
 
-def test_a_name_that_no_terminal_takes_is_named_so_that_it_can_be_read(tmp_path: Path) -> None:
+def test_the_name_of_a_bad_file_is_made_printable(tmp_path: Path) -> None:
     path = tmp_path / os.fsdecode(b"new\nline \x1b[31m \xff.trmph")
     loader = ChunkSourceLoader()
     run(loader, [path])
@@ -471,7 +471,7 @@ def test_a_name_that_no_terminal_takes_is_named_so_that_it_can_be_read(tmp_path:
     assert reason.startswith("gone: ")
 
 
-def test_a_convention_that_is_given_is_used_where_there_is_no_evidence(tmp_path: Path) -> None:
+def test_the_given_convention_applies_without_evidence(tmp_path: Path) -> None:
     made = [examples(game, (0, line)) for line, game in enumerate(games(3), start=1)]
     cut = [e for game in made for e in game[:-1]]
     for example in cut:
@@ -505,6 +505,6 @@ def test_reading_ends_early_when_the_pipeline_stops(tmp_path: Path) -> None:
         {"threads": 0},
     ],
 )
-def test_options_without_a_meaning_are_refused(wrong: dict[str, Any]) -> None:
+def test_invalid_options_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         ChunkSourceLoader(**wrong)

@@ -1,4 +1,4 @@
-"""Positions out of games: their fields, and which ones come, against plain definitions of both."""
+"""Tests of the selection of positions and their fields, against simple definitions."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def plies_of(stage: ChunkUnpacker, *chunks: Chunk) -> list[int]:
     return sorted(identity % PLY_STRIDE for identity in ids_of(stage.process(chunks)))
 
 
-# --- what a position is -------------------------------------------------------------------------------
+# --- fields of positions ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tiers", [False, True])
 @pytest.mark.parametrize("board_size", [3, 5, 13])
-def test_whole_games_are_played_out(board_size, tiers):
+def test_games_stored_as_moves_are_replayed(board_size, tiers):
     chunks = move_chunks(7, board_size=board_size, tiers=tiers)
     chunks[2] = replace(chunks[2], tiers=None)
     (block,) = unpacker().process(tuple(chunks))
@@ -48,7 +48,7 @@ def test_whole_games_are_played_out(board_size, tiers):
     }
 
 
-def test_found_boards_and_dense_policies_come_as_they_are():
+def test_boards_and_dense_policies_of_blocks_are_unchanged():
     chunks = [
         block_chunk(4, 6, dense=(1, 5)),
         *move_chunks(2),
@@ -64,20 +64,20 @@ def test_found_boards_and_dense_policies_come_as_they_are():
     }
 
 
-def test_games_without_moves_have_their_one_position():
+def test_a_game_without_moves_has_one_position():
     chunk = Chunk(N, "a", 0, b"", moves=np.zeros(0, np.uint16), value=1.0, number=5)
     assert rows_of(unpacker().process((chunk,))) == [plain_row(chunk, 0)]
     assert rows_of(unpacker(final_positions=False).process((chunk,))) == []
 
 
-def test_final_positions_can_stay_out():
+def test_final_positions_can_be_left_out():
     chunks = [*move_chunks(3), block_chunk(4, 6, dense=(5,), final=(3, 5))]
     rows = rows_of(unpacker(final_positions=False).process(tuple(chunks)))
     plies = {
         chunk.number: [row["position_id"] % PLY_STRIDE for row in rows if row["game_id"] == chunk.number]
         for chunk in chunks
     }
-    assert plies.pop(4) == [0, 1, 2, 4, 5]  # 5 has no move but a policy
+    assert plies.pop(4) == [0, 1, 2, 4, 5]  # position 5 has a policy but no move
     assert plies == {chunk.number: list(range(chunk.positions - 1)) for chunk in chunks[:3]}
 
 
@@ -89,16 +89,16 @@ def test_final_positions_can_stay_out():
         ([block_chunk(1, PLY_STRIDE + 1)], "1025 positions"),
     ],
 )
-def test_games_that_cannot_be_unpacked(chunks, message):
+def test_invalid_games_are_refused(chunks, message):
     with pytest.raises(StoreError, match=message):
         list(unpacker().process(tuple(chunks)))
 
 
-# --- which positions come -----------------------------------------------------------------------------
+# --- selection of positions ---------------------------------------------------------------------------
 
 
 class Model:
-    """By the words of the documentation: which positions have been used, a set a game."""
+    """Sets of used positions per game, as the documentation defines them."""
 
     def __init__(self) -> None:
         self.used: dict[int, set[int]] = {}
@@ -140,7 +140,7 @@ def test_unused_positions_are_drawn_first(draws, wanted, final, seed):
                 model.check(number, plies, min(wanted, len(eligible)), eligible)
 
 
-def test_all_of_a_game_come_when_that_is_asked_for():
+def test_all_positions_of_a_game_can_be_selected():
     chunks = tuple(move_chunks(5))
     for options in (
         {"positions_per_game": "all"},
@@ -153,7 +153,7 @@ def test_all_of_a_game_come_when_that_is_asked_for():
             assert len(ids_of(stage.process(chunks))) == sum(chunk.positions for chunk in chunks)
 
 
-def test_eight_of_a_game_come_if_nothing_is_said_and_a_rate_goes_before_a_count():
+def test_the_default_is_eight_positions_and_a_rate_replaces_it():
     chunks = (replace(block_chunk(0, 30), number=0),)
     for options, expected in (
         ({}, 8),
@@ -165,7 +165,7 @@ def test_eight_of_a_game_come_if_nothing_is_said_and_a_rate_goes_before_a_count(
 
 
 @pytest.mark.parametrize("rate", [0.07, 0.5, 0.93])
-def test_a_rate_is_met_on_average_and_never_by_more_than_one_position(rate):
+def test_a_rate_is_met_on_average_within_one_position(rate):
     chunks = tuple(replace(block_chunk(0, 9), number=number) for number in range(400))
     stage = unpacker(position_sampling_rate=rate, pool_size=400)
     total = 0
@@ -177,18 +177,18 @@ def test_a_rate_is_met_on_average_and_never_by_more_than_one_position(rate):
     assert abs(total - 2000 * 9 * rate) < 5 * (2000 * share * (1 - share)) ** 0.5
 
 
-def test_positions_are_drawn_uniformly_and_pairs_of_them_too():
-    """Chi-squared over all pairs of 6 positions in the draws of 3,000 games: 15 pairs, 14 degrees."""
+def test_positions_and_pairs_are_drawn_uniformly():
+    """Chi-squared over the 15 pairs of 6 positions in the draws of 3,000 games, 14 degrees of freedom."""
     chunks = tuple(replace(block_chunk(0, 6), number=number) for number in range(3000))
     (block,) = unpacker(positions_per_game=2, pool_size=3000).process(chunks)
     pairs = Counter(map(tuple, (block["position_id"] % PLY_STRIDE).reshape(-1, 2).tolist()))
     assert len(pairs) == 15
     chi2 = sum((count - 200) ** 2 / 200 for count in pairs.values())
-    assert 2 < chi2 < 45  # above 45 one time in 25,000, and the seed is fixed
+    assert 2 < chi2 < 45  # exceeded by chance once in 25,000; the seed is fixed
 
 
 def test_the_draws_are_pinned():
-    """A change here changes every live run: it needs a new ORDER_VERSION."""
+    """Another result would change every live run and need a new ORDER_VERSION."""
     stage = unpacker(positions_per_game=3)
     chunk = replace(block_chunk(0, 8), number=17)
     assert [plies_of(stage, chunk) for _ in range(4)] == PINNED
@@ -197,7 +197,7 @@ def test_the_draws_are_pinned():
 PINNED = [[0, 5, 6], [3, 4, 7], [1, 2, 3], [1, 2, 6]]
 
 
-def test_draws_differ_by_seed_and_game_and_time():
+def test_draws_depend_on_seed_game_and_count():
     def draws(seed: int, number: int) -> list[list[int]]:
         stage = unpacker(positions_per_game=4, seed=seed)
         return [plies_of(stage, replace(block_chunk(0, 30), number=number)) for _ in range(2)]
@@ -208,7 +208,7 @@ def test_draws_differ_by_seed_and_game_and_time():
     assert found[0] == draws(0, 0)
 
 
-def test_what_the_pool_has_let_go_of_is_forgotten():
+def test_games_evicted_from_the_pool_are_forgotten():
     stage = unpacker(positions_per_game=1, pool_size=10)
     for number in range(987):
         list(stage.process((replace(block_chunk(0, 5), number=number),)))
@@ -221,7 +221,7 @@ def test_what_the_pool_has_let_go_of_is_forgotten():
         assert [plies_of(stage, chunk) for _ in range(5)] == [plies_of(fresh, chunk) for _ in range(5)]
 
 
-def test_a_state_goes_on_with_the_same_draws():
+def test_a_state_continues_the_same_draws():
     hands = [
         tuple(replace(block_chunk(0, 9), number=number % 7) for number in range(i, i + 4)) for i in range(30)
     ]
@@ -243,13 +243,13 @@ class DrawnFromTwoThreads(ChunkUnpacker):
         return super()._count_selected(available, draws)
 
 
-def test_two_threads_that_draw_of_one_game_draw_different_positions():
+def test_two_threads_draw_different_positions_of_a_game():
     stage = DrawnFromTwoThreads(seed=3, pool_size=9, positions_per_game=10)
     drawn = ids_of(stage.process((replace(block_chunk(0, 20), number=0),)))
     assert sorted(drawn + stage.result()) == list(range(20))
 
 
-def test_with_more_threads_the_set_is_the_same():
+def test_more_threads_select_the_same_positions():
     def run(threads: int) -> list[int]:
         stages = [SampleGames(passes=6), unpacker(positions_per_game=5, threads=threads)]
         ids = []
@@ -277,6 +277,6 @@ def test_with_more_threads_the_set_is_the_same():
         ({"pool_size": 0}, "pool_size"),
     ],
 )
-def test_options_without_a_meaning(options, message):
+def test_invalid_options_are_refused(options, message):
     with pytest.raises(ConfigError, match=message):
         unpacker(**options)

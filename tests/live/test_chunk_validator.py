@@ -1,4 +1,4 @@
-"""Which games are left out, and how they are counted."""
+"""Tests of the games that are left out, and of their counts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hexdata.live.chunk_validator import INVALID_FLAGS, ChunkValidator
 from tests.live.sample_games import move_chunks
 
 
-def test_what_is_left_out_unless_told_otherwise_is_pinned():
+def test_the_default_flags_are_pinned():
     assert INVALID_FLAGS == (
         "impossible-stones",
         "label-contradicts-chain",
@@ -24,7 +24,7 @@ def test_what_is_left_out_unless_told_otherwise_is_pinned():
 
 
 @pytest.mark.parametrize("flag", [flag.code for flag in Flag])
-def test_each_flag_alone_decides(flag):
+def test_each_flag_is_checked_independently(flag):
     plain, flagged = move_chunks(2)
     flagged = replace(flagged, flags=(flag,))
     (usual,) = ChunkValidator().process((plain, flagged))
@@ -35,7 +35,7 @@ def test_each_flag_alone_decides(flag):
     assert everything == (plain, flagged)
 
 
-def test_lengths_have_limits_that_are_within():
+def test_limits_of_length_are_inclusive():
     chunks = move_chunks(30)
     lengths = sorted({chunk.positions for chunk in chunks})
     least, most = lengths[1], lengths[-2]
@@ -50,7 +50,7 @@ def test_lengths_have_limits_that_are_within():
     }
 
 
-def test_a_game_counts_for_each_reason_and_once_in_all():
+def test_a_game_is_counted_for_each_reason_and_once_in_total():
     (chunk,) = move_chunks(1)
     bad = replace(chunk, flags=("no-chain", "policy-on-occupied", "repeated-move"))
     stage = ChunkValidator(max_positions=1)
@@ -74,6 +74,6 @@ def test_a_game_counts_for_each_reason_and_once_in_all():
         ({"threads": 0}, "threads"),
     ],
 )
-def test_options_without_a_meaning(options, message):
+def test_invalid_options_are_refused(options, message):
     with pytest.raises(ConfigError, match=message):
         ChunkValidator(**options)

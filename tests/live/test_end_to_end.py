@@ -1,6 +1,6 @@
-"""The whole pipeline before a process that writes: what is served, what survives, what is left at the end.
+"""Tests of the whole pipeline with a process that writes games.
 
-Nothing here waits on a clock: a writer answers when a file is there, and a pipeline is asked where it stands.
+No test depends on a clock: the writer answers when a file exists, and tests wait for metrics of the pipeline.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ pytestmark = pytest.mark.usefixtures("no_thread_survives")
 
 
 def options(**more: Any) -> LiveOptions:
-    """Return small options: all games are for training, and batches know their positions."""
+    """Return options for small tests: all games are in train, and batches contain position ids."""
     fields = ("position_id", "game_id", "position_in_game", "total_positions", "value", "board")
     small = {"val": 0.0, "test": 0.0, "pool_size": 30, "reservoir": 100, "batch_size": 20, "seed": 3}
     small |= {"batch": BatchOptions(fields=fields), "stages": tuple(map(StageOptions, STAGES))}
@@ -65,14 +65,14 @@ def options(**more: Any) -> LiveOptions:
 
 
 def start(directory: Path, live: LiveOptions) -> Pipeline:
-    """Start a whole pipeline."""
+    """Start a complete pipeline."""
     pipeline = make_pipeline(live, directory)
     pipeline.start()
     return pipeline
 
 
 def start_hands(directory: Path, pool_size: int = 30, overflow: Overflow = "block", **more: Any) -> Pipeline:
-    """Start one that ends behind the pool: it gives hands."""
+    """Start a pipeline that ends with the pool and delivers game batches."""
     stages = [
         FilePathProvider(directory, settle=SETTLE),
         ChunkSourceLoader(),
@@ -88,14 +88,14 @@ def pool_of(pipeline: Pipeline) -> Any:
 
 
 def wait_until(pipeline: Pipeline, condition: Callable[[], bool]) -> None:
-    """Wait until something is so: looked at when the pipeline tells of a change, and now and then."""
+    """Wait until the metrics meet a condition."""
     end = time.monotonic() + TIMEOUT
     while not pipeline.coordinator.wait_for(lambda: condition() or None, 0.02):
         assert time.monotonic() < end, pipeline.metrics()
 
 
 def wait_for_games(pipeline: Pipeline, games: int) -> None:
-    """Wait until exactly so many games have entered the pool."""
+    """Wait until this number of games has entered the pool."""
     wait_until(pipeline, lambda: pool_of(pipeline).metrics()["entered"] >= games)
     assert pool_of(pipeline).metrics()["entered"] == games
 
@@ -111,12 +111,12 @@ def numbers(hands: list[Any]) -> list[int]:
 
 
 def in_flight(pipeline: Pipeline) -> int:
-    """Return how many hands may have been drawn and not taken yet: those in the queue, and one in hand."""
+    """Return the maximum number of game batches drawn but not taken: those in the queue, and one pending."""
     return pipeline.queues[-1].capacity + 1
 
 
 def test_the_window_moves_with_the_writer(tmp_path: Path, start_writer: StartWriter) -> None:
-    """What is drawn once a file is in the pool is of the newest 30 games, and each is the game written."""
+    """Once a file is in the pool, all draws are from the newest 30 games, and each is a written game."""
     writer = start_writer(tmp_path, seed=SEED)
     writer.write(4)
     with start_hands(tmp_path) as pipeline:
@@ -133,10 +133,8 @@ def test_the_window_moves_with_the_writer(tmp_path: Path, start_writer: StartWri
             writer.write(1)
 
 
-def test_a_queue_that_blocks_stops_what_is_handed_out_and_not_what_comes_in(
-    tmp_path: Path, start_writer: StartWriter
-) -> None:
-    """A trainer that takes nothing: the pool has handed out what there is room for, and its window moves."""
+def test_a_blocking_queue_stops_draws_but_not_new_games(tmp_path: Path, start_writer: StartWriter) -> None:
+    """The trainer takes nothing: the pool draws until its queue is full, and its window still moves."""
     writer = start_writer(tmp_path, seed=SEED)
     writer.write(1)
     with start_hands(tmp_path, game_batch_size=5) as pipeline:
@@ -154,7 +152,9 @@ def test_a_queue_that_blocks_stops_what_is_handed_out_and_not_what_comes_in(
 def test_a_queue_that_drops_keeps_the_oldest_or_the_newest(
     tmp_path: Path, start_writer: StartWriter, overflow: Overflow
 ) -> None:
-    """Hands are drawn on and on. What stood in the queue first is still there, or has long gone."""
+    """Games are drawn constantly. The first game batch of the queue is still there or was dropped long
+    ago.
+    """
     start_writer(tmp_path, seed=SEED).write(3)
     with start_hands(tmp_path, game_batch_size=1, overflow=overflow, passes=20) as pipeline:
         wait_until(pipeline, lambda: pipeline.queues[-1].dropped >= 300)
@@ -170,8 +170,8 @@ def test_a_queue_that_drops_keeps_the_oldest_or_the_newest(
     assert held == (order[:2] if overflow == "drop-new" else order[-2:])
 
 
-def test_a_slow_trainer_gets_what_is_new(tmp_path: Path, start_writer: StartWriter) -> None:
-    """It takes a batch, and then no more until the window is another: what follows is soon of that alone."""
+def test_a_slow_trainer_receives_new_games(tmp_path: Path, start_writer: StartWriter) -> None:
+    """The trainer pauses until the window contains only other games; soon all batches are from these."""
     writer = start_writer(tmp_path, seed=SEED)
     writer.write(3)
     with start(tmp_path, options()) as pipeline:
@@ -187,7 +187,7 @@ def test_a_slow_trainer_gets_what_is_new(tmp_path: Path, start_writer: StartWrit
 
 
 def test_positions_are_those_of_the_games_written(tmp_path: Path, start_writer: StartWriter) -> None:
-    """Boards, values and lengths of what comes out at the other end, against the games as they were made."""
+    """Compares boards, values and lengths in batches with the generated games."""
     start_writer(tmp_path, seed=SEED).write(3)
     games = [make_game(number, SEED, BOARD_SIZE) for number in range(30)]
     with start(tmp_path, options()) as pipeline:
@@ -205,7 +205,7 @@ def test_positions_are_those_of_the_games_written(tmp_path: Path, start_writer: 
                 assert batch["total_positions"][row] == len(game.moves) + 1
 
 
-# A writer that dies, and files that go.
+# Killed writers and deleted files.
 
 
 def test_a_writer_killed_before_its_rename_leaves_nothing(tmp_path: Path, start_writer: StartWriter) -> None:
@@ -221,10 +221,8 @@ def test_a_writer_killed_before_its_rename_leaves_nothing(tmp_path: Path, start_
         assert pipeline.metrics()["FilePathProvider"]["files"] == 4
 
 
-def test_of_a_file_in_place_whose_writer_was_killed_the_whole_games_come(
-    tmp_path: Path, start_writer: StartWriter
-) -> None:
-    """Five games and a half: the half is rejected, as it has no winner, and the next writer's games come."""
+def test_complete_games_of_a_killed_writers_file_are_used(tmp_path: Path, start_writer: StartWriter) -> None:
+    """Five and a half games: the half one has no winner and is rejected; the next writer's games are read."""
     writer = start_writer(tmp_path, seed=SEED, in_place=True)
     writer.write(1)
     with start_hands(tmp_path) as pipeline:
@@ -244,8 +242,8 @@ def test_of_a_file_in_place_whose_writer_was_killed_the_whole_games_come(
         assert [found[number] for number in range(25)] == written
 
 
-def test_files_deleted_under_it_change_nothing(tmp_path: Path, start_writer: StartWriter) -> None:
-    """What is in the pool is in memory; what is new comes on."""
+def test_deleted_files_change_nothing(tmp_path: Path, start_writer: StartWriter) -> None:
+    """The games of the pool are in memory, and new files are still read."""
     writer = start_writer(tmp_path, seed=SEED)
     names = writer.write(2)
     with start_hands(tmp_path) as pipeline:
@@ -260,10 +258,8 @@ def test_files_deleted_under_it_change_nothing(tmp_path: Path, start_writer: Sta
         assert set(numbers(take(pipeline, 4))) == set(range(30))
 
 
-def test_a_writer_that_runs_and_is_killed_and_one_that_goes_on(
-    tmp_path: Path, start_writer: StartWriter
-) -> None:
-    """At 600 games a second, killed wherever it is: every file that has its name came, once, and no other."""
+def test_a_killed_writer_can_be_continued_by_another(tmp_path: Path, start_writer: StartWriter) -> None:
+    """At 600 games per second: every file with its final name is read once, and no other file."""
     writer = start_writer(tmp_path, seed=SEED, rate=600)
     writer.run()
     with start_hands(tmp_path) as pipeline:
@@ -279,12 +275,12 @@ def test_a_writer_that_runs_and_is_killed_and_one_that_goes_on(
         assert pipeline.metrics()["FilePathProvider"]["files"] == renamed + 3
 
 
-# The end.
+# Shutdown.
 
 
 @pytest.mark.parametrize("taken", [0, 1, 7])
 def test_a_pipeline_closed_in_the_middle_ends(tmp_path: Path, start_writer: StartWriter, taken: int) -> None:
-    """Before, at and after the first batch, while a writer writes. It cannot be used any more."""
+    """Before, at and after the first batch, while a writer runs. It cannot be used afterwards."""
     writer = start_writer(tmp_path, seed=SEED, rate=600)
     writer.run()
     with LiveLoader(tmp_path, config=options()) as loader:
@@ -295,8 +291,8 @@ def test_a_pipeline_closed_in_the_middle_ends(tmp_path: Path, start_writer: Star
         next(iter(loader))
 
 
-def test_who_waits_for_games_that_do_not_come_can_be_freed(tmp_path: Path) -> None:
-    """Another thread closes the loader, once the first stage runs; the loop ends as if the input had."""
+def test_closing_ends_a_wait_for_games(tmp_path: Path) -> None:
+    """Another thread closes the loader after the first stage has started; the loop ends as with its input."""
     seen: list[Any] = []
     with LiveLoader(tmp_path, config=options()) as loader:
         trainer = threading.Thread(target=lambda: seen.extend(loader))
@@ -311,10 +307,12 @@ def test_who_waits_for_games_that_do_not_come_can_be_freed(tmp_path: Path) -> No
 
 
 class BrokenGameError(Exception):
-    """What the relabeller below has to say."""
+    """Error of the relabelling function below."""
 
 
-def test_an_error_reaches_the_trainer_while_files_come(tmp_path: Path, start_writer: StartWriter) -> None:
+def test_an_error_reaches_the_trainer_while_files_are_written(
+    tmp_path: Path, start_writer: StartWriter
+) -> None:
     def refuse(chunk: Chunk, block: Block) -> None:
         if chunk.number >= 50:
             raise BrokenGameError(chunk.number)
@@ -336,8 +334,8 @@ def test_an_error_reaches_the_trainer_while_files_come(tmp_path: Path, start_wri
             next(iter(loader))
 
 
-def test_it_goes_on_from_a_state_while_files_come(tmp_path: Path, start_writer: StartWriter) -> None:
-    """Files that came while nobody looked are found, those known before are not taken in again."""
+def test_a_loader_can_resume_while_files_are_written(tmp_path: Path, start_writer: StartWriter) -> None:
+    """New files are found, and known files are not read again."""
     writer = start_writer(tmp_path, seed=SEED)
     writer.write(4)
     with LiveLoader(tmp_path, config=options()) as loader:
@@ -349,7 +347,7 @@ def test_it_goes_on_from_a_state_while_files_come(tmp_path: Path, start_writer: 
     with LiveLoader(tmp_path, config=options()) as resumed:
         resumed.load_state_dict(pickle.loads(state))
         batches = iter(resumed)
-        assert set(next(batches)["game_id"]) <= set(range(10, 40)), "what was in flight then comes first"
+        assert set(next(batches)["game_id"]) <= set(range(10, 40)), "the pending batches are delivered first"
         writer.write(1)
         seen: set[int] = set()
         while not seen >= set(range(40, 60)):
@@ -358,8 +356,8 @@ def test_it_goes_on_from_a_state_while_files_come(tmp_path: Path, start_writer: 
         assert resumed.metrics()["FilePathProvider"]["files"] == 2, "since it was resumed"
 
 
-def test_memory_stays_level(tmp_path: Path, start_writer: StartWriter) -> None:
-    """Of what Python and NumPy hold: some files fill pool and reservoir, thirty more replace all of it."""
+def test_memory_stays_constant(tmp_path: Path, start_writer: StartWriter) -> None:
+    """Memory of Python and NumPy: some files fill pool and reservoir, thirty more replace their content."""
     writer = start_writer(tmp_path, seed=SEED, games=100)
 
     def held(pipeline: Pipeline, files: int) -> int:
@@ -367,7 +365,7 @@ def test_memory_stays_level(tmp_path: Path, start_writer: StartWriter) -> None:
             writer.write(1)
             take(pipeline, 5)
         wait_for_games(pipeline, 100 * (known + files))
-        take(pipeline, 200)  # so that nothing is on its way that has left the pool
+        take(pipeline, 200)  # so that no queue contains games that have left the pool
         wait_until(pipeline, lambda: all(len(queue) == queue.capacity for queue in pipeline.queues[2:]))
         with pipeline.coordinator.paused():
             gc.collect()

@@ -1,4 +1,4 @@
-"""The trainer's end: what comes, going on from a state, and that everything ends."""
+"""Tests of the loader: batches, states, resuming and shutdown."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ pytestmark = pytest.mark.usefixtures("no_thread_survives")
 
 
 def made(*between: str, passes: int | None = 3, **options: Any) -> LiveOptions:
-    """A pipeline of made-up games: a reservoir of 200 positions, batches of 32 with every field."""
+    """Return a loader of generated games, with a reservoir of 200 positions and batches of 32 with all
+    fields.
+    """
     stages = [
         StageOptions(f"{MADE}SampleGames", {"passes": passes}),
         *map(StageOptions, between),
@@ -54,17 +56,17 @@ def all_bytes(loader: LiveLoader) -> list[bytes]:
         return [as_bytes(batch) for batch in loader]
 
 
-# --- what comes ---------------------------------------------------------------------------------------
+# --- batches ------------------------------------------------------------------------------------------
 
 
-def test_hexdata_names_it():
+def test_hexdata_exports_the_loader():
     assert hexdata.LiveLoader is LiveLoader
 
 
-def test_batches_are_those_of_the_options_and_all_of_the_same_size_but_the_last():
+def test_batches_follow_the_options_and_only_the_last_is_short():
     with LiveLoader("nowhere", config=made()) as loader:
         batches = list(loader)
-        assert list(loader) == []  # it has ended, and stays so
+        assert list(loader) == []  # an ended loader stays at its end
         assert loader.delivered == len(batches)
     assert {len(batch["value"]) for batch in batches[:-1]} == {32}
     assert [list(batch) for batch in batches] == [list(FIELDS)] * len(batches)
@@ -75,7 +77,7 @@ def test_batches_are_those_of_the_options_and_all_of_the_same_size_but_the_last(
     assert counts.tolist() == [18 if chunk.number == 1 else expected[chunk.number] for chunk in chunks]
 
 
-def test_every_position_comes_once_in_a_pass():
+def test_every_position_is_delivered_once_per_pass():
     stages = (StageOptions(f"{MADE}SampleGames"), *map(StageOptions, TAIL))
     with LiveLoader(
         "nowhere", config=made(stages=stages).with_stage("ChunkUnpacker", positions_per_game=99)
@@ -88,14 +90,14 @@ def _made_chunks() -> list[Chunk]:
     return [chunk for games in SampleGames()._game_batches for chunk in games]
 
 
-def test_the_same_seed_gives_the_same_batches_and_another_others():
+def test_batches_depend_on_the_seed():
     first = all_bytes(LiveLoader("nowhere", config=made()))
     assert all_bytes(LiveLoader("nowhere", config=made())) == first
     assert all_bytes(LiveLoader("nowhere", config=made(), seed=5)) != first
     assert len(first) > 15
 
 
-def test_a_loop_that_was_left_goes_on_where_it_was():
+def test_a_second_loop_continues_after_the_first():
     whole = all_bytes(LiveLoader("nowhere", config=made()))
     with LiveLoader("nowhere", config=made()) as loader:
         found = [as_bytes(batch) for batch in islice(loader, 3)]
@@ -104,7 +106,7 @@ def test_a_loop_that_was_left_goes_on_where_it_was():
     assert found == whole
 
 
-def test_what_is_given_goes_before_the_config(tmp_path):
+def test_arguments_take_precedence_over_the_config(tmp_path):
     config = tmp_path / "live.toml"
     config.write_text("seed = 3\nbatch_size = 7\n[batch]\nplanes = 3\nsymmetry = true\n", encoding="utf-8")
     options = LiveLoader(tmp_path, config=config, batch_size=9, fields=["value"], watch=False).options
@@ -126,15 +128,15 @@ def test_what_is_given_goes_before_the_config(tmp_path):
     assert options == LiveOptions(seed=1, split="val", pool_size=8, reservoir=9, batch=batch)
 
 
-def test_final_positions_stay_out_if_that_is_asked_for():
+def test_final_positions_can_be_skipped():
     with LiveLoader("nowhere", config=made(), final_policy="skip", fields=("policy_mask",)) as loader:
         assert all(batch["policy_mask"].all() for batch in loader)
 
 
-# --- where it stands ----------------------------------------------------------------------------------
+# --- states -------------------------------------------------------------------------------------------
 
 
-def test_it_goes_on_from_any_batch_with_the_same_bytes():
+def test_resuming_after_any_batch_gives_the_same_bytes():
     config = made("ChunkValidator")
     whole = all_bytes(LiveLoader("nowhere", config=config))
     for stop in [*range(8), len(whole) - 3, len(whole) - 1, len(whole)]:
@@ -147,7 +149,7 @@ def test_it_goes_on_from_any_batch_with_the_same_bytes():
         assert found + all_bytes(other) == whole, stop
 
 
-def test_it_goes_on_from_a_state_of_files_with_the_same_bytes(tmp_path: Path, demo_trmph: DemoTrmph):
+def test_resuming_with_files_gives_the_same_bytes(tmp_path: Path, demo_trmph: DemoTrmph):
     demo_trmph(tmp_path, games=60, files=5)
     options = LiveOptions(seed=4, pool_size=50, reservoir=300, batch_size=64, watch=False)
     options = options.with_stage("ChunkUnpacker", positions_per_game=5).with_stage(
@@ -168,19 +170,19 @@ def test_it_goes_on_from_a_state_of_files_with_the_same_bytes(tmp_path: Path, de
         assert found + all_bytes(other) == whole, stop
 
 
-def test_a_state_is_of_the_moment_that_it_was_taken():
+def test_a_state_does_not_change_later():
     with LiveLoader("nowhere", config=made()) as loader:
         list(islice(loader, 4))
         state = loader.state_dict()
         kept = copy.deepcopy(state)
         rest = [as_bytes(batch) for batch in loader]
         assert state == kept
-        loader.load_state_dict(state)  # a loader that has run goes back
+        loader.load_state_dict(state)  # also in a loader that has run
         assert loader.delivered == 4
         assert [as_bytes(batch) for batch in loader] == rest
 
 
-def test_a_state_is_plain_values():
+def test_a_state_consists_of_plain_values():
     def check(value: Any) -> None:
         assert type(value) in (type(None), bool, int, float, str, bytes, list, tuple, dict)
         for part in (
@@ -194,7 +196,7 @@ def test_a_state_is_plain_values():
 
 
 class Weights(pickle.Unpickler):
-    """Refuses what ``torch.load(weights_only=True)`` refuses of what is no tensor."""
+    """Unpickler with the restrictions of ``torch.load(weights_only=True)`` for values other than tensors."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) != ("_codecs", "encode"):
@@ -202,8 +204,8 @@ class Weights(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-def test_a_state_is_read_where_no_class_may_be_made(tmp_path: Path, demo_trmph: DemoTrmph):
-    """Written by protocol 2, as ``torch.save`` does it: arrays and bytes without content, too."""
+def test_a_state_can_be_unpickled_without_classes(tmp_path: Path, demo_trmph: DemoTrmph):
+    """With pickle protocol 2, which ``torch.save`` uses; includes empty arrays and bytes."""
     demo_trmph(tmp_path, games=40, files=2)
     options = LiveOptions(pool_size=30, reservoir=50, batch_size=16)
     for batches in (0, 1, 5):
@@ -216,7 +218,7 @@ def test_a_state_is_read_where_no_class_may_be_made(tmp_path: Path, demo_trmph: 
             next(iter(other))
 
 
-def test_torch_keeps_a_state():
+def test_torch_can_save_and_load_a_state():
     torch = pytest.importorskip("torch")
     with LiveLoader("nowhere", config=made()) as loader:
         list(islice(loader, 3))
@@ -227,8 +229,8 @@ def test_torch_keeps_a_state():
     assert torch.load(file, weights_only=True) == {"loader": state}
 
 
-def test_what_a_state_says_is_pinned():
-    """A literal state: if its keys change, so must its version."""
+def test_the_content_of_a_state_is_pinned():
+    """If the keys change, the version of the state must change too."""
     with LiveLoader(
         "nowhere", config=made("ChunkValidator").with_stage("ChunkValidator", threads=2)
     ) as loader:
@@ -269,7 +271,7 @@ def relabel(chunk: Chunk, block: Any) -> Targets | None:
     return None
 
 
-def test_a_function_in_the_options_is_named_in_the_state():
+def test_the_state_names_a_function_of_the_options():
     stages = (*made().stages[:1], StageOptions("ChunkRelabeller", {"relabel": relabel}), *made().stages[1:])
     with LiveLoader("nowhere", config=made(stages=stages)) as loader:
         state = loader.state_dict()
@@ -289,14 +291,14 @@ def test_a_function_in_the_options_is_named_in_the_state():
         ({"config": made(passes=4)}, "another stages"),
     ],
 )
-def test_a_state_of_other_options_is_refused(other, message):
+def test_a_state_with_other_options_is_refused(other, message):
     with LiveLoader("nowhere", config=made()) as loader:
         state = loader.state_dict()
     with pytest.raises(ConfigError, match=message):
         LiveLoader("nowhere", **{"config": made(), **other}).load_state_dict(state)
 
 
-def test_threads_and_queues_may_change():
+def test_threads_and_queues_may_differ_on_resume():
     with LiveLoader("nowhere", config=made()) as loader:
         list(islice(loader, 2))
         state = loader.state_dict()
@@ -316,7 +318,7 @@ def test_threads_and_queues_may_change():
         ({"pipeline": 3}, StoreError, "damaged"),
     ],
 )
-def test_states_that_are_none(change, error, message):
+def test_invalid_states_are_refused(change, error, message):
     loader = LiveLoader("nowhere", config=made())
     state = loader.state_dict()
     with pytest.raises(error, match=message):
@@ -326,10 +328,10 @@ def test_states_that_are_none(change, error, message):
             loader.load_state_dict(none)
 
 
-# --- the codec ----------------------------------------------------------------------------------------
+# --- encoding of states -------------------------------------------------------------------------------
 
 
-def test_what_a_pipeline_holds_comes_back():
+def test_values_of_a_pipeline_survive_encoding():
     values = [
         None,
         True,
@@ -354,7 +356,7 @@ def test_what_a_pipeline_holds_comes_back():
             assert (found.dtype, found.flags.writeable) == (array.dtype, True)
 
 
-def test_chunks_come_back():
+def test_chunks_survive_encoding():
     chunks = [move_chunks(1, tiers=True)[0], block_chunk(3, 5, dense=(1,))]
     source = decode_state(encode_state(ChunkSource(FoundFile(Path("a"), "a", 1), chunks)))
     assert isinstance(source, ChunkSource)
@@ -364,7 +366,7 @@ def test_chunks_come_back():
 
 
 @pytest.mark.parametrize("value", [{1, 2}, object(), np.array([None]), {(1, 2): 3}, len])
-def test_what_no_state_can_keep(value):
+def test_other_values_cannot_be_encoded(value):
     with pytest.raises(ConfigError, match="cannot store"):
         encode_state([value])
 
@@ -401,12 +403,12 @@ def test_the_names_of_options_in_states_are_pinned(tmp_path):
         (1, 2, 3),
     ],
 )
-def test_broken_states(value):
+def test_damaged_states_are_refused(value):
     with pytest.raises(StoreError, match="damaged"):
         decode_state({"a": [value]})
 
 
-# --- the end ------------------------------------------------------------------------------------------
+# --- shutdown -----------------------------------------------------------------------------------------
 
 
 def test_an_error_in_a_stage_reaches_the_trainer_with_its_cause():
@@ -419,7 +421,7 @@ def test_an_error_in_a_stage_reaches_the_trainer_with_its_cause():
             loader.state_dict()
 
 
-def test_ctrl_c_while_waiting_leaves_the_loop():
+def test_ctrl_c_during_a_wait_ends_the_loop():
     with (
         LiveLoader("nowhere", config=made(f"{MADE}Interrupting", passes=None)) as loader,
         pytest.raises(KeyboardInterrupt),
@@ -427,7 +429,7 @@ def test_ctrl_c_while_waiting_leaves_the_loop():
         list(loader)
 
 
-def test_closing_ends_an_endless_one_and_more_than_once():
+def test_an_endless_loader_can_be_closed_repeatedly():
     loader = LiveLoader("nowhere", config=made(passes=None))
     next(iter(loader))
     assert len([thread for thread in threading.enumerate() if thread.name.startswith("ShufflingFrame")]) == 1
@@ -439,15 +441,15 @@ def test_closing_ends_an_endless_one_and_more_than_once():
             use()
 
 
-def test_no_thread_runs_before_a_batch_is_asked_for():
+def test_no_thread_runs_before_the_first_batch():
     before = set(threading.enumerate())
     loader = LiveLoader("nowhere", config=made())
     loader.state_dict()
     loader.metrics()
-    assert set(threading.enumerate()) <= before  # one of an earlier test may end meanwhile
+    assert set(threading.enumerate()) <= before  # a thread of an earlier test may have ended
 
 
-def test_a_loader_that_nobody_holds_ends():
+def test_an_unreferenced_loader_ends():
     loader = LiveLoader("nowhere", config=made(passes=None))
     next(iter(loader))
     threads = [thread for thread in threading.enumerate() if thread.name.startswith(("SampleGames", *TAIL))]
@@ -459,7 +461,7 @@ def test_a_loader_that_nobody_holds_ends():
         assert not thread.is_alive()
 
 
-def test_waiting_is_warned_of_once_and_says_for_what():
+def test_a_long_wait_gives_one_warning_with_its_reason():
     silent = made(stages=(StageOptions(f"{MADE}Silence"), *map(StageOptions, TAIL)))
     with LiveLoader("here", config=silent, warn_after=0.01, timeout=0.05) as loader:
         with (
@@ -475,10 +477,10 @@ def test_waiting_is_warned_of_once_and_says_for_what():
             next(iter(loader))
 
 
-def test_a_stage_that_lets_nothing_through_is_named():
+def test_a_stage_without_output_is_named():
     config = made("ChunkValidator", passes=None).with_stage("ChunkValidator", max_positions=1)
     with LiveLoader("here", config=config, timeout=0.1) as loader:
-        for _ in range(100):  # each is a wait of its own: in one of them the first stage gets its turn
+        for _ in range(100):  # in one of the waits, the first stage runs
             with pytest.raises(HexdataError, match="no batch for") as caught:
                 next(iter(loader))
             if "found ChunkValidator" in str(caught.value):
@@ -487,12 +489,12 @@ def test_a_stage_that_lets_nothing_through_is_named():
     assert "left_out.long" in str(caught.value)
 
 
-def test_it_stays_in_its_process():
+def test_a_loader_cannot_be_pickled():
     with pytest.raises(HexdataError, match="cannot be sent to another process"):
         pickle.dumps(LiveLoader("nowhere", config=made()))
 
 
 @pytest.mark.parametrize("options", [{"warn_after": 0}, {"timeout": -1}, {"timeout": "1"}, {"batch_size": 0}])
-def test_options_without_a_meaning(options):
+def test_invalid_options_are_refused(options):
     with pytest.raises(ConfigError, match="cannot be used"):
         LiveLoader("nowhere", config=made(), **options)

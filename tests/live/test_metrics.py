@@ -13,7 +13,7 @@ from hexdata.live.stage import Stage, Transform, Worker
 
 
 class Numbers(Stage):
-    """Puts 0 … count - 1."""
+    """Emits the numbers below ``count``."""
 
     first = True
 
@@ -27,7 +27,7 @@ class Numbers(Stage):
 
 
 class OddOnes(Transform):
-    """Lets odd numbers through, and counts the others."""
+    """Passes on odd numbers and counts the others."""
 
     def process(self, item: Any) -> list[int]:
         if item % 2 == 0:
@@ -38,12 +38,12 @@ class OddOnes(Transform):
 
 @pytest.fixture
 def pipeline() -> Iterator[Pipeline]:
-    """20 numbers, the ten odd ones of which get through; there is room for 3 of them."""
+    """A pipeline of 20 numbers, 10 of which are odd, with space for 3 in the last queue."""
     with Pipeline([Numbers(20), OddOnes(threads=2)], [(4, "block"), (3, "drop-new")]) as made:
         yield made
 
 
-def test_rates_and_drops_are_those_of_the_queues(pipeline: Pipeline) -> None:
+def test_rates_and_drops_match_the_queues(pipeline: Pipeline) -> None:
     start = pipeline.metrics()
     pipeline.start()
     assert [stage.join() for stage in pipeline.stages] == [[], []]
@@ -64,13 +64,13 @@ def metrics(**changed: float) -> dict[str, dict[str, float]]:
 
 
 @pytest.mark.parametrize(("seconds", "busy"), [(6.0, 0.5), (8.0, 1.5), (5.0, 0.0), (10.0, 2.0), (4.9, 0.0)])
-def test_busy_threads_are_seconds_of_work_a_second(seconds: float, busy: float) -> None:
-    """Two clocks are read, so that a bit more than all threads, or less than none, may come out."""
+def test_busy_threads_are_seconds_of_work_per_second(seconds: float, busy: float) -> None:
+    """Two clocks are read, so the result may slightly exceed the number of threads or fall below 0."""
     (facts,) = stage_metrics(metrics(), metrics(busy_seconds=seconds), 2.0)
     assert facts.busy == pytest.approx(busy)
 
 
-def test_what_there_is_no_place_for_is_a_count() -> None:
+def test_other_metrics_are_counts() -> None:
     (facts,) = stage_metrics({}, metrics(bad_files=3, average_uses=1.5), 4.0)
     assert facts.counts == {"bad_files": 3, "average_uses": 1.5}
     assert facts.per_second == 2.0, "with nothing before, all that ever came counts"

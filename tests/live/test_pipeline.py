@@ -1,6 +1,6 @@
-"""The frame of a live pipeline: what goes in comes out, states are whole, everything ends, nothing hangs.
+"""Tests of the framework of a live pipeline: delivery, states, errors, shutdown and deadlocks.
 
-No test sleeps. Threads are made to change as often as can be, so that orders that are rare come up too.
+No test sleeps. Threads switch as often as possible, so that rare interleavings occur.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ pytestmark = pytest.mark.usefixtures("no_thread_survives")
 BLOCK: tuple[int, Overflow] = (2, "block")
 
 
-# --- what goes in comes out ---------------------------------------------------------------------------
+# --- delivery -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("threads", [(1,), (1, 1, 1), (2, 3), (3, 1, 4, 2)])
 @pytest.mark.parametrize("capacity", [1, 5])
-def test_all_that_goes_in_comes_out_once(threads: tuple[int, ...], capacity: int) -> None:
+def test_every_item_is_delivered_once(threads: tuple[int, ...], capacity: int) -> None:
     with make(200, threads, capacity) as pipeline:
         pipeline.start()
         taken = rest(pipeline)
@@ -61,7 +61,7 @@ def test_all_that_goes_in_comes_out_once(threads: tuple[int, ...], capacity: int
 
 
 @given(st.data())
-def test_states_at_any_moment_lose_and_double_nothing(data: st.DataObject) -> None:
+def test_states_at_any_moment_lose_and_repeat_nothing(data: st.DataObject) -> None:
     threads = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=4))
     capacity, stop = data.draw(st.integers(1, 3)), data.draw(st.integers(0, 40))
     pauses = data.draw(st.lists(st.integers(0, 20), max_size=3))
@@ -86,7 +86,7 @@ def test_states_at_any_moment_lose_and_double_nothing(data: st.DataObject) -> No
         assert taken == list(range(stop))
 
 
-def test_states_taken_all_the_time_by_two_threads_change_nothing() -> None:
+def test_states_read_by_two_threads_change_nothing() -> None:
     with make(400, (1, 2, 2)) as pipeline:
         pipeline.start()
         over = threading.Event()
@@ -99,14 +99,14 @@ def test_states_taken_all_the_time_by_two_threads_change_nothing() -> None:
 
         watchers = [in_thread(partial(watch, number)) for number in range(2)]
         taken = [pipeline.take(TIMEOUT) for _ in range(200)]
-        until(lambda: min(states) > 0)  # half of it is still to come, however the threads got their turns
+        until(lambda: min(states) > 0)  # half of the items are not taken yet
         taken += rest(pipeline)
         over.set()
         assert [watcher() for watcher in watchers] == [None, None]
     assert Counter(taken) == Counter(range(400))
 
 
-def test_a_state_of_one_moment_is_whole_and_goes_on_elsewhere() -> None:
+def test_a_state_is_consistent_and_continues_in_another_pipeline() -> None:
     with make(300, (2, 2, 2)) as pipeline:
         pipeline.start()
         before = [pipeline.take(TIMEOUT) for _ in range(50)]
@@ -119,7 +119,7 @@ def test_a_state_of_one_moment_is_whole_and_goes_on_elsewhere() -> None:
     assert Counter(before + after) == Counter(range(300))
 
 
-def test_a_state_can_be_taken_before_the_start_and_after_the_end() -> None:
+def test_a_state_can_be_read_before_the_start_and_after_the_end() -> None:
     with make(20) as pipeline:
         state = pipeline.state()
         pipeline.start()
@@ -132,7 +132,7 @@ def test_a_state_can_be_taken_before_the_start_and_after_the_end() -> None:
             assert rest(other) == expected
 
 
-def test_a_state_of_more_threads_goes_on_with_fewer() -> None:
+def test_a_state_of_more_threads_can_be_loaded_with_fewer() -> None:
     with make(100, (1, 4), capacity=1) as pipeline:
         pipeline.start()
         before = [pipeline.take(TIMEOUT) for _ in range(10)]
@@ -147,7 +147,7 @@ def test_a_state_of_more_threads_goes_on_with_fewer() -> None:
 
 
 class Ticking(Stage):
-    """Waits for the outer world, which never says anything, with a timeout; counts how often it woke."""
+    """Waits in short timeouts for an event that never happens, and counts its wake-ups."""
 
     first = True
 
@@ -161,19 +161,19 @@ class Ticking(Stage):
             self.turns += 1
 
 
-def test_a_wait_that_times_out_during_a_pause_rests_on() -> None:
+def test_a_wait_that_times_out_during_a_pause_stays_idle() -> None:
     with Pipeline([ticking := Ticking()], [BLOCK]) as pipeline:
         pipeline.start()
         until(lambda: ticking.turns > 10)
         turns = threading.Event()
         with pipeline.coordinator.paused():
             before = ticking.turns
-            turns.wait(0.02)  # two hundred times its timeout
+            turns.wait(0.02)  # two hundred timeouts
             assert ticking.turns == before
         until(lambda: ticking.turns > before)
 
 
-def test_a_pause_waits_for_what_is_being_done() -> None:
+def test_a_pause_waits_for_working_threads() -> None:
     entered, leave = threading.Event(), threading.Event()
 
     class Slow(Pass):
@@ -211,13 +211,13 @@ def test_a_pause_ends_when_the_pipeline_stops() -> None:
         leave.set()
 
 
-def test_a_stop_during_a_pause_is_told_to_who_paused() -> None:
+def test_a_stop_during_a_pause_is_raised_in_the_pausing_thread() -> None:
     coordinator = Coordinator()
     with pytest.raises(Stopped), coordinator.paused():
         coordinator.stop()
 
 
-def test_who_takes_during_a_pause_is_served_from_what_is_there() -> None:
+def test_items_can_be_taken_during_a_pause() -> None:
     with make(20, capacity=3) as pipeline:
         pipeline.start()
         until(lambda: len(pipeline.queues[-1]) == 3)
@@ -227,12 +227,12 @@ def test_who_takes_during_a_pause_is_served_from_what_is_there() -> None:
         assert rest(pipeline) == list(range(3, 20))
 
 
-# --- ends ---------------------------------------------------------------------------------------------
+# --- shutdown -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
 @pytest.mark.parametrize("error", [ValueError("no"), StopIteration(), SystemExit(3), KeyboardInterrupt()])
-def test_an_error_reaches_the_trainer_and_ends_everything(stage: int, error: BaseException) -> None:
+def test_an_error_reaches_the_trainer_and_stops_all_threads(stage: int, error: BaseException) -> None:
     pipeline = make(10**9, (2, 2, 2))
     spoiled = pipeline.stages[stage]
 
@@ -253,7 +253,7 @@ def test_an_error_reaches_the_trainer_and_ends_everything(stage: int, error: Bas
     pipeline.close()
 
 
-def test_an_error_at_the_very_end_reaches_the_trainer() -> None:
+def test_an_error_in_finish_reaches_the_trainer() -> None:
     class BadEnd(Pass):
         def finish(self) -> Iterable[Any]:
             raise ValueError("at the end")
@@ -266,7 +266,7 @@ def test_an_error_at_the_very_end_reaches_the_trainer() -> None:
 
 @pytest.mark.parametrize("taken", [0, 1, 5, 30])
 @pytest.mark.parametrize("capacity", [1, 4])
-def test_closed_in_the_middle_no_thread_is_left(taken: int, capacity: int) -> None:
+def test_closing_in_the_middle_ends_all_threads(taken: int, capacity: int) -> None:
     pipeline = make(10**9, (1, 3, 1), capacity)
     pipeline.start()
     for _ in range(taken):
@@ -277,7 +277,7 @@ def test_closed_in_the_middle_no_thread_is_left(taken: int, capacity: int) -> No
         pipeline.take(TIMEOUT)
 
 
-def test_closed_before_the_start_and_while_it_is_waited_for() -> None:
+def test_a_pipeline_can_be_closed_before_the_start_and_during_a_wait() -> None:
     make(3).close()
     with Pipeline([Ticking()], [BLOCK]) as pipeline:
         pipeline.start()
@@ -288,7 +288,7 @@ def test_closed_before_the_start_and_while_it_is_waited_for() -> None:
 
 
 def test_a_closed_pipeline_starts_no_thread() -> None:
-    """A trainer may look whether it is closed, just before another thread closes it, and start then."""
+    """A trainer may check for closing just before another thread closes the pipeline, and then start it."""
     before = set(threading.enumerate())
     pipeline = make(9)
     pipeline.close()
@@ -299,8 +299,8 @@ def test_a_closed_pipeline_starts_no_thread() -> None:
     assert set(threading.enumerate()) == before
 
 
-def test_closed_while_it_starts_no_further_thread_is_started() -> None:
-    """As a signal that comes just then may do it: in the same thread."""
+def test_closing_during_the_start_starts_no_further_thread() -> None:
+    """For example by a signal handler, which runs in the same thread."""
 
     class Closing(Pass):
         def start(self) -> None:
@@ -313,8 +313,8 @@ def test_closed_while_it_starts_no_further_thread_is_started() -> None:
     pipeline.close()
 
 
-def test_two_threads_that_close_wait_one_after_the_other() -> None:
-    """In some versions of Python, a thread that two others wait for can make one of them fail."""
+def test_two_threads_can_close_a_pipeline() -> None:
+    """In some versions of Python, a thread that two threads join at once makes one of them fail."""
     second = threading.Event()
 
     class Joining(Pass):
@@ -335,8 +335,8 @@ def test_two_threads_that_close_wait_one_after_the_other() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 @pytest.mark.parametrize("name", ["start", "take", "state", "metrics", "close", "coordinator.stop"])
-def test_a_fork_of_the_process_never_waits_for_threads_that_are_not_there(name: str) -> None:
-    """Even where one of them held the lock in that moment."""
+def test_a_fork_of_the_process_never_waits_for_missing_threads(name: str) -> None:
+    """Even if one of the threads held the lock at that moment."""
     entered, leave = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -362,7 +362,7 @@ def test_a_fork_of_the_process_never_waits_for_threads_that_are_not_there(name: 
     assert status == (0 if name in ("close", "coordinator.stop") else 1)
 
 
-def test_a_pipeline_that_nobody_holds_stops() -> None:
+def test_an_unreferenced_pipeline_stops() -> None:
     pipeline = make(10**9)
     pipeline.start()
     stages = pipeline.stages
@@ -371,7 +371,7 @@ def test_a_pipeline_that_nobody_holds_stops() -> None:
     assert [stage.join() for stage in stages] == [[]] * 3
 
 
-def test_a_thread_that_does_not_end_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_names_a_thread_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hexdata.live.stage._JOIN_SECONDS", 0.01)
     entered, leave = threading.Event(), threading.Event()
 
@@ -393,8 +393,8 @@ def test_a_thread_that_does_not_end_is_named(monkeypatch: pytest.MonkeyPatch) ->
 class Interrupted:
     """Raises KeyboardInterrupt at the k-th line that a thread runs in ``coordinator.py``, as Ctrl-C may.
 
-    But only where the interpreter looks for signals, which it does after calls: not at a ``try``, and not
-    between the last call in a ``with self._lock`` block and that which gives the lock back.
+    Only at lines where the interpreter checks for signals, which it does after calls: not at a ``try``, and
+    not between the last call in a ``with self._lock`` block and the release of the lock.
     """
 
     def __init__(self, line: int) -> None:
@@ -411,7 +411,7 @@ class Interrupted:
         return self
 
     def _cannot_be(self, frame: Any) -> bool:
-        """Say whether a line is a ``try``, or one that locks, come to for the second time."""
+        """Return whether a line is a ``try``, or the second visit of a line that acquires the lock."""
         line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
         if line != "with self._lock:":
             return line == "try:"
@@ -422,7 +422,7 @@ class Interrupted:
 
 
 @pytest.mark.parametrize("action", ["take", "state"])
-def test_ctrl_c_at_any_line_leaves_a_pipeline_that_can_be_closed(action: str) -> None:
+def test_after_ctrl_c_at_any_line_a_pipeline_can_be_closed(action: str) -> None:
     line = 0
     while True:
         line += 1
@@ -445,10 +445,10 @@ def test_ctrl_c_at_any_line_leaves_a_pipeline_that_can_be_closed(action: str) ->
     assert line > 10
 
 
-# --- what is told, and what is refused ----------------------------------------------------------------
+# --- metrics and errors -------------------------------------------------------------------------------
 
 
-def test_metrics_and_notes_are_told_by_stage() -> None:
+def test_metrics_and_notes_are_grouped_by_stage() -> None:
     class Talking(Pass):
         def process(self, item: Any) -> Iterable[Any]:
             self.count("odd" if item % 2 else "even")
@@ -469,7 +469,7 @@ def test_metrics_and_notes_are_told_by_stage() -> None:
         assert pipeline.notes() == {"Talking": {"last": "x"}}
 
 
-def test_stages_meet_each_other_in_order() -> None:
+def test_link_stages_receives_all_stages_in_order() -> None:
     met: list[list[Stage]] = []
 
     class Sociable(Pass):
@@ -480,7 +480,7 @@ def test_stages_meet_each_other_in_order() -> None:
     assert met == [pipeline.stages]
 
 
-def test_stages_that_cannot_follow_one_another_are_refused() -> None:
+def test_an_invalid_order_of_stages_is_refused() -> None:
     for stages in ([], [Pass()], [Numbers(1), Numbers(1)], [Numbers(1), Pass(), Pass()]):
         with pytest.raises(ConfigError):
             Pipeline(stages, [BLOCK] * len(stages))

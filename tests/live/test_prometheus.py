@@ -1,4 +1,4 @@
-"""The Prometheus endpoint: what a scrape gets, where it listens, and that it goes with its pipeline."""
+"""Tests of the Prometheus endpoint: content of a scrape, address, and shutdown."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TIMEOUT = 60.0
 
 
 class Numbers(Stage):
-    """Puts 0 … 9, and knows the last."""
+    """Emits the numbers below 10 and reports the last one."""
 
     first = True
 
@@ -38,7 +38,7 @@ class Numbers(Stage):
 
 
 class Small(Transform):
-    """Lets numbers below 6 through, and counts the others."""
+    """Passes on numbers below 6 and counts the others."""
 
     def process(self, item: Any) -> list[int]:
         if item < 6:
@@ -49,7 +49,7 @@ class Small(Transform):
 
 @pytest.fixture
 def pipeline() -> Iterator[Pipeline]:
-    """A pipeline at rest: 6 numbers went through, 2 of which are there."""
+    """An idle pipeline in which 6 numbers passed, 2 of which are in the queue."""
     with Pipeline([Numbers(), Small()], [(4, "block"), (2, "keep-newest")]) as made:
         made.start()
         assert [stage.join() for stage in made.stages] == [[], []]
@@ -57,7 +57,7 @@ def pipeline() -> Iterator[Pipeline]:
 
 
 def scrape(port: int, host: str = "127.0.0.1") -> dict[tuple[str, ...], float]:
-    """Return what one scrape gets: by name of the sample and its labels, in order of their names."""
+    """Return the samples of one scrape by name and labels, in order of their names."""
     with urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=TIMEOUT) as answer:
         families = list(text_string_to_metric_families(answer.read().decode()))
     return {
@@ -68,7 +68,7 @@ def scrape(port: int, host: str = "127.0.0.1") -> dict[tuple[str, ...], float]:
     }
 
 
-def test_a_scrape_gets_the_metrics_of_every_stage(pipeline: Pipeline) -> None:
+def test_a_scrape_returns_the_metrics_of_every_stage(pipeline: Pipeline) -> None:
     with serve_metrics(pipeline.metrics, 0) as port:
         found = scrape(port)
         busy = [found.pop(("hexdata_live_busy_seconds_total", name)) for name in ("Numbers", "Small")]
@@ -93,23 +93,23 @@ def test_a_scrape_gets_the_metrics_of_every_stage(pipeline: Pipeline) -> None:
         assert scrape(port)["hexdata_live_queued", "Small"] == 1
 
 
-def test_it_ends_with_its_block(pipeline: Pipeline) -> None:
+def test_the_endpoint_ends_with_its_block(pipeline: Pipeline) -> None:
     before = set(threading.enumerate())
     with serve_metrics(pipeline.metrics, 0) as port:
         assert scrape(port)
     with pytest.raises(URLError):
         scrape(port)
-    until(lambda: set(threading.enumerate()) <= before)  # the thread of an answer ends when that is sent
+    until(lambda: set(threading.enumerate()) <= before)  # the thread of a response ends when it is sent
 
 
-def test_a_closed_pipeline_can_still_be_read(pipeline: Pipeline) -> None:
+def test_metrics_of_a_closed_pipeline_are_served(pipeline: Pipeline) -> None:
     with serve_metrics(pipeline.metrics, 0) as port:
         pipeline.close()
         assert scrape(port)["hexdata_live_items_total", "Numbers"] == 10
 
 
 @pytest.mark.parametrize(("host", "port"), [("127.0.0.1", None), ("127.0.0.1", 70_000), ("192.0.2.1", 0)])
-def test_where_nobody_can_listen_is_named(pipeline: Pipeline, host: str, port: int | None) -> None:
+def test_an_unusable_address_is_named_in_the_error(pipeline: Pipeline, host: str, port: int | None) -> None:
     with serve_metrics(pipeline.metrics, 0) as taken:
         asked = taken if port is None else port
         message = f"the metrics cannot be served at this address; found {host}:{asked}: "
@@ -117,7 +117,7 @@ def test_where_nobody_can_listen_is_named(pipeline: Pipeline, host: str, port: i
             pass
 
 
-def test_it_says_what_to_install() -> None:
+def test_a_missing_library_is_named_in_the_error() -> None:
     code = "import sys; sys.modules['prometheus_client'] = None\nimport hexdata.live.prometheus"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "ConfigError" in done.stderr

@@ -1,4 +1,4 @@
-"""The queues between the stages of a live pipeline, against plain lists."""
+"""Tests of the queues between stages, against plain lists."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("no_thread_survives")
 
 
 @given(st.integers(1, 4), st.sampled_from(["block", "drop-new", "keep-newest"]), st.lists(st.booleans()))
-def test_a_queue_is_a_list_with_a_bound(capacity: int, overflow: Overflow, puts: list[bool]) -> None:
+def test_a_queue_behaves_like_a_bounded_list(capacity: int, overflow: Overflow, puts: list[bool]) -> None:
     queue: Queue[int] = Queue(Coordinator(), capacity, overflow)
     model: list[int] = []
     accepted = dropped = taken = 0
@@ -55,7 +55,7 @@ class Mark:
     st.sampled_from(["drop-new", "keep-newest"]),
     st.lists(st.sampled_from(["item", "mark", "take", "resume"])),
 )
-def test_a_mark_takes_no_room_and_is_never_dropped(
+def test_a_marker_needs_no_capacity_and_is_never_dropped(
     capacity: int, overflow: Overflow, actions: list[str]
 ) -> None:
     queue: Queue[Any] = Queue(Coordinator(), capacity, overflow)

@@ -1,6 +1,6 @@
-"""What a live pipeline serves, in numbers: how evenly games and plies come, how often a game meets itself.
+"""Statistics of the batches of a live pipeline: how evenly games and plies are drawn, and same-game pairs.
 
-The files are fixed, so each of these figures is the same in every run.
+The files are fixed, so the results are the same in every run.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ FIELDS = ("game_id", "position_in_game", "total_positions", "value")
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory, demo_trmph: DemoTrmph) -> Path:
-    """150 games, each of at least 10 positions, in 3 files."""
+    """150 games in 3 files, each game with at least 10 positions."""
     folder = tmp_path_factory.mktemp("games")
     demo_trmph(folder, GAMES, 3, board_size=5)
     return folder
 
 
 def delivered(directory: Path, batches: int, **more: Any) -> dict[str, npt.NDArray[Any]]:
-    """Return the fields of so many batches of 64, (batches, 64) each."""
+    """Return the fields of this number of batches of 64, each of shape (batches, 64)."""
     live = LiveOptions(val=0, test=0, watch=False, seed=5, batch_size=64, batch=BatchOptions(fields=FIELDS))
     with LiveLoader(
         directory, config=live.with_stage("ChunkUnpacker", positions_per_game=PER_GAME), **more
@@ -62,14 +62,14 @@ def chi_squared(found: npt.NDArray[Any], expected: npt.NDArray[Any]) -> float:
 
 
 def chi_squared_bound(freedom: int) -> float:
-    """Return what chance exceeds once in a million, by Wilson and Hilferty's approximation."""
+    """Return the value exceeded with probability 1e-6, by the approximation of Wilson and Hilferty."""
     part = 2 / (9 * freedom)
     return float(freedom * (1 - part + 4.7534 * math.sqrt(part)) ** 3)
 
 
 @pytest.mark.parametrize("freedom", [20, 150, 1300])
 def test_the_bound_is_exceeded_once_in_a_million(freedom: int) -> None:
-    """For an even number of degrees the tail is a sum of Poisson's terms."""
+    """For an even number of degrees of freedom, the tail is a sum of Poisson terms."""
     half = chi_squared_bound(freedom) / 2
     terms = [math.exp(k * math.log(half) - half - math.lgamma(k + 1)) for k in range(freedom // 2)]
     assert math.fsum(terms) == pytest.approx(1e-6, rel=0.3)
@@ -77,18 +77,20 @@ def test_the_bound_is_exceeded_once_in_a_million(freedom: int) -> None:
 
 @pytest.fixture(scope="module")
 def served(directory: Path) -> dict[str, npt.NDArray[Any]]:
-    """1,500 batches, taken after the reservoir of 2,000 has been replaced some times: 96,000 positions."""
+    """1,500 batches (96,000 positions), taken after the reservoir of 2,000 has been replaced several
+    times.
+    """
     whole = delivered(directory, 1600, pool_size=GAMES, reservoir=2000)
     return {name: array[100:] for name, array in whole.items()}
 
 
-def test_games_come_evenly(served: dict[str, npt.NDArray[Any]]) -> None:
+def test_games_are_drawn_evenly(served: dict[str, npt.NDArray[Any]]) -> None:
     counts = np.bincount(served["game_id"].ravel(), minlength=GAMES)
     assert chi_squared(counts, np.full(GAMES, counts.sum() / GAMES)) < chi_squared_bound(GAMES - 1)
 
 
-def test_plies_come_evenly(served: dict[str, npt.NDArray[Any]]) -> None:
-    """Each position of a game as often as any other of it: no ply is preferred."""
+def test_plies_are_drawn_evenly(served: dict[str, npt.NDArray[Any]]) -> None:
+    """No ply of a game is preferred."""
     game, ply = served["game_id"].ravel(), served["position_in_game"].ravel()
     lengths = np.zeros(GAMES, np.int64)
     lengths[game] = served["total_positions"].ravel()
@@ -101,8 +103,8 @@ def test_plies_come_evenly(served: dict[str, npt.NDArray[Any]]) -> None:
     assert chi_squared(counts[there], expected[there]) < chi_squared_bound(freedom)
 
 
-def test_no_position_comes_again_before_all_others_of_its_game(directory: Path) -> None:
-    """So after so many passes any two of a game have come as often, or one of them once more."""
+def test_a_position_is_repeated_only_after_all_others_of_its_game(directory: Path) -> None:
+    """After any number of passes, the counts of two positions of a game differ by at most 1."""
     live = LiveOptions(val=0, test=0, watch=False, seed=5, batch_size=64, reservoir=500)
     live = live.with_stage("ChunkUnpacker", positions_per_game=PER_GAME)
     for passes in (1, 3, 7):
@@ -118,8 +120,8 @@ def test_no_position_comes_again_before_all_others_of_its_game(directory: Path) 
             assert counts.max() - counts.min() <= 1, (passes, number)
 
 
-def test_a_game_comes_at_any_time(served: dict[str, npt.NDArray[Any]]) -> None:
-    """Games against tenths of the time: no game prefers the beginning, say, though each comes once a pass."""
+def test_games_are_spread_evenly_over_time(served: dict[str, npt.NDArray[Any]]) -> None:
+    """Games against tenths of the run."""
     game = served["game_id"]
     tenths = np.repeat(np.arange(10), len(game) // 10)[:, np.newaxis] + np.zeros_like(game)
     counts = np.zeros((GAMES, 10))
@@ -128,8 +130,8 @@ def test_a_game_comes_at_any_time(served: dict[str, npt.NDArray[Any]]) -> None:
     assert chi_squared(counts, expected) < chi_squared_bound((GAMES - 1) * 9)
 
 
-def test_a_game_is_drawn_anywhere_in_a_pass(directory: Path) -> None:
-    """Games against tenths of a pass, over 200 passes: each row and column of the table is given."""
+def test_games_are_spread_evenly_over_a_pass(directory: Path) -> None:
+    """Games against tenths of a pass, over 200 passes. All row and column sums are given."""
     stages = [
         FilePathProvider(directory, watch=False),
         ChunkSourceLoader(),
@@ -149,8 +151,8 @@ def test_a_game_is_drawn_anywhere_in_a_pass(directory: Path) -> None:
     assert deviation < chi_squared_bound((GAMES - 1) * 9)
 
 
-def test_places_in_a_batch_do_not_hang_together(served: dict[str, npt.NDArray[Any]]) -> None:
-    """The value at one place says nothing about the next one's: 1,500 x 63 pairs."""
+def test_neighbours_in_a_batch_are_independent(served: dict[str, npt.NDArray[Any]]) -> None:
+    """The value of a row does not predict that of the next row, over 1,500 x 63 pairs."""
     value = served["value"].astype(np.float64)
     value -= value.mean()
     correlation = float((value[:, 1:] * value[:, :-1]).mean() / value.var())
@@ -159,10 +161,8 @@ def test_places_in_a_batch_do_not_hang_together(served: dict[str, npt.NDArray[An
 
 
 @pytest.mark.parametrize(("reservoir", "pool_size"), [(2000, 150), (1000, 150), (4000, 150), (2000, 50)])
-def test_same_game_pairs_are_as_many_as_theory_has_them(
-    directory: Path, reservoir: int, pool_size: int
-) -> None:
-    """Some 10,000 pairs each, so that chance makes a percent or two."""
+def test_measured_same_game_pairs_match_the_formula(directory: Path, reservoir: int, pool_size: int) -> None:
+    """About 10,000 pairs each, so the statistical error is one or two percent."""
     skipped = 4 * reservoir // 64
     games = delivered(directory, skipped + 900, reservoir=reservoir, pool_size=pool_size)["game_id"]
     found = np.mean([same_game_pairs(batch) for batch in games[skipped:]])
@@ -170,7 +170,7 @@ def test_same_game_pairs_are_as_many_as_theory_has_them(
 
 
 def simulated_pairs(batch: int, reservoir: int, pool: int, visit: int, batches: int, seed: int) -> float:
-    """Play a pool and a reservoir by their definitions, a position a step, and count."""
+    """Simulate a pool and a reservoir position by position, and count the pairs."""
     rng = np.random.default_rng(seed)
     steps = 3 * reservoir + batches * batch
     passes = -(-(reservoir + steps) // (pool * visit))
@@ -187,16 +187,16 @@ def simulated_pairs(batch: int, reservoir: int, pool: int, visit: int, batches: 
     ("batch", "reservoir", "pool", "visit"),
     [(64, 4096, 500, 8), (64, 1024, 500, 16), (64, 8192, 200, 8), (32, 2000, 2000, 5), (64, 2000, 100, 1)],
 )
-def test_expected_pairs_are_what_comes_of_a_simulation(
-    batch: int, reservoir: int, pool: int, visit: int
-) -> None:
-    """Each counts thousands of pairs; batches of 64 are not all that far below a reservoir of 1024."""
+def test_expected_pairs_match_a_simulation(batch: int, reservoir: int, pool: int, visit: int) -> None:
+    """Each case counts thousands of pairs; a batch of 64 is not much smaller than a reservoir of 1024."""
     found = simulated_pairs(batch, reservoir, pool, visit, batches=1500, seed=3)
     assert found == pytest.approx(expected_pairs(batch, reservoir, pool, visit), rel=0.05)
 
 
 def test_expected_pairs_at_the_limits() -> None:
-    """One position a visit and a pool without end: none. A reservoir without end: the pool at random."""
+    """With one position per draw and an infinite pool: none. With an infinite reservoir: those of random
+    draws.
+    """
     assert expected_pairs(1024, 10**6, 10**12, 1) == pytest.approx(0.0, abs=1e-3)
     assert expected_pairs(256, 10**12, 1000, 70) == pytest.approx(math.comb(256, 2) / 1000, rel=1e-3)
     assert expected_pairs(1, 1000, 10, 5) == 0

@@ -1,4 +1,4 @@
-"""The pool of a live pipeline: the newest games, each once a pass, resumed exactly; neither queue starves."""
+"""Tests of the pool: draws, window, resuming, and independent queues."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ pytestmark = pytest.mark.usefixtures("no_thread_survives")
 
 
 class Sources(Stage):
-    """Gives sources of so many chunks, and None for the end of the first scan; then ends, or waits for more.
+    """Emits sources of the given sizes, where None is the end of the first scan; then ends or waits.
 
-    Its ``read`` gives such a source again: file ``name`` in ``folder`` holds the number of its chunks.
+    Its ``read`` returns such a source again: file ``name`` in ``folder`` contains the number of its chunks.
     """
 
     first = True
@@ -112,7 +112,7 @@ def rest(pipeline: Pipeline) -> list[list[int]]:
 
 
 def until(pipeline: Pipeline, condition: Callable[[dict[str, float]], bool]) -> None:
-    """Take until the pool's metrics say so."""
+    """Take items until the metrics of the pool meet a condition."""
     for _ in range(100_000):
         if condition(pipeline.metrics()["ShufflingChunkPool"]):
             return
@@ -120,7 +120,7 @@ def until(pipeline: Pipeline, condition: Callable[[dict[str, float]], bool]) -> 
     raise AssertionError("it never comes to that")
 
 
-def test_the_newest_games_come_each_once_a_pass(make: Make) -> None:
+def test_the_newest_games_are_drawn_once_per_pass(make: Make) -> None:
     with make([5, 0, 7, 3, 6], pool_size=11, passes=3) as pipeline:
         pipeline.start()
         hands = rest(pipeline)
@@ -130,7 +130,7 @@ def test_the_newest_games_come_each_once_a_pass(make: Make) -> None:
     assert {len(hand) for hand in hands} == {4, 3}
 
 
-def test_a_number_stands_for_one_game_for_ever(make: Make) -> None:
+def test_a_number_always_identifies_the_same_game(make: Make) -> None:
     with make([5, 4, 3], pool_size=10, passes=2) as pipeline:
         pipeline.start()
         places = {}
@@ -158,13 +158,13 @@ def test_the_same_seed_draws_the_same(make: Make) -> None:
 
 
 @pytest.mark.parametrize("sizes", [[], [0], [None], [None, 0]])
-def test_without_a_game_it_ends(make: Make, sizes: list[int | None]) -> None:
+def test_a_pool_without_games_ends(make: Make, sizes: list[int | None]) -> None:
     with make(sizes) as pipeline:
         pipeline.start()
         assert rest(pipeline) == []
 
 
-def test_nothing_comes_before_the_first_scan_is_done_and_there_are_enough(make: Make) -> None:
+def test_drawing_waits_for_the_first_scan_and_min_chunks(make: Make) -> None:
     with make([6], ends=False, min_chunks=9) as pipeline:
         sources = sources_of(pipeline)
         pipeline.start()
@@ -175,13 +175,13 @@ def test_nothing_comes_before_the_first_scan_is_done_and_there_are_enough(make: 
         assert len(take(pipeline)) == 4
 
 
-def test_with_too_few_games_what_there_is_is_served_when_no_more_can_come(make: Make) -> None:
+def test_too_few_games_are_drawn_once_the_input_has_ended(make: Make) -> None:
     with make([2], min_chunks=9, passes=2) as pipeline:
         pipeline.start()
         assert sorted(map(sorted, rest(pipeline))) == [[0, 1], [0, 1]]
 
 
-def test_the_window_moves_and_what_left_it_is_not_drawn(make: Make) -> None:
+def test_games_outside_the_window_are_not_drawn(make: Make) -> None:
     with make([8, None], ends=False, pool_size=10, capacity=1) as pipeline:
         pipeline.start()
         take(pipeline)
@@ -191,7 +191,7 @@ def test_the_window_moves_and_what_left_it_is_not_drawn(make: Make) -> None:
             sources.more(more)
             upper += more
             until(pipeline, lambda told, upper=upper: told["upper"] == upper)
-            for _ in range(3):  # in the queue, in the hand, and one being drawn
+            for _ in range(3):  # in the queue, pending, and being drawn
                 take(pipeline)
             lower = max(0, upper - 10)
             assert pool.window == (lower, upper)
@@ -200,7 +200,7 @@ def test_the_window_moves_and_what_left_it_is_not_drawn(make: Make) -> None:
             assert len(seen) > 5
 
 
-def test_intake_goes_on_while_nobody_takes(make: Make) -> None:
+def test_games_are_received_while_none_are_taken(make: Make) -> None:
     with make([8, None], ends=False, capacity=1) as pipeline:
         pipeline.start()
         take(pipeline)
@@ -210,7 +210,7 @@ def test_intake_goes_on_while_nobody_takes(make: Make) -> None:
         number_stages.until(lambda: len(pipeline.queues[-1]) == 1)
 
 
-def test_what_is_told_is_what_was_drawn(make: Make) -> None:
+def test_the_metrics_match_the_draws(make: Make) -> None:
     with make([6, 5, 9], pool_size=12, passes=2) as pipeline:
         pipeline.start()
         hands = rest(pipeline)
@@ -223,7 +223,7 @@ def test_what_is_told_is_what_was_drawn(make: Make) -> None:
     assert notes == {"newest": "003"}
 
 
-def test_average_uses_count_each_game_from_when_it_came(make: Make) -> None:
+def test_average_uses_count_games_from_their_arrival(make: Make) -> None:
     with make([6, None], ends=False, pool_size=100, capacity=1) as pipeline:
         pipeline.start()
         drawn: Counter[int] = Counter()
@@ -251,7 +251,7 @@ def test_average_uses_count_each_game_from_when_it_came(make: Make) -> None:
 
 
 @pytest.mark.parametrize("capacity", [1, 3])
-def test_resumed_after_any_hand_the_rest_is_what_it_would_have_been(make: Make, capacity: int) -> None:
+def test_resuming_after_any_game_batch_continues_identically(make: Make, capacity: int) -> None:
     options: dict[str, Any] = {"pool_size": 11, "passes": 3, "capacity": capacity}
     sizes = [5, 0, 7, 3, 6]
     with make(sizes, **options) as pipeline:
@@ -268,7 +268,7 @@ def test_resumed_after_any_hand_the_rest_is_what_it_would_have_been(make: Make, 
             assert before + rest(other) == expected
 
 
-def test_a_state_of_the_pool_itself_is_small_and_plain(make: Make) -> None:
+def test_the_state_of_the_pool_is_small_and_plain(make: Make) -> None:
     with make([500] * 4, passes=1, game_batch_size=50) as pipeline:
         pipeline.start()
         take(pipeline)
@@ -279,7 +279,7 @@ def test_a_state_of_the_pool_itself_is_small_and_plain(make: Make) -> None:
     assert all(type(value) in plain for value in values)
 
 
-def test_files_that_are_gone_or_changed_are_left_out_and_the_others_go_on(make: Make, tmp_path: Path) -> None:
+def test_missing_or_changed_files_of_a_state_are_left_out(make: Make, tmp_path: Path) -> None:
     sizes: list[int | None] = [4, 5, 6, 7]
     with make(sizes, passes=4) as pipeline:
         pipeline.start()
@@ -295,7 +295,7 @@ def test_files_that_are_gone_or_changed_are_left_out_and_the_others_go_on(make: 
         told, notes = other.metrics()["ShufflingChunkPool"], other.notes()["ShufflingChunkPool"]
     there = {*range(4), *range(15, 22)}
     assert [n for n in chain(*resumed) if n in there] == [n for n in chain(*after) if n in there]
-    kept = state["ShufflingChunkPool"]  # hands that were drawn before the state are in it, with their games
+    kept = state["ShufflingChunkPool"]  # it contains game batches drawn before
     in_flight = len(kept["queue"]) + sum(map(len, kept["hands"]))
     assert resumed[:in_flight] == after[:in_flight]
     assert set(chain(*resumed[in_flight:])) == there
@@ -304,9 +304,7 @@ def test_files_that_are_gone_or_changed_are_left_out_and_the_others_go_on(make: 
     assert told["chunks"] == len(there)
 
 
-def test_where_all_files_of_a_state_are_gone_it_goes_on_with_the_next_that_come(
-    make: Make, tmp_path: Path
-) -> None:
+def test_a_state_whose_files_are_all_missing_continues_with_new_files(make: Make, tmp_path: Path) -> None:
     with make([4, 5, None], ends=False) as pipeline:
         pipeline.start()
         take(pipeline)
@@ -322,12 +320,12 @@ def test_where_all_files_of_a_state_are_gone_it_goes_on_with_the_next_that_come(
             assert take(other) == [chunk.number for chunk in hand]
         assert other.take(0.02) is None
         with other.coordinator.paused():
-            pass  # who waits for games can be paused
+            pass  # a waiting thread can be paused
         sources_of(other).more(3)
         assert {n for _ in range(9) for n in take(other)} == set(range(9, 12))
 
 
-def test_where_all_files_of_a_state_are_gone_and_none_can_come_it_ends(make: Make, tmp_path: Path) -> None:
+def test_a_state_whose_files_are_all_missing_ends_without_input(make: Make, tmp_path: Path) -> None:
     with make([4, 5], passes=9) as pipeline:
         pipeline.start()
         take(pipeline)
@@ -341,7 +339,7 @@ def test_where_all_files_of_a_state_are_gone_and_none_can_come_it_ends(make: Mak
         assert len(rest(other)) == len(before["queue"]) + sum(map(len, before["hands"]))
 
 
-def test_a_file_that_has_as_many_bytes_and_other_games_is_left_out(make: Make, tmp_path: Path) -> None:
+def test_a_file_of_equal_size_with_other_games_is_left_out(make: Make, tmp_path: Path) -> None:
     with make([4, 5], passes=2) as pipeline:
         pipeline.start()
         take(pipeline)
@@ -352,7 +350,7 @@ def test_a_file_that_has_as_many_bytes_and_other_games_is_left_out(make: Make, t
         assert other.notes()["ShufflingChunkPool"]["missing"][0][0] == "002"
 
 
-def test_a_resumed_pool_goes_on_counting_and_takes_in_more(make: Make) -> None:
+def test_a_resumed_pool_continues_its_numbers_with_new_files(make: Make) -> None:
     with make([4, 5, None], ends=False, pool_size=8) as pipeline:
         pipeline.start()
         take(pipeline)
@@ -368,7 +366,7 @@ def test_a_resumed_pool_goes_on_counting_and_takes_in_more(make: Make) -> None:
         assert {n for _ in range(20) for n in take(other)} == set(range(4, 12))
 
 
-def test_a_state_cannot_be_loaded_where_its_files_cannot_be_read(make: Make) -> None:
+def test_a_state_needs_a_stage_that_reads_its_files(make: Make) -> None:
     with make([4], passes=2) as pipeline:
         pipeline.start()
         take(pipeline)
@@ -388,6 +386,6 @@ def test_a_state_cannot_be_loaded_where_its_files_cannot_be_read(make: Make) -> 
         {"seed": "1"},
     ],
 )
-def test_options_without_a_meaning_are_refused(wrong: dict[str, Any]) -> None:
+def test_invalid_options_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         ShufflingChunkPool(**{"seed": 1, **wrong})

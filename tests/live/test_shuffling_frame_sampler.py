@@ -1,4 +1,4 @@
-"""The reservoir, against one that takes one position at a time, and what it gives up at the end."""
+"""Tests of the reservoir, against one that handles a single position at a time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SEED = 5
 
 
 def block_of(start: int, rows: int, dense: list[bool] | None = None) -> Block:
-    """Rows that tell themselves apart in every field; ``dense`` says which have a policy."""
+    """Return distinguishable rows; ``dense`` states which of them have a policy."""
     ids = np.arange(start, start + rows)
     block: Block = {
         "board": (ids[:, np.newaxis] + np.arange(3)).astype(np.uint8),
@@ -38,7 +38,7 @@ def rows(block: Block) -> list[Row]:
 
 
 class PlainReservoir:
-    """One row after the other, as the documentation has it."""
+    """Reservoir that handles one row at a time, as the documentation defines it."""
 
     def __init__(self, size: int, least: int) -> None:
         self.size, self.least = size, least
@@ -69,8 +69,8 @@ blocks = st.lists(
 
 @settings(max_examples=100)
 @given(blocks=blocks, size=st.integers(1, 25), share=st.integers(0, 4))
-def test_whole_blocks_are_swapped_as_one_row_after_the_other(blocks, size, share):
-    """Reservoirs this small draw the same place again within nearly every block."""
+def test_swapping_a_block_equals_swapping_row_by_row(blocks, size, share):
+    """In such small reservoirs, nearly every block draws some index twice."""
     least = max(1, size * share // 4)
     reservoir, plain = Reservoir(size, SEED, least), PlainReservoir(size, least)
     start = 0
@@ -90,7 +90,7 @@ def test_whole_blocks_are_swapped_as_one_row_after_the_other(blocks, size, share
 
 
 def test_the_swaps_and_the_drain_are_pinned():
-    """A change here changes every live run: it needs a new ORDER_VERSION."""
+    """Another result would change every live run and need a new ORDER_VERSION."""
     reservoir = Reservoir(4, SEED, 4)
     assert reservoir.swap(block_of(0, 4)) == []
     assert ids_of(reservoir.swap(block_of(4, 6))) == [0, 4, 5, 3, 6, 1]
@@ -99,21 +99,21 @@ def test_the_swaps_and_the_drain_are_pinned():
     assert block["position_id"].tolist() == [7, 9, 2, 8]
 
 
-def test_a_position_stays_for_a_geometric_time():
-    """Each of 50 places is as likely at each step, so a position is still there after k with (49/50)^k."""
+def test_the_time_in_the_reservoir_is_geometric():
+    """Each of 50 rows is equally likely at each step: a position remains after k steps with (49/50)^k."""
     reservoir = Reservoir(50, SEED, 50)
     reservoir.swap(block_of(0, 50))
     (out,) = reservoir.swap(block_of(50, 20_000))
     order = np.full(20_050, 30_000)
     order[out["position_id"]] = np.arange(20_000)
-    stayed = order[50:19_000] - np.arange(18_950)  # in steps, of all that came in but the last
+    stayed = order[50:19_000] - np.arange(18_950)  # in steps, except for the last positions
     for steps in (1, 10, 35, 100, 200):
         chance = (49 / 50) ** (steps - 1)
         later = np.count_nonzero(stayed >= steps)
         assert abs(later - 18_950 * chance) <= 5 * (18_950 * chance * (1 - chance)) ** 0.5
 
 
-def test_it_gives_up_its_rows_in_another_order():
+def test_drained_rows_are_shuffled():
     reservoir = Reservoir(500, SEED, 500)
     reservoir.swap(block_of(0, 500))
     block = reservoir.drain(500)
@@ -132,7 +132,7 @@ def test_a_million_positions_take_75_megabytes():
     assert reservoir.nbytes == 10_000 * 75
 
 
-def test_dense_policies_cost_what_there_is_of_them_at_once():
+def test_memory_of_dense_policies_follows_their_maximum():
     reservoir = Reservoir(100, SEED, 100)
     for start in range(0, 20_000, 50):
         out = reservoir.swap(block_of(start, 50, [start < 10_000] * 50))
@@ -143,7 +143,7 @@ def test_dense_policies_cost_what_there_is_of_them_at_once():
     assert sum("policy" in block for block in out) == 0
 
 
-def test_another_kind_of_block_is_refused():
+def test_a_block_with_other_fields_is_refused():
     reservoir = Reservoir(4, SEED, 4)
     reservoir.swap(block_of(0, 2))
     for other in (
@@ -156,7 +156,7 @@ def test_another_kind_of_block_is_refused():
 
 
 @pytest.mark.parametrize("dense", [False, True])
-def test_a_state_goes_on_anywhere_even_while_it_drains(dense):
+def test_a_state_continues_at_any_time_even_while_draining(dense):
     def steps(reservoir: Reservoir, first: int) -> list[list[Row]]:
         done = []
         for step in range(first, 14):
@@ -184,7 +184,7 @@ def test_a_state_goes_on_anywhere_even_while_it_drains(dense):
         assert partly + steps(other, stop) == whole
 
 
-def test_rows_that_come_after_some_were_drained_join_the_others():
+def test_rows_added_after_a_partial_drain_join_the_others():
     reservoir = Reservoir(20, SEED, 20)
     reservoir.swap(block_of(0, 20, [True] * 20))
     out = [reservoir.drain(7)]
@@ -219,7 +219,7 @@ def run(reservoir: int, prefill: float = 1.0, passes: int = 1) -> tuple[list[Blo
 
 @pytest.mark.parametrize("reservoir", [1, 37, 100_000])
 @pytest.mark.parametrize("prefill", [0.0, 0.3, 1.0])
-def test_each_position_comes_out_once_however_few_there_are(reservoir, prefill):
+def test_each_position_is_emitted_once_even_if_there_are_few(reservoir, prefill):
     out, metrics = run(reservoir, prefill)
     chunks = move_chunks(40)
     expected = [chunk.number * 1024 + ply for chunk in chunks for ply in range(chunk.positions)]
@@ -230,7 +230,7 @@ def test_each_position_comes_out_once_however_few_there_are(reservoir, prefill):
     assert dense == {1026, 1029, 1032}
 
 
-def test_a_stream_is_mixed_over_the_reservoir():
+def test_positions_are_mixed_over_the_whole_reservoir():
     ids = np.array(ids_of(run(300, passes=4)[0]))
     assert (np.diff(ids) == 1).mean() < 0.05
 
@@ -244,6 +244,6 @@ def test_a_stream_is_mixed_over_the_reservoir():
         ({"prefill": True}, "prefill"),
     ],
 )
-def test_options_without_a_meaning(options, message):
+def test_invalid_options_are_refused(options, message):
     with pytest.raises(ConfigError, match=message):
         ShufflingFrameSampler(seed=0, **options)

@@ -1,4 +1,4 @@
-"""Draws from a moving range: against a plain model, uniform, exact to resume, bounded."""
+"""Tests of draws from a moving range: a simple model, uniformity, resuming, and bounded memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hexdata.live.stream_shuffler import StreamShuffler
 
 
 class MovingRange(RuleBasedStateMachine):
-    """The shuffler beside a plain model: the set of numbers that the present pass has left."""
+    """Compares the shuffler with a set of the numbers that the current pass has not drawn."""
 
     @initialize(seed=st.integers(0, 3), lower=st.integers(0, 5))
     def begin(self, seed: int, lower: int) -> None:
@@ -86,7 +86,7 @@ def moved(seed: int = 1) -> StreamShuffler:
 
 
 @pytest.mark.parametrize("after", range(0, 200, 23))
-def test_a_resumed_one_draws_what_an_undisturbed_one_draws(after: int) -> None:
+def test_a_resumed_shuffler_continues_the_same_draws(after: int) -> None:
     one = moved()
     one.draw(after)
     other = StreamShuffler(1)
@@ -100,14 +100,14 @@ def test_a_resumed_one_draws_what_an_undisturbed_one_draws(after: int) -> None:
         ]
 
 
-def test_to_take_a_state_changes_nothing() -> None:
+def test_reading_the_state_changes_nothing() -> None:
     one, other = moved(), moved()
     one.state()
     assert one.draw(50).tolist() == other.draw(50).tolist()
 
 
-def test_the_draws_are_a_function_of_the_seed() -> None:
-    # Pinned: another order here means that states and runs of earlier releases go on differently.
+def test_the_draws_depend_on_the_seed() -> None:
+    # Pinned: another order would change how earlier states and runs continue.
     shuffler = StreamShuffler(42)
     shuffler.extend(10)
     assert shuffler.draw(10).tolist() == PINNED
@@ -118,12 +118,12 @@ PINNED = [9, 1, 5, 6, 2, 4, 7, 8, 0, 3]
 
 
 def chi_square(counts: np.ndarray[Any, Any], expected: float) -> float:
-    """How many standard deviations chi-square lies above its mean, for so many equally likely outcomes."""
+    """Return by how many standard deviations chi-square exceeds its mean, for equally likely outcomes."""
     freedom = counts.size - 1
     return float(((counts - expected) ** 2).sum() / expected - freedom) / np.sqrt(2 * freedom)
 
 
-def test_each_number_is_as_likely_at_each_place_of_a_pass() -> None:
+def test_each_number_is_equally_likely_at_each_step_of_a_pass() -> None:
     size, rounds = 20, 4000
     shuffler = StreamShuffler(7)
     shuffler.extend(size)
@@ -134,7 +134,7 @@ def test_each_number_is_as_likely_at_each_place_of_a_pass() -> None:
     assert chi_square(counts, rounds / size) < 6
 
 
-def test_numbers_that_join_are_as_likely_as_those_that_were_there() -> None:
+def test_new_numbers_are_as_likely_as_older_ones() -> None:
     rounds = 6000
     counts = np.zeros(30)
     for seed in range(rounds):
@@ -149,7 +149,7 @@ def test_numbers_that_join_are_as_likely_as_those_that_were_there() -> None:
     assert chi_square(counts[:18], rounds / 18) < 6
 
 
-def test_memory_and_states_stay_as_large_as_the_range() -> None:
+def test_memory_and_states_are_proportional_to_the_range() -> None:
     shuffler = StreamShuffler(1)
     sizes = []
     for upper in range(1000, 200_000, 100):
@@ -161,14 +161,14 @@ def test_memory_and_states_stay_as_large_as_the_range() -> None:
     assert len(shuffler.state()["undrawn"]) == 1000 // 8
 
 
-def test_an_empty_range_gives_nothing() -> None:
+def test_an_empty_range_draws_nothing() -> None:
     shuffler = StreamShuffler(1, 5)
     assert shuffler.draw(3).tolist() == []
     shuffler.cut(5)
     assert (shuffler.passes, shuffler.draws) == (0, 0)
 
 
-def test_the_range_moves_upward_only() -> None:
+def test_the_range_only_moves_up() -> None:
     shuffler = moved()
     for wrong in (lambda: shuffler.extend(129), lambda: shuffler.cut(19), lambda: shuffler.cut(131)):
         with pytest.raises(ValueError, match="range"):

@@ -1,4 +1,4 @@
-"""Batches of exactly so many positions, against the plain way: join everything, then cut it."""
+"""Tests of batches of a fixed size, against joining all blocks and cutting the result."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def generator(batch_size: int = 8, **options: Any) -> TensorGenerator:
 
 
 def blocks_of(sizes: list[int]) -> list[Block]:
-    """Blocks of found positions; every third position of every second block has a dense policy."""
+    """Return blocks of random positions; every third position of every second block has a dense policy."""
     chunks = [
         block_chunk(number, size, dense=range(0, size, 3) if number % 2 else ())
         for number, size in enumerate(sizes)
@@ -41,7 +41,7 @@ def blocks_of(sizes: list[int]) -> list[Block]:
 
 
 def plain_batches(blocks: list[Block], batch_size: int, drop: bool = False) -> list[Batch]:
-    """All rows in one block, one row after the other; then every ``batch_size`` of them."""
+    """Return batches of ``batch_size`` rows, cut from all rows joined into one block."""
     rows: list[tuple[Block, int]] = [(block, row) for block in blocks for row in range(len(block["value"]))]
     batches = []
     for number, start in enumerate(range(0, len(rows), batch_size)):
@@ -79,7 +79,7 @@ def assert_same(found: list[Batch], expected: list[Batch]) -> None:
     batch_size=st.integers(1, 40),
     drop=st.booleans(),
 )
-def test_batches_are_the_rows_in_order(sizes, batch_size, drop):
+def test_batches_contain_the_rows_in_order(sizes, batch_size, drop):
     blocks = blocks_of(sizes)
     stage = generator(batch_size, remainder="drop" if drop else "short")
     found = [batch for block in blocks for batch in stage.process(block)]
@@ -91,7 +91,7 @@ def test_batches_are_the_rows_in_order(sizes, batch_size, drop):
     assert list(stage.finish()) == []
 
 
-def test_a_state_goes_on_in_the_middle_of_a_batch():
+def test_a_state_continues_in_the_middle_of_a_batch():
     blocks = blocks_of([5, 9, 1, 30, 2, 2, 11])
     expected = plain_batches(blocks, 8)
     for stop in range(len(blocks) + 1):
@@ -103,7 +103,7 @@ def test_a_state_goes_on_in_the_middle_of_a_batch():
         assert_same([*found, *other.finish()], expected)
 
 
-def test_with_more_threads_the_batches_are_the_same():
+def test_more_threads_build_the_same_batches():
     def run(threads: int) -> list[bytes]:
         stages = [SampleGames(passes=4), ChunkUnpacker(seed=0, pool_size=40), generator(16, threads=threads)]
         found = []
@@ -122,7 +122,7 @@ def test_with_more_threads_the_batches_are_the_same():
 
 
 class Meddling(dict[str, Any]):
-    """A block that, when it is looked at for the ``at``-th time, lets another thread hand in one as well."""
+    """Block that lets another thread add a block when it is accessed for the ``at``-th time."""
 
     def __init__(self, block: Block, at: int, stage: TensorGenerator, other: Block) -> None:
         super().__init__(block)
@@ -140,8 +140,8 @@ class Meddling(dict[str, Any]):
 
 
 @pytest.mark.parametrize("at", range(0, 20, 3))
-def test_threads_do_not_meddle_with_what_another_collects(at):
-    """At any moment of it: the pending rows are in one batch, and no batch has the number of another."""
+def test_threads_do_not_interfere_while_collecting(at):
+    """The pending rows are in exactly one batch, and no two batches have the same number."""
     first, one, other = blocks_of([5, 8, 9])
     stage = generator(8)
     assert stage.process(first) == []
@@ -157,7 +157,7 @@ def test_threads_do_not_meddle_with_what_another_collects(at):
     assert in_bytes(found) in [in_bytes(plain_batches(blocks, 8)) for blocks in orders]
 
 
-def test_a_position_that_comes_again_gets_another_symmetry():
+def test_a_repeated_position_gets_a_new_symmetry():
     blocks = blocks_of([64])
     stage = generator(64, batch=BatchOptions(fields=("move",), symmetry=True))
     first, second = (batch["move"] for _ in range(2) for batch in stage.process(blocks[0]))
@@ -172,6 +172,6 @@ def test_a_position_that_comes_again_gets_another_symmetry():
         ({"seed": 0.5}, "seed"),
     ],
 )
-def test_options_without_a_meaning(options, message):
+def test_invalid_options_are_refused(options, message):
     with pytest.raises(ConfigError, match=message):
         generator(**options)

@@ -1,4 +1,4 @@
-"""Driving a pipeline: what is told is what came, and every way in which it ends."""
+"""Tests of trial runs: their metrics, and every reason for their end."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def options(**more: Any) -> LiveOptions:
     return LiveOptions(**{**small, **more})
 
 
-def test_the_facts_are_those_of_the_batches(directory: Path) -> None:
+def test_the_metrics_match_the_batches(directory: Path) -> None:
     facts = run_live_trial(directory, options(), LiveTrialOptions(batches=50))
     with LiveLoader(directory, config=options(batch=BatchOptions(fields=("game_id",)))) as loader:
         games = [batch["game_id"] for batch in itertools.islice(loader, 50)]
@@ -64,8 +64,8 @@ def test_same_game_pairs_are_counted(games: list[int]) -> None:
     assert same_game_pairs(np.array(games, np.int64)) == expected
 
 
-def test_it_ends_with_its_input(directory: Path) -> None:
-    """Two passes over the 30 games of the window, each position of theirs once a pass; nothing is left."""
+def test_the_run_ends_with_its_input(directory: Path) -> None:
+    """Two passes over the 30 games of the window deliver each of their positions once per pass."""
     live = options().with_stage("ShufflingChunkPool", passes=2)
     facts = run_live_trial(directory, live)
     unpacked = next(stage for stage in facts.stages if stage.name == "ChunkUnpacker")
@@ -74,7 +74,7 @@ def test_it_ends_with_its_input(directory: Path) -> None:
     assert facts.positions == unpacked.counts["positions"]
 
 
-def test_it_ends_after_some_seconds_even_if_nothing_comes(tmp_path: Path) -> None:
+def test_the_run_ends_after_its_time_limit_without_a_batch(tmp_path: Path) -> None:
     shown: list[LiveMetrics] = []
     facts = run_live_trial(
         tmp_path, options(watch=True), LiveTrialOptions(seconds=0.2, every=0.01), shown.append
@@ -84,8 +84,8 @@ def test_it_ends_after_some_seconds_even_if_nothing_comes(tmp_path: Path) -> Non
     assert all(look.ended is None for look in shown)
 
 
-def test_it_is_shown_on_the_way_what_came_in_between(directory: Path) -> None:
-    """Rates are of the time between two looks, sums of the whole: they agree."""
+def test_reports_cover_the_time_since_the_last_report(directory: Path) -> None:
+    """Rates cover the time between two reports, and totals the whole run; both agree."""
     shown: list[LiveMetrics] = []
     run_live_trial(directory, options(), LiveTrialOptions(batches=20, every=1e-6), shown.append)
     assert {facts.batches for facts in shown} >= set(range(1, 20))
@@ -94,7 +94,7 @@ def test_it_is_shown_on_the_way_what_came_in_between(directory: Path) -> None:
         assert after.positions_per_second * (after.seconds - before.seconds) == pytest.approx(came)
 
 
-def test_ctrl_c_is_an_end(directory: Path) -> None:
+def test_ctrl_c_ends_the_run(directory: Path) -> None:
     def interrupt(facts: LiveMetrics) -> None:
         signal.raise_signal(signal.SIGINT)
 
@@ -113,7 +113,7 @@ def test_an_error_of_a_stage_is_raised(directory: Path) -> None:
         run_live_trial(directory, options(stages=tuple(stages)))
 
 
-def test_metrics_are_served_meanwhile(directory: Path) -> None:
+def test_metrics_are_served_during_the_run(directory: Path) -> None:
     seen = []
 
     @contextlib.contextmanager
@@ -131,6 +131,6 @@ def test_metrics_are_served_meanwhile(directory: Path) -> None:
 @pytest.mark.parametrize(
     "wrong", [{"batches": 0}, {"batches": 1.5}, {"seconds": 0}, {"seconds": math.inf}, {"every": math.nan}]
 )
-def test_limits_without_meaning_are_refused(wrong: dict[str, Any]) -> None:
+def test_invalid_limits_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="cannot be used"):
         LiveTrialOptions(**wrong)

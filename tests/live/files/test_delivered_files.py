@@ -1,4 +1,4 @@
-"""What is remembered of the files that came: against a plain model, and over many files that come and go."""
+"""Tests of the record of delivered files, against a simple model and with many files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def folder_of(name: str) -> str:
 
 @dataclass
 class Model:
-    """The rule, said plainly: who is there, who came in which order, and where a look cannot see."""
+    """Simple model: existing files, delivered files in order, and folders that a scan cannot read."""
 
     remembered: int
     there: set[str] = field(default_factory=set)
@@ -39,7 +39,7 @@ class Model:
     """Folders that cannot be looked into."""
 
     def look(self) -> DirectoryScan:
-        """What a look finds: a drive has the folder a and what is below it."""
+        """Return the result of a scan. Folder a and the folders below it are on a drive."""
         seen = DirectoryScan()
         for folder in FOLDERS:
             hidden = [above for above in ("a/", "c/") if folder.startswith(above)]
@@ -48,7 +48,7 @@ class Model:
                 continue
             is_away = any(above in self.away for above in hidden)
             if is_away and folder not in self.away:
-                continue  # below a drive that is not mounted there is nothing
+                continue  # an unmounted drive has no subfolders
             seen.devices[folder] = OTHER if is_away else DRIVE if hidden else HERE
             if not is_away:
                 names = {name for name in self.there if folder_of(name) == folder}
@@ -82,10 +82,10 @@ steps = st.lists(
 
 
 @given(remembered=st.integers(1, 5), order=st.permutations(NAMES), steps=steps)
-def test_what_is_remembered_is_what_the_rule_says(
+def test_remembered_files_match_the_model(
     remembered: int, order: list[str], steps: list[tuple[str, str | None]]
 ) -> None:
-    """All come; then some go and come again, and looks see all of it, or not."""
+    """All files are delivered; then some are removed and restored, with complete and incomplete scans."""
     model, known = Model(remembered), DeliveredFiles(remembered)
     first: list[tuple[str, str | None]] = [("come", name) for name in order]
     for verb, what in [*first, *steps, ("look", None)]:
@@ -109,7 +109,7 @@ def test_what_is_remembered_is_what_the_rule_says(
         assert [name for name in NAMES if name in known] == sorted(model.came, key=NAMES.index)
 
 
-def test_files_that_are_there_are_remembered_however_many() -> None:
+def test_all_existing_files_are_remembered() -> None:
     known = DeliveredFiles(10)
     seen = DirectoryScan({f"{n}.trmph": HERE for n in range(1000)}, {"": HERE})
     for name in seen.names:
@@ -120,7 +120,7 @@ def test_files_that_are_there_are_remembered_however_many() -> None:
     assert [name for name in seen.names if name in known] == [f"{n}.trmph" for n in range(990, 1000)]
 
 
-def test_of_files_that_come_and_go_only_so_many_names_are_kept() -> None:
+def test_the_number_of_removed_files_remembered_is_limited() -> None:
     known = DeliveredFiles(100)
     for start in range(0, 20_000, 50):
         names = [f"games-{n:08d}.trmph" for n in range(start, start + 50)]
@@ -131,7 +131,7 @@ def test_of_files_that_come_and_go_only_so_many_names_are_kept() -> None:
         assert len(pickle.dumps(encode_state(known.state()))) < 20_000
 
 
-def test_a_drive_that_has_another_number_when_it_is_back_is_the_same_drive() -> None:
+def test_a_remounted_drive_may_have_another_device_number() -> None:
     known = DeliveredFiles(1)
     for name in ("a.trmph", "b.trmph", "c.trmph"):
         known.add(name, FileStat(1, 1), may_grow=False)
@@ -146,7 +146,7 @@ def test_a_drive_that_has_another_number_when_it_is_back_is_the_same_drive() -> 
 READING = ReadProgress(3, 40, b"0123456789abcdef")
 
 
-def test_a_state_says_what_is_known() -> None:
+def test_a_state_preserves_the_records() -> None:
     known = DeliveredFiles(10)
     odd = b"\xff\xc3.trmph".decode("utf-8", "surrogateescape")
     for name in ("whole", "sub/goes on", "unread", "missed", odd, "skipped"):
@@ -176,19 +176,19 @@ def test_a_state_says_what_is_known() -> None:
     ]
 
 
-def test_a_state_keeps_how_far_a_file_in_a_queue_was_read() -> None:
+def test_a_state_preserves_read_progress_of_queued_files() -> None:
     file = FoundFile(Path("/in/a.trmph"), "a.trmph", 5, READING)
     held = [file, ChunkSource(file, [], READING), ChunkSource(file)]
     assert decode_state(pickle.loads(pickle.dumps(encode_state(held)))) == held
 
 
-def test_an_empty_state_says_nothing() -> None:
+def test_an_empty_state_can_be_loaded() -> None:
     known = DeliveredFiles(10)
     known.load_state(decode_state(encode_state(DeliveredFiles(10).state())))
     assert len(known) == 0
 
 
-def test_what_may_go_on_is_due_for_two_looks_after_each_reading() -> None:
+def test_a_growing_file_is_due_for_two_scans_after_each_reading() -> None:
     known = DeliveredFiles(10)
     names = ("goes on", "bad", "whole")
     for name in names:
@@ -205,7 +205,7 @@ def test_what_may_go_on_is_due_for_two_looks_after_each_reading() -> None:
 
 
 @pytest.mark.parametrize("reading", [None, READING, NOTHING_READ])
-def test_what_is_told_of_a_file_that_is_forgotten_changes_nothing(reading: ReadProgress | None) -> None:
+def test_reports_about_a_forgotten_file_change_nothing(reading: ReadProgress | None) -> None:
     known = DeliveredFiles(10)
     known.was_read("a", reading)
     known.was_not_read("a", reading)

@@ -1,6 +1,6 @@
-"""Files found in a directory: those that are there, then new ones, each once, and only when complete.
+"""Tests of the first stage: existing files, then new ones, each delivered once and only when complete.
 
-What is waited for is waited for with a patience that no test that passes ever uses up.
+Waits have a timeout that a passing test never reaches.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def rename_in(path: Path, text: str = "x") -> Path:
 
 
 def started(folder: Path, **options: Any) -> Pipeline:
-    """A pipeline whose watch stands and whose first scan is done."""
+    """Return a started pipeline after its first scan, with a running watcher."""
     pipeline = watching(folder, **options)
     pipeline.start()
     while take(pipeline) is not SCANNED:
@@ -66,7 +66,7 @@ def started(folder: Path, **options: Any) -> Pipeline:
     return pipeline
 
 
-# --- what is there ------------------------------------------------------------------------------------
+# --- existing files -----------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def filled(tmp_path: Path) -> Path:
 IN_ORDER = ["a-2.trmph", "a.trmph", "b.trmph", "sub/c.pkl.gz", "sub/deep/d.tar", "y.pkl", "z.trmph.gz"]
 
 
-def test_what_is_there_comes_in_order_of_name_and_then_the_mark(filled: Path) -> None:
+def test_existing_files_are_delivered_by_name_then_the_marker(filled: Path) -> None:
     with watching(filled) as pipeline:
         pipeline.start()
         assert names(pipeline, 8) == [*IN_ORDER, ""]
@@ -90,20 +90,20 @@ def test_what_is_there_comes_in_order_of_name_and_then_the_mark(filled: Path) ->
 
 
 @pytest.mark.parametrize("overflow", ["drop-new", "keep-newest"])
-def test_the_mark_comes_even_where_files_are_dropped(filled: Path, overflow: Overflow) -> None:
-    """The pool waits for it before it begins."""
+def test_the_marker_is_delivered_even_if_files_are_dropped(filled: Path, overflow: Overflow) -> None:
+    """The pool waits for the marker before it starts to draw."""
     stages = [FilePathProvider(filled, settle=0.05), ChunkSourceLoader()]
     with Pipeline(stages, [(1, overflow), (1, overflow)]) as pipeline:
         pipeline.start()
         until(lambda: any(item.is_marker for item in pipeline.queues[-1].contents()))
 
 
-def test_without_watching_it_ends_after_what_is_there(filled: Path) -> None:
+def test_without_watch_the_stage_ends_after_the_existing_files(filled: Path) -> None:
     with watching(filled, watch=False) as pipeline:
         assert all_names(pipeline) == IN_ORDER
 
 
-def test_a_file_says_where_it_is_and_how_large(tmp_path: Path) -> None:
+def test_a_found_file_has_its_path_and_size(tmp_path: Path) -> None:
     path = write(tmp_path / "sub/a.trmph", "12345")
     with watching(tmp_path, watch=False) as pipeline:
         pipeline.start()
@@ -111,7 +111,7 @@ def test_a_file_says_where_it_is_and_how_large(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("watch", [True, False])
-def test_of_many_files_the_newest_by_name_can_be_chosen(filled: Path, watch: bool) -> None:
+def test_newest_files_selects_the_last_files_by_name(filled: Path, watch: bool) -> None:
     with watching(filled, watch=watch, newest_files=2) as pipeline:
         pipeline.start()
         assert names(pipeline, 2) == IN_ORDER[-2:]
@@ -121,7 +121,7 @@ def test_of_many_files_the_newest_by_name_can_be_chosen(filled: Path, watch: boo
             assert names(pipeline, 1) == ["new.trmph"]
 
 
-def test_patterns_choose_names(filled: Path) -> None:
+def test_patterns_select_names(filled: Path) -> None:
     with watching(filled, watch=False, patterns=["*.json", "a*"]) as pipeline:
         assert all_names(pipeline) == ["a-2.trmph", "a.trmph", "notes.json"]
 
@@ -135,18 +135,18 @@ def test_links_to_folders_are_followed_once(tmp_path: Path) -> None:
         assert all_names(pipeline) == ["link/a.trmph"]
 
 
-# --- what comes ---------------------------------------------------------------------------------------
+# --- new files ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("polling", [False, True])
-def test_files_come_when_they_are_renamed_in(tmp_path: Path, polling: bool) -> None:
+def test_renamed_files_are_delivered(tmp_path: Path, polling: bool) -> None:
     with started(tmp_path, force_polling=polling) as pipeline:
         for number in range(5):
             path = rename_in(tmp_path / f"{number}.trmph", "12345")
             assert take(pipeline) == FoundFile(path.resolve(), path.name, 5)
 
 
-def test_a_renamed_file_does_not_wait_until_it_is_settled(tmp_path: Path) -> None:
+def test_a_renamed_file_is_delivered_at_once(tmp_path: Path) -> None:
     with started(tmp_path, settle=1000.0) as pipeline:
         for number, temporary in enumerate((".{}.tmp", "{}.part", ".{}", ".tmp-{}-1234.tmp")):
             name = f"{number}.trmph"
@@ -155,7 +155,7 @@ def test_a_renamed_file_does_not_wait_until_it_is_settled(tmp_path: Path) -> Non
 
 
 class Clock:
-    """Stands still until it is moved."""
+    """Replacement of the ``time`` module that tests advance."""
 
     now = 0.0
 
@@ -163,7 +163,7 @@ class Clock:
         return self.now
 
 
-def test_a_file_that_grows_in_place_waits_until_it_is_settled(
+def test_a_file_written_in_place_is_delivered_once_it_settles(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hexdata.live.files.provider.time", clock := Clock())
@@ -178,11 +178,11 @@ def test_a_file_that_grows_in_place_waits_until_it_is_settled(
                 clock.now += 99
                 assert len(pipeline.queues[0]) == 0
         clock.now += 2
-        write(tmp_path / ".wake")  # whatever is told of makes it look at the clock
+        write(tmp_path / ".wake")  # any reported change makes the stage check the clock
         assert take(pipeline) == FoundFile(path.resolve(), "a.trmph", 20)
 
 
-def test_a_whole_folder_that_is_moved_in_is_looked_through(tmp_path: Path) -> None:
+def test_a_folder_that_is_moved_in_is_scanned(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     with started(tmp_path / "in") as pipeline:
         for number in range(3):
@@ -194,7 +194,7 @@ def test_a_whole_folder_that_is_moved_in_is_looked_through(tmp_path: Path) -> No
             assert names(pipeline, 1) == [f"{number}/deep/c.trmph"]
 
 
-def test_folders_made_and_filled_at_once_lose_nothing(tmp_path: Path) -> None:
+def test_no_file_of_a_new_folder_is_missed(tmp_path: Path) -> None:
     with started(tmp_path, rescan=0.5) as pipeline:
         expected = set()
         for number in range(30):
@@ -221,7 +221,7 @@ for number in range(400):
 """
 
 
-def test_of_many_files_that_come_quickly_each_comes_once(tmp_path: Path) -> None:
+def test_each_of_many_new_files_is_delivered_once(tmp_path: Path) -> None:
     with started(tmp_path, rescan=0.2) as pipeline:
         with subprocess.Popen([sys.executable, "-c", MANY, str(tmp_path)]) as writer:
             found = [take(pipeline) for _ in range(400)]
@@ -231,7 +231,7 @@ def test_of_many_files_that_come_quickly_each_comes_once(tmp_path: Path) -> None
         assert pipeline.take(0.3) is None
 
 
-def test_a_name_comes_once_and_what_is_written_under_it_later_is_counted(tmp_path: Path) -> None:
+def test_an_overwritten_file_is_counted_and_not_delivered(tmp_path: Path) -> None:
     write(tmp_path / "a.trmph", "1")
     with started(tmp_path) as pipeline:
         provider = provider_of(pipeline)
@@ -247,7 +247,7 @@ def test_a_name_comes_once_and_what_is_written_under_it_later_is_counted(tmp_pat
         assert provider.counts["files"] == 3
 
 
-def test_a_file_that_goes_before_it_is_complete_is_forgotten(tmp_path: Path) -> None:
+def test_a_file_removed_before_it_is_complete_is_forgotten(tmp_path: Path) -> None:
     with started(tmp_path, settle=1000.0) as pipeline:
         path = write(tmp_path / "a.trmph")
         until(lambda: provider_of(pipeline)._candidates)
@@ -257,7 +257,7 @@ def test_a_file_that_goes_before_it_is_complete_is_forgotten(tmp_path: Path) -> 
         assert names(pipeline, 1) == ["b.trmph"]
 
 
-def test_an_empty_file_comes_once_something_is_in_it(tmp_path: Path) -> None:
+def test_an_empty_file_is_delivered_once_it_has_content(tmp_path: Path) -> None:
     write(tmp_path / "a.trmph", "")
     with started(tmp_path) as pipeline:
         write(tmp_path / "b.trmph", "")
@@ -268,7 +268,7 @@ def test_an_empty_file_comes_once_something_is_in_it(tmp_path: Path) -> None:
         assert names(pipeline, 1) == ["a.trmph"]
 
 
-def test_what_the_system_does_not_tell_is_found_when_all_is_looked_through(
+def test_unreported_changes_are_found_by_the_next_scan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def say_nothing(*_: object, stop_event: threading.Event, **__: object) -> Iterator[set[Any]]:
@@ -281,7 +281,7 @@ def test_what_the_system_does_not_tell_is_found_when_all_is_looked_through(
         assert names(pipeline, 1) == ["sub/a.trmph"]
 
 
-def test_a_name_that_is_no_text_stops_nothing(tmp_path: Path) -> None:
+def test_a_name_that_is_not_utf8_does_not_stop_the_stage(tmp_path: Path) -> None:
     odd = os.fsdecode(b"\xff.trmph")
     with started(tmp_path) as pipeline:
         try:
@@ -294,8 +294,8 @@ def test_a_name_that_is_no_text_stops_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("watch", [True, False])
-def test_what_is_no_regular_file_does_not_come(tmp_path: Path, watch: bool) -> None:
-    """Who opens a pipe waits for its other end, and cannot be stopped."""
+def test_only_regular_files_are_delivered(tmp_path: Path, watch: bool) -> None:
+    """Opening a pipe blocks until its other end is opened, which cannot be interrupted."""
     os.mkfifo(tmp_path / "a.trmph")
     (tmp_path / "b.trmph").symlink_to("/dev/zero")
     (tmp_path / "c.trmph").symlink_to("c.trmph")
@@ -306,8 +306,8 @@ def test_what_is_no_regular_file_does_not_come(tmp_path: Path, watch: bool) -> N
 
 
 @pytest.mark.parametrize("polling", [False, True])
-def test_a_file_has_one_name_whatever_links_lead_to_it(tmp_path: Path, polling: bool) -> None:
-    """As where "latest" is the folder of the present run."""
+def test_a_file_has_one_name_regardless_of_links(tmp_path: Path, polling: bool) -> None:
+    """For example, a link "latest" leads to the folder of the current run."""
     write(tmp_path / "run-1/a.trmph")
     (tmp_path / "latest").symlink_to("run-1")
     with watching(tmp_path, force_polling=polling, rescan=0.05) as pipeline:
@@ -323,12 +323,12 @@ def test_a_file_has_one_name_whatever_links_lead_to_it(tmp_path: Path, polling: 
         assert pipeline.take(0.2) is None
 
 
-def test_a_folder_in_the_place_of_the_directory_is_watched_like_the_first(tmp_path: Path) -> None:
+def test_a_directory_that_replaces_the_watched_one_is_watched(tmp_path: Path) -> None:
     folder = tmp_path / "in"
     folder.mkdir()
     with started(folder) as pipeline:
         until(lambda: not provider_of(pipeline)._watcher._needs_scan)
-        pipeline.state()  # it rests, so it does not look just while the directory is gone
+        pipeline.state()  # the idle stage does not scan while the directory is missing
         folder.rename(tmp_path / "before")
         folder.mkdir()
         for number in range(3):
@@ -336,17 +336,17 @@ def test_a_folder_in_the_place_of_the_directory_is_watched_like_the_first(tmp_pa
             assert names(pipeline, 1) == [f"{number}.trmph"]
 
 
-def test_a_temporary_name_is_for_the_names_that_stand_in_it_as_a_whole(tmp_path: Path) -> None:
+def test_names_contained_in_a_temporary_name(tmp_path: Path) -> None:
     with started(tmp_path, settle=1000.0) as pipeline:
         write(tmp_path / ".10.trmph.tmp")
-        write(tmp_path / "0.trmph")  # by another writer, who is not done
+        write(tmp_path / "0.trmph")  # by another writer, which has not finished
         (tmp_path / ".10.trmph.tmp").rename(tmp_path / "10.trmph")
         assert names(pipeline, 1) == ["10.trmph"]
         assert pipeline.take(0.2) is None
 
 
-def test_what_many_files_cost_grows_as_their_number(tmp_path: Path) -> None:
-    """Counted in calls of functions: that of those that came is looked up, not looked for."""
+def test_the_cost_of_files_grows_linearly(tmp_path: Path) -> None:
+    """Counts function calls."""
 
     def calls(count: int) -> int:
         folder = tmp_path / str(count)
@@ -360,7 +360,7 @@ def test_what_many_files_cost_grows_as_their_number(tmp_path: Path) -> None:
                 counted += 1
 
             gc.collect()
-            gc.disable()  # what it would clean up is that of other tests
+            gc.disable()  # it would count calls for objects of other tests
             sys.setprofile(see)
             try:
                 provider._process_changes(provider.workers[0], changes)
@@ -373,17 +373,17 @@ def test_what_many_files_cost_grows_as_their_number(tmp_path: Path) -> None:
     assert calls(400) < 5 * calls(100)
 
 
-# --- pauses, ends, states -----------------------------------------------------------------------------
+# --- states and errors --------------------------------------------------------------------------------
 
 
-def test_a_state_does_not_wait_for_a_file(tmp_path: Path) -> None:
+def test_a_state_can_be_read_without_waiting_for_a_file(tmp_path: Path) -> None:
     with started(tmp_path) as pipeline:
         for _ in range(20):
             pipeline.state()
 
 
 @pytest.mark.parametrize("taken", range(0, 8, 3))
-def test_without_watching_a_resumed_list_is_the_one_of_then(filled: Path, taken: int) -> None:
+def test_without_watch_a_resumed_stage_uses_the_original_list(filled: Path, taken: int) -> None:
     with watching(filled, watch=False) as pipeline:
         pipeline.start()
         before = names(pipeline, taken) if taken else []
@@ -396,7 +396,7 @@ def test_without_watching_a_resumed_list_is_the_one_of_then(filled: Path, taken:
 
 
 @pytest.mark.parametrize("taken", range(0, 10, 3))
-def test_resumed_what_came_does_not_come_again_and_what_is_new_comes(filled: Path, taken: int) -> None:
+def test_a_resumed_stage_delivers_only_new_files(filled: Path, taken: int) -> None:
     with watching(filled) as pipeline:
         pipeline.start()
         before = names(pipeline, min(taken, 8))
@@ -412,7 +412,7 @@ def test_resumed_what_came_does_not_come_again_and_what_is_new_comes(filled: Pat
 
 
 @pytest.mark.parametrize("taken", [1, 8])
-def test_a_state_of_one_that_watched_goes_on_without_watching(filled: Path, taken: int) -> None:
+def test_a_state_with_watch_can_be_loaded_without(filled: Path, taken: int) -> None:
     with watching(filled) as pipeline:
         pipeline.start()
         before = names(pipeline, taken)
@@ -422,7 +422,7 @@ def test_a_state_of_one_that_watched_goes_on_without_watching(filled: Path, take
         assert sorted(name for name in before + all_names(other) if name) == IN_ORDER
 
 
-def test_a_search_ends_when_the_pipeline_stops(filled: Path) -> None:
+def test_a_scan_ends_when_the_pipeline_stops(filled: Path) -> None:
     with watching(filled) as pipeline:
         pipeline.coordinator.stop()
         with pytest.raises(Stopped):
@@ -443,12 +443,12 @@ def test_a_search_ends_when_the_pipeline_stops(filled: Path) -> None:
         {"force_polling": "yes"},
     ],
 )
-def test_options_without_a_meaning_are_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
+def test_invalid_options_are_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         FilePathProvider(tmp_path, **wrong)
 
 
-def test_a_directory_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_missing_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such directory"):
         FilePathProvider(tmp_path / "none")
 

@@ -1,6 +1,6 @@
-"""Files that are read before their writer is done: each of their games comes once, whatever the pauses.
+"""Tests of files that are read before they are complete: each game is read once.
 
-Most tests here move the clock, and take the two stages step by step, in one thread.
+Most tests control the clock and run the first two stages step by step in one thread.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def shard(path: Path) -> bytes:
 
 
 def content(kind: str, folder: Path) -> bytes:
-    """The bytes of a file of a kind."""
+    """Return the bytes of a file of some kind."""
     if kind == "a.trmph":
         return text_of(7)
     if kind == "b.trmph":
@@ -76,10 +76,10 @@ KINDS = ("a.trmph", "b.trmph", "c.trmph.gz", "d.trmph.gz", "e.tar", "f.pkl.gz", 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_whatever_the_pauses_each_game_comes_once_and_in_order(
+def test_each_game_of_a_paused_file_is_read_once_and_in_order(
     kind: str, clock: Clock, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """The file grows to each of some sizes and is taken there, before it is whole."""
+    """The file grows to several sizes and is read at each of them."""
     whole = content(kind, tmp_path_factory.mktemp("made"))
     expected: list[Facts] = []
 
@@ -90,7 +90,7 @@ def test_whatever_the_pauses_each_game_comes_once_and_in_order(
             for start, stop in pairwise([0, *sorted(cuts), len(whole)]):
                 with (folder / kind).open("ab") as file:
                     file.write(whole[start:stop])
-                os.utime(folder / kind, ns=(stop, stop))  # no two looks are equal by chance
+                os.utime(folder / kind, ns=(stop, stop))  # so that no two scans give the same time
                 steps.step()
         return steps
 
@@ -114,7 +114,7 @@ def test_whatever_the_pauses_each_game_comes_once_and_in_order(
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=6), st.sampled_from(["train", "val", "test"]))
 @settings(max_examples=20)
-def test_of_a_text_that_grows_line_by_line_each_split_gets_its_own(
+def test_each_split_receives_its_games_of_a_growing_text(
     tmp_path_factory: pytest.TempPathFactory, amounts: list[int], split: str
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -145,7 +145,7 @@ def write(path: Path, data: bytes, time: int) -> Path:
     return path
 
 
-def test_what_was_rejected_is_counted_once(tmp_path: Path, clock: Clock) -> None:
+def test_rejected_records_of_a_growing_text_are_counted_once(tmp_path: Path, clock: Clock) -> None:
     good, bad = text_of(1), b"#5,a1a1 b\n"
     steps = Steps(tmp_path, clock)
     with steps.pipeline:
@@ -158,7 +158,7 @@ def test_what_was_rejected_is_counted_once(tmp_path: Path, clock: Clock) -> None
         assert steps.counts()["files"] == 1
 
 
-def test_a_text_that_does_not_go_on_as_it_began_is_not_read_again(tmp_path: Path, clock: Clock) -> None:
+def test_a_text_with_other_first_games_is_not_read_again(tmp_path: Path, clock: Clock) -> None:
     steps = Steps(tmp_path, clock)
     with steps.pipeline:
         write(tmp_path / "a.trmph", text_of(3), 1)
@@ -173,10 +173,10 @@ def test_a_text_that_does_not_go_on_as_it_began_is_not_read_again(tmp_path: Path
         assert steps.counts()["rewritten"] == 1
 
 
-def test_a_bad_file_that_is_written_anew_is_read(tmp_path: Path, clock: Clock) -> None:
+def test_a_bad_file_is_read_after_it_is_rewritten(tmp_path: Path, clock: Clock) -> None:
     steps = Steps(tmp_path, clock)
     with steps.pipeline:
-        write(tmp_path / "a.trmph", b"what is this\n", 1)
+        write(tmp_path / "a.trmph", b"an unknown line\n", 1)
         assert steps.step() == []
         assert steps.loader.notes()["bad"][0][0] == "a.trmph"
         assert steps.find() == []  # it has not changed
@@ -185,7 +185,7 @@ def test_a_bad_file_that_is_written_anew_is_read(tmp_path: Path, clock: Clock) -
         assert steps.loader.notes() == {}
 
 
-def test_a_whole_file_that_changes_later_is_counted_and_not_read(tmp_path: Path, clock: Clock) -> None:
+def test_a_complete_file_that_changes_is_counted_and_not_read(tmp_path: Path, clock: Clock) -> None:
     steps = Steps(tmp_path, clock)
     with steps.pipeline:
         Layouts().plain(tmp_path)
@@ -196,7 +196,7 @@ def test_a_whole_file_that_changes_later_is_counted_and_not_read(tmp_path: Path,
         assert (steps.counts()["rewritten"], steps.counts()["files"]) == (1, 1)
 
 
-def test_a_text_that_was_renamed_in_is_whole(tmp_path: Path, clock: Clock) -> None:
+def test_a_renamed_text_is_complete(tmp_path: Path, clock: Clock) -> None:
     steps = Steps(tmp_path, clock)
     with steps.pipeline:
         write(tmp_path / "a.trmph", text_of(3), 1)
@@ -207,8 +207,8 @@ def test_a_text_that_was_renamed_in_is_whole(tmp_path: Path, clock: Clock) -> No
         assert steps.counts()["rewritten"] == 1
 
 
-def test_a_file_that_is_written_to_for_ever_is_not_read_for_ever(tmp_path: Path, clock: Clock) -> None:
-    """A game every three seconds: it is read after one second, after two more, and then not before four."""
+def test_a_constantly_growing_file_is_read_less_and_less_often(tmp_path: Path, clock: Clock) -> None:
+    """One game every three seconds: the file is read after 1 second, 2 more seconds, 4 more seconds …"""
     steps = Steps(tmp_path, clock)
     lines = [line for line in text_of(150).splitlines(keepends=True) if line.endswith((b" b\n", b" r\n"))]
     lines = [line for line in lines if b"a1a1" not in line]
@@ -225,8 +225,8 @@ def test_a_file_that_is_written_to_for_ever_is_not_read_for_ever(tmp_path: Path,
     assert [chunk.index for chunk in steps.games] == list(range(100))
 
 
-def test_what_changes_before_it_was_read_does_not_come_twice(tmp_path: Path, clock: Clock) -> None:
-    """It waits in a queue, grows meanwhile, and is read as it is then."""
+def test_a_file_that_changes_before_it_is_read_is_read_once(tmp_path: Path, clock: Clock) -> None:
+    """The file grows while it is in a queue, and is read with its new content."""
     steps = Steps(tmp_path, clock)
     with steps.pipeline:
         write(tmp_path / "a.trmph", text_of(3), 1)
@@ -241,8 +241,8 @@ def test_what_changes_before_it_was_read_does_not_come_twice(tmp_path: Path, clo
         assert len(steps.games) == 5
 
 
-def test_a_file_that_could_not_be_opened_comes_again(tmp_path: Path, clock: Clock) -> None:
-    """As where a network drive fails just then: it is the same file when it is back."""
+def test_a_file_that_could_not_be_opened_is_delivered_again(tmp_path: Path, clock: Clock) -> None:
+    """For example after a temporary failure of a network drive."""
     steps = Steps(tmp_path, clock)
     with steps.pipeline:
         path = write(tmp_path / "a.trmph", text_of(3), 1)
@@ -252,14 +252,12 @@ def test_a_file_that_could_not_be_opened_comes_again(tmp_path: Path, clock: Cloc
         assert steps.counts()["bad.gone"] == 1
         assert steps.find() == []
         (tmp_path / ".away").rename(path)
-        steps.provider._add_candidates(["a.trmph"])  # even where nothing is told, when all is looked through
+        steps.provider._add_candidates(["a.trmph"])  # a scan finds it without a reported change
         assert len(steps.step()) == 3
 
 
-def test_a_change_that_nothing_is_told_of_is_seen_when_all_is_looked_through(
-    tmp_path: Path, clock: Clock
-) -> None:
-    """As one in the same second is not, where the watch polls."""
+def test_an_unreported_change_is_found_by_a_scan(tmp_path: Path, clock: Clock) -> None:
+    """Polling does not report a change within the same second."""
     steps = Steps(tmp_path, clock)
     with steps.pipeline:
         write(tmp_path / "a.trmph", text_of(3), 1)
@@ -275,14 +273,14 @@ def test_a_change_that_nothing_is_told_of_is_seen_when_all_is_looked_through(
         assert len(steps.read([file])) == 2
 
 
-def test_what_is_known_of_a_file_that_goes_on_is_in_the_state(tmp_path: Path, clock: Clock) -> None:
+def test_the_state_contains_the_progress_of_growing_files(tmp_path: Path, clock: Clock) -> None:
     steps = Steps(tmp_path, clock)
     with steps.pipeline:
         write(tmp_path / "a.trmph", text_of(3), 1)
         write(tmp_path / "b.tar", b"cut", 1)
         assert len(steps.step()) == 3
         write(tmp_path / "c.trmph", text_of(2), 1)
-        steps.find()  # announced and not read
+        steps.find()  # delivered and not read
         state = pickle.loads(pickle.dumps(steps.provider.state()))
     write(tmp_path / "a.trmph", text_of(7), 2)
     write(tmp_path / "b.tar", shard(tmp_path / "b"), 2)
@@ -295,7 +293,7 @@ def test_what_is_known_of_a_file_that_goes_on_is_in_the_state(tmp_path: Path, cl
         assert [chunk.source for chunk in resumed.games].count("c.trmph") == 0
 
 
-def test_without_watching_nothing_is_followed(tmp_path: Path) -> None:
+def test_without_watch_no_file_may_grow(tmp_path: Path) -> None:
     write(tmp_path / "a.trmph", text_of(3), 1)
     provider, loader = FilePathProvider(tmp_path, watch=False), ChunkSourceLoader()
     with Pipeline([provider, loader], [(9, "block"), (9, "block")]) as pipeline:
@@ -308,7 +306,7 @@ def test_without_watching_nothing_is_followed(tmp_path: Path) -> None:
         assert provider._delivered.delivery_count("a.trmph") == 0
 
 
-# --- with threads, a pool and states ------------------------------------------------------------------
+# --- threads, pool and states -------------------------------------------------------------------------
 
 
 def entered(games: int) -> Callable[[dict[str, dict[str, float]]], bool]:
@@ -322,7 +320,7 @@ def append(path: Path, data: bytes) -> None:
 
 @pytest.fixture
 def grown(tmp_path: Path) -> Iterator[tuple[Pipeline, bytes]]:
-    """A pipeline that has read a text in three pieces, one of them cut in a line; and the next piece."""
+    """A pipeline that has read three parts of a text, one cut within a line; and the next part."""
     text = text_of(20)
     cuts = [0, 200, 400, 500, len(text)]
     pieces = [text[start:stop] for start, stop in pairwise(cuts)]
@@ -342,7 +340,7 @@ def games_of(told: dict[str, dict[str, float]]) -> float:
     return told["ShufflingChunkPool"]["entered"]
 
 
-def test_a_file_that_goes_on_comes_on_while_others_come(
+def test_a_growing_file_and_new_files_are_read_together(
     tmp_path: Path, grown: tuple[Pipeline, bytes]
 ) -> None:
     pipeline, piece = grown
@@ -358,7 +356,7 @@ def test_a_file_that_goes_on_comes_on_while_others_come(
 
 
 @pytest.mark.parametrize("longer", [False, True])
-def test_resumed_the_pieces_of_a_file_are_drawn_as_they_would_have_been(
+def test_a_resumed_pool_draws_the_same_games_of_a_growing_file(
     tmp_path: Path, grown: tuple[Pipeline, bytes], longer: bool
 ) -> None:
     pipeline, piece = grown
@@ -385,9 +383,7 @@ def test_resumed_the_pieces_of_a_file_are_drawn_as_they_would_have_been(
         assert {chunk.index for chunk in chain(*hands)} == set(range(20))
 
 
-def test_of_a_piece_that_is_another_one_now_nothing_is_drawn(
-    tmp_path: Path, grown: tuple[Pipeline, bytes]
-) -> None:
+def test_a_changed_file_of_a_state_is_left_out(tmp_path: Path, grown: tuple[Pipeline, bytes]) -> None:
     pipeline, _ = grown
     state = pipeline.state()
     pipeline.close()
@@ -398,8 +394,8 @@ def test_of_a_piece_that_is_another_one_now_nothing_is_drawn(
         assert resumed.metrics()["ShufflingChunkPool"]["missing"] == sources
 
 
-def test_games_of_a_board_of_many_rows_come_once_too(tmp_path: Path, clock: Clock) -> None:
-    """A cell of two digits may be cut to one of a single digit."""
+def test_games_on_large_boards_are_read_once(tmp_path: Path, clock: Clock) -> None:
+    """A cell with a two-digit row may be truncated to one digit."""
     write_trmph(tmp_path / "whole", [(game.moves, game.winner) for game in make_games(3, 1, 13)], 13)
     whole = (tmp_path / "whole").read_bytes()
     for cut in range(1, len(whole), 19):

@@ -1,4 +1,4 @@
-"""A directory that goes while it is watched, and comes back: what is served meanwhile, what comes then."""
+"""Tests of a directory that disappears while it is watched, and comes back."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def started(folder: Path, **options: Any) -> Pipeline:
-    """A pipeline whose watch stands and whose first scan is done."""
+    """Return a started pipeline after its first scan, with a running watcher."""
     pipeline = watching(folder, **options)
     pipeline.start()
     while take(pipeline) is not SCANNED:
@@ -56,7 +56,7 @@ def is_gone(pipeline: Pipeline) -> bool:
 
 
 def warned(pipeline: Pipeline) -> list[str]:
-    """Return what the pipeline warns of with the next call of the trainer."""
+    """Return the warnings issued by the next call of the trainer."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         pipeline.take(0)
@@ -70,7 +70,7 @@ def rename_in(path: Path, text: str = "x") -> Path:
 
 
 @pytest.mark.parametrize("polling", [False, True])
-def test_a_directory_that_is_removed_and_made_again_is_watched_on(folder: Path, polling: bool) -> None:
+def test_a_removed_and_recreated_directory_is_watched_again(folder: Path, polling: bool) -> None:
     with started(folder, force_polling=polling) as pipeline:
         rename_in(folder / "a.trmph")
         assert names(pipeline, 1) == ["a.trmph"]
@@ -82,7 +82,7 @@ def test_a_directory_that_is_removed_and_made_again_is_watched_on(folder: Path, 
                 f"{folder.resolve()}: the directory can no longer be read (No such file"
             )
             rename_in(folder / f"sub/{number}.trmph")
-            rename_in(folder / "a.trmph")  # known by name
+            rename_in(folder / "a.trmph")  # a known name
             assert names(pipeline, 1) == [f"sub/{number}.trmph"]
             rename_in(folder / f"{number}.trmph")
             assert names(pipeline, 1) == [f"{number}.trmph"]
@@ -90,7 +90,7 @@ def test_a_directory_that_is_removed_and_made_again_is_watched_on(folder: Path, 
         assert pipeline.metrics()["FilePathProvider"]["unavailable"] == 3
 
 
-def test_a_directory_that_is_renamed_away_and_back_gives_what_came_meanwhile(folder: Path) -> None:
+def test_new_files_are_found_after_a_directory_is_moved_away_and_back(folder: Path) -> None:
     away = folder.with_name("away")
     with started(folder, pool_size=1) as pipeline:
         for number in range(5):
@@ -107,24 +107,22 @@ def test_a_directory_that_is_renamed_away_and_back_gives_what_came_meanwhile(fol
         assert len(provider_of(pipeline)._delivered) == 7, "none was forgotten while it was not there"
 
 
-def test_one_that_is_made_again_at_once_is_watched_even_if_the_system_calls_it_the_same(
+def test_a_recreated_directory_with_the_same_inode_is_watched(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file system may give the number of what was removed to what is made next."""
+    """A file system may reuse the inode of a removed directory."""
     with started(folder) as pipeline:
         monkeypatch.setattr(provider_of(pipeline)._root, "identity", lambda: (1, 1))
         folder.rmdir()
         folder.mkdir()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it may have been looked for just in between
+            warnings.simplefilter("ignore")  # a check may have found it missing
             for number in range(3):
                 rename_in(folder / f"{number}.trmph")
                 assert names(pipeline, 1) == [f"{number}.trmph"]
 
 
-def test_it_is_told_once_however_often_it_is_looked_for(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_directory_gives_one_warning(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with started(folder, rescan=0.02) as pipeline:
         place = provider_of(pipeline)._root
         looks = []
@@ -141,7 +139,7 @@ def test_it_is_told_once_however_often_it_is_looked_for(
         until(lambda: len(looks) > before + 5)
         assert len(warned(pipeline)) == 1
         assert pipeline.metrics()["FilePathProvider"]["unavailable"] == 1
-        state = pipeline.state()  # it can be taken meanwhile
+        state = pipeline.state()  # it can be read meanwhile
     folder.mkdir()
     rename_in(folder / "a.trmph")
     with watching(folder) as resumed:
@@ -150,7 +148,7 @@ def test_it_is_told_once_however_often_it_is_looked_for(
         assert names(resumed, 1) == ["a.trmph"]
 
 
-def test_a_directory_that_goes_before_it_is_looked_at_is_waited_for(folder: Path) -> None:
+def test_the_stage_waits_for_a_directory_removed_before_the_first_scan(folder: Path) -> None:
     with watching(folder) as pipeline:
         folder.rmdir()
         pipeline.start()
@@ -161,7 +159,7 @@ def test_a_directory_that_goes_before_it_is_looked_at_is_waited_for(folder: Path
         assert take(pipeline) is SCANNED
 
 
-def test_without_watching_it_is_an_error(folder: Path) -> None:
+def test_without_watch_a_missing_directory_is_an_error(folder: Path) -> None:
     with watching(folder, watch=False) as pipeline:
         folder.rmdir()
         pipeline.start()
@@ -169,12 +167,12 @@ def test_without_watching_it_is_an_error(folder: Path) -> None:
             pipeline.take(TIMEOUT)
 
 
-def test_one_that_was_never_there_is_refused(folder: Path) -> None:
+def test_a_directory_that_never_existed_is_refused(folder: Path) -> None:
     with pytest.raises(InputError, match="no such directory"):
         FilePathProvider(folder / "none")
 
 
-def test_it_can_be_closed_while_the_directory_is_gone(folder: Path) -> None:
+def test_the_pipeline_can_be_closed_while_the_directory_is_missing(folder: Path) -> None:
     with started(folder) as pipeline:
         folder.rmdir()
         until(lambda: is_gone(pipeline))
@@ -186,7 +184,7 @@ def write_games(path: Path, count: int, seed: int) -> None:
     temporary.rename(path)
 
 
-def test_games_of_the_pool_are_drawn_meanwhile_and_new_ones_come_then(folder: Path) -> None:
+def test_games_of_the_pool_are_drawn_while_the_directory_is_missing(folder: Path) -> None:
     stages = [
         FilePathProvider(folder, settle=0.05),
         ChunkSourceLoader(),
@@ -209,7 +207,7 @@ def test_games_of_the_pool_are_drawn_meanwhile_and_new_ones_come_then(folder: Pa
         assert pipeline.metrics()["ShufflingChunkPool"]["entered"] == 40
 
 
-def test_the_trainer_is_warned_with_the_path(folder: Path) -> None:
+def test_the_warning_contains_the_path(folder: Path) -> None:
     live = LiveOptions(val=0.0, test=0.0, reservoir=50, batch_size=10, batch=BatchOptions(fields=("value",)))
     write_games(folder / "a.trmph", 20, 1)
     with LiveLoader(folder, config=live) as loader:
@@ -227,8 +225,10 @@ def test_the_trainer_is_warned_with_the_path(folder: Path) -> None:
                 next(batches)
 
 
-def test_a_watch_that_cannot_stand_again_stops_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where the system's limit of watches is reached by then: names are looked through."""
+def test_the_stage_continues_if_watching_cannot_restart(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For example if the system's limit of watches is reached. Names are scanned instead."""
 
     def stand_once(*_: object, **__: object) -> Iterator[set[Any]]:
         if stood:
@@ -252,8 +252,10 @@ def test_a_watch_that_cannot_stand_again_stops_nothing(folder: Path, monkeypatch
         assert not pipeline.coordinator.warnings
 
 
-def test_a_watch_that_never_stands_keeps_nothing_back(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where a name that it cannot spell changes all the time: names are looked through."""
+def test_files_are_delivered_even_if_watching_never_starts(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For example if a name that is not UTF-8 changes constantly. Names are scanned instead."""
 
     def cannot_spell(*_: object, **__: object) -> Iterator[set[Any]]:
         raise RuntimeError("Unable to decode path")
@@ -267,10 +269,10 @@ def test_a_watch_that_never_stands_keeps_nothing_back(folder: Path, monkeypatch:
         assert names(pipeline, 1) == ["b.trmph"]
 
 
-def test_where_polling_may_not_read_a_folder_names_are_looked_through(
+def test_names_are_scanned_if_polling_cannot_read_a_folder(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From the start on, and files that go on come again, which nobody tells of."""
+    """From the start; growing files are read again although no change is reported."""
 
     def closed(*_: object, **__: object) -> Iterator[set[Any]]:
         raise RuntimeError("IO error for operation on lost+found: Permission denied")
@@ -294,10 +296,10 @@ def test_where_polling_may_not_read_a_folder_names_are_looked_through(
         assert [chunk.index for chunk in pipeline.take(TIMEOUT).chunks] == [3, 4, 5]
 
 
-def test_a_directory_that_goes_while_the_watch_is_made_stops_nothing(
+def test_a_directory_may_disappear_while_watching_starts(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was there before, and is there again."""
+    """The directory exists before and afterwards."""
 
     def gone_once(*arguments: Any, **options: Any) -> Iterator[set[Any]]:
         if not failed:
@@ -316,7 +318,7 @@ def test_a_directory_that_goes_while_the_watch_is_made_stops_nothing(
 
 @pytest.fixture
 def drive(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own at ``in``, and a folder beside it that keeps what is on it."""
+    """A separate file system mounted at ``in``, and a folder that keeps its content."""
     place, kept = tmp_path / "in", tmp_path / "kept"
     place.mkdir()
     kept.mkdir()
@@ -334,8 +336,8 @@ def drive(tmp_path: Path) -> Iterator[Path]:
             subprocess.run(["umount", "-l", str(each)], capture_output=True)
 
 
-def test_a_drive_that_is_not_mounted_for_a_while_gives_no_file_twice(drive: Path) -> None:
-    """Its place is an empty folder then, in which nothing is forgotten."""
+def test_an_unmounted_drive_repeats_no_file(drive: Path) -> None:
+    """The mount point is an empty folder meanwhile, and no file is forgotten."""
     with started(drive, pool_size=1, rescan=0.05) as pipeline:
         for number in range(5):
             rename_in(drive / f"{number}.trmph")

@@ -1,4 +1,4 @@
-"""Files that are moved within the directory, or have another name, are known by their inodes."""
+"""Tests of files that are moved or linked within the directory; their inodes identify them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("no_thread_survives")
 
 @pytest.fixture
 def steps(tmp_path: Path, clock: Clock) -> Steps:
-    """The first two stages, which have read ``a`` and ``b`` of 3 games and ``sub/c`` of 5."""
+    """Steps that have read ``a`` and ``b`` with 3 games each and ``sub/c`` with 5."""
     (tmp_path / "sub").mkdir()
     for name, count, seed in (("a", 3, 1), ("b", 3, 2), ("sub/c", 5, 3)):
         (tmp_path / f"{name}.trmph").write_bytes(text_of(count, seed=seed))
@@ -120,10 +120,10 @@ CHANGES = {
 
 @pytest.mark.parametrize("resumed", [False, True])
 @pytest.mark.parametrize("change", CHANGES)
-def test_no_game_comes_again_and_what_is_appended_later_comes(
+def test_moved_files_are_not_read_again_and_appended_games_are(
     steps: Steps, clock: Clock, change: str, resumed: bool
 ) -> None:
-    """Watching, or while nobody does, between a state and its loading."""
+    """While watching, and between saving and loading a state."""
     state = pickle.loads(pickle.dumps(encode_state(steps.provider.state())))
     CHANGES[change](steps)
     if resumed:
@@ -141,8 +141,8 @@ def test_no_game_comes_again_and_what_is_appended_later_comes(
     assert not steps.step()
 
 
-def test_a_name_that_was_freed_is_that_of_a_new_file(steps: Steps) -> None:
-    """As where a log is rotated."""
+def test_a_freed_name_can_belong_to_a_new_file(steps: Steps) -> None:
+    """For example after log rotation."""
     rename(steps, "b.trmph", "b.2.trmph")
     rename(steps, "a.trmph", "b.trmph")
     (steps.folder / "a.trmph").write_bytes(text_of(7, seed=9))
@@ -150,7 +150,7 @@ def test_a_name_that_was_freed_is_that_of_a_new_file(steps: Steps) -> None:
     assert steps.counts()["moved"] == 2
 
 
-def test_a_file_that_was_appended_to_and_moved_at_once_gives_what_is_new(steps: Steps) -> None:
+def test_a_file_appended_to_and_moved_at_once_gives_its_new_games(steps: Steps) -> None:
     text = text_of(8, seed=1)
     (steps.folder / "a.trmph").write_bytes(text)
     rename(steps, "a.trmph", "full.trmph")
@@ -169,7 +169,7 @@ def test_a_copy_is_another_file(steps: Steps) -> None:
 def test_a_new_file_with_the_inode_of_a_deleted_one_is_read(
     steps: Steps, monkeypatch: pytest.MonkeyPatch, bad: bool
 ) -> None:
-    """File systems use inodes again at once; the content says that it is another file."""
+    """File systems reuse inodes at once. The content shows that it is another file."""
     inode = (steps.folder / "a.trmph").stat().st_ino
     before = steps.counts()["rejected"]
     (steps.folder / "a.trmph").unlink()
@@ -190,7 +190,7 @@ def test_a_new_file_with_the_inode_of_a_deleted_one_is_read(
     assert "bad.rewritten" not in steps.counts()
 
 
-def test_without_inodes_a_moved_file_is_read_again(
+def test_a_moved_file_without_inode_is_read_again(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stat_file = WatchedDirectory.stat_file
@@ -207,21 +207,21 @@ def test_without_inodes_a_moved_file_is_read_again(
     assert len(steps.step()) == 3
 
 
-def test_a_file_that_was_moved_before_it_was_opened_is_read_once(steps: Steps, clock: Clock) -> None:
+def test_a_file_moved_before_it_is_opened_is_read_once(steps: Steps, clock: Clock) -> None:
     (steps.folder / "d.trmph").write_bytes(text_of(4, seed=7))
     found = steps.find()
     rename(steps, "d.trmph", "e.trmph")
     assert not steps.step()
-    assert not steps.read(found)  # it is gone under that name
+    assert not steps.read(found)  # it no longer has that name
     steps.provider._find_changed(steps.provider._unread)
     assert [chunk.source for chunk in steps.step()] == ["e.trmph"] * 4
     assert not steps.step()
 
 
-def test_of_more_files_than_are_remembered_none_comes_again_when_their_folder_is_renamed(
+def test_renaming_a_folder_of_many_files_repeats_none(
     tmp_path: Path,
 ) -> None:
-    """No event tells of them: only the look through all names does, which forgets names too."""
+    """No event reports the files: only the scan of all names finds them, and it forgets names too."""
     (tmp_path / "in").mkdir()
     for number in range(50):
         (tmp_path / "in" / f"{number}.trmph").write_text("x")
@@ -237,7 +237,7 @@ def test_of_more_files_than_are_remembered_none_comes_again_when_their_folder_is
 
 
 @pytest.mark.parametrize("polling", [False, True])
-def test_a_renamed_file_and_a_renamed_folder_do_not_come_again(tmp_path: Path, polling: bool) -> None:
+def test_renamed_files_and_folders_are_not_delivered_again(tmp_path: Path, polling: bool) -> None:
     (tmp_path / "in").mkdir()
     for name in ("a.trmph", "in/b.trmph"):
         (tmp_path / name).write_text(name)
@@ -252,7 +252,7 @@ def test_a_renamed_file_and_a_renamed_folder_do_not_come_again(tmp_path: Path, p
         assert take(pipeline).name == "new.trmph"
 
 
-def test_files_left_out_at_the_start_do_not_come_when_they_are_moved(tmp_path: Path) -> None:
+def test_files_skipped_at_the_start_are_not_delivered_after_a_move(tmp_path: Path) -> None:
     for name in ("a.trmph", "b.trmph"):
         (tmp_path / name).write_text(name)
     with watching(tmp_path, newest_files=1) as pipeline:
@@ -272,9 +272,7 @@ def drawn(pipeline: Pipeline, count: int) -> list[list[bytes]]:
 
 @pytest.mark.parametrize("when", ["watching", "stopped", "both"])
 @pytest.mark.parametrize("swap", [False, True])
-def test_resumed_the_games_of_moved_files_are_drawn_as_they_would_have_been(
-    tmp_path: Path, when: str, swap: bool
-) -> None:
+def test_a_resumed_pool_draws_the_same_games_from_moved_files(tmp_path: Path, when: str, swap: bool) -> None:
     def move(number: int) -> None:
         if swap:
             (tmp_path / "a.trmph").rename(tmp_path / ".x")
@@ -306,7 +304,7 @@ def test_resumed_the_games_of_moved_files_are_drawn_as_they_would_have_been(
         assert resumed.metrics()["ShufflingChunkPool"]["entered"] == 12
 
 
-def test_resumed_a_file_that_was_moved_and_appended_to_is_drawn_and_goes_on(tmp_path: Path) -> None:
+def test_a_resumed_pool_continues_a_file_moved_and_appended_to(tmp_path: Path) -> None:
     (tmp_path / "a.trmph").write_bytes(text_of(6))
     with start_pool(tmp_path) as pipeline:
         pipeline.start()
@@ -322,7 +320,7 @@ def test_resumed_a_file_that_was_moved_and_appended_to_is_drawn_and_goes_on(tmp_
         wait_until(resumed, lambda told: told["ShufflingChunkPool"]["entered"] == 9)
 
 
-def test_a_state_from_before_inodes_were_known_can_be_loaded(steps: Steps, clock: Clock) -> None:
+def test_a_state_without_inodes_can_be_loaded(steps: Steps, clock: Clock) -> None:
     state = steps.provider.state()
     for name in ("inodes", "looks", "moved"):
         del state["came"][name]
@@ -332,7 +330,7 @@ def test_a_state_from_before_inodes_were_known_can_be_loaded(steps: Steps, clock
     assert [chunk.source for chunk in resumed.step()] == ["z.trmph"] * 3
 
 
-def test_names_that_moved_files_had_are_kept_up_to_a_number() -> None:
+def test_the_number_of_former_names_is_limited() -> None:
     known = DeliveredFiles(10)
     known.add("0", FileStat(1, 1, 5), may_grow=False)
     for number in range(1000):
@@ -344,7 +342,7 @@ def test_names_that_moved_files_had_are_kept_up_to_a_number() -> None:
     assert len(pickle.dumps(encode_state(known.state()))) < 1000
 
 
-def test_of_files_that_are_forgotten_no_inode_is_kept() -> None:
+def test_inodes_of_forgotten_files_are_removed() -> None:
     known = DeliveredFiles(10)
     for number in range(100):
         known.add(str(number), FileStat(1, 1, number + 1), may_grow=False)
@@ -353,8 +351,8 @@ def test_of_files_that_are_forgotten_no_inode_is_kept() -> None:
     assert owners == [None] * 90 + [str(number) for number in range(90, 100)]
 
 
-def test_an_inode_of_64_bits_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As network drives have them."""
+def test_an_inode_may_have_64_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Network drives have such inodes."""
     known = DeliveredFiles(10)
     look = FileStat(1, 1, (1 << 64) - 1)
     known.add("a", look, may_grow=False)

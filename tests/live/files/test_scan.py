@@ -1,4 +1,4 @@
-"""Folders to which several links lead: each file in them comes once, by whatever link it is told of."""
+"""Tests of folders that several links lead to: each file in them is delivered once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("no_thread_survives")
 
 @pytest.fixture
 def linked(tmp_path: Path) -> Path:
-    """A directory with two links to a folder elsewhere, and one to a folder below that."""
+    """A directory with two links to a folder outside, and one to a subfolder of that."""
     (tmp_path / "elsewhere" / "sub").mkdir(parents=True)
     folder = tmp_path.resolve() / "in"
     folder.mkdir()
@@ -30,7 +30,7 @@ def linked(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("polling", [False, True])
-def test_a_file_that_several_links_lead_to_comes_once(
+def test_a_file_reached_by_several_links_is_delivered_once(
     linked: Path, polling: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     elsewhere = linked.with_name("elsewhere")
@@ -59,7 +59,7 @@ def test_a_file_that_several_links_lead_to_comes_once(
     assert sorted(found) == ["b/0.trmph", "b/1.trmph", "b/3.trmph", "b/sub/2.trmph"]
 
 
-def test_a_folder_elsewhere_keeps_its_name_as_long_as_that_link_leads_there(linked: Path) -> None:
+def test_an_outside_folder_keeps_its_prefix_while_its_link_exists(linked: Path) -> None:
     place = WatchedDirectory(linked, PATTERNS)
     elsewhere = linked.with_name("elsewhere")
     (elsewhere / "sub" / "0.trmph").write_text("x")
@@ -72,7 +72,7 @@ def test_a_folder_elsewhere_keeps_its_name_as_long_as_that_link_leads_there(link
         return {known.prefix(str(linked / folder)) for folder in folders}
 
     assert place.prefix_of(str(linked / ".hidden")) is None
-    assert told_as("z/sub") == {"z/sub/"}  # told of before it was seen
+    assert told_as("z/sub") == {"z/sub/"}  # reported before it was scanned
     assert seen() == ["z/sub/0.trmph"]
     assert told_as("z/sub", "y", "b/sub", ".hidden/sub") == {"z/sub/"}
     assert told_as("z/sub/.hidden") == {None}
