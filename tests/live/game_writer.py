@@ -86,8 +86,15 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="number of the first game")
     parser.add_argument("--rate", type=float, default=300.0, help="games a second")
     parser.add_argument("--in-place", action="store_true")
-    asked = parser.parse_args()
-    folder = Folder(asked.folder, asked.games, asked.board_size, asked.seed, asked.in_place, asked.first)
+    arguments = parser.parse_args()
+    folder = Folder(
+        arguments.folder,
+        arguments.games,
+        arguments.board_size,
+        arguments.seed,
+        arguments.in_place,
+        arguments.first,
+    )
     while line := sys.stdin.readline():
         verb, _, number = line.strip().partition(" ")
         if verb == "write":
@@ -96,7 +103,7 @@ def main() -> None:
         elif verb == "half":
             folder.write_half()
         elif verb == "run":
-            run(folder, asked.games / asked.rate)
+            run(folder, arguments.games / arguments.rate)
         else:
             raise SystemExit(f"unknown: {line!r}")
 

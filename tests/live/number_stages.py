@@ -48,12 +48,12 @@ class Hold(Transform):
             self._held.append(item)
             if len(self._held) < 3:
                 return []
-            given_up, self._held = self._held[:2], self._held[2:]
-        return given_up
+            released, self._held = self._held[:2], self._held[2:]
+        return released
 
     def finish(self) -> Iterable[Any]:
-        given_up, self._held = self._held, []
-        return given_up
+        released, self._held = self._held, []
+        return released
 
     def state(self) -> dict[str, Any]:
         return {"held": list(self._held)}
@@ -75,7 +75,7 @@ def named(stage: Stage, name: str) -> Stage:
 def make(stop: int, threads: Iterable[int] = (1, 1, 1), capacity: int = 2) -> Pipeline:
     first, *others = threads
     stages: list[Stage] = [Numbers(stop, threads=first)]
-    stages += [named(Hold(threads=count), f"Hold{place}") for place, count in enumerate(others)]
+    stages += [named(Hold(threads=count), f"Hold{index}") for index, count in enumerate(others)]
     return Pipeline(stages, [(capacity, "block")] * len(stages))
 
 
@@ -114,9 +114,9 @@ def in_thread(action: Callable[[], Any]) -> Callable[[], Any]:
 
 def until(condition: Callable[[], Any]) -> None:
     """Wait until a condition is true."""
-    turns = threading.Event()
+    pause = threading.Event()
     for _ in range(int(TIMEOUT * 1000)):
         if condition():
             return
-        turns.wait(0.001)
+        pause.wait(0.001)
     raise AssertionError("it never comes to that")

@@ -19,8 +19,8 @@ from tests.live.sample_games import CELLS, SampleGames, block_chunk, move_chunks
 
 def relabelled(chunk: Chunk, relabel: Relabel | str) -> list[dict[str, Any]]:
     """Return the relabelled positions of a game as the next stage unpacks them."""
-    (hand,) = ChunkRelabeller(relabel=relabel).process((chunk,))
-    return rows_of(ChunkUnpacker(seed=0, pool_size=99, positions_per_game="all").process(hand))
+    (chunks,) = ChunkRelabeller(relabel=relabel).process((chunk,))
+    return rows_of(ChunkUnpacker(seed=0, pool_size=99, positions_per_game="all").process(chunks))
 
 
 def plain(chunk: Chunk) -> list[dict[str, Any]]:
@@ -54,13 +54,13 @@ def test_values_are_replaced(chunk):
 @pytest.mark.parametrize("chunk", CHUNKS)
 @pytest.mark.parametrize("rows", [None, [0, 4], [1], []])
 def test_policies_are_replaced_and_others_are_unchanged(chunk, rows):
-    places = list(range(chunk.positions)) if rows is None else rows
-    policies = np.zeros((len(places), CELLS), np.float32)
-    for row, place in enumerate(places):
-        policies[row, [place % CELLS, 20]] = [0.25, 0.75]
+    plies = list(range(chunk.positions)) if rows is None else rows
+    policies = np.zeros((len(plies), CELLS), np.float32)
+    for row, ply in enumerate(plies):
+        policies[row, [ply % CELLS, 20]] = [0.25, 0.75]
     expected = plain(chunk)
-    for place, policy in zip(places, policies.tolist(), strict=True):
-        expected[place]["policy"] = policy
+    for ply, policy in zip(plies, policies.tolist(), strict=True):
+        expected[ply]["policy"] = policy
     targets = Targets(policy=policies, rows=rows)
     assert relabelled(chunk, lambda chunk, block: targets) == expected
     ((new,),) = ChunkRelabeller(relabel=lambda chunk, block: targets).process((chunk,))
@@ -71,16 +71,16 @@ def test_policies_are_replaced_and_others_are_unchanged(chunk, rows):
 
 
 def test_the_function_receives_a_game_and_read_only_positions():
-    seen = []
+    calls = []
 
-    def look(chunk: Chunk, block: Block) -> None:
-        seen.append((chunk, rows_of([block])))
+    def record(chunk: Chunk, block: Block) -> None:
+        calls.append((chunk, rows_of([block])))
         with pytest.raises(ValueError, match="read-only"):
             block["value"][0] = 1
 
     for chunk in CHUNKS:
-        relabelled(chunk, look)
-    assert seen == [(chunk, plain(chunk)) for chunk in CHUNKS]
+        relabelled(chunk, record)
+    assert calls == [(chunk, plain(chunk)) for chunk in CHUNKS]
 
 
 def test_the_function_can_be_given_by_name():

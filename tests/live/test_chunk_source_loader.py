@@ -160,7 +160,7 @@ def test_games_that_follow_the_rules_are_stored_as_moves(layout: str, tmp_path: 
 def test_other_games_are_stored_as_boards(tmp_path: Path) -> None:
     Layouts().odd_games(tmp_path)
     chunks = load(tmp_path / "a.pkl.gz")
-    as_blocks = [place for place, chunk in enumerate(chunks) if chunk.block is not None]
+    as_blocks = [index for index, chunk in enumerate(chunks) if chunk.block is not None]
     assert as_blocks == [1, 2, 3, 4, 6, 7, 11]  # the missing game is the one without an id
     dense = chunks[3].block
     assert dense is not None

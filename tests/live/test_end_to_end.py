@@ -71,7 +71,7 @@ def start(directory: Path, live: LiveOptions) -> Pipeline:
     return pipeline
 
 
-def start_hands(directory: Path, pool_size: int = 30, overflow: Overflow = "block", **more: Any) -> Pipeline:
+def start_pool(directory: Path, pool_size: int = 30, overflow: Overflow = "block", **more: Any) -> Pipeline:
     """Start a pipeline that ends with the pool and delivers game batches."""
     stages = [
         FilePathProvider(directory, settle=SETTLE),
@@ -106,8 +106,8 @@ def take(pipeline: Pipeline, count: int) -> list[Any]:
     return items
 
 
-def numbers(hands: list[Any]) -> list[int]:
-    return [chunk.number for hand in hands for chunk in hand]
+def numbers(game_batches: list[Any]) -> list[int]:
+    return [chunk.number for game_batch in game_batches for chunk in game_batch]
 
 
 def in_flight(pipeline: Pipeline) -> int:
@@ -119,15 +119,15 @@ def test_the_window_moves_with_the_writer(tmp_path: Path, start_writer: StartWri
     """Once a file is in the pool, all draws are from the newest 30 games, and each is a written game."""
     writer = start_writer(tmp_path, seed=SEED)
     writer.write(4)
-    with start_hands(tmp_path) as pipeline:
+    with start_pool(tmp_path) as pipeline:
         for files in range(4, 9):
             wait_for_games(pipeline, files * GAMES)
             take(pipeline, in_flight(pipeline))
             window = range(files * GAMES - 30, files * GAMES)
             assert pool_of(pipeline).window == (window.start, window.stop)
-            hands = take(pipeline, 60)
-            assert set(numbers(hands)) == set(window), "two passes and more, and nothing that has left"
-            for chunk in hands[-1]:
+            game_batches = take(pipeline, 60)
+            assert set(numbers(game_batches)) == set(window), "two passes and more, and nothing that has left"
+            for chunk in game_batches[-1]:
                 game = make_game(chunk.number, SEED, BOARD_SIZE)
                 assert (chunk.moves.tolist(), chunk.value) == (game.moves.tolist(), float(game.winner))
             writer.write(1)
@@ -137,7 +137,7 @@ def test_a_blocking_queue_stops_draws_but_not_new_games(tmp_path: Path, start_wr
     """The trainer takes nothing: the pool draws until its queue is full, and its window still moves."""
     writer = start_writer(tmp_path, seed=SEED)
     writer.write(1)
-    with start_hands(tmp_path, game_batch_size=5) as pipeline:
+    with start_pool(tmp_path, game_batch_size=5) as pipeline:
         wait_until(pipeline, lambda: len(pipeline.queues[-1]) == 2)
         writer.write(6)
         wait_for_games(pipeline, 70)
@@ -156,7 +156,7 @@ def test_a_queue_that_drops_keeps_the_oldest_or_the_newest(
     ago.
     """
     start_writer(tmp_path, seed=SEED).write(3)
-    with start_hands(tmp_path, game_batch_size=1, overflow=overflow, passes=20) as pipeline:
+    with start_pool(tmp_path, game_batch_size=1, overflow=overflow, passes=20) as pipeline:
         wait_until(pipeline, lambda: pipeline.queues[-1].dropped >= 300)
         with pipeline.coordinator.paused():
             held = numbers(pipeline.queues[-1].contents())
@@ -180,9 +180,9 @@ def test_a_slow_trainer_receives_new_games(tmp_path: Path, start_writer: StartWr
         writer.write(5)
         wait_for_games(pipeline, 80)
         assert all(len(queue) <= queue.capacity for queue in pipeline.queues)
-        seen = np.concatenate([batch["game_id"] for batch in take(pipeline, 600)])
-        old = np.flatnonzero(seen < 50)
-        assert set(seen[-2000:]) == set(range(50, 80))
+        found = np.concatenate([batch["game_id"] for batch in take(pipeline, 600)])
+        old = np.flatnonzero(found < 50)
+        assert set(found[-2000:]) == set(range(50, 80))
         assert old[-1] < 10_000, "a reservoir of 100 and full queues hold the old for so long at most"
 
 
@@ -211,7 +211,7 @@ def test_positions_are_those_of_the_games_written(tmp_path: Path, start_writer: 
 def test_a_writer_killed_before_its_rename_leaves_nothing(tmp_path: Path, start_writer: StartWriter) -> None:
     writer = start_writer(tmp_path, seed=SEED)
     writer.write(2)
-    with start_hands(tmp_path) as pipeline:
+    with start_pool(tmp_path) as pipeline:
         wait_for_games(pipeline, 20)
         assert writer.half().startswith(".")
         writer.kill()
@@ -225,7 +225,7 @@ def test_complete_games_of_a_killed_writers_file_are_used(tmp_path: Path, start_
     """Five and a half games: the half one has no winner and is rejected; the next writer's games are read."""
     writer = start_writer(tmp_path, seed=SEED, in_place=True)
     writer.write(1)
-    with start_hands(tmp_path) as pipeline:
+    with start_pool(tmp_path) as pipeline:
         wait_for_games(pipeline, 10)
         assert writer.half() == "games-00000010.trmph"
         writer.kill()
@@ -238,7 +238,9 @@ def test_complete_games_of_a_killed_writers_file_are_used(tmp_path: Path, start_
             make_game(number, SEED, BOARD_SIZE).moves.tolist() for number in (*range(15), *range(20, 30))
         ]
         take(pipeline, in_flight(pipeline))
-        found = {chunk.number: chunk.moves.tolist() for hand in take(pipeline, 4) for chunk in hand}
+        found = {
+            chunk.number: chunk.moves.tolist() for game_batch in take(pipeline, 4) for chunk in game_batch
+        }
         assert [found[number] for number in range(25)] == written
 
 
@@ -246,7 +248,7 @@ def test_deleted_files_change_nothing(tmp_path: Path, start_writer: StartWriter)
     """The games of the pool are in memory, and new files are still read."""
     writer = start_writer(tmp_path, seed=SEED)
     names = writer.write(2)
-    with start_hands(tmp_path) as pipeline:
+    with start_pool(tmp_path) as pipeline:
         wait_for_games(pipeline, 20)
         for name in names:
             (tmp_path / name).unlink()
@@ -262,7 +264,7 @@ def test_a_killed_writer_can_be_continued_by_another(tmp_path: Path, start_write
     """At 600 games per second: every file with its final name is read once, and no other file."""
     writer = start_writer(tmp_path, seed=SEED, rate=600)
     writer.run()
-    with start_hands(tmp_path) as pipeline:
+    with start_pool(tmp_path) as pipeline:
         for _ in range(30):
             writer.answer()
             take(pipeline, 1)
@@ -293,9 +295,9 @@ def test_a_pipeline_closed_in_the_middle_ends(tmp_path: Path, start_writer: Star
 
 def test_closing_ends_a_wait_for_games(tmp_path: Path) -> None:
     """Another thread closes the loader after the first stage has started; the loop ends as with its input."""
-    seen: list[Any] = []
+    found: list[Any] = []
     with LiveLoader(tmp_path, config=options()) as loader:
-        trainer = threading.Thread(target=lambda: seen.extend(loader))
+        trainer = threading.Thread(target=lambda: found.extend(loader))
         trainer.start()
         end = time.monotonic() + TIMEOUT
         while "FilePathProvider-watch" not in [thread.name for thread in threading.enumerate()]:
@@ -303,7 +305,7 @@ def test_closing_ends_a_wait_for_games(tmp_path: Path) -> None:
             trainer.join(0.01)
     trainer.join(TIMEOUT)
     assert not trainer.is_alive()
-    assert seen == []
+    assert found == []
 
 
 class BrokenGameError(Exception):
@@ -349,9 +351,9 @@ def test_a_loader_can_resume_while_files_are_written(tmp_path: Path, start_write
         batches = iter(resumed)
         assert set(next(batches)["game_id"]) <= set(range(10, 40)), "the pending batches are delivered first"
         writer.write(1)
-        seen: set[int] = set()
-        while not seen >= set(range(40, 60)):
-            seen |= set(next(batches)["game_id"])
+        found: set[int] = set()
+        while not found >= set(range(40, 60)):
+            found |= set(next(batches)["game_id"])
         assert resumed.metrics()["ShufflingChunkPool"]["entered"] == 60
         assert resumed.metrics()["FilePathProvider"]["files"] == 2, "since it was resumed"
 

@@ -467,12 +467,12 @@ def test_a_long_wait_gives_one_warning_with_its_reason():
         with (
             pytest.warns(
                 UserWarning, match=r"here: no batch for .* seconds: Silence has found nothing new"
-            ) as said,
+            ) as caught_warnings,
             pytest.raises(HexdataError, match=r"here: no batch for .* seconds; found Silence has found"),
         ):
             next(iter(loader))
-        assert len(said) == 1
-        assert "ShufflingFrameSampler holds 0 of 200 positions" in str(said[0].message)
+        assert len(caught_warnings) == 1
+        assert "ShufflingFrameSampler holds 0 of 200 positions" in str(caught_warnings[0].message)
         with pytest.raises(HexdataError, match="no batch for"):  # and no second warning
             next(iter(loader))
 

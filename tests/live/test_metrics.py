@@ -66,11 +66,11 @@ def metrics(**changed: float) -> dict[str, dict[str, float]]:
 @pytest.mark.parametrize(("seconds", "busy"), [(6.0, 0.5), (8.0, 1.5), (5.0, 0.0), (10.0, 2.0), (4.9, 0.0)])
 def test_busy_threads_are_seconds_of_work_per_second(seconds: float, busy: float) -> None:
     """Two clocks are read, so the result may slightly exceed the number of threads or fall below 0."""
-    (facts,) = stage_metrics(metrics(), metrics(busy_seconds=seconds), 2.0)
-    assert facts.busy == pytest.approx(busy)
+    (stage,) = stage_metrics(metrics(), metrics(busy_seconds=seconds), 2.0)
+    assert stage.busy == pytest.approx(busy)
 
 
 def test_other_metrics_are_counts() -> None:
-    (facts,) = stage_metrics({}, metrics(bad_files=3, average_uses=1.5), 4.0)
-    assert facts.counts == {"bad_files": 3, "average_uses": 1.5}
-    assert facts.per_second == 2.0, "with nothing before, all that ever came counts"
+    (stage,) = stage_metrics({}, metrics(bad_files=3, average_uses=1.5), 4.0)
+    assert stage.counts == {"bad_files": 3, "average_uses": 1.5}
+    assert stage.per_second == 2.0, "with nothing before, all that ever came counts"

@@ -153,24 +153,24 @@ class Ticking(Stage):
 
     def __init__(self) -> None:
         super().__init__()
-        self.turns = 0
+        self.wakeups = 0
 
     def work(self, worker: Worker) -> None:
         while True:
             self.wait_for(worker, lambda: None, 1e-4)
-            self.turns += 1
+            self.wakeups += 1
 
 
 def test_a_wait_that_times_out_during_a_pause_stays_idle() -> None:
     with Pipeline([ticking := Ticking()], [BLOCK]) as pipeline:
         pipeline.start()
-        until(lambda: ticking.turns > 10)
-        turns = threading.Event()
+        until(lambda: ticking.wakeups > 10)
+        wakeups = threading.Event()
         with pipeline.coordinator.paused():
-            before = ticking.turns
-            turns.wait(0.02)  # two hundred timeouts
-            assert ticking.turns == before
-        until(lambda: ticking.turns > before)
+            before = ticking.wakeups
+            wakeups.wait(0.02)  # two hundred timeouts
+            assert ticking.wakeups == before
+        until(lambda: ticking.wakeups > before)
 
 
 def test_a_pause_waits_for_working_threads() -> None:
@@ -189,7 +189,7 @@ def test_a_pause_waits_for_working_threads() -> None:
         until(lambda: pipeline.coordinator._pauses)
         leave.set()
         kept = state()["Slow"]
-        assert kept["queue"] + [item for hand in kept["hands"] for item in hand] == [0]
+        assert kept["queue"] + [item for game_batch in kept["hands"] for item in game_batch] == [0]
 
 
 def test_a_pause_ends_when_the_pipeline_stops() -> None:
@@ -234,15 +234,15 @@ def test_items_can_be_taken_during_a_pause() -> None:
 @pytest.mark.parametrize("error", [ValueError("no"), StopIteration(), SystemExit(3), KeyboardInterrupt()])
 def test_an_error_reaches_the_trainer_and_stops_all_threads(stage: int, error: BaseException) -> None:
     pipeline = make(10**9, (2, 2, 2))
-    spoiled = pipeline.stages[stage]
+    failing = pipeline.stages[stage]
 
     def fail(*_: Any) -> Any:
         raise error
 
-    if isinstance(spoiled, Hold):
-        spoiled.process = fail  # type: ignore[method-assign]
+    if isinstance(failing, Hold):
+        failing.process = fail  # type: ignore[method-assign]
     else:
-        spoiled.work = fail  # type: ignore[method-assign]
+        failing.work = fail  # type: ignore[method-assign]
     pipeline.start()
     expected = HexdataError if isinstance(error, StopIteration) else type(error)
     for _ in range(2):
@@ -415,10 +415,10 @@ class Interrupted:
         line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
         if line != "with self._lock:":
             return line == "try:"
-        place = (id(frame), frame.f_lineno)
-        known = place in self._entered
-        self._entered ^= {place}
-        return known
+        location = (id(frame), frame.f_lineno)
+        visited = location in self._entered
+        self._entered ^= {location}
+        return visited
 
 
 @pytest.mark.parametrize("action", ["take", "state"])
@@ -461,11 +461,11 @@ def test_metrics_and_notes_are_grouped_by_stage() -> None:
     with Pipeline([Numbers(5), Talking(threads=2)], [(9, "block")] * 2) as pipeline:
         pipeline.start()
         assert [stage.join() for stage in pipeline.stages] == [[], []]
-        told = pipeline.metrics()["Talking"]
-        assert (told["odd"], told["even"], told["sum"]) == (2, 3, 10)
-        assert (told["out"], told["queued"], told["capacity"], told["dropped"]) == (5, 5, 9, 0)
-        assert (told["threads"], told["busy"]) == (2, 0)
-        assert told["busy_seconds"] > 0
+        metrics = pipeline.metrics()["Talking"]
+        assert (metrics["odd"], metrics["even"], metrics["sum"]) == (2, 3, 10)
+        assert (metrics["out"], metrics["queued"], metrics["capacity"], metrics["dropped"]) == (5, 5, 9, 0)
+        assert (metrics["threads"], metrics["busy"]) == (2, 0)
+        assert metrics["busy_seconds"] > 0
         assert pipeline.notes() == {"Talking": {"last": "x"}}
 
 

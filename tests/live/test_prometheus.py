@@ -111,9 +111,9 @@ def test_metrics_of_a_closed_pipeline_are_served(pipeline: Pipeline) -> None:
 @pytest.mark.parametrize(("host", "port"), [("127.0.0.1", None), ("127.0.0.1", 70_000), ("192.0.2.1", 0)])
 def test_an_unusable_address_is_named_in_the_error(pipeline: Pipeline, host: str, port: int | None) -> None:
     with serve_metrics(pipeline.metrics, 0) as taken:
-        asked = taken if port is None else port
-        message = f"the metrics cannot be served at this address; found {host}:{asked}: "
-        with pytest.raises(ConfigError, match=message), serve_metrics(pipeline.metrics, asked, host):
+        requested_port = taken if port is None else port
+        message = f"the metrics cannot be served at this address; found {host}:{requested_port}: "
+        with pytest.raises(ConfigError, match=message), serve_metrics(pipeline.metrics, requested_port, host):
             pass
 
 

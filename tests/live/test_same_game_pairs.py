@@ -96,11 +96,11 @@ def test_plies_are_drawn_evenly(served: dict[str, npt.NDArray[Any]]) -> None:
     lengths[game] = served["total_positions"].ravel()
     counts = np.zeros((GAMES, lengths.max()))
     np.add.at(counts, (game, ply), 1)
-    there = np.arange(lengths.max()) < lengths[:, np.newaxis]
+    exists = np.arange(lengths.max()) < lengths[:, np.newaxis]
     expected = np.broadcast_to((counts.sum(axis=1) / lengths)[:, np.newaxis], counts.shape)
-    assert (counts[~there] == 0).all()
-    freedom = int(there.sum()) - GAMES
-    assert chi_squared(counts[there], expected[there]) < chi_squared_bound(freedom)
+    assert (counts[~exists] == 0).all()
+    freedom = int(exists.sum()) - GAMES
+    assert chi_squared(counts[exists], expected[exists]) < chi_squared_bound(freedom)
 
 
 def test_a_position_is_repeated_only_after_all_others_of_its_game(directory: Path) -> None:
@@ -137,13 +137,15 @@ def test_games_are_spread_evenly_over_a_pass(directory: Path) -> None:
         ChunkSourceLoader(),
         ShufflingChunkPool(seed=5, pool_size=GAMES, passes=200),
     ]
-    hands: list[GameBatch] = []
+    game_batches: list[GameBatch] = []
     with Pipeline(stages, [(4, "block")] * 3) as pipeline:
         pipeline.start()
         with contextlib.suppress(StopIteration):
             while True:
-                hands.append(pipeline.take())
-    passes = np.array([chunk.number for hand in hands for chunk in hand]).reshape(200, GAMES)
+                game_batches.append(pipeline.take())
+    passes = np.array([chunk.number for game_batch in game_batches for chunk in game_batch]).reshape(
+        200, GAMES
+    )
     assert (np.sort(passes) == np.arange(GAMES)).all(), "each once a pass"
     counts = np.zeros((GAMES, 10))
     np.add.at(counts, (passes, np.arange(GAMES) * 10 // GAMES), 1)
@@ -176,9 +178,9 @@ def simulated_pairs(batch: int, reservoir: int, pool: int, visit: int, batches: 
     passes = -(-(reservoir + steps) // (pool * visit))
     games = np.concatenate([np.repeat(rng.permutation(pool), visit) for _ in range(passes)]).tolist()
     held, out = games[:reservoir], []
-    for place, game in zip(rng.integers(0, reservoir, steps).tolist(), games[reservoir:], strict=False):
-        out.append(held[place])
-        held[place] = game
+    for index, game in zip(rng.integers(0, reservoir, steps).tolist(), games[reservoir:], strict=False):
+        out.append(held[index])
+        held[index] = game
     rows = np.array(out[3 * reservoir :]).reshape(batches, batch)
     return float(np.mean([sum(math.comb(int(c), 2) for c in np.bincount(row)) for row in rows]))
 

@@ -62,7 +62,7 @@ class Sources(Stage):
         if not text.isdecimal():
             raise FormatError("no number", path=file.path)
         moves = np.arange(3, dtype=np.uint16)
-        chunks = [Chunk(3, file.name, place, bytes(16), moves) for place in range(int(text))]
+        chunks = [Chunk(3, file.name, index, bytes(16), moves) for index in range(int(text))]
         return ChunkSource(file, chunks)
 
     def state(self) -> dict[str, Any]:
@@ -97,18 +97,18 @@ def sources_of(pipeline: Pipeline) -> Sources:
 
 
 def take(pipeline: Pipeline) -> list[int]:
-    hand = pipeline.take(TIMEOUT)
-    assert hand, "the pool hangs"
-    return [chunk.number for chunk in hand]
+    game_batch = pipeline.take(TIMEOUT)
+    assert game_batch, "the pool hangs"
+    return [chunk.number for chunk in game_batch]
 
 
 def rest(pipeline: Pipeline) -> list[list[int]]:
-    hands = []
+    game_batches = []
     while True:
         try:
-            hands.append(take(pipeline))
+            game_batches.append(take(pipeline))
         except StopIteration:
-            return hands
+            return game_batches
 
 
 def until(pipeline: Pipeline, condition: Callable[[dict[str, float]], bool]) -> None:
@@ -123,29 +123,31 @@ def until(pipeline: Pipeline, condition: Callable[[dict[str, float]], bool]) -> 
 def test_the_newest_games_are_drawn_once_per_pass(make: Make) -> None:
     with make([5, 0, 7, 3, 6], pool_size=11, passes=3) as pipeline:
         pipeline.start()
-        hands = rest(pipeline)
-    assert Counter(number for hand in hands for number in hand) == dict.fromkeys(range(10, 21), 3)
-    for place in range(3):
-        assert sorted(chain(*hands[3 * place : 3 * place + 3])) == list(range(10, 21))
-    assert {len(hand) for hand in hands} == {4, 3}
+        game_batches = rest(pipeline)
+    assert Counter(number for game_batch in game_batches for number in game_batch) == dict.fromkeys(
+        range(10, 21), 3
+    )
+    for index in range(3):
+        assert sorted(chain(*game_batches[3 * index : 3 * index + 3])) == list(range(10, 21))
+    assert {len(game_batch) for game_batch in game_batches} == {4, 3}
 
 
 def test_a_number_always_identifies_the_same_game(make: Make) -> None:
     with make([5, 4, 3], pool_size=10, passes=2) as pipeline:
         pipeline.start()
-        places = {}
+        origins = {}
         while True:
             try:
-                hand = pipeline.take(TIMEOUT)
+                game_batch = pipeline.take(TIMEOUT)
             except StopIteration:
                 break
-            for chunk in hand:
-                assert places.setdefault(chunk.number, (chunk.source, chunk.index)) == (
+            for chunk in game_batch:
+                assert origins.setdefault(chunk.number, (chunk.source, chunk.index)) == (
                     chunk.source,
                     chunk.index,
                 )
-    expected = [(f"{f:03d}", place) for f, size in enumerate([5, 4, 3], start=1) for place in range(size)]
-    assert places == dict(list(enumerate(expected))[2:])
+    expected = [(f"{f:03d}", index) for f, size in enumerate([5, 4, 3], start=1) for index in range(size)]
+    assert origins == dict(list(enumerate(expected))[2:])
 
 
 def test_the_same_seed_draws_the_same(make: Make) -> None:
@@ -190,14 +192,14 @@ def test_games_outside_the_window_are_not_drawn(make: Make) -> None:
         for more in (3, 1, 7, 12, 2):
             sources.more(more)
             upper += more
-            until(pipeline, lambda told, upper=upper: told["upper"] == upper)
+            until(pipeline, lambda metrics, upper=upper: metrics["upper"] == upper)
             for _ in range(3):  # in the queue, pending, and being drawn
                 take(pipeline)
             lower = max(0, upper - 10)
             assert pool.window == (lower, upper)
-            seen = {number for _ in range(8) for number in take(pipeline)}
-            assert seen <= set(range(lower, upper))
-            assert len(seen) > 5
+            drawn_numbers = {number for _ in range(8) for number in take(pipeline)}
+            assert drawn_numbers <= set(range(lower, upper))
+            assert len(drawn_numbers) > 5
 
 
 def test_games_are_received_while_none_are_taken(make: Make) -> None:
@@ -213,13 +215,13 @@ def test_games_are_received_while_none_are_taken(make: Make) -> None:
 def test_the_metrics_match_the_draws(make: Make) -> None:
     with make([6, 5, 9], pool_size=12, passes=2) as pipeline:
         pipeline.start()
-        hands = rest(pipeline)
-        told = pipeline.metrics()["ShufflingChunkPool"]
+        game_batches = rest(pipeline)
+        metrics = pipeline.metrics()["ShufflingChunkPool"]
         notes = pipeline.notes()["ShufflingChunkPool"]
-    assert (told["chunks"], told["lower"], told["upper"], told["sources"]) == (12, 8, 20, 2)
-    assert (told["entered"], told["evicted"], told["passes"]) == (20, 8, 2)
-    assert told["draws"] == sum(map(len, hands)) == 24
-    assert (told["uses"], told["window_uses"]) == (24 / 20, 2.0)
+    assert (metrics["chunks"], metrics["lower"], metrics["upper"], metrics["sources"]) == (12, 8, 20, 2)
+    assert (metrics["entered"], metrics["evicted"], metrics["passes"]) == (20, 8, 2)
+    assert metrics["draws"] == sum(map(len, game_batches)) == 24
+    assert (metrics["uses"], metrics["window_uses"]) == (24 / 20, 2.0)
     assert notes == {"newest": "003"}
 
 
@@ -237,14 +239,14 @@ def test_average_uses_count_games_from_their_arrival(make: Make) -> None:
         for _ in range(20):
             drawn.update(take(pipeline))
         with pipeline.coordinator.paused():
-            told = pool.metrics()
+            metrics = pool.metrics()
             in_flight = [
                 *pipeline.queues[-1].contents(),
-                *(hand for worker in pool.workers for hand in worker.pending),
+                *(game_batch for worker in pool.workers for game_batch in worker.pending),
             ]
-        drawn.update(chunk.number for hand in in_flight for chunk in hand)
-    assert told["draws"] == sum(drawn.values())
-    assert told["window_uses"] == pytest.approx(sum(drawn.values()) / 17)
+        drawn.update(chunk.number for game_batch in in_flight for chunk in game_batch)
+    assert metrics["draws"] == sum(drawn.values())
+    assert metrics["window_uses"] == pytest.approx(sum(drawn.values()) / 17)
 
 
 # --- states -------------------------------------------------------------------------------------------
@@ -283,7 +285,7 @@ def test_missing_or_changed_files_of_a_state_are_left_out(make: Make, tmp_path: 
     sizes: list[int | None] = [4, 5, 6, 7]
     with make(sizes, passes=4) as pipeline:
         pipeline.start()
-        until(pipeline, lambda told: told["draws"] >= 12)
+        until(pipeline, lambda metrics: metrics["draws"] >= 12)
         state = pipeline.state()
         after = rest(pipeline)
     (tmp_path / "002").unlink()
@@ -292,16 +294,16 @@ def test_missing_or_changed_files_of_a_state_are_left_out(make: Make, tmp_path: 
         other.load_state(state)
         other.start()
         resumed = rest(other)
-        told, notes = other.metrics()["ShufflingChunkPool"], other.notes()["ShufflingChunkPool"]
-    there = {*range(4), *range(15, 22)}
-    assert [n for n in chain(*resumed) if n in there] == [n for n in chain(*after) if n in there]
+        metrics, notes = other.metrics()["ShufflingChunkPool"], other.notes()["ShufflingChunkPool"]
+    existing = {*range(4), *range(15, 22)}
+    assert [n for n in chain(*resumed) if n in existing] == [n for n in chain(*after) if n in existing]
     kept = state["ShufflingChunkPool"]  # it contains game batches drawn before
     in_flight = len(kept["queue"]) + sum(map(len, kept["hands"]))
     assert resumed[:in_flight] == after[:in_flight]
-    assert set(chain(*resumed[in_flight:])) == there
-    assert told["missing"] == 2
+    assert set(chain(*resumed[in_flight:])) == existing
+    assert metrics["missing"] == 2
     assert [name for name, _ in notes["missing"]] == ["002", "003"]
-    assert told["chunks"] == len(there)
+    assert metrics["chunks"] == len(existing)
 
 
 def test_a_state_whose_files_are_all_missing_continues_with_new_files(make: Make, tmp_path: Path) -> None:
@@ -316,8 +318,8 @@ def test_a_state_whose_files_are_all_missing_continues_with_new_files(make: Make
         assert pool_of(other).window == (9, 9), "no draw is spent on numbers that nothing can come of"
         other.start()
         before = state["ShufflingChunkPool"]
-        for hand in [*before["queue"], *chain(*before["hands"])]:
-            assert take(other) == [chunk.number for chunk in hand]
+        for game_batch in [*before["queue"], *chain(*before["hands"])]:
+            assert take(other) == [chunk.number for chunk in game_batch]
         assert other.take(0.02) is None
         with other.coordinator.paused():
             pass  # a waiting thread can be paused
@@ -359,7 +361,7 @@ def test_a_resumed_pool_continues_its_numbers_with_new_files(make: Make) -> None
         other.load_state(state)
         other.start()
         sources_of(other).more(3)
-        until(other, lambda told: told["upper"] == 12)
+        until(other, lambda metrics: metrics["upper"] == 12)
         assert pool_of(other).window == (4, 12)
         for _ in range(4):
             take(other)

@@ -55,10 +55,10 @@ class PlainReservoir:
             if number < joining:
                 self.held.append(row)
                 continue
-            place = int(float(uniform_draw([self.swapped], self.key)[0]) * len(self.held))
+            index = int(float(uniform_draw([self.swapped], self.key)[0]) * len(self.held))
             self.swapped += 1
-            out.append(self.held[place])
-            self.held[place] = row
+            out.append(self.held[index])
+            self.held[index] = row
         return out
 
 

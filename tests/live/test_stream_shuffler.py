@@ -143,8 +143,8 @@ def test_new_numbers_are_as_likely_as_older_ones() -> None:
         shuffler.draw(12)
         left = np.flatnonzero(np.unpackbits(np.frombuffer(shuffler.state()["undrawn"], np.uint8)))
         shuffler.extend(30)
-        place = np.searchsorted(np.append(left, np.arange(20, 30)), shuffler.draw(1)[0])
-        counts[place] += 1
+        step = np.searchsorted(np.append(left, np.arange(20, 30)), shuffler.draw(1)[0])
+        counts[step] += 1
     assert counts[18:].sum() == 0
     assert chi_square(counts[:18], rounds / 18) < 6
 

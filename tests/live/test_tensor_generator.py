@@ -52,12 +52,12 @@ def plain_batches(blocks: list[Block], batch_size: int, drop: bool = False) -> l
             if not name.startswith("policy")
         }
         dense = [
-            (place, each["policy"][each["policy_row"] == row][0])
-            for place, (each, row) in enumerate(some)
+            (index, each["policy"][each["policy_row"] == row][0])
+            for index, (each, row) in enumerate(some)
             if row in each.get("policy_row", ())
         ]
         if dense:
-            block["policy_row"] = np.array([place for place, _ in dense], np.uint32)
+            block["policy_row"] = np.array([index for index, _ in dense], np.uint32)
             block["policy"] = np.array([policy for _, policy in dense])
         if len(some) == batch_size or not drop:
             batches.append(make_batch(block, OPTIONS, N, seed=SEED, epoch=number))

@@ -81,7 +81,7 @@ def test_the_run_ends_after_its_time_limit_without_a_batch(tmp_path: Path) -> No
     )
     assert (facts.ended, facts.batches, facts.pairs, facts.newest_file) == ("seconds", 0, None, None)
     assert facts.seconds >= 0.2
-    assert all(look.ended is None for look in shown)
+    assert all(report.ended is None for report in shown)
 
 
 def test_reports_cover_the_time_since_the_last_report(directory: Path) -> None:
@@ -90,8 +90,8 @@ def test_reports_cover_the_time_since_the_last_report(directory: Path) -> None:
     run_live_trial(directory, options(), LiveTrialOptions(batches=20, every=1e-6), shown.append)
     assert {facts.batches for facts in shown} >= set(range(1, 20))
     for before, after in itertools.pairwise(shown):
-        came = after.positions - before.positions
-        assert after.positions_per_second * (after.seconds - before.seconds) == pytest.approx(came)
+        total = after.positions - before.positions
+        assert after.positions_per_second * (after.seconds - before.seconds) == pytest.approx(total)
 
 
 def test_ctrl_c_ends_the_run(directory: Path) -> None:
@@ -114,16 +114,16 @@ def test_an_error_of_a_stage_is_raised(directory: Path) -> None:
 
 
 def test_metrics_are_served_during_the_run(directory: Path) -> None:
-    seen = []
+    reports = []
 
     @contextlib.contextmanager
     def serve(metrics: Callable[[], Any]) -> Iterator[None]:
-        seen.append(metrics())
+        reports.append(metrics())
         yield
-        seen.append(metrics())
+        reports.append(metrics())
 
     run_live_trial(directory, options(), LiveTrialOptions(batches=5), serve=serve)
-    before, after = (metrics["TensorGenerator"].get("batches", 0) for metrics in seen)
+    before, after = (metrics["TensorGenerator"].get("batches", 0) for metrics in reports)
     assert before == 0
     assert after >= 5
 

@@ -30,45 +30,47 @@ class Model:
     """Simple model: existing files, delivered files in order, and folders that a scan cannot read."""
 
     remembered: int
-    there: set[str] = field(default_factory=set)
-    came: list[str] = field(default_factory=list)
-    seen_on: dict[str, int] = field(default_factory=dict)
+    existing: set[str] = field(default_factory=set)
+    delivered_names: list[str] = field(default_factory=list)
+    last_devices: dict[str, int] = field(default_factory=dict)
     away: set[str] = field(default_factory=set)
     """Folders whose drive is not mounted just now: they are there, and empty."""
     closed: set[str] = field(default_factory=set)
     """Folders that cannot be looked into."""
 
-    def look(self) -> DirectoryScan:
+    def make_scan(self) -> DirectoryScan:
         """Return the result of a scan. Folder a and the folders below it are on a drive."""
-        seen = DirectoryScan()
+        scan = DirectoryScan()
         for folder in FOLDERS:
             hidden = [above for above in ("a/", "c/") if folder.startswith(above)]
             if folder in self.closed or any(above in self.closed for above in hidden if above != folder):
-                seen.unreadable.update({folder} & self.closed)
+                scan.unreadable.update({folder} & self.closed)
                 continue
             is_away = any(above in self.away for above in hidden)
             if is_away and folder not in self.away:
                 continue  # an unmounted drive has no subfolders
-            seen.devices[folder] = OTHER if is_away else DRIVE if hidden else HERE
+            scan.devices[folder] = OTHER if is_away else DRIVE if hidden else HERE
             if not is_away:
-                names = {name for name in self.there if folder_of(name) == folder}
-                seen.names.update(dict.fromkeys(names, seen.devices[folder]))
-        return seen
+                names = {name for name in self.existing if folder_of(name) == folder}
+                scan.names.update(dict.fromkeys(names, scan.devices[folder]))
+        return scan
 
-    def can_be_judged(self, name: str, seen: DirectoryScan) -> bool:
+    def can_be_judged(self, name: str, scan: DirectoryScan) -> bool:
         folder = folder_of(name)
         if any(folder.startswith(closed) for closed in self.closed):
             return False
         is_away = any(folder.startswith(away) for away in self.away)
-        return not (is_away and name in self.seen_on)
+        return not (is_away and name in self.last_devices)
 
-    def forget(self, seen: DirectoryScan) -> None:
-        self.seen_on.update({name: device for name, device in seen.names.items() if name in self.came})
-        old = self.came[: max(0, len(self.came) - self.remembered)]
+    def forget(self, scan: DirectoryScan) -> None:
+        self.last_devices.update(
+            {name: device for name, device in scan.names.items() if name in self.delivered_names}
+        )
+        old = self.delivered_names[: max(0, len(self.delivered_names) - self.remembered)]
         for name in old:
-            if name not in seen.names and self.can_be_judged(name, seen):
-                self.came.remove(name)
-                self.seen_on.pop(name, None)
+            if name not in scan.names and self.can_be_judged(name, scan):
+                self.delivered_names.remove(name)
+                self.last_devices.pop(name, None)
 
 
 steps = st.lists(
@@ -86,78 +88,78 @@ def test_remembered_files_match_the_model(
     remembered: int, order: list[str], steps: list[tuple[str, str | None]]
 ) -> None:
     """All files are delivered; then some are removed and restored, with complete and incomplete scans."""
-    model, known = Model(remembered), DeliveredFiles(remembered)
+    model, delivered = Model(remembered), DeliveredFiles(remembered)
     first: list[tuple[str, str | None]] = [("come", name) for name in order]
     for verb, what in [*first, *steps, ("look", None)]:
         if what is None:
-            seen = model.look()
-            model.forget(seen)
-            known.update(seen)
+            scan = model.make_scan()
+            model.forget(scan)
+            delivered.update(scan)
             if not model.away and not model.closed:
-                assert len(known) <= len(model.there) + remembered
+                assert len(delivered) <= len(model.existing) + remembered
         elif verb == "come":
-            model.there.add(what)
-            model.came = [*(name for name in model.came if name != what), what]
-            known.add(what, FileStat(1, 1), may_grow=False)
+            model.existing.add(what)
+            model.delivered_names = [*(name for name in model.delivered_names if name != what), what]
+            delivered.add(what, FileStat(1, 1), may_grow=False)
         elif verb == "go":
-            model.there.discard(what)
+            model.existing.discard(what)
         elif verb == "return":
-            model.there.add(what)
+            model.existing.add(what)
         else:
             where = model.away if verb == "away" else model.closed
             where ^= {what}
-        assert [name for name in NAMES if name in known] == sorted(model.came, key=NAMES.index)
+        assert [name for name in NAMES if name in delivered] == sorted(model.delivered_names, key=NAMES.index)
 
 
 def test_all_existing_files_are_remembered() -> None:
-    known = DeliveredFiles(10)
-    seen = DirectoryScan({f"{n}.trmph": HERE for n in range(1000)}, {"": HERE})
-    for name in seen.names:
-        known.add(name, FileStat(1, 1), may_grow=False)
-    known.update(seen)
-    assert len(known) == 1000
-    known.update(DirectoryScan({}, {"": HERE}))
-    assert [name for name in seen.names if name in known] == [f"{n}.trmph" for n in range(990, 1000)]
+    delivered = DeliveredFiles(10)
+    scan = DirectoryScan({f"{n}.trmph": HERE for n in range(1000)}, {"": HERE})
+    for name in scan.names:
+        delivered.add(name, FileStat(1, 1), may_grow=False)
+    delivered.update(scan)
+    assert len(delivered) == 1000
+    delivered.update(DirectoryScan({}, {"": HERE}))
+    assert [name for name in scan.names if name in delivered] == [f"{n}.trmph" for n in range(990, 1000)]
 
 
 def test_the_number_of_removed_files_remembered_is_limited() -> None:
-    known = DeliveredFiles(100)
+    delivered = DeliveredFiles(100)
     for start in range(0, 20_000, 50):
         names = [f"games-{n:08d}.trmph" for n in range(start, start + 50)]
         for name in names:
-            known.add(name, FileStat(1, 1), may_grow=True)
-        known.update(DirectoryScan(dict.fromkeys(names, HERE), {"": HERE}))
-        assert len(known) <= 150
-        assert len(pickle.dumps(encode_state(known.state()))) < 20_000
+            delivered.add(name, FileStat(1, 1), may_grow=True)
+        delivered.update(DirectoryScan(dict.fromkeys(names, HERE), {"": HERE}))
+        assert len(delivered) <= 150
+        assert len(pickle.dumps(encode_state(delivered.state()))) < 20_000
 
 
 def test_a_remounted_drive_may_have_another_device_number() -> None:
-    known = DeliveredFiles(1)
+    delivered = DeliveredFiles(1)
     for name in ("a.trmph", "b.trmph", "c.trmph"):
-        known.add(name, FileStat(1, 1), may_grow=False)
-    known.update(DirectoryScan(dict.fromkeys(("a.trmph", "b.trmph", "c.trmph"), DRIVE), {"": DRIVE}))
-    known.update(DirectoryScan({}, {"": HERE}))
-    known.update(DirectoryScan(dict.fromkeys(("a.trmph", "b.trmph"), OTHER), {"": OTHER}))
-    assert "a.trmph" in known
-    known.update(DirectoryScan({"b.trmph": OTHER}, {"": OTHER}))
-    assert ["a.trmph" in known, "b.trmph" in known, "c.trmph" in known] == [False, True, True]
+        delivered.add(name, FileStat(1, 1), may_grow=False)
+    delivered.update(DirectoryScan(dict.fromkeys(("a.trmph", "b.trmph", "c.trmph"), DRIVE), {"": DRIVE}))
+    delivered.update(DirectoryScan({}, {"": HERE}))
+    delivered.update(DirectoryScan(dict.fromkeys(("a.trmph", "b.trmph"), OTHER), {"": OTHER}))
+    assert "a.trmph" in delivered
+    delivered.update(DirectoryScan({"b.trmph": OTHER}, {"": OTHER}))
+    assert ["a.trmph" in delivered, "b.trmph" in delivered, "c.trmph" in delivered] == [False, True, True]
 
 
 READING = ReadProgress(3, 40, b"0123456789abcdef")
 
 
 def test_a_state_preserves_the_records() -> None:
-    known = DeliveredFiles(10)
+    delivered = DeliveredFiles(10)
     odd = b"\xff\xc3.trmph".decode("utf-8", "surrogateescape")
     for name in ("whole", "sub/goes on", "unread", "missed", odd, "skipped"):
-        known.add(name, FileStat(len(name), 1 << 62), may_grow=name not in ("whole", odd))
-    known.skip("never")
+        delivered.add(name, FileStat(len(name), 1 << 62), may_grow=name not in ("whole", odd))
+    delivered.skip("never")
     for name, reading in (("whole", None), ("sub/goes on", READING), (odd, NOTHING_READ), ("skipped", None)):
-        known.was_read(name, reading)
-    known.was_not_read("missed", READING)
+        delivered.was_read(name, reading)
+    delivered.was_not_read("missed", READING)
     other = DeliveredFiles(10)
-    other.load_state(decode_state(pickle.loads(pickle.dumps(encode_state(known.state())))))
-    for each in (known, other):
+    other.load_state(decode_state(pickle.loads(pickle.dumps(encode_state(delivered.state())))))
+    for each in (delivered, other):
         assert all(name in each for name in ("whole", "sub/goes on", "unread", "missed", odd, "never"))
         assert each.compare("sub/goes on", FileStat(11, 1 << 62)) == "same"
         assert each.compare("sub/goes on", FileStat(12, 1 << 62)) == "again"
@@ -169,8 +171,8 @@ def test_a_state_preserves_the_records() -> None:
         assert each.add("missed", FileStat(6, 1 << 62), may_grow=True) == READING
         assert each.add(odd, FileStat(7, 1), may_grow=False) == NOTHING_READ
         assert each.delivery_count("sub/goes on") == 2
-    assert known.compare("whole", FileStat(9, 9)) == "rewritten"
-    assert [known.compare("whole", FileStat(9, 9)), other.compare("whole", FileStat(9, 9))] == [
+    assert delivered.compare("whole", FileStat(9, 9)) == "rewritten"
+    assert [delivered.compare("whole", FileStat(9, 9)), other.compare("whole", FileStat(9, 9))] == [
         "same",
         "same",
     ]
@@ -183,30 +185,30 @@ def test_a_state_preserves_read_progress_of_queued_files() -> None:
 
 
 def test_an_empty_state_can_be_loaded() -> None:
-    known = DeliveredFiles(10)
-    known.load_state(decode_state(encode_state(DeliveredFiles(10).state())))
-    assert len(known) == 0
+    delivered = DeliveredFiles(10)
+    delivered.load_state(decode_state(encode_state(DeliveredFiles(10).state())))
+    assert len(delivered) == 0
 
 
 def test_a_growing_file_is_due_for_two_scans_after_each_reading() -> None:
-    known = DeliveredFiles(10)
+    delivered = DeliveredFiles(10)
     names = ("goes on", "bad", "whole")
     for name in names:
-        known.add(name, FileStat(1, 1), may_grow=name == "goes on")
-    seen = DirectoryScan(dict.fromkeys(names, HERE), {"": HERE})
+        delivered.add(name, FileStat(1, 1), may_grow=name == "goes on")
+    scan = DirectoryScan(dict.fromkeys(names, HERE), {"": HERE})
     for _ in range(2):
         for name, reading in (("goes on", READING), ("bad", NOTHING_READ), ("whole", None)):
-            known.was_read(name, reading)
+            delivered.was_read(name, reading)
         due = []
         for _ in range(4):
-            known.update(seen)
-            due.append([name for name in names if known.is_due(name)])
+            delivered.update(scan)
+            due.append([name for name in names if delivered.is_due(name)])
         assert due == [["goes on", "bad"], ["goes on", "bad"], [], []]
 
 
 @pytest.mark.parametrize("reading", [None, READING, NOTHING_READ])
 def test_reports_about_a_forgotten_file_change_nothing(reading: ReadProgress | None) -> None:
-    known = DeliveredFiles(10)
-    known.was_read("a", reading)
-    known.was_not_read("a", reading)
-    assert len(known) == 0
+    delivered = DeliveredFiles(10)
+    delivered.was_read("a", reading)
+    delivered.was_not_read("a", reading)
+    assert len(delivered) == 0

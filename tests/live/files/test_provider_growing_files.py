@@ -212,15 +212,15 @@ def test_a_constantly_growing_file_is_read_less_and_less_often(tmp_path: Path, c
     steps = Steps(tmp_path, clock)
     lines = [line for line in text_of(150).splitlines(keepends=True) if line.endswith((b" b\n", b" r\n"))]
     lines = [line for line in lines if b"a1a1" not in line]
-    came: list[int] = []
+    read: list[int] = []
     with steps.pipeline:
         for number, line in enumerate(lines):
             append(tmp_path / "a.trmph", line)
             os.utime(tmp_path / "a.trmph", ns=(number, number))
-            came += [len(steps.step(1.0)) for _ in range(3)]
-        assert sum(came) <= 2
-        came += [len(steps.step(1.0)) for _ in range(4)]
-        assert sum(came) == len(lines) == 100
+            read += [len(steps.step(1.0)) for _ in range(3)]
+        assert sum(read) <= 2
+        read += [len(steps.step(1.0)) for _ in range(4)]
+        assert sum(read) == len(lines) == 100
         assert (steps.counts()["files"], steps.counts()["again"]) == (1, 2)
     assert [chunk.index for chunk in steps.games] == list(range(100))
 
@@ -263,9 +263,9 @@ def test_an_unreported_change_is_found_by_a_scan(tmp_path: Path, clock: Clock) -
         write(tmp_path / "a.trmph", text_of(3), 1)
         assert len(steps.step()) == 3
         write(tmp_path / "a.trmph", text_of(5), 2)
-        seen = steps.provider._scan_directory()
-        assert seen is not None
-        steps.provider._add_candidates(sorted(seen.names))
+        found = steps.provider._scan_directory()
+        assert found is not None
+        steps.provider._add_candidates(sorted(found.names))
         clock.now += 1e9
         steps.provider._deliver_complete(steps.provider.workers[0])
         file = steps.pipeline.queues[0].take(0)
@@ -310,7 +310,7 @@ def test_without_watch_no_file_may_grow(tmp_path: Path) -> None:
 
 
 def entered(games: int) -> Callable[[dict[str, dict[str, float]]], bool]:
-    return lambda told: told["ShufflingChunkPool"]["entered"] == games
+    return lambda metrics: metrics["ShufflingChunkPool"]["entered"] == games
 
 
 def append(path: Path, data: bytes) -> None:
@@ -330,14 +330,17 @@ def grown(tmp_path: Path) -> Iterator[tuple[Pipeline, bytes]]:
         games = 0.0
         for piece, lines in zip(pieces[:3], whole[1:4], strict=True):
             append(tmp_path / "a.trmph", piece)
-            wait_until(pipeline, lambda told, least=lines: games_of(told) >= least - 1 and games_of(told) > 0)
-            wait_until(pipeline, lambda told, before=games: games_of(told) > before)
+            wait_until(
+                pipeline,
+                lambda metrics, least=lines: games_of(metrics) >= least - 1 and games_of(metrics) > 0,
+            )
+            wait_until(pipeline, lambda metrics, before=games: games_of(metrics) > before)
             games = games_of(pipeline.metrics())
         yield pipeline, pieces[3]
 
 
-def games_of(told: dict[str, dict[str, float]]) -> float:
-    return told["ShufflingChunkPool"]["entered"]
+def games_of(metrics: dict[str, dict[str, float]]) -> float:
+    return metrics["ShufflingChunkPool"]["entered"]
 
 
 def test_a_growing_file_and_new_files_are_read_together(
@@ -350,9 +353,9 @@ def test_a_growing_file_and_new_files_are_read_together(
     wait_until(pipeline, entered(24))
     for _ in range(4):
         pipeline.take(TIMEOUT)
-    hands = [pipeline.take(TIMEOUT) for _ in range(30)]
-    seen = {(chunk.source, chunk.index) for hand in hands for chunk in hand}
-    assert seen == {("a.trmph", place) for place in range(20)} | {("b.trmph", place) for place in range(4)}
+    game_batches = [pipeline.take(TIMEOUT) for _ in range(30)]
+    found = {(chunk.source, chunk.index) for game_batch in game_batches for chunk in game_batch}
+    assert found == {("a.trmph", index) for index in range(20)} | {("b.trmph", index) for index in range(4)}
 
 
 @pytest.mark.parametrize("longer", [False, True])
@@ -379,8 +382,8 @@ def test_a_resumed_pool_draws_the_same_games_of_a_growing_file(
         wait_until(resumed, entered(20))
         for _ in range(4):
             resumed.take(TIMEOUT)
-        hands = [resumed.take(TIMEOUT) for _ in range(20)]
-        assert {chunk.index for chunk in chain(*hands)} == set(range(20))
+        game_batches = [resumed.take(TIMEOUT) for _ in range(20)]
+        assert {chunk.index for chunk in chain(*game_batches)} == set(range(20))
 
 
 def test_a_changed_file_of_a_state_is_left_out(tmp_path: Path, grown: tuple[Pipeline, bytes]) -> None:

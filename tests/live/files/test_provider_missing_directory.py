@@ -124,19 +124,19 @@ def test_a_recreated_directory_with_the_same_inode_is_watched(
 
 def test_a_missing_directory_gives_one_warning(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with started(folder, rescan=0.02) as pipeline:
-        place = provider_of(pipeline)._root
-        looks = []
-        look_through = place.scan
+        root = provider_of(pipeline)._root
+        scans = []
+        scan = root.scan
 
         def count(*arguments: Any) -> Any:
-            looks.append(arguments)
-            return look_through(*arguments)
+            scans.append(arguments)
+            return scan(*arguments)
 
-        monkeypatch.setattr(place, "scan", count)
+        monkeypatch.setattr(root, "scan", count)
         folder.rmdir()
         until(lambda: is_gone(pipeline))
-        before = len(looks)
-        until(lambda: len(looks) > before + 5)
+        before = len(scans)
+        until(lambda: len(scans) > before + 5)
         assert len(warned(pipeline)) == 1
         assert pipeline.metrics()["FilePathProvider"]["unavailable"] == 1
         state = pipeline.state()  # it can be read meanwhile
@@ -197,13 +197,13 @@ def test_games_of_the_pool_are_drawn_while_the_directory_is_missing(folder: Path
         shutil.rmtree(folder)
         until(lambda: is_gone(pipeline))
         assert len(warned(pipeline)) == 1
-        hands = [pipeline.take(TIMEOUT) for _ in range(20)]
-        assert {chunk.number for hand in hands for chunk in hand} == set(range(20))
+        game_batches = [pipeline.take(TIMEOUT) for _ in range(20)]
+        assert {chunk.number for game_batch in game_batches for chunk in game_batch} == set(range(20))
         folder.mkdir()
         write_games(folder / "b.trmph", 20, 2)
-        seen: set[int] = set()
-        while not seen >= set(range(20, 40)):
-            seen |= {chunk.number for chunk in pipeline.take(TIMEOUT)}
+        found: set[int] = set()
+        while not found >= set(range(20, 40)):
+            found |= {chunk.number for chunk in pipeline.take(TIMEOUT)}
         assert pipeline.metrics()["ShufflingChunkPool"]["entered"] == 40
 
 
@@ -286,10 +286,10 @@ def test_names_are_scanned_if_polling_cannot_read_a_folder(
         assert "scanned every 0.05 seconds" in pipeline.coordinator.warnings.pop()
         assert len(pipeline.take(TIMEOUT).chunks) == 3
         assert pipeline.take(TIMEOUT).is_marker
-        looks: list[object] = []
-        note = provider._delivered.update
-        monkeypatch.setattr(provider._delivered, "update", lambda seen: (looks.append(seen), note(seen)))
-        until(lambda: len(looks) > 5)
+        scans: list[object] = []
+        update = provider._delivered.update
+        monkeypatch.setattr(provider._delivered, "update", lambda scan: (scans.append(scan), update(scan)))
+        until(lambda: len(scans) > 5)
         write_games(folder / "more", 3, 2)
         with (folder / "a.trmph").open("ab") as file:
             file.write((folder / "more").read_bytes())
@@ -319,8 +319,8 @@ def test_a_directory_may_disappear_while_watching_starts(
 @pytest.fixture
 def drive(tmp_path: Path) -> Iterator[Path]:
     """A separate file system mounted at ``in``, and a folder that keeps its content."""
-    place, kept = tmp_path / "in", tmp_path / "kept"
-    place.mkdir()
+    root, kept = tmp_path / "in", tmp_path / "kept"
+    root.mkdir()
     kept.mkdir()
     if shutil.which("mount") is None or shutil.which("umount") is None:
         pytest.skip("no program to mount with")
@@ -328,11 +328,11 @@ def drive(tmp_path: Path) -> Iterator[Path]:
     if made.returncode:
         pytest.skip("not allowed to mount")
     try:
-        if subprocess.run(["mount", "--bind", str(kept), str(place)], capture_output=True).returncode:
+        if subprocess.run(["mount", "--bind", str(kept), str(root)], capture_output=True).returncode:
             pytest.skip("not allowed to mount a folder")
-        yield place
+        yield root
     finally:
-        for each in (place, kept):
+        for each in (root, kept):
             subprocess.run(["umount", "-l", str(each)], capture_output=True)
 
 
@@ -343,9 +343,7 @@ def test_an_unmounted_drive_repeats_no_file(drive: Path) -> None:
             rename_in(drive / f"{number}.trmph")
         assert sorted(names(pipeline, 5)) == [f"{number}.trmph" for number in range(5)]
         until(
-            lambda: all(
-                known.device is not None for known in provider_of(pipeline)._delivered._files.values()
-            )
+            lambda: all(file.device is not None for file in provider_of(pipeline)._delivered._files.values())
         )
         subprocess.run(["umount", "-l", str(drive)], check=True)
         until(lambda: pipeline.coordinator.warnings)

@@ -156,7 +156,7 @@ def test_a_file_appended_to_and_moved_at_once_gives_its_new_games(steps: Steps) 
     rename(steps, "a.trmph", "full.trmph")
     (steps.folder / "a.trmph").write_bytes(text_of(2, seed=9))
     new = [(chunk.source, chunk.index) for chunk in steps.step()]
-    assert new == [("a.trmph", 0), ("a.trmph", 1), *(("full.trmph", place) for place in range(3, 8))]
+    assert new == [("a.trmph", 0), ("a.trmph", 1), *(("full.trmph", index) for index in range(3, 8))]
     assert not steps.step()
 
 
@@ -177,11 +177,11 @@ def test_a_new_file_with_the_inode_of_a_deleted_one_is_read(
     (steps.folder / "new.trmph").write_bytes(b"nothing\n" if bad else text)
     stat_file = WatchedDirectory.stat_file
 
-    def look_with_inode(place: WatchedDirectory, name: str) -> FileStat | None:
-        look = stat_file(place, name)
-        return replace(look, inode=inode) if look is not None and name == "new.trmph" else look
+    def stat_with_inode(directory: WatchedDirectory, name: str) -> FileStat | None:
+        stat = stat_file(directory, name)
+        return replace(stat, inode=inode) if stat is not None and name == "new.trmph" else stat
 
-    monkeypatch.setattr(WatchedDirectory, "stat_file", look_with_inode)
+    monkeypatch.setattr(WatchedDirectory, "stat_file", stat_with_inode)
     if bad:
         assert not steps.step()
         (steps.folder / "new.trmph").write_bytes(text)
@@ -195,11 +195,11 @@ def test_a_moved_file_without_inode_is_read_again(
 ) -> None:
     stat_file = WatchedDirectory.stat_file
 
-    def look_without(place: WatchedDirectory, name: str) -> FileStat | None:
-        look = stat_file(place, name)
-        return None if look is None else replace(look, inode=0)
+    def stat_without_inode(directory: WatchedDirectory, name: str) -> FileStat | None:
+        stat = stat_file(directory, name)
+        return None if stat is None else replace(stat, inode=0)
 
-    monkeypatch.setattr(WatchedDirectory, "stat_file", look_without)
+    monkeypatch.setattr(WatchedDirectory, "stat_file", stat_without_inode)
     (tmp_path / "a.trmph").write_bytes(text_of(3))
     steps = Steps(tmp_path, clock)
     assert len(steps.step()) == 3
@@ -286,12 +286,12 @@ def test_a_resumed_pool_draws_the_same_games_from_moved_files(tmp_path: Path, wh
         (tmp_path / f"{name}.trmph").write_bytes(text_of(6, seed=seed))
     with start_pool(tmp_path) as pipeline:
         pipeline.start()
-        wait_until(pipeline, lambda told: told["ShufflingChunkPool"]["entered"] == 12)
+        wait_until(pipeline, lambda metrics: metrics["ShufflingChunkPool"]["entered"] == 12)
         drawn(pipeline, 3)
         if when != "stopped":
             move(0)
             moves = 2 if swap else 1
-            wait_until(pipeline, lambda told: told["FilePathProvider"].get("moved") == moves)
+            wait_until(pipeline, lambda metrics: metrics["FilePathProvider"].get("moved") == moves)
         state = pickle.loads(pickle.dumps(encode_state(pipeline.state())))
         expected = drawn(pipeline, 20)
     if when != "watching":
@@ -308,7 +308,7 @@ def test_a_resumed_pool_continues_a_file_moved_and_appended_to(tmp_path: Path) -
     (tmp_path / "a.trmph").write_bytes(text_of(6))
     with start_pool(tmp_path) as pipeline:
         pipeline.start()
-        wait_until(pipeline, lambda told: told["ShufflingChunkPool"]["entered"] == 6)
+        wait_until(pipeline, lambda metrics: metrics["ShufflingChunkPool"]["entered"] == 6)
         state = pipeline.state()
     (tmp_path / "a.trmph").rename(tmp_path / "b.trmph")
     with (tmp_path / "b.trmph").open("ab") as file:
@@ -317,7 +317,7 @@ def test_a_resumed_pool_continues_a_file_moved_and_appended_to(tmp_path: Path) -
         resumed.load_state(state)
         assert "missing" not in resumed.metrics()["ShufflingChunkPool"]
         resumed.start()
-        wait_until(resumed, lambda told: told["ShufflingChunkPool"]["entered"] == 9)
+        wait_until(resumed, lambda metrics: metrics["ShufflingChunkPool"]["entered"] == 9)
 
 
 def test_a_state_without_inodes_can_be_loaded(steps: Steps, clock: Clock) -> None:
@@ -331,32 +331,32 @@ def test_a_state_without_inodes_can_be_loaded(steps: Steps, clock: Clock) -> Non
 
 
 def test_the_number_of_former_names_is_limited() -> None:
-    known = DeliveredFiles(10)
-    known.add("0", FileStat(1, 1, 5), may_grow=False)
+    delivered = DeliveredFiles(10)
+    delivered.add("0", FileStat(1, 1, 5), may_grow=False)
     for number in range(1000):
-        known.move(FileStat(1, 1, 5), str(number + 1))
-    assert known.current_name("995") == "1000"
-    assert len(known.later_names("990")) == 10
-    assert known.later_names("980") == []
-    known.update(DirectoryScan({}, {"": 1}))
-    assert len(pickle.dumps(encode_state(known.state()))) < 1000
+        delivered.move(FileStat(1, 1, 5), str(number + 1))
+    assert delivered.current_name("995") == "1000"
+    assert len(delivered.later_names("990")) == 10
+    assert delivered.later_names("980") == []
+    delivered.update(DirectoryScan({}, {"": 1}))
+    assert len(pickle.dumps(encode_state(delivered.state()))) < 1000
 
 
 def test_inodes_of_forgotten_files_are_removed() -> None:
-    known = DeliveredFiles(10)
+    delivered = DeliveredFiles(10)
     for number in range(100):
-        known.add(str(number), FileStat(1, 1, number + 1), may_grow=False)
-    known.update(DirectoryScan({}, {"": 1}))
-    owners = [known.find_name(FileStat(1, 1, number + 1)) for number in range(100)]
-    assert owners == [None] * 90 + [str(number) for number in range(90, 100)]
+        delivered.add(str(number), FileStat(1, 1, number + 1), may_grow=False)
+    delivered.update(DirectoryScan({}, {"": 1}))
+    names_found = [delivered.find_name(FileStat(1, 1, number + 1)) for number in range(100)]
+    assert names_found == [None] * 90 + [str(number) for number in range(90, 100)]
 
 
 def test_an_inode_may_have_64_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Network drives have such inodes."""
-    known = DeliveredFiles(10)
-    look = FileStat(1, 1, (1 << 64) - 1)
-    known.add("a", look, may_grow=False)
+    delivered = DeliveredFiles(10)
+    stat = FileStat(1, 1, (1 << 64) - 1)
+    delivered.add("a", stat, may_grow=False)
     other = DeliveredFiles(10)
-    other.load_state(decode_state(encode_state(known.state())))
-    assert other.find_name(look) == "a"
+    other.load_state(decode_state(encode_state(delivered.state())))
+    assert other.find_name(stat) == "a"
     assert os.name == "nt" or WatchedDirectory(tmp_path, ["*"]).stat_file("missing") is None

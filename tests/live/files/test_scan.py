@@ -52,32 +52,36 @@ def test_a_file_reached_by_several_links_is_delivered_once(
         (elsewhere / ".3.trmph.tmp").rename(elsewhere / "3.trmph")
         (linked / "a").symlink_to(elsewhere)
         until(lambda: take_until(4))
-        looks: list[object] = []
-        note = provider._delivered.update
-        monkeypatch.setattr(provider._delivered, "update", lambda seen: (looks.append(seen), note(seen)))
-        until(lambda: take_until(5) or len(looks) > 5)
+        scans: list[object] = []
+        update = provider._delivered.update
+        monkeypatch.setattr(
+            provider._delivered,
+            "update",
+            lambda scan: (scans.append(scan), update(scan)),
+        )
+        until(lambda: take_until(5) or len(scans) > 5)
     assert sorted(found) == ["b/0.trmph", "b/1.trmph", "b/3.trmph", "b/sub/2.trmph"]
 
 
 def test_an_outside_folder_keeps_its_prefix_while_its_link_exists(linked: Path) -> None:
-    place = WatchedDirectory(linked, PATTERNS)
+    directory = WatchedDirectory(linked, PATTERNS)
     elsewhere = linked.with_name("elsewhere")
     (elsewhere / "sub" / "0.trmph").write_text("x")
 
-    def seen() -> list[str]:
-        return sorted(place.scan(linked, threading.Event()).names)
+    def scanned_names() -> list[str]:
+        return sorted(directory.scan(linked, threading.Event()).names)
 
-    def told_as(*folders: str) -> set[str | None]:
-        known = PrefixCache(place)
-        return {known.prefix(str(linked / folder)) for folder in folders}
+    def prefixes_of(*folders: str) -> set[str | None]:
+        prefixes = PrefixCache(directory)
+        return {prefixes.prefix(str(linked / folder)) for folder in folders}
 
-    assert place.prefix_of(str(linked / ".hidden")) is None
-    assert told_as("z/sub") == {"z/sub/"}  # reported before it was scanned
-    assert seen() == ["z/sub/0.trmph"]
-    assert told_as("z/sub", "y", "b/sub", ".hidden/sub") == {"z/sub/"}
-    assert told_as("z/sub/.hidden") == {None}
+    assert directory.prefix_of(str(linked / ".hidden")) is None
+    assert prefixes_of("z/sub") == {"z/sub/"}  # reported before it was scanned
+    assert scanned_names() == ["z/sub/0.trmph"]
+    assert prefixes_of("z/sub", "y", "b/sub", ".hidden/sub") == {"z/sub/"}
+    assert prefixes_of("z/sub/.hidden") == {None}
     (linked / "z").unlink()
-    assert seen() == ["b/sub/0.trmph"]
-    assert told_as("y", "b/sub") == {"b/sub/"}
+    assert scanned_names() == ["b/sub/0.trmph"]
+    assert prefixes_of("y", "b/sub") == {"b/sub/"}
     (linked / "b").unlink()
-    assert seen() == ["y/0.trmph"]
+    assert scanned_names() == ["y/0.trmph"]
