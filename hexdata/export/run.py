@@ -21,7 +21,7 @@ from hexdata.store.ledger import Ledger
 __all__ = ["ExportFile", "ExportRun"]
 
 Entry = ShardEntry | FileFacts
-"""What the ledger records of a written file."""
+"""Ledger entry of a written file."""
 
 
 class ExportFile(Protocol):

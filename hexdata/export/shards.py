@@ -242,7 +242,7 @@ class _ShardExport(ExportRun):
 
     @cached_property
     def _splits_with_policy(self) -> dict[str, bool]:
-        """Whether any position of a split has a policy that is not one-hot, by split."""
+        """Return, by split, whether any position has a policy that is not one-hot."""
         memory = self.options.memory // 4
         with duckdb_session(memory=memory, threads=1, store=self.store.path) as con:
             queries = {
