@@ -145,7 +145,7 @@ def invalid_values_error(path: object, record: str, found: object, expected: obj
         expected: The values allowed.
     """
     return FormatError(
-        "the shard contains an invalid value",
+        "the shard contains invalid data",
         code=Reason.BROKEN_SHARD,
         path=path,
         record=record,

@@ -137,7 +137,7 @@ def join_blocks(blocks: Sequence[Block]) -> Block:
     names = row_fields(blocks[0])
     for block in blocks:
         if row_fields(block) != names:
-            raise StoreError("blocks of different fields", found=row_fields(block), expected=names)
+            raise StoreError("blocks have different fields", found=row_fields(block), expected=names)
     joined: Block = {name: np.concatenate([block[name] for block in blocks]) for name in names}
     if any("policy" in block for block in blocks):
         starts = np.cumsum([0, *(block_length(block) for block in blocks[:-1])])
@@ -181,7 +181,7 @@ def columns_to_block(table: pa.Table | pa.RecordBatch, with_policy: bool) -> Blo
         if name in SENTINELS:
             column = column.fill_null(SENTINELS[name])
         elif column.null_count:
-            raise StoreError(f"column {name} holds {column.null_count} nulls", expected="none")
+            raise StoreError(f"column {name} contains {column.null_count} nulls", expected="none")
         values = _binary_to_bytes(column) if name == "board" else column.to_numpy()
         block[name] = values.astype(spec.dtype, copy=False)
     if with_policy:

@@ -147,7 +147,7 @@ class ShardCache:
 
     def _path(self, entry: ShardEntry, suffix: str = "tar") -> Path:
         if not _DIGEST.fullmatch(entry.sha256):
-            raise StoreError("a shard's SHA-256 is 64 hexadecimal digits", found=entry.sha256)
+            raise StoreError("the SHA-256 of a shard must be 64 hexadecimal digits", found=entry.sha256)
         return self.folder / f"{entry.sha256}.{suffix}"
 
     def _open_copy(self, entry: ShardEntry, digest: bool) -> ShardFile | None:

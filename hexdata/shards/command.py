@@ -68,7 +68,9 @@ def _start(address: str) -> Pipe:
     except (OSError, ValueError) as error:
         raise unreadable_file_error(address, error) from error
     if not isinstance(opened, Pipe):
-        raise ConfigError("webdataset opens this without a command", found=address, expected="pipe:COMMAND")
+        raise ConfigError(
+            "webdataset does not open this URL with a command", found=address, expected="pipe:COMMAND"
+        )
     return opened
 
 

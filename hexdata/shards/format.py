@@ -89,7 +89,7 @@ class ShardWriter:
                 blocks, or their lengths differ.
         """
         if key <= self._last_key:
-            raise ValueError(f"block keys ascend: {key} cannot follow {self._last_key}")
+            raise ValueError(f"block keys must ascend: {key} cannot follow {self._last_key}")
         rows = block_length(arrays)
         if self.blocks and arrays.keys() != self.offsets.keys():
             raise ValueError(f"block {key} has the fields {sorted(arrays)}, not {sorted(self.offsets)}")

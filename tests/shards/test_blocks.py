@@ -76,5 +76,5 @@ def test_joining_keeps_policy_fields_without_policies() -> None:
 
 
 def test_joining_blocks_with_different_fields_raises_an_error() -> None:
-    with pytest.raises(StoreError, match="blocks of different fields"):
+    with pytest.raises(StoreError, match="blocks have different fields"):
         join_blocks([BLOCK, {name: array for name, array in BLOCK.items() if name != "value"}])

@@ -63,8 +63,8 @@ class CountingSource(FolderSource):
     """A folder that counts how often each file is opened, and may pause in the middle of a file.
 
     Attributes:
-        opened: the names, in order.
-        half, go_on: with ``waits``, set when half a file was read, and waited for before the rest is.
+        opened: Names of the opened files, in order.
+        half, go_on: With ``waits``, ``half`` is set after the first bytes, and reading waits for ``go_on``.
     """
 
     def __init__(self, folder: Path, *, waits: bool = False) -> None:
@@ -312,7 +312,7 @@ def test_processes_fetch_a_shard_once(tmp_path: Path) -> None:
     cache = ShardCache(tmp_path / "cache", SIZE)
     with fetching(cache, tmp_path / "a", entry, "halt") as first:
         assert line_of(first) == "half"
-        (tmp_path / "a" / "0.tar").rename(tmp_path / "a" / "moved")  # so whoever opens it now fails
+        (tmp_path / "a" / "0.tar").rename(tmp_path / "a" / "moved")  # opening it now fails
         with fetching(cache, tmp_path / "a", entry) as second:
             assert line_of(second) == "begin"
             print("go on", file=first.stdin, flush=True)

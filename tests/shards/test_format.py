@@ -121,7 +121,7 @@ def test_a_block_without_dense_policies_still_has_the_fields(rows: int) -> None:
 def test_a_null_value_and_a_short_policy_raise_an_error() -> None:
     table = positions(4)
     broken = table.set_column(7, "value", pa.array([0.0, None, 1.0, 0.0], pa.float32()))
-    with pytest.raises(StoreError, match="column value holds 1 nulls"):
+    with pytest.raises(StoreError, match="column value contains 1 nulls"):
         columns_to_block(broken, with_policy=False)
     short = pa.array([None, None, [0.5, 0.5], None], pa.list_(pa.float32()))
     with pytest.raises(StoreError, match="row 2: a dense policy does not cover the board; found 2 numbers"):

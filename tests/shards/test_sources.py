@@ -160,6 +160,12 @@ def test_make_source_chooses_the_source_by_the_location(location: str | Path, so
     assert pickle.loads(pickle.dumps(source)) == source
 
 
+def test_a_file_address_of_another_machine_is_rejected() -> None:
+    """It would be read as a path of this machine."""
+    with pytest.raises(ConfigError, match="cannot name another machine"):
+        make_source("file://host/shards")
+
+
 def test_a_pipe_without_name_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"found pipe:cat /a\. Write, for example, 'pipe:cat"):
         make_source("pipe:cat /a")
@@ -200,7 +206,7 @@ def test_missing_files_and_wrong_sizes_raise_an_error_with_the_address(
     (folder / NAME).unlink()
     with pytest.raises(StoreError, match=rf"{address}: the shard is missing"):
         read(source)
-    assert len(server.requests) == (kind == "http") * 2  # neither is worth another attempt
+    assert len(server.requests) == (kind == "http") * 2  # neither is retried
 
 
 def test_a_folder_is_checked_without_reading(folder: Path) -> None:
@@ -321,7 +327,7 @@ def test_a_command_that_writes_too_few_or_too_many_bytes_raises_an_error(folder:
 
 
 def test_closing_a_stream_kills_the_command() -> None:
-    silent = 60.0  # seconds for which it does not write, and so would not see that nobody reads
+    silent = 60.0  # seconds without output, in which it would not notice a closed pipe
     source = CommandSource(f"pipe:echo y; echo y; exec sleep {silent} # {{name}}")
     begin = time.monotonic()
     before = set(psutil.Process().children(recursive=True))

@@ -119,7 +119,7 @@ def odd_shard(path: Path, **odd: np.ndarray) -> Path:
 )
 def test_odd_arrays_are_no_positions(tmp_path, odd):
     assert read_shard_position(odd_shard(tmp_path / "good.tar"), 2).position_id == 2
-    with pytest.raises(FormatError, match=r"odd\.tar: 000000\..*: the shard contains an invalid value"):
+    with pytest.raises(FormatError, match=r"odd\.tar: 000000\..*: the shard contains invalid data"):
         read_shard_position(odd_shard(tmp_path / "odd.tar", **odd), 2)
 
 

@@ -82,7 +82,7 @@ def test_one_altered_number_is_found(store: Path, name: str, failures: Failures)
 
     rewrite_shard(store, alter)
     message = failures(store)["shards"]
-    no_position_has_it = f"000008.{name}.npy row 31: the shard contains an invalid value"
+    no_position_has_it = f"000008.{name}.npy row 31: the shard contains invalid data"
     assert "block 000008: a block differs" in message or no_position_has_it in message
 
 
