@@ -47,7 +47,7 @@ def check_count(name: str, value: Any, least: int) -> int:
     count = as_int(value)
     if count is None or not least <= count <= _MAX_INT64:
         expected = f"an integer, at least {least}" + (
-            " and of 64 bits" if count and count > _MAX_INT64 else ""
+            " and below 2**63" if count and count > _MAX_INT64 else ""
         )
         raise ConfigError(f"{name} cannot be used", found=repr(value), expected=expected)
     return count
@@ -147,9 +147,9 @@ def check_shares(val: Any, test: Any) -> None:
     numbers = [isinstance(share, Real) and not isinstance(share, bool) for share in (val, test)]
     if not (all(numbers) and val >= 0 and test >= 0 and val + test < 1):  # nan is neither
         raise ConfigError(
-            "val and test are shares of the games and leave some for train",
+            "the shares val and test must leave games for train",
             found=f"{val!r} and {test!r}",
-            expected="numbers of 0 or more, below 1 together",
+            expected="numbers of at least 0 whose sum is below 1",
         )
 
 
@@ -168,7 +168,7 @@ def check_suffix(
         HexdataError: Of the type ``error``, if the suffix is not allowed.
     """
     if PurePath(str(path)).suffix.lower() not in suffixes:
-        raise error(f"this is no name of {what}", path=path, expected=" or ".join(suffixes))
+        raise error(f"the file name needs the suffix of {what}", path=path, expected=" or ".join(suffixes))
 
 
 def is_count(value: object) -> bool:
@@ -209,8 +209,8 @@ def check_same_options(
     other = [name for name in names if state[name] != expected[name]]
     if other:
         raise ConfigError(
-            f"the state was taken with another {', '.join(other)}",
+            f"the state was saved with a different {', '.join(other)}",
             found={name: state[name] for name in other},
             expected={name: expected[name] for name in other},
-            hint=f"Make the {what} with the options of that run.",
+            hint=f"Create the {what} with the options of that run.",
         )

@@ -54,5 +54,7 @@ def with_current_names(
     """
     for former, current in former_keys.items():
         if former in section and current in section:
-            raise ConfigError(f"{former!r} is the former name of {current!r}", hint="Leave one of them out.")
+            raise ConfigError(
+                f"{former!r} is the former name of {current!r}; both are set", hint=f"Remove {former!r}."
+            )
     return {former_keys.get(key, key): value for key, value in section.items()}

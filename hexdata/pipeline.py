@@ -106,19 +106,19 @@ class Config(BaseModel):
             template = "{name}" in text and not re.match("https?://", text, re.IGNORECASE)
             if template or text.strip().lower().startswith("pipe:"):
                 raise ConfigError(
-                    f"{key}: a config runs no commands",
+                    f"{key}: a config must not contain commands",
                     found=shortened(text),
                     expected="a path or an address",
-                    hint="Give the command to `hexdata load`, or to the Loader in your own program.",
+                    hint="Pass the command to `hexdata load`, or to Loader in your own program.",
                 )
         engine = content.get("engine")
         address = engine.get("address") if isinstance(engine, dict) else None
         if address not in (None, "auto"):  # data received from a cluster can run code here
             raise ConfigError(
-                "engine.address: a config names no cluster",
+                "engine.address: a config must not name a cluster",
                 found=shortened(repr(address)),
                 expected="auto, the cluster of this machine",
-                hint="Name it in the environment: RAY_ADDRESS=HOST:PORT hexdata run CONFIG.",
+                hint="Set it in the environment: RAY_ADDRESS=HOST:PORT hexdata run CONFIG.",
             )
         return content
 
@@ -183,9 +183,9 @@ def _explain(error: ValidationError, path: str | Path) -> ConfigError:
         return ConfigError(f"{'.'.join(names)}: {first['msg']}", path=path, found=found)
     known = _known_keys(names[:-1])
     return ConfigError(
-        f"unknown key {names[-1]!r} {f'in [{names[0]}]' if len(names) > 1 else 'at the top'}",
+        f"unknown key {names[-1]!r} {f'in [{names[0]}]' if len(names) > 1 else 'at the top level'}",
         path=path,
-        expected=f"one of {', '.join(known)}" if known else "no key",
+        expected=f"one of {', '.join(known)}" if known else "no keys",
         hint=did_you_mean(names[-1], known),
     )
 
@@ -364,7 +364,7 @@ def _verify(context: _StageContext) -> _StageOutcome:
         failed = [f"{source.name}: {source.detail}" for source in sources if not source.ok]
         if failed:
             raise VerifyError(
-                f"{len(failed)} of {len(sources)} sources do not come back",
+                f"{len(failed)} of {len(sources)} sources are not restored exactly",
                 path=store,
                 found="; ".join(failed),
             )

@@ -152,7 +152,7 @@ def test_a_torch_loader_is_made_of_a_loader(loader):
 
 NO_NUMBERS = [value for value in NO_INTEGERS if value is not None]
 NO_PATHS = [None, 7, True, b"store", ["store"], ""]
-REFUSED = r"(cannot be used|unknown .*|leave some for train); found .*; expected "
+REFUSED = r"(cannot be used|unknown .*|leave games for train); found .*; expected "
 
 INTEGERS = {
     ConvertOptions: {"workers": 2, "memory": 10**9},

@@ -104,10 +104,10 @@ def test_what_a_config_leaves_out_has_the_default_of_the_command(config):
 WRONG = {
     "an unknown section": (
         STORE + "[shufle]\n",
-        "unknown key 'shufle' at the top",
+        "unknown key 'shufle' at the top level",
         "Did you mean 'shuffle'?",
     ),
-    "a misspelt store": ('stor = "a"\n', "unknown key 'stor' at the top", "Did you mean 'store'?"),
+    "a misspelt store": ('stor = "a"\n', "unknown key 'stor' at the top level", "Did you mean 'store'?"),
     "an unknown key": (STORE + "[shuffle]\nsede = 1\n", "unknown key 'sede' in [shuffle]", "'seed'?"),
     "of inherited options": (
         STORE + '[convert]\ninputs = ["a"]\nworker = 1\n',
@@ -289,7 +289,7 @@ def test_a_run_compares_its_sources(tmp_path, legacy):
     write_trmph(other, make_games(3, seed=2, board_size=5), 5)
     convert = pipeline.ConvertSection(inputs=[str(legacy), str(other)], workers=1)
     with pytest.raises(
-        VerifyError, match=r"1 of 2 sources do not come back; found .*/other\.trmph: its file"
+        VerifyError, match=r"1 of 2 sources are not restored exactly; found .*/other\.trmph: its file"
     ):
         run_config(Config(store=whole.store, convert=convert, verify=section))
 
@@ -345,13 +345,13 @@ def test_the_demo_is_a_config_like_any_other(tmp_path, monkeypatch):
 )
 def test_a_config_runs_no_command(config, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match="a config runs no commands"):
+    with pytest.raises(ConfigError, match="a config must not contain commands"):
         run_config(load_config(config(text)))
     assert not (tmp_path / "ran").exists()
 
 
 def test_a_config_names_no_cluster_of_a_stranger(config) -> None:
-    with pytest.raises(ConfigError, match=r"engine\.address: a config names no cluster.*RAY_ADDRESS"):
+    with pytest.raises(ConfigError, match=r"engine\.address: a config must not name a cluster.*RAY_ADDRESS"):
         load_config(config('store = "s"\n[engine]\nname = "ray"\naddress = "10.0.0.1:6379"\n[verify]\n'))
 
 

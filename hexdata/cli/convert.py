@@ -28,7 +28,7 @@ def convert(
         list[AnyPath],
         typer.Argument(
             metavar="INPUT",
-            help="Legacy files, or folders of them, or their addresses.",
+            help="Files or folders to convert, on disk or in an object store.",
             show_default=False,
             parser=parse_path,
         ),
@@ -37,36 +37,45 @@ def convert(
     workers: Workers = None,
     memory: Memory = "1GB",
     max_reject_rate: Annotated[
-        float, typer.Option("--max-reject-rate", min=0, max=1, help="Publish nothing above this share.")
+        float,
+        typer.Option(
+            "--max-reject-rate",
+            min=0,
+            max=1,
+            help="Largest share of rejected records; above it, nothing is published.",
+        ),
     ] = 0.01,
     value_convention: Annotated[
         str | None,
         typer.Option(
             "--value-convention",
-            help="What a value means in files that do not show it: blue-is-0 or blue-is-1. Default: auto.",
+            help="Value convention of files that do not show it: blue-is-0 or blue-is-1. Default: auto.",
             show_default=False,
         ),
     ] = None,
     value_sense: Annotated[
-        str | None, typer.Option("--value-sense", hidden=True, help="The former name of --value-convention.")
+        str | None, typer.Option("--value-sense", hidden=True, help="Former name of --value-convention.")
     ] = None,
     val: Annotated[float, typer.Option("--val", help="Share of games held out for validation.")] = 0.05,
     test: Annotated[float, typer.Option("--test", help="Share of games held out for testing.")] = 0.01,
     salvage: Annotated[
-        bool, typer.Option("--salvage", help="Keep the whole examples before the damage of a damaged file.")
+        bool,
+        typer.Option("--salvage", help="Keep the complete examples before the damage in a damaged file."),
     ] = False,
     truncate_repeats: Annotated[
-        bool, typer.Option("--truncate-repeats", help="Cut games before a move on an occupied cell.")
+        bool, typer.Option("--truncate-repeats", help="Truncate games before a move on an occupied cell.")
     ] = False,
     engine: EngineName = "local",
     address: Address = None,
     as_json: Json = False,
 ) -> None:
-    """Convert legacy files into a store, new or existing."""
+    """Convert source files into a new or existing store."""
     from hexdata.convert import ConvertOptions, convert_sources
 
     if value_convention is not None and value_sense is not None:
-        raise typer.BadParameter("--value-sense is the former name of --value-convention: give one of them")
+        raise typer.BadParameter(
+            "--value-sense is the former name of --value-convention; use only one of them"
+        )
     options = ConvertOptions(
         workers=workers,
         memory=parse_bytes(memory),
@@ -103,6 +112,6 @@ def convert(
         ],
     )
     if result.reasons:
-        output.table(["rejected for", "records"], [[r, f"{n:,}"] for r, n in result.reasons.items()])
+        output.table(["reject reason", "records"], [[r, f"{n:,}"] for r, n in result.reasons.items()])
     if result.flags:
-        output.table(["flagged", "games"], [[code, f"{n:,}"] for code, n in result.flags.items()])
+        output.table(["flag", "games"], [[code, f"{n:,}"] for code, n in result.flags.items()])

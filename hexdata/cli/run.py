@@ -1,4 +1,4 @@
-"""``hexdata run``, and how a run is shown."""
+"""The command ``hexdata run``, and the display of its result."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__ = ["run", "show_run"]
 
 
 def run(
-    config: Annotated[str, typer.Argument(metavar="CONFIG", help="A TOML file.", show_default=False)],
+    config: Annotated[str, typer.Argument(metavar="CONFIG", help="Path of a TOML file.", show_default=False)],
     as_json: Json = False,
 ) -> None:
-    """Run the stages of a config, one after the other."""
+    """Run the stages of a config in order."""
     from hexdata.pipeline import load_config, run_config
 
     with command(as_json) as (output, bar), prints_to_stderr():
@@ -32,7 +32,7 @@ def run(
 
 
 def show_run(output: Output, result: RunResult) -> None:
-    """Show what each stage did, and how well the games are spread."""
+    """Print the result of each stage and the main figures on the quality of the shuffle."""
     if output.print_json(result):
         return
     rows = [
@@ -47,7 +47,7 @@ def show_run(output: Output, result: RunResult) -> None:
         ]
         for s in result.stages
     ]
-    output.table(["stage", "positions", "games", "on disk", "seconds", "positions/s", "where"], rows)
+    output.table(["stage", "positions", "games", "on disk", "seconds", "positions/s", "location"], rows)
     if result.shuffle is not None and (result.shuffle.left_out or result.shuffle.notes):
         output.line()
         show_choices(output, result.shuffle)
@@ -59,13 +59,13 @@ def show_run(output: Output, result: RunResult) -> None:
         output.line(f"{result.verdict.headline} See {page} in a browser.")
 
 
-def show_dispersion(output: Output, found: Quality) -> None:
-    """Show the figures that say most; ``hexdata verify`` shows all."""
+def show_dispersion(output: Output, quality: Quality) -> None:
+    """Print the main figures of ``quality``; ``hexdata verify`` prints all."""
 
     def percent(share: float | None) -> str:
         return "-" if share is None else f"{share:.3%}"
 
-    largest, neighbours = found["largest-share"], found["neighbours-1"]
+    largest, neighbours = quality["largest-share"], quality["neighbours-1"]
     output.line()
     output.table(
         ["dispersion of games in the training split", "share"],

@@ -74,7 +74,7 @@ class Companions:
             for field_name, key in stated.items():
                 count, found = entry.stats.get(key), getattr(facts, field_name)
                 if isinstance(count, int) and count != found:
-                    notes.append(f"{entry.companion} says {count} {field_name}, the file has {found}")
+                    notes.append(f"{entry.companion} states {count} {field_name}, the file has {found}")
         return notes
 
     def origins(self, wanted: set[int], facts: SpoolFacts) -> tuple[dict[int, str], list[str]]:
@@ -99,7 +99,7 @@ class Companions:
             else:
                 conflicts.append(f"file_idx {file_idx} is {' or '.join(names)}")
         notes = (
-            [f"companions disagree on {len(conflicts)} raw files, left open: {conflicts[0]} …"]
+            [f"companion files name {len(conflicts)} raw files differently; not used: {conflicts[0]} …"]
             if conflicts
             else []
         )
@@ -147,7 +147,7 @@ def _read_state(found: Companions, companion: str, content: Any) -> None:
 def _read_lookup(found: Companions, _: str, content: Any) -> None:
     """Read ``file_lookup_*.json``: file_idx as text → raw file, at the top level or in ``file_mapping``."""
     if not isinstance(content, dict):
-        raise ValueError("not a table of names")
+        raise ValueError("not a JSON object")
     mapping = content.get("file_mapping", content)
     for key, name in mapping.items() if isinstance(mapping, dict) else ():
         if key.isascii() and key.isdigit() and len(key) < 10:
@@ -181,7 +181,7 @@ def read_companions(folder: AnyPath) -> Companions:
                 with translate_errors(path):
                     raise
             found.notes.append(
-                f"{name} beside it cannot be used: {getattr(error, 'strerror', None) or error}"
+                f"the companion file {name} cannot be used: {getattr(error, 'strerror', None) or error}"
             )
     return found
 

@@ -85,7 +85,9 @@ def find_sources(inputs: Sequence[AnyPath], store: AnyPath) -> list[SourceFile]:
             raise InputError("no such file or folder", path=input_path, hint="Check the path.")
         if not listed:
             raise InputError(
-                "no files to convert", path=input_path, expected="*.pkl.gz or *.trmph files in it or below"
+                "no files to convert",
+                path=input_path,
+                expected="*.pkl.gz or *.trmph files in the folder or its subfolders",
             )
         for source in listed:
             other = found.setdefault(source.name, source)
@@ -94,7 +96,7 @@ def find_sources(inputs: Sequence[AnyPath], store: AnyPath) -> list[SourceFile]:
                     "two inputs have the same name",
                     path=source.path,
                     found=source.name,
-                    expected=f"another name than that of {other.path}",
+                    expected=f"a name other than that of {other.path}",
                     hint="Convert them in two runs, or rename a folder.",
                 )
     return [found[name] for name in sorted(found)]
@@ -113,7 +115,7 @@ def _files_of(input_path: Path, store: AnyPath) -> list[SourceFile] | None:
             path=input_path,
             found=_KINDS.get(stat.S_IFMT(root.stat().st_mode), "something else"),
             expected="a file, or a folder of files",
-            hint="Write what it gives into a file first: hexdata reads each input twice.",
+            hint="Save its content to a file first, because hexdata reads each input twice.",
         )
     else:
         top, paths = root, list(_files_below(root, store))
@@ -188,10 +190,10 @@ def _is_wanted(input_path: RemotePath, below: str, size: int, *, alone: bool) ->
         return False  # some tools write such an object to mark an empty folder
     if not {"", ".", ".."}.isdisjoint([*folders, name]):
         raise InputError(
-            "this key is no path of a file",
+            "this object key is not a valid file path",
             path=f"{input_path}/{below}" if below else input_path,
-            expected="names between its slashes, other than . and ..",
-            hint="Rename the object, or give folders that it is not below.",
+            expected="a key without the parts '', '.' and '..'",
+            hint="Rename the object, or pass folders that do not contain it.",
         )
     return alone or (_may_be_source(name) and not any(folder.startswith(".") for folder in folders))
 

@@ -126,7 +126,7 @@ class ConvertRun:
         require_intact(self.store, _TABLES, engine=self.engine, progress=self.progress)
         new, same = self._digest()
         for file, name in same:
-            self.progress.note(f"{file.name}: same bytes as {name}, which the store has; skipped")
+            self.progress.note(f"{file.name}: same bytes as {name}, which is already converted; skipped")
         sources = self._one_board_size(self._read(new))
         self._check_rejected(sources)
         sources = self._with_companions(self._resolve(self._with_conventions(sources)))
@@ -211,7 +211,7 @@ class ConvertRun:
             "it is not clear which value means that blue won" + ("" if one else f" in {len(names)} files"),
             path=names[0] if one else None,
             found=found[0] if one else "; ".join(f"{n}: {f}" for n, f in zip(names, found, strict=True)),
-            expected="votes that agree, but for a few",
+            expected="votes that nearly all agree",
             hint=_HINT,
         )
 
@@ -338,8 +338,8 @@ class ConvertRun:
             found=f"{rejected:,} of {records:,} records and {len(failed)} of {len(sources)} files rejected: "
             + ", ".join([*(f"{count:,} {reason}" for reason, count in reasons.items()), *failed[:5]]),
             expected=f"at most {self.options.max_reject_rate:.2%} of the records and of the bytes",
-            hint="Look at the files; if the loss is acceptable, raise --max-reject-rate: what was read "
-            "is kept, and the run goes on from there.",
+            hint="Check the files. If the loss is acceptable, raise --max-reject-rate and run the command "
+            "again; files that were read are not read again.",
         )
 
     def _flag_games(self, sources: list[ConvertSource]) -> list[GameFlags]:
@@ -509,7 +509,7 @@ class ConvertRun:
 
 
 _HINT: Final = (
-    "Look at the games of these files. If you know the convention, give it with --value-convention blue-is-0 "
+    "Look at the games of these files. If you know the convention, pass --value-convention blue-is-0 "
     "or --value-convention blue-is-1; it does not override named winners that agree."
 )
 
@@ -549,7 +549,7 @@ def _check_position_count(source: ConvertSource, written: dict[str, FileFacts]) 
     rows = sum(facts.rows for name, facts in written.items() if name.startswith("positions/"))
     if rows != source.facts.positions:
         raise StoreError(
-            "the spool of this source has lost positions",
+            "positions are missing from the temporary files of this source",
             path=source.spool.folder,
             found=f"{rows:,}",
             expected=f"{source.facts.positions:,}",

@@ -75,7 +75,7 @@ class ReadOptions:
     truncate_repeats: bool = False
 
 
-_TableName = Annotated[str, Matching("(?:cut/)?[a-z]{1,20}\\.arrow", "a table of the spool")]
+_TableName = Annotated[str, Matching("(?:cut/)?[a-z]{1,20}\\.arrow", "the name of a temporary table")]
 
 
 @dataclass
@@ -140,7 +140,7 @@ class Spool:
             data = read_bounded(self.folder / "facts.json")
         except FileNotFoundError:
             return None
-        path, what = self.folder / "facts.json", "what is known of a source"
+        path, what = self.folder / "facts.json", "the temporary file of a source"
         hint = f"Remove {self.folder}; the source is then read again."
         content = parse_json(data, path, what=what, hint=hint, metadata=True)
         if isinstance(content, dict) and content.get("version") != __version__:
@@ -297,7 +297,7 @@ def _require_version(path: AnyPath, version: str) -> None:
         raise SourceChangedError(
             "this source changed while it was being converted",
             path=path,
-            hint="Run the command again once nobody writes to it.",
+            hint="Run the command again when no process writes to the file.",
         )
 
 
@@ -370,10 +370,10 @@ def _read(path: AnyPath, spool: Spool, reading: ReadOptions) -> SpoolFacts:
                 facts.rejected += len(batch.rejected)
                 if facts.rejected > facts.positions + MAX_SURPLUS_REJECTED:
                     raise FormatError(
-                        "far more records rejected than taken: not a file of positions",
+                        "far more records rejected than accepted; probably not a file of positions",
                         code=Reason.LIMIT_REJECTED,
                         found=f"{facts.rejected:,} of the first {facts.positions + facts.rejected:,}, "
-                        f"the last for {batch.rejected[-1].reason} ({batch.rejected[-1].detail})",
+                        f"the last one for {batch.rejected[-1].reason} ({batch.rejected[-1].detail})",
                     )
                 if not batch.positions.num_rows:
                     continue

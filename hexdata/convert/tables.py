@@ -85,14 +85,17 @@ def _notes_of_decision(source: ConvertSource, decision: Decision) -> Iterator[st
     convention, layout = decision.convention, layout_convention(source.facts.header)
     chains, winners = source.facts.ballots.chains, source.facts.ballots.winners
     if decision.by == "layout":
-        yield f"nothing in it shows what its values mean; {convention}, as the legacy tool wrote this layout"
+        yield (
+            f"its games do not show its value convention; read as {convention}, "
+            "which the legacy tool used for this layout"
+        )
     elif layout not in (None, convention):
         shown = {
-            "given": f"it does not show what its values mean; {convention} as given",
-            "winners": f"{convention} by {max(winners):,} of {sum(winners):,} named winners",
-            "chains": f"{convention} by {max(chains):,} of {sum(chains):,} winning chains",
+            "given": f"its games do not show its value convention; read as {convention}, as given",
+            "winners": f"read as {convention}, as {max(winners):,} of {sum(winners):,} named winners show",
+            "chains": f"read as {convention}, as {max(chains):,} of {sum(chains):,} winning chains show",
         }
-        yield f"{shown[decision.by]}, though its layout has {layout}"
+        yield f"{shown[decision.by]}, although {layout} is usual for its layout"
     if decision.contradicting:
         yield (
             f"{decision.contradicting:,} of {sum(chains):,} winning chains contradict its value convention, "
@@ -210,6 +213,6 @@ def refuse_large_headers(facts: dict[str, SpoolFacts]) -> None:
         if left < 0:
             facts[name] = SpoolFacts.failed(
                 Reason.LIMIT_HEADERS,
-                f"its header takes {size:,} bytes; expected at most {_LARGE_HEADERS:,} in all large headers "
-                "of a run: convert fewer of these files at once",
+                f"its header has {size:,} bytes; expected at most {_LARGE_HEADERS:,} for all large headers "
+                "of a run; convert fewer of these files at once",
             )

@@ -68,10 +68,9 @@ def open_in_place(path: Path) -> io.FileIO:
 
 def _linked_file_error(path: Path) -> StoreError:
     return StoreError(
-        "hexdata writes to this file in place, but it may belong to something else",
+        "hexdata writes to this file in place, so it must be a regular file without links",
         path=path,
         found="a symbolic or hard link, a folder or a device",
-        expected="a regular file that is not linked",
         hint="Remove it and run the command again.",
     )
 
@@ -102,10 +101,10 @@ def _refuse_links_in(folder: Path, *, files: bool = True, below: bool = True) ->
     for entry in entries:
         if entry.is_symlink() and (files or entry.is_dir()):
             raise StoreError(
-                "a store holds no links that hexdata would write through",
+                "hexdata does not write through symbolic links in a store",
                 path=entry.path,
                 found=f"a symbolic link to {str(Path(entry.path).readlink())!r}",
-                hint="Replace the link by what it leads to, or remove it, and run the command again.",
+                hint="Replace the link with its target, or remove it, and run the command again.",
             )
         if below and entry.is_dir(follow_symlinks=False):
             _refuse_links_in(Path(entry.path), files=files)

@@ -32,7 +32,7 @@ _MAX_BYTES: Final = 4096
 LEASE_SECONDS: Final = 90.0
 """Seconds without renewal after which a lease has expired."""
 RENEW_SECONDS: Final = 20.0
-_UNKNOWN_HOLDER: Final = "a process that did not say its name"
+_UNKNOWN_HOLDER: Final = "an unknown process"
 
 
 _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", None) or getattr(time, "CLOCK_MONOTONIC_RAW", None)
@@ -69,7 +69,7 @@ def _locked_error(store: AnyPath, holder: str) -> StoreLockedError:
         "another process is writing to this store",
         path=store,
         found=holder,
-        hint="Wait for it, or stop it, and run the command again.",
+        hint="Wait until it has finished, or stop it, and run the command again.",
     )
 
 
@@ -224,7 +224,11 @@ class Lease:
     def _raise_lost(self) -> NoReturn:
         try:
             data = self._file.read_tagged(_MAX_BYTES).data
-            holder = "one that has ended since" if _parse_holder(data).get("free") else _describe_holder(data)
+            holder = (
+                "a process that has ended since"
+                if _parse_holder(data).get("free")
+                else _describe_holder(data)
+            )
         except OSError:
             holder = _UNKNOWN_HOLDER
         raise _locked_error(self._store, holder)

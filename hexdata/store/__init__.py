@@ -86,13 +86,13 @@ class Store:
         if storage_of(folder / MANIFEST_NAME).exists():
             return cls.open(folder, shares_work=shares_work)
         if folder.is_file():
-            raise StoreError("a store is a folder, and this is a file", path=folder)
+            raise StoreError("a store must be a folder, but this is a file", path=folder)
         if folder.is_dir() and not _is_started(new):
             raise StoreError(
-                "this folder holds files and is no store",
+                "this folder contains files but is not a store",
                 path=folder,
                 expected="a new or an empty folder, or a store",
-                hint="Give another folder for the store.",
+                hint="Choose another folder for the store.",
             )
         return new
 
@@ -143,7 +143,7 @@ class Store:
             )
         if stage in _INPUT_FOLDERS and lineage["of"] != self.input_digest(stage):
             raise StoreError(
-                f"the {stage} stage is older than the {_INPUT_FOLDERS[stage][-1]} it was made of",
+                f"the {stage} stage is older than the {_INPUT_FOLDERS[stage][-1]}",
                 path=self.path,
                 hint=f"Run `{self._command(stage)}` again.",
             )
@@ -227,7 +227,7 @@ def _check_path(path: str | AnyPath) -> AnyPath:
         os.fsencode(str(path)).decode("utf-8")
     except UnicodeDecodeError:
         raise StoreError(
-            "the path of a store must be UTF-8", found=ascii(str(path)), hint="Give another folder."
+            "the path of a store must be valid UTF-8", found=ascii(str(path)), hint="Choose another folder."
         ) from None
     return as_path(path)
 

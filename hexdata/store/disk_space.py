@@ -24,26 +24,28 @@ __all__ = [
     "translate_temporary_disk_full",
 ]
 
-_RUN_AGAIN: Final = "Make room and run the command again; it goes on from there."
+_RUN_AGAIN: Final = "Free disk space and run the command again. It continues where it stopped."
 """Hint for an interrupted stage."""
 _HINTS: Final = {
-    "EROFS": "Mount the disk for writing, or copy the store to one that is, and run the command again.",
+    "EROFS": "Mount the disk for writing, or copy the store to a writable disk, and run the command again.",
     "EMFILE": "Raise the limit of open files (`ulimit -n`) and run the command again.",
     "ENFILE": "Close other programs that hold many files open, and run the command again.",
     "EACCES": "Check the permissions of the file and its folder, and run the command again.",
     "EPERM": "Check the permissions of the file and its folder, and run the command again.",
-    "ENOLCK": "Use a file system that has locks, and run the command again.",
+    "ENOLCK": "Use a file system that supports file locks, and run the command again.",
     **dict.fromkeys(
         ("EEXIST", "EINVAL", "EISDIR", "ELOOP", "ENOTDIR"),
-        "Something else is where hexdata keeps this file or folder. Move it away, and run the command again.",
+        "Something else has the name of a file or folder of hexdata. Move it and run the command again.",
     ),
     **dict.fromkeys(
         ("EIO", "ENODEV", "ENXIO", "EREMOTEIO", "ESTALE", "ETIMEDOUT"),
-        "Check the disk and its connection, and run the command again; it goes on from there.",
+        "Check the disk and its connection and run the command again. It continues where it stopped.",
     ),
 }
 """Hints for disk errors other than a full disk."""
-_TEMPORARY: Final = "Make room there, or let TMPDIR name a folder that has some, and run the command again."
+_TEMPORARY: Final = (
+    "Free disk space there, or set TMPDIR to a folder on another disk, and run the command again."
+)
 """Hint for a command that writes only temporary files."""
 
 

@@ -142,9 +142,8 @@ def require_intact(
         return
     error = damage[0]
     if len(damage) > 1:
-        error.reason += (
-            f", and so {'was 1 other' if len(damage) == 2 else f'were {len(damage) - 1:,} others'}"
-        )
+        others = "1 other file is" if len(damage) == 2 else f"{len(damage) - 1:,} other files are"
+        error.reason += f", and {others} damaged or missing"
         error.hint = f"{error.hint} `hexdata verify {store_argument(store.path)}` lists all of them."
     raise error
 
@@ -170,7 +169,7 @@ def rebuild_hint(store: Store, name: str) -> str:
     command = rebuild_command(store, name)
     if name.partition("/")[0] in _TABLES:
         return f"Restore the file from a copy, or convert the original files into a new store: `{command}`."
-    return f"Run `{command}`: it writes the file again."
+    return f"Run `{command}` to write the file again."
 
 
 def rebuild_command(store: Store, name: str) -> str:

@@ -96,7 +96,9 @@ class StageRun:
         try:
             storage_of(self._path).append(line, max_bytes=_READ_BYTES)
         except (OSError, StoreError) as error:
-            warnings.warn(f"the journal was not written, the stage is complete: {error}", stacklevel=4)
+            warnings.warn(
+                f"the stage is complete, but its line in the journal was not written: {error}", stacklevel=4
+            )
 
 
 @contextmanager

@@ -73,13 +73,13 @@ class Ledger:
                 self._save()
 
     def _load(self) -> dict[str, Any]:
-        hint = f"Remove {self.path.name}; the {self._stage} stage then starts from its beginning."
+        hint = f"Remove {self.path.name}. The {self._stage} stage then starts from scratch."
         data = read_bounded(self.path)
         content: dict[str, Any] = parse_json(data, self.path, what="the progress file", hint=hint)
         file = check_value(_LedgerFile, content, self.path, what="the progress file", hint=hint)
         if file.stage != self._stage:
             raise StoreError(
-                "the progress file is of another stage",
+                "the progress file belongs to another stage",
                 path=self.path,
                 found=shortened(repr(file.stage)),
                 expected=f"stage {self._stage!r}",
@@ -87,7 +87,10 @@ class Ledger:
             )
         if file.sha256 != _digest(json.dumps(content["done"])):
             raise StoreError(
-                "the progress file is corrupt", path=self.path, found="units of another digest", hint=hint
+                "the progress file is corrupt",
+                path=self.path,
+                found="units that do not match their digest",
+                hint=hint,
             )
         if file.plan == self._plan:
             for name, facts in file.done.items():

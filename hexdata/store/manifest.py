@@ -41,7 +41,7 @@ _FILE_NAME: Final = (
     rf"|pickles/shuffled/{_SPLITS}/(?:shuffled_[0-9]{{4,9}}\.pkl\.gz|shuffling_progress\.json)"
     rf"|pickles/original(?:/{_SOURCE_NAME})+)$"
 )
-StoreFile = Annotated[str, Matching(_FILE_NAME, "a file that a stage writes below the store")]
+StoreFile = Annotated[str, Matching(_FILE_NAME, "the path of a file that hexdata writes")]
 """A path relative to the store."""
 _Split = Literal["train", "val", "test"]
 _Fraction = Annotated[float, Within(0, 1)]
@@ -161,7 +161,7 @@ class Manifest:
             raise StoreError(
                 "not a hexdata store: it has no manifest",
                 path=folder,
-                hint="Make one with `hexdata convert INPUT... STORE`.",
+                hint="Create one with `hexdata convert INPUT... STORE`.",
             ) from error
         except OSError as error:
             raise StoreError(
@@ -172,11 +172,11 @@ class Manifest:
             ) from error
         content = parse_json(data, path, what="the manifest", hint=_HINT)
         if not isinstance(content, dict) or content.get("kind") != _KIND:
-            raise StoreError("the manifest is not of a hexdata store", path=path)
+            raise StoreError("the manifest does not belong to a hexdata store", path=path)
         for name, known in (("schema_version", SCHEMA_VERSION), ("order_version", ORDER_VERSION)):
             if content.get(name) != known:
                 raise StoreError(
-                    f"the store has another {name}",
+                    f"this release cannot read a store with this {name}",
                     path=path,
                     found=shortened(repr(content.get(name))),
                     expected=known,
@@ -217,9 +217,9 @@ class Manifest:
             self.tag = storage_of(path).put(data, self.tag)
         except Changed as error:
             raise StoreError(
-                "another process has changed this store meanwhile; nothing was published over it",
+                "another process has changed this store in the meantime; nothing was published",
                 path=path,
-                hint="See that only one process writes to a store, and run the command again.",
+                hint="Make sure that only one process writes to the store, and run the command again.",
             ) from error
 
     def files_in(self, folder: str) -> dict[str, FileFacts]:
@@ -253,7 +253,7 @@ def _check_digest(content: dict[str, Any], path: AnyPath) -> None:
     found = _digest({name: value for name, value in content.items() if name != "digest"})
     if found != content["digest"]:
         raise StoreError(
-            "the manifest itself was altered or is damaged",
+            "the manifest was altered or is damaged",
             path=path,
             found=f"digest {found[:16]}…",
             expected=shortened(str(content["digest"])[:16]) + "…",
@@ -271,9 +271,9 @@ def _check_stages(manifest: _ManifestFile, path: AnyPath) -> None:
     for name, stage in (("export", stages.export), ("pickles-shuffled", stages.pickles_shuffled)):
         if stage is not None and stages.shuffle is None:
             raise StoreError(
-                f"the manifest has the stage {name} without the stage shuffle that it was made of",
+                f"the manifest has the stage {name} without the stage shuffle that it depends on",
                 path=path,
                 hint=_HINT,
             )
     if manifest.counts.positions and manifest.board_size is None:
-        raise StoreError("the manifest has positions and no board_size", path=path, hint=_HINT)
+        raise StoreError("the manifest has positions but no board_size", path=path, hint=_HINT)

@@ -108,8 +108,8 @@ class Original:
             raise StoreError(
                 "the header of a source has no dialect",
                 record=f"source {self.source_id}",
-                expected="a header that hexdata writes",
-                hint="Make the store again from its sources.",
+                expected="the key dialect",
+                hint="Convert the sources into a new store.",
             )
         return self.header["dialect"]
 
@@ -194,7 +194,7 @@ def _overridden(columns: dict[str, pa.Array], extra: pa.Array) -> dict[str, pa.A
                 values = pa.array([kept[code].get(name) for code in codes[overridden]], columns[name].type)
             except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
                 raise StoreError(
-                    f"extra of a position has a wrong value of {KEPT_PREFIX}{name}",
+                    f"extra of a position has an invalid value for {KEPT_PREFIX}{name}",
                     found=shortened(str(error)),
                     expected=str(columns[name].type),
                 ) from error
@@ -212,7 +212,7 @@ def _original_values(text: str) -> dict[str, Any]:
     game_id = kept.get("game_id", [None, None])
     if not (isinstance(game_id, list) and len(game_id) == 2):
         raise StoreError(
-            f"extra of a position has a wrong value of {KEPT_PREFIX}game_id",
+            f"extra of a position has an invalid value for {KEPT_PREFIX}game_id",
             found=shortened(repr(game_id)),
             expected="a list of 2 numbers",
         )
@@ -250,12 +250,12 @@ def _parse_header(path: AnyPath, row: dict[str, Any]) -> dict[str, Any]:
         valid = False
     if not valid:
         raise StoreError(
-            "the header of a source is not one that hexdata writes",
+            "the header of a source is not valid JSON",
             path=path,
             record=f"source {row['source_id']}",
             found=repr(text)[:80],
             expected="a JSON object",
-            hint="Make the store again from its sources.",
+            hint="Convert the sources into a new store.",
         )
     return cast("dict[str, Any]", header)
 
@@ -282,7 +282,7 @@ def pickle_names(originals: Sequence[Original]) -> list[str]:
 def _pickle_name(source: Original) -> str:
     path = PurePosixPath(source.name)
     if path.is_absolute() or ".." in path.parts:
-        raise StoreError("a source's name leads out of the store", found=source.name)
+        raise StoreError("the name of a source is an absolute path or contains '..'", found=source.name)
     name = source.name.replace("\\", "_")  # a backslash is a path separator on Windows
     if source.is_raw:
         return _RAW_SUFFIX.sub("", name) + "_processed" + PICKLE_SUFFIX

@@ -31,6 +31,10 @@ __all__ = [
 
 ROW_GROUP_ROWS: Final = 65_536
 """Rows per row group. It is small because row-group buffers are not part of DuckDB's memory limit."""
+_DAMAGE_HINT: Final = (
+    "Run `hexdata verify` to list all damaged files. "
+    "Restore the file, or convert the sources into a new store."
+)
 
 
 def write_parquet(
@@ -152,7 +156,7 @@ def open_parquet(path: AnyPath, schema: pa.Schema | None = None) -> Iterator[pq.
             "a file of the store is missing or damaged",
             path=path,
             found=str(error).partition("\n")[0],
-            hint="Run `hexdata verify` to see what else is; restore the file, or make the store again.",
+            hint=_DAMAGE_HINT,
         ) from error
 
 
@@ -161,12 +165,12 @@ def _require_columns(path: AnyPath, found: pa.Schema, schema: pa.Schema) -> None
         index = found.get_field_index(field.name)  # also -1 if several columns have the name
         if index < 0 or not found.field(index).equals(field):
             raise StoreError(
-                "a file of the store has other columns than its table",
+                "a file of the store does not have the columns of its table",
                 path=path,
                 record=f"column {field.name}",
                 found="no such column, or several" if index < 0 else _describe_type(found.field(index)),
                 expected=_describe_type(field),
-                hint="Run `hexdata verify` to see what else is; restore the file, or make the store again.",
+                hint=_DAMAGE_HINT,
             )
 
 
@@ -183,19 +187,19 @@ def check_table(path: AnyPath, schema: pa.Schema, rows: int) -> None:
     with open_parquet(path, schema) as file:
         if file.schema_arrow.names != schema.names:
             raise StoreError(
-                "a file of the store has other columns than its table",
+                "a file of the store does not have the columns of its table",
                 path=path,
                 found=", ".join(file.schema_arrow.names),
                 expected=", ".join(schema.names),
-                hint="Restore the file, or make the store again.",
+                hint="Restore the file, or convert the sources into a new store.",
             )
         if file.metadata.num_rows != rows:
             raise StoreError(
-                "the manifest states other rows of the file",
+                "the number of rows differs from the manifest",
                 path=path,
                 found=f"{file.metadata.num_rows:,}",
                 expected=f"{rows:,}",
-                hint="Restore the file, or make the store again.",
+                hint="Restore the file, or convert the sources into a new store.",
             )
 
 

@@ -149,7 +149,7 @@ def duckdb_session(
             raise StoreError(
                 "a query failed",
                 found=_first_line(error),
-                hint="Run `hexdata verify` to see whether a file of the store is damaged.",
+                hint="Run `hexdata verify` to check the store for damaged files.",
             ) from error
         except MemoryError as error:
             raise _out_of_memory(error, memory, temporary) from error
@@ -185,7 +185,7 @@ def _register_storage(connection: DuckDBPyConnection, store: AnyPath | None) -> 
             raise StoreError(
                 "a file of the store is missing",
                 path=failure.filename,
-                hint="Run `hexdata verify` to see what else is.",
+                hint="Run `hexdata verify` to list all missing and damaged files.",
             ) from failure
         raise failure from failure.__cause__
 
@@ -241,7 +241,7 @@ def _out_of_memory(error: Exception, memory: int, temporary: str) -> BudgetError
         text = _first_line(error).removeprefix(f"{_OUT_OF_MEMORY}: ").removesuffix(".")
         return OSError(errno.ENOSPC, text, temporary)
     return BudgetError(
-        "DuckDB ran out of the memory it was given",
+        "DuckDB ran out of memory",
         found=_first_line(error),
         expected=f"{memory / 1e6:,.0f} MB for DuckDB",
         hint="Raise --memory.",

@@ -60,8 +60,8 @@ for name, call in {
         told[name] = [error.path, error.reason, error.found, error.hint]
 print(json.dumps(told))
 """
-AGAIN = "Make room and run the command again; it goes on from there."
-ELSEWHERE = "Make room there, or let TMPDIR name a folder that has some, and run the command again."
+AGAIN = "Free disk space and run the command again. It continues where it stopped."
+ELSEWHERE = "Free disk space there, or set TMPDIR to a folder on another disk, and run the command again."
 EXPECTED = {
     "report": ("after.html", "Choose another --output or free disk space, and run the command again."),
     "show": ("game.svg", "Free disk space, or choose another file."),

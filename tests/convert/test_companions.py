@@ -54,7 +54,7 @@ def test_lookups_that_disagree_are_no_guess(make, convert, beside):
     store = convert(make.folder)
     assert [game["origin"] for game in store.games()] == [None, None, "data/y.trmph", "data/y.trmph"]
     assert notes(store) == [
-        "companions disagree on 1 raw files, left open: file_idx 0 is x.trmph or z.trmph …"
+        "companion files name 1 raw files differently; not used: file_idx 0 is x.trmph or z.trmph …"
     ]
 
 
@@ -131,7 +131,7 @@ def test_a_corrupt_companion_is_a_note_at_most(make, convert, beside, name, cont
     unreadable = content in CORRUPT[:4]
     assert len(store.result.notes) <= 1
     assert not unreadable or store.result.notes[0].startswith(
-        f"legacy/a.pkl.gz: {name} beside it cannot be used"
+        f"legacy/a.pkl.gz: the companion file {name} cannot be used"
     )
 
 

@@ -138,7 +138,7 @@ def test_a_given_convention_is_that_of_a_source_that_does_not_show_it(
     source = store.source("a.pkl.gz")
     assert (source["value_sense"], source["evidence"]["given"]) == (convention, True)
     assert source["evidence"]["by"] == "given"
-    noted = any("though its layout has blue-is-0" in note for note in store.result.notes)
+    noted = any("although blue-is-0 is usual for its layout" in note for note in store.result.notes)
     assert noted == (convention == "blue-is-1")
 
 
@@ -152,7 +152,7 @@ def test_the_layout_decides_where_nothing_else_does(make, convert, layout, conve
     assert (source["value_sense"], source["evidence"]["by"]) == (convention, "layout")
     assert stored_values(store) == values
     (note,) = store.result.notes
-    assert f"nothing in it shows what its values mean; {convention}, as the legacy tool wrote" in note
+    assert f"its games do not show its value convention; read as {convention}, which the legacy tool" in note
 
 
 def repeated(make, game):
@@ -228,7 +228,8 @@ def test_one_finished_game_decides_against_the_layout_with_a_note(make, convert)
     source = store.source("a.pkl.gz")
     assert (source["value_sense"], source["evidence"]["by"]) == ("blue-is-1", "chains")
     assert store.result.notes == [
-        "legacy/a.pkl.gz: blue-is-1 by 1 of 1 winning chains, though its layout has blue-is-0"
+        "legacy/a.pkl.gz: read as blue-is-1, as 1 of 1 winning chains show, "
+        "although blue-is-0 is usual for its layout"
     ]
     assert stored_values(store) == values
 

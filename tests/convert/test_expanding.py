@@ -83,7 +83,7 @@ def test_large_headers_are_spooled_and_bounded_together(tmp_path, monkeypatch):
     result = convert_sources([tmp_path], tmp_path / "store", options)
     ((name, reason),) = result.failed_files.items()
     assert name.endswith("3.pkl")
-    assert reason.startswith("limit-headers: its header takes 20,")
+    assert reason.startswith("limit-headers: its header has 20,")
     (part,) = (tmp_path / "store" / "sources").glob("*")
     headers = [json.loads(text) for text in pq.read_table(part)["header"].to_pylist()]
     assert [len(header.get("more", "")) for header in headers] == [10, 12_000, 9_000, 0]

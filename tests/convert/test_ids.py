@@ -204,7 +204,7 @@ def test_two_inputs_of_one_name_are_refused(make, convert):
 def test_a_folder_that_is_no_store_is_not_written_to(make, convert, tmp_path):
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / "thesis.txt").write_text("mine")
-    with pytest.raises(StoreError, match="holds files and is no store"):
+    with pytest.raises(StoreError, match="contains files but is not a store"):
         convert(make.v2("a.pkl.gz", make.games(2)))
     assert [path.name for path in (tmp_path / "store").iterdir()] == ["thesis.txt"]
 

@@ -129,7 +129,9 @@ def test_a_spool_that_has_lost_its_positions_is_not_published(sources, convert, 
     stop_after("read", convert, sources)
     for path in (tmp_path / "store" / ".work").rglob("r*w*.arrow"):  # raw and rows
         path.unlink()
-    with pytest.raises(StoreError, match="has lost positions; found 0; expected"):
+    with pytest.raises(
+        StoreError, match="positions are missing from the temporary files of this source; found 0; expected"
+    ):
         convert(sources, max_reject_rate=1.0)
 
 

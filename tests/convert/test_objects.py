@@ -229,7 +229,7 @@ def test_what_is_no_source_is_passed_over(bucket: UPath, tmp_path: Path) -> None
 @pytest.mark.parametrize("key", ["in//a", "in/../a", "in/./a", "in/a/"])
 def test_a_key_that_is_no_path_is_told(bucket: UPath, tmp_path: Path, key: str) -> None:
     bucket.fs.call_s3("put_object", Bucket=bucket.path.strip("/"), Key=key, Body=b"x")
-    with pytest.raises(InputError, match=r"s3://.*in/.*: this key is no path of a file"):
+    with pytest.raises(InputError, match=r"s3://.*in/.*: this object key is not a valid file path"):
         find_sources([bucket / "in"], tmp_path)
 
 

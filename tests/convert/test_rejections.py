@@ -173,7 +173,7 @@ def test_a_disk_that_will_not_take_the_spool_is_no_fault_of_the_source(make, con
 
     with monkeypatch.context() as context:
         context.setattr(spool, "write_arrow", full)
-        with pytest.raises(BudgetError, match=r"the disk is full.*No space left.*Make room"):
+        with pytest.raises(BudgetError, match=r"the disk is full.*No space left.*Free disk space"):
             convert(make.folder, max_reject_rate=1.0)
     assert convert(make.folder).result.rejected == 0
 

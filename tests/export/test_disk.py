@@ -89,7 +89,7 @@ def test_a_file_that_may_not_grow_stops_it_cleanly(
     place = line.removeprefix("hexdata: ").partition(": the disk is full; found ")
     assert sizes[Path(place[0]).relative_to(store)] == sizes[largest]
     assert place[2].startswith(os.strerror(errno.EFBIG))
-    assert line.endswith(" free. Make room and run the command again; it goes on from there.")
+    assert line.endswith(" free. Free disk space and run the command again. It continues where it stopped.")
     assert left_over(store) == []
     assert not {"export", f"pickles-{kind}"} & Store.open(store).manifest.stages.keys()
     export(kind, store)

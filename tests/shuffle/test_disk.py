@@ -68,7 +68,9 @@ def test_too_little_disk_is_refused_before_anything_is_written(
     needed, freed = (getattr(plan_shuffle(store, OPTIONS), name) for name in ("disk_needed", "disk_freed"))
     assert 0 < freed < needed
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(1 << 30, 0, needed - freed - 1))
-    with pytest.raises(BudgetError, match=rf"{store}: too little disk.*free.*expected .* of runs.*Make room"):
+    with pytest.raises(
+        BudgetError, match=rf"{store}: too little disk.*free.*expected .* of runs.*Free disk space"
+    ):
         shuffle_store(store, OPTIONS)
     assert store_bytes(store) == before
     assert not (store / "logs").exists() or 'seed": 5' not in (store / "logs" / "shuffle.log").read_text()
@@ -115,7 +117,7 @@ def test_a_file_that_may_not_grow_stops_it_cleanly(
         assert done.returncode == 1
         assert done.stderr.startswith("BudgetError: ")
         assert "the disk is full" in done.stderr
-        assert "Make room and run the command again" in done.stderr
+        assert "Free disk space and run the command again" in done.stderr
         assert "shuffle" not in Store.open(store).manifest.stages
         assert temporaries(store) == []
     assert shuffle_store(store, ShuffleOptions(**options)).resumed > 0
@@ -148,7 +150,7 @@ def test_a_disk_that_fills_up_stops_it_cleanly(
 ) -> None:
     store = shutil.copytree(trmph_store, small_disk / "store")
     filler = Filler(small_disk, phase)
-    with pytest.raises(BudgetError, match=r"the disk is full; found .* free; expected .*Make room"):
+    with pytest.raises(BudgetError, match=r"the disk is full; found .* free; expected .*Free disk space"):
         shuffle_store(store, OPTIONS, filler)
     assert filler.ballast.exists()
     assert "shuffle" not in Store.open(store).manifest.stages

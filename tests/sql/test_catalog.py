@@ -214,7 +214,8 @@ def test_a_spill_without_room_is_a_full_disk(
     query = "SELECT max(i) FROM (SELECT i, hash(i) h FROM range(3_000_000) t(i) ORDER BY h)"
     with (
         pytest.raises(
-            BudgetError, match=r"/duckdb-\w+: the disk is full; found failed to .* free\. Make room"
+            BudgetError,
+            match=r"/duckdb-\w+: the disk is full; found failed to .* free\. Free disk space there",
         ),
         open_catalog(stores["exported"], memory=MEMORY, threads=1) as con,
     ):

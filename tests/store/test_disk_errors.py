@@ -34,7 +34,7 @@ HINTS = {
     errno.EIO: "Check the disk",
     errno.EROFS: "Mount the disk for writing",
     errno.EMFILE: "ulimit -n",
-    errno.ENOSPC: "Make room",
+    errno.ENOSPC: "Free disk space",
 }
 
 

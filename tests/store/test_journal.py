@@ -98,7 +98,9 @@ def test_a_journal_that_cannot_be_written_stops_nothing(
     store, other = copy_store(trmph_store), copy_store(trmph_store, "other")
     (store / JOURNAL_NAME).unlink()
     (store / JOURNAL_NAME).mkdir()
-    with pytest.warns(UserWarning, match="the journal was not written, the stage is complete"):
+    with pytest.warns(
+        UserWarning, match="the stage is complete, but its line in the journal was not written"
+    ):
         shuffle_store(store, ShuffleOptions(threads=1))
     shuffle_store(other, ShuffleOptions(threads=1))
     assert store_bytes(store) == store_bytes(other)

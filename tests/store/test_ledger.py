@@ -79,7 +79,10 @@ def test_altered_units_are_not_believed(path: Path, found: str, altered: str) ->
         (b"\xff\xfe", "is not valid JSON"),
         (b"[]", "has a wrong value"),
         (b"null", "has a wrong value"),
-        (b'{"stage": "export", "plan": "", "done": {}, "sha256": "%s"}' % (b"0" * 64), "is of another stage"),
+        (
+            b'{"stage": "export", "plan": "", "done": {}, "sha256": "%s"}' % (b"0" * 64),
+            "belongs to another stage",
+        ),
         (b'{"stage": "shuffle", "plan": "", "done": [], "sha256": ""}', "wrong value of sha256"),
         (b'{"stage": "shuffle", "plan": 3, "done": {}}', "wrong value of plan"),
     ],

@@ -115,7 +115,7 @@ def test_a_lock_with_a_second_name_is_refused(
     store = copy_store(shuffled)
     (store / ".lock").unlink(missing_ok=True)
     os.link(foreign / "file", store / ".lock")
-    with pytest.raises(StoreError, match="may belong to something else"):
+    with pytest.raises(StoreError, match="must be a regular file without links"):
         STAGES[stage](store)
     assert (foreign / "file").read_text() == "mine: file"
 
@@ -129,7 +129,7 @@ def test_a_log_with_a_second_name_is_not_written(
     (store / "logs").mkdir(exist_ok=True)
     (store / name).unlink(missing_ok=True)
     os.link(foreign / "file", store / name)
-    with pytest.warns(UserWarning, match="may belong to something else"):
+    with pytest.warns(UserWarning, match="must be a regular file without links"):
         shuffle_store(store, SHUFFLE)
     assert (foreign / "file").read_text() == "mine: file"
     assert verify_store(store).ok
@@ -146,7 +146,7 @@ def test_what_is_no_file_is_not_opened_in_place(tmp_path: Path, kind: str) -> No
     else:
         path.mkdir()
     for use in (open_in_place, lambda path: storage_of(path).append(b"line\n", max_bytes=9)):
-        with pytest.raises(StoreError, match="may belong to something else"):
+        with pytest.raises(StoreError, match="must be a regular file without links"):
             use(path)
     assert other.read_bytes() == b"mine"
 

@@ -149,7 +149,7 @@ FACTS = {"rows": 1, "bytes": 1, "sha256": "0" * 64}
         ("files", {"pickles/original/a\0x.pkl.gz": FACTS}, "unknown key in files"),
         ("board_size", "13", "wrong value of board_size; found '13'"),
         ("board_size", 10**7, "wrong value of board_size; found 10000000"),
-        ("board_size", None, "positions and no board_size"),
+        ("board_size", None, "positions but no board_size"),
         ("counts", {"position": 14}, "unknown key in counts; found position"),
         ("counts", {"games": 0, "positions": True, "rejected": 0, "sources": 0}, "counts.positions"),
         ("stages", {"konvert": {}}, "unknown key in stages; found konvert"),
@@ -215,5 +215,5 @@ def test_one_without_a_digest_is_of_an_older_release(tmp_path: Path, manifest: M
     assert Manifest.load(tmp_path) == manifest
     content["counts"]["positions"] += 1
     (tmp_path / MANIFEST_NAME).write_text(json.dumps({**content, "digest": "0" * 64}))
-    with pytest.raises(StoreError, match="the manifest itself was altered or is damaged"):
+    with pytest.raises(StoreError, match="the manifest was altered or is damaged"):
         Manifest.load(tmp_path)

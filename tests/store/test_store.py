@@ -66,7 +66,7 @@ def test_a_store_is_begun_in_an_empty_folder(tmp_path: Path, there: str) -> None
 
 def test_a_folder_of_other_things_is_no_place_for_a_store(tmp_path: Path) -> None:
     (tmp_path / "photo.jpg").touch()
-    with pytest.raises(StoreError, match="is no store"):
+    with pytest.raises(StoreError, match="is not a store"):
         Store.open_or_create(tmp_path)
     with pytest.raises(StoreError, match="this is a file"):
         Store.open_or_create(tmp_path / "photo.jpg")
@@ -104,7 +104,7 @@ def test_a_lock_file_that_says_nothing_is_no_obstacle(store: Store) -> None:
     with store.writing("export"):
         for text in ("{", "[" * 4000, "[" * 200_000, '{"pid": 1, "pid": 2, "stage": "x"}', "[]", "\0"):
             (store.path / ".lock").write_text(text)
-            with pytest.raises(StoreLockedError, match="did not say its name"), store.writing("shuffle"):
+            with pytest.raises(StoreLockedError, match="an unknown process"), store.writing("shuffle"):
                 pytest.fail("written twice")
         (store.path / ".lock").write_text('{"pid": 1, "stage": "\\u001b[31m"}')
         with pytest.raises(StoreLockedError, match=r"process 1 \(\\x1b"), store.writing("shuffle"):
