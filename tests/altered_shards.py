@@ -1,4 +1,4 @@
-"""Shards as a careless or evil publisher has them: other contents under digests that agree with them."""
+"""Alters shards and updates all digests, as a careless or malicious publisher might."""
 
 from __future__ import annotations
 
@@ -19,12 +19,10 @@ __all__ = ["alter_blocks", "alter_bytes", "rename_member", "set_header"]
 
 
 def alter_blocks(folder: Path, name: str, change: Callable[[dict[str, Block]], Mapping[str, Block]]) -> None:
-    """Write a shard again with other blocks, by key, and make every digest agree.
+    """Write a shard again with changed blocks, and update all digests.
 
-    Args:
-        folder: of the shards; a store's if its parent has a manifest.
-        name: of the shard.
-        change: gets copies of the blocks and returns those to be written.
+    The shard is ``folder / name``. If the parent of ``folder`` has a manifest, it is updated, too. ``change``
+    receives copies of the blocks by key and returns the blocks to write.
     """
     blocks = {
         key: {field: np.array(array) for field, array in block.items()}
@@ -40,7 +38,7 @@ def alter_blocks(folder: Path, name: str, change: Callable[[dict[str, Block]], M
 
 
 def alter_bytes(folder: Path, name: str, change: Callable[[bytearray], bytes | None]) -> None:
-    """Change a shard's bytes, in place or by returning others, and make every digest agree."""
+    """Change the bytes of a shard, in place or by returning new bytes, and update all digests."""
     data = bytearray((folder / name).read_bytes())
     (folder / name).write_bytes(change(data) or data)
     _publish(folder, name, None)
@@ -55,7 +53,7 @@ def rename_member(data: bytes, name: str, new_name: str) -> bytes:
 
 
 def set_header(data: bytearray, begin: int, offset: int, field: bytes) -> None:
-    """Change a part of the tar header that begins at byte ``begin``, and its checksum with it."""
+    """Change a field of the tar header that begins at byte ``begin``, and update its checksum."""
     data[begin + offset : begin + offset + len(field)] = field
     header = data[begin : begin + 512]
     total = sum(header) - sum(header[148:156]) + 8 * ord(" ")

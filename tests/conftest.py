@@ -1,4 +1,4 @@
-"""Small stores for every test: one converted from made-up games, one with every oddity of the schema."""
+"""Small stores for all tests: one converted from generated games, one with every unusual value."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def hex_ai() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def object_store() -> Iterator[ObjectStore]:
-    """Serve S3 on loopback, with the variables set by which its libraries find it; nothing of the user's."""
+    """Serve S3 on loopback, with the environment variables that select it and none of the user's."""
     for library in ("moto.moto_server.werkzeug_app", "s3fs"):
         pytest.importorskip(library, exc_type=ImportError)
     from s3fs import S3FileSystem
@@ -79,7 +79,7 @@ def object_store() -> Iterator[ObjectStore]:
 
 @pytest.fixture
 def bucket(object_store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> UPath:
-    """Give an empty bucket of the test's own; what is kept on this machine goes below ``tmp_path``."""
+    """Create an empty bucket for this test; local files of object stores are below ``tmp_path``."""
     object_store.fail()
     monkeypatch.setenv("HEXDATA_CACHE", str(tmp_path / "hexdata-cache"))
     path = as_path(f"s3://test-{os.urandom(6).hex()}")
@@ -91,7 +91,7 @@ def bucket(object_store: ObjectStore, tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.fixture(scope="session")
 def demo_trmph() -> DemoTrmph:
-    """Return ``demo_trmph(folder, games, files, board_size=7, seed=1)``: games in TRMPH files of a folder."""
+    """Return ``demo_trmph(folder, games, files, board_size=7, seed=1)``: writes TRMPH files."""
 
     def make(folder: Path, games: int, files: int, board_size: int = 7, seed: int = 1) -> list[Path]:
         folder.mkdir(parents=True, exist_ok=True)
@@ -108,7 +108,7 @@ def demo_trmph() -> DemoTrmph:
 def store_bytes() -> StoreBytes:
     """Return ``store_bytes(store)``: the SHA-256 of each file of the dataset, by relative path.
 
-    Hidden files and logs are no part of it.
+    Hidden files and logs are not included.
     """
 
     def digests(store: Path) -> dict[str, str]:
@@ -124,7 +124,7 @@ def store_bytes() -> StoreBytes:
 
 @pytest.fixture(scope="session")
 def trmph_store(tmp_path_factory: pytest.TempPathFactory, demo_trmph: DemoTrmph) -> Path:
-    """A store of 80 games from three sources, one with a record that is rejected. Read only: copy it."""
+    """A store of 80 games from three sources, one with a rejected record. Read only: copy it."""
     folder = tmp_path_factory.mktemp("trmph")
     paths = demo_trmph(folder / "games", games=80, files=3)
     with paths[1].open("a") as file:
@@ -172,7 +172,7 @@ def write_odd_store() -> WriteOddStore:
 
 
 def odd_positions(count: int) -> pa.Table:
-    """Rows of ``positions_schema`` with a null in every column that may hold one, in ever other rows."""
+    """Return rows of ``positions_schema`` with nulls in every nullable column, in different rows."""
     rng = np.random.default_rng(count)
 
     def some(values: npt.ArrayLike, every: int) -> pa.Array:
@@ -226,7 +226,7 @@ def _games_of(positions: pa.Table) -> pa.Table:
 
 
 def _hash_in(split: str, game_hash: bytes) -> bytes:
-    """Return a hash that is in a split where val and test are a tenth each: by its first byte."""
+    """Return a hash in the given split if val and test are 0.1 each; only its first byte differs."""
     first = {"test": 0x18, "val": 0x30, "train": 0x40 + game_hash[0] % 0xC0}[split]
     return bytes([first]) + game_hash[1:]
 
@@ -247,7 +247,7 @@ def _sources_of(count: int, positions: int) -> pa.Table:
 
 @pytest.fixture
 def copy_store(tmp_path: Path) -> CopyStore:
-    """Return ``copy_store(store, name="store")``: a copy that a test may write to."""
+    """Return ``copy_store(store, name="store")``: a copy that the test may change."""
 
     def copy(store: Path, name: str = "store") -> Path:
         return shutil.copytree(store, tmp_path / name)
@@ -259,7 +259,7 @@ def copy_store(tmp_path: Path) -> CopyStore:
 def kill_at_every_change(tmp_path: Path) -> KillAtEveryChange:
     """Return ``kill(stage, store, options, most_rows=None)``: copies in which the stage was killed.
 
-    One copy for each time that the stage changes a name on disk, killed right before it.
+    There is one copy for each time that the stage changes a name on disk; it was killed right before that.
     """
 
     def kill(stage: str, store: Path, options: dict[str, Any], most_rows: int | None = None) -> list[Path]:
@@ -274,7 +274,7 @@ def kill_at_every_change(tmp_path: Path) -> KillAtEveryChange:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 24 MB, where this process may mount one."""
+    """A file system of 24 MB; skip the test if this process may not mount one."""
     folder = tmp_path / "disk"
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(folder)]

@@ -1,4 +1,4 @@
-"""A Ctrl-C for this process while it computes: neither a slow nor a stalled machine moves it elsewhere."""
+"""Sends Ctrl-C to this process while it computes, independent of the speed of the machine."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ LOST = 60.0
 
 @contextmanager
 def ctrl_c_after(seconds: float) -> Iterator[None]:
-    """Interrupt the main thread once the process has computed for so long since this was entered.
+    """Interrupt the main thread after the process has used ``seconds`` of CPU time.
 
-    What runs within must compute until it is interrupted, and this must stand within what expects the
-    KeyboardInterrupt: none comes before it is entered, and none after it is left.
+    The block must compute until it is interrupted, and must be inside the block that expects the
+    KeyboardInterrupt.
     """
     main, over = threading.main_thread().ident, threading.Event()
     assert main is not None

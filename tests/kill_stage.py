@@ -1,7 +1,7 @@
-"""Kills a stage with SIGKILL at every moment in turn, each time on a fresh copy of a store.
+"""Kills a stage with SIGKILL at every change of a name on disk, each time on a new copy of a store.
 
-Called by the fixture ``kill_at_every_change`` as a script of its own, since it forks: the moments are the
-renames and the removals by which a stage changes what is on disk.
+The fixture ``kill_at_every_change`` runs this module as a script, because it forks. A name changes when the
+stage renames or removes a file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ STAGES: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 
 
 def kill_before_change(moment: int) -> None:
-    """Make this process kill itself right before the ``moment``-th time that it changes a name."""
+    """Kill this process right before it changes a name on disk for the ``moment``-th time, from 0."""
     moments = itertools.count()
 
     def killing(change: Callable[..., Any]) -> Callable[..., Any]:
@@ -47,7 +47,7 @@ def kill_before_change(moment: int) -> None:
 
 
 def run_killed(store: Path, arguments: dict[str, Any], moment: int) -> bool:
-    """Run the stage in a child that dies at a moment; return whether it came to that moment."""
+    """Run the stage in a child that is killed at a moment; return whether it reached the moment."""
     child = os.fork()
     if not child:
         kill_before_change(moment)

@@ -1,4 +1,4 @@
-"""Arguments of public constructors and functions: each is accepted, or refused by an error that names it."""
+"""Arguments of public classes and functions: accepted, or refused by an error with their name."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def shards(trmph_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("form", [Loader, PositionDataset])
 @pytest.mark.parametrize("store", [None, 7, True, b"store", ["store"], ""])
-def test_a_store_that_is_no_address_is_refused(form, store):
+def test_a_store_with_an_invalid_address_is_refused(form, store):
     with pytest.raises(ConfigError, match=r"store cannot be used; found .*; expected a path"):
         form(store)
 
@@ -51,7 +51,7 @@ def test_a_store_that_is_no_address_is_refused(form, store):
     [("batch_size", 1), ("world_size", 1), ("rank", 0), ("window", 1), ("cache_size", 1)],
 )
 @pytest.mark.parametrize("value", NO_INTEGERS)
-def test_numbers_of_a_loader_are_integers(shards, name, least, value):
+def test_integer_options_of_a_loader_are_checked(shards, name, least, value):
     if name == "cache_size" and value == "2":
         assert Loader(shards, cache_size=value).options.copies.cache_bytes == 2
         return
@@ -61,7 +61,7 @@ def test_numbers_of_a_loader_are_integers(shards, name, least, value):
 
 
 @pytest.mark.parametrize("size", ["lots", "", "1 parsec", "-5GB", 0, 1.5, None])
-def test_a_cache_size_that_is_none_is_named(shards, size):
+def test_an_invalid_cache_size_is_named(shards, size):
     for form in (Loader, PositionDataset):
         with pytest.raises(ConfigError, match=r"cache_size cannot be used; found .*; expected "):
             form(shards, cache_size=size)
@@ -86,12 +86,12 @@ def test_weights_of_a_mixture_are_numbers(shards, weights):
 
 
 @pytest.mark.parametrize("loaders", [None, 3, "loaders", ["store", None]])
-def test_loaders_of_a_mixture_are_loaders(loaders):
+def test_loaders_of_a_mixture_are_checked(loaders):
     with pytest.raises(ConfigError, match=r"loaders(\[0\])? cannot be used; found .*; expected "):
         Mixture(loaders, [1, 1])
 
 
-def test_numpys_integers_give_the_order_of_pythons():
+def test_numpy_integers_give_the_same_order():
     expected = shuffle_indices([*range(20)], 3, 2)
     for kind in (np.int32, np.uint8, np.int64):
         assert shuffle_indices([*range(20)], kind(3), kind(2)) == expected
@@ -104,7 +104,7 @@ def test_numpys_integers_give_the_order_of_pythons():
 
 
 @pytest.mark.parametrize("value", [None, "2", 2.0, True, np.True_, float("nan"), [2]])
-def test_the_order_is_named_by_integers(value):
+def test_seeds_of_an_order_are_integers(value):
     with pytest.raises(TypeError, match="a seed must be an integer, not"):
         shuffle_indices(range(5), value)
     with pytest.raises(TypeError, match="a permutation needs an integer length, not"):
@@ -139,7 +139,7 @@ def test_options_of_a_torch_loader_are_checked(shards, option, values):
 
 
 @pytest.mark.parametrize("loader", ["path", None, Path("store"), 3])
-def test_a_torch_loader_is_made_of_a_loader(loader):
+def test_a_torch_loader_requires_a_loader(loader):
     pytest.importorskip("torch")
     from hexdata.torch import LoaderDataset, TorchLoader
 
@@ -167,7 +167,7 @@ OPTIONAL = {"workers", "buckets", "threads", "per_game"}
 @pytest.mark.parametrize(
     ("kind", "name"), [(kind, name) for kind, numbers in INTEGERS.items() for name in numbers]
 )
-def test_integers_of_a_stage_are_integers(kind, name):
+def test_integer_options_of_a_stage_are_checked(kind, name):
     for value in [*NO_NUMBERS, 10**30, *([] if name in OPTIONAL else [None])]:
         if name == "seed" and type(value) is int:
             assert kind(seed=value).seed == value
@@ -206,7 +206,7 @@ def test_other_options_of_a_stage_are_checked(kind, name, values):
             kind(**{name: value})
 
 
-def test_too_little_memory_is_another_error():
+def test_too_little_memory_is_a_budget_error():
     for kind in INTEGERS:
         with pytest.raises(BudgetError):
             kind(memory=0)
@@ -236,7 +236,7 @@ def test_a_location_is_a_path_or_an_address(function, name, others, value):
 
 
 @pytest.mark.parametrize("options", [{}, {"seed": 1}, 3, "fast", True])
-def test_options_of_a_stage_are_of_its_kind(shards, options):
+def test_options_of_a_stage_have_the_type_of_the_stage(shards, options):
     store = shards.parent
     for function in (shuffle_store, export_shards, export_pickles, verify_store):
         with pytest.raises(ConfigError, match=r"options cannot be used; found .*; expected hexdata\."):
@@ -246,7 +246,7 @@ def test_options_of_a_stage_are_of_its_kind(shards, options):
 
 
 @pytest.mark.parametrize(("function", "name"), [(read_game, "game_id"), (read_position, "position_id")])
-def test_a_record_is_named_by_an_integer(shards, function, name):
+def test_a_record_is_selected_by_an_integer(shards, function, name):
     store = shards.parent
     assert getattr(function(store, np.uint8(1)), name) == 1
     for value in [None, "1", 1.0, True, np.True_, float("nan"), [1]]:
@@ -281,7 +281,7 @@ def test_arguments_of_a_live_loader_are_checked(tmp_path, name, values):
             LiveLoader(tmp_path, **{name: value})
 
 
-def test_numpys_numbers_do_for_a_live_loader(tmp_path):
+def test_numpy_numbers_are_accepted_by_a_live_loader(tmp_path):
     with LiveLoader(tmp_path, seed=np.int64(3), batch_size=np.uint8(4), pool_size=np.int16(5)) as loader:
         assert [loader.options.seed, loader.options.batch_size, loader.options.pool_size] == [3, 4, 5]
 
@@ -311,7 +311,7 @@ def test_positions_are_indexed_like_a_list(shards):
 
 
 def tensor_calls():
-    """(function, keyword arguments that it can use, argument, values that it cannot use)."""
+    """Return tuples of function, valid keyword arguments, argument and invalid values for it."""
     torch = pytest.importorskip("torch")
     from hexdata.torch import expand_policy, to_device, unpack
 
@@ -348,7 +348,7 @@ def test_arguments_of_the_functions_for_tensors_are_checked():
                 function(**{**usable, name: value})
 
 
-def test_numpys_integers_do_for_tensors():
+def test_numpy_integers_are_accepted_for_tensors():
     pytest.importorskip("torch")
     from hexdata.torch import expand_policy, unpack
 

@@ -1,4 +1,4 @@
-"""Configs are checked before anything runs, and a run is the stages that a config names, in their order."""
+"""Configs are checked before a stage runs, and a run executes the stages of its config in order."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CONFIGS = Path(__file__).parents[1] / "configs"
 
 @pytest.fixture
 def config(tmp_path):
-    """Return ``config(text)``: the path of a config with that text."""
+    """Return ``config(text)``, which writes a config and returns its path."""
 
     def write(text):
         path = tmp_path / "config.toml"
@@ -44,7 +44,7 @@ EVERY_STAGE = ["convert", "shuffle", "export", "verify", "load", "report"]
 
 
 @pytest.mark.parametrize("name", ["demo.toml", "full.toml"])
-def test_the_configs_that_come_with_hexdata_are_valid(name):
+def test_the_supplied_configs_are_valid(name):
     loaded = load_config(CONFIGS / name)
     assert [stage for stage in EVERY_STAGE if getattr(loaded, stage) is not None] == EVERY_STAGE
 
@@ -93,7 +93,7 @@ def test_a_config_holds_the_options_of_its_stages(config):
     assert loaded.report == pipeline.ReportSection(output="page.html", memory=2_000_000_000)
 
 
-def test_what_a_config_leaves_out_has_the_default_of_the_command(config):
+def test_missing_keys_have_the_defaults_of_the_command(config):
     loaded = load_config(config(STORE + '[convert]\ninputs = ["a"]\n[shuffle]\n[export]\n[load]\n'))
     assert (loaded.shuffle, loaded.export, loaded.load) == (ShuffleOptions(), ExportOptions(), LoadOptions())
     for field in fields(ConvertOptions):
@@ -155,7 +155,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_a_wrong_config_says_where_and_what(case, config):
+def test_an_invalid_config_is_an_error_with_key_and_value(case, config):
     text, *parts = WRONG[case]
     path = config(text)
     with pytest.raises(ConfigError) as caught:
@@ -164,14 +164,14 @@ def test_a_wrong_config_says_where_and_what(case, config):
     assert all(part in str(caught.value) for part in parts), caught.value
 
 
-def test_a_stage_that_cannot_run_so_names_the_config(config):
+def test_an_option_that_fails_in_a_stage_names_the_config(config):
     path = config(STORE + '[shuffle]\nmemory = "1kB"\n')
     with pytest.raises(BudgetError) as caught:
         load_config(path)
     assert caught.value.path == str(path)
 
 
-def test_a_config_that_is_missing_or_no_text(tmp_path):
+def test_a_missing_or_unreadable_config_is_an_error(tmp_path):
     with pytest.raises(ConfigError, match="the config does not exist"):
         load_config(tmp_path / "missing.toml")
     with pytest.raises(ConfigError, match="the config cannot be read; found Is a directory"):
@@ -204,7 +204,7 @@ def whole_config(store, legacy):
     )
 
 
-def test_a_run_is_every_stage_in_its_order(tmp_path, legacy):
+def test_a_run_executes_all_stages_in_order(tmp_path, legacy):
     begun = []
 
     class Watcher(Silent):
@@ -229,8 +229,8 @@ def test_a_run_is_every_stage_in_its_order(tmp_path, legacy):
     assert begun
 
 
-def test_a_run_needs_the_engine_that_it_names(tmp_path, config):
-    """In a process of its own, since this one may be connected to a cluster; nothing listens there."""
+def test_a_run_fails_if_its_engine_is_not_available(tmp_path, config):
+    """In a new process, because this one may be connected to a cluster. Nothing listens at the address."""
     pytest.importorskip("ray", reason="the extra ray is not installed")
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
@@ -244,7 +244,7 @@ def test_a_run_needs_the_engine_that_it_names(tmp_path, config):
     assert address in run.stderr.replace("\n", "")
 
 
-def test_a_report_goes_where_its_section_says(tmp_path, legacy, config):
+def test_a_report_is_written_to_the_path_in_its_section(tmp_path, legacy, config):
     page = tmp_path / "page.html"
     text = f'store = "{tmp_path / "store"}"\n[convert]\ninputs = ["{legacy}"]\n'
     result = run_config(
@@ -257,7 +257,7 @@ def test_a_report_goes_where_its_section_says(tmp_path, legacy, config):
     assert not (tmp_path / "store" / "report.html").exists()
 
 
-def test_a_run_again_finds_everything_done(tmp_path, legacy):
+def test_a_second_run_has_nothing_to_do(tmp_path, legacy):
     config = whole_config(tmp_path / "store", legacy)
     run_config(config)
     page = tmp_path / "store" / "report.html"
@@ -280,7 +280,7 @@ def test_an_absent_section_is_a_stage_that_is_not_run(tmp_path, legacy):
     ]
 
 
-def test_a_run_compares_its_sources(tmp_path, legacy):
+def test_a_run_compares_the_sources_of_a_round_trip(tmp_path, legacy):
     whole = whole_config(tmp_path / "store", legacy)
     section = pipeline.VerifySection(round_trip=[str(legacy)])
     config = Config(store=whole.store, convert=whole.convert, verify=section)
@@ -294,7 +294,7 @@ def test_a_run_compares_its_sources(tmp_path, legacy):
         run_config(Config(store=whole.store, convert=convert, verify=section))
 
 
-def test_pickles_are_a_stage_of_their_own_before_the_verification(tmp_path, legacy, config):
+def test_pickles_are_exported_before_verify(tmp_path, legacy, config):
     path = config(
         f'store = "{tmp_path / "store"}"\n[convert]\ninputs = ["{legacy}"]\n'
         f'[pickles]\norder = "original"\nlevel = 1\n[verify]\nround_trip = ["{legacy}"]\n'
@@ -321,8 +321,8 @@ def test_a_stage_that_fails_ends_the_run(tmp_path, legacy):
         run_config(Config(store=whole.store, convert=whole.convert, export=whole.export, load=whole.load))
 
 
-def test_the_demo_is_a_config_like_any_other(tmp_path, monkeypatch):
-    """Real board size, every layout, every stage; on one core, so that no process has to start."""
+def test_the_demo_runs_as_a_config(tmp_path, monkeypatch):
+    """Real board size, every layout and every stage, on one core so that no process has to start."""
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0}, raising=False)
     result = run_config(demo_config(tmp_path, DemoOptions(games=16), seed=3))
     stages = {stage.stage: stage for stage in result.stages}
@@ -343,20 +343,22 @@ def test_the_demo_is_a_config_like_any_other(tmp_path, monkeypatch):
         'store = "s"\n[load]\ncache = "pipe:touch ran"\n',
     ],
 )
-def test_a_config_runs_no_command(config, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_config_must_not_contain_commands(
+    config, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="a config must not contain commands"):
         run_config(load_config(config(text)))
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_config_names_no_cluster_of_a_stranger(config) -> None:
+def test_a_config_must_not_name_a_cluster(config) -> None:
     with pytest.raises(ConfigError, match=r"engine\.address: a config must not name a cluster.*RAY_ADDRESS"):
         load_config(config('store = "s"\n[engine]\nname = "ray"\naddress = "10.0.0.1:6379"\n[verify]\n'))
 
 
 @pytest.mark.parametrize("key", ["value_convention", "value_sense"])
-def test_the_former_name_of_the_value_convention_is_still_read(tmp_path, key):
+def test_the_former_key_value_sense_is_still_read(tmp_path, key):
     path = tmp_path / "config.toml"
     path.write_text(f'store = "s"\n[convert]\ninputs = ["in"]\n{key} = "blue-is-1"\n')
     assert load_config(path).convert.value_convention == "blue-is-1"

@@ -172,11 +172,11 @@ class Manifest:
             ) from error
         content = parse_json(data, path, what="the manifest", hint=_HINT)
         if not isinstance(content, dict) or content.get("kind") != _KIND:
-            raise StoreError("the manifest does not belong to a hexdata store", path=path)
+            raise StoreError("the manifest is not that of a hexdata store", path=path)
         for name, known in (("schema_version", SCHEMA_VERSION), ("order_version", ORDER_VERSION)):
             if content.get(name) != known:
                 raise StoreError(
-                    f"this release cannot read a store with this {name}",
+                    f"the store has another {name}",
                     path=path,
                     found=shortened(repr(content.get(name))),
                     expected=known,

@@ -1,6 +1,4 @@
-"""Legacy files out of plain dicts and NumPy arrays, written with pickle as the legacy tool did; and what a
-store made of them holds, as Python and NumPy objects.
-"""
+"""Fixtures that write legacy files and convert them."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ Array = npt.NDArray[Any]
 
 
 class Make:
-    """Writes legacy files below a folder; boards are ``n`` x ``n``, small so that tests are quick."""
+    """Writes legacy files below a folder. Boards are ``n`` x ``n``, small so that tests are quick."""
 
     n = 5
     Player = Player
@@ -40,13 +38,13 @@ class Make:
         self.folder = folder
 
     def games(self, count: int, seed: int = 1, start: int = 0) -> list[Game]:
-        """Legal games, played to the win."""
+        """Return legal games, played until a player wins."""
         return list(make_games(count, seed, self.n, start))
 
     def game(
         self, game: Game, game_id: tuple[int, int] | None = (0, 1), first_player: int = BLUE, **more: Any
     ) -> list[Example]:
-        """The examples of one game as v2 dicts without ``player_to_move``, plies ascending."""
+        """Return the examples of one game as v2 dicts without ``player_to_move``, in ascending ply."""
         moves, winner = game
         return [
             {
@@ -66,7 +64,7 @@ class Make:
         ]
 
     def dicts(self, games: Iterable[Game], file_idx: int = 0, **more: Any) -> list[list[Example]]:
-        """The examples of some games, a list a game, with the ids of one file."""
+        """Return the examples of games, one list per game, with ids of one file."""
         return [self.game(game, (file_idx, line), **more) for line, game in enumerate(games, start=1)]
 
     def policy(self, move: int) -> Array:
@@ -75,7 +73,7 @@ class Make:
         return cells
 
     def tuples(self, examples: Iterable[Example]) -> list[tuple[Any, ...]]:
-        """The same as v1: (board, policy, value), the value in the older sense."""
+        """Return examples as v1 tuples: (board, policy, value), with the value in the older convention."""
         return [(e["board"], e["policy"], 1.0 - e["value"]) for e in examples]
 
     def write(self, name: str, examples: list[Any], **header: Any) -> Path:
@@ -101,7 +99,7 @@ def make(tmp_path: Path) -> Make:
 
 
 class Converted:
-    """A store and what it holds."""
+    """A store, with methods that return its content."""
 
     def __init__(self, path: Path, result: ConvertResult | None = None) -> None:
         self.path = path
@@ -113,16 +111,16 @@ class Converted:
         return self._result
 
     def files(self) -> dict[str, bytes]:
-        """Every file of the store by relative path: unfinished work would be found.
+        """Return the content of every file of the store by relative path, including unfinished work.
 
-        The lock, the journal and the database made from the manifest are no part of it.
+        The lock, the journal and the database, which is written from the manifest, are excluded.
         """
         paths = {path.relative_to(self.path).as_posix(): path for path in sorted(self.path.rglob("*"))}
         others = {".lock", "hexdata.duckdb", "logs/stages.jsonl"}
         return {place: p.read_bytes() for place, p in paths.items() if p.is_file() and place not in others}
 
     def table(self, name: str) -> pa.Table:
-        """One of the four tables, whole."""
+        """Return all rows of one table."""
         return pa.concat_tables([pq.read_table(path) for path in Store.open(self.path).files(name)])
 
     def rows(self, name: str) -> list[dict[str, Any]]:
@@ -133,13 +131,13 @@ class Converted:
         return self.rows("games")
 
     def source(self, name: str) -> dict[str, Any]:
-        """The row of the source whose name ends so."""
+        """Return the row of the source whose name ends with ``name``."""
         (row,) = [row for row in self.rows("sources") if row["name"].endswith(name)]
         row["evidence"] = json.loads(row["value_sense_evidence"])
         return row
 
     def boards(self) -> Array:
-        """Every board: uint8 (N, 2, n, n)."""
+        """Return all boards: uint8 (N, 2, n, n)."""
         packed = self.table("positions")["board"].to_pylist()
         size = Store.open(self.path).manifest.board_size
         assert size is not None
@@ -149,10 +147,10 @@ class Converted:
         return boards.astype(np.uint8)
 
     def content(self, of_source: str = "") -> dict[bytes, list[tuple[Any, ...]]]:
-        """What training sees of each game, by ``game_hash``: plies in order, each with its labels.
+        """Return the positions of each game by ``game_hash``, in ascending ply, each with its labels.
 
-        Only of sources whose name holds ``of_source``; a game that they hold more than once must be the
-        same each time.
+        Only sources whose name contains ``of_source`` are used. Games with the same hash must have equal
+        positions.
         """
         chosen = [row["source_id"] for row in self.rows("sources") if of_source in row["name"]]
         hashes = {g["game_id"]: g["game_hash"] for g in self.games() if g["source_id"] in chosen}
@@ -170,7 +168,7 @@ class Converted:
 
 
 class Convert:
-    """Converts into a store below a folder, in this process unless told otherwise."""
+    """Converts files into a store below a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -185,13 +183,13 @@ class Convert:
 
 @pytest.fixture
 def convert(tmp_path: Path) -> Convert:
-    """Return ``convert(*inputs, store="store", progress=…, **options)``: the store, and what it holds."""
+    """Return ``convert(*inputs, store="store", progress=…, **options)``, which returns a ``Converted``."""
     return Convert(tmp_path)
 
 
 @pytest.fixture(scope="session")
 def real_data() -> Path:
-    """Return the folder of real legacy data; skip where there is none."""
+    """Return the folder of real legacy data; skip the test if it does not exist."""
     if not REAL_DATA.is_dir():
         pytest.skip("no real data beside the repository")
     return REAL_DATA
@@ -199,14 +197,14 @@ def real_data() -> Path:
 
 @pytest.fixture(scope="session")
 def real_store(real_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Converted:
-    """All the real legacy data, converted. Read only."""
+    """All real legacy data, converted. Read only."""
     store = tmp_path_factory.mktemp("real") / "store"
     return Converted(store, convert_sources([real_data / "legacy"], store, ConvertOptions(workers=1)))
 
 
 @pytest.fixture
 def no_reader(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make every attempt to read a source file fail: what a run needs must be in its spools."""
+    """Make every attempt to read a source file fail, so that a run can only use its spools."""
 
     def refuse(path: Path, **options: object) -> None:
         raise AssertionError(f"{path} was read again")

@@ -33,7 +33,7 @@ def kill_self() -> None:
 
 
 def kill_before_change(moment: int) -> None:
-    """Let this process die right before it changes a name on disk for the ``moment``-th time."""
+    """Kill this process right before it changes a name on disk for the ``moment``-th time, from 0."""
     moments = itertools.count()
 
     def killing(change: Callable[..., Any]) -> Callable[..., Any]:
@@ -50,7 +50,7 @@ def kill_before_change(moment: int) -> None:
 
 
 def changes(store: str, inputs: str, folder: str, first: str) -> None:
-    """Leave a store for each moment in ``folder``: copies of ``store``, if there is one."""
+    """Leave one store per moment in ``folder``; each starts as a copy of ``store``, if it exists."""
     pa.array([0])  # where pandas is installed, this imports it: once, and not in every child
     for moment in itertools.count(int(first), step=2):
         copy = Path(folder, f"{moment:03d}")
@@ -69,7 +69,7 @@ def changes(store: str, inputs: str, folder: str, first: str) -> None:
 
 
 def requests(inputs: str, store: str, step: str) -> None:
-    """Leave a store for each moment, ``store`` and a number. The parent speaks to no object store."""
+    """Leave one store per moment, named ``store`` and a number. The parent sends no requests itself."""
     from aiobotocore.client import AioBaseClient
 
     for moment in itertools.count(int(step) - 1, step=int(step)):
@@ -95,7 +95,7 @@ def requests(inputs: str, store: str, step: str) -> None:
 
 
 class KillsAfterStage(Silent):
-    """Dies when something of a stage is done."""
+    """Kills this process when the given stage reports its first progress."""
 
     def __init__(self, stage: str) -> None:
         self.stage, self.current = stage, ""
@@ -119,7 +119,7 @@ def stage(store: str, inputs: str, name: str) -> None:
 
 
 def running_processes(printed: str) -> list[psutil.Process]:
-    """Return those of the processes whose ids ``stage`` has printed that have not ended yet."""
+    """Return the processes whose ids ``stage`` has printed and that are still running."""
     found = []
     for pid in printed.split():
         with contextlib.suppress(psutil.NoSuchProcess):

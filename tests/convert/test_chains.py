@@ -1,4 +1,4 @@
-"""Games found by their boards alone: those that were played, all that can be told apart, and no other."""
+"""Games found from boards alone: exactly the played games that can be distinguished."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def key(played: Game) -> tuple[tuple[int, ...], int]:
 
 
 def positions(games: list[Game], n: int = 3, first_player: int = 0, tuples: bool = False) -> pa.Table:
-    """Positions of games as a spool has them, one game after the other; ``record`` counts them."""
+    """Return positions of games in the schema of a spool, one game after the other, numbered."""
     lengths = np.array([len(g.moves) for g in games])
     boards = replay_packed(np.concatenate([g.moves for g in games]), lengths, n, first_player)
     total = np.repeat(lengths + 1, lengths + 1)
@@ -64,7 +64,7 @@ def without(table: pa.Table, *records: int) -> pa.Table:
 
 
 def changed(table: pa.Table, record: int, **values) -> pa.Table:
-    """The positions with other values in one of them."""
+    """Return the positions with other values in one of them."""
     for name, value in values.items():
         field = table.schema.field(name)
         column = pc.if_else(pc.equal(table["record"], record), pa.scalar(value, field.type), table[name])
@@ -73,7 +73,7 @@ def changed(table: pa.Table, record: int, **values) -> pa.Table:
 
 
 class Collection:
-    """Positions in spools, shuffled over several files, and what is found in them."""
+    """Positions in spools, shuffled over several files, and the games found in them."""
 
     def __init__(self, folder, table: pa.Table, n: int = 3, files: int = 2, seed: int | None = 0) -> None:
         self.n = n
@@ -89,7 +89,7 @@ class Collection:
                 writer.write_table(part, max_chunksize=7000)
 
     def resolve(self, threads: int = 1) -> Counter:
-        """Find the games, check what is written of them, and count their moves and winners."""
+        """Find the games, check the written tables, and count the games by moves and winner."""
         count = resolve_chains(self.spools, self.n, memory=MEMORY, threads=threads)
         self.games = pa.Table.from_batches(self.spools[0].batches("games"), GAMES).to_pylist()
         self.rows = pa.concat_tables(pa.Table.from_batches(s.batches("rows")) for s in self.spools)
@@ -100,7 +100,7 @@ class Collection:
         return Counter((tuple(g["moves"]), int(w)) for g, w in zip(self.games, winners, strict=True))
 
     def check_rows(self) -> None:
-        """See that every game has each of its positions, and none that is not its own."""
+        """Check that every game has exactly its own positions."""
         raw = pa.concat_tables(self.tables)
         assert len(self.rows) == len(raw)
         number = self.rows["game"].fill_null(-1).to_numpy()
@@ -119,9 +119,9 @@ class Collection:
 
 
 def certain(games: list[Game], lengths_known: bool = True) -> Counter:
-    """Count the games that their boards tell apart, the plain way.
+    """Count the games that can be distinguished by their boards, with a plain algorithm.
 
-    A game is lost if it passes a board where two pasts and two futures meet, within its class.
+    A game is lost if two pasts and two futures meet at one of its boards, within its class.
     """
     pasts, futures = defaultdict(set), defaultdict(set)
 
@@ -147,7 +147,7 @@ def certain(games: list[Game], lengths_known: bool = True) -> Counter:
 
 @st.composite
 def crossing_games(draw) -> list[Game]:
-    """Games on few cells of a small board, which cross all the time; some are copies."""
+    """Return games on a few cells of a small board, which cross very often; some are copies."""
     cells = draw(st.permutations(range(9)))[: draw(st.integers(1, 6))]
     orders = st.tuples(
         st.permutations(cells), st.integers(1, len(cells)) | st.just(len(cells)), st.integers(0, 3)
@@ -158,7 +158,7 @@ def crossing_games(draw) -> list[Game]:
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(games=crossing_games(), tuples=st.booleans())
-def test_what_boards_tell_apart_is_found_and_nothing_else(tmp_path_factory, games, tuples):
+def test_exactly_the_distinguishable_games_are_found(tmp_path_factory, games, tuples):
     collection = Collection(tmp_path_factory.mktemp("crossing"), positions(games, tuples=tuples))
     assert collection.resolve() == certain(games, not tuples)
 
@@ -167,7 +167,7 @@ CROSS = [game(0, 1, 2, 3, 4), game(2, 1, 0, 5, 6)]
 """Two games that come to the same board at ply 3, and part there again: positions 0 to 5 and 6 to 11."""
 
 
-def test_games_that_cross_are_unknown_and_no_others(tmp_path):
+def test_only_games_that_cross_are_unknown(tmp_path):
     bystander = game(8, 7, 6, 5, 4)
     collection = Collection(tmp_path, positions([*CROSS, bystander]))
     assert collection.resolve() == Counter([key(bystander)])
@@ -177,7 +177,7 @@ def test_games_that_cross_are_unknown_and_no_others(tmp_path):
     )  # as the metadata says
 
 
-def test_games_that_meet_and_stay_together_are_told_apart(tmp_path):
+def test_games_that_meet_and_stay_together_are_found(tmp_path):
     games = [game(0, 1, 2, 3, 4), game(2, 1, 0, 3, 4), game(2, 1, 0, 3, 4)]
     assert Collection(tmp_path, positions(games)).resolve() == Counter(map(key, games))
 
@@ -186,7 +186,7 @@ def test_games_that_meet_and_stay_together_are_told_apart(tmp_path):
     ("column", "values"),
     [("origin", ["a", "b"]), ("winner", [0, 1]), ("total_positions", [6, 7])],
 )
-def test_what_games_do_not_have_in_common_tells_them_apart(tmp_path, column, values):
+def test_values_that_differ_between_games_distinguish_them(tmp_path, column, values):
     games = [CROSS[0], game(2, 1, 0, 5, 6, 7) if column == "total_positions" else CROSS[1]]
     table = positions(games)
     field = table.schema.field(column)
@@ -198,13 +198,13 @@ def test_what_games_do_not_have_in_common_tells_them_apart(tmp_path, column, val
     assert found == {key(g)[0]: value for g, value in zip(games, values, strict=True)}
 
 
-def test_copies_of_a_game_are_as_many_games(tmp_path):
+def test_each_copy_of_a_game_is_found(tmp_path):
     games = [game(0, 1, 2, 3, 4)] * 3 + [game(0, 1, 5, 3, 4)] * 2
     collection = Collection(tmp_path, positions(games), files=4)
     assert collection.resolve() == Counter(map(key, games))
 
 
-def test_of_copies_as_many_are_found_as_are_whole_at_every_ply(tmp_path):
+def test_the_number_of_copies_found_is_the_smallest_number_at_any_ply(tmp_path):
     table = positions([game(0, 1, 2, 3, 4)] * 3)
     assert Collection(tmp_path, without(table, 0, 9), seed=None).resolve().total() == 2
 
@@ -239,13 +239,13 @@ def test_two_missing_positions_never_make_a_game_that_was_not_played(tmp_path, m
     assert Collection(tmp_path, without(positions(CROSS), *missing)).resolve() == Counter()
 
 
-def test_nor_do_they_in_a_crowd_of_broken_games(tmp_path):
+def test_two_missing_positions_among_many_incomplete_games(tmp_path):
     broken = [game(8, 7, 6, 5, 4), game(7, 8, 4, 5, 6), game(3, 0, 4, 1, 7)]
     table = without(positions([*CROSS, *broken]), 3, 8, 15, 21, 27)
     assert Collection(tmp_path, table).resolve() == Counter()
 
 
-def test_of_two_pasts_that_share_one_position_neither_has_it(tmp_path):
+def test_a_position_shared_by_two_pasts_belongs_to_neither(tmp_path):
     games = [game(0, 1, 2, 3, 4), game(2, 1, 0, 3, 4)]
     assert Collection(tmp_path, without(positions(games), 3)).resolve() == Counter()
 
@@ -262,24 +262,24 @@ def test_of_two_pasts_that_share_one_position_neither_has_it(tmp_path):
     ],
     ids=str,
 )
-def test_a_position_that_contradicts_the_others_breaks_its_game_only(tmp_path, wrong):
+def test_a_contradicting_position_affects_only_its_own_game(tmp_path, wrong):
     games = [game(0, 1, 2, 3, 4), game(5, 6, 7, 8, 0)]
     assert Collection(tmp_path, changed(positions(games), 2, **wrong)).resolve() == Counter([key(games[1])])
 
 
-def test_a_position_with_an_id_is_left_to_its_id(tmp_path):
+def test_positions_with_an_id_are_not_followed(tmp_path):
     games = [game(0, 1, 2, 3, 4), game(5, 6, 7, 8, 0)]
     table = changed(positions(games), 0, line_idx=3)
     assert Collection(tmp_path, table).resolve() == Counter([key(games[1])])
 
 
-def test_without_any_position_to_follow_nothing_is_found(tmp_path):
+def test_no_games_are_found_without_positions_to_follow(tmp_path):
     table = without(positions(CROSS), 0, 6)
     assert Collection(tmp_path, table).resolve() == Counter()
 
 
 @pytest.mark.parametrize("equal", [False, True])
-def test_a_chain_that_hashes_joined_by_chance_is_no_game(tmp_path, monkeypatch, equal):
+def test_a_chain_joined_by_a_hash_collision_is_not_a_game(tmp_path, monkeypatch, equal):
     one, other = 9 + 1, 9 + 7  # red stones on b1 and on b3
     if equal:
         monkeypatch.setattr(
@@ -294,7 +294,7 @@ def test_a_chain_that_hashes_joined_by_chance_is_no_game(tmp_path, monkeypatch, 
 # Out of core, in any order
 
 
-def test_the_result_depends_on_the_order_of_positions_and_on_nothing_else(tmp_path, monkeypatch):
+def test_the_result_depends_only_on_the_order_of_positions(tmp_path, monkeypatch):
     games = [*make_games(30, seed=4, board_size=5), *make_games(10, seed=4, board_size=5)]
     table = positions(games, 5)
     one = Collection(tmp_path / "one", table, 5)
@@ -330,7 +330,7 @@ def write_shuffled(folder, table: pa.Table, n: int, files: int, dialect: str = "
 
 
 @pytest.mark.parametrize("dialect", ["dicts-player", "tuples"])
-def test_the_games_of_the_demo_come_back_shuffled_and_stripped_of_ids(tmp_path, convert, dialect):
+def test_the_games_of_the_demo_are_found_without_ids(tmp_path, convert, dialect):
     games = list(make_games(80, seed=7))
     table = positions(games, 13)
     if dialect == "tuples":  # they say 1.0 where blue won
@@ -346,7 +346,7 @@ def test_the_games_of_the_demo_come_back_shuffled_and_stripped_of_ids(tmp_path, 
     assert lengths == {g["game_id"]: len(g["moves"]) + 1 for g in store.games()}
 
 
-def test_ids_come_first_and_boards_tell_the_rest(tmp_path, convert):
+def test_ids_are_used_first_and_boards_for_the_rest(tmp_path, convert):
     games = list(make_games(40, seed=3, board_size=7))
     table = positions(games, 7)
     numbers = np.repeat(np.arange(len(games)), [len(g.moves) + 1 for g in games])
@@ -371,7 +371,7 @@ def test_shuffles_without_ids_are_searched_together(tmp_path, convert):
     assert convert(*folders, store="both").result.games == 20
 
 
-def test_the_real_shuffle_gives_without_ids_the_games_that_its_ids_give(real_data, tmp_path, convert):
+def test_the_real_shuffle_has_the_same_games_without_ids(real_data, tmp_path, convert):
     with_ids = real_data / "legacy/variants/shuffled-2025-09-08"
     stripped = tmp_path / "stripped"
     stripped.mkdir()

@@ -1,4 +1,4 @@
-"""What the legacy tools' notes beside the data are good for, and that none of them can do harm."""
+"""Companions of the legacy tools: their names and counts are used, and their errors are harmless."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hexdata.convert.spool import SpoolFacts
 
 @pytest.fixture
 def beside(make):
-    """Return ``beside(name, content)``: write a companion of the data, JSON unless it is bytes."""
+    """Return ``beside(name, content)``, which writes a companion, as JSON unless it is bytes."""
 
     def write(name, content):
         return make.write_bytes(name, content if isinstance(content, bytes) else json.dumps(content).encode())
@@ -41,13 +41,13 @@ def test_a_lookup_names_the_raw_files(make, convert, beside, layout):
     assert notes(store) == []
 
 
-def test_what_the_metadata_names_stays(make, convert, beside):
+def test_names_in_the_metadata_are_kept(make, convert, beside):
     make.write("a.pkl.gz", [e for g in make.dicts(make.games(2), source_file="named") for e in g])
     beside("file_lookup_1.json", {"0": "other"})
     assert {game["origin"] for game in convert(make.folder).games()} == {"named"}
 
 
-def test_lookups_that_disagree_are_no_guess(make, convert, beside):
+def test_conflicting_lookups_are_not_used(make, convert, beside):
     make.write("a.pkl.gz", [e for i in (0, 1) for g in make.dicts(make.games(2, start=2 * i), i) for e in g])
     beside("file_lookup_1.json", {"0": "x.trmph", "1": "data/y.trmph"})
     beside("file_lookup_2.json", {"0": "z.trmph", "1": "y.trmph"})
@@ -58,8 +58,8 @@ def test_lookups_that_disagree_are_no_guess(make, convert, beside):
     ]
 
 
-def test_a_lookup_of_another_run_does_not_rename_a_file(make, convert, beside):
-    """``file_idx`` restarts in every run; the file's own header tells that this lookup is another's."""
+def test_a_lookup_of_another_run_does_not_name_a_file(make, convert, beside):
+    """``file_idx`` restarts in every run; the header shows that the lookup is from another run."""
     make.write("a.pkl.gz", [e for g in make.dicts(make.games(2)) for e in g], source_file="data/mine.trmph")
     beside("file_lookup_1.json", {"0": "data/theirs.trmph"})
     store = convert(make.folder)
@@ -67,7 +67,7 @@ def test_a_lookup_of_another_run_does_not_rename_a_file(make, convert, beside):
     assert "data/theirs.trmph or data/mine.trmph" in notes(store)[0]
 
 
-def test_shuffled_files_find_their_names_too(make, convert, beside):
+def test_shuffled_files_get_names_from_companions(make, convert, beside):
     examples = [e for g in make.dicts(make.games(4), 7) for e in g]
     stats = {"num_buckets": 2, "source_files": ["x"]}
     make.write("a.pkl.gz", examples[::2], shuffling_stats=stats)
@@ -81,7 +81,7 @@ def stats_of(raw, records, games, file_idx=0):
     return {"success": True, "stats": stats, "file_path": raw, "file_idx": file_idx}
 
 
-def test_processing_stats_are_compared_where_they_name_the_file(make, convert, beside):
+def test_processing_stats_are_compared_if_they_name_the_file(make, convert, beside):
     games = make.games(3)
     make.v2("mine_processed.pkl.gz", games)
     records = sum(len(game) for game in make.dicts(games))
@@ -91,19 +91,19 @@ def test_processing_stats_are_compared_where_they_name_the_file(make, convert, b
     )
     store = convert(make.folder)
     assert notes(store, "mine_processed.pkl.gz") == [
-        f"processing_stats.json says {records + 1} records, the file has {records}",
-        "processing_stats.json says 4 games, the file has 3",
+        f"processing_stats.json states {records + 1} records, the file has {records}",
+        "processing_stats.json states 4 games, the file has 3",
     ]
     assert len(store.result.notes) == 2
 
 
-def test_processing_state_names_the_pickle_itself(make, convert, beside):
+def test_processing_state_is_matched_by_the_name_of_the_pickle(make, convert, beside):
     make.v2("odd name.pkl.gz", make.games(3))
     done = {"file": "data/x.trmph", "output": "out/odd name.pkl.gz", "stats": {"valid_games": 5}}
     other = {"file": "data/x.trmph", "output": "out/other.pkl.gz", "stats": {"valid_games": 6}}
     beside("processing_state.json", {"version": "1.1", "processed_files": [done, other], "failed_files": []})
     assert notes(convert(make.folder), "odd name.pkl.gz") == [
-        "processing_state.json says 5 games, the file has 3"
+        "processing_state.json states 5 games, the file has 3"
     ]
 
 
@@ -121,7 +121,7 @@ CORRUPT = [
 
 @pytest.mark.parametrize("content", CORRUPT)
 @pytest.mark.parametrize("name", ["processing_stats.json", "processing_state.json", "file_lookup_1.json"])
-def test_a_corrupt_companion_is_a_note_at_most(make, convert, beside, name, content):
+def test_a_corrupt_companion_only_causes_a_note(make, convert, beside, name, content):
     make.v2("a.pkl.gz", make.games(2))
     make.v2("b.pkl.gz", make.games(2, start=5))
     beside(name, content)
@@ -144,7 +144,7 @@ def test_a_companion_that_is_a_folder_or_huge_is_a_note(tmp_path, monkeypatch):
     assert found.origins({0}, SpoolFacts()) == ({}, [])
 
 
-def test_a_companion_that_changes_later_changes_nothing_that_is_there(make, convert, beside):
+def test_a_changed_companion_does_not_change_the_store(make, convert, beside):
     make.v2("a.pkl.gz", make.games(2))
     beside("file_lookup_1.json", {"0": "first"})
     before = convert(make.folder).files()

@@ -1,4 +1,4 @@
-"""Which value means that blue won: decided by evidence, source by source, and recorded with its counts."""
+"""The value convention is decided from the evidence in each source and recorded with its counts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hexdata.verify.roundtrip import check_round_trip
 
 
 def without_winners(games):
-    """The examples of some games, flat, with no winner named."""
+    """Return the examples of games in one list, without named winners."""
     examples = list(chain.from_iterable(games))
     for example in examples:
         example["metadata"]["winner"] = None
@@ -61,7 +61,7 @@ def test_named_winners_decide_where_no_game_is_finished(make, convert, turn, con
     assert stored_values(store) == values
 
 
-def test_each_source_has_a_convention_of_its_own(make, convert):
+def test_each_source_has_its_own_convention(make, convert):
     games = make.games(12)
     make.v1("a.pkl.gz", games[:6])
     make.v2("b.pkl.gz", games[6:])
@@ -72,7 +72,7 @@ def test_each_source_has_a_convention_of_its_own(make, convert):
 
 
 def unclear(make, name="a.pkl.gz", wrong=4, start=0):
-    """A file of ten games, some of whose values contradict their boards; its winners are not named."""
+    """A file of ten games without named winners, some of whose values contradict their boards."""
     games = make.dicts(make.games(10, start=start))
     turned(chain.from_iterable(games[:wrong]))
     return make.write(name, without_winners(games))
@@ -84,7 +84,7 @@ def silent(make, name="a.pkl.gz"):
 
 
 def named_and_refuted(make, name="a.pkl.gz", games=4):
-    """A file whose values and named winners agree, and contradict every board."""
+    """A file whose values agree with its named winners and contradict every board."""
     examples = list(chain.from_iterable(make.dicts(make.games(games))))
     for example in turned(examples):
         example["metadata"]["winner"] = ("BLUE", "RED")[int(example["value"])]
@@ -126,9 +126,7 @@ def test_one_error_lists_every_undecided_file(make, convert):
 
 @pytest.mark.parametrize("write", [unclear, silent])
 @pytest.mark.parametrize("convention", ["blue-is-0", "blue-is-1"])
-def test_a_given_convention_is_that_of_a_source_that_does_not_show_it(
-    make, convert, write, convention, request
-):
+def test_a_given_convention_applies_to_sources_that_do_not_show_it(make, convert, write, convention, request):
     write(make)
     if write is unclear:
         with pytest.raises(InputError):
@@ -143,7 +141,7 @@ def test_a_given_convention_is_that_of_a_source_that_does_not_show_it(
 
 
 @pytest.mark.parametrize(("layout", "convention"), [("v1", "blue-is-1"), ("v2", "blue-is-0")])
-def test_the_layout_decides_where_nothing_else_does(make, convert, layout, convention):
+def test_the_layout_decides_without_other_evidence(make, convert, layout, convention):
     examples = without_winners([game[:-1] for game in make.dicts(make.games(5))])
     values = [example["value"] for example in examples]
     make.write("a.pkl.gz", make.tuples(examples) if layout == "v1" else examples)
@@ -156,7 +154,7 @@ def test_the_layout_decides_where_nothing_else_does(make, convert, layout, conve
 
 
 def repeated(make, game):
-    """A game as the tuple era wrote it with a move on an occupied cell; in the convention of dicts."""
+    """Return a v1 game with a move on an occupied cell, with values in the convention of v2."""
     moves = [*game.moves[:4], game.moves[0], *game.moves[4:]]
     boards = [np.zeros((2, make.n, make.n), np.float32)]
     for ply, move in enumerate(moves):
@@ -168,8 +166,8 @@ def repeated(make, game):
     return [(board, policy, float(game.winner)) for board, policy in zip(boards, policies, strict=True)]
 
 
-def test_games_with_flags_are_no_evidence(make, convert):
-    """The one contrary chain of a tuple file is that of a game with a repeated move."""
+def test_flagged_games_are_not_evidence(make, convert):
+    """The only contradicting chain of a tuple file belongs to a game with a repeated move."""
     one_repeats(make)
     store = convert(make.folder)
     source = store.source("a.pkl.gz")
@@ -206,7 +204,7 @@ def test_one_mislabelled_game_alone_is_flagged(make, convert):
 
 
 @pytest.mark.parametrize("given", ["auto", "blue-is-0", "blue-is-1"])
-def test_named_winners_decide_against_every_board_and_the_notes_say_so(make, convert, given):
+def test_named_winners_override_every_board_with_a_note(make, convert, given):
     path = named_and_refuted(make)
     store = convert(path, value_convention=given)
     source = store.source("a.pkl.gz")
@@ -234,7 +232,7 @@ def test_one_finished_game_decides_against_the_layout_with_a_note(make, convert)
     assert stored_values(store) == values
 
 
-def test_another_convention_for_a_file_that_the_store_has_changes_nothing_and_is_noted(make, convert):
+def test_another_convention_for_a_converted_file_is_only_a_note(make, convert):
     silent(make)
     (make.folder / "b.trmph").write_text("#5,a1b1 b\n")
     files = convert(make.folder, value_convention="blue-is-0").files()
@@ -246,7 +244,7 @@ def test_another_convention_for_a_file_that_the_store_has_changes_nothing_and_is
     assert convert(make.folder, value_convention="blue-is-0").result.notes == []
 
 
-def test_half_the_games_inverted_is_near_even(make, convert):
+def test_half_of_the_games_inverted_is_undecided(make, convert):
     games = make.dicts(make.games(10))
     turned(chain.from_iterable(games[::2]))
     path = make.write("a.pkl.gz", [example for game in games for example in game])  # named as they were
@@ -256,7 +254,7 @@ def test_half_the_games_inverted_is_near_even(make, convert):
 
 @pytest.mark.parametrize("flipped", [False, True])
 def test_a_file_in_which_red_begins_decides_by_its_own_games(make, convert, flipped):
-    """Such games are flagged, but where there are no others they are the evidence."""
+    """Games that red began are flagged, but they are the evidence if there are no others."""
 
     def mirrored(example):
         board = np.ascontiguousarray(example["board"].transpose(0, 2, 1)[::-1])
@@ -281,8 +279,8 @@ def test_a_given_convention_decides_how_the_values_are_stored(make, convert):
     assert zero == list(chain.from_iterable([float(game.winner)] * len(game.moves) for game in make.games(5)))
 
 
-def test_a_given_convention_does_not_turn_what_is_clear(make, convert):
-    """One odd file among many must not cost the labels of the others."""
+def test_a_given_convention_does_not_override_clear_files(make, convert):
+    """One unclear file among many must not change the labels of the others."""
     make.v1("older.pkl.gz", make.games(6))
     silent(make, "odd.pkl.gz")
     store = convert(make.folder, value_convention="blue-is-0")
@@ -301,7 +299,7 @@ def test_a_given_convention_does_not_turn_what_is_clear(make, convert):
 
 
 def test_trmph_needs_no_evidence(make, convert):
-    """Its winner is written out; a resigned game has no chain on its final board."""
+    """TRMPH states the winner; a resigned game has no chain on its final board."""
     make.folder.mkdir()
     (make.folder / "a.trmph").write_text("#5,a1b1 b\n#5,c3b1a2 r\n")
     store = convert(make.folder)
@@ -370,7 +368,7 @@ def test_the_weight_of_evidence_decides(chains, winners, layout, expected):
 
 
 def mislabelled(make):
-    """Five finished games, one of them mislabelled with its name, and many that are not finished."""
+    """Return five finished games, one of them mislabelled with its winner, and many unfinished games."""
     games = make.dicts(make.games(40))
     for example in turned(games[4]):
         example["metadata"]["winner"] = ("BLUE", "RED")[int(example["value"])]
@@ -379,7 +377,7 @@ def mislabelled(make):
 
 
 def one_repeats(make):
-    """Nine sound games as tuples, and one with a repeated move whose chain contradicts its value."""
+    """Return nine sound tuple games, and one with a repeated move whose chain contradicts its value."""
     examples = make.tuples(example for game in make.games(9) for example in make.game(game, None))
     bad = next(
         made
@@ -392,9 +390,7 @@ def one_repeats(make):
 @pytest.mark.parametrize("given", ["auto", "blue-is-0", "blue-is-1"])
 @pytest.mark.parametrize("size", [3, 5, 11])
 @pytest.mark.parametrize("write", [mislabelled, one_repeats, named_and_refuted, silent, unclear])
-def test_whatever_was_decided_live_decides_the_same_and_the_values_come_back(
-    make, convert, write, size, given
-):
+def test_live_decides_as_convert_and_an_export_restores_the_values(make, convert, write, size, given):
     if size != 5 and given == "blue-is-0":
         pytest.skip("the other two options tell")
     if write is one_repeats and size == 3:

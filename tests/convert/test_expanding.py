@@ -1,4 +1,4 @@
-"""Kilobytes that expand to gigabytes: convert stays within its memory, and says what it refused."""
+"""Small files that expand to gigabytes: convert stays within its memory and names the rejected files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ REASONS = {
 
 
 def peak_of(process: subprocess.Popen[bytes]) -> int:
-    """Wait for a process; return the most bytes that it and its children had at once."""
+    """Wait for a process and return the highest memory of it and its children together, in bytes."""
     peak, begun = 0, time.monotonic()
     root = psutil.Process(process.pid)
     while process.poll() is None:

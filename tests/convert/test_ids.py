@@ -1,4 +1,4 @@
-"""Ids, and the bytes of the store: a function of the sources, not of who reads them, or in which order."""
+"""Ids and bytes of a store depend only on the sources, not on workers or the order of the inputs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hexdata.verify import verify_store
 
 @pytest.fixture
 def collection(make):
-    """A folder of every kind of source: tuples, dicts, text, two files of a shuffle, one broken, one void."""
+    """A folder with every kind of source: tuples, dicts, TRMPH, two shuffled files, a broken one."""
     games = make.games(24)
     make.v1("v1/a_processed.pkl.gz", games[:6])
     make.v2("v2/b_processed.pkl.gz", games[4:10])
@@ -71,14 +71,14 @@ def test_ids_are_dense_and_follow_the_names_of_the_sources(collection, convert):
     }
 
 
-def test_a_store_named_from_elsewhere_has_the_same_bytes(collection, convert, monkeypatch):
+def test_relative_input_paths_give_the_same_bytes(collection, convert, monkeypatch):
     one = convert(collection, store="one", max_reject_rate=1.0)
     monkeypatch.chdir(collection.parent)
     other = convert(collection.relative_to(collection.parent), store="other", max_reject_rate=1.0)
     assert one.files() == other.files()
 
 
-def test_nothing_but_the_store_is_left_behind(collection, convert):
+def test_no_temporary_files_remain(collection, convert):
     store = convert(collection, max_reject_rate=1.0)
     assert set(store.files()) == {"manifest.json", *Store.open(store.path).manifest.files}
 
@@ -96,13 +96,13 @@ def test_duplicates_point_at_the_first_game(collection, convert):
 
 
 def add_more(make):
-    """Two more sources: one sorts before all others; some of their games are known already."""
+    """Add two sources, one of which sorts before all others; some of their games are already known."""
     games = make.games(30)
     make.v2("0/first_processed.pkl.gz", games[20:30], file_idx=9)
     make.v1("zz/last_processed.pkl.gz", games[:8])
 
 
-def test_adding_leaves_every_file_as_it_is_and_goes_on_counting(collection, make, convert):
+def test_adding_leaves_existing_files_unchanged_and_continues_the_ids(collection, make, convert):
     before = convert(collection, max_reject_rate=1.0)
     files = before.files()
     del files["manifest.json"]
@@ -134,7 +134,7 @@ def test_games_added_later_are_duplicates_of_the_old_ones(collection, make, conv
         assert first["duplicate_of"] is None
 
 
-def test_what_is_known_is_skipped_under_any_name(collection, convert):
+def test_known_sources_are_skipped_under_any_name(collection, convert):
     notes = []
 
     class Watcher(Silent):
@@ -157,7 +157,7 @@ def test_the_same_bytes_twice_in_one_run_are_converted_once(collection, convert)
     assert "legacy/v1/copy.pkl.gz" not in [source["name"] for source in store.rows("sources")]
 
 
-def test_a_changed_source_is_an_error_that_says_so(collection, make, convert):
+def test_a_changed_source_is_an_error(collection, make, convert):
     files = convert(collection, max_reject_rate=1.0).files()
     make.v1("v1/a_processed.pkl.gz", make.games(3))
     with pytest.raises(SourceChangedError, match="has changed since it was converted") as caught:
@@ -173,7 +173,7 @@ def test_a_changed_source_is_an_error_that_says_so(collection, make, convert):
 
 @pytest.mark.parametrize("shares", [{"val": 0.06}, {"test": 0.0}])
 def test_the_shares_of_a_store_never_change(collection, make, convert, shares):
-    """A game's split is a function of its hash and the shares: others would move games across."""
+    """A game's split depends on its hash and the shares, so other shares would move games."""
     files = convert(collection, max_reject_rate=1.0).files()
     add_more(make)
     with pytest.raises(ConfigError, match=r"expected val 0\.05, test 0\.01"):
@@ -182,7 +182,7 @@ def test_the_shares_of_a_store_never_change(collection, make, convert, shares):
     assert set(store.files()) > set(files)
 
 
-def test_adding_makes_the_shuffle_old(collection, make, convert):
+def test_adding_makes_the_shuffle_out_of_date(collection, make, convert):
     from hexdata.shuffle import ShuffleOptions, shuffle_store
 
     path = convert(collection, max_reject_rate=1.0).path
@@ -194,14 +194,14 @@ def test_adding_makes_the_shuffle_old(collection, make, convert):
         Store.open(path).require_stage("shuffle")
 
 
-def test_two_inputs_of_one_name_are_refused(make, convert):
+def test_two_inputs_with_the_same_name_are_refused(make, convert):
     one = make.v2("one/data/a.pkl.gz", make.games(2)).parent
     other = make.v2("other/data/a.pkl.gz", make.games(2, start=2)).parent
     with pytest.raises(InputError, match="two inputs have the same name"):
         convert(one, other)
 
 
-def test_a_folder_that_is_no_store_is_not_written_to(make, convert, tmp_path):
+def test_a_folder_that_is_not_a_store_is_not_written_to(make, convert, tmp_path):
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / "thesis.txt").write_text("mine")
     with pytest.raises(StoreError, match="contains files but is not a store"):
@@ -209,7 +209,7 @@ def test_a_folder_that_is_no_store_is_not_written_to(make, convert, tmp_path):
     assert [path.name for path in (tmp_path / "store").iterdir()] == ["thesis.txt"]
 
 
-def test_a_store_may_lie_among_its_sources(make, convert, tmp_path):
+def test_a_store_may_be_inside_the_input_folder(make, convert, tmp_path):
     make.v2("a.pkl.gz", make.games(2))
     inside = make.folder / "deep/store"
     first = convert(make.folder, store=str(inside))
@@ -218,7 +218,7 @@ def test_a_store_may_lie_among_its_sources(make, convert, tmp_path):
 
 
 def test_games_of_one_move_and_of_all_cells(make, convert):
-    """The shortest game there can be on paper, and one that fills the board."""
+    """The shortest possible game, and one that fills the board."""
     make.n = 3
     full = Game(np.array([0, 3, 1, 4, 5, 2, 7, 6, 8], dtype=np.uint16), 0)
     store = convert(make.v2("a.pkl.gz", [full, Game(full.moves[:1], 0)]), value_convention="blue-is-0")

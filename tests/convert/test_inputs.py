@@ -1,4 +1,4 @@
-"""Which files are sources, what they are called, and which of them the store has already."""
+"""Input files: which of them are sources, their names, and which the store already has."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hexdata.text import encodable
 
 @pytest.fixture
 def tree(tmp_path):
-    """Return ``tree(*places)``: a folder that holds a file at each of the places."""
+    """Return ``tree(*places)``, which creates a folder with a file at each path."""
 
     def make(*places):
         root = tmp_path / "data"
@@ -31,7 +31,7 @@ def names(*inputs, store="/nowhere"):
     return [source.name for source in find_sources(inputs, Path(store))]
 
 
-def test_a_folder_gives_all_files_below_it_sorted_by_name(tree):
+def test_all_files_below_a_folder_are_sorted_by_name(tree):
     root = tree("b.pkl.gz", "a/z.trmph", "a/b/c.pkl", "C.txt")
     assert names(root) == ["data/C.txt", "data/a/b/c.pkl", "data/a/z.trmph", "data/b.pkl.gz"]
     assert [source.path.read_text() for source in find_sources([root], Path("/nowhere"))] == [
@@ -42,7 +42,7 @@ def test_a_folder_gives_all_files_below_it_sorted_by_name(tree):
     ]
 
 
-def test_notes_of_the_legacy_tools_and_hidden_files_are_no_sources(tree):
+def test_companions_and_hidden_files_are_not_sources(tree):
     root = tree(
         "a.trmph",
         ".hidden",
@@ -55,12 +55,12 @@ def test_notes_of_the_legacy_tools_and_hidden_files_are_no_sources(tree):
     assert names(root / "processing_stats.json") == ["data/processing_stats.json"]  # named, so meant
 
 
-def test_what_lies_in_the_store_is_no_source(tree):
+def test_files_of_the_store_are_not_sources(tree):
     root = tree("a.trmph", "store/manifest.json", "store/positions/part-000000.parquet")
     assert names(root, store=root / "store") == ["data/a.trmph"]
 
 
-def test_a_file_is_named_by_its_folder_however_it_is_given(tree, monkeypatch):
+def test_the_name_of_a_source_begins_with_its_folder(tree, monkeypatch):
     root = tree("a.trmph", "b.trmph")
     monkeypatch.chdir(root)
     assert (
@@ -72,7 +72,7 @@ def test_a_file_is_named_by_its_folder_however_it_is_given(tree, monkeypatch):
     assert names(Path(), Path("a.trmph")) == ["data/a.trmph", "data/b.trmph"]
 
 
-def test_linked_folders_are_entered_once(tree, tmp_path):
+def test_linked_folders_are_visited_once(tree, tmp_path):
     root = tree("a/one.trmph", "b/two.trmph")
     far = tmp_path / "far"
     far.mkdir()
@@ -83,14 +83,14 @@ def test_linked_folders_are_entered_once(tree, tmp_path):
     assert names(root) == ["data/a/one.trmph", "data/b/two.trmph", "data/c/three.trmph"]
 
 
-def test_a_link_that_leads_nowhere_is_a_source_and_a_pipe_is_none(tree):
+def test_a_broken_link_is_a_source_and_a_pipe_is_not(tree):
     root = tree("a.trmph")
     (root / "b.trmph").symlink_to("nowhere")
     os.mkfifo(root / "pipe")
     assert names(root) == ["data/a.trmph", "data/b.trmph"]
 
 
-def test_inputs_that_hold_nothing_are_refused(tree, tmp_path):
+def test_empty_inputs_are_refused(tree, tmp_path):
     with pytest.raises(InputError, match=r"missing: no such file or folder"):
         names(tmp_path / "missing")
     with pytest.raises(InputError, match=r"no files to convert"):
@@ -98,7 +98,7 @@ def test_inputs_that_hold_nothing_are_refused(tree, tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may list everything")
-def test_a_folder_that_cannot_be_listed_is_not_passed_over(tree):
+def test_a_folder_that_cannot_be_listed_is_an_error(tree):
     root = tree("a.trmph", "b/c.trmph")
     (root / "b").chmod(0)
     with pytest.raises(PermissionError):
@@ -106,12 +106,12 @@ def test_a_folder_that_cannot_be_listed_is_not_passed_over(tree):
     (root / "b").chmod(0o755)
 
 
-def test_names_are_what_utf8_can_hold():
+def test_names_are_valid_utf8():
     assert encodable("häuser.pkl") == "häuser.pkl"
     assert encodable(os.fsdecode(b"h\xe4user.pkl")) == "h\\udce4user.pkl"
 
 
-def test_a_digest_tells_why_there_is_none(tree):
+def test_an_unreadable_file_has_a_problem_instead_of_a_digest(tree):
     root = tree("a.trmph")
     size, sha256, problem, _ = digest_source(root / "a.trmph")
     assert (size, len(sha256), problem) == (7, 64, "")
@@ -142,13 +142,13 @@ def test_a_known_name_with_other_bytes_has_changed():
         new_sources([source("a", problem="Permission denied")], [("a", "1" * 64, 10)])
 
 
-def test_a_source_that_gave_nothing_may_come_again():
+def test_a_source_without_positions_may_be_replaced():
     known = [("a", "1" * 64, 0), ("b", "", 0)]
     assert parted([source("a", "2" * 64), source("b", "3" * 64)], known) == (["a", "b"], [])
     assert parted([source("b", problem="Permission denied")], known) == ([], [("b", "b")])
 
 
-def test_a_pipe_and_a_device_are_called_so(tmp_path):
+def test_a_pipe_and_a_device_are_named_in_the_error(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with pytest.raises(InputError, match=r"neither a file nor a folder.*pipe \(FIFO\)"):

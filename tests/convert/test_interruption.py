@@ -1,4 +1,4 @@
-"""Killed or stopped at any moment, the same command again gives the bytes of a run that nobody disturbed."""
+"""After a kill at any moment, the same command gives the bytes of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run_kill_convert(*arguments):
 
 @pytest.fixture
 def sources(make):
-    """Three sources: tuples with a record that is rejected, a file of a shuffle, a broken one."""
+    """Three sources: tuples with a rejected record, a shuffled file and a broken file."""
     examples = make.tuples(chain.from_iterable(make.dicts(make.games(3))))
     make.write("a.pkl.gz", [*examples, (examples[0][0] + 2, None, 0.0)])
     mixed = list(chain.from_iterable(make.dicts(make.games(4, start=3))))
@@ -60,7 +60,7 @@ def test_killed_before_any_change_on_disk(sources, make, convert, tmp_path, addi
 
 
 def manifest_of(store):
-    """The bytes of the manifest; None if there is none. It changes once, when all else is there."""
+    """Return the bytes of the manifest, or None. It changes only once, after all other files."""
     path = store / "manifest.json"
     return path.read_bytes() if path.exists() else None
 
@@ -78,7 +78,7 @@ def test_killed_with_workers_at_work(sources, convert, tmp_path, stage):
 
 
 class StopsAfter(Silent):
-    """Stops a run when so many sources are through a stage."""
+    """Interrupts a run after a number of sources have completed a stage."""
 
     def __init__(self, stage, sources):
         self.stage, self.left, self.current = stage, sources, ""
@@ -97,7 +97,7 @@ def stop_after(stage, convert, *inputs, sources=1, **options):
         convert(*inputs, progress=StopsAfter(stage, sources), **{"max_reject_rate": 1.0, **options})
 
 
-def test_what_was_read_is_not_read_again(sources, convert, request):
+def test_sources_are_not_read_again(sources, convert, request):
     stop_after("write", convert, sources)
     request.getfixturevalue("no_reader")
     assert convert(sources, max_reject_rate=1.0).result.sources == 3
@@ -135,8 +135,8 @@ def test_a_spool_that_has_lost_its_positions_is_not_published(sources, convert, 
         convert(sources, max_reject_rate=1.0)
 
 
-def test_parts_of_an_interrupted_run_do_not_outlive_one_of_other_sources(sources, make, convert, tmp_path):
-    """What the first run had written belongs to nobody."""
+def test_a_run_with_other_sources_removes_parts_of_an_interrupted_run(sources, make, convert, tmp_path):
+    """No manifest lists the parts of the first run."""
     stop_after("write", convert, sources, sources=2)
     assert len(list((tmp_path / "store" / "positions").iterdir())) == 2
     shutil.rmtree(sources)
@@ -146,7 +146,7 @@ def test_parts_of_an_interrupted_run_do_not_outlive_one_of_other_sources(sources
 
 
 @pytest.mark.parametrize("options", [{"value_convention": "blue-is-1"}, {"val": 0.4}, {"test": 0.4}])
-def test_parts_of_an_interrupted_run_hold_for_its_own_decisions_only(make, convert, options):
+def test_parts_of_an_interrupted_run_are_not_reused_with_other_options(make, convert, options):
     for name, start in (("a.pkl.gz", 0), ("b.pkl.gz", 9)):
         examples = list(chain.from_iterable(game[:-1] for game in make.dicts(make.games(9, start=start))))
         for example in examples:
@@ -167,15 +167,15 @@ def test_a_run_that_publishes_nothing_leaves_the_store_as_it_was(sources, make, 
     assert after == before
 
 
-def test_two_runs_at_once_do_not_meet(sources, convert, tmp_path):
+def test_two_runs_at_once_are_refused(sources, convert, tmp_path):
     holder = Store.open_or_create(tmp_path / "store")
     with holder.writing("convert"), pytest.raises(StoreLockedError, match=f"process {os.getpid()}"):
         convert(sources, max_reject_rate=1.0)
     assert convert(sources, max_reject_rate=1.0).result.sources == 3
 
 
-def test_ctrl_c_stops_cleanly_and_the_same_command_goes_on(make, tmp_path):
-    """SIGINT to the whole process group, as a terminal sends it, while the workers are at work."""
+def test_ctrl_c_stops_cleanly_and_the_same_command_resumes(make, tmp_path):
+    """SIGINT is sent to the whole process group while workers run, as a terminal does."""
     make.n = 9
     make.folder.mkdir()
     games = make.games(40)
@@ -201,8 +201,8 @@ def test_ctrl_c_stops_cleanly_and_the_same_command_goes_on(make, tmp_path):
     assert Store.open(tmp_path / "store").manifest.counts["games"] == 2 * 40 * 80
 
 
-def test_files_of_others_in_the_folder_are_left_alone(sources, convert, tmp_path):
-    """What looks like a temporary file of ours, but lies in a folder that is not."""
+def test_foreign_files_in_the_folder_are_kept(sources, convert, tmp_path):
+    """The file has the name of a temporary file, but is in a folder that hexdata does not use."""
     foreign = tmp_path / "store" / ".git" / ".keep.1.tmp"
     foreign.parent.mkdir(parents=True)
     foreign.touch()

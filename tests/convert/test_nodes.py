@@ -1,4 +1,4 @@
-"""Nodes: equal where class and board are, and a position's next node is that of the position that follows."""
+"""Nodes of positions: equal for equal class and board, and linked by moves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TOTAL = len(MOVES) + 1
 
 
 def evidence(moves=MOVES, n=3, first_player=0, **changed) -> pa.RecordBatch:
-    """The positions of one game, plies ascending, with other columns where they are given."""
+    """Return the positions of one game in ascending ply, with other columns where given."""
     packed = pack_boards(replay(moves, n, first_player))
     count = len(packed)
     columns = {
@@ -78,13 +78,13 @@ def test_another_class_has_other_nodes(changed):
     assert len(others) == TOTAL
 
 
-def test_what_a_game_does_not_have_in_common_makes_no_difference():
+def test_values_that_differ_within_a_game_do_not_change_its_nodes():
     more = {"value": [0.25] * TOTAL, "position_in_game": [None] * TOTAL, "player_to_move": [0, 1, 0, 1, 0]}
     maker = NodeMaker(3)
     assert nodes_of(evidence(), maker) == nodes_of(evidence(**more), maker)
 
 
-def test_a_class_gives_back_origin_winner_and_first_player():
+def test_a_class_encodes_origin_winner_and_first_player():
     maker = NodeMaker(3)
     batches = [
         evidence(origin=["a"] * TOTAL),
@@ -110,7 +110,7 @@ def test_positions_that_cannot_be_followed_are_left_out(changed, followed):
     assert nodes_of(evidence(**changed))["row"].to_pylist() == [100 + row for row in followed]
 
 
-def test_what_leads_nowhere():
+def test_positions_without_a_next_node():
     uniform = [None, [1 / 9] * 9, None, None, None]
     nexts = nodes_of(evidence(move=[4, None, 4, 0, None], policy=uniform))["next"].to_pylist()
     ends = [{NOWHERE: "nowhere", FINAL: "final"}.get(node) for node in nexts]
@@ -118,7 +118,7 @@ def test_what_leads_nowhere():
     assert ends == [None, "nowhere", "nowhere", "nowhere", "final"]
 
 
-def test_only_the_last_position_is_final_where_the_length_is_known():
+def test_only_the_last_position_is_final_if_the_length_is_known():
     nexts = nodes_of(evidence(move=[4, 0, None, 2, 5]))["next"].to_pylist()
     assert (nexts[2], nexts[4] in (NOWHERE, FINAL)) == (NOWHERE, False)
     unknown = {"total_positions": [None] * TOTAL}

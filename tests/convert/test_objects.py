@@ -1,4 +1,4 @@
-"""Inputs and stores in object stores: the names, the bytes and the errors of files on a disk."""
+"""Inputs and stores in object stores: the same names, bytes and errors as on a disk."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ HERE_ALONE = {"hexdata.duckdb"}
 
 @pytest.fixture
 def legacy(make: Make) -> Path:
-    """Files of every kind, and beside them what is none of them."""
+    """Source files of every kind, and files beside them that are not sources."""
     games = make.games(12)
     examples = make.tuples(chain.from_iterable(make.dicts(games[:3])))
     make.write("a b.pkl.gz", [*examples, (examples[0][0] + 2, None, 0.0)])
@@ -72,7 +72,7 @@ def legacy(make: Make) -> Path:
 
 @pytest.fixture
 def few(make: Make) -> Path:
-    """Three files that are quickly read."""
+    """Three small source files."""
     make.v2("a.pkl.gz", make.games(2))
     make.write_bytes("broken.pkl.gz", b"not a pickle")
     write_trmph(make.folder / "games.trmph", make.games(2, start=2), make.n)
@@ -88,7 +88,7 @@ def put(folder: Path, target: UPath) -> UPath:
 
 
 def bytes_of(store: UPath) -> dict[str, str]:
-    """Return the SHA-256 of each object of a dataset, by its path below the store."""
+    """Return the SHA-256 of each object of a dataset, by its path relative to the store."""
     names = {path[len(store.path) + 1 :]: path for path in store.fs.find(store.path)}
     return {
         name: hashlib.sha256(store.fs.cat_file(path)).hexdigest()
@@ -103,20 +103,20 @@ def bytes_here(store: Path, store_bytes: StoreBytes) -> dict[str, str]:
 
 @pytest.fixture
 def expected(legacy: Path, tmp_path: Path, store_bytes: StoreBytes) -> dict[str, str]:
-    """The bytes of the files converted from one folder into another."""
+    """The digests of the files of a store on disk, converted from ``legacy``."""
     convert_sources(legacy, tmp_path / "expected", OPTIONS)
     return bytes_here(tmp_path / "expected", store_bytes)
 
 
 @pytest.fixture
 def expected_of_few(few: Path, tmp_path: Path, store_bytes: StoreBytes) -> dict[str, str]:
-    """The same for the few."""
+    """The digests of the files of a store on disk, converted from ``few``."""
     convert_sources(few, tmp_path / "expected", OPTIONS)
     return bytes_here(tmp_path / "expected", store_bytes)
 
 
 def files_left(tmp_path: Path) -> set[str]:
-    """Return the folders of this machine in which something of an object store is left."""
+    """Return the local folders that still contain files of an object store."""
     cache = tmp_path / "hexdata-cache"
     return {path.relative_to(cache).parts[0] for path in cache.rglob("*") if path.is_file()} - {"locks"}
 
@@ -124,7 +124,7 @@ def files_left(tmp_path: Path) -> set[str]:
 # --- the same bytes -----------------------------------------------------------------------------------
 
 
-def test_the_bytes_are_those_of_a_disk(
+def test_the_bytes_equal_those_on_a_disk(
     bucket: UPath, legacy: Path, expected: dict[str, str], tmp_path: Path, store_bytes: StoreBytes
 ) -> None:
     remote = put(legacy, bucket / "legacy")
@@ -140,10 +140,10 @@ def test_the_bytes_are_those_of_a_disk(
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="the extra ray is not installed")
-def test_the_bytes_are_those_of_a_disk_with_ray(
+def test_the_bytes_equal_those_on_a_disk_with_ray(
     bucket: UPath, legacy: Path, expected: dict[str, str], tmp_path: Path
 ) -> None:
-    """In a process of its own, whose cluster inherits the variables by which the object store is found."""
+    """In a new process, whose cluster inherits the environment variables of the object store."""
     put(legacy, bucket / "legacy")
     command = [sys.executable, "-m", "hexdata", "convert", f"{bucket}legacy", f"{bucket}store"]
     options = ["--engine", "ray", "--workers", "1", "--max-reject-rate", "1", "--json"]
@@ -158,7 +158,7 @@ def test_the_bytes_are_those_of_a_disk_with_ray(
     assert files_left(tmp_path) == set()
 
 
-def test_a_store_grows_from_here_and_from_there(
+def test_a_store_is_extended_from_disk_and_from_objects(
     bucket: UPath, make: Make, tmp_path: Path, store_bytes: StoreBytes
 ) -> None:
     first, second = make.v2("one/a.pkl.gz", make.games(2)), make.v2("two/b.pkl.gz", make.games(2, start=2))
@@ -185,10 +185,10 @@ def names(inputs: Iterable[AnyPath], store: AnyPath) -> list[str]:
 
 @settings(max_examples=40)
 @given(places=st.sets(PLACES, min_size=1, max_size=6))
-def test_names_and_order_are_those_of_a_disk(
+def test_names_and_order_equal_those_on_a_disk(
     places: set[str], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """In the object store of fsspec that lies in this process's memory."""
+    """With the in-memory object store of fsspec."""
     pytest.importorskip("upath", exc_type=ImportError)
     folder = tmp_path_factory.mktemp("tree") / "self play"
     remote = as_path(f"memory://{folder.parent.name}-{os.urandom(4).hex()}/self play")
@@ -208,8 +208,8 @@ def test_names_and_order_are_those_of_a_disk(
     assert names([remote], remote / "none") == found
 
 
-def test_what_is_no_source_is_passed_over(bucket: UPath, tmp_path: Path) -> None:
-    """Hidden objects, notes of the legacy tools, objects that mark folders, and the store."""
+def test_objects_that_are_not_sources_are_skipped(bucket: UPath, tmp_path: Path) -> None:
+    """Hidden objects, companions of the legacy tools, objects that mark folders, and the store itself."""
     for key in ("in/b", "in/sub/a", "in/.c", "in/.d/e", "in/file_lookup_1.json", "in/store/f", "inside/g"):
         bucket.fs.pipe_file(bucket.path + key, b"x")
     for key in ("in/", "in/empty/"):
@@ -227,13 +227,13 @@ def test_what_is_no_source_is_passed_over(bucket: UPath, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("key", ["in//a", "in/../a", "in/./a", "in/a/"])
-def test_a_key_that_is_no_path_is_told(bucket: UPath, tmp_path: Path, key: str) -> None:
+def test_an_object_key_that_is_not_a_path_is_an_error(bucket: UPath, tmp_path: Path, key: str) -> None:
     bucket.fs.call_s3("put_object", Bucket=bucket.path.strip("/"), Key=key, Body=b"x")
     with pytest.raises(InputError, match=r"s3://.*in/.*: this object key is not a valid file path"):
         find_sources([bucket / "in"], tmp_path)
 
 
-def test_an_input_that_is_not_there_is_told(bucket: UPath, tmp_path: Path) -> None:
+def test_a_missing_input_is_an_error(bucket: UPath, tmp_path: Path) -> None:
     bucket.fs.call_s3("put_object", Bucket=bucket.path.strip("/"), Key="empty/", Body=b"")
     for place, told in (
         (bucket / "none", "no such file or folder"),
@@ -249,14 +249,14 @@ def test_an_input_that_is_not_there_is_told(bucket: UPath, tmp_path: Path) -> No
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make each request once or twice only, so that a test does not wait; through connections of its own."""
+    """Use a new client that tries each request only once or twice, so that the test does not wait."""
     own = {"retries": {"mode": "standard", "max_attempts": 1}, "user_agent_extra": os.urandom(6).hex()}
     monkeypatch.setitem(address._OPTIONS["s3"], "config_kwargs", own)
     monkeypatch.setattr("hexdata.storage.retry.ATTEMPTS", 2)
     monkeypatch.setattr("s3fs.S3FileSystem.retries", 1)
 
 
-def test_failures_that_pass_change_nothing(
+def test_temporary_failures_do_not_change_the_result(
     bucket: UPath, few: Path, expected_of_few: dict[str, str], object_store: ObjectStore
 ) -> None:
     put(few, bucket / "legacy")
@@ -277,10 +277,10 @@ def test_failures_that_pass_change_nothing(
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("after", [0, 1], ids=["while it is digested", "while it is read"])
-def test_an_outage_is_no_fault_of_a_source(
+def test_an_outage_does_not_reject_a_source(
     bucket: UPath, few: Path, expected_of_few: dict[str, str], object_store: ObjectStore, after: int
 ) -> None:
-    """A file that a disk does not give is rejected; one that a network does not give now is not."""
+    """A file that a disk cannot read is rejected; an object that is temporarily unavailable is not."""
     put(few, bucket / "legacy")
     object_store.fail(Fault("GET", "games.trmph", status=500, count=1000, skip=after))
     with pytest.raises(StoreError, match="the object store failed") as caught:
@@ -294,7 +294,7 @@ def test_an_outage_is_no_fault_of_a_source(
 
 
 @pytest.mark.usefixtures("impatient")
-def test_an_object_that_is_denied_is_rejected_as_a_file_is(
+def test_an_object_without_permission_is_rejected_like_a_file(
     bucket: UPath, few: Path, object_store: ObjectStore, tmp_path: Path
 ) -> None:
     put(few, bucket / "legacy")
@@ -308,7 +308,7 @@ def test_an_object_that_is_denied_is_rejected_as_a_file_is(
 
 
 class Altering(Silent):
-    """Puts other bytes into the place of a source between its digest and its reading."""
+    """Replaces a source with other bytes after it was digested and before it is read."""
 
     def __init__(self, source: AnyPath, data: bytes) -> None:
         self.source, self.data = source, data
@@ -319,7 +319,7 @@ class Altering(Silent):
 
 
 @pytest.mark.parametrize("where", ["disk", "bucket"])
-def test_a_source_that_changes_meanwhile_is_noticed(
+def test_a_source_that_changes_during_the_run_is_an_error(
     bucket: UPath, make: Make, tmp_path: Path, where: str
 ) -> None:
     local = make.v2("a.pkl.gz", make.games(2))
@@ -346,7 +346,7 @@ def test_a_changed_source_leaves_no_spool(make: Make, tmp_path: Path) -> None:
 def test_killed_before_any_request_and_started_again(
     bucket: UPath, few: Path, expected_of_few: dict[str, str], tmp_path: Path
 ) -> None:
-    """What a process that dies in the middle of an upload leaves is made by hand."""
+    """The remains of a process killed during an upload are created by hand."""
     put(few, bucket / "legacy")
     command = [sys.executable, str(KILL_CONVERT), "requests", f"{bucket}legacy", f"{bucket}killed/", "11"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, cwd=ROOT)
@@ -383,10 +383,10 @@ def test_killed_with_workers_and_started_again(
     assert files_left(tmp_path) == set()
 
 
-def test_another_machine_goes_on(
+def test_another_machine_can_continue(
     bucket: UPath, few: Path, expected_of_few: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """What the first one had unfinished stays with it; what it had put is in the way of nobody."""
+    """Unfinished work stays on the first machine; its uploaded objects do not disturb the second."""
 
     class Stopping(Silent):
         def begin(self, stage: str, total: int | None, unit: str) -> None:
@@ -404,8 +404,10 @@ def test_another_machine_goes_on(
     assert bytes_of(bucket / "store") == expected_of_few
 
 
-def test_what_another_has_put_stays(bucket: UPath, few: Path, expected_of_few: dict[str, str]) -> None:
-    """A process that is no longer the one that writes may not know it yet. The next run removes it."""
+def test_an_object_of_another_process_is_not_overwritten(
+    bucket: UPath, few: Path, expected_of_few: dict[str, str]
+) -> None:
+    """A process may not know yet that it has lost the lock. The next run removes its object."""
     path = bucket / "store" / "positions" / "part-000002.parquet"
 
     class Intruding(Silent):
@@ -426,8 +428,8 @@ def test_what_another_has_put_stays(bucket: UPath, few: Path, expected_of_few: d
 # --- other machines -----------------------------------------------------------------------------------
 
 
-def test_other_machines_look_at_objects_as_at_files(bucket: UPath, tmp_path: Path) -> None:
-    """What the engine asks them, asked here."""
+def test_machines_are_checked_for_access_to_objects(bucket: UPath, tmp_path: Path) -> None:
+    """Makes the requests that the engine would make on other machines."""
     source, store = bucket / "in" / "a", bucket / "st[o]re"
     for path in (source, store / ".lock", store / ".engine-0123-killed", bucket / "store" / ".engine-0123"):
         path.write_bytes(b"x")
@@ -446,7 +448,7 @@ def test_other_machines_look_at_objects_as_at_files(bucket: UPath, tmp_path: Pat
 
 
 def test_a_folder_is_removed_by_its_name(bucket: UPath) -> None:
-    """That fsspec would take for a pattern."""
+    """The name contains characters that fsspec interprets as a pattern."""
     for name in ("a[12]", "a1", "a2"):
         (bucket / name / "b").write_bytes(b"x")
     storage_of(bucket / "a[12]").remove_tree()
@@ -456,7 +458,7 @@ def test_a_folder_is_removed_by_its_name(bucket: UPath) -> None:
 # --- secrets ------------------------------------------------------------------------------------------
 
 
-def test_credentials_are_told_nowhere(
+def test_credentials_are_never_printed(
     bucket: UPath, few: Path, object_store: ObjectStore, tmp_path: Path
 ) -> None:
     put(few, bucket / "legacy")
@@ -468,7 +470,7 @@ def test_credentials_are_told_nowhere(
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_store_that_nobody_serves_is_told(
+def test_an_unreachable_object_store_is_an_error(
     bucket: UPath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")

@@ -1,4 +1,4 @@
-"""What is suspicious about games becomes flags: each is raised by the game made for it, by no sound one."""
+"""Flags of suspicious games: each is raised by a game made for it and by no sound game."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from hexdata.schema import games_schema, raw_schema
 
 
 def tiers_of(count):
-    """The tiers that the legacy tool gives to so many positions, in some order."""
+    """Return the tiers that the legacy tool gives to a number of positions, in random order."""
     return [*[0] * 5, *[1] * 5, *[2] * 10, *[3] * count][:count]
 
 
 @pytest.fixture
 def sound(make):
-    """Return ``sound(count, start=0, **more)``: games without a flaw, a list of examples each."""
+    """Return ``sound(count, start=0, **more)``: sound games, one list of examples per game."""
 
     def games(count, start=0, **more):
         made = make.dicts(make.games(count, start=start), **more)
@@ -35,7 +35,7 @@ def sound(make):
 
 @pytest.fixture
 def flags_with(make, convert, sound):
-    """Return ``flags_with(game)``: the flags of one game that is converted in the company of sound ones."""
+    """Return ``flags_with(game)``: the flags of a game that is converted together with sound games."""
 
     def flags(game, company=100, **options):
         others = sound(company, start=1000, source_file="others")
@@ -48,7 +48,7 @@ def flags_with(make, convert, sound):
 
 
 def with_repeat(make):
-    """A game whose sixth move is on the cell of its second, as the tuple era wrote it."""
+    """Return a v1 game whose sixth move is on the cell of its second."""
     moves, winner = make.games(1)[0]
     repeated = [*moves[:5].tolist(), int(moves[1]), *moves[5:8].tolist()]
     planes = np.zeros((2, make.n * make.n), np.float32)
@@ -70,7 +70,7 @@ def test_sound_games_have_no_flag(make, convert, sound):
     assert json.loads(store.source("a.pkl.gz")["flags"]) == {}
 
 
-def test_codes_are_sorted_and_named_in_the_table_of_flags():
+def test_codes_are_sorted_and_documented():
     codes = [flag.code for flag in Flag]
     assert codes == sorted(codes)
     assert Flag.LABEL_CONTRADICTS_CHAIN.code == "label-contradicts-chain"
@@ -92,7 +92,7 @@ def test_a_repeated_move(make, convert):
     assert not any(set(other["flags"]) - {"duplicate-exact"} for other in others)
 
 
-def test_a_move_on_a_stone_at_the_end_is_no_repeated_move(sound, flags_with, make):
+def test_an_occupied_last_move_is_not_a_repeated_move(sound, flags_with, make):
     game = sound(1)[0]
     game[-1]["policy"] = make.policy(int(game[0]["policy"].argmax()))
     assert flags_with(game) == ["missing-positions", "policy-on-occupied"]
@@ -122,7 +122,7 @@ def test_impossible_stones(sound, flags_with, ply, plane):
     assert ("impossible-stones" in flags_with(game)) == (ahead not in (0, 1))
 
 
-def test_a_label_against_the_chain_is_the_exception_to_the_sense(make, convert, sound):
+def test_a_label_that_contradicts_the_chain_is_flagged(make, convert, sound):
     games = sound(300)
     for example in games[7]:
         example["value"] = 1.0 - example["value"]
@@ -135,7 +135,7 @@ def test_a_label_against_the_chain_is_the_exception_to_the_sense(make, convert, 
     assert store.games()[7]["flags"] == ["label-contradicts-chain"]
 
 
-def test_labels_are_judged_in_the_sense_of_their_source(make, convert):
+def test_labels_are_checked_in_the_convention_of_their_source(make, convert):
     games = make.games(300)
     moves, winner = games[7]
     games[7] = (moves, 1 - winner)
@@ -146,14 +146,14 @@ def test_labels_are_judged_in_the_sense_of_their_source(make, convert):
     assert store.result.flags == {"label-contradicts-chain": 1}
 
 
-def test_a_winner_against_the_value(sound, flags_with):
+def test_a_winner_that_contradicts_the_value(sound, flags_with):
     game = sound(1)[0]
     for example in game:
         example["metadata"]["winner"] = {"BLUE": "RED", "RED": "BLUE"}[example["metadata"]["winner"]]
     assert flags_with(game) == ["winner-contradicts-value"]
 
 
-def test_a_winner_against_the_chain_where_the_value_says_nothing(sound, flags_with):
+def test_a_winner_that_contradicts_the_chain_without_a_decisive_value(sound, flags_with):
     game = sound(1)[0]
     for example in game:
         example["value"] = 0.5
@@ -161,7 +161,7 @@ def test_a_winner_against_the_chain_where_the_value_says_nothing(sound, flags_wi
     assert flags_with(game) == ["label-contradicts-chain"]
 
 
-def test_a_value_that_changes(sound, flags_with):
+def test_values_that_change_within_a_game(sound, flags_with):
     game = sound(1)[0]
     game[3]["value"] = 0.5
     assert flags_with(game) == ["value-not-constant"]
@@ -177,14 +177,14 @@ def test_colours_swapped(make, sound, flags_with):
 
 
 @pytest.mark.parametrize(("first_player", "expected"), [(0, []), (1, ["player-contradicts-stones"])])
-def test_player_against_stones(sound, flags_with, first_player, expected):
+def test_player_contradicts_stones(sound, flags_with, first_player, expected):
     game = sound(1)[0]
     for ply, example in enumerate(game):
         example["player_to_move"] = (ply + first_player) % 2
     assert flags_with(game) == expected
 
 
-def test_one_wrong_player_is_enough(sound, flags_with):
+def test_one_wrong_player_sets_the_flag(sound, flags_with):
     game = sound(1)[0]
     for ply, example in enumerate(game):
         example["player_to_move"] = ply % 2
@@ -212,7 +212,7 @@ def test_missing_positions(sound, flags_with):
     assert flags_with(game) == ["missing-positions"]
 
 
-def test_a_tuple_game_that_breaks_off_misses_positions(make, convert):
+def test_an_unfinished_tuple_game_has_missing_positions(make, convert):
     games = [make.tuples(game) for game in make.dicts(make.games(9))]
     make.write("a.pkl.gz", [example for game in games for example in game][:-2])
     assert [game["flags"] for game in convert(make.folder).games()] == [[]] * 8 + [["missing-positions"]]
@@ -267,7 +267,7 @@ def test_contradictory_duplicates(make, convert, symmetry):
     assert {"contradictory-duplicates", kind, "label-contradicts-chain"} <= set(game["flags"])
 
 
-def test_duplicates_of_what_the_store_has(make, convert):
+def test_duplicates_of_games_in_the_store(make, convert):
     games = make.games(4)
     make.v2("a.pkl.gz", games)
     convert(make.folder)
@@ -291,7 +291,7 @@ def test_fragments_of_one_game(make, convert):
 # Where games are told apart otherwise, or not at all.
 
 
-def test_games_of_shuffled_files_are_judged_too(make, convert, sound):
+def test_games_of_shuffled_files_get_flags(make, convert, sound):
     games = sound(40)
     for example in games[3]:
         example["metadata"]["winner"] = {"BLUE": "RED", "RED": "BLUE"}[example["metadata"]["winner"]]
@@ -322,8 +322,8 @@ def test_positions_of_unknown_games_are_counted_in_the_notes(make, convert):
     assert [n for n in store.result.notes if note in n]
 
 
-def test_findings_equal_the_plain_way(make):
-    """The vectorised findings of random positions, against the same said cell by cell."""
+def test_findings_equal_a_plain_implementation(make):
+    """Compares the vectorized findings of random positions with a loop over cells."""
     rng = np.random.default_rng(3)
     n, count = 5, 400
     planes = rng.integers(0, 3, (count, n * n))

@@ -1,4 +1,4 @@
-"""Real files of every variant, written by the legacy pipeline's own code; skipped where they are absent."""
+"""Real files of every variant, written by the legacy pipeline; skipped if they are absent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ V2_VARIANTS = (
 VARIANTS = ("v1-tuples-2025-07-18", *V2_VARIANTS)
 
 
-def test_every_file_converts_and_its_counts_are_those_that_it_states(real_store):
+def test_every_file_is_converted_with_its_stated_counts(real_store):
     sources = real_store.rows("sources")
     assert real_store.result.rejected == 0
     assert len(sources) == 17
@@ -32,8 +32,8 @@ def test_every_file_converts_and_its_counts_are_those_that_it_states(real_store)
     assert stated == 12
 
 
-def test_both_eras_hold_the_same_games_with_the_same_labels(real_store):
-    """The tuple files say 1.0 where blue won, the dict files 0.0: mixed without care, half are wrong."""
+def test_v1_and_v2_have_the_same_games_and_labels(real_store):
+    """Value 1.0 means blue in v1 and red in v2; without conversion, half of the labels are wrong."""
     older, newer = (
         real_store.source("neurohex_v1_00_processed.pkl.gz"),
         real_store.source("v2/neurohex_00_processed.pkl.gz"),
@@ -45,7 +45,7 @@ def test_both_eras_hold_the_same_games_with_the_same_labels(real_store):
     assert v1 == real_store.content("v2/neurohex_00")
 
 
-def test_both_eras_name_the_same_winners_and_moves(real_store):
+def test_v1_and_v2_have_the_same_winners_and_moves(real_store):
     games = {}
     for game in real_store.games():
         games.setdefault(game["game_hash"], []).append((game["winner"], game["moves"], game["first_player"]))
@@ -63,7 +63,7 @@ def test_the_dated_variants_and_the_shuffled_set_hold_the_same_games(real_store)
     assert len(shuffled) == 26  # six more of another raw file
 
 
-def test_every_game_seen_before_is_a_duplicate_of_the_first(real_store):
+def test_every_repeated_game_is_a_duplicate_of_the_first(real_store):
     names = {source["source_id"]: source["name"] for source in real_store.rows("sources")}
     first = {}
     duplicates = 0
@@ -75,7 +75,7 @@ def test_every_game_seen_before_is_a_duplicate_of_the_first(real_store):
     assert duplicates == real_store.result.duplicate_games == 994 + 1001 + 5 * 20
 
 
-def test_a_file_out_of_a_shuffle_without_ids_keeps_its_positions(real_store):
+def test_a_shuffled_file_without_ids_keeps_its_positions(real_store):
     found = real_store.source("found/small_shuffled_test.pkl.gz")
     assert (found["format"], found["positions"], found["games"]) == ("legacy-shuffled", 5, 0)
     assert real_store.table("positions").slice(0, 5)["game_id"].null_count == 5
@@ -102,7 +102,7 @@ def test_trmph_gives_the_games_of_the_pickles_made_from_it(real_data, real_store
 @pytest.mark.parametrize(
     ("name", "size", "games"), [("wolve_10x10", 10, 500), ("fusekipedia_19x19", 19, 1931)]
 )
-def test_other_board_sizes_have_stores_too(real_data, convert, name, size, games):
+def test_other_board_sizes_are_supported(real_data, convert, name, size, games):
     store = convert(real_data / "trmph" / f"{name}.trmph", max_reject_rate=0.05)
     assert store.result.positions > 40 * games * 0.9
     assert store.boards().shape[1:] == (2, size, size)

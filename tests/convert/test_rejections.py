@@ -1,4 +1,4 @@
-"""What cannot be a position: each has its row in ``rejected``, the rest goes on, and the counts agree."""
+"""Invalid records: each has a row in ``rejected``, the rest is converted, and the counts agree."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_bad_record_is_rejected_and_the_rest_goes_on(reason, make, convert):
     assert store.source("b_good.pkl.gz")["rejected"] == 0
 
 
-def test_a_game_that_lost_a_record_is_a_game_without_moves(make, convert):
+def test_a_game_with_a_rejected_record_has_no_moves(make, convert):
     (one, other) = make.dicts(make.games(2))
     two_in_a_cell(one[4])
     games = convert(make.write("a.pkl.gz", one + other), max_reject_rate=0.1).games()
@@ -118,8 +118,8 @@ def test_a_bad_file_is_rejected_and_the_rest_goes_on(reason, make, convert):
     assert store.table("positions")["position_id"][0].as_py() == 0
 
 
-def test_nothing_of_a_file_that_breaks_off_is_kept(make, convert):
-    """Some thousand examples are whole before the damage: a file is taken whole, or not at all."""
+def test_nothing_of_a_truncated_file_is_kept(make, convert):
+    """Some thousand examples before the damage are complete, but a file is used completely or not at all."""
     whole = make.v2("a.pkl.gz", make.games(300)).read_bytes()
     make.write_bytes("a.pkl.gz", whole[: int(len(whole) * 0.9)])
     store = convert(make.folder, max_reject_rate=1.0)
@@ -133,7 +133,7 @@ def test_a_file_without_permission_is_rejected(make, convert):
     check_unreadable(make, convert, "Permission denied")
 
 
-def test_a_link_that_leads_nowhere_is_rejected(make, convert):
+def test_a_broken_link_is_rejected(make, convert):
     make.folder.mkdir()
     (make.folder / "a.pkl.gz").symlink_to("nowhere.pkl.gz")
     check_unreadable(make, convert, "No such file or directory")
@@ -148,7 +148,7 @@ def check_unreadable(make, convert, detail):
     assert store.result.games == 3
 
 
-def test_a_file_that_the_disk_gives_up_on_is_rejected_but_read_again_next_time(make, convert, monkeypatch):
+def test_an_unreadable_file_is_rejected_and_read_again_in_the_next_run(make, convert, monkeypatch):
     make.v2("a.pkl.gz", make.games(3))
     make.v2("b.pkl.gz", make.games(3, start=3))
     opened = spool.open_source
@@ -165,7 +165,7 @@ def test_a_file_that_the_disk_gives_up_on_is_rejected_but_read_again_next_time(m
     assert convert(make.folder).result.rejected == 0
 
 
-def test_a_disk_that_will_not_take_the_spool_is_no_fault_of_the_source(make, convert, monkeypatch):
+def test_a_failed_write_of_the_spool_does_not_reject_the_source(make, convert, monkeypatch):
     make.v2("a.pkl.gz", make.games(3))
 
     def full(*args, **kwargs):
@@ -178,7 +178,7 @@ def test_a_disk_that_will_not_take_the_spool_is_no_fault_of_the_source(make, con
     assert convert(make.folder).result.rejected == 0
 
 
-def test_a_failure_of_a_reader_costs_its_file_only(make, convert, monkeypatch):
+def test_a_failing_reader_rejects_only_its_file(make, convert, monkeypatch):
     make.v2("a.pkl.gz", make.games(3))
     make.v2("b.pkl.gz", make.games(30))
 
@@ -208,7 +208,7 @@ def test_a_failure_in_a_record_names_the_record(make, convert, monkeypatch):
     assert row["detail"].startswith("record 0 or one of the 8,192 after it")
 
 
-def test_a_file_that_is_rejected_record_by_record_is_given_up(make, convert, monkeypatch):
+def test_a_file_with_too_many_rejected_records_is_rejected(make, convert, monkeypatch):
     monkeypatch.setattr(spool, "MAX_SURPLUS_REJECTED", 50)
     make.v2("b.pkl.gz", make.games(30))
     (make.folder / "a.pkl").write_bytes(pickle.dumps({"examples": [None] * 200}))
@@ -248,15 +248,15 @@ def test_a_source_of_another_board_size_is_rejected_as_a_whole(make, convert):
     assert store.source("b.pkl.gz")["positions"] == 0
 
 
-def test_the_size_of_the_store_holds_for_what_is_added_later(make, convert):
+def test_later_sources_must_have_the_board_size_of_the_store(make, convert):
     convert(make.v2("b.pkl.gz", make.games(3)))
     store = convert(other_size(make, "a.pkl.gz", 4), max_reject_rate=1.0)
     assert store.result.reasons == {"board-size": 1}
     assert store.result.positions == 0
 
 
-def test_a_stray_file_of_another_size_can_be_left_out_afterwards(make, convert, no_second_reading):
-    """The first run judges every other file by the stray one; that judgement does not outlive it."""
+def test_a_file_of_another_board_size_can_be_removed_afterwards(make, convert, no_second_reading):
+    """The first run rejects all other files; a run without that file does not reuse the decision."""
     stray = other_size(make, "a.pkl.gz", 4)
     make.v2("b.pkl.gz", make.games(30))
     with pytest.raises(RejectRateError, match="board-size"):
@@ -267,7 +267,7 @@ def test_a_stray_file_of_another_size_can_be_left_out_afterwards(make, convert, 
 
 @pytest.fixture
 def no_second_reading(monkeypatch):
-    """Let each source be opened once."""
+    """Allow each source to be opened only once."""
     opened = set()
     real = spool.open_source
 
@@ -316,7 +316,7 @@ def test_the_rate_is_a_share_of_the_records(make, convert):
 
 
 def test_the_rate_is_also_a_share_of_the_bytes(make, convert):
-    """One file that cannot be read is one rejected record, however much it held."""
+    """An unreadable file counts as one rejected record, regardless of its size."""
     good = make.v2("good.pkl.gz", make.games(3)).stat().st_size
     lost = make.write_bytes("lost.pkl.gz", bytes(good)).stat().st_size
     with pytest.raises(
@@ -326,7 +326,7 @@ def test_the_rate_is_also_a_share_of_the_bytes(make, convert):
     assert convert(make.folder, max_reject_rate=lost / (good + lost)).result.rejected == 1
 
 
-def test_files_without_a_size_count_too(make, convert):
+def test_files_without_a_size_count_as_rejected(make, convert):
     make.folder.mkdir()
     for number in range(3):
         (make.folder / f"{number}.pkl.gz").symlink_to("nowhere.pkl.gz")
@@ -334,7 +334,7 @@ def test_files_without_a_size_count_too(make, convert):
         convert(make.folder)
 
 
-def test_a_higher_rate_goes_on_from_what_was_read(make, convert, monkeypatch, request):
+def test_a_run_with_a_higher_rate_reuses_the_spools(make, convert, monkeypatch, request):
     make.v2("good.pkl.gz", make.games(3, start=3))
     spoiled(make, "bad.pkl.gz")
     make.write_bytes("worse.pkl.gz", b"not a pickle")
@@ -367,7 +367,7 @@ def test_in_equals_out_plus_rejected_for_every_source(make, convert):
     assert store.result.records == positions + 11
 
 
-def test_a_store_of_nothing_but_rejected_files_is_a_store(make, convert):
+def test_a_store_may_contain_only_rejected_files(make, convert):
     make.write_bytes("a.pkl.gz", FILES["unknown-layout"])
     store = convert(make.folder, max_reject_rate=1.0)
     assert (store.result.positions, len(store.rows("rejected")), store.rows("positions")) == (0, 1, [])
@@ -375,8 +375,8 @@ def test_a_store_of_nothing_but_rejected_files_is_a_store(make, convert):
     assert convert(make.folder).result.games == 2
 
 
-def test_a_file_that_was_mended_is_converted(make, convert):
-    """It gave no position, so nothing in the store came from it: it may have other bytes now."""
+def test_a_repaired_file_is_converted(make, convert):
+    """The file yielded no positions before, so it may have other bytes now."""
     whole = make.v2("b.pkl.gz", make.games(3)).read_bytes()
     make.write_bytes("b.pkl.gz", whole[:-100])
     make.v2("a.pkl.gz", make.games(3, start=3))

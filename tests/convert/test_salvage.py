@@ -1,4 +1,4 @@
-"""What is kept of damaged files with ``--salvage``, and what is cut of games with ``--truncate-repeats``."""
+"""The options ``--salvage`` and ``--truncate-repeats``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hexdata.verify import check_round_trip, verify_store
 
 @pytest.fixture
 def damaged(make):
-    """Return ``damaged(keep)``: a v2 file of 30 games of which a share of the compressed bytes is kept."""
+    """Return ``damaged(keep)``: a v2 file of 30 games, truncated to a share of its bytes."""
 
     def write(keep, name="a.pkl.gz", games=30):
         path = make.v2(name, make.games(games))
@@ -36,7 +36,7 @@ def read(path, **options):
     return reader, sum(batch.records for batch in batches), [b.positions for b in batches]
 
 
-def test_without_it_the_file_is_rejected_as_one(damaged, convert, make):
+def test_without_salvage_the_file_is_rejected(damaged, convert, make):
     damaged(0.7)
     make.v2("b.pkl.gz", make.games(9, start=50))
     store = convert(make.folder, max_reject_rate=1.0)
@@ -45,7 +45,7 @@ def test_without_it_the_file_is_rejected_as_one(damaged, convert, make):
     assert store.source("a.pkl.gz")["salvaged"] is None
 
 
-def test_whole_examples_before_the_damage_are_kept(damaged, convert, make):
+def test_complete_examples_before_the_damage_are_kept(damaged, convert, make):
     total = sum(len(game) for game in make.dicts(make.games(30)))
     damaged(0.7)
     store = convert(make.folder, salvage=True)
@@ -60,7 +60,7 @@ def test_whole_examples_before_the_damage_are_kept(damaged, convert, make):
     assert verify_store(store.path).ok
 
 
-def test_the_game_that_the_end_cuts_misses_positions(damaged, convert, make):
+def test_a_game_cut_by_the_end_of_a_file_has_missing_positions(damaged, convert, make):
     damaged(0.7)
     games = convert(make.folder, salvage=True).games()
     assert ["missing-positions" in game["flags"] for game in games] == [False] * (len(games) - 1) + [True]
@@ -68,8 +68,8 @@ def test_the_game_that_the_end_cuts_misses_positions(damaged, convert, make):
 
 @pytest.mark.parametrize("protocol", [0, 1, 2, 4, 5])
 @pytest.mark.parametrize("layout", ["dicts", "tuples"])
-def test_every_cut_gives_the_examples_that_end_before_it(make, protocol, layout):
-    """Cut all over two examples: the count goes up by one where each ends, and never else."""
+def test_a_cut_at_any_byte_keeps_the_examples_before_it(make, protocol, layout):
+    """Cuts at each byte of two examples: the count increases exactly where an example ends."""
     examples = [example for game in make.dicts(make.games(1)) for example in game]
     examples = make.tuples(examples) if layout == "tuples" else examples
     ends = [ends_of(examples, protocol, count) for count in (3, 4, 5)]
@@ -86,9 +86,10 @@ def test_every_cut_gives_the_examples_that_end_before_it(make, protocol, layout)
 
 
 def ends_of(examples, protocol, count):
-    """Return where in the pickle the first ``count`` examples end, but for a memo opcode and the like.
+    """Return the offset in the pickle where the first ``count`` examples end, within a memo opcode.
 
-    Two pickles that differ only after them part right there; a frame's length before them differs too.
+    Two pickles that differ only after these examples have the same bytes before that offset, except for the
+    length of a frame.
     """
     one = pickle.dumps({"examples": examples}, protocol)
     other = pickle.dumps({"examples": [*examples[:count], 7, *examples[count:]]}, protocol)
@@ -96,8 +97,8 @@ def ends_of(examples, protocol, count):
     return next(at for at in range(frame, len(one)) if one[at] != other[at])
 
 
-def test_nothing_that_was_decompressed_is_lost(damaged):
-    """A truncated gzip gives as many examples as what can be decompressed of it, as a plain file."""
+def test_all_decompressed_examples_are_kept(damaged):
+    """A truncated gzip yields as many examples as a plain file of the bytes that can be decompressed."""
     path = damaged(0.8, games=200)
     plain = path.with_suffix("")
     plain.write_bytes(zlib.decompressobj(31).decompress(path.read_bytes()))
@@ -107,8 +108,8 @@ def test_nothing_that_was_decompressed_is_lost(damaged):
     assert batches == same
 
 
-def test_corruption_gives_what_comes_before_it(make, convert):
-    """The third stored block of a gzip that does not compress has a broken length: all before it is whole."""
+def test_corruption_keeps_the_examples_before_it(make, convert):
+    """The third stored block of an uncompressed gzip has an invalid length."""
     examples = [example for game in make.dicts(make.games(40)) for example in game]
     raw = pickle.dumps({"examples": examples, "noise": "x" * 100_000}, 4)
     content, at, sizes = bytearray(gzip.compress(raw, 0)), 10, []
@@ -127,7 +128,7 @@ def test_corruption_gives_what_comes_before_it(make, convert):
     assert convert(make.folder, salvage=True).result.reasons == {"corrupt-gzip": 1}
 
 
-def test_a_wrong_checksum_loses_nothing_but_trust(make, convert):
+def test_a_wrong_checksum_loses_no_examples(make, convert):
     path = make.v2("a.pkl.gz", make.games(5))
     content = path.read_bytes()
     make.write_bytes("a.pkl.gz", content[:-8] + bytes(4) + content[-4:])
@@ -136,7 +137,7 @@ def test_a_wrong_checksum_loses_nothing_but_trust(make, convert):
     assert store.result.reasons == {"corrupt-gzip": 1}
 
 
-def test_a_shuffled_file_that_lost_its_end_is_not_taken_for_games_in_a_row(make, convert):
+def test_a_truncated_shuffled_file_is_still_treated_as_shuffled(make, convert):
     examples = [example for game in make.dicts(make.games(30)) for example in game]
     order = np.random.default_rng(2).permutation(len(examples))
     path = make.write("a.pkl.gz", [examples[i] for i in order], shuffling_stats={"num_buckets": 1})
@@ -144,7 +145,7 @@ def test_a_shuffled_file_that_lost_its_end_is_not_taken_for_games_in_a_row(make,
     assert len(convert(make.folder, salvage=True).games()) == 30
 
 
-def test_trmph_keeps_the_whole_lines(make, convert):
+def test_complete_lines_of_trmph_are_kept(make, convert):
     lines = "".join(f"#5,{'abcde'[i % 5]}1b2c3d4e5a2b3c4 b\n" for i in range(5000))
     make.write_bytes("a.trmph", gzip.compress(lines.encode())[:-40])
     source = convert(make.folder, salvage=True, max_reject_rate=0.5).source("a.trmph")
@@ -152,7 +153,7 @@ def test_trmph_keeps_the_whole_lines(make, convert):
     assert source["positions"] > 9 * 3000
 
 
-def test_where_nothing_is_whole_the_file_is_rejected_as_one(damaged, make, convert):
+def test_a_file_without_complete_examples_is_rejected(damaged, make, convert):
     damaged(0.02)
     make.v2("b.pkl.gz", make.games(9, start=50))
     store = convert(make.folder, salvage=True, max_reject_rate=1.0)
@@ -166,7 +167,7 @@ class Evil:
 
 
 @pytest.mark.parametrize("content", [{"examples": [Evil()]}, {"games": [1, 2]}, {"examples": 3}, [1, 2]])
-def test_what_is_unsafe_or_foreign_is_never_salvaged(make, content):
+def test_unsafe_and_foreign_files_are_never_salvaged(make, content):
     path = make.write_bytes("a.pkl.gz", gzip.compress(pickle.dumps(content)))
     with pytest.raises(FormatError) as caught:
         read(path, salvage=True)
@@ -189,7 +190,7 @@ def test_a_damaged_file_of_the_store_can_be_salvaged_later_and_once(damaged, mak
     assert verify_store(later.path).ok
 
 
-def test_another_setting_reads_anew_and_the_same_one_does_not(damaged, make, convert, request):
+def test_another_setting_reads_damaged_files_again_and_the_same_one_does_not(damaged, make, convert, request):
     damaged(0.7)
     whole = make.v2("b.pkl.gz", make.games(9, start=50))
     with pytest.raises(RejectRateError):
@@ -204,7 +205,7 @@ def test_another_setting_reads_anew_and_the_same_one_does_not(damaged, make, con
 
 
 def with_repeat(make, at=6, of=1, tail=3, number=0):
-    """One game whose move at ply ``at`` is on the cell of ply ``of``, uncut: v2 examples, and its moves."""
+    """Return v2 examples and moves of a game whose move at ply ``at`` is on the cell of ply ``of``."""
     moves, winner = make.games(1, start=number)[0]
     repeated = [*moves[:at].tolist(), int(moves[of]), *moves[at : at + tail].tolist()]
     planes = np.zeros((2, make.n * make.n), np.float32)
@@ -232,7 +233,7 @@ def with_repeat(make, at=6, of=1, tail=3, number=0):
 
 @pytest.fixture
 def repeating(make):
-    """Write a file with one repeating game amid sound ones, in any of the layouts; return its moves."""
+    """Write a file with one repeating game among sound ones, in a layout; return its moves."""
 
     def write(layout):
         game, moves = with_repeat(make)
@@ -253,7 +254,7 @@ def repeating(make):
 
 
 @pytest.mark.parametrize("layout", ["tuples", "dicts", "shuffled"])
-def test_games_are_cut_before_the_repeat(repeating, make, convert, layout):
+def test_games_are_cut_before_the_repeated_move(repeating, make, convert, layout):
     moves, examples = repeating(layout)
     store = convert(make.folder, truncate_repeats=True)
     (game,) = [game for game in store.games() if "truncated" in game["flags"]]
@@ -273,7 +274,7 @@ def test_games_are_cut_before_the_repeat(repeating, make, convert, layout):
 
 
 @pytest.mark.parametrize("layout", ["tuples", "dicts", "shuffled"])
-def test_nothing_is_cut_unless_asked(repeating, make, convert, layout):
+def test_nothing_is_cut_by_default(repeating, make, convert, layout):
     moves, examples = repeating(layout)
     store = convert(make.folder)
     assert store.result.positions == examples
@@ -289,7 +290,7 @@ def test_cutting_leaves_other_games_as_they_are(repeating, make, convert):
         assert one == other
 
 
-def test_what_was_asked_for_is_no_loss(make, convert):
+def test_requested_cuts_do_not_count_as_rejected(make, convert):
     make.write("a.pkl.gz", make.tuples(with_repeat(make, at=2, tail=5)[0]))
     store = convert(make.folder, truncate_repeats=True, max_reject_rate=0.0, value_convention="blue-is-1")
     assert store.result.reasons == {"after-repeat": 6}
@@ -311,8 +312,8 @@ def test_the_setting_is_recorded_and_decides_what_is_reused(repeating, make, con
 
 
 @pytest.mark.parametrize("layout", ["tuples", "dicts", "shuffled"])
-def test_what_stays_of_a_cut_game_is_written_back_as_it_was(repeating, make, convert, layout):
-    """With its last move, and the length that it had."""
+def test_a_cut_game_is_exported_with_its_original_values(repeating, make, convert, layout):
+    """With its last move and its original length."""
     repeating(layout)
     store = convert(make.folder, truncate_repeats=True)
     checked = check_round_trip(store.path, [make.folder])

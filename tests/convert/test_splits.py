@@ -1,4 +1,4 @@
-"""Which side a game stands on: with its duplicates and mirror images, in the shares asked for, for ever."""
+"""Splits of games: the same for duplicates and mirror images, with the given shares, and permanent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHARES = {"val": 0.3, "test": 0.2}
 
 
 def image(make, game, symmetry):
-    """A game's image under a symmetry, as v2 examples: the reflections begin with red."""
+    """Return the image of a game under a symmetry as v2 examples; reflections begin with red."""
     moves = transform_moves(game.moves, make.n, symmetry)
     if not swaps_colours(symmetry):
         return make.game(Game(moves, game.winner), None)
@@ -25,7 +25,7 @@ def image(make, game, symmetry):
 
 
 def write_images(make, games, as_tuples):
-    """Each image of all games in a file of its own, in another order each."""
+    """Write each image of all games to its own file, each in another order."""
     for symmetry in SYMMETRIES:
         images = [image(make, game, symmetry) for game in games]
         for line, examples in enumerate(images, start=1):
@@ -37,7 +37,7 @@ def write_images(make, games, as_tuples):
 
 
 @pytest.mark.parametrize("as_tuples", [False, True])
-def test_no_game_or_image_of_it_stands_on_two_sides(make, convert, as_tuples):
+def test_a_game_and_its_images_are_in_one_split(make, convert, as_tuples):
     games = make.games(40)
     write_images(make, games, as_tuples)
     store = convert(make.folder, **SHARES)
@@ -51,7 +51,7 @@ def test_no_game_or_image_of_it_stands_on_two_sides(make, convert, as_tuples):
 
 
 def test_no_board_of_a_held_out_game_is_trained_on(make, convert):
-    """The proof on the boards themselves: final ones, each as the least of its four images."""
+    """Checks the final boards themselves, each represented by the smallest of its four images."""
     games = make.games(40)
     write_images(make, games, as_tuples=False)
     store = convert(make.folder, **SHARES)
@@ -68,7 +68,7 @@ def test_no_board_of_a_held_out_game_is_trained_on(make, convert):
     assert all(len(split) == 1 for split in sides.values())
 
 
-def test_the_images_of_final_positions_stand_on_one_side(make, convert):
+def test_images_of_final_positions_are_in_one_split(make, convert):
     for symmetry in SYMMETRIES:
         finals = [image(make, game, symmetry)[-1] for game in make.games(40)]
         for line, example in enumerate(finals):
@@ -97,7 +97,7 @@ def test_splits_do_not_change_when_files_are_added(make, convert):
     assert convert(make.folder, **SHARES).games()[:30] == first
 
 
-def test_a_position_whose_game_is_unknown_trains(make, convert):
+def test_positions_of_unknown_games_are_in_train(make, convert):
     from hexdata.shuffle import ShuffleOptions, shuffle_store
 
     finals = [game[-1] for game in make.dicts(make.games(40))]
@@ -107,7 +107,7 @@ def test_a_position_whose_game_is_unknown_trains(make, convert):
     assert shuffle_store(store.path, ShuffleOptions(threads=1)).splits["train"] == 40
 
 
-def test_the_shares_are_those_asked_for():
+def test_the_splits_have_the_requested_shares():
     """100,000 hashes; three standard errors are 0.2 % and 0.1 %."""
     hashes = np.random.default_rng(0).bytes(16 * 100_000)
     counts = Counter(split_of(hashes[i : i + 16], 0.05, 0.01) for i in range(0, len(hashes), 16))
@@ -127,18 +127,18 @@ def test_the_shares_are_those_asked_for():
         (0.99999, "train"),
     ],
 )
-def test_a_split_is_a_range_of_the_hashes(place, split):
-    """Pinned: another rule would move games of existing stores to the other side."""
+def test_a_split_is_a_range_of_hashes(place, split):
+    """Pinned: another rule would move games of existing stores to other splits."""
     first = int(place * 2**64).to_bytes(8, "big")
     assert split_of(first + b"\xff" * 8, val=0.05, test=0.01) == split
 
 
-def test_without_shares_everything_trains(make, convert):
+def test_with_shares_of_zero_everything_is_in_train(make, convert):
     store = convert(make.v2("a.pkl.gz", make.games(30)), val=0.0, test=0.0)
     assert {game["split"] for game in store.games()} == {"train"}
 
 
-def test_the_hash_of_a_position_is_that_of_its_images(make):
+def test_a_position_and_its_images_have_the_same_hash(make):
     board = image(make, make.games(1)[0], Symmetry.IDENTITY)[-1]["board"]
     hashes = set()
     for symmetry in SYMMETRIES:

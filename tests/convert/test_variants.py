@@ -1,4 +1,4 @@
-"""Every layout that legacy files come in, built here: what the store makes of it, to the last key."""
+"""Every layout of legacy files, with the content of the store that is converted from it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def shuffled(items, seed=0):
 
 
 def expected_content(games, n):
-    """What ``Converted.content`` must be: the games played out move by move."""
+    """Return the expected ``Converted.content``, from the replay of the moves."""
     content = {}
     for moves, winner in games:
         boards = replay(moves, n).reshape(len(moves) + 1, -1)
@@ -45,7 +45,7 @@ VARIANTS = ("v1", "v2", "v2 without ids", "v2 mixed within games", "v2 without i
 
 
 def examples_of(variant, make, games):
-    """The games as a variant has them, and how the store comes to know what belongs together."""
+    """Return the examples of games in a variant, and the expected provenance of the games."""
     dicts = make.dicts(games, original_source="raw.trmph")
     if "without ids" in variant:
         for example in flat(dicts):
@@ -64,7 +64,7 @@ def examples_of(variant, make, games):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_each_variant_gives_the_games_that_went_in(variant, make, convert, hex_ai):
+def test_each_variant_is_converted_to_the_original_games(variant, make, convert, hex_ai):
     games = make.games(12)
     examples, provenance = examples_of(variant, make, games)
     store = convert(make.write("games_processed.pkl.gz", examples))
@@ -87,9 +87,7 @@ def test_positions_keep_the_order_of_the_file(variant, make, convert, hex_ai):
 
 @pytest.mark.parametrize("variant", ["v1", "v2", "v2 without ids, mixed"])
 @pytest.mark.parametrize("window", [1, 7, 50])
-def test_games_are_the_same_however_the_file_is_cut_into_windows(
-    variant, window, make, convert, hex_ai, monkeypatch
-):
+def test_games_do_not_depend_on_the_size_of_the_windows(variant, window, make, convert, hex_ai, monkeypatch):
     examples, _ = examples_of(variant, make, make.games(12))
     monkeypatch.setattr("hexdata.formats.legacy.reader._BLOCK", 3)
     monkeypatch.setattr(games_module, "WINDOW_ROWS", window)
@@ -100,7 +98,7 @@ def test_games_are_the_same_however_the_file_is_cut_into_windows(
     assert narrow.rows("positions") == wide.rows("positions")
 
 
-def test_the_metadata_is_kept_to_the_last_key(make, convert):
+def test_all_metadata_is_kept(make, convert):
     (game,) = make.dicts(
         make.games(1), file_idx=3, original_source="raw/a.trmph", trmph_game="#5,a1", odd={"a": [1]}
     )
@@ -114,7 +112,7 @@ def test_the_metadata_is_kept_to_the_last_key(make, convert):
     assert (known["file_idx"], known["line_idx"], known["origin"]) == (3, 1, "raw/a.trmph")
 
 
-def test_what_the_metadata_does_not_say_is_null(make, convert):
+def test_missing_metadata_is_null(make, convert):
     (game,) = make.dicts(make.games(1))
     for example in game:
         example["metadata"] = {"winner": example["metadata"]["winner"]}
@@ -125,7 +123,7 @@ def test_what_the_metadata_does_not_say_is_null(make, convert):
 
 
 @pytest.mark.parametrize("with_id", [True, False])
-def test_a_game_without_a_named_winner_has_the_one_that_its_value_names(make, convert, with_id):
+def test_a_game_without_a_named_winner_gets_it_from_the_value(make, convert, with_id):
     games = make.dicts(make.games(6))
     for example in flat(games):
         example["metadata"]["winner"] = None
@@ -143,7 +141,7 @@ def test_a_game_without_a_named_winner_has_the_one_that_its_value_names(make, co
 
 
 def test_values_between_0_and_1_are_kept_exactly(make, convert):
-    """0.5 fits into float32, 0.3 does not: its own digits stand in ``extra``, in the file's own sense."""
+    """0.3 is not exact in float32; its original value is in ``extra``, in the source's convention."""
     games = make.dicts(make.games(4), note="kept")
     for game in games[:2]:
         for example, value in zip(game, (0.5, 0.3), strict=False):
@@ -163,7 +161,7 @@ def test_values_between_0_and_1_are_kept_exactly(make, convert):
     assert extra[1]["note"] == "kept"
 
 
-def test_soft_policies_are_kept_as_they_are(make, convert):
+def test_dense_policies_are_kept_unchanged(make, convert):
     (game,) = make.dicts(make.games(1))
     soft = np.full(make.n**2, 0.04, dtype=np.float32)
     game[2]["policy"] = soft
@@ -179,7 +177,7 @@ def test_soft_policies_are_kept_as_they_are(make, convert):
 
 
 def with_repeat(make):
-    """A game as the tuple era wrote it when a cell was played twice: the cell changes colour."""
+    """Return a v1 game in which a cell is played twice, so that the cell changes colour."""
     moves = np.array([0, 1, 6, 0, 12, 2, 18, 3, 24], dtype=np.uint16)
     board = np.zeros((2, make.n, make.n), dtype=np.float32)
     examples = []
@@ -206,13 +204,13 @@ def test_a_tuple_game_with_a_repeated_move_is_one_game(make, convert):
 
 
 def swapped(make, game, n):
-    """A blue-first game with its colours swapped, so that red begins and connects the other two edges."""
+    """Return a game with swapped colours, so that red begins and connects the other two edges."""
     moves = transform_moves(game.moves, n, Symmetry.LONG_DIAGONAL)
     return make.game(Game(moves, 1 - game.winner), (0, 1), first_player=RED)
 
 
 @pytest.mark.parametrize("variant", ["tuples", "dicts"])
-def test_who_moves_in_a_colour_swapped_game_follows_from_its_boards(make, convert, variant):
+def test_the_player_of_a_colour_swapped_game_follows_from_its_boards(make, convert, variant):
     (game,) = make.games(1)
     examples = swapped(make, game, make.n)
     store = convert(make.write("a.pkl.gz", make.tuples(examples) if variant == "tuples" else examples))
@@ -233,7 +231,7 @@ def test_a_file_of_final_positions_has_games_without_moves(make, convert):
     assert store.source("final.pkl.gz")["evidence"]["chains"] == [8, 0]
 
 
-def test_who_moves_in_the_last_two_positions_of_a_game(make, convert):
+def test_the_player_of_the_last_two_positions_of_a_game(make, convert):
     ends = [game[-2:] for game in make.dicts(make.games(8))]
     store = convert(make.write("penultimate.pkl.gz", flat(ends)))
     assert {game["first_player"] for game in store.games()} == {BLUE}
@@ -254,8 +252,8 @@ def test_final_positions_without_ids_belong_to_no_known_game(make, convert):
     assert positions["player_to_move"].to_pylist()[:8] == [len(g.moves) % 2 for g in make.games(8)]
 
 
-def test_plies_that_fit_without_boards_that_follow_are_no_game(make, convert):
-    """Dicts without ids, their boards exchanged between two games of one length and one winner."""
+def test_matching_plies_without_matching_boards_are_not_a_game(make, convert):
+    """Dicts without ids; boards are exchanged between two games with the same length and winner."""
     lengths = {}
     for game in make.games(40):
         lengths.setdefault((len(game.moves), game.winner), []).append(game)
@@ -274,7 +272,7 @@ def shuffle_stats(number, sources):
 
 
 def write_shuffled(make, folder, examples, buckets=3):
-    """Deal the examples out over files; each lists the same sources in an order of its own."""
+    """Distribute the examples over files; each lists the same sources in another order."""
     sources = ["x_processed.pkl.gz", "y_processed.pkl.gz"]
     for number in range(buckets):
         stats = shuffle_stats(number, sources if number % 2 else sources[::-1])
@@ -294,7 +292,7 @@ def test_the_files_of_a_shuffle_share_their_games(make, convert):
     ]
 
 
-def test_games_of_a_shuffle_that_lack_positions_stand_beside_whole_ones(make, convert):
+def test_incomplete_games_of_a_shuffle_do_not_affect_complete_ones(make, convert):
     dicts = make.dicts(make.games(10))
     write_shuffled(make, "set", shuffled(flat(dicts[:6]) + flat(game[3:] for game in dicts[6:])))
     store = convert(make.folder)
@@ -303,7 +301,7 @@ def test_games_of_a_shuffle_that_lack_positions_stand_beside_whole_ones(make, co
     assert [game["positions"] for game in store.games()][6:] == [len(game) - 3 for game in dicts[6:]]
 
 
-def test_a_shuffle_looked_at_in_parts_gives_the_same_games(make, convert, monkeypatch):
+def test_a_shuffle_processed_in_parts_gives_the_same_games(make, convert, monkeypatch):
     write_shuffled(make, "set", shuffled(flat(make.dicts(make.games(30)))))
     whole = convert(make.folder)
     monkeypatch.setattr("hexdata.convert.games_by_id.PART_ROWS", 100)
@@ -312,7 +310,7 @@ def test_a_shuffle_looked_at_in_parts_gives_the_same_games(make, convert, monkey
     assert parts.result.games == 30
 
 
-def test_two_shuffles_of_the_same_games_do_not_spoil_each_other(make, convert):
+def test_two_shuffles_of_the_same_games_are_independent(make, convert):
     examples = flat(make.dicts(make.games(10)))
     write_shuffled(make, "one", shuffled(examples, 1))
     write_shuffled(make, "two", shuffled(examples, 2))
@@ -321,8 +319,8 @@ def test_two_shuffles_of_the_same_games_do_not_spoil_each_other(make, convert):
     assert (store.result.games, store.result.duplicate_games) == (20, 10)
 
 
-def test_ids_that_are_no_identity_name_no_game(make, convert):
-    """Two games under one id, as the legacy tool gave them in different runs; the ids are still kept."""
+def test_ids_that_do_not_identify_a_game_are_not_used(make, convert):
+    """Two games with one id, as from different runs of the legacy tool; the ids are still stored."""
     one, other, sound = make.games(3)
     examples = make.game(one, (0, 1)) + make.game(other, (0, 1)) + make.game(sound, (0, 2))
     write_shuffled(make, "set", shuffled(examples))
@@ -343,14 +341,14 @@ def test_a_colour_swapped_game_of_a_shuffle_keeps_its_first_player(make, convert
 
 
 @pytest.mark.parametrize("key", ["chunk_info", "pass_info"])
-def test_chunks_of_a_mixed_collection_are_read_as_mixed(make, convert, key):
+def test_chunks_of_a_shuffled_collection_are_read_as_shuffled(make, convert, key):
     games = make.games(6)
     examples = shuffled(flat(make.dicts(games)))
     store = convert(make.write("chunk.pkl.gz", examples, format_version="2.0", **{key: {"number": 0}}))
     assert store.content() == expected_content(games, make.n)
 
 
-def test_trmph_and_pickles_of_the_same_games_give_the_same(make, convert):
+def test_trmph_and_pickles_of_the_same_games_give_the_same_positions(make, convert):
     games = make.games(12)
     make.v1("v1_processed.pkl.gz", games)
     write_trmph(make.folder / "games.trmph", games, make.n)

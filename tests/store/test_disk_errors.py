@@ -1,4 +1,4 @@
-"""A failing disk: one message that names the file and says what to do, wherever the system fails."""
+"""Disk errors: each gives one message with the file and a hint, at every failing call."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ STAGES: dict[str, Stage] = {
 
 
 def failing_write(call: int, code: int) -> Callable[[Any, Any], int]:
-    """Return a method of ``HashingFile`` whose file below fails at the n-th call of all."""
+    """Return a replacement for ``HashingFile.write`` that fails at the n-th call."""
     whole = HashingFile.write
     failing = Failing(lambda: None, call, code)
 
@@ -74,7 +74,7 @@ def failing_write(call: int, code: int) -> Callable[[Any, Any], int]:
 
 
 class Failing:
-    """A function of the system that fails at its n-th call, without the name of a file."""
+    """A system function that fails at its n-th call, with an error that has no file name."""
 
     def __init__(self, function: Callable[..., Any], call: int, code: int) -> None:
         self.function, self.left, self.code = function, call, code
@@ -89,7 +89,7 @@ class Failing:
 @pytest.mark.parametrize("code", HINTS, ids=errno.errorcode.get)
 @pytest.mark.parametrize("call", ["fsync", "flock", "write"])
 @pytest.mark.parametrize("stage", STAGES)
-def test_every_failing_call_is_one_message(
+def test_every_failing_call_gives_one_message(
     stage: str,
     call: str,
     code: int,
@@ -124,7 +124,7 @@ def test_every_failing_call_is_one_message(
 
 
 class FailingBelow(Failing):
-    """A function of the system that fails at its n-th call for a path below a folder, and names the path."""
+    """A system function that fails at its n-th call for a path below a folder, and names the path."""
 
     def __init__(self, function: Callable[..., Any], call: int, code: int, folder: Path) -> None:
         super().__init__(function, call, code)
@@ -156,7 +156,7 @@ CALLS: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC], ids=errno.errorcode.get)
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("stage", STAGES)
-def test_every_failing_call_for_a_path_is_one_message(
+def test_every_failing_call_with_a_path_gives_one_message(
     stage: str,
     call: str,
     code: int,
@@ -166,7 +166,7 @@ def test_every_failing_call_for_a_path_is_one_message(
     copy_store: CopyStore,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Or a warning, where a log or the database is concerned, and the stage is complete."""
+    """For a log or the database, a warning is given instead, and the stage completes."""
     inputs = tmp_path / "more"
     demo_trmph(inputs, files=1, games=8, seed=5)
     module, name = CALLS[call]
@@ -225,7 +225,7 @@ def test_a_database_that_cannot_be_written_is_a_note(
 def test_a_log_that_cannot_be_written_is_a_note(
     trmph_store: Path, copy_store: CopyStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once, however many lines there would have been."""
+    """There is one warning, regardless of the number of lines."""
 
     append = LocalStorage.append
 

@@ -1,4 +1,4 @@
-"""Files that are complete or absent: whole under their final name, whatever happens before."""
+"""Atomic files: complete under their final name or absent, after any failure."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_file_appears_with_its_facts(tmp_path: Path) -> None:
 
 
 def test_a_written_file_is_closed(tmp_path: Path) -> None:
-    """What is flushed after the file below is closed fails: Python 3.13 reports that, others in dev mode."""
+    """Python in dev mode reports a file that is flushed after the underlying file is closed."""
     with storage_of(tmp_path / "bytes").publish() as file:
         file.write(b"some bytes")
     assert file.closed
@@ -62,7 +62,7 @@ def write_half(path: Path, error: type[BaseException]) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
-def test_an_exception_leaves_what_was_there(tmp_path: Path, error: type[BaseException]) -> None:
+def test_an_exception_leaves_the_existing_file(tmp_path: Path, error: type[BaseException]) -> None:
     write_bytes(tmp_path / "old", b"old")
     for name in ("old", "new"):
         with pytest.raises(error):
@@ -96,8 +96,8 @@ def test_only_temporaries_are_removed(tmp_path: Path) -> None:
     storage_of(tmp_path / "absent").remove_unfinished()
 
 
-def test_everything_is_synced_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The data before the rename, and after it each folder that got a new name in it."""
+def test_files_are_synced_before_they_are_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The data is synced before the rename, and every folder with a new name after it."""
     events: list[str] = []
     sync, replace = os.fsync, Path.replace
 
@@ -117,7 +117,7 @@ def test_everything_is_synced_before_it_has_its_name(tmp_path: Path, monkeypatch
     assert events == [tmp_path.name, "new", "rename", "folder"]
 
 
-def test_canonical_json_depends_on_the_value_alone() -> None:
+def test_canonical_json_depends_only_on_the_value() -> None:
     value = {"b": [1, 2], "a": {"ключ": None, "z": 0.1}}
     turned = {"a": {"z": 0.1, "ключ": None}, "b": [1, 2]}
     assert canonical_json(value) == canonical_json(turned)

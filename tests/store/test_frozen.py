@@ -1,8 +1,8 @@
-"""Stores of every version that was ever written stay readable: small frozen ones lie beside this test.
+"""Stores written by every earlier version of the schema can still be read.
 
-``frozen/v1`` was made by the first release of schema version 1: four games of every layout on a 5 x 5 board
-and a line with a repeated move, shuffled with seed 7 into two buckets. It is never made anew: what cannot
-be read any more is a broken promise, or a new version of the schema with a folder of its own.
+``frozen/v1`` was written by the first release of schema version 1: four games of every layout on a 5 x 5
+board and a line with a repeated move, shuffled with seed 7 into two buckets. It must never be written
+again. If it cannot be read any more, there is a bug, or the schema needs a new version and a new folder.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def table_of(store: Path, name: str) -> pa.Table:
     return pa.concat_tables([pq.read_table(path) for path in Store.open(store).files(name)])
 
 
-def test_its_tables_are_those_that_were_written(store):
+def test_the_frozen_tables_are_unchanged(store):
     positions, games = table_of(store, "positions"), table_of(store, "games")
     assert positions.schema.equals(positions_schema(5))
     assert games.schema.equals(games_schema())
@@ -42,13 +42,13 @@ def test_its_tables_are_those_that_were_written(store):
     assert games["game_hash"][0].as_py().hex() == "94177ca4cf3526fd4eabbb32c665cbe1"
 
 
-def test_it_verifies(store):
+def test_a_frozen_store_passes_verify(store):
     result = verify_store(store)
     assert [check.name for check in result.checks if not check.ok] == []
     assert result.skipped == []
 
 
-def test_its_shards_give_the_same_order(store):
+def test_the_frozen_shards_have_the_same_order(store):
     loader = Loader(store, batch_size=64, seed=3, fields=("position_id",))
     ids = [int(i) for batch in loader for i in batch["position_id"]]
     assert ids[:8] == [187, 132, 43, 2, 159, 188, 111, 7]

@@ -1,4 +1,4 @@
-"""Manifests altered at random: each reader works or gives one clear error, and writes nowhere else."""
+"""Randomly altered manifests: each reader works or gives one clear error, and writes nothing else."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def places(value: Any, found: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
 
 
 def altered(content: Any, rng: np.random.Generator) -> bytes:
-    """Return a JSON text with one thing wrong with it; its digest may be right all the same."""
+    """Return a JSON text with one random error, possibly with a valid digest."""
     content = copy.deepcopy(content)
     kind = rng.integers(10)
     if kind == 0:
@@ -97,7 +97,7 @@ def altered(content: Any, rng: np.random.Generator) -> bytes:
 
 
 def sign(content: Any) -> bytes:
-    """Put a manifest's digest right, as an attacker would, whatever it holds now."""
+    """Set a manifest's digest to the valid one, as an attacker would."""
     if isinstance(content, dict) and "digest" in content:
         facts = {name: value for name, value in content.items() if name != "digest"}
         compact = json.dumps(facts, sort_keys=True, separators=(",", ":")).encode()
@@ -107,7 +107,7 @@ def sign(content: Any) -> bytes:
 
 
 def contents(folder: Path, without: Path) -> dict[Path, bytes]:
-    """Return the files below a folder that are not of a store."""
+    """Return the files below a folder that do not belong to a store."""
     return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file() and without not in p.parents}
 
 

@@ -1,4 +1,4 @@
-"""JSON in the tables, the ledgers, the journal and saved states, altered at random: one clear error each."""
+"""Randomly altered JSON in tables, ledgers, the journal and saved states: one clear error each."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def works_or_is_refused(use: Callable[[], object]) -> bool:
-    """Return whether it worked; anything but one clear error is a failure."""
+    """Return whether the call worked; any failure other than one clear error fails the test."""
     try:
         use()
     except HexdataError as error:
@@ -56,7 +56,7 @@ def works_or_is_refused(use: Callable[[], object]) -> bool:
 
 
 def replace_text(store: Path, name: str, column: str, row: int, text: str) -> None:
-    """Write a table again with another text, and its new digest into the manifest."""
+    """Write a table again with another text, and update its digest in the manifest."""
     table = pq.read_table(store / name)
     texts = table[column].to_pylist()
     texts[row] = text
@@ -116,7 +116,7 @@ def test_facts_of_a_spool_that_were_altered(tmp_path: Path, number: int) -> None
     works_or_is_refused(spool.facts)
 
 
-def test_facts_of_a_spool_come_back(tmp_path: Path) -> None:
+def test_facts_of_a_spool_are_read_back(tmp_path: Path) -> None:
     facts = SpoolFacts(board_size=13, header={"a": [1, {"b": "\ud800"}]}, failure=("a", "b"), loose=[3])
     Spool(tmp_path).save_facts(facts)
     assert Spool(tmp_path).facts() == facts
@@ -146,7 +146,7 @@ def test_states_that_were_altered(sound: Path, number: int) -> None:
 
 @pytest.mark.parametrize("number", range(MUTATIONS))
 def test_a_ledger_of_the_shuffle_that_was_altered(sound: Path, tmp_path: Path, number: int) -> None:
-    """A hostile layout neither makes a huge list nor ends in a traceback, though its digest is right."""
+    """A hostile layout with a valid digest causes neither a huge list nor a traceback."""
     store = shutil.copytree(sound, tmp_path / "store")
     options = ShuffleOptions(seed=8, threads=1)
     ledger = interrupted(store, options)
@@ -161,7 +161,7 @@ def test_a_ledger_of_the_shuffle_that_was_altered(sound: Path, tmp_path: Path, n
 @pytest.mark.parametrize(
     ("key", "value"), [("slice_rows", 1), ("positions", 10**15), ("groups", {}), ("slice_rows", 0)]
 )
-def test_a_layout_of_other_rows_is_refused(sound: Path, tmp_path: Path, key: str, value: Any) -> None:
+def test_a_layout_with_other_rows_is_refused(sound: Path, tmp_path: Path, key: str, value: Any) -> None:
     store = shutil.copytree(sound, tmp_path / "store")
     options = ShuffleOptions(seed=8, threads=1)
     ledger = interrupted(store, options)
@@ -174,7 +174,7 @@ def test_a_layout_of_other_rows_is_refused(sound: Path, tmp_path: Path, key: str
 
 
 def altered_units(done: dict[str, Any], rng: np.random.Generator) -> bytes:
-    """Return units with one thing wrong in them that is still JSON."""
+    """Return units with one random error that are still valid JSON."""
     while True:
         data = altered(done, rng)
         try:
@@ -185,7 +185,7 @@ def altered_units(done: dict[str, Any], rng: np.random.Generator) -> bytes:
 
 
 def interrupted(store: Path, options: ShuffleOptions) -> Path:
-    """Begin a shuffle and end it at its first bucket; return its ledger."""
+    """Start a shuffle, stop it at its first bucket and return its ledger."""
 
     class Stop(Exception):  # noqa: N818
         pass

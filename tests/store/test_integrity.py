@@ -1,4 +1,4 @@
-"""Rot: a damaged input is refused and named, a damaged output is written again."""
+"""Damaged files: a damaged input is refused and named, a damaged output is written again."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _error_of(run: Callable[..., object], *args: object) -> HexdataError | None:
 def test_a_damaged_output_is_written_again(
     stage: str, whole: Path, copy_store: CopyStore, store_bytes: StoreBytes
 ) -> None:
-    """Only the damaged files, with the same bytes; what was made of them stays."""
+    """Only damaged files are written, with the same bytes; files derived from them are kept."""
     folder, run = STAGES[stage]
     store = copy_store(whole)
     names = sorted(Store.open(store).manifest.files_in(folder))
@@ -117,7 +117,7 @@ READS = {
 def test_a_flipped_bit_in_an_input_is_refused_and_named(
     stage: str, whole: Path, copy_store: CopyStore, store_bytes: StoreBytes, tmp_path: Path
 ) -> None:
-    """Of every file that a stage reads, at random bits: refused, named, and nothing published."""
+    """One random bit of each file that a stage reads: the file is named and nothing is published."""
     folder, run = STAGES[stage]
     random_ = random.Random(f"rot of {stage}")
     store = copy_store(whole)
@@ -153,7 +153,7 @@ def test_several_damaged_inputs_are_counted(whole: Path, copy_store: CopyStore) 
 def test_convert_refuses_damaged_tables(
     folder: str, whole: Path, inputs: Path, copy_store: CopyStore
 ) -> None:
-    """They cannot be written again in place, and no more is added to them."""
+    """They cannot be written again in place, and nothing is added to them."""
     store = copy_store(whole)
     name = next(iter(Store.open(store).manifest.files_in(folder)))
     flip(store / name, random.Random(1))
@@ -188,8 +188,8 @@ def test_commands_have_the_options_that_files_were_made_with(whole: Path, inputs
     )
 
 
-def test_every_choice_of_a_shuffle_is_an_option() -> None:
-    """The commands name each choice as the command line does."""
+def test_every_choice_of_a_shuffle_is_a_command_line_option() -> None:
+    """The commands spell each choice like the command line."""
     from typer.testing import CliRunner
 
     from hexdata.cli import app
@@ -226,7 +226,7 @@ def test_verify_lists_commands_that_can_be_copied(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One a line, not folded, in an order in which each finds its inputs intact, for any name of a store."""
+    """One per line, unwrapped, in running order, for any store name."""
     from typer.testing import CliRunner
 
     from hexdata.cli import app
@@ -252,7 +252,7 @@ def test_verify_lists_commands_that_can_be_copied(
 
 
 @pytest.mark.parametrize("name", ["positions/part-000000.parquet", "manifest.json"])
-def test_a_pipe_in_place_of_a_file_is_not_waited_for(name: str, whole: Path, copy_store: CopyStore) -> None:
+def test_a_pipe_instead_of_a_file_does_not_block(name: str, whole: Path, copy_store: CopyStore) -> None:
     store = copy_store(whole)
     (store / name).unlink()
     os.mkfifo(store / name)
@@ -261,10 +261,10 @@ def test_a_pipe_in_place_of_a_file_is_not_waited_for(name: str, whole: Path, cop
     assert caught.value.path == str(store / name)
 
 
-def test_an_interrupted_stage_does_not_trust_what_rotted_meanwhile(
+def test_a_resumed_stage_does_not_keep_files_damaged_meanwhile(
     whole: Path, copy_store: CopyStore, store_bytes: StoreBytes
 ) -> None:
-    """A bucket, a shard and a pickle that were finished before the stage stopped are hashed again."""
+    """A bucket, a shard and a pickle that were finished before the interruption are hashed again."""
 
     class Stop:
         def __init__(self) -> None:
@@ -300,10 +300,10 @@ def test_an_interrupted_stage_does_not_trust_what_rotted_meanwhile(
         assert store_bytes(store) == store_bytes(whole)
 
 
-def test_runs_that_rot_while_a_shuffle_is_stopped_are_refused(
+def test_damaged_runs_of_an_interrupted_shuffle_are_refused(
     whole: Path, copy_store: CopyStore, store_bytes: StoreBytes
 ) -> None:
-    """A flipped bit in a run is refused and named, or changes nothing."""
+    """A flipped bit in a run is refused and named, or has no effect."""
 
     class Stop:
         def begin(self, stage: str, total: int | None, unit: str) -> None:

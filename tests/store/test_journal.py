@@ -1,4 +1,4 @@
-"""The journal of stages: a line a finished run, and never a reason for a stage or a reader to fail."""
+"""The journal of stages: one line per finished run; a failure never stops a stage or a reader."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def lines(store: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (store / JOURNAL_NAME).read_text().splitlines()]
 
 
-def test_every_stage_leaves_a_line(trmph_store: Path, copy_store: CopyStore) -> None:
-    """Positions and bytes are counted again, from the files themselves."""
+def test_every_stage_writes_a_line(trmph_store: Path, copy_store: CopyStore) -> None:
+    """Compares positions and bytes with those of the files."""
     store = copy_store(trmph_store)
     before = len(lines(store))
     shuffle_store(store, ShuffleOptions(threads=1))
@@ -60,7 +60,7 @@ def test_every_stage_leaves_a_line(trmph_store: Path, copy_store: CopyStore) -> 
         assert timedelta(0) <= age < timedelta(hours=1)
 
 
-def test_what_is_added_is_what_is_told(tmp_path: Path, demo_trmph: DemoTrmph) -> None:
+def test_a_line_counts_only_what_was_added(tmp_path: Path, demo_trmph: DemoTrmph) -> None:
     store, inputs = tmp_path / "store", demo_trmph(tmp_path / "games", games=12, files=2)
     sizes = []
     for path in inputs:
@@ -71,7 +71,7 @@ def test_what_is_added_is_what_is_told(tmp_path: Path, demo_trmph: DemoTrmph) ->
     assert first["positions"] + second["positions"] == Store.open(store).manifest.counts["positions"]
 
 
-def test_what_was_done_already_leaves_no_line(trmph_store: Path, copy_store: CopyStore) -> None:
+def test_a_stage_that_was_already_done_writes_no_line(trmph_store: Path, copy_store: CopyStore) -> None:
     store = copy_store(trmph_store)
     for _ in range(2):
         shuffle_store(store, ShuffleOptions(threads=1))
@@ -79,7 +79,7 @@ def test_what_was_done_already_leaves_no_line(trmph_store: Path, copy_store: Cop
     assert [line["stage"] for line in lines(store)] == ["convert", "shuffle", "export"]
 
 
-def test_a_stage_that_fails_leaves_no_line(tmp_path: Path) -> None:
+def test_a_stage_that_fails_writes_no_line(tmp_path: Path) -> None:
     def fail() -> None:
         with journaled(tmp_path, "shuffle") as watched:
             watched.finish(positions=1, bytes=1)
@@ -92,7 +92,7 @@ def test_a_stage_that_fails_leaves_no_line(tmp_path: Path) -> None:
     assert not (tmp_path / JOURNAL_NAME).exists()
 
 
-def test_a_journal_that_cannot_be_written_stops_nothing(
+def test_a_journal_that_cannot_be_written_is_a_warning(
     trmph_store: Path, copy_store: CopyStore, store_bytes: StoreBytes
 ) -> None:
     store, other = copy_store(trmph_store), copy_store(trmph_store, "other")
@@ -111,7 +111,7 @@ def test_a_store_without_a_journal_has_no_runs(tmp_path: Path) -> None:
     assert read_journal(tmp_path) == []
 
 
-def test_damaged_lines_are_left_out(tmp_path: Path) -> None:
+def test_damaged_lines_are_skipped(tmp_path: Path) -> None:
     damaged = [
         b"",
         b"\xff\xfe",
@@ -137,7 +137,7 @@ def test_damaged_lines_are_left_out(tmp_path: Path) -> None:
     assert [entry.positions for entry in read_journal(tmp_path)] == list(range(len(whole)))
 
 
-def test_of_a_huge_journal_the_end_is_read(tmp_path: Path) -> None:
+def test_only_the_end_of_a_huge_journal_is_read(tmp_path: Path) -> None:
     path = tmp_path / JOURNAL_NAME
     path.parent.mkdir()
     line = json.dumps(LINE).encode() + b"\n"

@@ -1,4 +1,4 @@
-"""The ledger of a stage: what was done under the same plan counts, nothing else does."""
+"""The ledger of a stage: finished units of the same plan are kept, all others are ignored."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def path(tmp_path: Path) -> Path:
     return ledger.path
 
 
-def test_the_same_plan_goes_on(path: Path) -> None:
+def test_the_same_plan_resumes(path: Path) -> None:
     again = Ledger(path, "shuffle", {"sizes": [3, 4], "seed": 1})
     assert len(again) == 2
     assert "a" in again
@@ -34,14 +34,14 @@ def test_nothing_is_written_before_a_unit_is_finished(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_another_plan_starts_anew_and_forgets_at_once(path: Path) -> None:
-    """Its files will be replaced: who comes back to the first plan must not believe they are there."""
+def test_another_plan_starts_from_scratch_and_empties_the_ledger(path: Path) -> None:
+    """The files of the first plan will be replaced, so a later run with that plan must not use the ledger."""
     assert len(Ledger(path, "shuffle", {**PLAN, "seed": 2})) == 0
     assert len(Ledger(path, "shuffle", PLAN)) == 0
 
 
-def test_very_many_units_are_saved_some_at_a_time(tmp_path: Path) -> None:
-    """No more than a 256th of them is ever at stake, and what is written is no square of their number."""
+def test_many_units_are_saved_in_batches(tmp_path: Path) -> None:
+    """At most 1/256 of the units can be lost, and the bytes written grow linearly."""
     path, most = tmp_path / "progress.json", 700
     ledger = Ledger(path, "shuffle", PLAN)
     last, saves = -1, 0
@@ -61,11 +61,11 @@ def test_very_many_units_are_saved_some_at_a_time(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("found", "altered"), [('"rows": 3', '"rows": 4'), ('"rows": 3', '"row": 3'), ('"a"', '"c"')]
 )
-def test_altered_units_are_not_believed(path: Path, found: str, altered: str) -> None:
+def test_altered_units_are_refused(path: Path, found: str, altered: str) -> None:
     content = path.read_text()
     path.write_text(content.replace(found, altered))
     assert path.read_text() != content
-    with pytest.raises(StoreError, match=r"corrupt.*another digest.*Remove progress.json"):
+    with pytest.raises(StoreError, match=r"corrupt.*do not match their digest.*Remove progress.json"):
         Ledger(path, "shuffle", PLAN)
 
 
@@ -87,7 +87,7 @@ def test_altered_units_are_not_believed(path: Path, found: str, altered: str) ->
         (b'{"stage": "shuffle", "plan": 3, "done": {}}', "wrong value of plan"),
     ],
 )
-def test_what_is_no_ledger_of_the_stage_is_named(path: Path, content: bytes, reason: str) -> None:
+def test_an_invalid_ledger_is_named(path: Path, content: bytes, reason: str) -> None:
     path.write_bytes(content)
     with pytest.raises(StoreError, match=f"the progress file.*{reason}") as caught:
         Ledger(path, "shuffle", PLAN)
@@ -96,8 +96,8 @@ def test_what_is_no_ledger_of_the_stage_is_named(path: Path, content: bytes, rea
     assert path.read_bytes() == content
 
 
-def test_units_are_what_the_stage_keeps(tmp_path: Path) -> None:
-    """An attacker can sign what he likes: each unit is checked against the schema of its stage."""
+def test_units_are_checked_against_the_schema_of_the_stage(tmp_path: Path) -> None:
+    """An attacker can write a valid digest, so each unit is checked against the schema of its stage."""
     path = tmp_path / "progress.json"
     facts = {"rows": 3, "bytes": 4, "sha256": "0" * 64}
     Ledger(path, "export", PLAN).finish("a", facts)

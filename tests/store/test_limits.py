@@ -1,4 +1,4 @@
-"""What queries are given of a budget: less for a store in an object store, whose client needs some."""
+"""Memory limits of queries: lower for an object store, because its client needs memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FAR = "memory://bucket/store"
 
 @pytest.mark.parametrize("limits", [SqlLimits, VerifyOptions])
 @pytest.mark.parametrize("threads", [1, 3])
-def test_a_client_of_an_object_store_is_counted(limits: type[QueryLimits], threads: int) -> None:
+def test_memory_of_the_object_store_client_is_subtracted(limits: type[QueryLimits], threads: int) -> None:
     given = limits(MEMORY, threads)
     here, there = given.session(Path("/games/store")), given.session(as_path(FAR))
     assert here.threads == there.threads == threads
@@ -28,7 +28,7 @@ def test_a_client_of_an_object_store_is_counted(limits: type[QueryLimits], threa
 
 
 @pytest.mark.parametrize("limits", [SqlLimits, VerifyOptions])
-def test_what_is_enough_here_may_be_too_little_there(limits: type[QueryLimits]) -> None:
+def test_an_object_store_needs_more_memory_than_a_disk(limits: type[QueryLimits]) -> None:
     least = limits.BASE + limits.BUFFERS + 2 * (limits.THREAD + limits.THREAD_BUFFERS)
     given = limits(least, threads=2)
     assert given.session(Path()).memory == limits.BUFFERS + 2 * limits.THREAD_BUFFERS
@@ -39,8 +39,8 @@ def test_what_is_enough_here_may_be_too_little_there(limits: type[QueryLimits]) 
 
 
 @pytest.mark.parametrize("limits", [SqlLimits, VerifyOptions])
-def test_threads_follow_from_what_is_left(limits: type[QueryLimits]) -> None:
-    """One thread has room in both places, two only here."""
+def test_the_number_of_threads_depends_on_the_remaining_memory(limits: type[QueryLimits]) -> None:
+    """The memory suffices for one thread in both cases, for two only on a disk."""
     each = limits.THREAD + limits.THREAD_BUFFERS
     given = limits(limits.BASE + limits.BUFFERS + 2 * each + CLIENT - 1)
     assert given.session(Path()).threads <= 2

@@ -1,4 +1,4 @@
-"""Links in a store are refused before anything is written, and nothing they lead to is touched."""
+"""Links in a store are refused before anything is written; their targets are not changed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def shuffled(trmph_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 @pytest.fixture
 def foreign(tmp_path: Path) -> Path:
-    """A folder of somebody else's, with files of every name that a stage uses."""
+    """A folder outside the store, with files of every name that a stage uses."""
     folder = tmp_path / "foreign"
     names = ("file", "shuffle.log", "progress.json", "shuffling_progress.json", "train/x", "runs/x", "x")
     for name in names:
@@ -100,7 +100,7 @@ def test_a_link_is_refused(
     if link.exists():
         link.rename(link.with_name("moved"))
     link.symlink_to(target)
-    with pytest.raises(StoreError, match="holds no links") as caught:
+    with pytest.raises(StoreError, match="does not write through symbolic links") as caught:
         STAGES[stage](store)
     assert caught.value.path == str(link)
     assert contents(foreign) == before
@@ -108,10 +108,10 @@ def test_a_link_is_refused(
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_lock_with_a_second_name_is_refused(
+def test_a_lock_file_with_a_hard_link_is_refused(
     stage: str, shuffled: Path, foreign: Path, copy_store: CopyStore
 ) -> None:
-    """It would be emptied."""
+    """It would be truncated."""
     store = copy_store(shuffled)
     (store / ".lock").unlink(missing_ok=True)
     os.link(foreign / "file", store / ".lock")
@@ -121,10 +121,10 @@ def test_a_lock_with_a_second_name_is_refused(
 
 
 @pytest.mark.parametrize("name", ["logs/shuffle.log", "logs/stages.jsonl"])
-def test_a_log_with_a_second_name_is_not_written(
+def test_a_log_with_a_hard_link_is_not_written(
     name: str, trmph_store: Path, foreign: Path, copy_store: CopyStore
 ) -> None:
-    """The stage is complete, and a warning says why there is no log."""
+    """The stage completes, and a warning explains why there is no log."""
     store = copy_store(trmph_store)
     (store / "logs").mkdir(exist_ok=True)
     (store / name).unlink(missing_ok=True)
@@ -136,7 +136,7 @@ def test_a_log_with_a_second_name_is_not_written(
 
 
 @pytest.mark.parametrize("kind", ["link", "fifo", "folder"])
-def test_what_is_no_file_is_not_opened_in_place(tmp_path: Path, kind: str) -> None:
+def test_only_regular_files_are_opened_in_place(tmp_path: Path, kind: str) -> None:
     path, other = tmp_path / "file", tmp_path / "other"
     other.write_bytes(b"mine")
     if kind == "link":
@@ -151,7 +151,7 @@ def test_what_is_no_file_is_not_opened_in_place(tmp_path: Path, kind: str) -> No
     assert other.read_bytes() == b"mine"
 
 
-def test_a_removal_follows_no_link(tmp_path: Path, foreign: Path) -> None:
+def test_a_removal_does_not_follow_links(tmp_path: Path, foreign: Path) -> None:
     before = contents(foreign)
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "below").symlink_to(foreign)
@@ -165,7 +165,7 @@ def test_a_removal_follows_no_link(tmp_path: Path, foreign: Path) -> None:
 def test_the_path_of_a_store_may_be_a_link(
     shuffled: Path, copy_store: CopyStore, tmp_path: Path, store_bytes: StoreBytes
 ) -> None:
-    """And so may a data file, as some tools for large files keep them: it is replaced, not written."""
+    """A data file may be a link, too, because it is replaced and never written in place."""
     plain, linked = copy_store(shuffled, "plain"), copy_store(shuffled, "linked")
     (tmp_path / "link").symlink_to(linked)
     part = next((linked / "positions").iterdir())
@@ -182,7 +182,7 @@ def test_convert_refuses_links_in_a_new_store(demo_trmph: DemoTrmph, tmp_path: P
     before = contents(foreign)
     (tmp_path / "store" / ".work").mkdir(parents=True)
     (tmp_path / "store" / "positions").symlink_to(foreign)
-    with pytest.raises(StoreError, match="holds no links"):
+    with pytest.raises(StoreError, match="does not write through symbolic links"):
         convert_sources(tmp_path / "inputs", tmp_path / "store")
     assert contents(foreign) == before
 
@@ -190,7 +190,7 @@ def test_convert_refuses_links_in_a_new_store(demo_trmph: DemoTrmph, tmp_path: P
 def test_a_new_store_survives_a_power_cut(
     demo_trmph: DemoTrmph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each folder that was made is synced into the one above it."""
+    """The parent of each new folder is synced."""
     synced, sync = set(), os.fsync
 
     def record(descriptor: int) -> None:

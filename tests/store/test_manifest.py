@@ -1,4 +1,4 @@
-"""The manifest: read back as written, refused where it is foreign, of another version or corrupt."""
+"""The manifest: read back unchanged; refused if it is foreign, corrupt or of another version."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def saved(folder: Path, manifest: Manifest) -> dict[str, Any]:
     return content
 
 
-def test_it_is_read_back_as_it_was(tmp_path: Path, manifest: Manifest) -> None:
+def test_a_manifest_is_read_back_unchanged(tmp_path: Path, manifest: Manifest) -> None:
     manifest.save(tmp_path)
     assert Manifest.load(tmp_path) == manifest
 
 
-def test_its_bytes_depend_on_its_content_alone(tmp_path: Path, manifest: Manifest) -> None:
+def test_the_bytes_depend_only_on_the_content(tmp_path: Path, manifest: Manifest) -> None:
     manifest.save(tmp_path)
     before = (tmp_path / MANIFEST_NAME).read_bytes()
     manifest.files = dict(reversed(manifest.files.items()))
@@ -63,7 +63,7 @@ def test_files_of_a_folder_are_sorted(manifest: Manifest) -> None:
     assert list(manifest.files_in("pos")) == []
 
 
-def test_the_digest_names_the_content(manifest: Manifest) -> None:
+def test_the_digest_identifies_the_content(manifest: Manifest) -> None:
     before = manifest.digest("positions", "games")
     manifest.files["shuffled/train/bucket-000000.parquet"] = FileFacts(1, 1, "1" * 64)
     assert manifest.digest("positions", "games") == before
@@ -71,7 +71,7 @@ def test_the_digest_names_the_content(manifest: Manifest) -> None:
     assert manifest.digest("positions", "games") != before
 
 
-def test_one_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_an_unreadable_manifest_is_named(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="cannot be read"):
         Manifest.load(Path(__file__))  # a file is no folder
     (tmp_path / MANIFEST_NAME).mkdir()
@@ -79,7 +79,7 @@ def test_one_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         Manifest.load(tmp_path)
 
 
-def test_a_folder_without_one_is_no_store(tmp_path: Path) -> None:
+def test_a_folder_without_a_manifest_is_not_a_store(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"no manifest.*hexdata convert"):
         Manifest.load(tmp_path)
 
@@ -96,15 +96,15 @@ def test_another_version_is_refused(tmp_path: Path, manifest: Manifest, name: st
 @pytest.mark.parametrize(
     "text", ["", "{", "\ufeff{}", "[]", "{}", '{"kind": "hexdata shards"}', "[" * 200_000, '{"a": 1, "a": 1}']
 )
-def test_what_is_no_manifest_is_refused(tmp_path: Path, text: str) -> None:
+def test_an_invalid_manifest_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / MANIFEST_NAME).write_text(text, encoding="utf-8")
-    with pytest.raises(StoreError, match="manifest is n") as caught:
+    with pytest.raises(StoreError, match="the manifest is n") as caught:
         Manifest.load(tmp_path)
     assert caught.value.path == str(tmp_path / MANIFEST_NAME)
 
 
 def load_altered(folder: Path, manifest: Manifest, change: Callable[[dict[str, Any]], object]) -> StoreError:
-    """Return the error of a manifest that was altered by someone who left the digest out."""
+    """Return the error for a manifest that was altered and has no digest."""
     content = saved(folder, manifest)
     del content["digest"]
     change(content)
@@ -191,7 +191,7 @@ def test_a_pickle_may_have_any_plain_name(tmp_path: Path, manifest: Manifest, na
     assert Manifest.load(tmp_path) == manifest
 
 
-def test_rot_in_it_is_named_as_such(tmp_path: Path, manifest: Manifest) -> None:
+def test_a_damaged_manifest_is_named(tmp_path: Path, manifest: Manifest) -> None:
     manifest.stages["shuffle"] = SHUFFLE
     manifest.save(tmp_path)
     path = tmp_path / MANIFEST_NAME
@@ -208,7 +208,7 @@ def test_rot_in_it_is_named_as_such(tmp_path: Path, manifest: Manifest) -> None:
     assert [e for e in errors if not re.search("manifest|another (schema|order)_version", e.reason)] == []
 
 
-def test_one_without_a_digest_is_of_an_older_release(tmp_path: Path, manifest: Manifest) -> None:
+def test_a_manifest_without_a_digest_is_accepted(tmp_path: Path, manifest: Manifest) -> None:
     content = saved(tmp_path, manifest)
     del content["digest"]
     (tmp_path / MANIFEST_NAME).write_text(json.dumps(content))

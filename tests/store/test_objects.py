@@ -1,4 +1,4 @@
-"""The lock of a store in an object store: what its loss forbids, and what the next holder must know."""
+"""The lock of a store in an object store: effects of losing it, and state for the next holder."""
 
 from __future__ import annotations
 
@@ -30,13 +30,11 @@ def store(bucket: UPath) -> Store:
 
 @pytest.fixture
 def on_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Return ``on_machine(name)``: from now on, this process seems to run on that machine."""
+    """Return ``on_machine(name)``, which makes this process act as if it ran on that machine."""
     return lambda name: monkeypatch.setenv("HEXDATA_CACHE", str(tmp_path / name))
 
 
-def test_who_was_overtaken_removes_and_publishes_nothing(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_lost_the_lock_changes_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not isinstance(store.path, Path)
     write_bytes(store.path / "shuffled" / "a", b"1")
     place = {"Bucket": store.path.path.partition("/")[0]}
@@ -57,7 +55,7 @@ def test_who_was_overtaken_removes_and_publishes_nothing(
     assert Manifest.load(store.path).tag == before
 
 
-def test_only_what_is_named_is_kept(store: Store) -> None:
+def test_only_named_objects_are_kept(store: Store) -> None:
     for name in ("shuffled/a", "shuffled/b/c", "shuffled/b/d", "shuffled2/e"):
         write_bytes(store.path / name, b"1")
     with store.writing("shuffle"):
@@ -66,13 +64,13 @@ def test_only_what_is_named_is_kept(store: Store) -> None:
     assert {name for name in left if name.startswith("shuffled")} == {"shuffled/b/c", "shuffled2/e"}
 
 
-def test_unfinished_work_is_gone_on_with_unless_others_have_written(
+def test_unfinished_work_is_continued_unless_another_machine_wrote(
     store: Store, on_machine: Callable[[str], None]
 ) -> None:
-    """Whether they finished or failed; and where it is kept counts, not who did it."""
+    """Finished or failed makes no difference; the location of the work counts, not the process."""
 
     def turn(machine: str, *, shares_work: bool = False) -> bool:
-        """Take a turn that leaves something; return whether it found what it left before."""
+        """Hold the lock, leave a file in the work folder and return whether the last file was still there."""
         on_machine(machine)
         mine = Store.open(store.path)
         mine.shares_work = shares_work
@@ -93,7 +91,7 @@ def test_unfinished_work_is_gone_on_with_unless_others_have_written(
     assert [turn("two"), turn("two", shares_work=True)] == [False, False]
 
 
-def test_a_clock_that_is_wrong_takes_no_lock(
+def test_a_wrong_clock_does_not_break_the_lock(
     store: Store, on_machine: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with store.writing("shuffle"):
@@ -108,7 +106,7 @@ def test_a_clock_that_is_wrong_takes_no_lock(
             pass
 
 
-def test_an_object_of_another_is_not_replaced(store: Store) -> None:
+def test_an_object_of_another_process_is_not_replaced(store: Store) -> None:
     path = store.path / "shuffled" / "a"
     for data in (b"1", b"1"):
         write_bytes(path, data, replace=False)

@@ -1,4 +1,4 @@
-"""Parquet parts: the same bytes for the same rows, and any range of rows read back."""
+"""Parquet parts: the same bytes for the same rows, and reading of any range of rows."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def small_row_groups() -> Iterator[None]:
 
 
 def rows(start: int, stop: int) -> pa.Table:
-    """Rows start…stop-1, whose dictionary holds what they use: another one for each cut."""
+    """Return rows ``start`` to ``stop`` - 1; the dictionary contains only the values that they use."""
     numbers = range(start, stop)
     winners = [(None, "RED", "BLUE")[n // 10 % 3] for n in numbers]
     return pa.table(
@@ -96,7 +96,7 @@ def test_regroup_cuts_into_equal_tables(sizes: list[int], size: int) -> None:
 
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory: pytest.TempPathFactory) -> tuple[tuple[Path, int], ...]:
-    """Parts of 20, 0, 33 and 7 rows: together rows 0 … 59."""
+    """Write parts of 20, 0, 33 and 7 rows, together rows 0 to 59."""
     folder = tmp_path_factory.mktemp("parts")
     bounds = [0, 20, 20, 53, 60]
     for number, (start, stop) in enumerate(pairwise(bounds)):
@@ -111,7 +111,7 @@ def test_any_range_is_read_back(parts: tuple[tuple[Path, int], ...], start: int,
 
 
 @given(st.integers(0, 70), st.integers(0, 70))
-def test_a_range_knows_no_other_files(parts: tuple[tuple[Path, int], ...], start: int, stop: int) -> None:
+def test_a_range_keeps_only_its_files(parts: tuple[tuple[Path, int], ...], start: int, stop: int) -> None:
     ranged = ParquetRows.over(parts, start, stop)
     batches = list(read_rows(ranged, SCHEMA))
     expected = rows(min(start, 60), max(min(start, 60), min(stop, 60)))
@@ -138,7 +138,7 @@ def test_row_groups_outside_the_range_are_not_read(
     assert read == [1]
 
 
-def test_a_damaged_page_is_an_error_of_the_store_and_too_little_memory_is_none(tmp_path: Path) -> None:
+def test_a_damaged_page_is_a_store_error_but_a_memory_error_is_not(tmp_path: Path) -> None:
     path = tmp_path / "part.parquet"
     write_parquet(path, SCHEMA, [rows(0, 60)])
     data = bytearray(path.read_bytes())

@@ -1,4 +1,4 @@
-"""DuckDB sessions: any path can be read, limits hold, and what goes wrong comes out as an error of ours."""
+"""DuckDB sessions: any path can be read, limits apply, and failures become errors of hexdata."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_quoted_text_is_one_literal() -> None:
             assert con.sql(f"SELECT {quote(text)}").fetchall() == [(text,)]
 
 
-def test_limits_and_temporary_folder_are_its_own(tmp_path: Path) -> None:
+def test_each_session_has_its_own_limits_and_temporary_folder(tmp_path: Path) -> None:
     names = ("threads", "memory_limit", "temp_directory", "preserve_insertion_order", "enable_progress_bar")
     with (
         duckdb_session(memory=MEMORY, threads=3, spill=tmp_path) as con,
@@ -90,8 +90,8 @@ def test_a_query_too_large_is_over_the_budget(tmp_path: Path) -> None:
 SPILLING = "SELECT max(i) FROM (SELECT i, hash(i) h FROM range(3_000_000) t(i) ORDER BY h)"
 
 
-def test_a_spill_without_room_is_a_full_disk(tmp_path: Path) -> None:
-    """Where DuckDB may write no more, as where it would leave too little of the disk."""
+def test_a_full_spill_folder_is_a_full_disk(tmp_path: Path) -> None:
+    """DuckDB may write no more, because too little of the disk would remain free."""
     with (
         pytest.raises(OSError, match="failed to offload") as told,
         duckdb_session(memory=40 << 20, threads=1, spill=tmp_path) as con,
@@ -102,8 +102,8 @@ def test_a_spill_without_room_is_a_full_disk(tmp_path: Path) -> None:
     assert "Memory" not in str(told.value)
 
 
-def test_a_spill_without_room_is_one_too_where_rows_are_streamed(tmp_path: Path) -> None:
-    """As Arrow says it."""
+def test_a_full_spill_folder_is_a_full_disk_for_streamed_rows(tmp_path: Path) -> None:
+    """Arrow reports the error in this case."""
     text = "Out of Memory Error: no room (1 MB used).\nThis limit was set by 'max_temp_directory_size'."
     with (
         pytest.raises(OSError, match=r"no room \(1 MB used\): ") as told,
@@ -137,7 +137,7 @@ def test_an_interrupt_stops_a_query(again: int) -> None:
 
 
 def test_an_interrupt_stops_a_query_of_rows_from_python() -> None:
-    """Whose generator the KeyboardInterrupt meets, which DuckDB tells as an error of the query."""
+    """The KeyboardInterrupt is raised in the generator of the rows; DuckDB reports it as a query error."""
     schema = pa.schema([("i", pa.int64())])
     batch = pa.record_batch([pa.array(range(1000))], schema)
     endless = pa.RecordBatchReader.from_batches(schema, (batch for _ in itertools.count()))
@@ -150,7 +150,7 @@ def test_an_interrupt_stops_a_query_of_rows_from_python() -> None:
 
 
 def test_sessions_may_end_in_any_order() -> None:
-    """As they do where a stream of rows is left unread until it is collected."""
+    """For example, if a stream of rows is not read to its end before it is collected."""
     before = signal.getsignal(signal.SIGINT)
     first, second = (duckdb_session(memory=MEMORY, threads=1) for _ in range(2))
     first.__enter__()
@@ -162,7 +162,7 @@ def test_sessions_may_end_in_any_order() -> None:
 
 
 def test_a_session_may_be_opened_in_any_thread() -> None:
-    """Where no signal handler can be set."""
+    """No signal handler can be set there."""
 
     def answer() -> list[tuple[int]]:
         with duckdb_session(memory=MEMORY, threads=1) as con:

@@ -1,4 +1,4 @@
-"""A store: opened or refused, one writer at a time, stages in their order."""
+"""A store: opened or refused, written by one process at a time, stages in order."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def writer(store: Store) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
-def test_a_store_is_opened_where_there_is_one(store: Store) -> None:
+def test_an_existing_store_is_opened(store: Store) -> None:
     assert Store.open(str(store.path)).manifest == store.manifest
     assert Store.open_or_create(store.path).manifest == store.manifest
 
 
 @pytest.mark.parametrize("there", ["nothing", "empty folder", "hidden file"])
-def test_a_store_is_begun_in_an_empty_folder(tmp_path: Path, there: str) -> None:
+def test_a_store_is_created_in_an_empty_folder(tmp_path: Path, there: str) -> None:
     folder = tmp_path / "store"
     if there != "nothing":
         folder.mkdir()
@@ -64,7 +64,7 @@ def test_a_store_is_begun_in_an_empty_folder(tmp_path: Path, there: str) -> None
         Store.open(folder)
 
 
-def test_a_folder_of_other_things_is_no_place_for_a_store(tmp_path: Path) -> None:
+def test_a_folder_of_other_files_is_not_a_store(tmp_path: Path) -> None:
     (tmp_path / "photo.jpg").touch()
     with pytest.raises(StoreError, match="is not a store"):
         Store.open_or_create(tmp_path)
@@ -72,13 +72,13 @@ def test_a_folder_of_other_things_is_no_place_for_a_store(tmp_path: Path) -> Non
         Store.open_or_create(tmp_path / "photo.jpg")
 
 
-def test_files_are_absolute_wherever_one_stands(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_of_files_are_absolute(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(store.path.parent)
     (path,) = Store.open(store.path.name).files("positions")
     assert path == store.path.resolve() / "positions" / "part-000000.parquet"
 
 
-def test_the_second_writer_is_told_who_the_first_is(store: Store, writer: subprocess.Popen[str]) -> None:
+def test_the_error_of_a_second_writer_names_the_first(store: Store, writer: subprocess.Popen[str]) -> None:
     with pytest.raises(StoreLockedError) as caught, store.writing("export"):
         pytest.fail("two processes write")
     assert caught.value.found == f"process {writer.pid} (shuffle)"
@@ -100,7 +100,7 @@ def test_a_failed_writer_holds_no_lock(store: Store) -> None:
         pass
 
 
-def test_a_lock_file_that_says_nothing_is_no_obstacle(store: Store) -> None:
+def test_an_empty_lock_file_does_not_block_the_store(store: Store) -> None:
     with store.writing("export"):
         for text in ("{", "[" * 4000, "[" * 200_000, '{"pid": 1, "pid": 2, "stage": "x"}', "[]", "\0"):
             (store.path / ".lock").write_text(text)
@@ -121,13 +121,13 @@ def test_a_writer_sees_what_the_one_before_it_published(store: Store) -> None:
         assert store.manifest.counts["games"] == 7
 
 
-def test_a_store_that_broke_meanwhile_is_not_written(store: Store) -> None:
+def test_a_store_damaged_since_it_was_opened_is_not_written(store: Store) -> None:
     (store.path / MANIFEST_NAME).write_text("{")
     with pytest.raises(StoreError, match="not valid JSON"), store.writing("shuffle"):
         pytest.fail("written")
 
 
-def test_a_stage_is_required_in_its_order(store: Store) -> None:
+def test_a_stage_requires_the_stage_before_it(store: Store) -> None:
     with pytest.raises(StoreError, match=r"no shuffle stage yet.*hexdata shuffle"):
         store.require_stage("shuffle")
     store.manifest.stages["shuffle"] = {"of": store.manifest.digest("positions", "games")}
@@ -143,7 +143,7 @@ def test_a_stage_is_required_in_its_order(store: Store) -> None:
         ("export", ("shuffled",), "shuffled/train/bucket-000000.parquet"),
     ],
 )
-def test_a_stage_older_than_what_it_was_made_of_is_stale(
+def test_a_stage_older_than_its_input_is_refused(
     store: Store, stage: str, made_of: tuple[str, ...], new: str
 ) -> None:
     store.manifest.stages[stage] = {"of": store.manifest.digest(*made_of)}
