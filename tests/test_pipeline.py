@@ -146,7 +146,7 @@ WRONG = {
     "a number for a section": (STORE + "shuffle = 3\n", "shuffle: ", "found 3"),
     "no size": (STORE + '[export]\nmemory = "1 giga"\n', "not a size; found '1 giga'", "such as 1GB"),
     "a list for a size": (STORE + "[export]\nmemory = [1]\n", "export.memory: ", "found [1]"),
-    "out of range": (STORE + '[convert]\ninputs = ["a"]\nval = 2.0\n', "val and test are shares", "2.0"),
+    "out of range": (STORE + '[convert]\ninputs = ["a"]\nval = 2.0\n', "must leave games for train", "2.0"),
     "an unknown word": (STORE + '[export]\nlayout = "block"\n', "layout", "block"),
     "no TOML": ("store =\n", "not valid TOML", "line 1"),
     "deep brackets": ("a = " + "[" * 100_000, "not valid TOML", "brackets nested too deeply"),
