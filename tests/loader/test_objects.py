@@ -476,5 +476,5 @@ def test_the_command_uses_a_cache(
     assert json.loads(run("--no-cache", "--batch-size", 64, "--json"))["positions"] == 134
     assert len(shard_reads(object_store)) == 9
     assert not Path(os.environ["HEXDATA_CACHE"], "shards").exists()
-    assert "exclude each other" in run("--no-cache", "--cache", copies)
+    assert "cannot be used together" in run("--no-cache", "--cache", copies)
     assert "the shard cache is smaller than a shard" in run("--cache-size", "1kB")
