@@ -160,7 +160,7 @@ def unpack(
 
 
 def _can_use_numpy(tensor: Tensor) -> bool:
-    """Return whether NumPy can expand a tensor. It is faster, and uses no threads of its own."""
+    """Return whether NumPy can expand a tensor. NumPy is faster, and starts no threads."""
     return tensor.is_cpu and not torch.compiler.is_compiling()
 
 
