@@ -1,4 +1,4 @@
-"""Disks without room and disks that fail: refused at once, stopped cleanly, gone on with, or tried again."""
+"""Full and failing disks: refused at the start, stopped cleanly, resumed, or retried."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def many_units(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def expected(trmph_store: Path, copy_store: CopyStore, store_bytes: StoreBytes) -> dict[str, str]:
-    """The bytes of a shuffle on a disk that is sound."""
+    """The bytes of a shuffle without disk errors."""
     store = copy_store(trmph_store, "undisturbed")
     shuffle_store(store, OPTIONS)
     return store_bytes(store)
@@ -56,7 +56,7 @@ def temporaries(store: Path) -> list[Path]:
     return [p for p in store.rglob("*") if p.name.endswith(".tmp") or p.name.startswith(("cut-", "duckdb-"))]
 
 
-# --- no room ------------------------------------------------------------------------------------------
+# --- full disks ---------------------------------------------------------------------------------------
 
 
 def test_too_little_disk_is_refused_before_anything_is_written(
@@ -78,7 +78,7 @@ def test_too_little_disk_is_refused_before_anything_is_written(
     shuffle_store(store, OPTIONS)
 
 
-def test_what_is_written_already_counts(
+def test_files_of_an_interrupted_shuffle_reduce_the_needed_space(
     trmph_store: Path, copy_store: CopyStore, expected: dict[str, str], store_bytes: StoreBytes
 ) -> None:
     class Stop(Silent):
@@ -102,17 +102,17 @@ def test_what_is_written_already_counts(
     assert store_bytes(store) == expected
 
 
-def test_a_file_that_may_not_grow_stops_it_cleanly(
+def test_a_file_size_limit_stops_the_shuffle_cleanly(
     trmph_store: Path, copy_store: CopyStore, store_bytes: StoreBytes
 ) -> None:
-    """In a process of its own, as the limit cannot be raised again: in the first phase and in the second."""
+    """In both phases. The limit is set in a separate process because it cannot be raised again."""
     store, whole = copy_store(trmph_store), copy_store(trmph_store, "whole")
     options = {"seed": 5, "buckets": 1, "threads": 2}
     shuffle_store(whole, ShuffleOptions(**options))
     largest = max(path.stat().st_size for path in whole.rglob("bucket-*"))
     for size in (6_000, largest - 1):
-        asked = json.dumps({"options": options, "most_rows": 700, "file_size": size})
-        command = [sys.executable, str(SCRIPT), str(store), asked]
+        settings = json.dumps({"options": options, "max_rows": 700, "file_size": size})
+        command = [sys.executable, str(SCRIPT), str(store), settings]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 1
         assert done.stderr.startswith("BudgetError: ")
@@ -125,7 +125,7 @@ def test_a_file_that_may_not_grow_stops_it_cleanly(
 
 
 class Filler(Silent):
-    """Fills the disk when a phase has begun its work."""
+    """Fills the disk during a phase."""
 
     def __init__(self, disk: Path, stage: str) -> None:
         self.ballast, self.stage, self.current = disk / "ballast", stage, ""
@@ -145,7 +145,7 @@ class Filler(Silent):
 
 
 @pytest.mark.parametrize("phase", ["scatter", "sort"])
-def test_a_disk_that_fills_up_stops_it_cleanly(
+def test_a_disk_that_fills_up_stops_the_shuffle_cleanly(
     small_disk: Path, trmph_store: Path, store_bytes: StoreBytes, expected: dict[str, str], phase: str
 ) -> None:
     store = shutil.copytree(trmph_store, small_disk / "store")
@@ -160,7 +160,7 @@ def test_a_disk_that_fills_up_stops_it_cleanly(
     assert store_bytes(store) == expected
 
 
-def test_a_query_that_finds_no_room_to_spill(small_disk: Path) -> None:
+def test_a_query_that_cannot_spill_is_a_full_disk(small_disk: Path) -> None:
     with (
         pytest.raises(OSError, match=r"spill|offload|temp") as caught,
         duckdb_session(memory=64 << 20, threads=1, spill=small_disk) as con,
@@ -175,7 +175,7 @@ import resource, sys
 from pathlib import Path
 from hexdata.store.session import duckdb_session
 
-sys.dont_write_bytecode = True  # or cut files of it would break every later import
+sys.dont_write_bytecode = True  # truncated bytecode files would break later imports
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
 try:
     with duckdb_session(memory=64 << 20, threads=1, spill=Path(sys.argv[1])) as con:
@@ -185,19 +185,19 @@ except OSError as error:
 """
 
 
-def test_a_spill_file_that_may_not_grow(tmp_path: Path) -> None:
-    """In a process of its own, as the limit cannot be raised again."""
+def test_a_spill_file_at_its_size_limit_is_a_full_disk(tmp_path: Path) -> None:
+    """The limit is set in a separate process because it cannot be raised again."""
     command = [sys.executable, "-c", SPILLS, str(tmp_path), SPILLING]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert is_disk_full(OSError(int(done.stdout), "from the process"))
 
 
-# --- errors that pass ---------------------------------------------------------------------------------
+# --- temporary errors ------------------------------------------------------------------------------
 
 
 def failing(times: int, code: int, original: Callable[[int], None], every: int = 2) -> Callable[[int], None]:
-    """Return ``os.fsync``, but one of which every n-th call fails, so many times in all."""
+    """Return a function like ``os.fsync`` whose every n-th call fails, ``times`` times in total."""
     calls, left = itertools.count(1), itertools.repeat(None, times)
 
     def fsync(descriptor: int) -> None:
@@ -209,7 +209,7 @@ def failing(times: int, code: int, original: Callable[[int], None], every: int =
 
 
 def in_workers(fsync: Callable[[int], None]) -> Callable[[int], None]:
-    """Fail only where units are written: the ledger is the calling thread's."""
+    """Fail only in workers, which write the units. The calling thread writes the ledger."""
     original = os.fsync
 
     def call(descriptor: int) -> None:
@@ -219,7 +219,7 @@ def in_workers(fsync: Callable[[int], None]) -> Callable[[int], None]:
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EBUSY])
-def test_passing_errors_are_tried_again(
+def test_temporary_errors_are_retried(
     trmph_store: Path,
     copy_store: CopyStore,
     store_bytes: StoreBytes,
@@ -249,7 +249,7 @@ def test_passing_errors_are_tried_again(
 
 
 @pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.ENOENT])
-def test_lasting_errors_are_not(
+def test_permanent_errors_are_not_retried(
     trmph_store: Path, copy_store: CopyStore, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     store = copy_store(trmph_store)
@@ -261,7 +261,7 @@ def test_lasting_errors_are_not(
     assert temporaries(store) == []
 
 
-def test_an_error_that_does_not_pass_comes_out(
+def test_the_error_of_the_last_attempt_is_raised(
     trmph_store: Path, copy_store: CopyStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = copy_store(trmph_store)
@@ -272,7 +272,7 @@ def test_an_error_that_does_not_pass_comes_out(
 
 
 def run_failing(retry: RetryPolicy, errors: list[OSError | None]) -> tuple[list[float], BaseException | None]:
-    """Run work that meets these errors in turn; return the waits, and what came out."""
+    """Call a function that raises these errors in turn; return the waits and the raised error."""
     waits: list[float] = []
     coming = iter(errors)
 
@@ -287,7 +287,7 @@ def run_failing(retry: RetryPolicy, errors: list[OSError | None]) -> tuple[list[
     return waits, None
 
 
-def test_waits_double_up_to_the_longest() -> None:
+def test_waits_double_up_to_the_maximum() -> None:
     error = OSError(errno.EIO, "no")
     retry = RetryPolicy(attempts=7, first_wait=0.5, longest_wait=3.0)
     assert run_failing(retry, [error] * 5 + [None]) == ([0.5, 1.0, 2.0, 3.0, 3.0], None)
@@ -296,7 +296,7 @@ def test_waits_double_up_to_the_longest() -> None:
     assert run_failing(retry, [error, full, None]) == ([0.5], full)
 
 
-def test_which_errors_pass() -> None:
+def test_temporary_errors_are_recognized() -> None:
     assert all(is_transient(OSError(code, "")) for code in (errno.EIO, errno.EAGAIN, errno.EBUSY))
     lasting = (errno.ENOSPC, errno.EROFS, errno.EACCES, errno.ENOENT, errno.EDQUOT, errno.EFBIG)
     assert not any(is_transient(OSError(code, "")) for code in lasting)
@@ -305,6 +305,6 @@ def test_which_errors_pass() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"attempts": 0}, {"first_wait": -1.0}, {"longest_wait": -0.1}])
-def test_patience_out_of_range_is_refused(wrong: dict[str, Any]) -> None:
+def test_retry_policies_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         RetryPolicy(**wrong)

@@ -1,4 +1,4 @@
-"""A shuffle in a process of its own that is killed at random moments, or interrupted, and run again."""
+"""A shuffle in a separate process that is killed at random moments, or interrupted, and run again."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from hexdata.order import uniform_draw
 from hexdata.progress import Silent
 from hexdata.shuffle import ShuffleOptions, layout, shuffle_store
 from hexdata.store import Store
-from tests.shuffle.running import AHEAD
+from tests.shuffle.shuffle_script import AHEAD
 
 if TYPE_CHECKING:
     from tests.conftest import CopyStore, StoreBytes
 
-SCRIPT = Path(__file__).parent / "running.py"
+SCRIPT = Path(__file__).parent / "shuffle_script.py"
 MAX_ROWS = 250
 OPTIONS = {"seed": 5, "buckets": 30, "threads": 3}
 KILLS = 4
-FURTHEST = 6
-"""Units after which a killed one says that it is at work: with some ahead, all together leave work to do."""
-LONGEST = 300.0
-"""Seconds after which one that does not end counts as hanging."""
+MAX_UNITS = 6
+"""Maximum number of units before a kill, so that some work remains after all kills."""
+TIMEOUT_SECONDS = 300.0
+"""Seconds after which a process that does not end fails the test."""
 
 Running = subprocess.Popen[str]
 
 
 def without_nanobind(errors: str) -> list[str]:
-    """Leave out what DuckDB's binding says when a process is interrupted while importing it."""
+    """Remove the lines that DuckDB's binding prints if a process is interrupted while importing it."""
     noise = ("nanobind:", " - leaked", " - ...", "See https://nanobind")
     return [line for line in errors.splitlines() if not line.startswith(noise)]
 
 
 def start(store: Path, units: int) -> Running:
-    """Start a shuffle and wait until so many units are done; it does not end by itself."""
-    asked = {"options": OPTIONS, "most_rows": MAX_ROWS, "units": units}
-    command = [sys.executable, str(SCRIPT), str(store), json.dumps(asked)]
+    """Start a shuffle that does not end by itself, and wait until ``units`` units are finished."""
+    settings = {"options": OPTIONS, "max_rows": MAX_ROWS, "units": units}
+    command = [sys.executable, str(SCRIPT), str(store), json.dumps(settings)]
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     running = subprocess.Popen(command, text=True, **pipes)
     assert running.stdout is not None
@@ -65,7 +65,7 @@ def undisturbed(
     store_bytes: StoreBytes,
     monkeypatch: pytest.MonkeyPatch,
 ) -> tuple[dict[str, str], int]:
-    """The bytes of a shuffle that nobody stopped, and how many units it had."""
+    """The bytes and the number of units of an uninterrupted shuffle."""
     monkeypatch.setattr(layout, "MAX_ROWS", MAX_ROWS)
     store, count = copy_store(trmph_store, "undisturbed"), Count()
     shuffle_store(store, ShuffleOptions(**OPTIONS), count)
@@ -73,7 +73,7 @@ def undisturbed(
 
 
 def finished_files(store: Path) -> dict[Path, int]:
-    """Return the inode of each file that the ledger says is finished."""
+    """Return the inode of each finished file in the ledger."""
     ledger = store / ".work" / "shuffle" / "shuffling_progress.json"
     names = json.loads(ledger.read_bytes())["done"] if ledger.exists() else {}
     return {store / name: (store / name).stat().st_ino for name in names if name.startswith("shuffled/")}
@@ -86,13 +86,13 @@ def test_killed_at_random_moments(
     undisturbed: tuple[dict[str, str], int],
 ) -> None:
     expected, units = undisturbed
-    assert units > KILLS * (FURTHEST + AHEAD)
+    assert units > KILLS * (MAX_UNITS + AHEAD)
     store = copy_store(trmph_store)
     for draw in uniform_draw(range(KILLS), 7).tolist():
         before = finished_files(store)
-        running = start(store, 1 + int(draw * FURTHEST))
+        running = start(store, 1 + int(draw * MAX_UNITS))
         running.kill()
-        running.communicate(timeout=LONGEST)
+        running.communicate(timeout=TIMEOUT_SECONDS)
         assert running.returncode == -signal.SIGKILL
         assert {path: path.stat().st_ino for path in before} == before
         assert "shuffle" not in Store.open(store).manifest.stages
@@ -103,7 +103,7 @@ def test_killed_at_random_moments(
 
 
 @pytest.mark.parametrize("part", [0.0, 0.5])
-def test_ctrl_c_stops_it(
+def test_ctrl_c_stops_the_shuffle_cleanly(
     trmph_store: Path,
     copy_store: CopyStore,
     store_bytes: StoreBytes,
@@ -114,7 +114,7 @@ def test_ctrl_c_stops_it(
     store = copy_store(trmph_store)
     running = start(store, max(1, int(part * units)))
     running.send_signal(signal.SIGINT)
-    _, errors = running.communicate(timeout=LONGEST)
+    _, errors = running.communicate(timeout=TIMEOUT_SECONDS)
     assert (running.returncode, without_nanobind(errors)) == (130, [])
     left = [path for path in store.rglob("*") if path.name.endswith(".tmp") or "cut-" in path.name]
     assert left == []

@@ -1,4 +1,4 @@
-"""The plan of a shuffle: everything covered once, nothing larger than the memory has room for."""
+"""Layouts: each row is in one slice and one unit, and no unit exceeds the memory."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_slices_and_jobs_cover_everything_once(options: ShuffleOptions, rows: di
 
 
 @given(OPTIONS, ROWS)
-def test_nothing_is_planned_that_does_not_fit(options: ShuffleOptions, rows: dict[str, int]) -> None:
+def test_units_fit_into_the_memory(options: ShuffleOptions, rows: dict[str, int]) -> None:
     limits, layout = planned(options, rows)
     for split, count in rows.items():
         grouping = layout.groups[split]
@@ -79,7 +79,7 @@ def test_nothing_is_planned_that_does_not_fit(options: ShuffleOptions, rows: dic
 
 
 @given(OPTIONS, ROWS)
-def test_the_number_of_buckets_follows_from_the_rows_alone(
+def test_the_number_of_buckets_depends_only_on_the_rows(
     options: ShuffleOptions, rows: dict[str, int]
 ) -> None:
     counts = bucket_counts(options, rows)
@@ -106,7 +106,7 @@ LAYOUTS = st.builds(
 
 @given(LAYOUTS, st.integers(0, 99))
 def test_units_ascend_in_the_order_of_the_shuffle(layout: ShuffleLayout, key: int) -> None:
-    """Whatever buckets rows are in: the ranges of keys say only how many rows a unit gets."""
+    """For any buckets: the ranges of keys determine only the number of rows per unit."""
     n = 300
     keys = sort_key(np.arange(n), key)
     split = np.where(np.arange(n) % 4 == 3, SPLITS.index("test"), 0).astype(np.uint8)
@@ -116,14 +116,14 @@ def test_units_ascend_in_the_order_of_the_shuffle(layout: ShuffleLayout, key: in
     unit = layout.unit_numbers(split, bucket, keys)[order].astype(int)
     assert (np.diff(unit) >= 0).all()
     of_unit = {unit: job for job in layout.jobs for unit in job.units}
-    for place, number in zip(order, unit, strict=True):
+    for row, number in zip(order, unit, strict=True):
         names = {(b.split, b.index) for b in of_unit[number].buckets}
-        assert (SPLITS[split[place]], bucket[place]) in names
+        assert (SPLITS[split[row]], bucket[row]) in names
 
 
 @pytest.mark.parametrize("by_key", [True, False])
 def test_the_parts_of_a_bucket_are_equal(by_key: bool) -> None:
-    """Buckets as they are scattered by position, and by game, where each has keys from all over."""
+    """For buckets of positions, and for buckets of games, which have keys from the whole range."""
     n, buckets = 40_000, 4
     limits = ThreadLimits(1, 0, n, 1 << 40, 3_000, 1 << 40)
     layout = make_layout(n, {"train": n}, {"train": buckets}, limits, by_key=by_key)
@@ -137,11 +137,11 @@ def test_the_parts_of_a_bucket_are_equal(by_key: bool) -> None:
 
 
 @given(LAYOUTS)
-def test_a_layout_is_read_as_it_was_written(layout: ShuffleLayout) -> None:
+def test_layouts_survive_the_round_trip_through_json(layout: ShuffleLayout) -> None:
     assert layout.parse_recorded(json.loads(json.dumps(layout.to_json())), "shuffle.json") == layout
 
 
-def test_rows_near_both_ends_of_the_keys_have_units() -> None:
+def test_the_lowest_and_highest_keys_have_units() -> None:
     keys = [0, 1, (1 << 63) - 1, 1 << 63, (1 << 64) - 2, (1 << 64) - 1]
     for buckets in (1, 2, 3, 7, 100):
         for sort_rows in (1, 2, 20, 100):
@@ -171,8 +171,8 @@ def test_a_small_store_has_work_for_every_thread() -> None:
         assert len(layout.slices) >= 2 * threads
 
 
-def laid_out(positions: int, machines: Machines, memory: int) -> tuple[ThreadLimits, ShuffleLayout]:
-    """Plan for a store with nine tenths in train, as ``convert`` splits one."""
+def planned_on(positions: int, machines: Machines, memory: int) -> tuple[ThreadLimits, ShuffleLayout]:
+    """Return the limits and layout of a store with nine tenths in train, the default of ``convert``."""
     held_out = positions // 20
     rows = {"train": positions - 2 * held_out, "val": held_out, "test": held_out}
     options = ShuffleOptions(memory=memory)
@@ -182,21 +182,21 @@ def laid_out(positions: int, machines: Machines, memory: int) -> tuple[ThreadLim
 
 
 def piece_rows(layout: ShuffleLayout) -> float:
-    """Rows of a piece, in the mean: each slice has one of each unit."""
+    """Return the mean number of rows per piece. Each slice has a piece of each unit."""
     return layout.positions / len(layout.slices) / layout.units
 
 
 @pytest.mark.parametrize("positions", [10**9, 10**10, 10**11])
-def test_pieces_stay_large_however_large_the_store(positions: int) -> None:
-    """With 4 GB a thread: a piece costs as much as hundreds of rows, and there are slices x units of them."""
-    _, layout = laid_out(positions, Machines(16, 16, separate=True), 64 * 10**9)
+def test_pieces_stay_large_in_large_stores(positions: int) -> None:
+    """With 4 GB per thread. Small pieces would be slow: a piece costs as much as hundreds of rows."""
+    _, layout = planned_on(positions, Machines(16, 16, separate=True), 64 * 10**9)
     assert piece_rows(layout) > 800
 
 
 def test_a_thousand_machines_have_work_for_every_core() -> None:
-    """Where cores are many, their number decides, and pieces are as large as it leaves them."""
+    """With many cores, their number determines the number of slices and units, and thus the piece size."""
     machines = Machines(1_000, 16, separate=True)
-    limits, layout = laid_out(10**11, machines, 64 * 10**9)
+    limits, layout = planned_on(10**11, machines, 64 * 10**9)
     at_work = machines.count * limits.threads
     assert at_work <= len(layout.slices) < 1.2 * at_work
     assert at_work <= len(layout.jobs) < 1.3 * at_work
@@ -205,21 +205,21 @@ def test_a_thousand_machines_have_work_for_every_core() -> None:
     assert [unit for job in layout.jobs for unit in job.units] == list(range(layout.units))
 
 
-def test_a_unit_of_several_buckets_takes_the_small_splits_too() -> None:
-    _, layout = laid_out(10**11, Machines(100, 16, separate=True), 64 * 10**9)
+def test_small_splits_have_the_same_number_of_buckets_per_unit() -> None:
+    _, layout = planned_on(10**11, Machines(100, 16, separate=True), 64 * 10**9)
     assert {grouping.group for grouping in layout.groups.values()} == {layout.groups["train"].group}
     assert layout.groups["train"].group > 1
 
 
-def test_what_is_joined_in_memory_stays_below_two_gibibytes() -> None:
-    """Arrow refuses to join texts of more, however much memory there is."""
+def test_rows_joined_in_memory_stay_below_two_gibibytes() -> None:
+    """Arrow cannot join larger texts, with any amount of memory."""
     limits = make_limits(ShuffleOptions(memory=10**12, threads=1), 10**12, NARROW, NARROW)
     for may in (limits.may_scatter, limits.may_sort):
         assert may(1, (1 << 31) - 100)
         assert not may(1, 1 << 31)
 
 
-def test_wide_rows_are_taken_in_smaller_parts() -> None:
+def test_fewer_wide_rows_are_loaded_at_a_time() -> None:
     wide = make_limits(ShuffleOptions(memory=2 * 10**9), 10**8, DENSE, DENSE)
     narrow = make_limits(ShuffleOptions(memory=2 * 10**9), 10**8, NARROW, NARROW)
     assert wide.sort_rows < narrow.sort_rows / 4

@@ -1,4 +1,4 @@
-"""A shuffle in an object store: the bytes of a local one, whatever fails and whoever dies."""
+"""Shuffles in an object store: the same bytes as on a disk, also after failures and kills."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 
 SHUFFLE = ShuffleOptions(seed=5, buckets=6, threads=2)
 EXPORT = ExportOptions(shard_size=256, block_size=64, workers=1)
-HERE_ALONE = {"hexdata.duckdb"}
-"""What a store has on a disk only."""
+LOCAL_ONLY = {"hexdata.duckdb"}
+"""Files that only a store on a disk has."""
 
 
 def put_store(local: Path, remote: UPath) -> None:
@@ -49,7 +50,7 @@ def bytes_of(store: UPath) -> dict[str, str]:
 
 @pytest.fixture
 def remote(bucket: UPath, trmph_store: Path) -> UPath:
-    """Return a store that is converted, in a bucket."""
+    """Return a converted store in a bucket."""
     put_store(trmph_store, bucket / "store")
     return bucket / "store"
 
@@ -60,10 +61,10 @@ def expected(trmph_store: Path, copy_store: CopyStore, store_bytes: StoreBytes) 
     store = copy_store(trmph_store)
     shuffle_store(store, SHUFFLE)
     export_shards(store, EXPORT)
-    return {name: digest for name, digest in store_bytes(store).items() if name not in HERE_ALONE}
+    return {name: digest for name, digest in store_bytes(store).items() if name not in LOCAL_ONLY}
 
 
-def test_the_bytes_are_those_of_a_disk(remote: UPath, expected: dict[str, str], tmp_path: Path) -> None:
+def test_the_bytes_are_the_same_as_on_a_disk(remote: UPath, expected: dict[str, str], tmp_path: Path) -> None:
     plan = plan_shuffle(remote, SHUFFLE)
     result = shuffle_store(remote, SHUFFLE)
     assert plan.store == str(remote)
@@ -78,7 +79,7 @@ def test_the_bytes_are_those_of_a_disk(remote: UPath, expected: dict[str, str], 
     assert {path.parent.name for path in left} == {"locks"}
 
 
-def test_another_shuffle_replaces_it(remote: UPath, expected: dict[str, str]) -> None:
+def test_another_shuffle_replaces_the_first(remote: UPath, expected: dict[str, str]) -> None:
     shuffle_store(remote, ShuffleOptions(seed=6, buckets=9))
     export_shards(remote, EXPORT)
     shuffle_store(remote, SHUFFLE)
@@ -88,7 +89,7 @@ def test_another_shuffle_replaces_it(remote: UPath, expected: dict[str, str]) ->
     assert bytes_of(remote) == expected
 
 
-def test_a_server_that_fails_in_passing(
+def test_temporary_failures_of_the_server(
     remote: UPath, expected: dict[str, str], object_store: ObjectStore
 ) -> None:
     object_store.fail(
@@ -106,7 +107,7 @@ def test_a_server_that_fails_in_passing(
     assert bytes_of(remote) == expected
 
 
-def test_a_server_that_fails_for_good_publishes_nothing(
+def test_a_permanent_failure_of_the_server_publishes_nothing(
     remote: UPath, expected: dict[str, str], object_store: ObjectStore
 ) -> None:
     before = (remote / "manifest.json").read_bytes()
@@ -126,10 +127,10 @@ def test_one_process_writes_at_a_time(remote: UPath) -> None:
         shuffle_store(remote, SHUFFLE)
 
 
-def test_another_machine_that_writes_is_named(
+def test_another_machine_that_holds_the_lock_is_named(
     remote: UPath, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Another folder for what is kept here stands for another machine: no lock of the kernel is shared."""
+    """Another cache folder simulates another machine, which shares no kernel lock."""
     store = Store.open(remote)
     with store.writing("shuffle"):
         monkeypatch.setenv("HEXDATA_CACHE", str(tmp_path / "another"))
@@ -138,7 +139,7 @@ def test_another_machine_that_writes_is_named(
     shuffle_store(remote, SHUFFLE)
 
 
-def test_a_manifest_that_another_has_published_is_not_lost(remote: UPath) -> None:
+def test_a_manifest_published_by_another_process_is_not_overwritten(remote: UPath) -> None:
     store = Store.open(remote)
     with store.writing("shuffle"):
         content = (remote / "manifest.json").read_bytes()
@@ -148,16 +149,16 @@ def test_a_manifest_that_another_has_published_is_not_lost(remote: UPath) -> Non
         assert (remote / "manifest.json").read_bytes() == content + b"\n"
 
 
-def assert_whole(store: UPath) -> None:
-    """See that every object that the manifest names is there, with its digest."""
+def assert_complete(store: UPath) -> None:
+    """Check that every object in the manifest exists and has its digest."""
     for name, facts in Store.open(store).manifest.files.items():
         assert hashlib.sha256((store / name).read_bytes()).hexdigest() == facts.sha256, name
 
 
-def test_another_machine_has_shuffled_meanwhile(
+def test_resuming_after_another_machine_has_shuffled(
     remote: UPath, object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """What the first one had begun is not gone on with under the manifest of the other."""
+    """The first machine must not resume its old shuffle under the other machine's manifest."""
     fails = Fault("PUT", r"/shuffled/", status=403, count=1000, skip=4)
     object_store.fail(fails)
     with pytest.raises(OSError, match="as asked"):
@@ -166,38 +167,42 @@ def test_another_machine_has_shuffled_meanwhile(
     with monkeypatch.context() as another:
         another.setenv("HEXDATA_CACHE", str(tmp_path / "another"))
         shuffle_store(remote, ShuffleOptions(seed=6, buckets=6))
-    assert_whole(remote)
+    assert_complete(remote)
     object_store.fail(fails)
     with pytest.raises(OSError, match="as asked"):
         shuffle_store(remote, SHUFFLE)
     object_store.fail()
-    assert_whole(remote)
+    assert_complete(remote)
 
 
-class Intruding(Silent):
-    """Puts something where a stage is about to put an object, when that has looked around."""
+class IntrudingProgress(Silent):
+    """Writes an object under a name that a stage is about to use, after the stage has checked the name."""
 
     def __init__(self, stage: str, path: UPath) -> None:
         self._stage, self._path = stage, path
-        self._here = False
+        self._active = False
 
     def begin(self, stage: str, total: int | None, unit: str) -> None:
-        self._here = stage == self._stage
+        self._active = stage == self._stage
 
     def advance(self, amount: int) -> None:
-        if self._here:
+        if self._active:
             self._path.write_bytes(b"another's")
-            self._here = False
+            self._active = False
 
 
-def test_what_another_has_put_stays(remote: UPath, expected: dict[str, str]) -> None:
-    """A process that is no longer the one that writes may not know it yet. The next run removes it."""
+def test_objects_of_another_process_are_not_overwritten(remote: UPath, expected: dict[str, str]) -> None:
+    """A process may have lost its lock without noticing. The next run removes the foreign object."""
     for stage, name, run in (
-        ("sort", "shuffled/test/bucket-000000.parquet", lambda told: shuffle_store(remote, SHUFFLE, told)),
-        ("export", "shards/train-000002.tar", lambda told: export_shards(remote, EXPORT, told)),
+        (
+            "sort",
+            "shuffled/test/bucket-000000.parquet",
+            partial(shuffle_store, remote, SHUFFLE),
+        ),
+        ("export", "shards/train-000002.tar", partial(export_shards, remote, EXPORT)),
     ):
         with pytest.raises(StoreError, match=f"{name}: the uploaded object differs from the file"):
-            run(Intruding(stage, remote / name))
+            run(IntrudingProgress(stage, remote / name))
         assert (remote / name).read_bytes() == b"another's"
         run(Silent())
     assert bytes_of(remote) == expected
@@ -213,7 +218,7 @@ export_shards(sys.argv[1], ExportOptions(shard_size=256, block_size=64))
 
 
 def test_killed_at_any_request(remote: UPath, expected: dict[str, str], object_store: ObjectStore) -> None:
-    """The same command again goes on, at once, and to the same bytes; a reader never sees half of it."""
+    """The same command resumes and gives the same bytes, and readers never see an incomplete result."""
     for request in (1, 4, 9, 14):
         object_store.fail(Fault("PUT", r"/store/", delay=600, count=1, skip=request))
         with subprocess.Popen([sys.executable, "-c", RUN, str(remote)], stderr=subprocess.PIPE) as process:

@@ -1,4 +1,4 @@
-"""What a shuffle says of itself: the plan before, and the log that it leaves."""
+"""The plan of a shuffle, and its log."""
 
 from __future__ import annotations
 
@@ -31,41 +31,41 @@ def everything(store: Path) -> dict[Path, tuple[int, int]]:
 # --- the plan -----------------------------------------------------------------------------------------
 
 
-def test_planning_writes_nothing_and_foretells_the_shuffle(trmph_store: Path, copy_store: CopyStore) -> None:
+def test_planning_writes_nothing_and_predicts_the_shuffle(trmph_store: Path, copy_store: CopyStore) -> None:
     store = copy_store(trmph_store)
     before = everything(store)
-    told = plan_shuffle(store, OPTIONS)
+    plan = plan_shuffle(store, OPTIONS)
     assert everything(store) == before
     made = shuffle_store(store, OPTIONS)
-    assert (told.rows, told.buckets, told.left_out) == (made.splits, made.buckets, made.left_out)
-    assert (told.seed, told.already_done, told.units_done, told.threads) == (5, False, 0, 2)
-    assert 0.5 * made.bytes < told.bucket_bytes < 2 * made.bytes
-    assert told.disk_needed > told.run_bytes + told.bucket_bytes
-    assert told.seconds > 0
-    assert told.duckdb_memory * told.threads < told.memory == 1_000_000_000
+    assert (plan.rows, plan.buckets, plan.left_out) == (made.splits, made.buckets, made.left_out)
+    assert (plan.seed, plan.already_done, plan.units_done, plan.threads) == (5, False, 0, 2)
+    assert 0.5 * made.bytes < plan.bucket_bytes < 2 * made.bytes
+    assert plan.disk_needed > plan.run_bytes + plan.bucket_bytes
+    assert plan.seconds > 0
+    assert plan.duckdb_memory * plan.threads < plan.memory == 1_000_000_000
 
 
-def test_what_is_left_out_is_told_before(odd_store: Path) -> None:
-    told = plan_shuffle(odd_store, ShuffleOptions(where="position_id < 100"))
-    assert sum(told.rows.values()) == 100
-    assert told.left_out == {"where": 800}
-    assert told.choices == {"where": "position_id < 100"}
-    assert told.positions == 900
+def test_the_plan_counts_excluded_positions(odd_store: Path) -> None:
+    plan = plan_shuffle(odd_store, ShuffleOptions(where="position_id < 100"))
+    assert sum(plan.rows.values()) == 100
+    assert plan.left_out == {"where": 800}
+    assert plan.choices == {"where": "position_id < 100"}
+    assert plan.positions == 900
 
 
-def test_a_shuffle_that_is_done_needs_nothing(trmph_store: Path, copy_store: CopyStore) -> None:
+def test_a_finished_shuffle_needs_nothing(trmph_store: Path, copy_store: CopyStore) -> None:
     store = copy_store(trmph_store)
     shuffle_store(store, OPTIONS)
     before = everything(store)
-    told = plan_shuffle(store, OPTIONS)
+    plan = plan_shuffle(store, OPTIONS)
     assert everything(store) == before
-    assert (told.already_done, told.disk_needed, told.disk_freed, told.seconds) == (True, 0, 0, 0)
+    assert (plan.already_done, plan.disk_needed, plan.disk_freed, plan.seconds) == (True, 0, 0, 0)
     other = plan_shuffle(store, ShuffleOptions(seed=6))
     assert not other.already_done
     assert other.disk_freed == sum(f.stat().st_size for f in (store / "shuffled").rglob("*.parquet"))
 
 
-def test_planning_leaves_the_progress_of_another_shuffle_alone(
+def test_planning_does_not_change_the_ledger_of_another_shuffle(
     trmph_store: Path, copy_store: CopyStore, store_bytes: StoreBytes
 ) -> None:
     class Stop(Silent):
@@ -115,12 +115,12 @@ LINE = re.compile(
 )
 
 
-def test_the_log_has_a_line_a_bucket(trmph_store: Path, copy_store: CopyStore) -> None:
+def test_the_log_has_one_line_per_bucket(trmph_store: Path, copy_store: CopyStore) -> None:
     store = copy_store(trmph_store)
     shuffle_store(store, OPTIONS)
     lines = (store / "logs" / "shuffle.log").read_text().splitlines()
-    told: dict[str, Any] = json.loads(lines[0].partition(" plan: ")[2])
-    assert told["seed"] == 5
+    plan: dict[str, Any] = json.loads(lines[0].partition(" plan: ")[2])
+    assert plan["seed"] == 5
     matches = [match for line in lines if (match := LINE.fullmatch(line))]
     found = {match["name"]: int(match["rows"].replace(",", "")) for match in matches}
     files = Store.open(store).manifest.files_in("shuffled")
@@ -131,27 +131,27 @@ def test_the_log_has_a_line_a_bucket(trmph_store: Path, copy_store: CopyStore) -
 
 
 @pytest.mark.parametrize(
-    ("peak", "told"), [(87_000_000, "87 MB"), (999_400_000, "999 MB"), (1_016_000_000, "1.02 GB")]
+    ("peak", "text"), [(87_000_000, "87 MB"), (999_400_000, "999 MB"), (1_016_000_000, "1.02 GB")]
 )
-def test_a_line_of_work_at_any_size_of_process(tmp_path: Path, peak: int, told: str) -> None:
-    """The peak is that of the whole process, whatever ran in it before."""
+def test_log_lines_contain_the_peak_memory(tmp_path: Path, peak: int, text: str) -> None:
+    """The peak is the one of the whole process, including earlier work."""
     Log(tmp_path).work("shuffled/train/bucket-000000.parquet", 1_234, 0.5, peak)
     match = LINE.fullmatch((tmp_path / "logs" / "shuffle.log").read_text().rstrip("\n"))
     assert match is not None
-    assert (match["rows"], match["memory"]) == ("1,234", told)
+    assert (match["rows"], match["memory"]) == ("1,234", text)
 
 
-def test_the_log_is_no_part_of_the_dataset(trmph_store: Path, copy_store: CopyStore) -> None:
+def test_the_log_is_not_part_of_the_dataset(trmph_store: Path, copy_store: CopyStore) -> None:
     store = copy_store(trmph_store)
     shuffle_store(store, OPTIONS)
     verify_store(store).require()
     assert not Store.open(store).manifest.files_in("logs")
 
 
-def test_units_that_turn_out_too_large_are_logged(
+def test_units_that_exceed_the_limits_are_logged(
     tmp_path: Path, write_odd_store: WriteOddStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whole games, some forty in as many buckets: a bucket may have several of them, or none."""
+    """Some forty whole games in as many buckets: a bucket may contain several games, or none."""
     monkeypatch.setattr(layout, "MAX_ROWS", 40)
     store = write_odd_store(tmp_path / "store", 900, 3)
     shuffle_store(store, ShuffleOptions(buckets=40, assign="game"))

@@ -1,4 +1,4 @@
-"""A shuffle that was stopped, at any moment and in any way, and the same command again."""
+"""Shuffles stopped at any moment and in any way are resumed by the same command."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tests.conftest import CopyStore, KillAtEveryChange, StoreBytes
 
 MAX_ROWS = 480
-"""What makes two slices of the odd store, and one unit of each of its three buckets."""
+"""Divides the odd store into two slices, and each of its three buckets into one unit."""
 OPTIONS = {"seed": 7, "buckets": 3, "threads": 1}
 UNITS = 2 + 3 + 1 + 1  # two runs; three buckets for training, one for each split held out
 LEDGER = ".work/shuffle/shuffling_progress.json"
@@ -30,27 +30,27 @@ def two_slices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def shuffle_as(store: Path, **other: int) -> int:
-    """Shuffle with ``OPTIONS``; return how many units were there already."""
+    """Shuffle with ``OPTIONS``; return the number of units that were already finished."""
     return shuffle_store(store, ShuffleOptions(**{**OPTIONS, **other})).resumed
 
 
 @pytest.fixture
 def undisturbed(odd_store: Path, copy_store: CopyStore, store_bytes: StoreBytes) -> dict[str, str]:
-    """The bytes of a shuffle that nobody stopped."""
+    """The bytes of an uninterrupted shuffle."""
     store = copy_store(odd_store, "undisturbed")
     assert shuffle_as(store) == 0
     return store_bytes(store)
 
 
 def finished(store: Path) -> list[str]:
-    """Return the units that the ledger of a stopped shuffle says are done."""
+    """Return the finished units in the ledger of a stopped shuffle."""
     ledger = store / LEDGER
     done = json.loads(ledger.read_bytes())["done"] if ledger.exists() else {}
     return [name for name in done if name != "layout"]
 
 
-def places(store: Path) -> dict[str, int]:
-    """Return the inode of each bucket: another one if it was written again."""
+def inodes(store: Path) -> dict[str, int]:
+    """Return the inode of each bucket, which changes if the bucket is written again."""
     return {
         path.relative_to(store).as_posix(): path.stat().st_ino for path in store.rglob("bucket-*.parquet")
     }
@@ -67,7 +67,7 @@ def test_killed_at_every_moment(
     copy_store: CopyStore,
     kill_at_every_change: KillAtEveryChange,
 ) -> None:
-    """While one shuffle replaces another: go on, or go back, either way as if nothing had happened."""
+    """One shuffle replaces another and is killed. Resuming it or the old one gives the undisturbed bytes."""
     first = copy_store(odd_store)
     shuffle_as(first, seed=8)
     old = store_bytes(first)
@@ -81,10 +81,10 @@ def test_killed_at_every_moment(
             shuffle_as(back, seed=8)
             assert store_bytes(back) == (whole if nothing_lost else old)
         published = Store.open(store).manifest.stages.get("shuffle", {}).get("seed") == 7
-        done, before = finished(store), places(store)
+        done, before = finished(store), inodes(store)
         resumed.append(shuffle_as(store))
         assert resumed[-1] == (0 if published else len(done))
-        after = places(store)
+        after = inodes(store)
         assert all(after[name] == before[name] for name in done if name.startswith("shuffled"))
         assert store_bytes(store) == undisturbed
         assert not hidden_files(store)
@@ -94,7 +94,7 @@ def test_killed_at_every_moment(
 
 
 class Stop(Silent):
-    """Stops the stage at its n-th step, as a Ctrl-C would."""
+    """Stops the stage at its n-th step, like Ctrl-C."""
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
@@ -134,10 +134,10 @@ def test_interrupted_again_and_again(
     assert store_bytes(store) == undisturbed
 
 
-def test_what_another_seed_left_behind_is_not_taken(
+def test_files_of_another_seed_are_not_used(
     odd_store: Path, undisturbed: dict[str, str], store_bytes: StoreBytes, copy_store: CopyStore
 ) -> None:
-    """Back to a seed whose unfinished files another seed has replaced in the meantime."""
+    """Return to a seed whose unfinished files were replaced by those of another seed."""
     store = copy_store(odd_store)
     stop_after(store, 5)
     stop_after(store, 1, seed=8)
@@ -145,7 +145,7 @@ def test_what_another_seed_left_behind_is_not_taken(
     assert store_bytes(store) == undisturbed
 
 
-def test_other_limits_go_on_where_it_was(
+def test_other_limits_resume_from_the_ledger(
     odd_store: Path, undisturbed: dict[str, str], store_bytes: StoreBytes, copy_store: CopyStore
 ) -> None:
     store = copy_store(odd_store)
@@ -168,21 +168,21 @@ def test_a_corrupt_ledger_is_named_and_its_hint_works(
     assert store_bytes(store) == undisturbed
 
 
-@pytest.mark.parametrize("most_rows", [20, 900])
-def test_another_memory_goes_on_with_the_same_units(
+@pytest.mark.parametrize("max_rows", [20, 900])
+def test_another_memory_budget_resumes_with_the_same_units(
     odd_store: Path,
     undisturbed: dict[str, str],
     store_bytes: StoreBytes,
     copy_store: CopyStore,
     monkeypatch: pytest.MonkeyPatch,
-    most_rows: int,
+    max_rows: int,
 ) -> None:
-    """A unit that is now too large is cut further."""
+    """A unit that exceeds the new limits is split further."""
     store = copy_store(odd_store)
     stop_after(store, 2)
     done = len(finished(store))
-    monkeypatch.setattr(layout, "MAX_ROWS", most_rows)
+    monkeypatch.setattr(layout, "MAX_ROWS", max_rows)
     assert shuffle_as(store) == done > 0
     assert store_bytes(store) == undisturbed
     log = (store / "logs" / "shuffle.log").read_text()
-    assert ("exceed the limits: split further" in log) == (most_rows == 20)
+    assert ("exceed the limits: split further" in log) == (max_rows == 20)

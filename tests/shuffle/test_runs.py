@@ -1,4 +1,4 @@
-"""Runs: every row is in the piece of its unit, in every column, and a damaged run says what to do."""
+"""Runs: each row is in a piece of its unit, and errors about damaged runs contain a hint."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ UNITS = st.lists(st.lists(st.integers(0, 70_000), min_size=1, max_size=ROWS), mi
 
 
 def run_rows(count: int) -> pa.Table:
-    """The first odd positions as a query gives them: dictionaries as text, and a bucket."""
+    """Return the first odd positions as a query returns them: dictionaries as text, and a bucket."""
     rows = odd_positions(ROWS).slice(0, count)
     winner = rows.schema.get_field_index("winner")
     rows = rows.set_column(winner, "winner", rows.column("winner").cast(pa.string()))
@@ -42,7 +42,7 @@ def run_rows(count: int) -> pa.Table:
 def test_pieces_hold_the_rows_of_their_unit_in_order(
     tmp_path_factory: pytest.TempPathFactory, units: list[list[int]]
 ) -> None:
-    """Also of more units than a radix sort takes, and of runs that have nothing of a unit."""
+    """Also with more units than a radix sort supports, and with runs without rows of a unit."""
     folder = tmp_path_factory.mktemp("runs")
     tables = [run_rows(len(unit)) for unit in units]
     paths = [folder / f"{number}.arrow" for number in range(len(units))]
@@ -64,7 +64,7 @@ def test_pieces_hold_the_rows_of_their_unit_in_order(
         assert all(piece.bytes >= 40 * piece.rows for piece in pieces)
 
 
-def test_joined_columns_are_the_batches_one_after_the_other() -> None:
+def test_joined_columns_are_the_concatenated_batches() -> None:
     rows = run_rows(ROWS)
     batches = rows.to_batches(max_chunksize=17)
     joined = join_columns(batches, SCHEMA)
@@ -112,9 +112,9 @@ except MemoryError:
 """
 
 
-def test_a_run_is_not_called_damaged_where_memory_is_short(tmp_path: Path) -> None:
-    """In a fresh process: the limit on its address space cannot be raised again, and one that has grown
-    finds room for all of the run in what it has.
+def test_a_lack_of_memory_is_not_reported_as_a_damaged_run(tmp_path: Path) -> None:
+    """In a new process: the limit on the address space cannot be raised again, and a process that has grown
+    may have enough free memory for the whole run.
     """
     path, count = tmp_path / "run.arrow", 60_000
     rows = pa.concat_tables([run_rows(ROWS)] * (count // ROWS)).combine_chunks()

@@ -1,4 +1,4 @@
-"""The shuffle's result: the plain definition, whatever the buckets, threads and memory; what is refused."""
+"""Results of a shuffle agree with the definition for any buckets, threads and memory."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ if TYPE_CHECKING:
 SEED = 7
 GRID: dict[str, dict[str, Any]] = {
     "one bucket": {"buckets": 1, "threads": 1},
-    "one bucket in parts, two threads": {"buckets": 1, "threads": 2, "most_rows": 100},
-    "one bucket in small parts": {"buckets": 1, "threads": 2, "most_rows": 60},
+    "one bucket in parts, two threads": {"buckets": 1, "threads": 2, "max_rows": 100},
+    "one bucket in small parts": {"buckets": 1, "threads": 2, "max_rows": 60},
     "3 buckets": {"buckets": 3, "threads": 2},
-    "3 buckets in parts": {"buckets": 3, "threads": 1, "most_rows": 40},
-    "3 buckets, less memory": {"buckets": 3, "threads": 2, "memory": 450_000_000, "most_rows": 170},
-    "3 buckets, more threads": {"buckets": 3, "threads": 5, "memory": 2_000_000_000, "most_rows": 60},
+    "3 buckets in parts": {"buckets": 3, "threads": 1, "max_rows": 40},
+    "3 buckets, less memory": {"buckets": 3, "threads": 2, "memory": 450_000_000, "max_rows": 170},
+    "3 buckets, more threads": {"buckets": 3, "threads": 5, "memory": 2_000_000_000, "max_rows": 60},
     "90 buckets": {"buckets": 90, "threads": 2},
-    "90 buckets, groups of them": {"buckets": 90, "threads": 3, "most_rows": 90},
-    "as many buckets as there are by default": {"threads": 2, "most_rows": 100},
+    "90 buckets, groups of them": {"buckets": 90, "threads": 3, "max_rows": 90},
+    "as many buckets as there are by default": {"threads": 2, "max_rows": 100},
     "games": {"buckets": 3, "threads": 1, "assign": "game"},
-    "games in parts": {"buckets": 3, "threads": 2, "assign": "game", "most_rows": 30},
+    "games in parts": {"buckets": 3, "threads": 2, "assign": "game", "max_rows": 30},
     "games in groups": {"buckets": 40, "threads": 1, "assign": "game"},
-    "games in groups that are cut": {"buckets": 40, "threads": 2, "assign": "game", "most_rows": 110},
+    "games in groups that are cut": {"buckets": 40, "threads": 2, "assign": "game", "max_rows": 110},
     "strata": {"buckets": 3, "threads": 1, "stratify_by": "length"},
-    "strata in parts": {"buckets": 3, "threads": 2, "stratify_by": "length", "most_rows": 30},
+    "strata in parts": {"buckets": 3, "threads": 2, "stratify_by": "length", "max_rows": 30},
 }
 SAME_BYTES = [list(GRID)[:3], list(GRID)[3:7], list(GRID)[7:9]]
 SAME_BYTES += [
@@ -58,7 +58,7 @@ SAME_BYTES += [
     )
 ]
 BY_KEY = [name for name, asked in GRID.items() if not {"assign", "stratify_by"} & asked.keys()]
-"""Where the order does not depend on the buckets."""
+"""Cases in which the order does not depend on the buckets."""
 EXPORTED = ("one bucket", "3 buckets in parts", "90 buckets, groups of them")
 
 
@@ -67,7 +67,7 @@ def read_positions(store: Path) -> pa.Table:
 
 
 def read_shuffled(store: Path, split: str) -> pa.Table:
-    """Return the rows of all buckets of a split, one after the other."""
+    """Return the concatenated rows of all buckets of a split."""
     return pa.concat_tables([pq.read_table(path) for path in Store.open(store).files(f"shuffled/{split}")])
 
 
@@ -99,7 +99,7 @@ def shuffled(tmp_path_factory: pytest.TempPathFactory, write_odd_store: WriteOdd
         store = write_odd_store(tmp_path_factory.mktemp("grid") / f"store-{number}", 900, 3)
         options = dict(asked)
         with pytest.MonkeyPatch.context() as monkeypatch:
-            if rows := options.pop("most_rows", None):
+            if rows := options.pop("max_rows", None):
                 monkeypatch.setattr(layout, "MAX_ROWS", rows)
             shuffle_store(store, ShuffleOptions(seed=SEED, **options))
         if name in EXPORTED:
@@ -112,7 +112,7 @@ def shuffled(tmp_path_factory: pytest.TempPathFactory, write_odd_store: WriteOdd
 
 
 @pytest.mark.parametrize("name", BY_KEY)
-def test_the_rows_are_those_of_the_plain_definition(shuffled: dict[str, Path], name: str) -> None:
+def test_the_rows_agree_with_the_definition(shuffled: dict[str, Path], name: str) -> None:
     plain = plain_shuffle(shuffled[name], SEED)
     assert set(plain) == set(SPLITS)
     for split, expected in plain.items():
@@ -122,13 +122,13 @@ def test_the_rows_are_those_of_the_plain_definition(shuffled: dict[str, Path], n
 
 
 @pytest.mark.parametrize("name", [name for name in GRID if name.startswith("games")])
-def test_whole_games_go_to_buckets(shuffled: dict[str, Path], name: str) -> None:
+def test_whole_games_are_assigned_to_buckets(shuffled: dict[str, Path], name: str) -> None:
     expected = plain_buckets_of_games(shuffled[name], SEED, GRID[name]["buckets"])
     assert read_shuffled(shuffled[name], "train").to_pylist() == expected.to_pylist()
 
 
 @pytest.mark.parametrize("name", BY_KEY)
-def test_each_bucket_holds_its_range_of_keys(shuffled: dict[str, Path], name: str) -> None:
+def test_each_bucket_contains_its_range_of_keys(shuffled: dict[str, Path], name: str) -> None:
     store = Store.open(shuffled[name])
     for split, count in store.manifest.stages["shuffle"]["buckets"].items():
         files = store.files(f"shuffled/{split}")
@@ -140,7 +140,7 @@ def test_each_bucket_holds_its_range_of_keys(shuffled: dict[str, Path], name: st
 
 
 @pytest.mark.parametrize("name", GRID)
-def test_the_rows_of_a_bucket_ascend_and_all_are_there(shuffled: dict[str, Path], name: str) -> None:
+def test_buckets_are_sorted_and_contain_all_rows(shuffled: dict[str, Path], name: str) -> None:
     ids = []
     for path in Store.open(shuffled[name]).files("shuffled"):
         ids.append(pq.read_table(path)["position_id"].to_numpy())
@@ -160,7 +160,7 @@ def test_the_shards_are_the_same_bytes_for_any_number_of_buckets(
 
 
 @pytest.mark.parametrize("names", SAME_BYTES, ids=lambda names: names[0])
-def test_memory_and_threads_decide_no_byte(
+def test_memory_and_threads_do_not_change_the_bytes(
     shuffled: dict[str, Path], store_bytes: StoreBytes, names: list[str]
 ) -> None:
     first, *others = (
@@ -173,8 +173,8 @@ def test_memory_and_threads_decide_no_byte(
     assert all(lineage == lineages[0] for lineage in lineages)
 
 
-def test_every_column_came_through(shuffled: dict[str, Path]) -> None:
-    """What the comparisons above rest on: there is something of everything in the store."""
+def test_the_store_has_every_kind_of_value(shuffled: dict[str, Path]) -> None:
+    """The comparisons above need a store with values and nulls in every column."""
     train = read_shuffled(shuffled["3 buckets"], "train")
     for column in train.schema.names:
         assert column == "policy" or len(train[column].unique().drop_null()) > 1
@@ -199,7 +199,7 @@ def test_unknown_games_train_and_no_game_is_in_two_splits(shuffled: dict[str, Pa
     assert sum(map(len, known)) == len(set.union(*known))
 
 
-def test_another_seed_is_another_order(odd_store: Path, copy_store: CopyStore) -> None:
+def test_another_seed_gives_another_order(odd_store: Path, copy_store: CopyStore) -> None:
     store = copy_store(odd_store)
     orders = []
     for seed in (0, 1, -1, 2**70):
@@ -252,7 +252,7 @@ def test_an_empty_store_is_refused(tmp_path: Path) -> None:
 
 
 class Notes(Silent):
-    """Keeps what it is told."""
+    """Collects the notes."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
@@ -317,16 +317,14 @@ def test_a_shuffle_gets_stale_when_more_is_converted(
     verify_store(store).require()
 
 
-def test_a_locked_store_is_left_alone(
-    odd_store: Path, copy_store: CopyStore, store_bytes: StoreBytes
-) -> None:
+def test_a_locked_store_is_refused(odd_store: Path, copy_store: CopyStore, store_bytes: StoreBytes) -> None:
     store = copy_store(odd_store)
     with Store.open(store).writing("convert"), pytest.raises(StoreLockedError, match=str(os.getpid())):
         shuffle_store(store)
     assert store_bytes(store) == store_bytes(odd_store)
 
 
-def test_a_system_without_memory_is_named_and_what_is_done_counts(
+def test_out_of_memory_is_reported_and_finished_work_is_kept(
     odd_store: Path, copy_store: CopyStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = copy_store(odd_store)

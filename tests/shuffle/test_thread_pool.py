@@ -1,4 +1,4 @@
-"""Threads that work for the stage: what they say is heard in order, and whatever goes wrong stops all."""
+"""The thread pool: calls run in order on the calling thread, and any error stops all workers."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ ENDLESS = "SELECT count(*) FROM range(1_000_000_000_000) t(i) WHERE i % 7 = 3"
 
 
 @pytest.mark.parametrize("threads", [1, 3, 20])
-def test_every_task_is_done_once_and_reported_in_the_calling_thread(threads: int) -> None:
-    pool, heard, callers = ThreadPool(threads), [], set()
+def test_each_task_runs_once_and_its_calls_run_on_the_calling_thread(threads: int) -> None:
+    pool, received, callers = ThreadPool(threads), [], set()
     before = set(threading.enumerate())
 
-    def hear(task: int, word: int) -> None:
-        heard.append((task, word))
+    def receive(task: int, number: int) -> None:
+        received.append((task, number))
         callers.add(threading.current_thread())
 
     def work(task: int) -> None:
-        for word in range(3):
-            pool.call_in_caller(hear, task, word)
+        for number in range(3):
+            pool.call_in_caller(receive, task, number)
 
     pool.run(range(7), work)
-    assert sorted(heard) == [(task, word) for task in range(7) for word in range(3)]
-    assert all([w for t, w in heard if t == task] == [0, 1, 2] for task in range(7))
+    assert sorted(received) == [(task, number) for task in range(7) for number in range(3)]
+    assert all([w for t, w in received if t == task] == [0, 1, 2] for task in range(7))
     assert callers == {threading.current_thread()}
     assert set(threading.enumerate()) <= before
 
 
-def test_no_task_is_no_work() -> None:
-    ThreadPool(2).run([], lambda _: pytest.fail("there is nothing to do"))
+def test_without_tasks_nothing_runs() -> None:
+    ThreadPool(2).run([], lambda _: pytest.fail("there is no task"))
 
 
 def test_an_error_in_one_thread_stops_the_others() -> None:
-    pool, begun = ThreadPool(2), []
+    pool, started = ThreadPool(2), []
 
     def work(task: int) -> None:
-        begun.append(task)
+        started.append(task)
         if task:
             while True:
                 pool.sleep(0.01)
@@ -50,7 +50,7 @@ def test_an_error_in_one_thread_stops_the_others() -> None:
 
     with pytest.raises(ValueError, match="mine"):
         pool.run(range(50), work)
-    assert len(begun) <= 3
+    assert len(started) <= 3
 
 
 def test_an_error_in_the_calling_thread_stops_the_others() -> None:
@@ -68,7 +68,7 @@ def test_an_error_in_the_calling_thread_stops_the_others() -> None:
 
 
 def test_ctrl_c_ends_the_queries_of_all_threads(tmp_path: Path) -> None:
-    """They would end in hours only."""
+    """They would otherwise run for hours."""
     pool = ThreadPool(2)
 
     def work(_: int) -> None:

@@ -1,4 +1,4 @@
-"""Rows that are wide in some places of a store: measured as they are, and taken in smaller parts there."""
+"""Stores with wide rows in some files: their width is measured, and fewer of them are loaded at a time."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 WIDE_ROWS = 300
 TEXT = '{"comment": "' + "ä" * 2_000 + '"}'
-"""The same in every row, so that a file holds it once."""
+"""Equal in all rows, so that a file stores it once."""
 
 
 @pytest.fixture
 def wide_store(odd_store: Path, copy_store: CopyStore) -> Path:
-    """A store whose first part, of three, has a long text in every row."""
+    """A store with three files of positions; each row of the first has a long text."""
     path = copy_store(odd_store, "wide")
     store, name = Store.open(path), "positions/part-000000.parquet"
     rows = pq.read_table(path / name)
@@ -49,24 +49,24 @@ def prepared(store: Path, folder: Path, **options: str) -> Prepared:
 
 
 def widths(store: Path) -> list[int]:
-    """The plain definition: the bytes of policy and text of each row."""
+    """Return the bytes of the policy and text of each row."""
     rows = [row for path in Store.open(store).files("positions") for row in pq.read_table(path).to_pylist()]
     return [4 * len(row["policy"] or ()) + len((row["extra"] or "").encode()) for row in rows]
 
 
-def test_limits_follow_from_what_the_rows_take_in_memory(wide_store: Path, tmp_path: Path) -> None:
+def test_limits_depend_on_the_memory_of_the_rows(wide_store: Path, tmp_path: Path) -> None:
     wide, options = widths(wide_store), ShuffleOptions(threads=1)
     parts = [wide[i : i + WIDE_ROWS] for i in range(0, len(wide), WIDE_ROWS)]
     mean, widest = (row_bytes(5, sum(part) / len(part)) for part in (wide, max(parts, key=sum)))
     limits = prepared(wide_store, tmp_path).limits
-    # The widest policies and the widest texts may stand in other parts, so the plan may be narrower.
+    # The widest policies and the widest texts may be in different files, so the limits may be lower.
     assert make_limits(options, 900, mean, widest + 25).duckdb_memory >= limits.duckdb_memory
     assert limits.duckdb_memory >= make_limits(options, 900, mean, widest).duckdb_memory
     assert make_limits(options, 900, mean + 1, widest).sort_rows <= limits.sort_rows
     assert limits.sort_rows <= make_limits(options, 900, mean - 1, widest).sort_rows
 
 
-def test_only_wide_rows_chosen_are_planned_for_as_such(wide_store: Path, tmp_path: Path) -> None:
+def test_a_selection_of_wide_rows_lowers_the_limits(wide_store: Path, tmp_path: Path) -> None:
     everything = prepared(wide_store, tmp_path).limits
     chosen = prepared(wide_store, tmp_path, where="length(extra) > 1000").limits
     others = prepared(wide_store, tmp_path, where="policy IS NULL").limits
@@ -74,7 +74,7 @@ def test_only_wide_rows_chosen_are_planned_for_as_such(wide_store: Path, tmp_pat
     assert others.sort_rows <= everything.sort_rows
 
 
-def test_a_run_holds_fewer_rows_where_they_are_wide(
+def test_runs_contain_fewer_wide_rows(
     wide_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tasks, "BATCH_ROWS", 10)
@@ -109,17 +109,17 @@ def test_a_run_holds_fewer_rows_where_they_are_wide(
     assert max(run.num_rows for run in runs) > 400
 
 
-@pytest.mark.parametrize("most_rows", [40, 900])
+@pytest.mark.parametrize("max_rows", [40, 900])
 def test_wide_rows_are_shuffled_to_the_same_bytes(
     wide_store: Path,
     copy_store: CopyStore,
     store_bytes: StoreBytes,
     monkeypatch: pytest.MonkeyPatch,
-    most_rows: int,
+    max_rows: int,
 ) -> None:
     other = copy_store(wide_store, "other")
     shuffle_store(other, ShuffleOptions(buckets=3, memory=2 * 10**9))
-    monkeypatch.setattr(layout, "MAX_ROWS", most_rows)
+    monkeypatch.setattr(layout, "MAX_ROWS", max_rows)
     shuffle_store(wide_store, ShuffleOptions(buckets=3, threads=2, memory=4 * 10**9))
     assert store_bytes(wide_store) == store_bytes(other)
     verify_store(wide_store).require()
