@@ -1,9 +1,9 @@
-"""The seeded order: pinned values, proofs of bijection, and a hard look at how random it is.
+"""The seeded order: pinned values, bijections and tests of randomness.
 
-Every statistic is turned into sigmas of its own distribution under a uniformly random permutation.
-``ALARM`` sigmas are a false alarm once in 1.7 million draws, so a new set of seeds would fail the two
-thousand statistics of this file about once in a thousand tries; the seeds are fixed, so a run that passed
-passes for ever.
+Every statistic is expressed in standard deviations (sigmas) of its distribution for a uniformly random
+permutation. ``ALARM`` sigmas are exceeded by chance once in 1.7 million draws, so another set of seeds would
+fail the two thousand statistics of this file about once in a thousand runs. The seeds are fixed, so the
+results never change.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def test_shuffle_indices_is_pinned(epoch):
 # Keys.
 
 
-def test_derive_key_separates_what_adding_or_joining_would_mix():
+def test_derive_key_differs_for_equal_sums_and_concatenations():
     purposes = [
         (42, "epoch", 1),
         (43, "epoch", 0),
@@ -114,7 +114,7 @@ def test_derive_key_separates_what_adding_or_joining_would_mix():
 
 
 @pytest.mark.parametrize("bad", [(True,), (1.0,), ("42",), (None,), (42, 1.0), (42, False), (42, b"epoch")])
-def test_derive_key_refuses_what_has_no_one_spelling(bad):
+def test_derive_key_refuses_values_without_a_canonical_text(bad):
     with pytest.raises(TypeError):
         derive_key(*bad)
 
@@ -192,7 +192,7 @@ def test_bucket_bounds_are_equal_ranges(buckets):
 
 
 @pytest.mark.parametrize("buckets", [1, 7, 500])
-def test_buckets_in_a_row_are_the_global_order(buckets):
+def test_concatenated_buckets_are_the_global_order(buckets):
     keys = sort_key(np.arange(50_000), SHUFFLE)
     inner = np.array(bucket_bounds(buckets)[1:-1], dtype=np.uint64)
     bucket = np.searchsorted(inner, keys, side="right")
@@ -218,13 +218,13 @@ def test_uniform_draw_stays_below_one(monkeypatch):
     "n",
     [0, 1, 2, 3, 10, 997, 65_535, 65_536, 65_537, 70_001, 2**17 - 1, 2**17, 2**17 + 1, 999_983, 2**20 + 7],
 )
-def test_permutation_holds_each_element_once(n):
+def test_permutation_contains_each_element_once(n):
     elements = Permutation(n, EPOCH).slice(0, n)
     assert elements.dtype == np.int64
     assert (np.sort(elements) == np.arange(n)).all()
 
 
-def test_permutation_of_a_real_dataset_holds_each_element_once():
+def test_permutation_of_a_large_dataset_contains_each_element_once():
     permutation, seen = Permutation(REAL, EPOCH), np.zeros(REAL, dtype=bool)
     for start in range(0, REAL, MILLION):
         seen[permutation.slice(start, start + MILLION)] = True
@@ -233,7 +233,7 @@ def test_permutation_of_a_real_dataset_holds_each_element_once():
 
 @settings(max_examples=50)
 @given(st.integers(1, 1 << 62), words, st.data())
-def test_permutation_is_the_same_asked_in_any_way(n, key, data):
+def test_permutation_is_the_same_for_every_kind_of_index(n, key, data):
     permutation = Permutation(n, key)
     start = data.draw(st.integers(0, n - 1))
     run = permutation.slice(start, min(n, start + 6))
@@ -248,7 +248,7 @@ def test_permutation_is_the_same_asked_in_any_way(n, key, data):
 
 @pytest.mark.parametrize("n", [70_001, 2**32, 2**40 + 1])
 def test_permutation_equals_its_definition(n):
-    """The same rounds in plain Python integers, one place at a time."""
+    """The same rounds in plain Python integers, one index at a time."""
     bits = (n - 1).bit_length()
     modulus = 1 << bits
     subkeys = order._subkeys(EPOCH, 2 * order._ROUNDS)
@@ -263,7 +263,7 @@ def test_permutation_equals_its_definition(n):
 
 
 @pytest.mark.parametrize("n", [0, 10, 70_001, 2**40])
-def test_permutation_refuses_places_outside(n):
+def test_permutation_refuses_indices_outside_its_range(n):
     permutation = Permutation(n, EPOCH)
     assert len(permutation) == n
     for place in (-1, n, np.array([0, n]), np.array([[-1]])):
@@ -273,7 +273,7 @@ def test_permutation_refuses_places_outside(n):
 
 
 @pytest.mark.parametrize("n", [10, 70_001])
-def test_permutation_refuses_places_that_are_no_integers(n):
+def test_permutation_refuses_indices_that_are_not_integers(n):
     for place in (0.5, True, np.array([0.0]), np.array([True])):
         with pytest.raises(TypeError, match="integers"):
             Permutation(n, EPOCH)[place]
@@ -316,7 +316,7 @@ def test_shuffle_indices_can_be_turned_off():
     assert shuffle_indices(range(5), 1, 3, enabled=False) == [0, 1, 2, 3, 4]
 
 
-# How random it is.
+# Tests of randomness.
 
 
 def sigmas(counts: np.ndarray, expected: np.ndarray | float | None = None) -> float:
@@ -332,17 +332,17 @@ def correlation(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def cells(values: np.ndarray, n: int, count: int) -> np.ndarray:
-    """Cut [0, n) into ``count`` ranges and return the range of each value; n is far above ``count``."""
+    """Divide [0, n) into ``count`` ranges and return the range of each value; n is far above ``count``."""
     return (values.astype(np.float64) * (count / n)).astype(np.int64)
 
 
 def together(x: np.ndarray, y: np.ndarray, n: int) -> float:
-    """Return how far (x, y) is from even over 16 by 16 cells, in sigmas."""
+    """Return the deviation of (x, y) from a uniform distribution over 16 by 16 cells, in sigmas."""
     return sigmas(np.bincount(cells(x, n, 16) * 16 + cells(y, n, 16), minlength=256))
 
 
 def pattern_statistics(n: int, key: int) -> dict[str, float]:
-    """Look at a permutation through strides and lags, the powers of two and halves above all."""
+    """Yield statistics of a permutation for many strides and lags, mainly powers of two and halves."""
     permutation, bits = Permutation(n, key), (n - 1).bit_length()
     sample = min(1 << 15, n // 16)  # few of all, or the counts would be evener than chance
     rng = np.random.default_rng(n)
@@ -376,13 +376,13 @@ def test_large_permutation_shows_no_pattern(n):
     assert loud(pattern_statistics(n, EPOCH)) == {}
 
 
-def test_the_statistics_see_a_weak_permutation(monkeypatch):
+def test_the_statistics_detect_a_weak_permutation(monkeypatch):
     monkeypatch.setattr(order, "_ROUNDS", 2)
     assert len(loud(pattern_statistics(2**20, EPOCH))) > 20
 
 
 def test_no_key_is_weak():
-    """Each key's whole set of differences over half the length, where weak mixing shows first.
+    """All differences over half the length are tested for each key, because weak mixing shows there first.
 
     Rounds that multiply by a keyed odd number and no more leave one key in 250 at 30 to 130 sigmas.
     """
@@ -428,7 +428,7 @@ def test_small_permutations_are_all_equally_likely(small):
     assert abs(sigmas(counts)) < ALARM
 
 
-def test_each_element_is_equally_likely_in_each_place(small):
+def test_each_element_is_equally_likely_at_each_index(small):
     for place in range(6):
         assert abs(sigmas(np.bincount(small[:, place], minlength=6))) < ALARM
 

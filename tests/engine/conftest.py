@@ -1,7 +1,7 @@
-"""A cluster of several nodes, all real processes of this machine, and a bound on how long a test may take.
+"""Fixtures for a Ray cluster of several nodes on this machine, and a time limit per test.
 
-Ray changes the process that starts a cluster: it handles SIGTERM, runs threads, and ends what it started only
-when Python ends. So a cluster lives for one module, and each module leaves this process as it found it.
+Ray changes the process that starts a cluster: it handles SIGTERM, runs threads, and ends its processes only
+when Python exits. A cluster is therefore used for one module, and signal handlers are restored after it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 
 from hexdata.engine import LOCAL, Engine, open_engine
 
-MOST_SECONDS = 180
+MAX_SECONDS = 180
 NODE = {"num_cpus": 1, "memory": 2 << 30, "object_store_memory": 80 << 20}
 
 END_SECONDS = 30
@@ -27,12 +27,12 @@ Outlive = Callable[[Collection[psutil.Process]], list[psutil.Process]]
 
 @contextmanager
 def within(seconds: int) -> Iterator[None]:
-    """Fail rather than hang, should a cluster not do what it is asked."""
+    """Raise TimeoutError if the block takes longer, for example because a cluster hangs."""
 
-    def ring(number: int, frame: object) -> None:
+    def expire(number: int, frame: object) -> None:
         raise TimeoutError(f"it took more than {seconds} s")
 
-    before = signal.signal(signal.SIGALRM, ring)
+    before = signal.signal(signal.SIGALRM, expire)
     signal.alarm(seconds)
     try:
         yield
@@ -43,14 +43,14 @@ def within(seconds: int) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def bounded() -> Iterator[None]:
-    """Bound each test; fixtures of a wider scope are set up before, and bound themselves."""
-    with within(MOST_SECONDS):
+    """Limit the time of each test. Fixtures of a wider scope have their own limits."""
+    with within(MAX_SECONDS):
         yield
 
 
 @contextmanager
-def as_it_was() -> Iterator[None]:
-    """Take back what Ray does to the signals of this process."""
+def restored_signals() -> Iterator[None]:
+    """Restore the signal handlers that Ray replaces in this process."""
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = [signal.getsignal(number) for number in numbers]
     try:
@@ -61,7 +61,7 @@ def as_it_was() -> Iterator[None]:
 
 
 def _is_alive(process: psutil.Process) -> bool:
-    """Say whether it still does something: nobody may clear up one whose parent has died."""
+    """Return whether a process runs. A zombie whose parent has died may never be removed."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -76,7 +76,7 @@ def _outlive(processes: Collection[psutil.Process]) -> list[psutil.Process]:
 
 
 def _processes(node: Any) -> list[psutil.Process]:
-    """Return what a node consists of: what was started for it, and what that has started."""
+    """Return the processes of a node and their descendants."""
     found = []
     for _, started in node.live_processes():
         with suppress(psutil.NoSuchProcess):
@@ -87,25 +87,27 @@ def _processes(node: Any) -> list[psutil.Process]:
 
 @pytest.fixture
 def outlive() -> Outlive:
-    """Return ``outlive(processes)``: gives them time to end, and returns those that do not."""
+    """Return ``outlive(processes)``, which waits for processes to end and returns those that do not."""
     return _outlive
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """A head that does no work, and two nodes with a processor each. Nothing of it is left at the end."""
+    """A head without CPUs and two nodes with one CPU each. All processes are ended afterwards."""
     pytest.importorskip("ray", reason="the extra ray is not installed")
     from ray.cluster_utils import Cluster
 
-    with pytest.MonkeyPatch.context() as patch, as_it_was():
+    with pytest.MonkeyPatch.context() as patch, restored_signals():
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("RAY_memory_monitor_refresh_ms", "0")  # it kills workers where others fill the machine
-        with within(MOST_SECONDS):
+        patch.setenv(
+            "RAY_memory_monitor_refresh_ms", "0"
+        )  # it kills workers if other programs fill the memory
+        with within(MAX_SECONDS):
             started = Cluster(
                 initialize_head=True, head_node_args={**NODE, "num_cpus": 0, "include_dashboard": False}
             )
         try:
-            with within(MOST_SECONDS):
+            with within(MAX_SECONDS):
                 for _ in range(2):
                     started.add_node(**NODE)
                 started.wait_for_nodes()
@@ -122,7 +124,7 @@ def cluster() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def shared_ray(cluster: Any) -> Iterator[Engine]:
     """This process, connected to the cluster."""
-    with within(MOST_SECONDS):
+    with within(MAX_SECONDS):
         connection = open_engine("ray", cluster.address)
         engine = connection.__enter__()
     try:

@@ -1,6 +1,6 @@
-"""Worker processes: results with their tasks, errors and deaths out in the open, nobody left behind.
+"""The local engine: results with their tasks, errors, killed workers, and no processes left.
 
-The tasks are expressions for ``eval``, as workers cannot import this module.
+The tasks are expressions for ``eval``, because workers cannot import this module.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DIE = "__import__('os')._exit(9)"
 
 
 def worker_processes(parent: int | None = None) -> list[psutil.Process]:
-    """The living workers that a process has started, this one by default; loky keeps trackers besides."""
+    """Return the running workers of a process, by default this one, without loky's tracker processes."""
     workers = []
     for child in psutil.Process(parent).children(recursive=True):
         try:
@@ -46,18 +46,18 @@ def test_each_result_comes_with_its_task(workers: int) -> None:
     assert results == {index: divmod(*task) for index, task in enumerate(tasks)}
 
 
-def test_no_task_is_no_work() -> None:
+def test_without_tasks_there_are_no_results() -> None:
     assert list(LOCAL.run(divmod, [], workers=2, memory=MEMORY)) == []
 
 
-def test_one_worker_is_this_process() -> None:
+def test_a_single_worker_is_this_process() -> None:
     assert dict(LOCAL.run(eval, [(PID,), (PID,)], workers=1, memory=MEMORY)) == {
         0: os.getpid(),
         1: os.getpid(),
     }
 
 
-def test_many_workers_are_others() -> None:
+def test_several_workers_are_other_processes() -> None:
     results = LOCAL.run(eval, [(PID,)] * 4, workers=2, memory=MEMORY)
     pids = [next(results)[1]]
     assert pids[0] in [worker.pid for worker in worker_processes()]
@@ -67,8 +67,8 @@ def test_many_workers_are_others() -> None:
     assert worker_processes() == []
 
 
-def test_results_come_as_they_are_ready() -> None:
-    """The first task waits for a signal that only the second result sets off."""
+def test_results_are_yielded_as_they_complete() -> None:
+    """The first task never ends, so the other results are yielded before it."""
     results = LOCAL.run(eval, [(f"({PID}, {WAIT})",), (PID,), (PID,)], workers=2, memory=MEMORY)
     assert {next(results)[0], next(results)[0]} == {1, 2}
     results.close()  # type: ignore[attr-defined]
@@ -76,7 +76,7 @@ def test_results_come_as_they_are_ready() -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_an_exception_comes_out_whole(tmp_path: Path, workers: int) -> None:
+def test_exceptions_are_raised_unchanged(tmp_path: Path, workers: int) -> None:
     with pytest.raises(StoreError) as caught:
         list(LOCAL.run(Manifest.load, [(tmp_path,), (tmp_path,)], workers=workers, memory=MEMORY))
     assert caught.value.path == str(tmp_path)
@@ -84,7 +84,7 @@ def test_an_exception_comes_out_whole(tmp_path: Path, workers: int) -> None:
     assert worker_processes() == []
 
 
-def test_the_death_of_a_worker_comes_out() -> None:
+def test_the_death_of_a_worker_is_reported() -> None:
     tasks = [(WAIT,), (DIE,), ("1",)]
     with pytest.raises(HexdataError, match=r"worker process died; found exit codes .*EXIT\(9\)"):
         list(LOCAL.run(eval, tasks, workers=2, memory=MEMORY))
@@ -105,7 +105,7 @@ def test_an_exception_between_results_ends_the_workers(error: type[BaseException
 
 
 def test_an_interrupt_ends_the_workers() -> None:
-    """Ctrl-C goes to the whole group: the workers leave it to the parent, which ends them."""
+    """Ctrl-C is sent to the process group: workers ignore it, and the parent ends them."""
     interrupt = f"__import__('os').kill({PID}, {int(signal.SIGINT)}) or 7"
     results = LOCAL.run(eval, [(interrupt,), (WAIT,), (WAIT,)], workers=2, memory=MEMORY)
     assert next(results) == (0, 7)
@@ -118,7 +118,7 @@ def test_an_interrupt_ends_the_workers() -> None:
 
 
 def test_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
-    """A script without a main guard, as a notebook has none; it also shows that workers do not run it."""
+    """The script has no main guard, like a notebook, so the test also shows that workers do not run it."""
     script = tmp_path / "script.py"
     script.write_text(
         "from hexdata.engine import LOCAL\n"
@@ -131,14 +131,14 @@ def test_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
         assert parent.stdout is not None
         assert int(parent.stdout.readline()) in [worker.pid for worker in worker_processes(parent.pid)]
         parent.kill()
-        parent.communicate(timeout=10)  # comes to an end when no worker holds the pipes any more
+        parent.communicate(timeout=10)  # ends when no worker has the pipes open
 
 
 def _with_path(folder: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")])}
 
 
-def test_tasks_are_taken_as_there_is_room() -> None:
+def test_tasks_are_taken_when_workers_are_free() -> None:
     taken = []
 
     def tasks() -> Iterator[tuple[str]]:
@@ -147,5 +147,5 @@ def test_tasks_are_taken_as_there_is_room() -> None:
             yield ("1",)
 
     for done, _ in enumerate(LOCAL.run(eval, tasks(), workers=2, memory=MEMORY)):
-        assert len(taken) <= done + 5  # four handed over, and the one that is here
+        assert len(taken) <= done + 5  # four submitted, and the current one
     assert len(taken) == 40

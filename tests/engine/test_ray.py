@@ -1,6 +1,6 @@
-"""The engine of a Ray cluster: what it repeats, how much it holds, and what it says where it cannot.
+"""The Ray engine: repeated tasks, memory of the driver, checks of nodes, and errors.
 
-The tasks are expressions for ``eval``, as workers cannot import this module.
+The tasks are expressions for ``eval``, because workers cannot import this module.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def test_each_result_comes_with_its_task(ray_engine: Engine) -> None:
     assert list(ray_engine.run(divmod, [], workers=1, memory=MEMORY)) == []
 
 
-def test_the_work_is_done_by_every_node(ray_engine: Engine, tmp_path: Path) -> None:
-    """Two tasks that end only while both run, on nodes that have one processor each."""
+def test_every_node_runs_tasks(ray_engine: Engine, tmp_path: Path) -> None:
+    """Two tasks that can end only while both run, on nodes with one CPU each."""
     met = tmp_path / "met"
     os.mkfifo(met)
     tasks = [(f"(open({str(met)!r}, {mode!r}).close(), {NODE_ID})[-1]",) for mode in "rw"]
@@ -55,8 +55,8 @@ def test_the_work_is_done_by_every_node(ray_engine: Engine, tmp_path: Path) -> N
     assert len(set(nodes)) == ray_engine.machines.count == 2
 
 
-def test_tasks_are_taken_as_there_is_room(ray_engine: Engine) -> None:
-    """Neither tasks nor results pile up, however many there are."""
+def test_tasks_are_taken_when_workers_are_free(ray_engine: Engine) -> None:
+    """Neither tasks nor results accumulate."""
     taken = []
 
     def tasks() -> Iterator[tuple[str]]:
@@ -69,7 +69,7 @@ def test_tasks_are_taken_as_there_is_room(ray_engine: Engine) -> None:
     assert len(taken) == 60
 
 
-def test_an_exception_comes_out_as_it_was(ray_engine: Engine, tmp_path: Path) -> None:
+def test_exceptions_are_raised_unchanged(ray_engine: Engine, tmp_path: Path) -> None:
     with pytest.raises(StoreError) as caught:
         list(ray_engine.run(Manifest.load, [(tmp_path,)], workers=1, memory=MEMORY))
     assert type(caught.value) is StoreError
@@ -79,11 +79,11 @@ def test_an_exception_comes_out_as_it_was(ray_engine: Engine, tmp_path: Path) ->
 @pytest.mark.parametrize(
     "odd",
     [
-        "ValueError('odd', __import__('threading').Lock())",  # cannot be packed
-        "type('Odd', (Exception,), {'__init__': lambda self, a, *, b: None})('odd', b=1)",  # nor unpacked
+        "ValueError('odd', __import__('threading').Lock())",  # cannot be pickled
+        "type('Odd', (Exception,), {'__init__': lambda self, a, *, b: None})('odd', b=1)",  # or unpickled
     ],
 )
-def test_an_exception_that_cannot_travel_is_told_at_once(
+def test_an_exception_that_cannot_be_pickled_is_reported_without_repeats(
     ray_engine: Engine, tmp_path: Path, odd: str
 ) -> None:
     log = tmp_path / "log"
@@ -94,7 +94,7 @@ def test_an_exception_that_cannot_travel_is_told_at_once(
 
 
 def logged(log: Path, number: int, then: str) -> str:
-    """Return an expression that writes its number into a file, and goes on."""
+    """Return an expression that appends its number to a file and evaluates ``then``."""
     return f"(open({str(log)!r}, 'a').write('{number}\\n'), {then})[-1]"
 
 
@@ -108,7 +108,7 @@ def test_only_the_task_of_a_dead_worker_is_repeated(ray_engine: Engine, tmp_path
     assert runs == {number: 1 + (number == 3) for number in range(8)}
 
 
-def test_a_task_that_dies_every_time_is_given_up(ray_engine: Engine) -> None:
+def test_a_task_that_always_dies_fails_after_five_attempts(ray_engine: Engine) -> None:
     with pytest.raises(EngineError, match=r"a task died 5 times; found worker crashed\. If memory ran out"):
         list(ray_engine.run(eval, [("__import__('os')._exit(9)",)], workers=1, memory=MEMORY))
 
@@ -116,7 +116,7 @@ def test_a_task_that_dies_every_time_is_given_up(ray_engine: Engine) -> None:
 def test_only_the_tasks_of_a_removed_node_are_repeated(
     cluster: Any, ray_engine: Engine, third_node: Callable[..., Any], tmp_path: Path
 ) -> None:
-    """On the third node a task waits for ever; the node is removed once it has begun there."""
+    """A task waits forever on the third node, which is removed after the task has started."""
     log, begun, removed = tmp_path / "log", tmp_path / "begun", threading.Event()
     os.mkfifo(begun)
     with third_node() as node:
@@ -147,7 +147,7 @@ def test_only_the_tasks_of_a_removed_node_are_repeated(
 def test_an_exception_between_results_ends_the_tasks(
     ray_engine: Engine, tmp_path: Path, outlive: Callable[..., list[Any]]
 ) -> None:
-    """The worker ends, which would have waited for ever; what the system needs to clear it up is its own."""
+    """A worker that would wait forever is ended."""
     begun = tmp_path / "pid"
     os.mkfifo(begun)
     waiting = f"(open({str(begun)!r}, 'w').write(str({PID})), {WAIT})"
@@ -159,24 +159,24 @@ def test_an_exception_between_results_ends_the_tasks(
 
 
 def test_without_the_node_of_this_machine_nothing_is_repeated() -> None:
-    """No cluster here: what Ray starts on a machine takes a minute to end after such a death."""
+    """Without a cluster, because Ray's processes take a minute to end after such a death."""
     exceptions = pytest.importorskip("ray.exceptions", reason="the extra ray is not installed")
     with pytest.raises(EngineError, match=r"the Ray node of this machine has died\. .*run the command again"):
         require_attempts_left(1, exceptions.LocalRayletDiedError())
     require_attempts_left(1, exceptions.NodeDiedError("it is gone"))
 
 
-def test_memory_that_no_node_has_is_refused(ray_engine: Engine) -> None:
+def test_more_memory_than_any_node_has_is_refused(ray_engine: Engine) -> None:
     with pytest.raises(BudgetError, match="no machine of the cluster has enough memory for a task"):
         list(ray_engine.run(eval, [("1",)], workers=1, memory=1 << 45))
 
 
-# --- what is asked before the work begins -------------------------------------------------------------
+# --- checks of nodes ----------------------------------------------------------
 
 
 @pytest.fixture
-def own_place(tmp_path: Path) -> Iterator[Path]:
-    """A path that leads somewhere in this process only."""
+def private_path(tmp_path: Path) -> Iterator[Path]:
+    """A path that exists in this process only."""
     (tmp_path / "folder").mkdir()
     descriptor = os.open(tmp_path / "folder", os.O_RDONLY)
     os.dup2(descriptor, 900)
@@ -186,12 +186,14 @@ def own_place(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
-def test_a_path_that_workers_do_not_see(ray_engine: Engine, own_place: Path, tmp_path: Path) -> None:
+def test_paths_that_workers_cannot_see_are_refused(
+    ray_engine: Engine, private_path: Path, tmp_path: Path
+) -> None:
     ray_engine.require([tmp_path], tmp_path)
-    for asked in (([own_place], tmp_path), ([], own_place)):
+    for arguments in (([private_path], tmp_path), ([], private_path)):
         with pytest.raises(EngineError, match="does not see the same files under this path") as caught:
-            ray_engine.require(*asked)
-        assert caught.value.path == str(own_place)
+            ray_engine.require(*arguments)
+        assert caught.value.path == str(private_path)
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
 
@@ -202,13 +204,13 @@ from hexdata.engine import open_engine
 from hexdata.errors import EngineError
 
 def work(engine):
-    for _ in engine.run(eval, repeat(("1",)), workers=1, memory=1 << 20):  # until one comes to that node
+    for _ in engine.run(eval, repeat(("1",)), workers=1, memory=1 << 20):  # until that node receives a task
         pass
 
 with open_engine("ray", sys.argv[1]) as engine:
-    for ask in (lambda: engine.require([]), lambda: work(engine)):
+    for call in (lambda: engine.require([]), lambda: work(engine)):
         try:
-            ask()
+            call()
         except EngineError as error:
             print(error)
 """
@@ -217,9 +219,9 @@ with open_engine("ray", sys.argv[1]) as engine:
 def test_other_versions_are_refused(
     cluster: Any, ray_engine: Engine, third_node: Callable[..., Any], tmp_path: Path
 ) -> None:
-    """On a node whose hexdata differs by one line: before the work, and when it joins in the middle of it.
+    """A node whose hexdata differs by one line is refused at the start, and when it joins later.
 
-    In a process of its own, since workers look for modules first where their driver stands.
+    In a separate process, because workers search modules in their driver's working directory first.
     """
     package = Path(hexdata.__file__).parent
     shutil.copytree(package, tmp_path / "other" / "hexdata", ignore=shutil.ignore_patterns("__pycache__"))
@@ -229,17 +231,17 @@ def test_other_versions_are_refused(
     with third_node(env_vars={"PYTHONPATH": str(tmp_path / "other")}) as node:
         command = [sys.executable, "-c", OTHERS, cluster.address]
         run = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
-    before, meanwhile = run.stdout.splitlines()
+    before, later = run.stdout.splitlines()
     assert f"({node.node_id[:8]}) has other versions" in before
-    for said in (before, meanwhile):
-        assert "has other versions than this process; found hexdata" in said
-        assert "Install the same versions on every machine" in said
+    for message in (before, later):
+        assert "has other versions than this process; found hexdata" in message
+        assert "Install the same versions on every machine" in message
 
 
 # --- connecting -----------------------------------------------------------------------------------------
 
 
-def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with (
         pytest.raises(EngineError, match=r"Ray is not installed.*pip install 'hexdata\[ray\]'"),
@@ -250,7 +252,7 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_cluster_that_does_not_answer() -> None:
     pytest.importorskip("ray")
-    with socket.socket() as bound:  # bound, but nobody listens
+    with socket.socket() as bound:  # bound, but not listening
         bound.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{bound.getsockname()[1]}"
         code = (
@@ -265,14 +267,14 @@ def test_a_cluster_that_does_not_answer() -> None:
 
 
 @pytest.mark.parametrize("address", ["ray://127.0.0.1:10001", "here", "host:port", ":1", "host:99999"])
-def test_what_is_no_address(address: str) -> None:
+def test_invalid_addresses_are_refused(address: str) -> None:
     pytest.importorskip("ray")
     code = "import sys; from hexdata.engine import open_engine\nwith open_engine('ray', sys.argv[1]): pass"
     run = subprocess.run([sys.executable, "-c", code, address], capture_output=True, text=True, check=False)
     assert "ConfigError" in run.stderr
 
 
-def test_an_address_is_for_ray_alone() -> None:
+def test_only_ray_accepts_an_address() -> None:
     with pytest.raises(ConfigError, match="local engine accepts no address"), open_engine("local", "auto"):
         pass
     with pytest.raises(ConfigError, match="unknown engine; found spark"), open_engine("spark"):
@@ -285,7 +287,7 @@ def test_interrupted_on_the_command_line(
     store_bytes: StoreBytes,
     outlive: Callable[..., list[Any]],
 ) -> None:
-    """With a cluster of its own, that is gone at the end; Ctrl-C goes to the whole group, as in a shell."""
+    """With a temporary cluster, which is ended. Ctrl-C is sent to the process group, as in a shell."""
     pytest.importorskip("ray")
     store, undisturbed = copy_store(odd_store), copy_store(odd_store, "undisturbed")
     shuffle_store(undisturbed, ShuffleOptions(seed=7, buckets=40, threads=1))
@@ -302,9 +304,9 @@ def test_interrupted_on_the_command_line(
             break
     started = psutil.Process(process.pid).children(recursive=True)
     os.killpg(process.pid, signal.SIGINT)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 130, said
-    assert "run the same command again to resume" in said
+    _, message = process.communicate(timeout=60)
+    assert process.returncode == 130, message
+    assert "run the same command again to resume" in message
     assert started
     assert not outlive(started)
     shuffle_store(store, ShuffleOptions(seed=7, buckets=40, threads=1))

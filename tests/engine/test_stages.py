@@ -1,6 +1,6 @@
-"""Every stage over every engine: the same bytes, whoever did the work, and whatever died meanwhile.
+"""Every stage gives the same bytes on every engine, also after deaths of workers and nodes.
 
-And what is promised of their tasks: how much memory each may take, how many are at hand, and on which nodes.
+Also tests the limits of tasks: their memory, the number held by the driver, and the checks of nodes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tests.conftest import CopyStore, StoreBytes
 
 MAX_ROWS = 120
-"""What makes eight slices of the odd store."""
+"""Divides the odd store into eight slices."""
 SHUFFLE = ShuffleOptions(seed=7, buckets=5, threads=1)
 
 
@@ -51,7 +51,7 @@ def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
 def whole(
     odd_store: Path, tmp_path_factory: pytest.TempPathFactory, store_bytes: StoreBytes
 ) -> dict[str, str]:
-    """The bytes of all stages of the odd store, by one worker of this process, in units of another size."""
+    """The bytes of all stages of the odd store from this process, with units of another size."""
     import shutil
 
     store = shutil.copytree(odd_store, tmp_path_factory.mktemp("whole") / "store")
@@ -72,7 +72,7 @@ def hidden_files(store: Path) -> list[str]:
 def test_convert(
     engine: Engine, trmph_store: Path, tmp_path: Path, store_bytes: StoreBytes, monkeypatch: Any
 ) -> None:
-    """Inputs and store are given relative to where the caller stands."""
+    """With paths relative to the working directory of the caller."""
     monkeypatch.chdir(tmp_path)
     options = ConvertOptions(workers=2, val=0.15, test=0.1)
     Path("games").symlink_to(trmph_store.parent / "games")
@@ -119,7 +119,7 @@ def test_a_config_names_the_engine(
 
 
 def test_verify(engine: Engine, odd_store: Path, copy_store: CopyStore) -> None:
-    """The made-up store has no real games, so only what is said of its files counts here."""
+    """The odd store has no real games, so only the check of its files is tested."""
     store = copy_store(odd_store)
     assert verify_store(store, engine=engine).checks[0].ok
     part = store / "positions" / "part-000001.parquet"
@@ -130,7 +130,7 @@ def test_verify(engine: Engine, odd_store: Path, copy_store: CopyStore) -> None:
     assert "part-000001.parquet: the file was altered" in check.detail
 
 
-def test_an_error_of_a_task_comes_out_whole(engine: Engine, odd_store: Path, copy_store: CopyStore) -> None:
+def test_errors_of_tasks_are_raised_unchanged(engine: Engine, odd_store: Path, copy_store: CopyStore) -> None:
     store = copy_store(odd_store)
     shuffle_store(store, SHUFFLE)
     bucket = store / "shuffled" / "train" / "bucket-000002.parquet"
@@ -140,11 +140,11 @@ def test_an_error_of_a_task_comes_out_whole(engine: Engine, odd_store: Path, cop
     assert not hidden_files(store)
 
 
-class At(Silent):
-    """Does something at each step of a stage until it says that it has."""
+class ActingProgress(Silent):
+    """Calls ``act`` at each step of a stage until it returns true."""
 
     def __init__(self, stage: str, act: Callable[[], bool]) -> None:
-        self.wanted = stage
+        self.target = stage
         self.act = act
         self.stage = ""
         self.done = False
@@ -153,7 +153,7 @@ class At(Silent):
         self.stage = stage
 
     def advance(self, amount: int) -> None:
-        if amount and self.stage == self.wanted and not self.done:
+        if amount and self.stage == self.target and not self.done:
             self.done = self.act()
 
 
@@ -162,7 +162,7 @@ def interrupt() -> bool:
 
 
 @pytest.mark.parametrize("stage", ["scatter", "sort"])
-def test_interrupted_and_gone_on_with_by_the_other_engine(
+def test_an_interrupted_shuffle_is_resumed_by_the_other_engine(
     engine: Engine,
     ray_engine: Engine,
     stage: str,
@@ -173,7 +173,7 @@ def test_interrupted_and_gone_on_with_by_the_other_engine(
 ) -> None:
     store = copy_store(odd_store)
     with pytest.raises(KeyboardInterrupt):
-        shuffle_store(store, SHUFFLE, At(stage, interrupt), engine=engine)
+        shuffle_store(store, SHUFFLE, ActingProgress(stage, interrupt), engine=engine)
     assert "shuffle" not in Store.open(store).manifest.stages
     assert not hidden_files(store)
     other = ray_engine if engine is LOCAL else LOCAL
@@ -183,7 +183,7 @@ def test_interrupted_and_gone_on_with_by_the_other_engine(
 
 
 def kill_a_worker() -> bool:
-    """Kill one process that is at a task, or was a moment ago."""
+    """Kill one process that runs a task or has just finished one."""
     for process in psutil.Process().children(recursive=True):
         try:
             if process.cmdline()[:1] and process.cmdline()[0].startswith(("ray::hexdata", "ray::IDLE")):
@@ -204,7 +204,7 @@ def test_a_killed_worker_changes_nothing(
     store_bytes: StoreBytes,
 ) -> None:
     store = copy_store(odd_store)
-    watcher = At(stage, kill_a_worker)
+    watcher = ActingProgress(stage, kill_a_worker)
     shuffle_store(store, SHUFFLE, watcher, engine=ray_engine)
     run_stages(store, ray_engine)
     assert watcher.done
@@ -228,7 +228,7 @@ def test_a_removed_node_changes_nothing(
             cluster.remove_node(node, allow_graceful=False)
             return True
 
-        watcher = At("scatter", remove)
+        watcher = ActingProgress("scatter", remove)
         shuffle_store(store, SHUFFLE, watcher, engine=ray_engine)
     run_stages(store, ray_engine)
     assert watcher.done
@@ -236,14 +236,14 @@ def test_a_removed_node_changes_nothing(
     assert not hidden_files(store)
 
 
-# --- what a task may take, and what the driver holds ------------------------------------------------------
+# --- limits of tasks and of the driver ---------------------------------------------------
 
 
 class Recorder(LocalEngine):
-    """The local engine as if it were remote; keeps what is said of each kind of task."""
+    """The local engine with the interface of a remote one. Records workers and memory of each function."""
 
     def __init__(self) -> None:
-        self.said: dict[str, tuple[int, int]] = {}
+        self.calls: dict[str, tuple[int, int]] = {}
 
     @property
     def machines(self) -> Machines:
@@ -252,7 +252,7 @@ class Recorder(LocalEngine):
     def run(
         self, function: Callable[..., Any], tasks: Iterable[tuple[Any, ...]], *, workers: int, memory: int
     ) -> Iterator[tuple[int, Any]]:
-        self.said[function.__name__] = (workers, memory)
+        self.calls[function.__name__] = (workers, memory)
         return super().run(function, tasks, workers=1, memory=memory)
 
 
@@ -263,59 +263,59 @@ def test_the_tasks_of_a_machine_fit_into_its_budget(trmph_store: Path, tmp_path:
     shuffle_store(store, ShuffleOptions(seed=7, buckets=5, memory=budget), engine=recorder)
     export_shards(store, ExportOptions(memory=budget), engine=recorder)
     export_pickles(store, PicklesOptions(memory=budget), engine=recorder)
-    assert {name.lstrip("_") for name in recorder.said} == {
+    assert {name.lstrip("_") for name in recorder.calls} == {
         "read_source",
         "publish_source",
         "scatter_slice",
         "sort_job",
         "write_file",
     }
-    for workers, memory in recorder.said.values():
+    for workers, memory in recorder.calls.values():
         assert workers == 2
         assert 100_000_000 < memory <= budget // workers
 
 
-AT_HAND = 15
-"""Tasks that four workers are at, as many that wait for them, and what a pool of processes has on the way."""
+MAX_HELD = 15
+"""Tasks of four workers: running, waiting, and in the queues of the process pool."""
 
 
-def test_the_driver_lets_go_of_tasks_and_results(engine: Engine) -> None:
-    """Of those that are done, as of those that have not begun, it holds none, however many there are."""
-    asked: weakref.WeakSet[frozenset[int]] = weakref.WeakSet()
-    answers: weakref.WeakSet[frozenset[int]] = weakref.WeakSet()
+def test_the_driver_releases_tasks_and_results(engine: Engine) -> None:
+    """It keeps neither finished tasks nor tasks that have not been submitted."""
+    pending: weakref.WeakSet[frozenset[int]] = weakref.WeakSet()
+    results: weakref.WeakSet[frozenset[int]] = weakref.WeakSet()
 
     def tasks() -> Iterator[tuple[frozenset[int]]]:
         for number in range(60):
             task = frozenset({number})
-            asked.add(task)
+            pending.add(task)
             yield (task,)
 
     most = 0
     done = 0
-    for _, answer in engine.run(frozenset, tasks(), workers=2, memory=200 << 20):
+    for _, result in engine.run(frozenset, tasks(), workers=2, memory=200 << 20):
         done += 1
-        answers.add(answer)
-        if max(len(asked), len(answers)) > AT_HAND:
-            gc.collect()  # what only a cycle holds is let go of as well
-        most = max(most, len(asked), len(answers))
+        results.add(result)
+        if max(len(pending), len(results)) > MAX_HELD:
+            gc.collect()  # objects in cycles are released too
+        most = max(most, len(pending), len(results))
     assert done == 60
-    assert most <= AT_HAND
+    assert most <= MAX_HELD
 
 
 RESOURCES = "__import__('ray').get_runtime_context().get_assigned_resources()"
 
 
-def test_what_a_task_takes_is_declared_to_ray(ray_engine: Engine) -> None:
+def test_cpu_and_memory_of_tasks_are_declared_to_ray(ray_engine: Engine) -> None:
     memory = 300 << 20
     ((_, taken),) = ray_engine.run(eval, [(RESOURCES,)], workers=1, memory=memory)
     assert taken["CPU"] == 1
-    assert taken["memory"] > memory  # Ray's own part comes on top
+    assert taken["memory"] > memory  # plus the memory of a Ray worker
     ((_, taken),) = ray_engine.run_light(eval, [(RESOURCES,)], workers=1)
     assert taken["CPU"] == 1
     assert taken["memory"] > 150 << 20
 
 
-def test_a_task_that_is_done_again_is_told(cluster: Any, ray_engine: Engine, tmp_path: Path) -> None:
+def test_repeated_tasks_are_reported(cluster: Any, ray_engine: Engine, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     die_once = f"7 if __import__('os').path.exists({str(mark)!r}) else "
     die_once += f"(open({str(mark)!r}, 'w').close(), __import__('os')._exit(9))"
@@ -325,14 +325,14 @@ def test_a_task_that_is_done_again_is_told(cluster: Any, ray_engine: Engine, tmp
     assert notes == ["eval is repeated, attempt 2 of 5: worker crashed"]
 
 
-def test_what_another_machine_is_asked_of_an_object_store(bucket: UPath) -> None:
-    """That it may read and write there; nothing is left."""
+def test_checks_of_another_machine_work_in_an_object_store(bucket: UPath) -> None:
+    """The machine must be able to read and write there; no object is left."""
     (bucket / "input").write_bytes(b"games")
     with open_node_check([bucket / "input"], bucket) as check:
         assert check.run("there") == {}
         check.require("there", {}, "there")
         with pytest.raises(EngineError, match="does not see the same files") as caught:
-            check.require("elsewhere", {}, "elsewhere")  # what it has left is not here
+            check.require("elsewhere", {}, "elsewhere")  # its file does not exist
         assert caught.value.path == str(bucket)
         (bucket / "input").write_bytes(b"more games")
         assert check.run("there") == {str(bucket / "input"): "a file of another size"}
@@ -345,10 +345,10 @@ def test_what_another_machine_is_asked_of_an_object_store(bucket: UPath) -> None
         assert list(elsewhere.run("there")) == [str(gone)]
 
 
-def test_a_node_that_joins_later_is_asked_for_paths_too(
+def test_paths_are_checked_on_a_node_that_joins_later(
     ray_engine: Engine, third_node: Callable[..., Any], tmp_path: Path
 ) -> None:
-    """The file is gone when the third node joins, which so is the only one that does not see it."""
+    """The file is deleted before the third node joins, so only that node does not see it."""
     file = tmp_path / "input"
     file.write_text("games")
     ray_engine.require([file], tmp_path)
@@ -358,7 +358,7 @@ def test_a_node_that_joins_later_is_asked_for_paths_too(
         try:
             with pytest.raises(EngineError, match="does not see the same files under this path") as caught:
                 for _ in ray_engine.run(eval, repeat(("1",)), workers=1, memory=200 << 20):
-                    pass  # until one goes there, which may take a second
+                    pass  # until a task is assigned to that node, which may take a second
         finally:
             ray_engine.require([])
     assert node.node_id[:8] in caught.value.reason

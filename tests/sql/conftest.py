@@ -1,4 +1,4 @@
-"""Stores at every stage and of every kind, for all that is asked of them in SQL. Read only."""
+"""Fixtures with stores of every kind at every stage, for queries. Tests must not change them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BUCKETS = 3
 
 @pytest.fixture(scope="session")
 def stores(tmp_path_factory: pytest.TempPathFactory, trmph_store: Path, odd_store: Path) -> dict[str, Path]:
-    """A store of each of ``KINDS``: of no game and of one, at each stage, and with nulls everywhere."""
+    """A store of each of ``KINDS``: with no game, with one game, at each stage, and with nulls everywhere."""
     folder = tmp_path_factory.mktemp("stores")
     made = {"converted": trmph_store, "odd": odd_store}
     for name, text in {"none": "#5,z9 b\n", "one": "#5,a1 b\n"}.items():

@@ -1,4 +1,4 @@
-"""The views hold what the store's files hold, at every stage; what a store lacks is empty or says so."""
+"""Views contain the rows of the store's files at every stage; views without files are empty."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ ASK = {"sql": query, "report": write_report, "verify": verify_store}
 
 @pytest.mark.parametrize("key", ["rows", "bytes", "sha256"])
 @pytest.mark.parametrize("ask", ASK)
-def test_no_text_of_a_manifest_is_run(
+def test_texts_of_a_manifest_are_not_executed(
     stores: dict[str, Path], copy_store: CopyStore, tmp_path: Path, ask: str, key: str
 ) -> None:
-    """The text once ended the list of shards, copied a query to any file and began the list again."""
+    """Such a text used to end the list of shards and to run a COPY statement."""
     store, target = copy_store(stores["exported"]), tmp_path / "run.pth"
     columns = ", ".join(f'"{name}"' for name in SHARD_COLUMNS)
     for closing in ("0, '')", "')", "0, 0, '')"):
@@ -74,7 +74,7 @@ def test_no_text_of_a_manifest_is_run(
         assert not target.exists()
 
 
-def test_the_session_is_closed_in_before_a_view_is_made(stores: dict[str, Path], tmp_path: Path) -> None:
+def test_access_is_restricted_before_views_are_created(stores: dict[str, Path], tmp_path: Path) -> None:
     target, other = tmp_path / "other.csv", tmp_path / "there.csv"
     other.write_text("a")
     with open_catalog(stores["exported"], memory=MEMORY) as con:
@@ -92,13 +92,13 @@ def test_the_session_is_closed_in_before_a_view_is_made(stores: dict[str, Path],
 
 
 def rows_of(store: Path, folder: str) -> list[dict[str, object]]:
-    """The rows of a folder's files in their order, as Arrow reads them."""
+    """Return the rows of a folder's files in order, as Arrow reads them."""
     names = Store.open(store).manifest.files_in(folder)
     return [row for name in names for row in pq.read_table(store / name).to_pylist()]
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_a_view_holds_the_rows_of_its_files(any_store: Path, name: str) -> None:
+def test_a_view_contains_the_rows_of_its_files(any_store: Path, name: str) -> None:
     with open_catalog(any_store, memory=MEMORY) as con:
         found = con.sql(f"FROM {name} ORDER BY ALL").to_arrow_table()
     assert found.schema.names == SCHEMAS[name].names
@@ -114,7 +114,7 @@ def test_a_view_has_the_same_types_empty_or_not(stores: dict[str, Path], name: s
     assert len(types) == 1
 
 
-def test_shuffled_rows_know_their_split_bucket_and_rank(any_store: Path) -> None:
+def test_shuffled_rows_have_their_split_bucket_and_rank(any_store: Path) -> None:
     expected = []
     for split in SPLITS:
         rank = 0
@@ -131,7 +131,7 @@ def test_shuffled_rows_know_their_split_bucket_and_rank(any_store: Path) -> None
     assert repr(found.to_pylist()) == repr(expected)
 
 
-def test_shards_are_those_of_their_manifest(stores: dict[str, Path]) -> None:
+def test_shards_agree_with_their_manifest(stores: dict[str, Path]) -> None:
     manifest = ShardManifest.load(stores["exported"] / "shards")
     expected = []
     for split in SPLITS:
@@ -148,7 +148,7 @@ def test_shards_are_those_of_their_manifest(stores: dict[str, Path]) -> None:
         assert (con.sql("FROM shards").columns, con.sql("FROM shards").fetchall()) == (SHARD_COLUMNS, [])
 
 
-def test_what_is_listed_is_there(stores: dict[str, Path]) -> None:
+def test_all_listed_views_and_macros_exist(stores: dict[str, Path]) -> None:
     with open_catalog(stores["one"], memory=MEMORY) as con:
         views = con.sql("SELECT view_name FROM duckdb_views() WHERE NOT internal").fetchall()
         macros = con.sql("SELECT function_name FROM duckdb_functions() WHERE schema_name = 'main'").fetchall()
@@ -157,7 +157,7 @@ def test_what_is_listed_is_there(stores: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize("name", ["st*r", "br[a]c?ket", "quo'te", "sp ace|pipe", "seed=7", "Stellung-ø"])
-def test_a_store_may_lie_anywhere(tmp_path: Path, stores: dict[str, Path], name: str) -> None:
+def test_a_store_can_be_in_any_folder(tmp_path: Path, stores: dict[str, Path], name: str) -> None:
     store = shutil.copytree(stores["shuffled"], tmp_path / name)
     with open_catalog(store, memory=MEMORY) as con:
         for folder in ("positions", "shuffled"):
@@ -166,9 +166,7 @@ def test_a_store_may_lie_anywhere(tmp_path: Path, stores: dict[str, Path], name:
 
 
 @pytest.mark.parametrize("folder", [*SCHEMAS, "shuffled"])
-def test_a_missing_file_matters_to_those_who_ask_for_it(
-    tmp_path: Path, stores: dict[str, Path], folder: str
-) -> None:
+def test_only_queries_of_a_missing_file_fail(tmp_path: Path, stores: dict[str, Path], folder: str) -> None:
     store = shutil.copytree(stores["shuffled"], tmp_path / "store")
     (lost := next((store / folder).rglob("*.parquet"))).unlink()
     with open_catalog(store, memory=MEMORY) as con:
@@ -182,13 +180,13 @@ def test_a_missing_file_matters_to_those_who_ask_for_it(
             con.sql(f"SELECT {asked} FROM {folder}").fetchall()
 
 
-def test_no_store_is_no_catalog(tmp_path: Path) -> None:
+def test_without_a_store_there_is_no_catalog(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="no manifest"), open_catalog(tmp_path, memory=MEMORY):
         pass
     assert list(tmp_path.iterdir()) == []
 
 
-def test_limits_say_what_does_not_fit() -> None:
+def test_too_small_limits_are_refused() -> None:
     with pytest.raises(ConfigError, match="threads cannot be used; found 0"):
         SqlLimits(threads=0)
     with pytest.raises(BudgetError, match="with 4 threads; found 500 MB; expected at least"):
@@ -206,9 +204,7 @@ def test_a_session_has_its_limits(stores: dict[str, Path]) -> None:
     assert (threads, memory) == (1, f"{limits.memory / 2**20:.1f} MiB")
 
 
-def test_a_spill_without_room_is_a_full_disk(
-    stores: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_spill_is_a_full_disk(stores: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     settings = "SET memory_limit = '40MB'; SET max_temp_directory_size = '1MB'"
     monkeypatch.setattr("hexdata.sql.catalog._close_in", lambda con, store: con.execute(settings))
     query = "SELECT max(i) FROM (SELECT i, hash(i) h FROM range(3_000_000) t(i) ORDER BY h)"

@@ -1,4 +1,4 @@
-"""``STORE/hexdata.duckdb`` shows DuckDB itself what the store holds, from anywhere, and disturbs nothing."""
+"""``STORE/hexdata.duckdb``: DuckDB reads the store through it from any folder."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ QUERY = f"SELECT {COUNTS}, (SELECT sum(rank) FROM shuffled), (SELECT min(trmph(g
 
 
 def in_duckdb(folder: Path, *statements: str, database: str = ":memory:") -> str:
-    """Run statements in DuckDB, in a process of its own in ``folder``; what the last says, or the error."""
+    """Run statements in a separate DuckDB process in ``folder``; return the last result or the error."""
     code = """
 import sys, duckdb
 con = duckdb.connect(sys.argv[1], read_only=sys.argv[1] != ":memory:")
@@ -41,14 +41,14 @@ print(con.fetchall())
 
 
 def facts(store: Path) -> str:
-    """What ``QUERY`` is to say of a store."""
+    """Return the expected result of ``QUERY``."""
     with open_catalog(store, memory=500_000_000) as con:
         return str(con.sql(QUERY).fetchall())
 
 
 @pytest.fixture
 def store(tmp_path: Path, stores: dict[str, Path]) -> Path:
-    """A store with everything, in a folder with a name of all kinds of characters."""
+    """A store with all stages, in a folder whose name has unusual characters."""
     return shutil.copytree(stores["exported"], tmp_path / "st*r [a] b,c's\nd")
 
 
@@ -71,7 +71,7 @@ def test_it_moves_with_its_store(tmp_path: Path, store: Path) -> None:
     assert in_duckdb(tmp_path, QUERY, database=str(moved / DATABASE_NAME)) == expected
 
 
-def test_attached_it_asks_for_its_folder(tmp_path: Path, stores: dict[str, Path]) -> None:
+def test_an_attached_database_needs_its_folder(tmp_path: Path, stores: dict[str, Path]) -> None:
     store = shutil.copytree(stores["exported"], tmp_path / "store")
     expected, attach = facts(store), f"ATTACH '{store / DATABASE_NAME}' AS hexdata (READ_ONLY)"
     assert "No files found" in in_duckdb(tmp_path, attach, "SELECT count(*) FROM hexdata.games")
@@ -80,7 +80,7 @@ def test_attached_it_asks_for_its_folder(tmp_path: Path, stores: dict[str, Path]
     assert in_duckdb(store, attach, "USE hexdata", QUERY) == expected
 
 
-def test_another_temporary_folder_asks_for_its_folder(tmp_path: Path, stores: dict[str, Path]) -> None:
+def test_another_temporary_folder_needs_the_store_folder(tmp_path: Path, stores: dict[str, Path]) -> None:
     store = shutil.copytree(stores["exported"], tmp_path / "store")
     expected, database = facts(store), str(store / DATABASE_NAME)
     spill, search = f"SET temp_directory = '{tmp_path}/spill'", f"SET file_search_path = '{store}'"
@@ -88,7 +88,7 @@ def test_another_temporary_folder_asks_for_its_folder(tmp_path: Path, stores: di
     assert in_duckdb(tmp_path, spill, search, QUERY, database=database) == expected
 
 
-def test_each_stage_refreshes_it(tmp_path: Path, demo_trmph: Callable[..., list[Path]]) -> None:
+def test_each_stage_updates_it(tmp_path: Path, demo_trmph: Callable[..., list[Path]]) -> None:
     demo_trmph(tmp_path / "games", games=12, files=2)
     store = tmp_path / "store"
     content = set()
@@ -109,7 +109,7 @@ def test_each_stage_refreshes_it(tmp_path: Path, demo_trmph: Callable[..., list[
     assert (store / DATABASE_NAME).is_file()
 
 
-def test_it_is_no_part_of_the_dataset(store: Path) -> None:
+def test_it_is_not_part_of_the_dataset(store: Path) -> None:
     assert DATABASE_NAME not in Store.open(store).manifest.files
     assert verify_store(store).ok
     (store / DATABASE_NAME).write_bytes(b"no database")
@@ -117,7 +117,7 @@ def test_it_is_no_part_of_the_dataset(store: Path) -> None:
     assert facts(store)
 
 
-def test_the_same_store_gives_the_same_bytes_wherever_it_lies(tmp_path: Path, store: Path) -> None:
+def test_the_same_store_gives_the_same_bytes_in_any_folder(tmp_path: Path, store: Path) -> None:
     before = (store / DATABASE_NAME).read_bytes()
     copy = shutil.copytree(store, tmp_path / "copy")
     (copy / DATABASE_NAME).unlink()
@@ -126,7 +126,7 @@ def test_the_same_store_gives_the_same_bytes_wherever_it_lies(tmp_path: Path, st
     assert str(tmp_path).encode() not in before
 
 
-def test_nothing_is_written_where_nothing_has_changed(store: Path) -> None:
+def test_an_unchanged_database_is_not_written_again(store: Path) -> None:
     before = (store / DATABASE_NAME).stat()
     write_database(Store.open(store))
     after = (store / DATABASE_NAME).stat()
@@ -138,7 +138,7 @@ def test_a_store_without_positions_has_one(stores: dict[str, Path]) -> None:
         assert in_duckdb(stores[kind], QUERY, database=DATABASE_NAME) == facts(stores[kind])
 
 
-def test_a_store_that_lost_files_still_gets_one(tmp_path: Path, store: Path) -> None:
+def test_a_store_with_missing_files_has_one(tmp_path: Path, store: Path) -> None:
     shutil.rmtree(store / "positions")
     write_database(Store.open(store))
     database = str(store / DATABASE_NAME)
@@ -159,7 +159,7 @@ with warnings.catch_warnings(record=True) as caught, store.writing("export"):
     write_database(store)
 sys.stderr.write("\\n".join(str(warning.message) for warning in caught))
 """
-"""Writes the database, no file of which may grow beyond so many bytes.
+"""Writes the database with a maximum file size in bytes.
 
 It writes no bytecode: Python would leave cut files of it, which break every later import of the module.
 """
@@ -169,7 +169,7 @@ It writes no bytecode: Python would leave cut files of it, which break every lat
 def test_a_full_disk_of_the_database_is_a_warning_with_its_path(
     store: Path, tmp_path: Path, size: int
 ) -> None:
-    """It is made in the system's folder for temporary files, which may be another disk than the store's."""
+    """It is created in the system's temporary folder, which may be on another disk than the store."""
     (store / DATABASE_NAME).unlink()
     folder = tmp_path / "temporary"
     folder.mkdir()

@@ -1,4 +1,4 @@
-"""The macros against the plain definitions of ``hexdata.board``, for every board size."""
+"""Macros agree with the functions of ``hexdata.board`` for every board size."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIZES = (MIN_SIZE, 4, 5, 7, 8, 11, 13, 19, MAX_SIZE)
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_cell_names_every_cell_and_nothing_else(sized_store: Callable[[int], Path], size: int) -> None:
+def test_cell_returns_the_name_of_each_cell_only(sized_store: Callable[[int], Path], size: int) -> None:
     with open_catalog(sized_store(size), memory=MEMORY) as con:
         found = con.sql(f"SELECT cell(i::USMALLINT) FROM range({size * size}) t(i) ORDER BY i").fetchall()
         others = con.sql(
@@ -52,7 +52,9 @@ def test_stones_are_counted_by_colour(sized_store: Callable[[int], Path], size: 
 
 @settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(size=st.integers(MIN_SIZE, MAX_SIZE), seed=st.integers(0, 2**32 - 1))
-def test_any_size_has_right_macros(sized_store: Callable[[int], Path], size: int, seed: int) -> None:
+def test_macros_agree_for_random_boards_of_any_size(
+    sized_store: Callable[[int], Path], size: int, seed: int
+) -> None:
     rng = np.random.default_rng(seed)
     owner = rng.integers(0, 3, (1, size, size))
     board = pack_boards(np.stack([owner == 1, owner == 2], axis=1))[0].tobytes()
@@ -82,7 +84,7 @@ def test_a_game_is_a_line_of_trmph(stores: dict[str, Path]) -> None:
 
 @pytest.mark.parametrize("name", ["game_id", "id", "moves", "played", "winner", "won", "game", "m", "move"])
 def test_an_argument_may_have_any_name(stores: dict[str, Path], name: str) -> None:
-    """A macro puts its argument in where the parameter stands: no name there may catch it."""
+    """DuckDB inserts arguments as text, so no inner name of a macro may capture them."""
     with open_catalog(stores["converted"], memory=MEMORY) as con:
         query = f"""SELECT list(trmph({name}) ORDER BY {name}) = list((SELECT trmph(5)) ORDER BY {name})
             FROM (SELECT 5::BIGINT AS {name} FROM range(2))"""

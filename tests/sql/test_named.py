@@ -1,4 +1,4 @@
-"""The figures of the named queries, against the same counted by hand from the store's files."""
+"""Results of the named queries agree with direct counts over the store's files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def tables(store: Path, folder: str) -> list[list[dict[str, Any]]]:
 
 
 def same_games(rows: list[dict[str, Any]]) -> tuple[int, float]:
-    """Pairs of neighbours of one game, and the chance that a random pair is of one."""
+    """Return the adjacent pairs of one game, and the probability that a random pair is of one game."""
     ids = [row["game_id"] for row in rows]
     found = sum(a == b and a is not None for a, b in itertools.pairwise(ids))
     sizes = Counter(i for i in ids if i is not None).values()
@@ -58,7 +58,7 @@ def test_neighbours(stores: dict[str, Path], kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["shuffled", "odd-shuffled"])
 def test_dispersion(stores: dict[str, Path], kind: str) -> None:
-    """A row of no known game counts as a game of its own."""
+    """A row without a game counts as a game of one row."""
     found = {(row["split"], row["bucket"]): row for row in ask(stores[kind], "dispersion")}
     expected = {}
     rng = np.random.default_rng(1)
@@ -86,7 +86,7 @@ def test_dispersion(stores: dict[str, Path], kind: str) -> None:
 
 
 def test_values(stores: dict[str, Path]) -> None:
-    """The band is that of the mean of a sample without replacement, as many draws of one have it."""
+    """The range is the one of sample means without replacement, as in many random draws."""
     rng = np.random.default_rng(2)
     found = ask(stores["odd-shuffled"], "values")
     for row in found:

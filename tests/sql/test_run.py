@@ -1,4 +1,4 @@
-"""Queries read the store and nothing else, and what is wrong with one is said once and clearly."""
+"""Queries can only read the store, and errors name the fault of the query or of the store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hexdata.store import Store
 StoreBytes = Callable[[Path], dict[str, str]]
 
 A_TABLE = pa.table({"a": [1]})
-"""What a replacement scan would find by its name."""
+"""A variable that a replacement scan of DuckDB would find by its name."""
 
 
 def ask(store: Path, text: str) -> list[dict[str, object]]:
@@ -37,17 +37,17 @@ def ask(store: Path, text: str) -> list[dict[str, object]]:
         "SELECT count(*) AS found FROM positions, (VALUES (1)) AS v",
     ],
 )
-def test_what_reads_is_run(stores: dict[str, Path], text: str) -> None:
+def test_reading_statements_run(stores: dict[str, Path], text: str) -> None:
     expected = Store.open(stores["converted"]).manifest.counts["positions"]
     assert ask(stores["converted"], text) == [{"found": expected}]
 
 
 @pytest.mark.parametrize("text", ["DESCRIBE games", "SHOW TABLES", "SUMMARIZE sources", "VALUES (1), (2)"])
-def test_a_store_can_be_looked_around_in(stores: dict[str, Path], text: str) -> None:
+def test_describing_statements_run(stores: dict[str, Path], text: str) -> None:
     assert len(ask(stores["converted"], text)) >= 2
 
 
-WRITING = {
+REFUSED = {
     "COPY (SELECT 1) TO '{out}'": "COPY is not allowed: queries can only read",
     "WITH x AS (COPY (SELECT 1) TO '{out}') SELECT 1": "query contains COPY",
     "WITH x AS (COPY (SELECT 1) TO '{part}' (USE_TMP_FILE false)) SELECT 1": "query contains COPY",
@@ -82,14 +82,14 @@ WRITING = {
 }
 
 
-@pytest.mark.parametrize("text", WRITING)
-def test_what_does_not_only_read_is_refused(
+@pytest.mark.parametrize("text", REFUSED)
+def test_other_statements_are_refused(
     tmp_path: Path, stores: dict[str, Path], store_bytes: StoreBytes, text: str
 ) -> None:
     store = shutil.copytree(stores["converted"], tmp_path / "store")
     before = store_bytes(store)
     query = text.format(out=tmp_path / "out", part=store / "games" / "part-000000.parquet")
-    with pytest.raises(ConfigError, match=WRITING[text]):
+    with pytest.raises(ConfigError, match=REFUSED[text]):
         ask(store, query)
     assert store_bytes(store) == before
     assert list(tmp_path.iterdir()) == [store]
@@ -122,7 +122,7 @@ def test_what_does_not_only_read_is_refused(
         "FROM python_map_function((FROM games))",
     ],
 )
-def test_nothing_but_the_store_can_be_read(tmp_path: Path, stores: dict[str, Path], text: str) -> None:
+def test_only_the_store_can_be_read(tmp_path: Path, stores: dict[str, Path], text: str) -> None:
     store = shutil.copytree(stores["converted"], tmp_path / "store")
     secret, parquet, link = tmp_path / "secret.csv", tmp_path / "other.parquet", store / "link.csv"
     secret.write_text("root,secret\n1,2\n")
@@ -136,7 +136,7 @@ def test_nothing_but_the_store_can_be_read(tmp_path: Path, stores: dict[str, Pat
     assert "secret," not in str(caught.value)
 
 
-def test_a_file_elsewhere_is_the_querys_fault(stores: dict[str, Path]) -> None:
+def test_a_file_outside_the_store_is_an_error_of_the_query(stores: dict[str, Path]) -> None:
     with pytest.raises(ConfigError, match=r"only read the tables of the store; .*expected positions"):
         ask(stores["one"], "FROM '/elsewhere/a.parquet'")
     with pytest.raises(ConfigError) as caught:
@@ -145,14 +145,14 @@ def test_a_file_elsewhere_is_the_querys_fault(stores: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize("name", ["a[b]", "a*b", "a?b", "[", "**", "a|b,c's\n"])
-def test_a_store_may_lie_in_a_folder_of_any_name(tmp_path: Path, stores: dict[str, Path], name: str) -> None:
+def test_a_store_can_be_in_a_folder_of_any_name(tmp_path: Path, stores: dict[str, Path], name: str) -> None:
     store = shutil.copytree(stores["exported"], tmp_path / name)
     text = "SELECT (SELECT count(*) FROM shuffled) AS s, (SELECT count(*) FROM games) AS g"
     assert ask(store, text) == ask(stores["exported"], text) != [{"s": 0, "g": 0}]
 
 
-def test_names_of_columns_are_no_tables(stores: dict[str, Path]) -> None:
-    """The tree is looked at by its kinds of node: a text or a name that looks like one passes."""
+def test_column_names_and_texts_are_not_checked_as_functions(stores: dict[str, Path]) -> None:
+    """Checks use the types of syntax nodes, so texts and names that look like functions are allowed."""
     text = "SELECT 'COPY_QUERY_NODE' AS type, 'X_NODE' AS \"COPY_NODE\""
     assert ask(stores["one"], text) == [{"type": "COPY_QUERY_NODE", "COPY_NODE": "X_NODE"}]
 
@@ -173,7 +173,7 @@ def test_names_of_columns_are_no_tables(stores: dict[str, Path]) -> None:
         ("SELECT " + "(" * 5000 + "1" + ")" * 5000, "nest|deep|depth"),
     ],
 )
-def test_a_wrong_query_is_told_with_its_place(stores: dict[str, Path], text: str, found: str) -> None:
+def test_errors_mark_the_position_in_the_query(stores: dict[str, Path], text: str, found: str) -> None:
     with pytest.raises(ConfigError) as caught:
         ask(stores["converted"], text)
     message = str(caught.value)
@@ -181,7 +181,7 @@ def test_a_wrong_query_is_told_with_its_place(stores: dict[str, Path], text: str
     assert "Traceback" not in message
 
 
-def test_a_value_may_turn_out_wrong_amid_the_rows(stores: dict[str, Path]) -> None:
+def test_an_invalid_value_fails_while_rows_are_read(stores: dict[str, Path]) -> None:
     text = "SELECT (CASE WHEN range = 3000000 THEN 'x' ELSE '1' END)::INTEGER FROM range(4000000)"
     with run_query(stores["one"], text) as result:
         seen = next(result.batches).num_rows
@@ -190,7 +190,7 @@ def test_a_value_may_turn_out_wrong_amid_the_rows(stores: dict[str, Path]) -> No
     assert 0 < seen <= 3_000_000
 
 
-def test_rows_come_in_the_order_of_the_tables(stores: dict[str, Path]) -> None:
+def test_rows_are_in_the_order_of_the_tables(stores: dict[str, Path]) -> None:
     rows = [row["position_id"] for row in ask(stores["exported"], "SELECT position_id FROM positions")]
     assert rows == list(range(len(rows)))
     shuffled = ask(stores["exported"], "SELECT rank FROM shuffled WHERE split = 'train'")
@@ -199,24 +199,24 @@ def test_rows_come_in_the_order_of_the_tables(stores: dict[str, Path]) -> None:
 
 
 def test_rows_are_streamed(stores: dict[str, Path]) -> None:
-    """A result that no memory would hold begins at once, and may be left in the middle."""
+    """A result larger than any memory starts immediately and can be abandoned."""
     with run_query(stores["one"], "FROM range(1_000_000_000_000)", memory=400_000_000) as result:
         assert next(result.batches)[0].to_pylist()[:3] == [0, 1, 2]
 
 
-def test_what_does_not_fit_is_spilled(stores: dict[str, Path]) -> None:
+def test_large_intermediate_results_are_spilled(stores: dict[str, Path]) -> None:
     counts = "SELECT range % 6_000_000 AS k, count(*) AS n FROM range(8_000_000) GROUP BY k"
     text = f"SELECT sum(n) AS n FROM ({counts})"
     with run_query(stores["one"], text, memory=400_000_000, threads=1) as result:
         assert [batch.to_pylist() for batch in result.batches] == [[{"n": 8_000_000}]]
 
 
-def test_too_little_memory_is_said(stores: dict[str, Path]) -> None:
+def test_too_little_memory_is_refused(stores: dict[str, Path]) -> None:
     with pytest.raises(BudgetError, match="Raise --memory"):
         ask(stores["one"], "SELECT list(range) FROM range(200_000_000)")
 
 
-def test_a_damaged_file_is_the_stores_fault(tmp_path: Path, stores: dict[str, Path]) -> None:
+def test_a_damaged_file_is_an_error_of_the_store(tmp_path: Path, stores: dict[str, Path]) -> None:
     store = shutil.copytree(stores["converted"], tmp_path / "store")
     part = next((store / "games").iterdir())
     part.write_bytes(bytes(part.stat().st_size))
@@ -232,7 +232,7 @@ def test_every_named_query_runs_at_every_stage(any_store: Path) -> None:
             assert len(result.fetchall()) < 1_000, name
 
 
-def test_every_named_query_passes_the_checks_and_says_what_it_answers(stores: dict[str, Path]) -> None:
+def test_every_named_query_passes_the_checks_and_has_a_description(stores: dict[str, Path]) -> None:
     with open_catalog(stores["one"], memory=500_000_000) as con:
         for name, answers in named_queries().items():
             check_query(con, named_query(name))
@@ -241,7 +241,7 @@ def test_every_named_query_passes_the_checks_and_says_what_it_answers(stores: di
     assert ask(stores["one"], "@splits") == ask(stores["one"], named_query("splits"))
 
 
-def test_an_unknown_name_lists_the_known(stores: dict[str, Path]) -> None:
+def test_an_unknown_name_lists_all_names(stores: dict[str, Path]) -> None:
     with pytest.raises(
         ConfigError, match=r"found @dispersoin; expected one of .*@neighbours.*Did you mean @dispersion"
     ):

@@ -1,4 +1,4 @@
-"""What is written as JSON, CSV or Parquet is what the query gave, whole or not at all."""
+"""JSON, CSV and Parquet contain the rows of the query; a Parquet file is complete or absent."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def as_csv(store: Path, text: str) -> str:
     return file.getvalue().decode()
 
 
-def test_json_holds_every_value(stores: dict[str, Path]) -> None:
+def test_json_contains_every_value(stores: dict[str, Path]) -> None:
     assert as_json(stores["one"], ODD) == EXPECTED
     assert as_json(stores["one"], "SELECT 1 AS a WHERE false") == []
     rows = as_json(stores["odd"], "SELECT position_id, value, policy, extra FROM positions")
@@ -55,7 +55,7 @@ def test_json_holds_every_value(stores: dict[str, Path]) -> None:
         assert row["policy"] == policy or row["policy"] == pytest.approx(policy, rel=1e-7)
 
 
-def test_json_is_one_row_a_line(stores: dict[str, Path]) -> None:
+def test_json_has_one_row_per_line(stores: dict[str, Path]) -> None:
     with run_query(stores["one"], "FROM range(70000)") as result:
         lines = "".join(json_rows(result)).splitlines()
     assert len(lines) == 70_000
@@ -68,7 +68,7 @@ def test_large_sums_keep_every_digit(stores: dict[str, Path]) -> None:
     ]
 
 
-def test_csv_tells_null_from_empty(stores: dict[str, Path]) -> None:
+def test_csv_distinguishes_null_from_empty(stores: dict[str, Path]) -> None:
     text = as_csv(stores["one"], ODD)
     rows = list(csv.DictReader(io.StringIO(text)))
     assert list(rows[0]) == list(EXPECTED[0])
@@ -84,15 +84,15 @@ def test_csv_tells_null_from_empty(stores: dict[str, Path]) -> None:
     assert as_csv(stores["one"], "SELECT 1 AS a, 2 AS a WHERE false") == '"a","a"\n'
 
 
-def test_a_person_sees_what_is_null(stores: dict[str, Path]) -> None:
+def test_display_texts_show_nulls(stores: dict[str, Path]) -> None:
     with run_query(stores["one"], ODD) as result:
         rows = [row for batch in result.batches for row in text_rows(batch)]
     assert rows[0] == ["1", "0.1", 'a"b,\nø', "00ff", "[1, null]", '{"k": "v"}', "true", "1.25", "2020-02-29"]
     assert rows[1] == ["NULL", "nan", "", "", "[]", '{"k": null}', "false", "NULL", "NULL"]
 
 
-def test_any_part_of_a_batch_can_be_shown(stores: dict[str, Path]) -> None:
-    """Lists keep their rows, where a batch begins amid others."""
+def test_slices_of_a_batch_can_be_shown(stores: dict[str, Path]) -> None:
+    """Lists stay with their rows if a batch is a slice."""
     with run_query(stores["odd"], "SELECT policy, value FROM positions") as result:
         batch = next(result.batches)
     whole = list(text_rows(batch))
@@ -100,15 +100,15 @@ def test_any_part_of_a_batch_can_be_shown(stores: dict[str, Path]) -> None:
     assert list(text_rows(batch.slice(5, 700))) == whole[5:705]
 
 
-def test_few_rows_at_a_time_are_made_text(stores: dict[str, Path]) -> None:
-    """A row may have kilobytes, and many times as much as values of Python's."""
+def test_few_rows_at_a_time_are_converted_to_text(stores: dict[str, Path]) -> None:
+    """A row may have kilobytes, and ten times as much as Python values."""
     with run_query(stores["odd"], "FROM positions") as result:
         pieces = list(json_rows(result))
     assert sum(piece.count("position_id") for piece in pieces) == 900
     assert max(piece.count("position_id") for piece in pieces) < 900
 
 
-def test_parquet_holds_every_row(tmp_path: Path, stores: dict[str, Path]) -> None:
+def test_parquet_contains_every_row(tmp_path: Path, stores: dict[str, Path]) -> None:
     path = tmp_path / "new" / "rows.parquet"
     with run_query(stores["shuffled"], "FROM shuffled ORDER BY position_id") as result:
         facts = save_parquet(path, result)
@@ -120,13 +120,13 @@ def test_parquet_holds_every_row(tmp_path: Path, stores: dict[str, Path]) -> Non
 
 
 @pytest.mark.parametrize("rows", [0, 70_000])
-def test_parquet_appears_whole_or_not_at_all(tmp_path: Path, stores: dict[str, Path], rows: int) -> None:
+def test_parquet_files_are_complete_or_absent(tmp_path: Path, stores: dict[str, Path], rows: int) -> None:
     path = tmp_path / "rows.parquet"
-    path.write_bytes(b"what was there before")
+    path.write_bytes(b"earlier content")
     text = f"SELECT (CASE WHEN range = {rows} THEN 'x' ELSE '1' END)::INTEGER AS n FROM range(80_000)"
     with pytest.raises(ConfigError, match="Could not convert"), run_query(stores["one"], text) as result:
         save_parquet(path, result)
-    assert path.read_bytes() == b"what was there before"
+    assert path.read_bytes() == b"earlier content"
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -142,7 +142,7 @@ def test_parquet_is_not_written_into_the_store(tmp_path: Path, stores: dict[str,
     assert not (stores["one"] / "x.parquet").exists()
 
 
-def test_parquet_says_what_it_cannot_hold(tmp_path: Path, stores: dict[str, Path]) -> None:
+def test_unsupported_parquet_types_are_refused(tmp_path: Path, stores: dict[str, Path]) -> None:
     for text, error in {
         "SELECT 1 AS a, 2 AS a": "the result has several columns called 'a'",
         "SELECT INTERVAL 1 DAY AS i": "does not support the type of column 'i'",
