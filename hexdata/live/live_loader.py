@@ -5,6 +5,7 @@ The options and the stages determine the content of batches.
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from hexdata.checks import as_tuple, check_location, check_same_options, check_v
 from hexdata.errors import ConfigError, HexdataError, StoreError
 from hexdata.live.metrics import COMMON_METRICS
 from hexdata.live.options import LiveOptions, load_live_config, make_pipeline, watched_path
+from hexdata.live.stage import check_seconds
 from hexdata.live.state import decode_state, encode_state
 from hexdata.order import ORDER_VERSION
 
@@ -107,8 +109,8 @@ class LiveLoader:
             options, **_without_none(shared), batch=replace(options.batch, **_without_none(batch))
         )
         self.directory = watched_path(directory)
-        self.warn_after = _check_seconds("warn_after", warn_after)
-        self.timeout = None if timeout is None else _check_seconds("timeout", timeout)
+        self.warn_after = check_seconds("warn_after", warn_after, math.inf)
+        self.timeout = None if timeout is None else check_seconds("timeout", timeout, math.inf)
         self.delivered = 0
         """Number of batches delivered since the beginning of the run."""
         self._pipeline = make_pipeline(self.options, self.directory)
@@ -318,12 +320,6 @@ def _read_config(path: str | Path | None) -> LiveOptions:
 
 def _without_none(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
-
-
-def _check_seconds(name: str, value: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-        raise ConfigError(f"{name} cannot be used", found=repr(value), expected="seconds, above 0")
-    return float(value)
 
 
 def _plain(value: Any) -> Any:

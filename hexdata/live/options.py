@@ -9,6 +9,7 @@ import inspect
 import pkgutil
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -18,7 +19,7 @@ from hexdata.batch import BatchOptions
 from hexdata.checks import as_tuple, check_choice, check_count, check_seed, check_shares
 from hexdata.config import did_you_mean, read_toml, with_current_names
 from hexdata.errors import ConfigError, HexdataError
-from hexdata.live.pipeline import Pipeline
+from hexdata.live.pipeline import Pipeline, check_stage_order
 from hexdata.live.queue import OVERFLOWS, Overflow
 from hexdata.live.stage import Stage
 from hexdata.schema import SPLITS
@@ -184,7 +185,7 @@ class LiveOptions:
         if not isinstance(self.watch, bool):
             raise ConfigError("watch cannot be used", found=repr(self.watch), expected="True or False")
         _set_field(self, "stages", tuple(self.stages))
-        _check_order(self.stages)
+        _check_flow(self.stages)
 
     def with_stage(self, name: str, **changes: Any) -> LiveOptions:
         """Return a copy with other arguments, ``capacity`` or ``overflow`` for the stage of that name.
@@ -308,8 +309,9 @@ def _explain(error: ValidationError, known: list[str], section: str | None) -> C
             expected=f"one of {', '.join(known)}",
             hint=did_you_mean(key, known),
         )
-    if finding["type"] == "missing":
-        return ConfigError(f"the stage needs {key}", path=section)
+    missing = [str(each["loc"][0]) for each in findings if each["type"] == "missing"]
+    if missing:
+        return ConfigError(f"the stage needs {', '.join(missing)}", path=section)
     if key == "stages":
         return ConfigError("stages cannot be used", found=repr(value), expected="a list of names")
     return ConfigError(f"{key} is a section", found=repr(value), expected=f"[{key}]")
@@ -414,30 +416,18 @@ def _check_arguments(section: str, kind: type[Stage], arguments: Mapping[str, An
 _NAMED: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
-def _check_order(stages: tuple[StageOptions, ...]) -> None:
-    """Check that each stage consumes what the stage before it produces, where both declare it."""
-    if not stages:
-        raise ConfigError("a pipeline needs at least one stage", expected=_KINDS)
-    previous, available = None, None
-    for stage in stages:
-        consumes, produces = stage.item_types()
-        first = stage.find().first
-        if first != (previous is None):
-            expected = "the first position" if first else "a position after a stage that finds files or games"
-            raise ConfigError(f"{stage.name} is at the wrong position in the pipeline", expected=expected)
-        if previous is not None and None not in (consumes, available) and consumes != available:
+def _check_flow(stages: tuple[StageOptions, ...]) -> None:
+    """Check the order of the stages, and that each consumes what the one before it produces."""
+    check_stage_order([(stage.name, stage.find().first) for stage in stages])
+    for previous, stage in pairwise(stages):
+        found, expected = previous.item_types()[1], stage.item_types()[0]
+        if None not in (found, expected) and found != expected:
             raise ConfigError(
-                f"{stage.name} cannot follow {previous}",
-                found=f"{available}, which {previous} produces",
-                expected=f"{consumes}, which {stage.name} consumes",
+                f"{stage.name} cannot follow {previous.name}",
+                found=f"{found}, which {previous.name} produces",
+                expected=f"{expected}, which {stage.name} consumes",
             )
-        previous, available = stage.name, produces
-    if available not in (None, "batches"):
-        raise ConfigError(
-            "a pipeline must end with batches",
-            found=f"{available}, which {previous} produces",
-            expected="TensorGenerator",
-        )
-    names = [stage.name for stage in stages]
-    if len(set(names)) < len(names):
-        raise ConfigError("two stages have the same name", found=names)
+    last = stages[-1].item_types()[1]
+    if last not in (None, "batches"):
+        found = f"{last}, which {stages[-1].name} produces"
+        raise ConfigError("a pipeline must end with batches", found=found, expected="TensorGenerator")

@@ -15,7 +15,7 @@ from hexdata.live.coordinator import Coordinator, Stopped
 from hexdata.live.queue import Overflow, Queue
 from hexdata.live.stage import Stage
 
-__all__ = ["Pipeline"]
+__all__ = ["Pipeline", "check_stage_order"]
 
 _TRAINER: Final = 4
 """Stack level of warnings in ``Pipeline.take``: the code that iterates over a ``LiveLoader``."""
@@ -37,7 +37,7 @@ class Pipeline:
     """
 
     def __init__(self, stages: Sequence[Stage], queues: Sequence[tuple[int, Overflow]]) -> None:
-        _check_order(stages)
+        check_stage_order([(stage.name, stage.first) for stage in stages])
         self.coordinator = Coordinator()
         self.stages = list(stages)
         self.queues: list[Queue[Any]] = []
@@ -185,15 +185,24 @@ class Pipeline:
         self.close()
 
 
-def _check_order(stages: Sequence[Stage]) -> None:
+def check_stage_order(stages: Sequence[tuple[str, bool]]) -> None:
+    """Check the order of stages.
+
+    Args:
+        stages: Name of each stage, and whether it has no input, in order.
+
+    Raises:
+        ConfigError: There are no stages, the first one needs an input, a later one has none, or two have the
+            same name.
+    """
     if not stages:
         raise ConfigError("a pipeline needs at least one stage")
-    for index, stage in enumerate(stages):
-        if stage.first != (index == 0):
-            raise ConfigError(
-                f"{stage.name} cannot be stage {index} of a pipeline",
-                expected="a stage without input first, and only stages with an input after it",
+    for index, (name, is_first) in enumerate(stages):
+        if is_first != (index == 0):
+            expected = (
+                "the first position" if is_first else "a position after a stage that finds files or games"
             )
-    names = [stage.name for stage in stages]
+            raise ConfigError(f"{name} is at the wrong position in the pipeline", expected=expected)
+    names = [name for name, _ in stages]
     if len(set(names)) < len(names):
         raise ConfigError("two stages have the same name", found=names)

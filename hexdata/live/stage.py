@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, TypeVar
 
 from hexdata.checks import check_count
-from hexdata.errors import HexdataError
+from hexdata.errors import ConfigError, HexdataError
 from hexdata.live.coordinator import Coordinator, Stopped
 from hexdata.live.queue import Queue
 
-__all__ = ["Stage", "Transform", "Worker"]
+__all__ = ["Stage", "Transform", "Worker", "check_seconds"]
 
 Result = TypeVar("Result")
 
@@ -213,6 +213,22 @@ class Stage(ABC):
         with self._lock:
             self._running_workers -= 1
             return self._running_workers == 0
+
+
+def check_seconds(name: str, value: Any, most: float = threading.TIMEOUT_MAX) -> float:
+    """Return a number of seconds as a float.
+
+    Args:
+        name: Name of the option, for the message.
+        value: Value to check.
+        most: Largest allowed value. Default: the longest wait that Python supports.
+
+    Raises:
+        ConfigError: The value is not a number above 0 and at most ``most``.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= most:
+        raise ConfigError(f"{name} cannot be used", found=repr(value), expected="seconds, above 0")
+    return float(value)
 
 
 class Transform(Stage):

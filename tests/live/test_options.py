@@ -281,12 +281,13 @@ def test_former_key_names_are_still_read() -> None:
 class ReservedNames(Counting):
     """Custom stage whose arguments have names of pydantic's methods."""
 
-    def __init__(self, *, copy: int, model_dump: int = 2) -> None:
+    def __init__(self, *, copy: int, model_dump: int) -> None:
         super().__init__(seed=0, step=1)
 
 
 def test_an_argument_may_have_any_name() -> None:
     kind = "tests.live.test_options:ReservedNames"
-    assert StageOptions(kind, {"copy": 1}).arguments == {"copy": 1}
-    with pytest.raises(ConfigError, match="the stage needs copy"):
-        StageOptions(kind, {"model_dump": 1})
+    arguments = {"copy": 1, "model_dump": 2}
+    assert StageOptions(kind, arguments).arguments == arguments
+    with pytest.raises(ConfigError, match="the stage needs copy, model_dump"):
+        StageOptions(kind)

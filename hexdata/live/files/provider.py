@@ -7,7 +7,6 @@ It uses names, sizes and times, and never opens a file.
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
@@ -32,7 +31,7 @@ from hexdata.live.files.scan import (
 )
 from hexdata.live.files.watcher import MISSING_POLL_SECONDS, Changes, DirectoryWatcher
 from hexdata.live.queue import Queue
-from hexdata.live.stage import Stage, Worker
+from hexdata.live.stage import Stage, Worker, check_seconds
 from hexdata.text import printable
 
 __all__ = ["PATTERNS", "FilePathProvider"]
@@ -134,13 +133,13 @@ class FilePathProvider(Stage):
         if not (texts and self.patterns):
             expected = "a list of at least one pattern"
             raise ConfigError("patterns cannot be used", found=repr(patterns), expected=expected)
-        self.settle = _check_seconds("settle", settle)
+        self.settle = check_seconds("settle", settle)
         for name, value in (("watch", watch), ("force_polling", force_polling)):
             if not isinstance(value, bool):
                 raise ConfigError(f"{name} cannot be used", found=repr(value), expected="True or False")
         self.watch = watch
         self.newest_files = None if newest_files is None else check_count("newest_files", newest_files, 0)
-        self.rescan = _check_seconds("rescan", rescan)
+        self.rescan = check_seconds("rescan", rescan)
         self.force_polling = force_polling
         self._root = WatchedDirectory(self.directory, self.patterns)
         self._device: int | None = None
@@ -488,13 +487,3 @@ class FilePathProvider(Stage):
 
 def _never() -> None:
     """Return None, so that the caller waits for the whole timeout."""
-
-
-def _check_seconds(name: str, value: Any) -> float:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, float))
-        or not 0 < value < threading.TIMEOUT_MAX
-    ):
-        raise ConfigError(f"{name} cannot be used", found=repr(value), expected="seconds, above 0")
-    return float(value)
