@@ -322,9 +322,8 @@ def replay_packed(
     Returns:
         uint8 (M + G, ceil(2·n·n / 8)), as :func:`pack_boards` gives.
 
-    Each row first holds only what changes from the row before it: the one stone played, or, where a
-    game starts, all stones of the game before, which go away. A running xor then gives the boards.
-    Rows are padded to 64-bit words while this is done, eight bytes a step.
+    A row is first the difference to the row before: the stone played, or, at the start of a game, all stones
+    of the previous game. A cumulative xor then gives the boards. Rows are padded to 64-bit words for speed.
     """
     width = (2 * n * n + 7) // 8
     starts = np.concatenate(([0], np.cumsum(lengths[:-1] + 1, dtype=np.int64)))[: len(lengths)]

@@ -1,6 +1,6 @@
 """Exceptions of hexdata.
 
-A message contains the path, the record, what was found, what was expected and what to do.
+A message contains the path and the record, the fault, the value found, the value expected, and a hint.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ __all__ = [
 
 
 class Reason(StrEnum):
-    """Why a record or a file is rejected: the code of a ``FormatError`` and of the table ``rejected``.
+    """Reason codes of rejected records and files, in ``FormatError.code`` and in the table ``rejected``.
 
-    The values are stored on disk and never change.
+    docs/format.md describes each. The values are stored on disk and never change.
     """
 
     AFTER_REPEAT = "after-repeat"
@@ -109,12 +109,12 @@ class HexdataError(Exception):
     """Base class of all errors that hexdata raises.
 
     Args:
-        reason: what went wrong, in one clause.
-        path: path or address of the file or folder concerned.
+        reason: the fault, in one clause.
+        path: path or address of the file or folder.
         record: record of the file: an index, or text such as "line 12".
-        found: what was found.
-        expected: what was expected.
-        hint: what the user can do.
+        found: the value found.
+        expected: the expected values.
+        hint: an action that the user can take.
     """
 
     def __init__(
@@ -222,9 +222,9 @@ class BudgetError(HexdataError):
 
     @classmethod
     def of_memory(cls, message: str, *, found: int, expected: int, hint: str) -> BudgetError:
-        """Return the error for a budget of ``found`` bytes where ``expected`` are needed.
+        """Return the error for a budget of ``found`` bytes if at least ``expected`` bytes are needed.
 
-        What is found is rounded down and what is expected up, to MB, so that the two never read alike.
+        ``found`` is rounded down and ``expected`` up to MB, so that the message never shows equal numbers.
         """
         return cls(
             message,

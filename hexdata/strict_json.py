@@ -58,7 +58,7 @@ _MAX_VALUES: Final = 4_000_000
 _MAX_DEPTH: Final = 64
 _MAX_METADATA_DEPTH: Final = 400
 """Maximum nesting of metadata of source files; the readers of sources have stricter limits."""
-_VERIFY: Final = "Run `hexdata verify` to see what is wrong."
+_VERIFY: Final = "Run `hexdata verify` to list the damage."
 _SHOWN: Final = 80
 """Maximum number of characters of a value or a key in a message."""
 _TOKENS: Final = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[\[\]{}]', re.DOTALL)
@@ -433,7 +433,7 @@ def _check_tuple(kinds: tuple[Any, ...]) -> _Check:
 
     def check(value: Any) -> Any:
         if not isinstance(value, list | tuple) or len(value) != len(checks):
-            raise _WrongValue(value, f"a list of {len(checks)}")
+            raise _WrongValue(value, f"a list of {len(checks)} items")
         found = []
         for number, (each, item) in enumerate(zip(checks, value, strict=True)):
             try:
@@ -478,7 +478,7 @@ def _check_text(value: Any) -> str:
     if not isinstance(value, str):
         raise _WrongValue(value, "text")
     if not value.isascii() and encodable(value) != value:
-        raise _WrongValue(value, "text that UTF-8 can hold")
+        raise _WrongValue(value, "text that UTF-8 can encode")
     return value
 
 
@@ -514,16 +514,16 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise ValueError(f"the key {twice!r} stands twice in one object")
+        raise ValueError(f"duplicate key {twice!r} in an object")
     return found
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a number of JSON")
+    raise ValueError(f"{name} is not a number in JSON")
 
 
 def _finite_float(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
-        raise ValueError(f"{text[:_SHOWN]} is too large a number")
+        raise ValueError(f"the number {text[:_SHOWN]} is too large")
     return number

@@ -12,7 +12,7 @@ __all__ = ["encodable", "printable", "shell_word"]
 _INVISIBLE: Final = re.compile(
     r"[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
-"""Letters and marks without width, which ``str.isprintable`` allows: two names would look alike."""
+"""Invisible letters and marks that ``str.isprintable`` accepts. With them, two names could look the same."""
 
 
 def encodable(text: str) -> str:
@@ -21,10 +21,10 @@ def encodable(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Return text on one line; characters that a terminal does not show as a letter are escaped.
+    """Return text on one line, with escapes for characters that a terminal does not show as a letter.
 
-    Escaped are control characters, line and paragraph separators, what turns the direction of writing, what
-    has no width, spaces other than the common one, unassigned characters and lone surrogates.
+    These are control characters, line and paragraph separators, characters that change the direction of
+    writing, invisible characters, spaces other than U+0020, unassigned characters and lone surrogates.
     """
     if text.isprintable() and (text.isascii() or _INVISIBLE.search(text) is None):
         return text
@@ -38,9 +38,9 @@ def _shown(letter: str) -> str:
 
 
 def shell_word(text: str) -> str:
-    """Return text as a word of a command line of sh, which can be printed and copied.
+    """Return text as one word of a shell command that can be printed and copied.
 
-    What a terminal does not show as a letter is escaped in ``$'...'``, which bash, zsh and ksh read.
+    Characters that a terminal does not show as a letter are escaped in ``$'...'``, for bash, zsh and ksh.
     """
     if printable(text) == text:
         return shlex.quote(text)

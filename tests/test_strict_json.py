@@ -67,7 +67,7 @@ def test_a_sound_text_gives_the_values() -> None:
         ('{"parts": {}, "share": NaN}', "NaN is not a number"),
         ('{"parts": {}, "share": -Infinity}', "-Infinity is not a number"),
         ('{"parts": {}, "share": 1e999}', "1e999 is too large"),
-        ('{"parts": {}, "parts": {}}', "the key 'parts' stands twice"),
+        ('{"parts": {}, "parts": {}}', "duplicate key 'parts'"),
         ('{"parts": {"a": {"rows": ' + "1" * 5000 + "}}}", "is not valid JSON"),
         ("[" * 200_000, "nested too deeply"),
         ('{"a":' * 200_000, "nested too deeply"),

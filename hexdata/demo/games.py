@@ -17,7 +17,7 @@ import numpy.typing as npt
 from hexdata.board import check_board_size
 from hexdata.order import derive_key, uniform_draw
 
-__all__ = ["Game", "make_game", "make_games"]
+__all__ = ["DemoGame", "make_game", "make_games"]
 
 _BOOK_SHARE: Final = 0.75
 """Share of games that start with an opening from the book."""
@@ -35,7 +35,7 @@ Draw = Callable[[], float]
 """Function that returns the next number in [0, 1) of a seeded stream."""
 
 
-class Game(NamedTuple):
+class DemoGame(NamedTuple):
     """One finished game."""
 
     moves: npt.NDArray[np.uint16]
@@ -44,12 +44,12 @@ class Game(NamedTuple):
     """``board.BLUE`` or ``board.RED``."""
 
 
-def make_games(count: int, seed: int, board_size: int = 13, start: int = 0) -> Iterator[Game]:
+def make_games(count: int, seed: int, board_size: int = 13, start: int = 0) -> Iterator[DemoGame]:
     """Return games ``start`` … ``start + count - 1`` of a seed."""
     return (make_game(number, seed, board_size) for number in range(start, start + count))
 
 
-def make_game(number: int, seed: int, board_size: int = 13) -> Game:
+def make_game(number: int, seed: int, board_size: int = 13) -> DemoGame:
     """Return game ``number`` of a seed. Many games of a seed share their first moves.
 
     Raises:
@@ -65,7 +65,7 @@ def make_game(number: int, seed: int, board_size: int = 13) -> Game:
     bits, winner = _play(draw, board_size, opening)
     moves = np.array([bit.bit_length() - 1 for bit in bits])
     rows, columns = np.divmod(moves, board_size + 1)
-    return Game((rows * board_size + columns).astype(np.uint16), winner)
+    return DemoGame((rows * board_size + columns).astype(np.uint16), winner)
 
 
 @functools.lru_cache(maxsize=4 * _BOOK_LINES)
@@ -88,7 +88,7 @@ def _stream(key: int, block: int = 512) -> Draw:
 # a set to its neighbours from wrapping into the next row.
 
 
-class _Tables(NamedTuple):
+class _BoardTables(NamedTuple):
     """Constants for boards of one size."""
 
     cells: int
@@ -104,7 +104,7 @@ class _Tables(NamedTuple):
 
 
 @functools.cache
-def _tables(n: int) -> _Tables:
+def _tables(n: int) -> _BoardTables:
     check_board_size(n)
     width = n + 1
     row = (1 << n) - 1
@@ -123,7 +123,7 @@ def _tables(n: int) -> _Tables:
                 yield before | after, other
 
     every = [1 << r * width + c for r in range(n) for c in range(n)]
-    return _Tables(
+    return _BoardTables(
         cells,
         ((row, row << (n - 1) * width), (column, column << (n - 1))),
         {cell: tuple(saves(cell)) for cell in every},

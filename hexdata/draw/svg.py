@@ -178,15 +178,15 @@ def _draw_coordinates(n: int) -> Iterator[str]:
     A letter is drawn vertically above its first cell; along the slant it would be above the gap between
     cells.
     """
-    places = []
+    labels = []
     for column in range(n):
         letter = chr(ord("a") + column)
         (above, top), (below, bottom) = centre(0, column), centre(n - 1, column)
-        places += [((above, top - _LETTERS_AWAY), letter), ((below, bottom + _LETTERS_AWAY), letter)]
+        labels += [((above, top - _LETTERS_AWAY), letter), ((below, bottom + _LETTERS_AWAY), letter)]
     for row in range(n):
-        places += [(centre(row, -1), str(row + 1)), (centre(row, n), str(row + 1))]
+        labels += [(centre(row, -1), str(row + 1)), (centre(row, n), str(row + 1))]
     yield f'<g {paint("ink")} text-anchor="middle">'
-    for middle, text in places:
+    for middle, text in labels:
         yield _text(middle, _SIDE, text, 0.7)
     yield "</g>"
 

@@ -45,7 +45,7 @@ def open_source(path: AnyPath, *, salvage: bool = False) -> SourceReader:
     if looks_like_trmph(head) or (not head and ".trmph" in path.name):
         return TrmphReader(path, salvage=salvage)
     raise FormatError(
-        "no reader knows this layout" if head else "the file is empty",
+        "the file has no known format" if head else "the file is empty",
         code=Reason.UNKNOWN_LAYOUT if head else Reason.EMPTY_FILE,
         path=path,
         found=f"a file that begins with {head[:16]!r}" if head else None,

@@ -103,7 +103,7 @@ class GunzipFile(io.RawIOBase):
                 "the gzip stream ends before its end marker",
                 code=Reason.TRUNCATED,
                 record=f"byte {self.offset} of the decompressed data",
-                hint="Copy the file again, or leave it out.",
+                hint="Copy the file again, or exclude it.",
             ) from None
         except (zlib_ng.error, zlib.error, OSError) as error:  # type: ignore[misc]  # its stub hides that it is a class
             if isinstance(error, OSError) and error.errno is not None:
@@ -113,7 +113,7 @@ class GunzipFile(io.RawIOBase):
                 code=Reason.CORRUPT_GZIP,
                 record=f"byte {self.offset} of the decompressed data",
                 found=str(error),
-                hint="Copy the file again, or leave it out.",
+                hint="Copy the file again, or exclude it.",
             ) from None
         self.offset += len(piece)
         self._check()
@@ -123,7 +123,7 @@ class GunzipFile(io.RawIOBase):
         limits = self._limits
         if self.offset > limits.decompressed_bytes:
             raise FormatError(
-                "decompresses to more than the limit",
+                "the decompressed file exceeds the size limit",
                 code=Reason.LIMIT_SIZE,
                 found=f"more than {limits.decompressed_bytes:,} bytes",
             )
@@ -131,9 +131,9 @@ class GunzipFile(io.RawIOBase):
             compressed = self._raw.tell()
             if self.offset > limits.ratio * compressed:
                 raise FormatError(
-                    "compressed far more tightly than training data can be",
+                    "the compression ratio is too high for training data",
                     code=Reason.LIMIT_RATIO,
-                    found=f"{self.offset:,} bytes out of {compressed:,}",
+                    found=f"{self.offset:,} bytes from {compressed:,}",
                     expected=f"a ratio of at most {limits.ratio}",
                 )
 

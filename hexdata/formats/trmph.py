@@ -1,7 +1,7 @@
 """Reader and writer of TRMPH text, one game per line.
 
-The reader takes plain and gzipped text and turns each line into the positions of its game, or into a
-rejection with a reason. It repairs nothing. The writer produces plain text.
+The reader accepts plain and gzipped text and converts each line to the positions of its game, or to a
+rejection with a reason. It repairs no data. The writer produces plain text.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ class TrmphReader:
                 while len(line) > _MAX_LINE and not line.endswith(b"\n"):
                     line = self._file.readline(_MAX_LINE + 1)
         except FormatError as error:
-            self._survive(error)
+            self._handle_damage(error)
 
     def _skip_blank_lines(self) -> int:
         """Skip all blank lines in the read buffer at once, and return their number."""
@@ -204,7 +204,7 @@ class TrmphReader:
         blank = ahead[: len(ahead) - len(ahead.lstrip())]
         return self._file.read(blank.rfind(b"\n") + 1).count(b"\n")
 
-    def _survive(self, error: FormatError) -> None:
+    def _handle_damage(self, error: FormatError) -> None:
         """Store the error in ``damage`` if the file is opened for salvage and is damaged; else raise it."""
         if error.code not in SALVAGEABLE:
             raise error.at(self.path)
@@ -223,7 +223,9 @@ class TrmphReader:
     def _read_game(self, line: bytes, game: _Line) -> None:
         if len(line) > _MAX_LINE:
             raise FormatError(
-                "too long for a game", code=Reason.LINE_TOO_LONG, expected=f"at most {_MAX_LINE:,} bytes"
+                "the line is too long",
+                code=Reason.LINE_TOO_LONG,
+                expected=f"at most {_MAX_LINE:,} bytes",
             )
         try:
             parts = split_trmph(line.decode())

@@ -1,4 +1,4 @@
-"""Positions read out of a shard alone: no store, no manifest. Writes nothing."""
+"""Reading of a position from a shard, without its store or manifest."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _position(block: Block, row: int) -> Position:
     """Make a position of a row of a block."""
     policy = None
     if "policy" in block:
-        places = (block["policy_row"] == row).nonzero()[0]
-        policy = block["policy"][places[0]] if len(places) else None
+        indices = (block["policy_row"] == row).nonzero()[0]
+        policy = block["policy"][indices[0]] if len(indices) else None
     facts: dict[str, Any] = {name: block[name][row] for name in _FACTS}
     return Position.of_planes(block["board"][row], policy=policy, **facts)

@@ -36,7 +36,7 @@ def read_position(store: str | AnyPath, position_id: int) -> Position:
         position_id: id of the position, from 0.
 
     Raises:
-        ConfigError: the id is no integer.
+        ConfigError: the id is not an integer.
         StoreError: the position or the store does not exist, or the store is damaged.
     """
     position_id = _check_id("position_id", position_id)
@@ -60,7 +60,7 @@ def read_game(store: str | AnyPath, game_id: int) -> Game:
         game_id: id of the game, from 0.
 
     Raises:
-        ConfigError: the id is no integer.
+        ConfigError: the id is not an integer.
         StoreError: the game or the store does not exist, or the store is damaged.
     """
     game_id = _check_id("game_id", game_id)

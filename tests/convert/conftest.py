@@ -16,7 +16,7 @@ import pytest
 
 from hexdata.board import BLUE, replay, unpack_boards
 from hexdata.convert import ConvertOptions, ConvertResult, convert_sources
-from hexdata.demo.games import Game, make_games
+from hexdata.demo.games import DemoGame, make_games
 from hexdata.progress import SILENT, Progress
 from hexdata.store import Store
 from tests.legacy_pickles import Player, Winner, save_pickle
@@ -37,12 +37,16 @@ class Make:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def games(self, count: int, seed: int = 1, start: int = 0) -> list[Game]:
+    def games(self, count: int, seed: int = 1, start: int = 0) -> list[DemoGame]:
         """Return legal games, played until a player wins."""
         return list(make_games(count, seed, self.n, start))
 
     def game(
-        self, game: Game, game_id: tuple[int, int] | None = (0, 1), first_player: int = BLUE, **more: Any
+        self,
+        game: DemoGame,
+        game_id: tuple[int, int] | None = (0, 1),
+        first_player: int = BLUE,
+        **more: Any,
     ) -> list[Example]:
         """Return the examples of one game as v2 dicts without ``player_to_move``, in ascending ply."""
         moves, winner = game
@@ -63,7 +67,7 @@ class Make:
             for ply, board in enumerate(replay(moves, self.n, first_player))
         ]
 
-    def dicts(self, games: Iterable[Game], file_idx: int = 0, **more: Any) -> list[list[Example]]:
+    def dicts(self, games: Iterable[DemoGame], file_idx: int = 0, **more: Any) -> list[list[Example]]:
         """Return the examples of games, one list per game, with ids of one file."""
         return [self.game(game, (file_idx, line), **more) for line, game in enumerate(games, start=1)]
 
@@ -86,10 +90,10 @@ class Make:
         path.write_bytes(content)
         return path
 
-    def v1(self, name: str, games: Iterable[Game]) -> Path:
+    def v1(self, name: str, games: Iterable[DemoGame]) -> Path:
         return self.write(name, self.tuples(e for game in self.dicts(games) for e in game))
 
-    def v2(self, name: str, games: Iterable[Game], file_idx: int = 0) -> Path:
+    def v2(self, name: str, games: Iterable[DemoGame], file_idx: int = 0) -> Path:
         return self.write(name, [e for game in self.dicts(games, file_idx) for e in game])
 
 

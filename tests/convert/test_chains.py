@@ -16,7 +16,7 @@ from hexdata.board import replay_packed
 from hexdata.convert import chains
 from hexdata.convert.chains import resolve_chains
 from hexdata.convert.spool import Spool, write_arrow
-from hexdata.demo.games import Game, make_games
+from hexdata.demo.games import DemoGame, make_games
 from hexdata.formats.legacy import LegacyReader
 from hexdata.formats.legacy.writer import write_legacy
 from hexdata.games.evidence import findings_schema
@@ -26,15 +26,15 @@ from hexdata.order import derive_key, sort_key
 MEMORY = 500_000_000
 
 
-def game(*moves: int, winner: int = 0) -> Game:
-    return Game(np.array(moves, dtype=np.uint16), winner)
+def game(*moves: int, winner: int = 0) -> DemoGame:
+    return DemoGame(np.array(moves, dtype=np.uint16), winner)
 
 
-def key(played: Game) -> tuple[tuple[int, ...], int]:
+def key(played: DemoGame) -> tuple[tuple[int, ...], int]:
     return tuple(played.moves.tolist()), played.winner
 
 
-def positions(games: list[Game], n: int = 3, first_player: int = 0, tuples: bool = False) -> pa.Table:
+def positions(games: list[DemoGame], n: int = 3, first_player: int = 0, tuples: bool = False) -> pa.Table:
     """Return positions of games in the schema of a spool, one game after the other, numbered."""
     lengths = np.array([len(g.moves) for g in games])
     boards = replay_packed(np.concatenate([g.moves for g in games]), lengths, n, first_player)
@@ -118,14 +118,14 @@ class Collection:
             assert found["file_idx"] is found["line_idx"] is None
 
 
-def certain(games: list[Game], lengths_known: bool = True) -> Counter:
+def certain(games: list[DemoGame], lengths_known: bool = True) -> Counter:
     """Count the games that can be distinguished by their boards, with a plain algorithm.
 
     A game is lost if two pasts and two futures meet at one of its boards, within its class.
     """
     pasts, futures = defaultdict(set), defaultdict(set)
 
-    def passed(played: Game):
+    def passed(played: DemoGame):
         moves, winner = key(played)
         for ply in range(len(moves) + 1):
             board = frozenset(moves[:ply:2]), frozenset(moves[1:ply:2])
@@ -146,7 +146,7 @@ def certain(games: list[Game], lengths_known: bool = True) -> Counter:
 
 
 @st.composite
-def crossing_games(draw) -> list[Game]:
+def crossing_games(draw) -> list[DemoGame]:
     """Return games on a few cells of a small board, which cross very often; some are copies."""
     cells = draw(st.permutations(range(9)))[: draw(st.integers(1, 6))]
     orders = st.tuples(

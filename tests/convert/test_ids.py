@@ -8,7 +8,7 @@ from itertools import chain
 import numpy as np
 import pytest
 
-from hexdata.demo.games import Game
+from hexdata.demo.games import DemoGame
 from hexdata.errors import ConfigError, InputError, SourceChangedError, StoreError
 from hexdata.formats.trmph import write_trmph
 from hexdata.progress import Silent
@@ -220,7 +220,7 @@ def test_a_store_may_be_inside_the_input_folder(make, convert, tmp_path):
 def test_games_of_one_move_and_of_all_cells(make, convert):
     """The shortest possible game, and one that fills the board."""
     make.n = 3
-    full = Game(np.array([0, 3, 1, 4, 5, 2, 7, 6, 8], dtype=np.uint16), 0)
-    store = convert(make.v2("a.pkl.gz", [full, Game(full.moves[:1], 0)]), value_convention="blue-is-0")
+    full = DemoGame(np.array([0, 3, 1, 4, 5, 2, 7, 6, 8], dtype=np.uint16), 0)
+    store = convert(make.v2("a.pkl.gz", [full, DemoGame(full.moves[:1], 0)]), value_convention="blue-is-0")
     assert [game["total_positions"] for game in store.games()] == [10, 2]
     assert [len(game["moves"]) for game in store.games()] == [9, 1]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hexdata.board import RED, SYMMETRIES, Symmetry, game_hash, swaps_colours, transform_moves
-from hexdata.demo.games import Game
+from hexdata.demo.games import DemoGame
 from hexdata.games.find import position_hash
 from hexdata.games.labels import split_of
 
@@ -20,8 +20,8 @@ def image(make, game, symmetry):
     """Return the image of a game under a symmetry as v2 examples; reflections begin with red."""
     moves = transform_moves(game.moves, make.n, symmetry)
     if not swaps_colours(symmetry):
-        return make.game(Game(moves, game.winner), None)
-    return make.game(Game(moves, 1 - game.winner), None, first_player=RED)
+        return make.game(DemoGame(moves, game.winner), None)
+    return make.game(DemoGame(moves, 1 - game.winner), None, first_player=RED)
 
 
 def write_images(make, games, as_tuples):

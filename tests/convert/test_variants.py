@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hexdata.board import BLUE, RED, Symmetry, game_hash, replay, transform_moves
-from hexdata.demo.games import Game
+from hexdata.demo.games import DemoGame
 from hexdata.formats.trmph import write_trmph
 from hexdata.games import find as games_module
 
@@ -206,7 +206,7 @@ def test_a_tuple_game_with_a_repeated_move_is_one_game(make, convert):
 def swapped(make, game, n):
     """Return a game with swapped colours, so that red begins and connects the other two edges."""
     moves = transform_moves(game.moves, n, Symmetry.LONG_DIAGONAL)
-    return make.game(Game(moves, 1 - game.winner), (0, 1), first_player=RED)
+    return make.game(DemoGame(moves, 1 - game.winner), (0, 1), first_player=RED)
 
 
 @pytest.mark.parametrize("variant", ["tuples", "dicts"])

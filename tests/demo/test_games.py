@@ -8,23 +8,23 @@ import numpy as np
 import pytest
 
 from hexdata.board import BLUE, MAX_SIZE, MIN_SIZE, RED, format_moves, replay, winner_of
-from hexdata.demo.games import Game, make_game, make_games
+from hexdata.demo.games import DemoGame, make_game, make_games
 from hexdata.errors import FormatError
 
 
 @pytest.fixture(scope="module")
-def games() -> list[Game]:
+def games() -> list[DemoGame]:
     return list(make_games(400, seed=1))
 
 
-def check_legal(game: Game, n: int) -> None:
+def check_legal(game: DemoGame, n: int) -> None:
     assert game.moves.dtype == np.uint16
     planes = replay(game.moves, n)  # refuses a repeated move
     assert winner_of(planes[-2:]).tolist() == [-1, game.winner]
     assert game.winner == (len(game.moves) - 1) % 2
 
 
-def test_every_game_is_legal_and_ends_with_the_winning_move(games: list[Game]) -> None:
+def test_every_game_is_legal_and_ends_with_the_winning_move(games: list[DemoGame]) -> None:
     for game in games:
         check_legal(game, 13)
 
@@ -41,7 +41,7 @@ def test_other_sizes_are_refused(n: int) -> None:
         make_game(0, seed=1, board_size=n)
 
 
-def test_a_game_depends_on_its_seed_and_number_alone(games: list[Game]) -> None:
+def test_a_game_depends_on_its_seed_and_number_alone(games: list[DemoGame]) -> None:
     again = [*make_games(3, seed=1, start=20), make_game(7, seed=1)]
     for game, number in zip(again, (20, 21, 22, 7), strict=True):
         np.testing.assert_array_equal(game.moves, games[number].moves)
@@ -57,7 +57,7 @@ def test_a_game_is_pinned() -> None:
     assert format_moves(make_game(1, seed=42).moves[:12], 13) == "i8i7k4l2l4f5m4l5a1l6j5e8"
 
 
-def test_lengths_spread_and_both_colours_win(games: list[Game]) -> None:
+def test_lengths_spread_and_both_colours_win(games: list[DemoGame]) -> None:
     lengths = np.array([len(game.moves) for game in games])
     assert 60 < lengths.mean() < 80
     assert lengths.std() > 12
@@ -68,14 +68,14 @@ def test_lengths_spread_and_both_colours_win(games: list[Game]) -> None:
     assert winners[RED] > 150
 
 
-def test_openings_repeat_and_games_do_not(games: list[Game]) -> None:
+def test_openings_repeat_and_games_do_not(games: list[DemoGame]) -> None:
     openings = Counter(tuple(game.moves[:2].tolist()) for game in games)
     assert openings.most_common(1)[0][1] > 40
     assert len(openings) > 100
     assert len({game.moves.tobytes() for game in games}) == len(games)
 
 
-def test_a_bridge_intruded_on_is_mostly_saved(games: list[Game]) -> None:
+def test_a_bridge_intruded_on_is_mostly_saved(games: list[DemoGame]) -> None:
     saved = intruded = 0
     for game in games[:100]:
         moves = game.moves.tolist()

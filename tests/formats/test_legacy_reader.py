@@ -404,5 +404,5 @@ def test_examples_come_out_before_the_file_ends(tmp_path, fast, monkeypatch):
     with LegacyReader(tmp_path / "a.pkl", fast=fast) as file:
         batches = file.batches()
         assert [next(batches).records, next(batches).records] == [1_000, 1_000]
-        with pytest.raises(FormatError, match="ends in the middle"):
+        with pytest.raises(FormatError, match="the pickle is truncated"):
             list(batches)

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 
 from hexdata.board import BLUE, RED, replay
-from hexdata.demo.games import Game, make_games
+from hexdata.demo.games import DemoGame, make_games
 from hexdata.formats.trmph import write_trmph
 
 N = 5
 Example = dict[str, Any]
 
 
-def examples(game: Game, game_id: tuple[int, int] | None, first_player: int = BLUE) -> list[Example]:
+def examples(game: DemoGame, game_id: tuple[int, int] | None, first_player: int = BLUE) -> list[Example]:
     """Return the examples of a game as the newer legacy tool stored them."""
     boards = replay(game.moves, N, first_player)
     made = []
@@ -50,11 +50,11 @@ def write_pickle(path: Path, content: Iterable[Any], **header: Any) -> Path:
     return path
 
 
-def games(count: int, seed: int = 1) -> list[Game]:
+def games(count: int, seed: int = 1) -> list[DemoGame]:
     return list(make_games(count, seed, N))
 
 
-def by_id(played: Iterable[Game]) -> list[list[Example]]:
+def by_id(played: Iterable[DemoGame]) -> list[list[Example]]:
     return [examples(game, (0, line)) for line, game in enumerate(played, start=1)]
 
 

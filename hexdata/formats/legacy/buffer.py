@@ -127,10 +127,10 @@ class ReadBuffer:
     def truncated(self) -> FormatError:
         """Return the error for a source that ends too early."""
         return FormatError(
-            "the pickle ends in the middle",
+            "the pickle is truncated",
             code=Reason.TRUNCATED,
             record=f"byte {self.origin + len(self.buf)}",
-            hint="Copy the file again, or leave it out.",
+            hint="Copy the file again, or exclude it.",
         )
 
     def corrupt(self, reason: str, found: object = None) -> FormatError:
