@@ -90,4 +90,4 @@ def _publish(folder: Path, name: str, offsets: Mapping[str, list[int]] | None) -
             known.rows, len(content), hashlib.sha256(content).hexdigest()
         )
     store.stages["export"]["digest"] = altered.digest
-    store.save(folder.parent)  # which writes whatever digest the manifest has of itself
+    store.save(folder.parent)  # also updates the manifest's own digest

@@ -37,7 +37,7 @@ settings.register_profile("busy machine", deadline=None, suppress_health_check=[
 settings.load_profile("busy machine")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A shell starts what it puts in the background with Ctrl-C switched off, and children inherit that.
+    # A shell starts background processes with SIGINT ignored, and their children inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 KILL_STAGE = Path(__file__).parent / "kill_stage.py"

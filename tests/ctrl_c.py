@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 LOST = 60.0
-"""Seconds after which it comes again: DuckDB loses one that comes while it prepares a query."""
+"""Seconds until the signal is repeated, because DuckDB ignores it while it prepares a query."""
 
 
 @contextmanager
@@ -23,7 +23,9 @@ def ctrl_c_after(seconds: float) -> Iterator[None]:
     assert main is not None
 
     def interrupt() -> None:
-        begin = time.process_time()  # of all threads; it stands still while the machine does
+        begin = (
+            time.process_time()
+        )  # CPU time of all threads, which does not advance while the machine is paused
         while time.process_time() - begin < seconds:
             if over.wait(0.01):
                 return

@@ -230,7 +230,7 @@ STAGES = [
 @pytest.mark.parametrize("value", NO_PATHS)
 def test_a_location_is_a_path_or_an_address(function, name, others, value):
     if value == ["store"] and function is convert_sources:
-        value = [value]  # a list of inputs is what it takes
+        value = [value]  # the option expects a list of inputs
     with pytest.raises(ConfigError, match=f"{name} cannot be used; found .*; expected a path"):
         function(value, *others)
 

@@ -262,7 +262,7 @@ def test_a_second_run_has_nothing_to_do(tmp_path, legacy):
     run_config(config)
     page = tmp_path / "store" / "report.html"
     files = {path: path.stat().st_mtime_ns for path in (tmp_path / "store").rglob("*") if path.suffix}
-    del files[page]  # a report is of the moment, and made again
+    del files[page]  # the report is written again in each run
     assert len(files) > 8
     again = run_config(config)
     assert {path: path.stat().st_mtime_ns for path in files} == files

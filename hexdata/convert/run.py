@@ -221,8 +221,8 @@ class ConvertRun:
             return source
         if facts.format == "trmph":  # values come from the winner, in the store's convention
             return replace(source, decision=Decision("blue-is-0", "winners"))
-        asked = self.options.value_convention
-        given = None if asked == "auto" else cast("Convention", asked)
+        option = self.options.value_convention
+        given = None if option == "auto" else cast("Convention", option)
         return replace(source, decision=decide(facts.ballots, layout_convention(facts.header), given))
 
     def _one_board_size(self, sources: list[ConvertSource]) -> list[ConvertSource]:
@@ -369,11 +369,11 @@ class ConvertRun:
         plan = [
             [s.file.name, s.file.sha256, asdict(self._assignment(s))] for s in sources if s.facts.positions
         ]
-        asked = [self.options.salvage, self.options.truncate_repeats]
+        read_options = [self.options.salvage, self.options.truncate_repeats]
         ledger = Ledger(
             self.work / "convert_progress.json",
             "convert",
-            [__version__, asked, plan],
+            [__version__, read_options, plan],
             dict[StoreFile, FileFacts],
         )
         done = self._finished_sources(sources, ledger)

@@ -49,7 +49,7 @@ class Store:
         self.path = as_path(path)
         self.manifest = manifest
         self.shares_work = shares_work or storage_of(self.path).keeps_work
-        """Whether unfinished work is kept in the store, where other machines can see it."""
+        """True if unfinished work is kept in the store, so that other machines can see it."""
         self.require_lock: Callable[[], None] = lambda: None
         """Raises ``StoreLockedError`` if the lock, held for writing, has been lost."""
 

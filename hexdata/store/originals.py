@@ -96,7 +96,7 @@ class Original:
 
     @property
     def is_raw(self) -> bool:
-        """Whether the source file contains games instead of training examples."""
+        """True if the source file contains games instead of training examples."""
         return self.format == "trmph"
 
     @property

@@ -121,7 +121,11 @@ class Converted:
         """
         paths = {path.relative_to(self.path).as_posix(): path for path in sorted(self.path.rglob("*"))}
         others = {".lock", "hexdata.duckdb", "logs/stages.jsonl"}
-        return {place: p.read_bytes() for place, p in paths.items() if p.is_file() and place not in others}
+        return {
+            file_name: p.read_bytes()
+            for file_name, p in paths.items()
+            if p.is_file() and file_name not in others
+        }
 
     def table(self, name: str) -> pa.Table:
         """Return all rows of one table."""

@@ -50,8 +50,8 @@ def kill_before_change(moment: int) -> None:
 
 
 def changes(store: str, inputs: str, folder: str, first: str) -> None:
-    """Leave one store per moment in ``folder``; each starts as a copy of ``store``, if it exists."""
-    pa.array([0])  # where pandas is installed, this imports it: once, and not in every child
+    """Create one store per moment in ``folder``; each starts as a copy of ``store``, if it exists."""
+    pa.array([0])  # imports pandas, if installed, once instead of in every child
     for moment in itertools.count(int(first), step=2):
         copy = Path(folder, f"{moment:03d}")
         if Path(store).exists():
@@ -69,7 +69,7 @@ def changes(store: str, inputs: str, folder: str, first: str) -> None:
 
 
 def requests(inputs: str, store: str, step: str) -> None:
-    """Leave one store per moment, named ``store`` and a number. The parent sends no requests itself."""
+    """Create one store per moment, named ``store`` and a number. The parent sends no requests itself."""
     from aiobotocore.client import AioBaseClient
 
     for moment in itertools.count(int(step) - 1, step=int(step)):

@@ -142,7 +142,7 @@ def certain(games: list[DemoGame], lengths_known: bool = True) -> Counter:
     )
 
 
-# What is found
+# Games that are found
 
 
 @st.composite
@@ -164,7 +164,7 @@ def test_exactly_the_distinguishable_games_are_found(tmp_path_factory, games, tu
 
 
 CROSS = [game(0, 1, 2, 3, 4), game(2, 1, 0, 5, 6)]
-"""Two games that come to the same board at ply 3, and part there again: positions 0 to 5 and 6 to 11."""
+"""Two games that reach the same board at ply 3 and then diverge: positions 0 to 5 and 6 to 11."""
 
 
 def test_only_games_that_cross_are_unknown(tmp_path):
@@ -220,14 +220,14 @@ def test_a_game_that_red_began_is_found_where_the_player_is_named(tmp_path):
     assert Collection(tmp_path / "nameless", nameless).resolve().total() == 0
 
 
-# What is missing or wrong
+# Missing and contradicting positions
 
 
 @pytest.mark.parametrize("record", range(6))
 def test_a_game_without_one_of_its_positions_is_unknown(tmp_path, record):
     games = [game(0, 1, 2, 3, 4), game(0, 1, 8, 3, 4), game(5, 6, 7, 8, 0)]
     found = Collection(tmp_path, without(positions(games), record)).resolve()
-    # Without its empty board, the first game may have that of the second: nobody can tell them apart.
+    # Without its empty board, the first game may have that of the second: they cannot be distinguished.
     lost = 1
     assert found.total() == len(games) - lost
     assert not found - Counter(map(key, games))
@@ -286,12 +286,12 @@ def test_a_chain_joined_by_a_hash_collision_is_not_a_game(tmp_path, monkeypatch,
             "hexdata.convert.nodes.sort_key", lambda ids, key: sort_key(np.where(ids == other, one, ids), key)
         )
     games = [game(0, 1, 2, 3, 4), game(0, 7, 2, 3, 4)]
-    crosswise = [0, 1, 6, 7, 8, 2, 3, 4, 5, 9, 10, 11]  # the copies that these seem to be go by their rows
+    crosswise = [0, 1, 6, 7, 8, 2, 3, 4, 5, 9, 10, 11]  # apparent copies, assigned in the order of their rows
     found = Collection(tmp_path, positions(games).take(crosswise), seed=None).resolve()
     assert found == (Counter() if equal else Counter(map(key, games)))
 
 
-# Out of core, in any order
+# Little memory and any order of positions
 
 
 def test_the_result_depends_only_on_the_order_of_positions(tmp_path, monkeypatch):
@@ -300,7 +300,7 @@ def test_the_result_depends_only_on_the_order_of_positions(tmp_path, monkeypatch
     one = Collection(tmp_path / "one", table, 5)
     found = one.resolve()
     again = Collection(tmp_path / "again", table, 5)
-    monkeypatch.setattr(chains, "MOVE_BYTES", MEMORY // 50)  # a few games at a time are proved
+    monkeypatch.setattr(chains, "MOVE_BYTES", MEMORY // 50)  # a few games are proved at a time
     monkeypatch.setattr(chains, "BATCH_ROWS", 64)
     monkeypatch.setattr(chains, "BATCH_GAMES", 3)
     assert again.resolve(threads=2) == found
@@ -333,9 +333,9 @@ def write_shuffled(folder, table: pa.Table, n: int, files: int, dialect: str = "
 def test_the_games_of_the_demo_are_found_without_ids(tmp_path, convert, dialect):
     games = list(make_games(80, seed=7))
     table = positions(games, 13)
-    if dialect == "tuples":  # they say 1.0 where blue won
-        turned = pc.subtract(1.0, table["value"])
-        table = table.set_column(table.schema.get_field_index("value"), "value", turned)
+    if dialect == "tuples":  # in tuples, 1.0 means that blue won
+        values = pc.subtract(1.0, table["value"])
+        table = table.set_column(table.schema.get_field_index("value"), "value", values)
     store = convert(write_shuffled(tmp_path / "shuffled", table, 13, 3, dialect))
     truth = certain(games, dialect != "tuples")
     winners = ["BLUE", "RED"]

@@ -154,7 +154,7 @@ def test_a_changed_companion_does_not_change_the_store(make, convert, beside):
     later = convert(make.folder)
     assert [game["origin"] for game in later.games()] == ["first", "first", "second", "second"]
     after = later.files()
-    assert all(after[place] == before[place] for place in before if place != "manifest.json")
+    assert all(after[file_name] == before[file_name] for file_name in before if file_name != "manifest.json")
 
 
 def test_real_processing_stats_agree(real_data: Path):

@@ -27,7 +27,7 @@ def without_winners(games):
     return examples
 
 
-def turned(examples):
+def inverted(examples):
     for example in examples:
         example["value"] = 1.0 - example["value"]
     return examples
@@ -37,10 +37,10 @@ def stored_values(store):
     return store.table("positions")["value"].to_pylist()
 
 
-@pytest.mark.parametrize(("turn", "convention"), [(list, "blue-is-0"), (turned, "blue-is-1")])
-def test_winning_chains_on_final_boards_decide(make, convert, turn, convention):
+@pytest.mark.parametrize(("change", "convention"), [(list, "blue-is-0"), (inverted, "blue-is-1")])
+def test_winning_chains_on_final_boards_decide(make, convert, change, convention):
     values = [example["value"] for example in without_winners(make.dicts(make.games(9)))]
-    store = convert(make.write("a.pkl.gz", turn(without_winners(make.dicts(make.games(9))))))
+    store = convert(make.write("a.pkl.gz", change(without_winners(make.dicts(make.games(9))))))
     source = store.source("a.pkl.gz")
     chains = [9, 0] if convention == "blue-is-0" else [0, 9]
     assert (source["value_sense"], source["evidence"]["chains"]) == (convention, chains)
@@ -49,11 +49,11 @@ def test_winning_chains_on_final_boards_decide(make, convert, turn, convention):
     assert [g["winner"] for g in store.games()] == [("BLUE", "RED")[g.winner] for g in make.games(9)]
 
 
-@pytest.mark.parametrize(("turn", "convention"), [(list, "blue-is-0"), (turned, "blue-is-1")])
-def test_named_winners_decide_where_no_game_is_finished(make, convert, turn, convention):
+@pytest.mark.parametrize(("change", "convention"), [(list, "blue-is-0"), (inverted, "blue-is-1")])
+def test_named_winners_decide_where_no_game_is_finished(make, convert, change, convention):
     examples = list(chain.from_iterable(game[:-1] for game in make.dicts(make.games(9))))
     values = [example["value"] for example in examples]
-    store = convert(make.write("a.pkl.gz", turn(examples)))
+    store = convert(make.write("a.pkl.gz", change(examples)))
     source = store.source("a.pkl.gz")
     assert source["evidence"]["chains"] == [0, 0]
     assert max(source["evidence"]["winners"]) == len(examples)
@@ -74,7 +74,7 @@ def test_each_source_has_its_own_convention(make, convert):
 def unclear(make, name="a.pkl.gz", wrong=4, start=0):
     """A file of ten games without named winners, some of whose values contradict their boards."""
     games = make.dicts(make.games(10, start=start))
-    turned(chain.from_iterable(games[:wrong]))
+    inverted(chain.from_iterable(games[:wrong]))
     return make.write(name, without_winners(games))
 
 
@@ -86,7 +86,7 @@ def silent(make, name="a.pkl.gz"):
 def named_and_refuted(make, name="a.pkl.gz", games=4):
     """A file whose values agree with its named winners and contradict every board."""
     examples = list(chain.from_iterable(make.dicts(make.games(games))))
-    for example in turned(examples):
+    for example in inverted(examples):
         example["metadata"]["winner"] = ("BLUE", "RED")[int(example["value"])]
     return make.write(name, examples)
 
@@ -131,7 +131,7 @@ def test_a_given_convention_applies_to_sources_that_do_not_show_it(make, convert
     if write is unclear:
         with pytest.raises(InputError):
             convert(make.folder)
-        request.getfixturevalue("no_reader")  # what was read is kept
+        request.getfixturevalue("no_reader")  # the spools are reused
     store = convert(make.folder, value_convention=convention)
     source = store.source("a.pkl.gz")
     assert (source["value_sense"], source["evidence"]["given"]) == (convention, True)
@@ -182,7 +182,7 @@ def test_named_winners_decide_against_a_mislabelled_game(make, convert):
     """The chains are 4 : 1, and every named winner agrees with the values."""
     games = make.dicts(make.games(60))
     unfinished = [example for game in games[5:] for example in game[:-1]]
-    for example in turned(games[4]):
+    for example in inverted(games[4]):
         example["metadata"]["winner"] = ("BLUE", "RED")[int(example["value"])]
     make.write("a.pkl.gz", [e for game in games[:5] for e in game] + unfinished)
     for given in ("auto", "blue-is-0", "blue-is-1"):
@@ -210,10 +210,10 @@ def test_named_winners_override_every_board_with_a_note(make, convert, given):
     source = store.source("a.pkl.gz")
     assert (source["value_sense"], source["evidence"]["by"]) == ("blue-is-0", "winners")
     assert store.result.flags["label-contradicts-chain"] == 4
-    told = "4 of 4 winning chains contradict its value convention, blue-is-0, decided by named winners"
-    assert json.loads(source["notes"]) == [told]
+    note = "4 of 4 winning chains contradict its value convention, blue-is-0, decided by named winners"
+    assert json.loads(source["notes"]) == [note]
     unused = "the value convention blue-is-1 was not applied to 1 file, which has the other one: "
-    assert store.result.notes == [f"legacy/a.pkl.gz: {told}"] + (
+    assert store.result.notes == [f"legacy/a.pkl.gz: {note}"] + (
         [f"{unused}legacy/a.pkl.gz"] if given == "blue-is-1" else []
     )
 
@@ -222,7 +222,7 @@ def test_one_finished_game_decides_against_the_layout_with_a_note(make, convert)
     games = make.dicts(make.games(5))
     examples = without_winners([*(game[:-1] for game in games[:4]), games[4]])
     values = [example["value"] for example in examples]
-    store = convert(make.write("a.pkl.gz", turned(examples)))
+    store = convert(make.write("a.pkl.gz", inverted(examples)))
     source = store.source("a.pkl.gz")
     assert (source["value_sense"], source["evidence"]["by"]) == ("blue-is-1", "chains")
     assert store.result.notes == [
@@ -246,7 +246,7 @@ def test_another_convention_for_a_converted_file_is_only_a_note(make, convert):
 
 def test_half_of_the_games_inverted_is_undecided(make, convert):
     games = make.dicts(make.games(10))
-    turned(chain.from_iterable(games[::2]))
+    inverted(chain.from_iterable(games[::2]))
     path = make.write("a.pkl.gz", [example for game in games for example in game])  # named as they were
     with pytest.raises(InputError, match="chains 5 for blue-is-0 and 5 for blue-is-1, named winners 5 and 5"):
         convert(path)
@@ -319,7 +319,7 @@ DICT, TUPLE = ZERO, ONE
 @pytest.mark.parametrize(
     ("chains", "winners", "layout", "expected"),
     [
-        # Named winners: 19 for each against, whatever boards and layout say ...
+        # Named winners: 19 votes outweigh each opposing vote, for any boards and layout.
         ((0, 0), (1, 0), TUPLE, (ZERO, "winners")),
         ((4, 1), (766, 0), DICT, (ZERO, "winners")),
         ((0, 0), (1, 19), DICT, (ONE, "winners")),
@@ -328,7 +328,7 @@ DICT, TUPLE = ZERO, ONE
         ((0, 3), (1000, 0), DICT, (ZERO, "winners")),
         ((4, 5), (1000, 0), TUPLE, (ZERO, "winners")),
         ((100, 0), (0, 100), None, (ONE, "winners")),
-        # Chains: four votes for each against, of which the layout may be one.
+        # Chains: four votes outweigh each opposing vote; the layout may be one of the four.
         ((1, 9), (0, 0), TUPLE, (ONE, "chains")),
         ((4, 1), (0, 0), DICT, (ZERO, "chains")),
         ((3, 1), (0, 0), DICT, (ZERO, "chains")),
@@ -344,10 +344,10 @@ DICT, TUPLE = ZERO, ONE
         ((2, 0), (0, 0), TUPLE, (ZERO, "chains")),
         ((1, 0), (0, 0), None, (ZERO, "chains")),
         ((100, 0), (50, 50), None, (ZERO, "chains")),
-        # Names that do not agree, without a board: the same count.
+        # Contradicting named winners without a board: the same rule.
         ((0, 0), (9, 1), DICT, (ZERO, "winners")),
         ((0, 0), (6, 4), DICT, None),
-        # Nothing but the layout, or not even that.
+        # Only the layout, or nothing at all.
         ((0, 0), (0, 0), DICT, (ZERO, "layout")),
         ((0, 0), (0, 0), TUPLE, (ONE, "layout")),
         ((0, 0), (0, 0), None, None),
@@ -370,7 +370,7 @@ def test_the_weight_of_evidence_decides(chains, winners, layout, expected):
 def mislabelled(make):
     """Return five finished games, one of them mislabelled with its winner, and many unfinished games."""
     games = make.dicts(make.games(40))
-    for example in turned(games[4]):
+    for example in inverted(games[4]):
         example["metadata"]["winner"] = ("BLUE", "RED")[int(example["value"])]
     examples = [e for game in games[:5] for e in game] + [e for game in games[5:] for e in game[:-1]]
     return make.write("a.pkl.gz", examples)

@@ -38,7 +38,7 @@ REASONS = {
 
 def peak_of(process: subprocess.Popen[bytes]) -> int:
     """Wait for a process and return the highest memory of it and its children together, in bytes."""
-    peak, begun = 0, time.monotonic()
+    peak, started = 0, time.monotonic()
     root = psutil.Process(process.pid)
     while process.poll() is None:
         total = 0
@@ -48,7 +48,7 @@ def peak_of(process: subprocess.Popen[bytes]) -> int:
         except psutil.Error:
             continue  # one of them just ended
         peak = max(peak, total)
-        if peak > MEMORY or time.monotonic() - begun > SECONDS:
+        if peak > MEMORY or time.monotonic() - started > SECONDS:
             for one in [*root.children(recursive=True), root]:
                 one.kill()
         time.sleep(0.02)

@@ -92,7 +92,7 @@ def test_duplicates_point_at_the_first_game(collection, convert):
     assert store.result.duplicate_games == 4  # two in a and b, two in b and c
 
 
-# Adding later.
+# Adding sources later.
 
 
 def add_more(make):
@@ -110,7 +110,7 @@ def test_adding_leaves_existing_files_unchanged_and_continues_the_ids(collection
     add_more(make)
     after = convert(collection)
     assert (after.result.sources, after.result.skipped, after.result.games) == (2, 7, 18)
-    assert {place: after.files()[place] for place in files} == files
+    assert {file_name: after.files()[file_name] for file_name in files} == files
     for name, old in rows.items():
         assert after.rows(name)[: len(old)] == old
     ids = after.table("positions")["position_id"].to_pylist()

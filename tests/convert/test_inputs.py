@@ -14,14 +14,14 @@ from hexdata.text import encodable
 
 @pytest.fixture
 def tree(tmp_path):
-    """Return ``tree(*places)``, which creates a folder with a file at each path."""
+    """Return ``tree(*file_names)``, which creates a folder with a file at each path."""
 
-    def make(*places):
+    def make(*file_names):
         root = tmp_path / "data"
-        for place in places:
-            path = root / place
+        for file_name in file_names:
+            path = root / file_name
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(place)
+            path.write_text(file_name)
         return root
 
     return make
@@ -52,7 +52,7 @@ def test_companions_and_hidden_files_are_not_sources(tree):
         "file_lookup_20250730.json",
     )
     assert names(root) == ["data/a.trmph"]
-    assert names(root / "processing_stats.json") == ["data/processing_stats.json"]  # named, so meant
+    assert names(root / "processing_stats.json") == ["data/processing_stats.json"]  # given by its own path, so it is a source
 
 
 def test_files_of_the_store_are_not_sources(tree):

@@ -43,18 +43,18 @@ def sources(make):
 
 @pytest.mark.parametrize(("adding", "first"), [(False, 0), (True, 1)])
 def test_killed_before_any_change_on_disk(sources, make, convert, tmp_path, adding, first):
-    begun = tmp_path / "begun"
+    started = tmp_path / "begun"
     if adding:
         convert(make.v2("b.pkl.gz", make.games(2, start=5)), store="begun")
-    result = run_kill_convert("changes", begun, sources, tmp_path / "killed", first)
+    result = run_kill_convert("changes", started, sources, tmp_path / "killed", first)
     assert result.returncode == 0, result.stderr
     killed = sorted((tmp_path / "killed").iterdir())
     assert len(killed) >= 12
     if adding:
-        shutil.copytree(begun, tmp_path / "undisturbed")
+        shutil.copytree(started, tmp_path / "undisturbed")
     undisturbed = convert(sources, store="undisturbed", max_reject_rate=1.0)
     for store in killed:
-        assert manifest_of(store) in (manifest_of(begun), manifest_of(undisturbed.path))
+        assert manifest_of(store) in (manifest_of(started), manifest_of(undisturbed.path))
         again = convert(sources, store=f"killed/{store.name}", max_reject_rate=1.0)
         assert again.files() == undisturbed.files(), store.name
 
@@ -163,7 +163,7 @@ def test_a_run_that_publishes_nothing_leaves_the_store_as_it_was(sources, make, 
     before = store.files()
     with pytest.raises(RejectRateError):
         convert(sources, max_reject_rate=0.0)
-    after = {place: c for place, c in store.files().items() if not place.startswith(".work/")}
+    after = {file_name: c for file_name, c in store.files().items() if not file_name.startswith(".work/")}
     assert after == before
 
 

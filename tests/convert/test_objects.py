@@ -50,7 +50,7 @@ KILL_CONVERT = Path(__file__).parent / "kill_convert.py"
 ROOT = Path(__file__).parents[2]
 OPTIONS = ConvertOptions(workers=1, max_reject_rate=1.0)
 HERE_ALONE = {"hexdata.duckdb"}
-"""What a store has on a disk only."""
+"""Files that only a store on a disk has."""
 
 
 @pytest.fixture
@@ -173,10 +173,10 @@ def test_a_store_is_extended_from_disk_and_from_objects(
     assert bytes_of(bucket / "store") == bytes_here(tmp_path / "store", store_bytes)
 
 
-# --- what is found ------------------------------------------------------------------------------------
+# --- inputs -----------------------------------------------------------------------------------------
 
 NAMES = st.text("a.[*?] ü#%", min_size=1, max_size=3).filter(lambda name: name not in (".", ".."))
-PLACES = st.lists(NAMES, min_size=1, max_size=3).map("/".join)
+OBJECT_NAMES = st.lists(NAMES, min_size=1, max_size=3).map("/".join)
 
 
 def names(inputs: Iterable[AnyPath], store: AnyPath) -> list[str]:
@@ -184,21 +184,21 @@ def names(inputs: Iterable[AnyPath], store: AnyPath) -> list[str]:
 
 
 @settings(max_examples=40)
-@given(places=st.sets(PLACES, min_size=1, max_size=6))
+@given(names=st.sets(OBJECT_NAMES, min_size=1, max_size=6))
 def test_names_and_order_equal_those_on_a_disk(
-    places: set[str], tmp_path_factory: pytest.TempPathFactory
+    names: set[str], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """With the in-memory object store of fsspec."""
     pytest.importorskip("upath", exc_type=ImportError)
     folder = tmp_path_factory.mktemp("tree") / "self play"
     remote = as_path(f"memory://{folder.parent.name}-{os.urandom(4).hex()}/self play")
     assert not isinstance(remote, Path)
-    for place in sorted(places):
-        if any(other != place and f"{other}/".startswith(f"{place}/") for other in places):
+    for location in sorted(names):
+        if any(other != location and f"{other}/".startswith(f"{location}/") for other in names):
             continue  # on a disk, a name is a file or a folder
-        (folder / place).parent.mkdir(parents=True, exist_ok=True)
-        (folder / place).write_bytes(b"x")
-        remote.fs.pipe_file(f"{remote.path}/{place}", b"x")
+        (folder / location).parent.mkdir(parents=True, exist_ok=True)
+        (folder / location).write_bytes(b"x")
+        remote.fs.pipe_file(f"{remote.path}/{location}", b"x")
     try:
         found = names([folder], folder / "none")
     except InputError:
@@ -235,16 +235,16 @@ def test_an_object_key_that_is_not_a_path_is_an_error(bucket: UPath, tmp_path: P
 
 def test_a_missing_input_is_an_error(bucket: UPath, tmp_path: Path) -> None:
     bucket.fs.call_s3("put_object", Bucket=bucket.path.strip("/"), Key="empty/", Body=b"")
-    for place, told in (
+    for location, message in (
         (bucket / "none", "no such file or folder"),
         (as_path("s3://no-bucket-of-this-name/in"), "no such"),
         (bucket / "empty", "no files to convert"),
     ):
-        with pytest.raises(HexdataError, match=f"{place}: .*{told}"):
-            find_sources([place], tmp_path)
+        with pytest.raises(HexdataError, match=f"{location}: .*{message}"):
+            find_sources([location], tmp_path)
 
 
-# --- what fails ---------------------------------------------------------------------------------------
+# --- failures -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -340,7 +340,7 @@ def test_a_changed_source_leaves_no_spool(make: Make, tmp_path: Path) -> None:
     assert not (tmp_path / "spool" / "facts.json").exists()
 
 
-# --- who dies -----------------------------------------------------------------------------------------
+# --- kills -------------------------------------------------------------------------------------------
 
 
 def test_killed_before_any_request_and_started_again(

@@ -169,8 +169,8 @@ def test_values_that_change_within_a_game(sound, flags_with):
 
 def test_colours_swapped(make, sound, flags_with):
     moves, winner = make.games(1)[0]
-    turned = transform_moves(moves, make.n, Symmetry.LONG_DIAGONAL)
-    game = make.game((turned, 1 - winner), first_player=1)
+    images = transform_moves(moves, make.n, Symmetry.LONG_DIAGONAL)
+    game = make.game((images, 1 - winner), first_player=1)
     for example, tier in zip(game, tiers_of(len(game)), strict=True):
         example["metadata"]["value_sample_tier"] = tier
     assert flags_with(game) == ["colours-swapped"]
@@ -233,7 +233,7 @@ def test_duplicates(make, convert):
     (moves, winner), other, third = make.games(3)
     make.v2("a.pkl.gz", [(moves, winner), other, (moves, winner), third])
     flags = {
-        place: set(game["flags"]) - {"tier-counts"} for place, game in enumerate(convert(make.folder).games())
+        index: set(game["flags"]) - {"tier-counts"} for index, game in enumerate(convert(make.folder).games())
     }
     assert flags == {0: set(), 1: set(), 2: {"duplicate-exact"}, 3: set()}
 
@@ -271,8 +271,8 @@ def test_duplicates_of_games_in_the_store(make, convert):
     games = make.games(4)
     make.v2("a.pkl.gz", games)
     convert(make.folder)
-    turned = [(transform_moves(moves, make.n, Symmetry.ROTATION), winner) for moves, winner in games[:2]]
-    make.v1("b.pkl.gz", [*turned, games[2]])
+    images = [(transform_moves(moves, make.n, Symmetry.ROTATION), winner) for moves, winner in games[:2]]
+    make.v1("b.pkl.gz", [*images, games[2]])
     store = convert(make.folder)
     found = [[flag for flag in game["flags"] if "duplicate" in flag] for game in store.games()]
     assert found == [[]] * 4 + [["duplicate-symmetric"]] * 2 + [["duplicate-exact"]]
@@ -288,7 +288,7 @@ def test_fragments_of_one_game(make, convert):
     assert all("missing-positions" in game["flags"] for game in found)
 
 
-# Where games are told apart otherwise, or not at all.
+# Shuffled files and positions of unknown games.
 
 
 def test_games_of_shuffled_files_get_flags(make, convert, sound):

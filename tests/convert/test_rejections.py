@@ -227,7 +227,7 @@ def test_an_empty_game_id_is_a_rejected_record(make, convert):
     assert [row["reason"] for row in store.rows("rejected")] == ["game-id"]
 
 
-# One board size a store.
+# One board size per store.
 
 
 def other_size(make, name, size):
@@ -257,11 +257,11 @@ def test_later_sources_must_have_the_board_size_of_the_store(make, convert):
 
 def test_a_file_of_another_board_size_can_be_removed_afterwards(make, convert, no_second_reading):
     """The first run rejects all other files; a run without that file does not reuse the decision."""
-    stray = other_size(make, "a.pkl.gz", 4)
+    other_file = other_size(make, "a.pkl.gz", 4)
     make.v2("b.pkl.gz", make.games(30))
     with pytest.raises(RejectRateError, match="board-size"):
         convert(make.folder)
-    stray.unlink()
+    other_file.unlink()
     assert convert(make.folder).result.games == 30
 
 

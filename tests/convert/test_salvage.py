@@ -183,8 +183,8 @@ def test_a_damaged_file_of_the_store_can_be_salvaged_later_and_once(damaged, mak
     assert later.result.sources == 1
     assert later.result.positions > 100
     after = later.files()
-    assert {place: after[place] for place in before if place != "manifest.json"} == {
-        place: content for place, content in before.items() if place != "manifest.json"
+    assert {file_name: after[file_name] for file_name in before if file_name != "manifest.json"} == {
+        file_name: content for file_name, content in before.items() if file_name != "manifest.json"
     }
     assert convert(make.folder, salvage=True).result.sources == 0
     assert verify_store(later.path).ok
@@ -201,7 +201,7 @@ def test_another_setting_reads_damaged_files_again_and_the_same_one_does_not(dam
     assert whole.exists()
 
 
-# Repeated moves, cut on request.
+# Truncation before repeated moves.
 
 
 def with_repeat(make, at=6, of=1, tail=3, number=0):
@@ -300,7 +300,7 @@ def test_the_setting_is_recorded_and_decides_what_is_reused(repeating, make, con
     repeating("tuples")
     make.write_bytes("broken.pkl.gz", b"\x1f\x8b" + bytes(5000))
     with pytest.raises(RejectRateError):
-        convert(make.folder)  # leaves the spool of an uncut game
+        convert(make.folder)  # leaves a spool with the uncut game
     store = convert(make.folder, truncate_repeats=True, max_reject_rate=1.0)
     assert store.result.reasons["after-repeat"] == 4
     fresh = convert(make.folder, store="fresh", truncate_repeats=True, max_reject_rate=1.0)

@@ -117,7 +117,7 @@ def test_the_splits_have_the_requested_shares():
 
 
 @pytest.mark.parametrize(
-    ("place", "split"),
+    ("h", "split"),
     [
         (0, "test"),
         (0.00999, "test"),
@@ -127,9 +127,9 @@ def test_the_splits_have_the_requested_shares():
         (0.99999, "train"),
     ],
 )
-def test_a_split_is_a_range_of_hashes(place, split):
+def test_a_split_is_a_range_of_hashes(h, split):
     """Pinned: another rule would move games of existing stores to other splits."""
-    first = int(place * 2**64).to_bytes(8, "big")
+    first = int(h * 2**64).to_bytes(8, "big")
     assert split_of(first + b"\xff" * 8, val=0.05, test=0.01) == split
 
 

@@ -173,7 +173,7 @@ def test_dense_policies_are_kept_unchanged(make, convert):
     assert [positions["move"][ply].as_py() for ply in (2, 3)] == [None, None]
 
 
-# Games that are not as they should be.
+# Unusual and invalid games.
 
 
 def with_repeat(make):
@@ -264,7 +264,7 @@ def test_matching_plies_without_matching_boards_are_not_a_game(make, convert):
     assert store.table("positions")["game_id"].null_count == len(one) + len(other)
 
 
-# Collections that were shuffled before.
+# Shuffled collections.
 
 
 def shuffle_stats(number, sources):

@@ -118,7 +118,7 @@ def test_every_failing_call_gives_one_message(
         full = code == errno.ENOSPC and "the disk is full" in str(caught.value)
         assert full or os.strerror(code) in str(caught.value)
         assert HINTS[code] in str(caught.value)
-        STAGES[stage](store, inputs)  # goes on from there
+        STAGES[stage](store, inputs)  # resumes
         opened = Store.open(store)
         assert not find_damage(opened, opened.manifest.files)
 
@@ -181,7 +181,7 @@ def test_every_failing_call_with_a_path_gives_one_message(
                 STAGES[stage](store, inputs)
             except HexdataError as caught:
                 error = caught
-        if failing.left > 0:  # it is not called so often
+        if failing.left > 0:  # fewer calls than that
             break
         if error is None:
             assert warned
@@ -189,7 +189,7 @@ def test_every_failing_call_with_a_path_gives_one_message(
             assert str(error.path).startswith(str(store))
             assert os.strerror(code) in str(error)
             assert error.hint
-        STAGES[stage](store, inputs)  # goes on from there
+        STAGES[stage](store, inputs)  # resumes
         opened = Store.open(store)
         assert not find_damage(opened, opened.manifest.files)
 

@@ -102,7 +102,7 @@ def test_a_header_that_was_altered(sound: Path, tmp_path: Path, number: int) -> 
 def test_an_extra_that_was_altered(sound: Path, tmp_path: Path, extra: str) -> None:
     store = shutil.copytree(sound, tmp_path / "store")
     if extra[:1] != "{" or extra == "{":
-        extra = '"hexdata:dialect":' + extra  # readers look into those alone that have a key of ours
+        extra = '"hexdata:dialect":' + extra  # readers parse only texts with a key of hexdata
     replace_text(store, "positions/part-000000.parquet", "extra", 0, extra)
     works_or_is_refused(lambda: export_pickles(store, PicklesOptions(order="original", workers=1)))
 
@@ -170,7 +170,7 @@ def test_a_layout_with_other_rows_is_refused(sound: Path, tmp_path: Path, key: s
     content["sha256"] = hashlib.sha256(json.dumps(content["done"]).encode()).hexdigest()
     ledger.write_text(json.dumps(content))
     is_fine = works_or_is_refused(lambda: plan_shuffle(store, options))
-    assert is_fine == ((key, value) == ("slice_rows", 1))  # few rows, so these are few slices
+    assert is_fine == ((key, value) == ("slice_rows", 1))  # the store has few rows, so this gives few slices
 
 
 def altered_units(done: dict[str, Any], rng: np.random.Generator) -> bytes:

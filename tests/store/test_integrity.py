@@ -124,7 +124,7 @@ def test_a_flipped_bit_in_an_input_is_refused_and_named(
     manifest = Store.open(store).manifest
     names = [name for read in READS[stage] for name in manifest.files_in(read)]
     rots = [*names, *random_.choices(names, k=max(ROTS - len(names), 0))]
-    shutil.rmtree(store / folder)  # so that there is something to do
+    shutil.rmtree(store / folder)  # so that the stage has something to write
     for name in rots:
         content = (store / name).read_bytes()
         before = store_bytes(store)

@@ -52,7 +52,7 @@ def test_every_stage_writes_a_line(trmph_store: Path, copy_store: CopyStore) -> 
         paths = [path for path in (store / folders[line["stage"]]).rglob("*") if path.is_file()]
         assert line["bytes"] == sum(path.stat().st_size for path in paths)
         assert line["positions"] == positions
-        assert line["peak_bytes"] > 10_000_000  # no Python with Arrow and DuckDB is smaller
+        assert line["peak_bytes"] > 10_000_000  # Python with Arrow and DuckDB needs more
         assert line["seconds"] > 0
         assert line["version"] == __version__
         assert not line["resumed"]
@@ -88,7 +88,7 @@ def test_a_stage_that_fails_writes_no_line(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="halfway"):
         fail()
     with journaled(tmp_path, "shuffle"):
-        pass  # it never said that it has finished
+        pass  # ``finish`` was not called
     assert not (tmp_path / JOURNAL_NAME).exists()
 
 

@@ -94,7 +94,7 @@ def test_a_link_is_refused(
     link, target = store / name, foreign if name in FOLDERS else foreign / "file"
     before = contents(foreign)
     if name == "manifest.json":
-        target.write_bytes(link.read_bytes())  # else there is no store
+        target.write_bytes(link.read_bytes())  # otherwise the folder is not a store
         before = contents(foreign)
     link.parent.mkdir(parents=True, exist_ok=True)
     if link.exists():

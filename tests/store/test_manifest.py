@@ -73,7 +73,7 @@ def test_the_digest_identifies_the_content(manifest: Manifest) -> None:
 
 def test_an_unreadable_manifest_is_named(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="cannot be read"):
-        Manifest.load(Path(__file__))  # a file is no folder
+        Manifest.load(Path(__file__))  # the path is a file
     (tmp_path / MANIFEST_NAME).mkdir()
     with pytest.raises(StoreError, match="cannot be read"):
         Manifest.load(tmp_path)
@@ -200,7 +200,7 @@ def test_a_damaged_manifest_is_named(tmp_path: Path, manifest: Manifest) -> None
     for place in range(len(sound)):
         path.write_bytes(sound[:place] + bytes([sound[place] ^ 1]) + sound[place + 1 :])
         try:
-            assert Manifest.load(tmp_path) == manifest  # white space
+            assert Manifest.load(tmp_path) == manifest  # only white space was changed
         except StoreError as error:
             errors.append(error)
     assert len(errors) > 0.7 * len(sound)

@@ -41,7 +41,7 @@ def test_a_process_that_lost_the_lock_changes_nothing(store: Store, monkeypatch:
     with store.writing("shuffle"):
         begun = store.path.fs.call_s3("create_multipart_upload", **place, Key="test/store/shuffled/b")
         before = store.manifest.tag
-        monkeypatch.setattr(lock, "LEASE_SECONDS", -1.0)  # as if it had slept for long
+        monkeypatch.setattr(lock, "LEASE_SECONDS", -1.0)  # as if the lease had expired
         for change in (
             lambda: store.remove("shuffled"),
             lambda: store.keep_only("shuffled", set()),

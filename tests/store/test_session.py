@@ -46,7 +46,7 @@ def test_any_path_can_be_read(tmp_path: Path, name: str) -> None:
     paths = [folder / "first", folder / "second"]
     for number, path in enumerate(paths):
         pq.write_table(pa.table({"n": [number, 10 + number]}), path)
-    for other in {"stXr", "whatX", "bracket"} - {name}:  # what the name finds if it is read as a pattern
+    for other in {"stXr", "whatX", "bracket"} - {name}:  # names that match if the path is read as a pattern
         (tmp_path / other).mkdir()
         pq.write_table(pa.table({"n": [99]}), tmp_path / other / "first")
     with duckdb_session(memory=MEMORY, threads=1, spill=folder / "spill") as con:
@@ -93,25 +93,25 @@ SPILLING = "SELECT max(i) FROM (SELECT i, hash(i) h FROM range(3_000_000) t(i) O
 def test_a_full_spill_folder_is_a_full_disk(tmp_path: Path) -> None:
     """DuckDB may write no more, because too little of the disk would remain free."""
     with (
-        pytest.raises(OSError, match="failed to offload") as told,
+        pytest.raises(OSError, match="failed to offload") as caught,
         duckdb_session(memory=40 << 20, threads=1, spill=tmp_path) as con,
     ):
         con.execute(f"SET max_temp_directory_size = '1MB'; {SPILLING}").fetchall()
-    assert told.value.errno == errno.ENOSPC
-    assert Path(told.value.filename).parent == tmp_path
-    assert "Memory" not in str(told.value)
+    assert caught.value.errno == errno.ENOSPC
+    assert Path(caught.value.filename).parent == tmp_path
+    assert "Memory" not in str(caught.value)
 
 
 def test_a_full_spill_folder_is_a_full_disk_for_streamed_rows(tmp_path: Path) -> None:
     """Arrow reports the error in this case."""
     text = "Out of Memory Error: no room (1 MB used).\nThis limit was set by 'max_temp_directory_size'."
     with (
-        pytest.raises(OSError, match=r"no room \(1 MB used\): ") as told,
+        pytest.raises(OSError, match=r"no room \(1 MB used\): ") as caught,
         duckdb_session(memory=MEMORY, threads=1, spill=tmp_path),
     ):
         raise OSError(text)
-    assert told.value.errno == errno.ENOSPC
-    assert Path(told.value.filename).parent == tmp_path
+    assert caught.value.errno == errno.ENOSPC
+    assert Path(caught.value.filename).parent == tmp_path
 
 
 @pytest.mark.parametrize("content", [b"", b"no parquet", b"PAR1" + bytes(100) + b"PAR1"])
@@ -124,7 +124,7 @@ def test_a_broken_file_is_an_error_of_the_store(tmp_path: Path, content: bytes) 
         con.sql(f"SELECT * FROM {read_parquet_sql([tmp_path / 'part'])}").fetchall()
 
 
-@pytest.mark.parametrize("again", range(4))  # DuckDB's threads may or may not be at work when it comes
+@pytest.mark.parametrize("again", range(4))  # DuckDB may be in any phase of the query
 def test_an_interrupt_stops_a_query(again: int) -> None:
     before = signal.getsignal(signal.SIGINT)
     with (
