@@ -168,7 +168,7 @@ def check_suffix(
         HexdataError: Of the type ``error``, if the suffix is not allowed.
     """
     if PurePath(str(path)).suffix.lower() not in suffixes:
-        raise error(f"the file name needs the suffix of {what}", path=path, expected=" or ".join(suffixes))
+        raise error(f"unsupported suffix for {what}", path=path, expected=" or ".join(suffixes))
 
 
 def is_count(value: object) -> bool:
@@ -209,7 +209,7 @@ def check_same_options(
     other = [name for name in names if state[name] != expected[name]]
     if other:
         raise ConfigError(
-            f"the state was saved with a different {', '.join(other)}",
+            f"the state was saved with another {', '.join(other)}",
             found={name: state[name] for name in other},
             expected={name: expected[name] for name in other},
             hint=f"Create the {what} with the options of that run.",

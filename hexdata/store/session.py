@@ -198,7 +198,7 @@ def _interrupt_on_ctrl_c(connection: DuckDBPyConnection) -> Iterator[None]:
         yield
         return
 
-    handler = _Interrupt(connection, before)
+    handler = _InterruptHandler(connection, before)
     signal.signal(signal.SIGINT, handler)
     try:
         yield
@@ -212,7 +212,7 @@ def _interrupt_on_ctrl_c(connection: DuckDBPyConnection) -> Iterator[None]:
             signal.signal(signal.SIGINT, _current_handler())
 
 
-class _Interrupt:
+class _InterruptHandler:
     """The signal handler for Ctrl-C of one session. Sessions may end in any order."""
 
     def __init__(self, connection: DuckDBPyConnection, before: Callable[..., Any]) -> None:
@@ -230,7 +230,7 @@ class _Interrupt:
 def _current_handler() -> Any:
     """Return the handler of the latest open session, or the original one if all have ended."""
     handler = signal.getsignal(signal.SIGINT)
-    while isinstance(handler, _Interrupt) and handler.ended:
+    while isinstance(handler, _InterruptHandler) and handler.ended:
         handler = handler.before
     return handler
 

@@ -52,7 +52,9 @@ def test_companions_and_hidden_files_are_not_sources(tree):
         "file_lookup_20250730.json",
     )
     assert names(root) == ["data/a.trmph"]
-    assert names(root / "processing_stats.json") == ["data/processing_stats.json"]  # given by its own path, so it is a source
+    assert names(root / "processing_stats.json") == [
+        "data/processing_stats.json"
+    ]  # given by its own path, so it is a source
 
 
 def test_files_of_the_store_are_not_sources(tree):

@@ -378,7 +378,7 @@ def test_store_files_are_not_overwritten(
     store = copy_store(trmph_store)
     before = store_bytes(store)
     for name in ("manifest.json", "positions/part-000000.parquet", "page"):
-        with pytest.raises(ConfigError, match="no name of a page"):
+        with pytest.raises(ConfigError, match="unsupported suffix for a page"):
             write_report(store, store / name)
     assert store_bytes(store) == before
 

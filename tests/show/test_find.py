@@ -97,7 +97,7 @@ def test_a_drawing_is_written_whole_or_not_at_all(tmp_path):
         write_svg(folder, "<svg/>")
     folder.rmdir()
     (shard := tmp_path / "train-000000.tar").write_bytes(b"a shard")
-    with pytest.raises(ConfigError, match=r"no name of a drawing; expected \.svg"):
+    with pytest.raises(ConfigError, match=r"unsupported suffix for a drawing; expected \.svg"):
         write_svg(shard, "<svg/>")
     assert shard.read_bytes() == b"a shard"
     shard.unlink()
