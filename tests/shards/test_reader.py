@@ -77,7 +77,7 @@ def test_a_missing_or_truncated_shard_is_found_without_reading_it(make_shards: M
     assert (missing.name, cut.name) == ("train-000000.tar", "train-000002.tar")
     assert "the shard is missing" in str(no_file)
     assert "found 19968 bytes; expected 20480" in str(shorter)
-    assert list(reader_of(folder, through_a_pipe(folder)).find_faults()) == []  # which only reading tells
+    assert list(reader_of(folder, through_a_pipe(folder)).find_faults()) == []  # found only by reading
     with pytest.raises(StoreError, match=r"train-000000\.tar: the shard is missing"):
         next(reader.read(0))
     with pytest.raises(StoreError, match=r"train-000002\.tar: the shard is truncated"):

@@ -411,7 +411,7 @@ def test_an_epoch_is_the_same_from_every_source(shards: Any, serve: Serve, range
 
 def test_an_epoch_survives_broken_connections(shards: Any, serve: Serve) -> None:
     server = serve(shards.path)
-    server.cuts = [1 << 20, 700, 5_000, 11_000, 0, 0, 3_000]  # the manifest comes whole
+    server.cuts = [1 << 20, 700, 5_000, 11_000, 0, 0, 3_000]  # the manifest is not cut
     assert ids_of(quick(server)) == ids_of(FolderSource(shards.path))
 
 
