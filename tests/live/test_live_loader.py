@@ -281,14 +281,14 @@ def test_the_state_names_a_function_of_the_options():
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ({"seed": 5}, "different seed"),
-        ({"split": "val"}, "different split"),
-        ({"pool_size": 41}, "different pool_size"),
-        ({"reservoir": 201}, "different reservoir"),
-        ({"batch_size": 33}, "different batch_size"),
-        ({"symmetry": False}, "different batch"),
-        ({"config": made("ChunkValidator")}, "different stages"),
-        ({"config": made(passes=4)}, "different stages"),
+        ({"seed": 5}, "another seed"),
+        ({"split": "val"}, "another split"),
+        ({"pool_size": 41}, "another pool_size"),
+        ({"reservoir": 201}, "another reservoir"),
+        ({"batch_size": 33}, "another batch_size"),
+        ({"symmetry": False}, "another batch"),
+        ({"config": made("ChunkValidator")}, "another stages"),
+        ({"config": made(passes=4)}, "another stages"),
     ],
 )
 def test_a_state_with_other_options_is_refused(other, message):
