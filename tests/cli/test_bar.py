@@ -1,4 +1,4 @@
-"""The progress bar as a terminal shows it: every stage, with its rate and the time left."""
+"""The progress bar on a terminal: every stage, with its rate and the remaining time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def on_a_terminal(*arguments: str | Path) -> str:
-    """Run hexdata with standard error on a terminal of 120 columns; return what came there."""
+    """Run hexdata with standard error on a terminal of 120 columns; return its output."""
     ours, theirs = pty.openpty()
     environment = os.environ | {"TERM": "xterm", "COLUMNS": "120", "LINES": "24"}
     command = [sys.executable, "-m", "hexdata", *map(str, arguments)]
@@ -24,7 +24,7 @@ def on_a_terminal(*arguments: str | Path) -> str:
         try:
             while part := os.read(ours, 1 << 16):
                 shown += part
-        except OSError:  # what a terminal gives when the other side has gone
+        except OSError:  # raised when the process has closed the terminal
             pass
         finally:
             os.close(ours)
@@ -32,11 +32,11 @@ def on_a_terminal(*arguments: str | Path) -> str:
     return shown.decode()
 
 
-def test_every_stage_of_a_shuffle_has_its_line(trmph_store: Path, copy_store: CopyStore) -> None:
+def test_every_stage_of_a_shuffle_has_a_line(trmph_store: Path, copy_store: CopyStore) -> None:
     shown = on_a_terminal("shuffle", copy_store(trmph_store), "--balance-by", "winner")
     for words in ("select", "scatter", "sort", "100%", "MB"):
         assert words in shown
     last = shown[shown.rindex("select") :]
     first_line = last.partition("\n")[0]
-    assert "100%" in first_line, "the stage of unknown length is over"
-    assert "MB" not in first_line, "memory is that of the stage at work"
+    assert "100%" in first_line, "the stage of unknown length is complete"
+    assert "MB" not in first_line, "memory is shown for the running stage only"

@@ -1,4 +1,4 @@
-"""Each command is one library call: what goes to which stream, and the exit status."""
+"""Commands: output streams, JSON, help and exit status."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ ROOT = Path(__file__).parents[2]
 COMMANDS = sorted(typer.main.get_command(app).commands)
 
 
-class Ran:
-    """What a command line did."""
+class CommandResult:
+    """Exit status and output of a command."""
 
     def __init__(self, status, out, err):
         self.status, self.out, self.err = status, out, err
 
     @property
     def facts(self):
-        """The one line of JSON on standard output; an error if there is anything else."""
+        """The result on standard output, which must be one line of JSON."""
         (line,) = self.out.splitlines()
         return json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
 
@@ -50,12 +50,12 @@ def hexdata_run(*arguments):
         status = end.code or 0
     finally:
         sys.argv = before
-    return Ran(status, out.getvalue(), err.getvalue())
+    return CommandResult(status, out.getvalue(), err.getvalue())
 
 
 @pytest.fixture(scope="module", autouse=True)
 def one_core():
-    """Let every stage run in this process."""
+    """Make every stage run in this process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("os.sched_getaffinity", lambda pid: {0}, raising=False)
         yield
@@ -79,7 +79,7 @@ inputs = ["{legacy}"]
 
 @pytest.fixture(scope="module", params=["text", "json"])
 def story(request, legacy, tmp_path_factory):
-    """Every command once, in an order in which each can work, as text and with --json."""
+    """Every command once, in the order of the pipeline, as text and with --json."""
     folder = tmp_path_factory.mktemp("story")
     store = folder / "store"
     (folder / "run.toml").write_text(CONFIG.format(store=folder / "other", legacy=legacy))
@@ -97,14 +97,14 @@ def story(request, legacy, tmp_path_factory):
     }, request.param
 
 
-def test_every_command_does_its_work(story):
+def test_every_command_succeeds(story):
     ran, _ = story
     assert {command: r.status for command, r in ran.items()} == dict.fromkeys(ran, 0)
     assert all(r.out for r in ran.values())
     assert {command: r.err for command, r in ran.items()} == dict.fromkeys(ran, "")
 
 
-def test_json_is_one_line_with_the_facts_and_text_is_none(story):
+def test_json_is_one_line_and_text_is_not_json(story):
     ran, form = story
     if form == "text":
         assert all(not r.out.lstrip().startswith("{") for r in ran.values())
@@ -133,7 +133,7 @@ def test_a_closed_standard_output_is_no_error(flags, legacy, tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_text_and_json_say_the_same(legacy, tmp_path):
+def test_text_and_json_contain_the_same_numbers(legacy, tmp_path):
     text = hexdata_run("convert", legacy, tmp_path / "one").out
     facts = hexdata_run("convert", legacy, tmp_path / "two", "--json").facts
     assert f"{facts['positions']:,}" in text.split()
@@ -149,7 +149,7 @@ def check_message(ran, status, *parts):
     assert all(part in ran.err for part in parts), ran.err
 
 
-def test_a_failure_is_1_with_one_message(tmp_path):
+def test_a_failure_has_status_1_and_one_message(tmp_path):
     ran = hexdata_run("shuffle", tmp_path / "nowhere")
     check_message(
         ran, 1, f"hexdata: {tmp_path / 'nowhere'}: ", "no manifest", "hexdata convert INPUT... STORE"
@@ -157,7 +157,7 @@ def test_a_failure_is_1_with_one_message(tmp_path):
     assert ran.err.count("\n") == 1
 
 
-def test_a_rejected_run_is_1_and_names_the_option(tmp_path):
+def test_too_many_rejections_have_status_1_and_name_the_option(tmp_path):
     bad = tmp_path / "legacy" / "a.pkl.gz"
     bad.parent.mkdir()
     bad.write_bytes(b"not a pickle")
@@ -179,7 +179,7 @@ def test_an_altered_store_fails_verify(legacy, tmp_path):
     assert (as_json.status, as_json.facts["ok"]) == (1, False)
 
 
-def test_a_folder_where_a_file_belongs_ends_with_status_1(legacy, tmp_path):
+def test_a_folder_in_place_of_a_file_has_status_1(legacy, tmp_path):
     lock = tmp_path / "store" / ".lock"
     lock.mkdir(parents=True)
     check_message(
@@ -202,13 +202,13 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_wrong_usage_is_2(case):
+def test_wrong_usage_has_status_2(case):
     arguments, part = WRONG[case]
     check_message(hexdata_run(*arguments), 2, part)
 
 
 @pytest.mark.parametrize("option", ["--value-convention", "--value-sense"])
-def test_the_value_convention_is_given_under_either_name(legacy, tmp_path, monkeypatch, option):
+def test_the_value_convention_has_two_spellings(legacy, tmp_path, monkeypatch, option):
     asked = []
     monkeypatch.setattr("hexdata.convert.convert_sources", lambda *args, **_: asked.append(args[2]))
     hexdata_run("convert", legacy, tmp_path / "store", option, "blue-is-1")
@@ -216,7 +216,7 @@ def test_the_value_convention_is_given_under_either_name(legacy, tmp_path, monke
     assert "--value-sense" not in hexdata_run("convert", "--help").out
 
 
-def test_an_interrupt_is_130_and_says_how_to_go_on(legacy, tmp_path, monkeypatch):
+def test_an_interrupt_has_status_130_and_says_how_to_resume(legacy, tmp_path, monkeypatch):
     def interrupted(*args, **kwargs):
         raise KeyboardInterrupt
 
@@ -225,7 +225,7 @@ def test_an_interrupt_is_130_and_says_how_to_go_on(legacy, tmp_path, monkeypatch
     check_message(ran, 130, "interrupted", "same command again")
 
 
-def test_a_message_has_place_reason_finding_and_hint(legacy, tmp_path, monkeypatch):
+def test_a_message_has_path_record_reason_finding_and_hint(legacy, tmp_path, monkeypatch):
     def failing(*args, **kwargs):
         raise StoreError("broken", path=tmp_path, record=3, found="a", expected="b", hint="Mend it.")
 
@@ -249,6 +249,14 @@ def test_every_command_has_help(command, flag):
     assert all(parameter.help for parameter in verb.params)
 
 
+@pytest.mark.parametrize("command", [None, *COMMANDS])
+def test_help_fits_80_columns(command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = hexdata_run(*([command] if command else []), "--help").out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert not [line for line in lines if line.endswith("...") and "Usage" not in line], "a summary is cut"
+
+
 def test_hexdata_alone_shows_its_commands():
     ran = hexdata_run("--help")
     assert ran.status == 0
@@ -261,7 +269,7 @@ def test_the_version():
     assert (ran.status, ran.out) == (0, f"hexdata {hexdata.__version__}\n")
 
 
-# As a process of its own.
+# In a separate process.
 
 
 def process(*arguments, **more):
@@ -275,7 +283,7 @@ def test_python_m_hexdata():
 
 
 @pytest.mark.parametrize("flags", [[], ["--json"]])
-def test_a_reader_who_leaves_is_no_error(legacy, tmp_path, flags):
+def test_a_closed_pipe_is_no_error(legacy, tmp_path, flags):
     """As in ``hexdata verify STORE | head -0``."""
     hexdata_run("convert", legacy, tmp_path / "store")
     reading, writing = os.pipe()
@@ -303,7 +311,7 @@ def on_a_terminal(*arguments):
     child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=theirs, env=environment)
     os.close(theirs)
     shown = bytearray()
-    with contextlib.suppress(OSError):  # what reading gives once the other side is closed
+    with contextlib.suppress(OSError):  # raised when the process has closed the terminal
         while piece := os.read(ours, 65536):
             shown += piece
     os.close(ours)
@@ -311,7 +319,7 @@ def on_a_terminal(*arguments):
     return child.returncode, out.decode(), shown.decode()
 
 
-def test_a_bar_is_drawn_on_a_terminal_and_nowhere_else(legacy, tmp_path):
+def test_a_bar_is_drawn_on_terminals_only(legacy, tmp_path):
     status, out, shown = on_a_terminal("convert", legacy, tmp_path / "one", "--json", "--workers", "1")
     assert status == 0
     assert json.loads(out)["games"] == 40

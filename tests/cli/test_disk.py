@@ -1,7 +1,7 @@
-"""Disks without room, under everything that writes but the stages of a store: one clear error each.
+"""Full disks, for all functions that write outside the stages of a store: one clear error each.
 
-In a process of its own, none of whose files may grow beyond a few bytes: the limit cannot be raised again.
-It writes no bytecode: Python would leave cut files of it, which break every later import of the module.
+Run in a separate process with a limit on the size of files, because the limit cannot be raised again.
+It writes no bytecode: truncated bytecode files would break later imports of the modules.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hexdata.sql import run_query, save_parquet
 from hexdata.verify import check_round_trip
 
 store, games, out = map(Path, sys.argv[1:])
-write_report(store, out / "before.html")  # has the fonts looked for, of which a list is kept
+write_report(store, out / "before.html")  # makes matplotlib write its list of fonts
 drawing = read_game(store, 0).svg()
 
 
@@ -43,7 +43,7 @@ def plan():
 
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, 2_000))
-told = {}
+errors = {}
 for name, call in {
     "report": lambda: write_report(store, out / "after.html"),
     "show": lambda: write_svg(out / "game.svg", drawing),
@@ -57,8 +57,8 @@ for name, call in {
     try:
         call()
     except BudgetError as error:
-        told[name] = [error.path, error.reason, error.found, error.hint]
-print(json.dumps(told))
+        errors[name] = [error.path, error.reason, error.found, error.hint]
+print(json.dumps(errors))
 """
 AGAIN = "Free disk space and run the command again. It continues where it stopped."
 ELSEWHERE = "Free disk space there, or set TMPDIR to a folder on another disk, and run the command again."
@@ -75,8 +75,8 @@ EXPECTED = {
 
 
 @pytest.fixture(scope="module")
-def told(trmph_store: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[str]]]:
-    """Where it was written, and path, reason, found and hint of what each has told."""
+def outcome(trmph_store: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[str]]]:
+    """The output folder, and the path, reason, found value and hint of each error, by name."""
     out = tmp_path_factory.mktemp("out")
     (out / "tmp").mkdir()
     done = subprocess.run(
@@ -92,19 +92,19 @@ def told(trmph_store: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_a_disk_without_room_is_one_clear_error(told: tuple[Path, dict[str, list[str]]], name: str) -> None:
-    out, errors = told
+def test_a_full_disk_is_one_clear_error(outcome: tuple[Path, dict[str, list[str]]], name: str) -> None:
+    out, errors = outcome
     path, reason, found, hint = errors[name]
-    place, expected = EXPECTED[name]
-    assert path.startswith(str(out / place))
+    location, expected = EXPECTED[name]
+    assert path.startswith(str(out / location))
     assert reason == "the disk is full"
     assert os.strerror(errno.EFBIG) in found
     assert found.endswith(" free")
     assert hint == expected
 
 
-def test_nothing_half_written_stays(told: tuple[Path, dict[str, list[str]]]) -> None:
-    out, _ = told
+def test_no_incomplete_file_remains(outcome: tuple[Path, dict[str, list[str]]]) -> None:
+    out, _ = outcome
     assert list((out / "tmp").iterdir()) == []
     assert [path for path in out.rglob("*") if path.name.endswith(".tmp")] == []
     assert {path.name for path in out.iterdir()} == {"before.html", "demo", "store", "tmp"}

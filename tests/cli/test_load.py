@@ -1,4 +1,4 @@
-"""``hexdata load``: what it takes and what it prints."""
+"""``hexdata load``: arguments and output."""
 
 from __future__ import annotations
 
@@ -38,26 +38,26 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *ar
     return capsys.readouterr().out
 
 
-def test_a_place_may_be_a_store_its_shards_or_a_command(
+def test_the_argument_is_a_store_its_shards_or_a_command(
     store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the first argument of ``Loader`` may be; the mode is that of the place."""
+    """Like the first argument of ``Loader``. The default mode depends on it."""
     loader = Loader(store, batch_size=64)
-    places = {
+    locations = {
         store: "exact",
         store / "shards": "exact",
         f"file://{store}": "exact",
         f"pipe:cat {store}/shards/{{name}}": "stream",
     }
-    for place, mode in places.items():
-        facts = json.loads(run(capsys, monkeypatch, place, "--batch-size", 64, "--json"))
+    for location, mode in locations.items():
+        facts = json.loads(run(capsys, monkeypatch, location, "--batch-size", 64, "--json"))
         assert (facts["mode"], facts["positions"]) == (mode, loader.positions)
         assert facts["seconds_to_open"] > 0
         assert 0 < facts["seconds_to_first_batch"] < facts["epochs"][0]["seconds"]
     assert json.loads(run(capsys, monkeypatch, store, "--mode", "stream", "--json"))["mode"] == "stream"
 
 
-def test_it_prints_what_was_delivered(
+def test_the_output_describes_the_epoch(
     store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loader = Loader(store, batch_size=64)
@@ -69,7 +69,7 @@ def test_it_prints_what_was_delivered(
 
 
 def test_a_warning_is_a_note(store: Path, tmp_path: Path) -> None:
-    """In a process of its own: in this one, warnings are errors."""
+    """Run in a separate process, because pytest turns warnings into errors."""
     grown = shutil.copytree(store, tmp_path / "store")
     write_trmph(tmp_path / "b.trmph", make_games(2, seed=2, board_size=5), 5)
     convert_sources([tmp_path / "b.trmph"], grown, ConvertOptions(workers=1))

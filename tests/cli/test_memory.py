@@ -1,4 +1,4 @@
-"""The least memory that a stage accepts is enough, and the message about less never contradicts itself."""
+"""The minimum memory that a stage accepts is sufficient, and the error for less memory is consistent."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COMMAND = """if True:
 
 
 def least(options: type) -> int:
-    """Return the least whole number of MB that a stage accepts, as its message says."""
+    """Return the minimum memory of a stage in MB, according to its error."""
     with pytest.raises(BudgetError) as caught:
         options(memory=1)
     found = re.search(r"found 0 MB; expected at least (\d+) MB", str(caught.value))
@@ -41,7 +41,7 @@ def least(options: type) -> int:
 
 
 @pytest.mark.parametrize("options", STAGES)
-def test_the_least_that_a_message_names_is_accepted(options: type) -> None:
+def test_the_minimum_in_the_message_is_accepted(options: type) -> None:
     megabytes = least(options)
     options(memory=megabytes * 10**6)
     for refused in (megabytes * 10**6 - 10**6, 10**6):
@@ -56,14 +56,14 @@ def test_a_finding_is_rounded_down_and_a_minimum_up() -> None:
     assert "found 430 MB; expected at least 432 MB" in str(error)
 
 
-def test_the_least_for_a_shuffle_is_enough_for_ordinary_rows() -> None:
+def test_the_minimum_for_a_shuffle_is_enough_for_ordinary_rows() -> None:
     memory = least(ShuffleOptions) * 10**6
     for row in (row_bytes(13, 0), row_bytes(13, 60)):
         assert make_limits(ShuffleOptions(memory=memory), 10**8, row, row).threads == 1
 
 
 def peak(tmp_path: Path, *arguments: str | Path) -> int:
-    """Run a command in one process; return the most memory in bytes that it held resident."""
+    """Run a command in one process and return its peak resident memory in bytes."""
     status = tmp_path / "status"
     subprocess.run([sys.executable, "-c", COMMAND, status, *map(str, arguments)], check=True, timeout=600)
     found = re.search(r"VmHWM:\s*(\d+) kB", status.read_text())
@@ -72,7 +72,7 @@ def peak(tmp_path: Path, *arguments: str | Path) -> int:
 
 
 @pytest.mark.skipif(not STATUS.exists(), reason="the peak of a process is read from /proc")
-def test_every_stage_keeps_to_the_least_memory(trmph_store: Path, tmp_path: Path) -> None:
+def test_every_stage_stays_below_its_minimum_memory(trmph_store: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
     stages = [
         (ConvertOptions, ["convert", trmph_store.parent / "games", store, "--workers", 1]),

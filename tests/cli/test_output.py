@@ -1,4 +1,4 @@
-"""What names out of files can do to a terminal: nothing, whatever is printed, by whichever command."""
+"""Escaping: no command prints control characters or line feeds of file names."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ CLI = Path(__file__).parents[2] / "hexdata" / "cli"
 
 FORGED = "note: all is well"
 HOSTILE = f"a\x1b[31m\x1b]0\x07\n{FORGED}\r\u202e\u2066\u2028\u200b\u0085\x9b2J\x7f [red]b [link=x]c :skull:"
-"""The name of a file, as any sender may choose it."""
+"""A hostile name of a file."""
 RAW = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
 
 
 def check(text: str) -> None:
-    """Nothing but printable lines, of which none was made by a name."""
+    """Check that all lines are printable and that none is part of a name."""
     assert not RAW.search(text), ascii(text)
     assert not any(line.startswith(FORGED) for line in text.split("\n")), text
 
@@ -57,7 +57,7 @@ def test_printable_text_is_one_line_without_controls(text, shown):
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory):
-    """A folder of files with names of HOSTILE: two that agree, one that is damaged, and their store."""
+    """A folder of two valid files and a damaged one, with names that contain HOSTILE, and their store."""
     top = tmp_path_factory.mktemp("hostile")
     folder = top / "in"
     folder.mkdir()
@@ -117,14 +117,14 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("line", COMMANDS)
-def test_no_command_prints_a_name_as_it_is(hostile, tmp_path, line):
+def test_every_command_escapes_names(hostile, tmp_path, line):
     store = tmp_path / f"store{HOSTILE}"
     shutil.copytree(hostile / store.name, store)
     shutil.copytree(hostile / "in", again := tmp_path / f"again{HOSTILE}")
     (config := tmp_path / "config.toml").write_text(
         f"store = {json.dumps(str(tmp_path / 'x'))}\n[{json.dumps(HOSTILE)}]\n"
     )
-    places = {
+    values = {
         "IN": hostile / "in",
         "AGAIN": again,
         "STORE": store,
@@ -138,7 +138,7 @@ def test_no_command_prints_a_name_as_it_is(hostile, tmp_path, line):
         "--HOSTILE": f"--{HOSTILE}",
     }
     command, _, query = line.partition("'")
-    arguments = [str(places.get(word, word)) for word in command.split()]
+    arguments = [str(values.get(word, word)) for word in command.split()]
     arguments += [query.rstrip("'")] if query else []
     ran = hexdata_run(*arguments)
     check(ran.err)
@@ -152,21 +152,21 @@ def test_no_command_prints_a_name_as_it_is(hostile, tmp_path, line):
         [json.loads(text) for text in (again.out.splitlines() if line.startswith("live") else [again.out])]
 
 
-def test_json_holds_names_exactly(hostile):
+def test_json_contains_names_unchanged(hostile):
     ran = hexdata_run("sql", hostile / f"store{HOSTILE}", "SELECT name FROM sources ORDER BY name", "--json")
     names = [row["name"] for row in json.loads(ran.out)]
     assert f"in/{HOSTILE}.trmph" in names
 
 
 def on_a_terminal(*arguments):
-    """Run with both outputs on a terminal; return what it gets, with line feeds as they were written."""
+    """Run with both outputs on a terminal and return the output, with line feeds as written."""
     ours, theirs = os.openpty()
     command = [sys.executable, "-m", "hexdata", *map(str, arguments)]
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "200"}
     child = subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environment)
     os.close(theirs)
     shown = bytearray()
-    with contextlib.suppress(OSError):  # what reading gives once the other side is closed
+    with contextlib.suppress(OSError):  # raised when the process has closed the terminal
         while piece := os.read(ours, 65536):
             shown += piece
     os.close(ours)
@@ -175,14 +175,14 @@ def on_a_terminal(*arguments):
 
 
 BAR = re.compile(r"\x1b\[[0-9;]*[mAK]|\x1b\[\?25[lh]|\r")
-"""What rich itself sends to a terminal: styles, cursor movements, and its return to the first column."""
+"""Control sequences of rich: styles, cursor movements and carriage returns."""
 
 
 @pytest.mark.parametrize("form", ["--csv", "--json", None])
 @pytest.mark.parametrize(
     "query", ["SELECT name FROM sources", f'SELECT 1 AS "{HOSTILE}"', "SELECT [name] FROM sources"]
 )
-def test_a_terminal_gets_no_name_as_it_is(hostile, form, query):
+def test_names_are_escaped_on_a_terminal(hostile, form, query):
     store = hostile / f"store{HOSTILE}"
     shown = on_a_terminal("sql", store, query, *([form] if form else []))
     check(BAR.sub("", shown))
@@ -198,18 +198,18 @@ def test_a_terminal_gets_no_name_as_it_is(hostile, form, query):
         "sql STORE @sources",
     ],
 )
-def test_the_bar_of_a_terminal_holds_no_name_as_it_is(hostile, tmp_path, line):
+def test_names_are_escaped_in_the_progress_bar(hostile, tmp_path, line):
     shutil.copytree(hostile / f"store{HOSTILE}", tmp_path / f"store{HOSTILE}")
-    places = {
+    values = {
         "IN": hostile / "in",
         "NEW": tmp_path / f"new{HOSTILE}",
         "STORE": tmp_path / f"store{HOSTILE}",
     }
-    shown = on_a_terminal(*(places.get(word, word) for word in line.split()))
+    shown = on_a_terminal(*(values.get(word, word) for word in line.split()))
     check(BAR.sub("", shown))
 
 
-def test_csv_in_a_pipe_is_exact_whatever_is_said_of_colours(hostile, monkeypatch):
+def test_csv_in_a_pipe_is_exact_even_with_force_color(hostile, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     query = f"SELECT name AS \"{HOSTILE}\" FROM sources, range(50) WHERE name LIKE '%red%trmph'"
     command = [sys.executable, "-m", "hexdata", "sql", str(hostile / f"store{HOSTILE}"), query]
@@ -221,7 +221,7 @@ def test_csv_in_a_pipe_is_exact_whatever_is_said_of_colours(hostile, monkeypatch
     check(shown)
 
 
-def test_brackets_and_colons_of_names_are_no_markup(hostile):
+def test_brackets_and_colons_of_names_are_not_markup(hostile):
     ran = hexdata_run("sql", hostile / f"store{HOSTILE}", "@sources")
     assert "[red]b [link=x]c :skull:" in ran.out
     ran = hexdata_run("verify", hostile / f"store{HOSTILE}", "--round-trip", hostile / "in")
@@ -229,7 +229,7 @@ def test_brackets_and_colons_of_names_are_no_markup(hostile):
 
 
 @pytest.mark.parametrize("raised", [OSError(5, "Input/output error", HOSTILE), ValueError(HOSTILE)])
-def test_errors_that_nobody_expected_are_printable(monkeypatch, raised):
+def test_unexpected_errors_are_escaped(monkeypatch, raised):
     def fail(*_, **__):
         warnings.simplefilter("always")  # until main returns
         warnings.warn(HOSTILE, stacklevel=1)
@@ -244,7 +244,7 @@ def test_errors_that_nobody_expected_are_printable(monkeypatch, raised):
     assert ("Traceback" in ran.err) == isinstance(raised, ValueError)
 
 
-def test_the_bar_and_all_output_are_printable(capsys):
+def test_the_bar_and_all_output_are_escaped(capsys):
     from hexdata.cli.bar import ProgressBar
     from hexdata.cli.render import Output
 
@@ -261,8 +261,8 @@ def test_the_bar_and_all_output_are_printable(capsys):
     assert shown.err.startswith("note: a\\x1b[31m")
 
 
-def test_nothing_of_the_command_line_prints_past_the_escaping():
-    """Text that goes to a terminal passes ``Output``, ``print_stderr`` or a ``Text`` of ``printable``."""
+def test_all_output_passes_the_escaping_functions():
+    """The commands print only with ``Output``, ``print_stderr`` or a ``Text`` of ``printable``."""
     allowed = {
         "app.py": {"typer.echo": 1, "sys.stderr.write": 1},
         "render.py": {"typer.echo": 1},

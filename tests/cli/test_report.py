@@ -1,4 +1,4 @@
-"""``hexdata report``: what it takes and what it prints."""
+"""``hexdata report``: arguments and output."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run(capsys: Run, monkeypatch: pytest.MonkeyPatch, *arguments: object) -> tup
     return int(end.value.code or 0), captured.out, captured.err
 
 
-def test_it_says_what_the_page_says(store: Path, capsys: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_output_agrees_with_the_page(store: Path, capsys: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     status, out, _ = run(capsys, monkeypatch, store)
     assert status == 0
     page = (store / "report.html").read_text(encoding="utf-8")
@@ -43,7 +43,7 @@ def test_it_says_what_the_page_says(store: Path, capsys: Run, monkeypatch: pytes
     assert str(store / "report.html") in out
 
 
-def test_the_numbers_are_to_be_had_as_json(
+def test_json_contains_the_numbers_of_the_page(
     store: Path, tmp_path: Path, capsys: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = tmp_path / "page.html"
@@ -65,7 +65,7 @@ def test_the_numbers_are_to_be_had_as_json(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status", "said"),
+    ("arguments", "status", "message"),
     [
         (["{folder}"], 1, "no manifest"),
         (["{store}", "--memory", "1MB"], 1, "too little memory"),
@@ -73,18 +73,18 @@ def test_the_numbers_are_to_be_had_as_json(
         (["{store}", "--output", "{folder}"], 2, "{folder}: the report cannot be written"),
     ],
 )
-def test_what_cannot_be_done_is_said(
+def test_invalid_arguments_are_refused(
     arguments: list[str],
     status: int,
-    said: str,
+    message: str,
     store: Path,
     tmp_path: Path,
     capsys: Run,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (tmp_path / "empty").mkdir()
-    places = {"store": store, "folder": tmp_path / "empty"}
-    found, out, err = run(capsys, monkeypatch, *(each.format(**places) for each in arguments))
+    paths = {"store": store, "folder": tmp_path / "empty"}
+    found, out, err = run(capsys, monkeypatch, *(each.format(**paths) for each in arguments))
     assert found == status
-    assert said.format(**places) in err
+    assert message.format(**paths) in err
     assert out == ""

@@ -1,4 +1,4 @@
-"""Disks without room, under an export: one clear error, nothing half-written, and the next run goes on."""
+"""Exports on a full disk: one clear error, no incomplete files, and the next run resumes."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ sys.argv = ["hexdata", *sys.argv[2:]]
 from hexdata.cli import main
 main()
 """
-"""The command line, no file of which may grow beyond so many bytes."""
+"""A program that runs the command line with a limit on the size of files, in bytes."""
 UNCOMPILED = {"PYTHONDONTWRITEBYTECODE": "1"}
-"""Python would leave a cut file of a module's bytecode there, which breaks every later import of it."""
+"""Without this, Python may leave a truncated bytecode file, which breaks later imports of the module."""
 
 SHARDS = ["--shard-size", "512", "--block-size", "256"]
 COMMANDS = {
@@ -48,7 +48,7 @@ FILES = {
 
 @pytest.fixture(scope="module")
 def shuffled_store(trmph_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Read only: copy it."""
+    """A shuffled store. Read-only: copy it."""
     store = shutil.copytree(trmph_store, tmp_path_factory.mktemp("shuffled") / "store")
     shuffle_store(store, ShuffleOptions(seed=5, buckets=4, threads=1))
     return store
@@ -66,10 +66,10 @@ def left_over(store: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize(("kind", "workers"), [*((kind, "1") for kind in COMMANDS), ("shards", "2")])
-def test_a_file_that_may_not_grow_stops_it_cleanly(
+def test_a_file_size_limit_stops_an_export_cleanly(
     shuffled_store: Path, copy_store: CopyStore, store_bytes: StoreBytes, kind: str, workers: str
 ) -> None:
-    """In a process of its own, as the limit cannot be raised again; its workers have it too."""
+    """Run in a separate process, because the limit cannot be raised again. Its workers inherit it."""
     store, whole = copy_store(shuffled_store), copy_store(shuffled_store, "whole")
     export(kind, whole)
     sizes = {path.relative_to(whole): path.stat().st_size for path in whole.glob(FILES[kind])}
@@ -86,9 +86,9 @@ def test_a_file_that_may_not_grow_stops_it_cleanly(
     )
     assert done.returncode == 1
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("hexdata: ")]
-    place = line.removeprefix("hexdata: ").partition(": the disk is full; found ")
-    assert sizes[Path(place[0]).relative_to(store)] == sizes[largest]
-    assert place[2].startswith(os.strerror(errno.EFBIG))
+    message = line.removeprefix("hexdata: ").partition(": the disk is full; found ")
+    assert sizes[Path(message[0]).relative_to(store)] == sizes[largest]
+    assert message[2].startswith(os.strerror(errno.EFBIG))
     assert line.endswith(" free. Free disk space and run the command again. It continues where it stopped.")
     assert left_over(store) == []
     assert not {"export", f"pickles-{kind}"} & Store.open(store).manifest.stages.keys()
@@ -117,18 +117,18 @@ class Filler(Silent):
 
 
 @pytest.mark.parametrize("kind", COMMANDS)
-def test_a_disk_that_fills_up_stops_it_cleanly(
+def test_a_full_disk_stops_an_export_cleanly(
     small_disk: Path, shuffled_store: Path, copy_store: CopyStore, store_bytes: StoreBytes, kind: str
 ) -> None:
     whole = copy_store(shuffled_store, "whole")
     export(kind, whole)
     store = shutil.copytree(shuffled_store, small_disk / "store")
     filler = Filler(small_disk)
-    with pytest.raises(BudgetError) as told:
+    with pytest.raises(BudgetError) as caught:
         export(kind, store, filler)
-    assert told.value.reason == "the disk is full"
-    assert str(told.value.path).startswith(str(store))
-    assert str(told.value.found).startswith(f"{os.strerror(errno.ENOSPC)}, ")
+    assert caught.value.reason == "the disk is full"
+    assert str(caught.value.path).startswith(str(store))
+    assert str(caught.value.found).startswith(f"{os.strerror(errno.ENOSPC)}, ")
     assert left_over(store) == []
     assert not {"export", f"pickles-{kind}"} & Store.open(store).manifest.stages.keys()
     filler.ballast.unlink()

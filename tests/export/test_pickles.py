@@ -1,4 +1,4 @@
-"""The way back, in the original order: every example as it was, whatever its file's spelling."""
+"""Pickles in the original order: every example equals the example of its source, in all spellings."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def tuples(item):
 
 
 def games(count, total=4, **changes):
-    """Return examples of some games; a change may be a function of the number of the example."""
+    """Return examples of some games. A change can be a function of the number of the example."""
 
     def changed(i):
         # The reader refuses examples that share payloads, so each gets a copy.
@@ -58,8 +58,8 @@ def save(path, examples, protocol=4, **header):
     return save_pickle(path, top_level(examples, **header), protocol)
 
 
-def there_and_back(folder, **options):
-    """Convert what lies in ``folder`` and return the folder of the pickles in the original order."""
+def round_trip(folder, **options):
+    """Convert the files in ``folder`` and return the folder of the pickles in the original order."""
     asked = ConvertOptions(workers=1, max_reject_rate=0.99, value_convention="blue-is-0")
     convert_sources([folder], folder.parent / "store", asked)
     export_pickles(folder.parent / "store", PicklesOptions(order="original", workers=1, level=1, **options))
@@ -74,7 +74,7 @@ def numbers(dtype):
 
 
 def every(step, one, other):
-    """Return a change that is ``one`` at every so manieth example, and ``other`` elsewhere."""
+    """Return a change that is ``one`` for every ``step``-th example and ``other`` for the rest."""
     return lambda i: one if i % step == 0 else other
 
 
@@ -181,12 +181,12 @@ ODDITIES = {
 }  # fmt: skip
 
 
-def test_every_oddity_comes_back(tmp_path):
+def test_every_spelling_survives_the_round_trip(tmp_path):
     made = {name: make() for name, make in ODDITIES.items()}
     paths = {}
     for number, (name, examples) in enumerate(made.items()):
         paths[name] = save(tmp_path / "in" / f"{number:02d}.pkl.gz", examples, 2 + number % 4, number=number)
-    back = there_and_back(tmp_path / "in")
+    back = round_trip(tmp_path / "in")
     for name, path in paths.items():
         assert_same(load_pickle(path), load_pickle(back / "in" / path.name), name)
 
@@ -200,35 +200,35 @@ HEADERS = [
 
 
 @pytest.mark.parametrize("header", HEADERS)
-@pytest.mark.parametrize("place", [0, 1, 9])
-def test_the_header_comes_back_in_its_order(tmp_path, header, place):
+@pytest.mark.parametrize("index", [0, 1, 9])
+def test_the_header_keeps_its_order(tmp_path, header, index):
     items = [("source_file", "x"), *header.items()]
-    items.insert(place, ("examples", games(2)))
+    items.insert(index, ("examples", games(2)))
     path = tmp_path / "in" / "a.pkl.gz"
     path.parent.mkdir()
     path.write_bytes(gzip.compress(pickle.dumps(dict(items))))
-    assert_same(load_pickle(path), load_pickle(there_and_back(tmp_path / "in") / "in" / "a.pkl.gz"))
+    assert_same(load_pickle(path), load_pickle(round_trip(tmp_path / "in") / "in" / "a.pkl.gz"))
 
 
-def test_rejected_examples_are_absent_and_the_header_stays(tmp_path):
+def test_rejected_examples_are_left_out_and_the_header_is_kept(tmp_path):
     good = games(3, winner=every(4, "b", "BLUE"))
     bad = [{"board": 1}, *good[:5], example(0, 0, board=np.full((2, N, N), 2.0)), *good[5:], 7]
     path = save(tmp_path / "in" / "a.pkl.gz", bad, processing_stats={"examples_generated": len(bad)})
-    back = load_pickle(there_and_back(tmp_path / "in") / "in" / "a.pkl.gz")
+    back = load_pickle(round_trip(tmp_path / "in") / "in" / "a.pkl.gz")
     assert_same(load_pickle(path) | {"examples": good}, back)
 
 
-def test_what_cannot_be_written_back_is_named(tmp_path):
+def test_content_that_cannot_be_written_is_named(tmp_path):
     save(tmp_path / "in" / "a.pkl.gz", games(2), odd=b"bytes")
     with pytest.raises(InputError, match=r"a\.pkl\.gz.*bytes"):
-        there_and_back(tmp_path / "in")
+        round_trip(tmp_path / "in")
     store = Store.open(tmp_path / "store")
     assert "pickles-original" not in store.manifest.stages
     assert not list((tmp_path / "store").rglob("*.pkl.gz"))
 
 
 @pytest.mark.skipif(not LEGACY.exists(), reason="no real legacy files beside the repository")
-def test_real_files_come_back(tmp_path):
+def test_real_files_survive_the_round_trip(tmp_path):
     folders = ["variants", "found"]
     big = ["v1/neurohex_v1_00_processed.pkl.gz"]
     inputs = [*(LEGACY / name for name in folders), *(LEGACY / name for name in big)]
@@ -248,12 +248,12 @@ def test_real_files_come_back(tmp_path):
 # Raw games
 
 
-def test_raw_games_become_what_the_legacy_tool_made_of_them(tmp_path):
+def test_raw_games_are_written_like_the_output_of_the_legacy_tool(tmp_path):
     lines = "# a comment\n#5,a1b1a2b2a3b3a4b4a5 b\n\n#5,a1zz b\n#5,c1a1 r\n"
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "raw.trmph").write_text(lines)
     (tmp_path / "in" / "empty.trmph").write_text("")
-    back = there_and_back(tmp_path / "in") / "in"
+    back = round_trip(tmp_path / "in") / "in"
     assert sorted(path.name for path in back.iterdir()) == ["empty_processed.pkl.gz", "raw_processed.pkl.gz"]
     assert load_pickle(back / "empty_processed.pkl.gz")["examples"] == []
     content = load_pickle(back / "raw_processed.pkl.gz")
@@ -275,12 +275,12 @@ def test_raw_games_become_what_the_legacy_tool_made_of_them(tmp_path):
     assert last["board"][0, 0, 2] == last["board"][1, 0, 0] == 1
 
 
-def test_names_that_would_meet_are_told_apart(tmp_path):
+def test_equal_names_are_made_unique(tmp_path):
     for number, name in enumerate(["a.pkl", "a.pkl.gz", "a", "deep/a.pkl.gz"]):
         save(tmp_path / "in" / name, games(1), number=number)
     write_trmph(tmp_path / "in" / "b.trmph", [(np.array([0, 1], np.uint16), 0)], N)
     save(tmp_path / "in" / "b_processed.pkl.gz", games(1), number=9)
-    back = there_and_back(tmp_path / "in") / "in"
+    back = round_trip(tmp_path / "in") / "in"
     names = sorted(path.relative_to(back).as_posix() for path in back.rglob("*.gz"))
     assert names == [
         *(f"a.source-{i}.pkl.gz" for i in range(3)),
@@ -289,8 +289,8 @@ def test_names_that_would_meet_are_told_apart(tmp_path):
     ]
 
 
-def test_extra_is_small_where_nothing_is_odd(tmp_path):
-    """What a plain file says is in its columns: keys of ours stand only where they must."""
+def test_ordinary_files_need_no_extra(tmp_path):
+    """The columns contain all values of an ordinary file. Other values are kept under keys of ``extra``."""
     save(tmp_path / "in" / "a.pkl.gz", games(3))
     save(tmp_path / "in" / "b.pkl.gz", [tuples(e) for e in games(3)])
     save(tmp_path / "in" / "c.pkl.gz", games(3, player_to_move=every(6, None, 1)), number=3)

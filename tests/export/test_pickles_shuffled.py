@@ -1,4 +1,4 @@
-"""Shuffled pickles that any old trainer reads, and the stage that writes them: resumed, repeatable."""
+"""Shuffled pickles: readable by legacy trainers. Export of pickles: resumable and reproducible."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def save(path, examples, **header):
 
 @pytest.fixture(scope="module")
 def mixed_store(tmp_path_factory):
-    """Dicts, tuples of the other sense, raw games, and positions without a game; shuffled."""
+    """A shuffled store of dicts, tuples of the other value convention, raw games and unknown games."""
     folder = tmp_path_factory.mktemp("mixed")
     save(folder / "in" / "dicts.pkl.gz", games(40, source_file="raw/x.trmph"), source_file="raw/x.trmph")
     save(folder / "in" / "tuples.pkl.gz", [(e["board"], e["policy"], 1.0) for e in games(30, total=10)])
@@ -57,7 +57,7 @@ def mixed_store(tmp_path_factory):
     return folder / "store"
 
 
-def test_shuffled_pickles_are_what_an_old_trainer_reads(mixed_store, copy_store):
+def test_shuffled_pickles_have_the_legacy_layout(mixed_store, copy_store):
     store = copy_store(mixed_store)
     result = export_pickles(store, SHUFFLED)
     paths = sorted((store / "pickles" / "shuffled").rglob("*.pkl.gz"))
@@ -84,8 +84,8 @@ def test_shuffled_pickles_are_what_an_old_trainer_reads(mixed_store, copy_store)
     check_games(seen)
 
 
-def test_a_winner_that_no_position_names_is_the_game_s(mixed_store, copy_store):
-    """Tuples name no winner, so the store has none beside their positions; their games have one."""
+def test_positions_without_a_winner_get_that_of_their_game(mixed_store, copy_store):
+    """Tuples contain no winner, so their positions have none in the store, but their games have one."""
     store = Store.open(copy_store(mixed_store))
     positions, games = (pa.concat_tables(map(pq.read_table, store.files(t))) for t in ("positions", "games"))
     winners = dict(zip(games["game_id"].to_pylist(), games["winner"].to_pylist(), strict=True))
@@ -104,7 +104,7 @@ def test_a_winner_that_no_position_names_is_the_game_s(mixed_store, copy_store):
 
 
 def test_the_legacy_loader_finds_the_shuffled_files(mixed_store, copy_store):
-    """It takes ``shuffled_*.pkl.gz`` only from a folder that holds ``shuffling_progress.json``."""
+    """It reads ``shuffled_*.pkl.gz`` only from folders that contain ``shuffling_progress.json``."""
     store = copy_store(mixed_store)
     export_pickles(store, SHUFFLED)
     manifest = Store.open(store).manifest
@@ -130,7 +130,7 @@ def test_the_legacy_loader_finds_the_shuffled_files(mixed_store, copy_store):
     assert len(found) == manifest.stages["pickles-shuffled"]["files"] == export_pickles(store, SHUFFLED).files
 
 
-def test_an_export_of_an_earlier_release_is_written_again_with_its_progress_file(mixed_store, copy_store):
+def test_an_export_without_progress_file_is_completed(mixed_store, copy_store):
     store = copy_store(mixed_store)
     export_pickles(store, SHUFFLED)
     name = "pickles/shuffled/train/shuffling_progress.json"
@@ -162,7 +162,7 @@ def check_shuffled(item):
 
 
 def check_games(seen):
-    """Every known game has an id of its own and all of its positions, in one split."""
+    """Check that every known game has a unique id and all of its positions, in one split."""
     counts = {}
     for (origin, game_id), positions in seen.items():
         source = {None: origin}.get(game_id, game_id and game_id[0])
@@ -206,7 +206,7 @@ def test_the_manifest_accounts_for_every_file(mixed_store, copy_store, store_byt
 
 
 class EnoughError(Exception):
-    """Ends a run from within its progress."""
+    """Raised by the progress to end a run."""
 
 
 class StopsAfter:
@@ -226,7 +226,7 @@ class StopsAfter:
 
 
 @pytest.mark.parametrize("options", [ORIGINAL, SHUFFLED], ids=lambda o: o.order)
-def test_an_interrupted_run_goes_on(mixed_store, copy_store, store_bytes, options):
+def test_an_interrupted_run_is_resumed(mixed_store, copy_store, store_bytes, options):
     whole, broken = copy_store(mixed_store, "whole"), copy_store(mixed_store, "broken")
     export_pickles(whole, options)
     with pytest.raises(EnoughError):
@@ -240,7 +240,7 @@ def test_an_interrupted_run_goes_on(mixed_store, copy_store, store_bytes, option
     assert not (broken / ".work" / f"pickles-{options.order}").exists()
 
 
-def test_a_store_that_has_grown_is_exported_anew(mixed_store, copy_store, tmp_path):
+def test_a_store_with_new_sources_is_exported_again(mixed_store, copy_store, tmp_path):
     store = copy_store(mixed_store)
     before = export_pickles(store, ORIGINAL)
     export_pickles(store, SHUFFLED)
@@ -256,7 +256,7 @@ def test_a_store_that_has_grown_is_exported_anew(mixed_store, copy_store, tmp_pa
     assert len(list((store / "pickles" / "shuffled").rglob("*.pkl.gz"))) == result.files == 3
 
 
-def test_the_shuffled_order_needs_a_shuffle(tmp_path):
+def test_the_shuffled_order_requires_a_shuffle(tmp_path):
     save(tmp_path / "in" / "a.pkl.gz", games(2))
     convert_sources([tmp_path / "in"], tmp_path / "store", ConvertOptions(workers=1))
     with pytest.raises(StoreError, match="hexdata shuffle"):
@@ -264,7 +264,7 @@ def test_the_shuffled_order_needs_a_shuffle(tmp_path):
 
 
 @pytest.mark.parametrize("wrong", [{"order": "sorted"}, {"workers": 0}, {"level": 0}])
-def test_wrong_options(wrong):
+def test_invalid_options_are_refused(wrong):
     with pytest.raises(ConfigError, match=str(next(iter(wrong.values())))):
         PicklesOptions(**wrong)
 

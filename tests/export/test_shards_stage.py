@@ -1,4 +1,4 @@
-"""Shards: sizes as asked, the shuffled rows in their order, the same bytes however they come about."""
+"""Export of shards: sizes, contents and order, reproducible bytes, interruptions and refused options."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SHARDS = {"train": 4, "val": 1, "test": 1}
 
 @pytest.fixture(scope="module")
 def shuffled(tmp_path_factory: pytest.TempPathFactory, odd_store: Path) -> Path:
-    """The odd store, shuffled into three buckets. Read only: copy it."""
+    """The odd store, shuffled into three buckets. Read-only: copy it."""
     store = shutil.copytree(odd_store, tmp_path_factory.mktemp("shuffled") / "store")
     shuffle_store(store, ShuffleOptions(seed=7, buckets=3, threads=1))
     return store
@@ -45,7 +45,7 @@ def store(shuffled: Path, copy_store: CopyStore) -> Path:
 
 @pytest.fixture
 def undisturbed(shuffled: Path, copy_store: CopyStore, store_bytes: StoreBytes) -> dict[str, str]:
-    """The bytes of an export that nobody stopped."""
+    """The bytes of an uninterrupted export."""
     store = copy_store(shuffled, "undisturbed")
     export_shards(store, ExportOptions(**SIZES, workers=1))
     return store_bytes(store)
@@ -55,7 +55,7 @@ def rows_of(store: Path, split: str) -> pa.Table:
     return pa.concat_tables([pq.read_table(path) for path in Store.open(store).files(f"shuffled/{split}")])
 
 
-# --- what is written ----------------------------------------------------------------------------------
+# --- contents -----------------------------------------------------------------------------------------
 
 
 def test_sizes_are_exact_and_keys_ascend_over_the_split(store: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_split_without_dense_policies_has_no_such_field(trmph_store: Path, cop
     verify_store(store).require()
 
 
-def test_offsets_say_where_the_numbers_begin(store: Path) -> None:
+def test_offsets_are_the_positions_of_the_arrays(store: Path) -> None:
     export_shards(store, ExportOptions(**SIZES, workers=1))
     for shard in ShardManifest.load(store / "shards").splits["train"]:
         raw = (store / "shards" / shard.name).read_bytes()
@@ -121,7 +121,7 @@ def test_offsets_say_where_the_numbers_begin(store: Path) -> None:
 # --- the same bytes -----------------------------------------------------------------------------------
 
 
-def test_workers_do_not_decide_the_bytes(
+def test_bytes_do_not_depend_on_workers(
     store: Path, undisturbed: dict[str, str], store_bytes: StoreBytes
 ) -> None:
     export_shards(store, ExportOptions(**SIZES, workers=2))
@@ -147,7 +147,7 @@ def test_other_options_replace_the_shards(
     assert store_bytes(store) == undisturbed
 
 
-# --- stopped, and again -------------------------------------------------------------------------------
+# --- interruptions ------------------------------------------------------------------------------------
 
 
 def finished(store: Path) -> list[str]:
@@ -178,7 +178,7 @@ def test_killed_at_every_moment(
 
 
 class Stop(Silent):
-    """Stops the stage at its n-th step, as a Ctrl-C would."""
+    """Interrupts the stage at its n-th step, like Ctrl-C."""
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
@@ -201,10 +201,10 @@ def test_interrupted(store: Path, undisturbed: dict[str, str], store_bytes: Stor
     assert store_bytes(store) == undisturbed
 
 
-def test_what_other_options_left_behind_is_not_taken(
+def test_unfinished_shards_of_other_options_are_not_used(
     store: Path, undisturbed: dict[str, str], store_bytes: StoreBytes
 ) -> None:
-    """Back to options whose unfinished shards other options have removed in the meantime."""
+    """The unfinished shards of the first options were removed by the run with other options."""
     for options, steps in ((SIZES, 4), ({**SIZES, "shard_size": 64}, 1)):
         with pytest.raises(KeyboardInterrupt):
             export_shards(store, ExportOptions(**options, workers=1), Stop(steps))
@@ -220,7 +220,7 @@ def test_a_store_that_is_not_shuffled_is_refused(odd_store: Path, copy_store: Co
         export_shards(copy_store(odd_store))
 
 
-def test_a_locked_store_is_left_alone(store: Path, shuffled: Path, store_bytes: StoreBytes) -> None:
+def test_a_locked_store_is_not_changed(store: Path, shuffled: Path, store_bytes: StoreBytes) -> None:
     with Store.open(store).writing("shuffle"), pytest.raises(StoreLockedError, match="shuffle"):
         export_shards(store)
     assert store_bytes(store) == store_bytes(shuffled)

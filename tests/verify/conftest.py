@@ -1,4 +1,4 @@
-"""Stores to be damaged: the odd store through all stages, and ways to cover a damage up."""
+"""Stores to damage, and helpers that update the manifest after a damage, so that digests agree."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Edit = Callable[[pa.Table, str, int, Any], pa.Table]
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory, odd_store: Path) -> Path:
-    """The odd store through all stages. Read only: copy it."""
+    """The odd store with all stages. Read-only: copy it."""
     store = shutil.copytree(odd_store, tmp_path_factory.mktemp("exported") / "store")
     shuffle_store(store, ShuffleOptions(seed=SEED, buckets=3))
     export_shards(store, ExportOptions(shard_size=192, block_size=32, workers=1))
@@ -39,19 +39,19 @@ def exported(tmp_path_factory: pytest.TempPathFactory, odd_store: Path) -> Path:
 
 @pytest.fixture
 def store(exported: Path, copy_store: CopyStore) -> Path:
-    """The odd store through all stages, to be damaged."""
+    """A copy of the odd store with all stages, to damage."""
     return copy_store(exported)
 
 
 @pytest.fixture(scope="session")
 def failures() -> Failures:
-    """Return ``failures(store)``: the failed checks, name and what they say."""
+    """Return ``failures(store)``: detail of each failed check by name."""
     return lambda store: {check.name: check.detail for check in verify_store(store).checks if not check.ok}
 
 
 @pytest.fixture(scope="session")
 def rewrite() -> Rewrite:
-    """Return ``rewrite(store, name, change)``: changes a table's file and makes the manifest agree."""
+    """Return ``rewrite(store, name, change)``, which changes a Parquet file and updates the manifest."""
 
     def rewrite(store: Path, name: str, change: Change) -> None:
         manifest = Manifest.load(store)
@@ -70,7 +70,7 @@ def rewrite() -> Rewrite:
 
 @pytest.fixture(scope="session")
 def edit() -> Edit:
-    """Return ``edit(table, name, row, value)``: the table with one value changed."""
+    """Return ``edit(table, name, row, value)``, which returns the table with one value changed."""
 
     def edit(table: pa.Table, name: str, row: int, value: Any) -> pa.Table:
         index = table.schema.get_field_index(name)

@@ -1,4 +1,4 @@
-"""Tables that hold what hexdata never writes, under digests that agree: no reader ends in a traceback."""
+"""Tables with invalid content and correct digests: every reader raises a clear error."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ READERS: dict[str, Callable[[Path, Path], object]] = {
 
 
 SLOW = ("report", "load")
-"""Readers of no column of positions but through SQL, or of none."""
+"""Readers that read columns of positions with SQL only, or not at all."""
 
 
 def without(name: str) -> Change:
@@ -68,7 +68,7 @@ def renamed(name: str, other: str) -> Change:
 
 
 def typed(name: str, kind: pa.DataType) -> Change:
-    """Change a column's type and keep its values as far as they can be."""
+    """Change the type of a column, and keep values that the new type can represent."""
 
     def change(table: pa.Table) -> pa.Table:
         index = table.schema.get_field_index(name)
@@ -85,7 +85,7 @@ def typed(name: str, kind: pa.DataType) -> Change:
 
 
 def nulled(name: str) -> Change:
-    """Make one value null in a column that has none, which the schema then says."""
+    """Make one value of a required column null, and the column nullable."""
 
     def change(table: pa.Table) -> pa.Table:
         index = table.schema.get_field_index(name)
@@ -129,7 +129,7 @@ STRUCTURE: dict[str, tuple[str, Change]] = {
 
 
 def outcomes(store: Path, games: Path, *, slow: bool) -> dict[str, str]:
-    """Run every reader on a store, slow ones if asked; return what each that raises says."""
+    """Run every reader on a store, optionally the slow ones; return the message of each that raises."""
     found = {}
     for name, read in READERS.items():
         if name in SLOW and not slow:
@@ -143,7 +143,7 @@ def outcomes(store: Path, games: Path, *, slow: bool) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store of generated games through all stages. Read only: copy it."""
+    """A store of generated games with all stages. Read-only: copy it."""
     folder = tmp_path_factory.mktemp("converted")
     make_legacy(folder / "legacy", DemoOptions(games=8, seed=3))
     store = folder / "store"
@@ -168,7 +168,7 @@ def games(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("case", STRUCTURE)
-def test_other_columns_are_named_by_every_reader(
+def test_every_reader_names_wrong_columns(
     damaged: Callable[[str], Path], rewrite: Rewrite, games: Path, case: str
 ) -> None:
     name, change = STRUCTURE[case]
@@ -239,7 +239,7 @@ VALUES: dict[str, tuple[str, str, Any]] = {
 
 
 @pytest.mark.parametrize("case", VALUES)
-def test_no_value_ends_a_reader_in_a_traceback(
+def test_invalid_values_raise_a_clear_error(
     damaged: Callable[[str], Path], rewrite: Rewrite, edit: Edit, games: Path, case: str
 ) -> None:
     name, column, value = VALUES[case]

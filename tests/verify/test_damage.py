@@ -1,4 +1,4 @@
-"""Random rot in every kind of file: each is named, with the command that writes it again."""
+"""Random damage to every kind of file: verify names the file and the command that writes it again."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROTS = 300
 
 @pytest.fixture(scope="module")
 def complete(demo_trmph: DemoTrmph, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store through all stages, with pickles and a rejected game."""
+    """A store with all stages, pickles and a rejected game."""
     folder = tmp_path_factory.mktemp("complete")
     first, _ = demo_trmph(folder / "inputs", files=2, games=30)
     with first.open("a") as file:
@@ -42,7 +42,7 @@ def complete(demo_trmph: DemoTrmph, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def damage(path: Path, random_: random.Random) -> None:
-    """Flip a bit, cut the file, lengthen it, zero a page, or remove it."""
+    """Flip a bit, truncate or extend the file, zero a page, or remove it."""
     data = bytearray(path.read_bytes())
     at = random_.randrange(len(data))
     match random_.choice(("flip", "flip", "cut", "longer", "zero", "remove")):
@@ -61,7 +61,7 @@ def damage(path: Path, random_: random.Random) -> None:
     path.write_bytes(data)
 
 
-def test_random_rot_is_named_with_its_command(complete: Path, failures: Failures) -> None:
+def test_random_damage_is_reported_with_a_command(complete: Path, failures: Failures) -> None:
     opened = Store.open(complete)
     names = sorted(opened.manifest.files)
     random_ = random.Random("rots")
@@ -80,7 +80,7 @@ def test_random_rot_is_named_with_its_command(complete: Path, failures: Failures
     assert seen == {"positions", "games", "sources", "rejected", "shuffled", "shards", "pickles"}
 
 
-def test_every_damaged_file_is_named_at_once(
+def test_all_damaged_files_are_reported_together(
     complete: Path, copy_store: CopyStore, failures: Failures
 ) -> None:
     store = copy_store(complete, "several")
@@ -95,7 +95,7 @@ def test_every_damaged_file_is_named_at_once(
         assert rebuild_command(opened, name) in message
 
 
-def test_beside_a_stage_that_writes_there_is_no_alarm(complete: Path, copy_store: CopyStore) -> None:
+def test_a_store_that_is_being_written_is_not_checked(complete: Path, copy_store: CopyStore) -> None:
     store = copy_store(complete)
     shutil.rmtree(store / "shuffled")
     with (
@@ -106,7 +106,7 @@ def test_beside_a_stage_that_writes_there_is_no_alarm(complete: Path, copy_store
     assert not verify_store(store).ok  # nobody writes any more: it is damage
 
 
-def test_a_store_that_is_written_meanwhile_gives_no_alarm(
+def test_a_store_that_changes_during_the_checks_is_not_reported_as_damaged(
     complete: Path, copy_store: CopyStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = copy_store(complete)

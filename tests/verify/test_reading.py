@@ -1,4 +1,4 @@
-"""How often a store is read to be verified: in an object store every further time is a transfer."""
+"""How often verify reads a file. In an object store, each time is a transfer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def test_a_shard_is_read_twice(
     bucket: UPath, object_store: ObjectStore, trmph_store: Path, tmp_path: Path
 ) -> None:
-    """Once for its digest and once to be compared, blocks and offsets together."""
+    """Once for its digest and once for the comparison of blocks and offsets."""
     local = shutil.copytree(trmph_store, tmp_path / "store")
     shuffle_store(local, ShuffleOptions(seed=1, buckets=2, threads=1))
     export_shards(local, ExportOptions(shard_size=1024, block_size=256, workers=1))

@@ -1,4 +1,4 @@
-"""The proof that sources come back: it holds for every variant, and finds whatever was changed."""
+"""Round trip of sources: passes for every variant, and finds every change."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def made(tmp_path_factory):
     return folder / "in", folder / "store"
 
 
-def test_every_source_comes_back(made, tmp_path):
+def test_every_source_survives_the_round_trip(made, tmp_path):
     inputs, store = made
     found = {source.name: source for source in check_round_trip(store, [inputs])}
     assert [name for name, source in found.items() if not source.ok] == []
@@ -60,7 +60,7 @@ def test_every_source_comes_back(made, tmp_path):
     assert found["in/raw.trmph"].detail == "125 examples equal the original"
 
 
-def test_files_are_known_by_their_bytes(made, tmp_path):
+def test_files_are_found_by_digest(made, tmp_path):
     inputs, store = made
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "renamed").write_bytes((inputs / "dicts.pkl.gz").read_bytes())
@@ -70,7 +70,7 @@ def test_files_are_known_by_their_bytes(made, tmp_path):
     assert checked == ["in/dicts.pkl.gz"]
 
 
-def test_inputs_without_any_source_are_an_error(made, tmp_path):
+def test_inputs_without_sources_are_an_error(made, tmp_path):
     inputs, store = made
     with pytest.raises(InputError, match=r"none of the store's sources.*in/broken"):
         check_round_trip(store, [tmp_path])
@@ -79,7 +79,7 @@ def test_inputs_without_any_source_are_an_error(made, tmp_path):
 
 
 def edit(store, place, change):
-    """Rewrite a Parquet file of a store, its table changed by ``change``."""
+    """Rewrite a Parquet file of a store with its table changed by ``change``."""
     path = store / place
     table = pq.read_table(path)
     write_parquet(path, table.schema, [change(table).cast(table.schema)])
@@ -141,7 +141,7 @@ def test_a_change_is_found_and_named(made, copy_store, name):
     assert message in failed[0].detail
 
 
-def test_the_pickles_exported_are_compared_too(made, copy_store):
+def test_exported_pickles_are_compared_too(made, copy_store):
     inputs, store = made
     exported = copy_store(store)
     export_pickles(exported, PicklesOptions(order="original", workers=1))
@@ -155,7 +155,7 @@ def test_the_pickles_exported_are_compared_too(made, copy_store):
     ("source", "name"),
     [("in/tuples.pkl.gz", "in/tuples.pkl.gz"), ("in/raw.trmph", "in/raw_processed.pkl.gz")],
 )
-def test_a_pickle_that_was_altered_after_its_export_is_found(made, copy_store, source, name):
+def test_a_changed_exported_pickle_is_found(made, copy_store, source, name):
     inputs, store = made
     exported = copy_store(store)
     export_pickles(exported, PicklesOptions(order="original", workers=1))
@@ -171,7 +171,7 @@ def test_a_pickle_that_was_altered_after_its_export_is_found(made, copy_store, s
     assert failed.detail.startswith(f"pickles/original/{name}: ")
 
 
-def test_pickles_of_an_older_store_are_not_taken_for_its_own(made, copy_store, tmp_path):
+def test_pickles_of_an_earlier_state_are_not_compared(made, copy_store, tmp_path):
     inputs, store = made
     exported = copy_store(store)
     export_pickles(exported, PicklesOptions(order="original", workers=1))
@@ -184,8 +184,8 @@ def test_pickles_of_an_older_store_are_not_taken_for_its_own(made, copy_store, t
     assert not any("exported" in source.detail for source in found)
 
 
-def test_another_empty_file_may_stand_for_an_empty_file_of_games(tmp_path):
-    """They have one digest, and only their names tell what they would hold."""
+def test_empty_files_of_different_kinds_are_equal(tmp_path):
+    """Empty files have the same digest, whatever their format."""
     folder = tmp_path / "in"
     save(folder / "a.pkl.gz", [example(1, i, 10) for i in range(10)])
     (folder / "none.trmph").write_bytes(b"")
@@ -199,7 +199,7 @@ def test_another_empty_file_may_stand_for_an_empty_file_of_games(tmp_path):
     assert found["in/none.trmph"].detail == "contains no games, like the original"
 
 
-def test_a_source_that_cannot_be_written_back_says_why(tmp_path):
+def test_a_source_that_cannot_be_written_back_fails_with_a_reason(tmp_path):
     save(tmp_path / "in" / "a.pkl.gz", [example(1, i, 10) for i in range(10)], odd=b"bytes")
     convert_sources([tmp_path / "in"], tmp_path / "store", ConvertOptions(workers=1))
     (found,) = check_round_trip(tmp_path / "store", [tmp_path / "in"])
@@ -208,7 +208,7 @@ def test_a_source_that_cannot_be_written_back_says_why(tmp_path):
 
 
 @pytest.mark.skipif(not SHARED.exists(), reason="no real legacy files beside the repository")
-def test_real_files_come_back(tmp_path):
+def test_real_files_survive_the_round_trip(tmp_path):
     inputs = [SHARED / "legacy" / "variants", SHARED / "legacy" / "found", SHARED / "trmph/neurohex_04.trmph"]
     convert_sources(inputs, tmp_path / "store", ConvertOptions(workers=2, value_convention="blue-is-0"))
     found = check_round_trip(tmp_path / "store", [SHARED])
@@ -236,7 +236,7 @@ def test_the_command_line(made):
     assert verify("--round-trip", store).returncode == 1
 
 
-def test_keys_that_begin_as_ours_come_back(tmp_path):
+def test_keys_with_the_prefix_of_hexdata_survive_the_round_trip(tmp_path):
     own = {"hexdata:dialect": "int", "hexdata:value": 0.25, "dialect": 3, "hexdata:key:zoo": 4}
     examples = [example(1, ply, 10, **own) for ply in range(10)]
     save(tmp_path / "in" / "a.pkl.gz", examples, dialect="theirs", **{"hexdata:key:more": [1]})

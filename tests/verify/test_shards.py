@@ -1,4 +1,4 @@
-"""Verify, of the shards: with every digest put right, whatever differs from the shuffle is found."""
+"""Verification of shards: every difference from the shuffle is found, even if all digests are correct."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHARD = "train-000001.tar"
 
 
 def save_shards(store: Path, shards: ShardManifest) -> None:
-    """Write a manifest of shards and make the store's agree, the digests of the shards too."""
+    """Write a shard manifest and update the manifest of the store and the digests of the shards."""
     folder = store / "shards"
     splits = {}
     for split, entries in shards.splits.items():

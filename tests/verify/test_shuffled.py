@@ -1,4 +1,4 @@
-"""Verify, of the shuffle: every row where it belongs, in order, and mixed as chance mixes."""
+"""Verification of the shuffle: rows, order and quality."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_a_shuffle_of_another_seed_than_stated_is_found(store: Path, failures: F
 
 
 def test_a_position_in_the_wrong_split_is_found(store: Path, rewrite: Rewrite, failures: Failures) -> None:
-    """With its key in order, every count put right, and the shards made anew."""
+    """The order of keys, all counts and the shards are made consistent."""
     moved = pq.read_table(store / BUCKET)[:1]
 
     rewrite(store, BUCKET, lambda table: table[1:])
