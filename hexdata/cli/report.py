@@ -33,17 +33,17 @@ def report(
 
     limits = SqlLimits(memory=parse_bytes(memory), threads=threads)
     with command(as_json, store, output) as (out, bar):
-        made = write_report(store, output, limits, bar)
-    if out.print_json(made):
+        result = write_report(store, output, limits, bar)
+    if out.print_json(result):
         return
-    out.line(made.verdict.headline)
+    out.line(result.verdict.headline)
     out.line()
     levels = {"good": "ok", "note": "note", "bad": "FAILED"}
     out.table(
         ["question", "status", "answer"],
-        [[a.question, levels[a.level], f"{a.short}. {a.text}"] for a in made.verdict.answers],
+        [[a.question, levels[a.level], f"{a.short}. {a.text}"] for a in result.verdict.answers],
     )
     out.line()
-    for what, step in made.verdict.todo:
-        out.line(f"{what}: {step}")
-    out.line(f"wrote {made.path}, {format_bytes(made.bytes)}: open it in a browser")
+    for purpose, step in result.verdict.todo:
+        out.line(f"{purpose}: {step}")
+    out.line(f"wrote {result.path}, {format_bytes(result.bytes)}: open it in a browser")

@@ -182,10 +182,10 @@ def pairs_chart(figures: Sequence[Figure]) -> str:
         axes.set_xlabel("pairs of the same game in a batch, mean")
         _legend(axes)
 
-    said = [
+    means = [
         f"{f.name.removeprefix('batch-')}: {_short(f.before)} before, {_short(f.after)} after" for f in known
     ]
-    return draw_chart(draw, "pairs", "Pairs of the same game in a batch of " + "; ".join(said))
+    return draw_chart(draw, "pairs", "Pairs of the same game in a batch of " + "; ".join(means))
 
 
 def _number(axes: Axes, x: float, y: float, value: float) -> None:
@@ -220,8 +220,8 @@ def neighbours_chart(lags: Sequence[Figure]) -> str:
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}%"))
         axes.yaxis.set_minor_locator(NullLocator())
         axes.set_ylim(least, 1.4)
-        axes.set_xlabel("places apart")
-        axes.set_ylabel("pairs of one game")
+        axes.set_xlabel("lag, in positions")
+        axes.set_ylabel("pairs of the same game")
         _legend(axes)
 
     first = known[0][1]
@@ -232,10 +232,10 @@ def neighbours_chart(lags: Sequence[Figure]) -> str:
 
 
 def _band(
-    axes: Axes, places: Sequence[tuple[float, float | None, float | None]], least: float | None = None
+    axes: Axes, points: Sequence[tuple[float, float | None, float | None]], least: float | None = None
 ) -> None:
     """Draw the expected value and the accepted band."""
-    known = [(x, mean, deviation or 0.0) for x, mean, deviation in places if mean is not None]
+    known = [(x, mean, deviation or 0.0) for x, mean, deviation in points if mean is not None]
     at = [x for x, _, _ in known]
     low = [mean - DEVIATIONS * deviation for _, mean, deviation in known]
     if least is not None:
@@ -245,7 +245,7 @@ def _band(
 
 
 def _percent(share: float | None) -> str:
-    return "nothing known" if share is None else f"{100 * share:.3g}%"
+    return "unknown" if share is None else f"{100 * share:.3g}%"
 
 
 def correlation_chart(lags: Sequence[Figure]) -> str:
@@ -262,7 +262,7 @@ def correlation_chart(lags: Sequence[Figure]) -> str:
         axes.plot(at, [f.after or 0.0 for _, f in known], "o", color=AFTER, ms=5, label="after")
         axes.set_xticks(at, [f"{lag}" for lag in at])
         axes.xaxis.set_minor_locator(NullLocator())
-        axes.set_xlabel("places apart")
+        axes.set_xlabel("lag, in positions")
         axes.set_ylabel("correlation of the values")
         _legend(axes)
 
@@ -277,7 +277,7 @@ def bucket_means_chart(buckets: Sequence[BucketFigures], mean: float, before: Se
 
     def draw(axes: Axes) -> None:
         at = [bucket.bucket for bucket in known]
-        edges = [place + half for place in at for half in (-0.5, 0.5)]
+        edges = [bucket + half for bucket in at for half in (-0.5, 0.5)]
         band = np.repeat([DEVIATIONS * (bucket.value_deviation or 0.0) for bucket in known], 2)
         if before is not None:
             axes.plot(range(len(before)), before, color=BEFORE, label="before", **_marks(len(before)))

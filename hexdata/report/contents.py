@@ -70,12 +70,12 @@ def _lengths(facts: ReportFacts) -> Section:
 
 
 def _median(lengths: list[tuple[int, int]]) -> int:
-    half, seen = sum(count for _, count in lengths) / 2, 0
+    half, counted = sum(count for _, count in lengths) / 2, 0
     for length, count in lengths:
-        seen += count
-        if seen >= half:
+        counted += count
+        if counted >= half:
             return length
-    raise AssertionError("lengths hold at least one game")
+    raise AssertionError("there is at least one game")
 
 
 def _tiers(facts: ReportFacts) -> Section:
@@ -156,9 +156,9 @@ def _boards(size: int, moves: list[Row], cells: list[Row], games: int) -> list[t
         ),
     ]
     if won:
-        said = f"Percentage of games won by blue, for first moves with at least {_FEWEST_GAMES} games."
+        caption = f"Percentage of games won by blue, for first moves with at least {_FEWEST_GAMES} games."
         title = "Games won by blue, by first move"
-        pictures.append((_board(size, won, title, label="share won by blue", top=1.0), said))
+        pictures.append((_board(size, won, title, label="share won by blue", top=1.0), caption))
     return pictures
 
 
@@ -318,11 +318,11 @@ def _stages(facts: ReportFacts) -> Section:
         "stage",
         "positions",
         "files",
-        "on disk",
-        "a position",
-        "took",
+        "size",
+        "per position",
+        "time",
         "positions/s",
-        "memory",
+        "peak memory",
         "finished",
     ]
     finding = f"The files of all stages take {format_bytes(size)} on disk."

@@ -56,9 +56,9 @@ def _dispersion(facts: ReportFacts, quality: Quality) -> Section:
     finding = "The store contains no games, so their dispersion cannot be measured."
     if facts.spread:
         finding = _found_spread(facts.spread)
-        looked_at = f"{facts.spread.games:,} games of the {SPLIT} split"
+        measured = f"{facts.spread.games:,} games of the {SPLIT} split"
         pictures.append(
-            (spread_chart(facts.spread), f"Number of buckets that contain positions of a game: {looked_at}.")
+            (spread_chart(facts.spread), f"Number of buckets that contain positions of a game: {measured}.")
         )
     if quality.buckets > 1:
         finding += f" The largest share of one game in a bucket is {_part(share.after)}."
@@ -108,7 +108,7 @@ def _buckets(quality: Quality) -> PageTable:
             "largest game",
             "mean value",
             "expected s.d.",
-            "off by, s.d.",
+            "deviation, s.d.",
         ],
         rows=rows[:_MOST_BUCKETS],
         texts=frozenset(),
@@ -152,7 +152,7 @@ def _found_pairs(figure: Figure) -> str:
 def _before_after(caption: str, figures: Sequence[Figure]) -> PageTable:
     return PageTable(
         caption=caption,
-        columns=["", "before", "after", "expected", "s.d.", "deviation, s.d."],
+        columns=["figure", "before", "after", "expected", "s.d.", "deviation, s.d."],
         rows=[
             [
                 figure.title,
@@ -256,11 +256,9 @@ def _figures(quality: Quality) -> Section:
     finding = f"{failed} of the figures failed." if failed else "All figures are within the expected range."
     for when, sampled in (("After", quality.sampled), ("Before", quality.sampled_before)):
         if sampled < quality.positions:
-            looked_at = f"{sampled:,} of {quality.positions:,} positions"
-            finding += (
-                f" {when} the shuffle, pairs, neighbours and correlations were measured on {looked_at}."
-            )
-    columns = ["figure", "", "before", "after", "expected", "s.d.", "deviation, s.d.", "limit", "note"]
+            measured = f"{sampled:,} of {quality.positions:,} positions"
+            finding += f" {when} the shuffle, pairs, neighbours and correlations were measured on {measured}."
+    columns = ["figure", "status", "before", "after", "expected", "s.d.", "deviation, s.d.", "limit", "note"]
     return Section(
         "figures",
         "All figures",

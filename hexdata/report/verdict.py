@@ -21,7 +21,7 @@ class Answer:
 
     Attributes:
         question: the question.
-        level: "good", "note" (not an error, but worth a look) or "bad".
+        level: "good", "note" (no error, but something to check) or "bad".
         short: the answer in a few words.
         text: the reasons.
     """
@@ -88,8 +88,8 @@ def _headline(facts: ReportFacts, answers: list[Answer]) -> str:
     if shuffle is None:
         return "Converted and complete. Not shuffled yet."
     ready = "ready for training" if _export(facts) else "not exported as shards yet"
-    said = "Indistinguishable from a random shuffle" if shuffled.level == "good" else "Shuffled"
-    return f"{said}, complete, {ready}." + (" Some of the data is unusual." if odd.level != "good" else "")
+    quality = "Indistinguishable from a random shuffle" if shuffled.level == "good" else "Shuffled"
+    return f"{quality}, complete, {ready}." + (" Some of the data is unusual." if odd.level != "good" else "")
 
 
 def _export(facts: ReportFacts) -> StageSummary | None:
