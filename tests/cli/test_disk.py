@@ -65,7 +65,7 @@ ELSEWHERE = "Free disk space there, or set TMPDIR to a folder on another disk, a
 EXPECTED = {
     "report": ("after.html", "Choose another --output or free disk space, and run the command again."),
     "show": ("game.svg", "Free disk space, or choose another file."),
-    "sql": ("a.parquet", "Make room, or give a file elsewhere, and run the query again."),
+    "sql": ("a.parquet", "Free disk space or choose another path, and run the query again."),
     "spill": ("tmp/duckdb-", ELSEWHERE),
     "demo": ("demo/v", AGAIN),
     "round trip": ("tmp/hexdata-", ELSEWHERE),
