@@ -13,10 +13,10 @@ from hexdata.storage import (
     AnyPath,
     RemotePath,
     file_system,
-    patiently,
     storage_of,
     translate_errors,
     walk_once,
+    with_retries,
 )
 from hexdata.store.files import digest_file
 from hexdata.text import encodable
@@ -152,11 +152,11 @@ def _objects_of(input_path: RemotePath, store: AnyPath) -> list[SourceFile] | No
     system, root = file_system(input_path), input_path.path.rstrip("/")
     with translate_errors(input_path):
         try:
-            info = patiently(system.info, root)
+            info = with_retries(system.info, root)
         except FileNotFoundError:
             return None
         is_object = info["type"] == "file"
-        keys = {root: info} if is_object else patiently(system.find, root, detail=True)
+        keys = {root: info} if is_object else with_retries(system.find, root, detail=True)
     top = root.rpartition("/")[0] if is_object else root
     store_prefix = ""
     if not isinstance(store, Path) and isinstance(system, type(file_system(store))):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import re
 import string
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from urllib.error import HTTPError
 from urllib.parse import quote
 from urllib.request import Request, urlopen
 
+from hexdata.retry import RetryPolicy
 from hexdata.shards.sources import (
     WHOLE_FILE,
     ByteRange,
@@ -29,6 +29,9 @@ from hexdata.shards.sources import (
 __all__ = ["HttpSource"]
 
 _MISSING: Final = (HTTPStatus.NOT_FOUND, HTTPStatus.GONE)
+_ERRORS: Final = (OSError, HTTPException, ValueError)
+"""Errors of requests. A ValueError reports an invalid URL or header."""
+_RETRY: Final = RetryPolicy(attempts=4)
 _BUSY: Final = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
 
 T = TypeVar("T")
@@ -45,14 +48,12 @@ class HttpSource:
     Attributes:
         url: URL with ``{name}`` in place of the file name.
         timeout: Seconds without a byte after which a connection counts as broken.
-        attempts: Maximum number of consecutive attempts that fail without receiving a byte.
-        pause: Seconds before the second attempt; doubled before each further one.
+        retry: Retries of a connection or a read. A read that succeeds starts a new count.
     """
 
     url: str
     timeout: float = 60.0
-    attempts: int = 4
-    pause: float = 0.5
+    retry: RetryPolicy = _RETRY
 
     def address(self, name: str) -> str:
         """Return the URL of a file. Spaces and non-ASCII characters are escaped."""
@@ -95,18 +96,22 @@ class _HttpStream:
 
     def _retry(self, action: Callable[[], T]) -> T:
         """Return the result of an action, which is repeated after a temporary failure."""
-        failures = 0
-        while True:
+
+        def attempt() -> T:
             try:
                 return action()
-            except (OSError, HTTPException, ValueError) as error:  # ValueError: an invalid URL or header
+            except BaseException as error:
+                if isinstance(error, HTTPError):
+                    error.close()  # it holds the connection of the refused request
                 self.close()
-                failures += 1
-                if isinstance(error, HTTPError) and error.code in _MISSING:
-                    raise missing_file_error(self._name, self._address) from None
-                if failures >= self._source.attempts or not _is_temporary(error):
-                    raise unreadable_file_error(self._address, error) from error
-            time.sleep(self._source.pause * 2 ** (failures - 1))
+                raise
+
+        try:
+            return self._source.retry.call(attempt, is_temporary=_is_temporary)
+        except _ERRORS as error:
+            if isinstance(error, HTTPError) and error.code in _MISSING:
+                raise missing_file_error(self._name, self._address) from None
+            raise unreadable_file_error(self._address, error) from error
 
     def _read(self, size: int) -> bytes:
         response = self._response or self._connect()
@@ -154,8 +159,8 @@ def _sent_range(response: HTTPResponse) -> _SentRange:
     return _SentRange(0, size, size)
 
 
-def _is_temporary(error: Exception) -> bool:
+def _is_temporary(error: BaseException) -> bool:
     """Return whether a request may succeed if repeated: not if it is invalid or the server refuses it."""
-    if isinstance(error, (ValueError, InvalidURL)):
+    if isinstance(error, (ValueError, InvalidURL)) or not isinstance(error, (OSError, HTTPException)):
         return False
     return not isinstance(error, HTTPError) or error.code in _BUSY or error.code >= 500

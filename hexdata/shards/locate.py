@@ -19,7 +19,7 @@ from hexdata.shards.manifest import MANIFEST_NAME, REPAIR_HINT, ShardEntry, Shar
 from hexdata.shards.objects import ObjectSource
 from hexdata.shards.options import CacheOptions
 from hexdata.shards.sources import FolderSource, ShardSource
-from hexdata.storage import AnyPath, as_path, is_fault, scratch_folder, storage_of
+from hexdata.storage import AnyPath, as_path, cache_folder, is_fault, storage_of
 from hexdata.storage.address import PROTOCOLS
 from hexdata.store import Store
 
@@ -207,7 +207,7 @@ def add_cache(
             found=f"cache={str(cache)!r}",
             hint="Remove the option cache (--cache).",
         )
-    folder = scratch_folder("shards") if cache is True else Path(cache).absolute()
+    folder = cache_folder("shards") if cache is True else Path(cache).absolute()
     shard_cache = ShardCache(folder, options.cache_bytes)
     shard_cache.require_size(entries, together=False)
     return CachedSource(source, shard_cache, {entry.name: entry for entry in entries}, digests=digests)

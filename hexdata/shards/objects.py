@@ -19,7 +19,7 @@ from hexdata.shards.sources import (
     missing_file_error,
     unreadable_file_error,
 )
-from hexdata.storage import RemotePath, as_path, file_system, patiently
+from hexdata.storage import RemotePath, as_path, file_system, with_retries
 
 __all__ = ["ObjectSource"]
 
@@ -81,7 +81,7 @@ class _ObjectStream:
         self._key = path.path
         self._address = address
         try:
-            self._size = int(patiently(self._system.info, self._key)["size"])
+            self._size = int(with_retries(self._system.info, self._key)["size"])
         except FileNotFoundError:
             raise missing_file_error(name, address) from None
         except OSError as error:
@@ -106,7 +106,7 @@ class _ObjectStream:
         """Return the next bytes: up to the end of the part, or, after it, to the end of the object."""
         end = self._stop if self._offset < self._stop else self._size
         try:
-            data: bytes = patiently(self._get, self._offset, min(end, self._offset + _REQUEST_BYTES))
+            data: bytes = with_retries(self._get, self._offset, min(end, self._offset + _REQUEST_BYTES))
         except OSError as error:
             raise unreadable_file_error(self._address, error) from error
         return data

@@ -12,10 +12,10 @@ from pathlib import Path
 from hexdata.checks import check_options
 from hexdata.engine import LOCAL, Engine
 from hexdata.progress import SILENT, Progress
+from hexdata.retry import RetryPolicy
 from hexdata.shuffle.options import ShuffleOptions
 from hexdata.shuffle.plan import ShufflePlan, estimate_shuffle
 from hexdata.shuffle.prepare import is_same_shuffle, prepare
-from hexdata.shuffle.retry import RetryPolicy
 from hexdata.shuffle.stage import LEDGER_NAME, ShuffleResult, ShuffleRun, open_ledger
 from hexdata.sql.database import write_database
 from hexdata.storage import AnyPath

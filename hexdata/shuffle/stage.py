@@ -14,13 +14,13 @@ from typing import Any, Final
 from hexdata.engine import Engine
 from hexdata.errors import BudgetError, StoreError
 from hexdata.progress import Progress
+from hexdata.retry import RetryPolicy
 from hexdata.selection import BalanceRow, Duplicates
 from hexdata.shuffle.layout import Bucket, Job, ShuffleLayout, Slice
 from hexdata.shuffle.log import Log
 from hexdata.shuffle.options import ShuffleOptions
 from hexdata.shuffle.plan import FOLDERS, ShufflePlan, estimate_shuffle, free_space
 from hexdata.shuffle.prepare import Prepared, is_same_shuffle, prepare
-from hexdata.shuffle.retry import RetryPolicy
 from hexdata.shuffle.runs import RunIndex
 from hexdata.shuffle.tasks import ShuffleTasks, TaskReport, WrittenBucket, scatter_slice, sort_job
 from hexdata.shuffle.thread_pool import ThreadPool

@@ -23,12 +23,12 @@ import pyarrow as pa
 
 from hexdata.errors import StoreError
 from hexdata.order import sort_key
+from hexdata.retry import RetryPolicy
 from hexdata.schema import positions_schema
 from hexdata.selection import Placement
 from hexdata.shards.position_check import find_bad_position
 from hexdata.shuffle.layout import Bucket, Job, ShuffleLayout, Slice, ThreadLimits, sort_cost
 from hexdata.shuffle.log import peak_resident_bytes
-from hexdata.shuffle.retry import RetryPolicy
 from hexdata.shuffle.runs import (
     RunIndex,
     RunPiece,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hexdata.storage.address import AnyPath, RemotePath, as_path, local_path, prefix_of
 from hexdata.storage.base import Changed, HashingFile, HeldLock, Storage, Tagged
-from hexdata.storage.cache_dir import scratch_folder
+from hexdata.storage.cache_dir import cache_folder
 from hexdata.storage.errors import (
     add_path_to_disk_full,
     add_path_to_error,
@@ -25,7 +25,7 @@ from hexdata.storage.local_files import make_folder, open_file, open_in_place, w
 from hexdata.storage.lock import LOCK_NAME
 from hexdata.storage.objects import ObjectStorage
 from hexdata.storage.reading import file_system
-from hexdata.storage.retry import is_passing, patiently
+from hexdata.storage.retry import is_temporary, with_retries
 
 __all__ = [
     "LOCK_NAME",
@@ -41,22 +41,22 @@ __all__ = [
     "add_path_to_disk_full",
     "add_path_to_error",
     "as_path",
+    "cache_folder",
     "client_memory",
     "file_system",
     "is_address",
     "is_disk_full",
     "is_fault",
-    "is_passing",
+    "is_temporary",
     "local_path",
     "make_folder",
     "open_file",
     "open_in_place",
-    "patiently",
     "prefix_of",
-    "scratch_folder",
     "storage_of",
     "translate_errors",
     "walk_once",
+    "with_retries",
 ]
 
 

@@ -12,13 +12,13 @@ from hexdata.storage.address import local_path
 if TYPE_CHECKING:
     from upath import UPath
 
-__all__ = ["FOLDER_VARIABLE", "scratch_folder"]
+__all__ = ["FOLDER_VARIABLE", "cache_folder"]
 
 FOLDER_VARIABLE: Final = "HEXDATA_CACHE"
 """Environment variable with the cache folder. The default is ``hexdata`` in the user's cache folder."""
 
 
-def scratch_folder(purpose: str, address: UPath | None = None) -> Path:
+def cache_folder(purpose: str, address: UPath | None = None) -> Path:
     """Return the local folder for a purpose, such as "work". The folder may not exist.
 
     Args:

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from hexdata.errors import HexdataError, StoreError
 from hexdata.storage.address import without_secrets
-from hexdata.storage.retry import answer_of, code_of, is_no_endpoint, is_passing
+from hexdata.storage.retry import answer_of, code_of, is_invalid_endpoint, is_temporary
 
 __all__ = [
     "add_path_to_disk_full",
@@ -199,8 +199,8 @@ def _fault_behind(error: BaseException) -> tuple[_Fault, BaseException] | None:
 def _fault_of(error: BaseException) -> _Fault | None:
     """Return the kind of fault of one exception, without its causes; None if it is not a fault."""
     if code := code_of(error):
-        return None if code in _ABSENT else _CODES.get(code, _FAILED if is_passing(error) else _OTHER)
-    if is_no_endpoint(error):
+        return None if code in _ABSENT else _CODES.get(code, _FAILED if is_temporary(error) else _OTHER)
+    if is_invalid_endpoint(error):
         return _NO_ENDPOINT
     kind = type(error)
     library = kind.__module__.partition(".")[0]

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hexdata.storage.base import Changed, HashingFile, HeldLock, Storage, Tagged
-from hexdata.storage.cache_dir import scratch_folder
+from hexdata.storage.cache_dir import cache_folder
 from hexdata.storage.errors import add_path_to_disk_full, add_path_to_error
 from hexdata.storage.lock import LOCK_NAME, Lease, kernel_lock, machine_id
 from hexdata.storage.reading import PART, file_system, open_object, speaks_s3
-from hexdata.storage.retry import code_of, is_passing, patiently
+from hexdata.storage.retry import code_of, is_temporary, with_retries
 from hexdata.storage.upload import NO_CONDITIONS, PRECONDITION, abort_uploads, upload
 
 if TYPE_CHECKING:
@@ -41,12 +41,12 @@ class ObjectStorage(Storage):
 
     def exists(self) -> bool:
         """Return whether the object, or any object below it, exists."""
-        return bool(patiently(self._system.exists, self.path.path))
+        return bool(with_retries(self._system.exists, self.path.path))
 
     def size(self) -> int | None:
         """Return the size of the object in bytes, or None if there is no such object."""
         try:
-            return int(patiently(self._system.info, self.path.path)["size"])
+            return int(with_retries(self._system.info, self.path.path)["size"])
         except FileNotFoundError:
             return None
 
@@ -57,7 +57,7 @@ class ObjectStorage(Storage):
     def version(self) -> str:
         """Return the tag or version number, else size and time; empty if the object does not exist."""
         try:
-            info = patiently(self._system.info, self.path.path)
+            info = with_retries(self._system.info, self.path.path)
         except FileNotFoundError:
             return ""
         return _tag(info) or f"{info['size']} {info.get('LastModified') or info.get('created')}"
@@ -65,7 +65,7 @@ class ObjectStorage(Storage):
     def files(self) -> dict[str, int]:
         """Return the sizes in bytes of the objects below the address, by relative name, sorted."""
         root = self.path.path.rstrip("/")
-        found = patiently(self._system.find, root, detail=True)
+        found = with_retries(self._system.find, root, detail=True)
         sizes = {
             key.removeprefix(root).lstrip("/"): info["size"]
             for key, info in found.items()
@@ -75,14 +75,14 @@ class ObjectStorage(Storage):
 
     def names(self) -> list[str]:
         """Return the names directly below the address, sorted."""
-        return patiently(lambda: sorted(path.name for path in self.path.iterdir()))  # type: ignore[no-any-return]
+        return with_retries(lambda: sorted(path.name for path in self.path.iterdir()))  # type: ignore[no-any-return]
 
     def free_space(self) -> None:
         """Return None: an object store has no limit."""
 
     def work_path(self, name: str, purpose: str) -> Path:  # noqa: ARG002
         """Return the folder of this address in the cache folder for ``purpose``."""
-        return scratch_folder(purpose, self.path)
+        return cache_folder(purpose, self.path)
 
     def open(self, *, block: int = PART) -> BufferedReader:
         """Open the object for reading and seeking, with ``block`` bytes per request."""
@@ -95,18 +95,18 @@ class ObjectStorage(Storage):
     def read_range(self, start: int, stop: int) -> bytes:
         """Return bytes [start, stop) of the object, or fewer if it is shorter."""
         with add_path_to_error(self.path):
-            found: bytes = patiently(self._system.cat_file, self.path.path, start=start, end=stop)
+            found: bytes = with_retries(self._system.cat_file, self.path.path, start=start, end=stop)
         return found
 
     def read_tail(self, count: int) -> bytes:
         """Return the last ``count`` bytes of the object, or all if it is shorter."""
         with add_path_to_error(self.path):
-            found: bytes = patiently(self._system.tail, self.path.path, count)
+            found: bytes = with_retries(self._system.tail, self.path.path, count)
         return found
 
     def read_tagged(self, max_bytes: int) -> Tagged:  # noqa: ARG002
         """Read the object and the tag of its version. ``max_bytes`` has no effect."""
-        return patiently(self._read_tagged)  # type: ignore[no-any-return]
+        return with_retries(self._read_tagged)  # type: ignore[no-any-return]
 
     def _read_tagged(self) -> Tagged:
         tag = self._current_tag()
@@ -118,7 +118,7 @@ class ObjectStorage(Storage):
     @contextmanager
     def publish(self, *, replace: bool = True) -> Iterator[HashingFile]:
         """Write a temporary local file, upload it and compare the object with it."""
-        folder = scratch_folder("uploads")
+        folder = cache_folder("uploads")
         folder.mkdir(parents=True, exist_ok=True)
         with (
             add_path_to_disk_full(folder),
@@ -157,7 +157,7 @@ class ObjectStorage(Storage):
                     raise
                 return current.tag  # written by an earlier attempt whose response was lost
 
-        return patiently(attempt)  # type: ignore[no-any-return]
+        return with_retries(attempt)  # type: ignore[no-any-return]
 
     def _put_s3(self, data: bytes, tag: str | None) -> str | None:
         """Put conditionally; return the new tag, or None if the store has no conditional puts."""
@@ -194,9 +194,9 @@ class ObjectStorage(Storage):
     @contextmanager
     def lock(self, stage: str, folders: Iterable[str], *, shares_work: bool) -> Iterator[HeldLock]:  # noqa: ARG002
         """Hold a lease, and a kernel lock that shows at once when a process of this machine has ended."""
-        folder = scratch_folder("locks")
+        folder = cache_folder("locks")
         folder.mkdir(parents=True, exist_ok=True)
-        with kernel_lock(scratch_folder("locks", self.path), self.path, stage):
+        with kernel_lock(cache_folder("locks", self.path), self.path, stage):
             machine = machine_id(folder)
             work = "store" if shares_work else machine
             file = ObjectStorage(self.path / LOCK_NAME)
@@ -207,9 +207,9 @@ class ObjectStorage(Storage):
     def age(self) -> float:
         """Return the age of the object in seconds, by the store's own clock if it is available."""
         if not speaks_s3(self._system):
-            return float(time.time() - patiently(self._system.modified, self.path.path).timestamp())
+            return float(time.time() - with_retries(self._system.modified, self.path.path).timestamp())
         bucket, key, _ = self._system.split_path(self.path.path)
-        found = patiently(self._system.call_s3, "head_object", Bucket=bucket, Key=key)
+        found = with_retries(self._system.call_s3, "head_object", Bucket=bucket, Key=key)
         now = email.utils.parsedate_to_datetime(found["ResponseMetadata"]["HTTPHeaders"]["date"])
         return float((now - found["LastModified"]).total_seconds())
 
@@ -219,7 +219,7 @@ class ObjectStorage(Storage):
     def remove(self) -> None:
         """Remove the object if it exists. ``UPath.unlink`` would interpret the name as a pattern."""
         try:
-            patiently(self._system.rm_file, self.path.path)
+            with_retries(self._system.rm_file, self.path.path)
         except FileNotFoundError:
             return
 
@@ -230,13 +230,13 @@ class ObjectStorage(Storage):
                 ObjectStorage(self.path / name).remove()
             return
         try:
-            patiently(self._system.rm, self.path.path, recursive=True)
+            with_retries(self._system.rm, self.path.path, recursive=True)
         except FileNotFoundError:
             return
 
     def remove_unfinished(self, folders: Iterable[str] | None = None) -> None:  # noqa: ARG002
         """Abort unfinished uploads, and remove the local files of uploads of killed processes."""
-        for path in scratch_folder("uploads").glob("*"):
+        for path in cache_folder("uploads").glob("*"):
             try:
                 with path.open("rb") as file:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -251,13 +251,13 @@ class ObjectStorage(Storage):
 
     def query_filesystem(self) -> Any:
         """Return a read-only file system that caches the properties of objects."""
-        from hexdata.storage.query_filesystem import SteadyFileSystem  # loads fsspec
+        from hexdata.storage.query_filesystem import QueryFileSystem  # loads fsspec
 
-        return SteadyFileSystem(self._system, self.path.protocol)
+        return QueryFileSystem(self._system, self.path.protocol)
 
     def is_temporary(self, error: BaseException) -> bool:
         """Return whether the object store may answer later, so that nothing is known about the object."""
-        return is_passing(error)
+        return is_temporary(error)
 
 
 def _tag(info: dict[str, Any]) -> str | None:

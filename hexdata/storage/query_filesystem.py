@@ -14,9 +14,9 @@ from typing import Any, Final
 from fsspec import AbstractFileSystem  # type: ignore[import-untyped]
 
 from hexdata.storage.reading import open_object
-from hexdata.storage.retry import patiently
+from hexdata.storage.retry import with_retries
 
-__all__ = ["SteadyFileSystem"]
+__all__ = ["QueryFileSystem"]
 
 _UNFINISHED: Final = "/."
 """Part of the keys in hidden folders, whose objects may change during a query."""
@@ -25,7 +25,7 @@ _KEPT: Final = ("name", "size", "type", "ETag", "LastModified")
 """Properties kept from a listing, to save memory with many objects."""
 
 
-class SteadyFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no type information
+class QueryFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no type information
     """Reads through another file system and caches the properties of objects outside hidden folders.
 
     DuckDB converts exceptions to text, so the first one is kept as ``failure``.
@@ -69,11 +69,11 @@ class SteadyFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has 
     def _find(self, path: str) -> dict[str, Any]:
         key = self._strip_protocol(path)
         if _UNFINISHED in key:
-            found: dict[str, Any] = patiently(self._system.info, key)
+            found: dict[str, Any] = with_retries(self._system.info, key)
             return found
         folder = key.rpartition("/")[0]
         if key not in self._known and folder not in self._listed:
-            listed = patiently(self._system.ls, folder, detail=True)
+            listed = with_retries(self._system.ls, folder, detail=True)
             self._known |= {
                 one["name"]: {name: one[name] for name in _KEPT if name in one}
                 for one in listed
@@ -81,7 +81,7 @@ class SteadyFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has 
             }
             self._listed.add(folder)
         if key not in self._known:  # created after the listing, or missing
-            self._known[key] = patiently(self._system.info, key)
+            self._known[key] = with_retries(self._system.info, key)
         return self._known[key]
 
     def exists(self, path: str, **_: Any) -> bool:
@@ -100,18 +100,18 @@ class SteadyFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has 
     def modified(self, path: str) -> Any:
         """Return the modification time of an object."""
         with self.keep_failure():
-            return self._find(path).get("LastModified") or patiently(self._system.modified, path)
+            return self._find(path).get("LastModified") or with_retries(self._system.modified, path)
 
     def ls(self, path: str, detail: bool = True, **named: Any) -> Any:
         """List a folder without the cache."""
         with self.keep_failure():
-            return patiently(self._system.ls, path, detail=detail, **named)
+            return with_retries(self._system.ls, path, detail=detail, **named)
 
     def glob(self, path: str, **named: Any) -> Any:
         """Return the paths of the objects that match a pattern."""
         if any(character in path for character in "*?["):
             with self.keep_failure():
-                return patiently(self._system.glob, path, **named)
+                return with_retries(self._system.glob, path, **named)
         return [self._strip_protocol(path)] if self.exists(path) else []
 
     def open(self, path: str, mode: str = "rb", **_: Any) -> Any:
@@ -129,7 +129,7 @@ class _SharedObject:
     discards thread-local data of DuckDB's threads between two calls.
     """
 
-    def __init__(self, system: SteadyFileSystem, open_for_thread: Callable[[], BufferedReader]) -> None:
+    def __init__(self, system: QueryFileSystem, open_for_thread: Callable[[], BufferedReader]) -> None:
         self._system = system
         self._open_for_thread = open_for_thread
         self._opened: dict[int, BufferedReader] = {}

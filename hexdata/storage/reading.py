@@ -7,7 +7,7 @@ from io import BufferedReader
 from typing import TYPE_CHECKING, Any, Final
 
 from hexdata.storage.errors import add_path_to_error
-from hexdata.storage.retry import patiently
+from hexdata.storage.retry import with_retries
 
 if TYPE_CHECKING:
     from upath import UPath
@@ -48,7 +48,7 @@ def open_object(
     """
     known = {"size": info["size"]} if info is not None and speaks_s3(system) else {}
     with add_path_to_error(name):
-        opened = patiently(system.open, path, "rb", block_size=block, cache_type="readahead", **known)
+        opened = with_retries(system.open, path, "rb", block_size=block, cache_type="readahead", **known)
     if known and info is not None:
         opened.details = info
         if "ETag" in info:  # s3fs omits this condition if the size is given
@@ -75,7 +75,7 @@ class _RetryingReader(io.RawIOBase):
         """Read into a writable buffer; return the number of bytes, 0 at the end."""
         view = memoryview(buffer).cast("B")
         with add_path_to_error(self._name):
-            data: bytes = patiently(self._opened.read, len(view))
+            data: bytes = with_retries(self._opened.read, len(view))
         view[: len(data)] = data
         return len(data)
 

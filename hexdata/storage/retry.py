@@ -5,25 +5,23 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 
-from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential, wait_random
+from hexdata.retry import RetryPolicy
 
 __all__ = [
-    "ATTEMPTS",
+    "REQUESTS",
     "answer_of",
     "as_os_error",
     "code_of",
-    "is_no_endpoint",
-    "is_passing",
-    "patiently",
+    "is_invalid_endpoint",
+    "is_temporary",
+    "with_retries",
 ]
 
-ATTEMPTS: Final = 3
-"""Attempts per operation; the client library makes several requests in each."""
-FIRST_WAIT: Final = 0.2
-"""Seconds before the second attempt, doubled before each further one."""
-LONGEST_WAIT: Final = 20.0
+REQUESTS: Final = RetryPolicy(attempts=3, first_wait=0.2, longest_wait=20.0, jitter=0.2)
+"""Retries of one operation. In each attempt the client library makes several requests."""
 _PERMANENT: Final = (
     FileExistsError,
     FileNotFoundError,
@@ -32,14 +30,14 @@ _PERMANENT: Final = (
     NotImplementedError,
     PermissionError,
 )
-_PASSING: Final = (
+_TEMPORARY: Final = (
     *("500", "502", "503", "504", "InternalError", "RequestTimeout", "ServiceUnavailable", "SlowDown"),
     *("RequestTimeTooSkewed", "Throttling", "ThrottlingException", "BadDigest", "OperationAborted"),
 )
 """Error codes of S3 that are retried."""
 _NEVER: Final = ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound")
 """Names of client exceptions that are never retried."""
-_NO_ENDPOINT: Final = "Invalid endpoint: "
+_INVALID_ENDPOINT: Final = "Invalid endpoint: "
 """Start of the message in botocore's ValueError for an invalid endpoint."""
 _NUMBERS: Final = {
     FileNotFoundError: errno.ENOENT,
@@ -67,17 +65,17 @@ def code_of(error: BaseException) -> str:
     return answer_of(error)[0]
 
 
-def is_no_endpoint(error: BaseException) -> bool:
+def is_invalid_endpoint(error: BaseException) -> bool:
     """Return whether an error reports an S3 endpoint that is not a URL."""
-    return isinstance(error, ValueError) and str(error).startswith(_NO_ENDPOINT)
+    return isinstance(error, ValueError) and str(error).startswith(_INVALID_ENDPOINT)
 
 
-def is_passing(error: BaseException) -> bool:
+def is_temporary(error: BaseException) -> bool:
     """Return whether an error of an object store may be temporary."""
     if isinstance(error, _PERMANENT) or not isinstance(error, Exception):
         return False
     if code := code_of(error):
-        return code in _PASSING
+        return code in _TEMPORARY
     kind = type(error)
     if kind.__name__ in _NEVER or type(error.__cause__).__name__ in _NEVER:
         return False
@@ -86,13 +84,13 @@ def is_passing(error: BaseException) -> bool:
     ] in ("aiohttp", "botocore", "aiobotocore", "urllib3", "requests")
 
 
-def patiently(what: Any, *arguments: Any, **named: Any) -> Any:
-    """Call a function, and call it again after temporary errors, with growing pauses.
+def with_retries(function: Any, *arguments: Any, **keywords: Any) -> Any:
+    """Call a function, and call it again after temporary errors, as ``REQUESTS`` says.
 
     Args:
-        what: Function to call.
+        function: Function to call.
         arguments: Its positional arguments.
-        named: Its keyword arguments.
+        keywords: Its keyword arguments.
 
     Returns:
         The result of the function.
@@ -100,14 +98,8 @@ def patiently(what: Any, *arguments: Any, **named: Any) -> Any:
     Raises:
         OSError: The last attempt failed. Errors of the client library are converted.
     """
-    retrying = Retrying(
-        stop=stop_after_attempt(ATTEMPTS),
-        wait=wait_exponential(multiplier=FIRST_WAIT, max=LONGEST_WAIT) + wait_random(0, FIRST_WAIT),
-        retry=retry_if_exception(is_passing),
-        reraise=True,
-    )
     with as_os_error():
-        return retrying(what, *arguments, **named)
+        return REQUESTS.call(partial(function, *arguments, **keywords), is_temporary=is_temporary)
 
 
 @contextmanager
@@ -122,7 +114,7 @@ def as_os_error() -> Iterator[None]:
         raise OSError(number, _text_of(error)) from error
     except Exception as error:
         from_client = type(error).__module__.partition(".")[0] in ("aiohttp", "botocore", "aiobotocore")
-        if not (from_client or is_no_endpoint(error)):
+        if not (from_client or is_invalid_endpoint(error)):
             raise
         raise OSError(errno.EIO, _text_of(error)) from error
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from hexdata.errors import StoreError
 from hexdata.storage.errors import add_path_to_error
 from hexdata.storage.reading import PART, file_system, open_object, speaks_s3
-from hexdata.storage.retry import code_of, patiently
+from hexdata.storage.retry import code_of, with_retries
 
 if TYPE_CHECKING:
     from upath import UPath
@@ -64,7 +64,7 @@ def upload(local: Path, target: UPath, *, replace: bool = True) -> None:
         _require_same(local, target, hint)
 
     with add_path_to_error(target):
-        patiently(attempt)
+        with_retries(attempt)
 
 
 def _require_same(local: Path, target: UPath, hint: str) -> None:
@@ -141,11 +141,11 @@ def abort_uploads(folder: UPath) -> int:
     marker: dict[str, str] = {}
     aborted = 0
     while True:
-        listed = patiently(
+        listed = with_retries(
             system.call_s3, "list_multipart_uploads", Bucket=bucket, Prefix=f"{key}/" if key else "", **marker
         )
         for one in listed.get("Uploads", []):
-            patiently(
+            with_retries(
                 system.call_s3,
                 "abort_multipart_upload",
                 Bucket=bucket,

@@ -31,6 +31,7 @@ from hexdata.errors import (
 )
 from hexdata.formats.trmph import write_trmph
 from hexdata.progress import Silent
+from hexdata.retry import RetryPolicy
 from hexdata.storage import address, as_path, storage_of
 from hexdata.store import Store
 from tests.convert.kill_convert import running_processes
@@ -252,7 +253,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use a new client that tries each request only once or twice, so that the test does not wait."""
     own = {"retries": {"mode": "standard", "max_attempts": 1}, "user_agent_extra": os.urandom(6).hex()}
     monkeypatch.setitem(address._OPTIONS["s3"], "config_kwargs", own)
-    monkeypatch.setattr("hexdata.storage.retry.ATTEMPTS", 2)
+    monkeypatch.setattr("hexdata.storage.retry.REQUESTS", RetryPolicy(attempts=2))
     monkeypatch.setattr("s3fs.S3FileSystem.retries", 1)
 
 

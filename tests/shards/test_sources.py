@@ -21,6 +21,7 @@ import pytest
 from hexdata.errors import ConfigError, StoreError
 from hexdata.loader.options import LoaderOptions
 from hexdata.loader.stream import StreamEpoch
+from hexdata.retry import RetryPolicy
 from hexdata.shards.command import CommandSource
 from hexdata.shards.http import HttpSource
 from hexdata.shards.locate import load_manifest, make_source
@@ -122,9 +123,10 @@ def server(folder: Path, serve: Serve) -> FileServer:
     return serve(folder)
 
 
-def quick(server: FileServer, **chosen: Any) -> HttpSource:
+def quick(server: FileServer, attempts: int = 4, **chosen: Any) -> HttpSource:
     """Return a source without pauses between attempts."""
-    return HttpSource(f"{server.url}/{{name}}", pause=0.0, **chosen)
+    retry = RetryPolicy(attempts=attempts, first_wait=0.0)
+    return HttpSource(f"{server.url}/{{name}}", retry=retry, **chosen)
 
 
 def read(source: ShardSource, part: ByteRange = WHOLE_FILE, chunk: int = 10_240) -> bytes:
@@ -271,7 +273,7 @@ def test_an_invalid_response_raises_an_error_without_a_retry(serve: Serve, folde
             read(quick(server))
     for url in ("http://[::1/{name}", "http://127.0.0.1:port/{name}"):
         with pytest.raises(StoreError, match="cannot be read"):
-            read(HttpSource(url, pause=1e9))  # no second attempt
+            read(HttpSource(url, retry=RetryPolicy(first_wait=1e9, longest_wait=1e9)))  # no second attempt
 
 
 def test_a_url_may_contain_any_characters(serve: Serve, tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ import pytest
 
 from hexdata.errors import BudgetError, ConfigError, StoreError
 from hexdata.progress import Silent
+from hexdata.retry import is_transient
 from hexdata.shuffle import RetryPolicy, ShuffleOptions, layout, plan_shuffle, shuffle_store
-from hexdata.shuffle.retry import is_transient
 from hexdata.storage import is_disk_full
 from hexdata.store import Store
 from hexdata.store.session import duckdb_session

@@ -18,7 +18,7 @@ from hexdata.live.options import LiveOptions
 from hexdata.live.trial import run_live_trial
 from hexdata.loader import Loader
 from hexdata.pipeline import DemoSection, demo_config, load_config
-from hexdata.storage import as_path, local_path, scratch_folder
+from hexdata.storage import as_path, cache_folder, local_path
 from hexdata.storage.address import without_secrets
 
 ROOT = Path(__file__).parents[2]
@@ -137,9 +137,9 @@ def test_the_environment_names_no_address_either(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(
         ConfigError, match=r"^the folder that HEXDATA_CACHE names can only be on this machine; "
     ):
-        scratch_folder("shards")
+        cache_folder("shards")
     monkeypatch.setenv("HEXDATA_CACHE", tmp_path.as_uri())
-    assert scratch_folder("shards") == tmp_path / "shards"
+    assert cache_folder("shards") == tmp_path / "shards"
 
 
 @pytest.mark.parametrize(

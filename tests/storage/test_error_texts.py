@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hexdata.cli import main
+from hexdata.retry import RetryPolicy
 from hexdata.storage import address, retry
 from tests.object_store import ACCESS_KEY, SECRET_KEY, Fault
 
@@ -45,7 +46,7 @@ def told(
     """Return ``told(line, **config)``: what a command says on standard error, with clients that try once."""
     s3fs = pytest.importorskip("s3fs")
     monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
-    monkeypatch.setattr(retry, "ATTEMPTS", 1)
+    monkeypatch.setattr(retry, "REQUESTS", RetryPolicy(attempts=1))
 
     def run(line: str, **config: Any) -> str:
         # A client keeps what the environment said when it was made: so each line has one of its own.

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from hexdata.errors import StoreError
-from hexdata.storage.query_filesystem import SteadyFileSystem
+from hexdata.storage.query_filesystem import QueryFileSystem
 from hexdata.store.parquet import write_parquet
 from hexdata.store.session import duckdb_session, read_parquet_sql
 from tests.object_store import Fault
@@ -32,7 +32,7 @@ def methods(object_store: ObjectStore, bucket: UPath) -> list[str]:
 def test_threads_that_share_a_handle_read_where_they_are(bucket: UPath) -> None:
     data = os.urandom(1 << 20)
     (bucket / "a").write_bytes(data)
-    handle = SteadyFileSystem(bucket.fs, "s3").open(str(bucket / "a"))
+    handle = QueryFileSystem(bucket.fs, "s3").open(str(bucket / "a"))
     together = threading.Barrier(4)
 
     def read(number: int) -> list[bytes]:
@@ -55,7 +55,7 @@ def test_objects_of_a_folder_are_asked_for_together(bucket: UPath, object_store:
     for number in range(5):
         (bucket / "folder" / str(number)).write_bytes(bytes(number))
     object_store.requests()
-    system = SteadyFileSystem(bucket.fs, "s3")
+    system = QueryFileSystem(bucket.fs, "s3")
     for number in range(5):
         path = str(bucket / "folder" / str(number))
         assert system.exists(path)
@@ -69,7 +69,7 @@ def test_objects_of_a_folder_are_asked_for_together(bucket: UPath, object_store:
 
 def test_another_version_of_an_object_is_not_read(bucket: UPath) -> None:
     (bucket / "a").write_bytes(b"before")
-    system = SteadyFileSystem(bucket.fs, "s3")
+    system = QueryFileSystem(bucket.fs, "s3")
     handle = system.open(str(bucket / "a"))
     (bucket / "a").write_bytes(b"after!")
     with pytest.raises(OSError, match=str(bucket / "a")):
@@ -79,7 +79,7 @@ def test_another_version_of_an_object_is_not_read(bucket: UPath) -> None:
 
 def test_of_unfinished_work_nothing_is_remembered(bucket: UPath) -> None:
     path = bucket / ".work" / "a"
-    system = SteadyFileSystem(bucket.fs, "s3")
+    system = QueryFileSystem(bucket.fs, "s3")
     for content in (b"1", b"22"):
         path.write_bytes(content)
         assert system.size(str(path)) == len(content)
@@ -102,7 +102,7 @@ def test_objects_are_found_by_the_name_that_queries_use(bucket: UPath) -> None:
 
 def test_objects_are_only_read(bucket: UPath) -> None:
     with pytest.raises(NotImplementedError):
-        SteadyFileSystem(bucket.fs, "s3").open(str(bucket / "a"), "wb")
+        QueryFileSystem(bucket.fs, "s3").open(str(bucket / "a"), "wb")
 
 
 def test_queries_in_threads_find_what_they_find_in_a_file(bucket: UPath, tmp_path: Path) -> None:
