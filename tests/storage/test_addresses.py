@@ -25,8 +25,8 @@ ROOT = Path(__file__).parents[2]
 DEMO = ("the folder of a demo", "Give a path of this machine.")
 CONFIG = ("a config", "Give a path of this machine.")
 WATCHED = (
-    "a directory that is watched",
-    "A bucket cannot be watched: convert its games into a store, or let them be written here.",
+    "a watched directory",
+    "Convert the games of the bucket into a store, or write them to a local directory.",
 )
 CACHE = ("a cache of shards", "Give a folder as cache (--cache).")
 
