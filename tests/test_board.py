@@ -1,4 +1,4 @@
-"""The board's rules: notation, packing, replay, chains, symmetries, and the hash that decides splits."""
+"""The board: notation, packing, replay, winning chains, symmetries, and the hash that decides splits."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ sizes = st.integers(MIN_SIZE, MAX_SIZE)
 
 @st.composite
 def games(draw: st.DrawFn, size: st.SearchStrategy[int] = sizes) -> tuple[int, np.ndarray]:
-    """A board size and moves that do not repeat; the game may go on after somebody has won."""
+    """Draw a board size and moves without repeats; the game may continue after a win."""
     n = draw(size)
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     return n, rng.permutation(n * n)[: draw(st.integers(0, n * n))].astype(np.uint16)
@@ -55,7 +55,7 @@ def games(draw: st.DrawFn, size: st.SearchStrategy[int] = sizes) -> tuple[int, n
 
 @st.composite
 def positions(draw: st.DrawFn) -> np.ndarray:
-    """Boards (N, 2, n, n) with stones anywhere, none on top of another; some are full."""
+    """Draw boards (N, 2, n, n) with at most one stone per cell; some are full."""
     n = draw(st.integers(MIN_SIZE, 14))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     stones = rng.choice(
@@ -89,7 +89,7 @@ def test_a_cell_is_a_column_letter_and_a_row_number(name: str, n: int, index: in
 
 
 @pytest.mark.parametrize("name", ["", "n1", "a14", "a0", "a01", "A1", "1a", "a", "aa1", "a1b1"])
-def test_a_name_that_is_no_cell_is_refused(name: str) -> None:
+def test_invalid_cell_names_are_refused(name: str) -> None:
     with pytest.raises(FormatError, match="a1 to m13") as error:
         cell_index(name, 13)
     assert error_code(error) == "trmph-cell"
@@ -110,14 +110,14 @@ def test_a_board_size_out_of_range_is_refused(n: int) -> None:
 
 
 @given(games())
-def test_moves_survive_their_text(game: tuple[int, np.ndarray]) -> None:
+def test_formatted_moves_parse_back(game: tuple[int, np.ndarray]) -> None:
     n, moves = game
     again = parse_moves(format_moves(moves, n), n)
     assert again.dtype == np.uint16
     np.testing.assert_array_equal(again, moves)
 
 
-def test_moves_are_read_in_order() -> None:
+def test_moves_are_parsed_in_order() -> None:
     assert parse_moves("a1b12c3", 13).tolist() == [0, 144, 28]
     assert format_moves([0, 144, 28], 13) == "a1b12c3"
     assert parse_moves("", 13).tolist() == []
@@ -128,7 +128,7 @@ def test_moves_are_read_in_order() -> None:
     [("a1b", "trmph-syntax"), ("1a1", "trmph-syntax"), ("a1 b2", "trmph-syntax"), ("A1", "trmph-syntax"),
      ("a1swap", "trmph-syntax"), ("a1n1", "trmph-cell"), ("a1b14", "trmph-cell"), ("a1b0", "trmph-cell")],
 )  # fmt: skip
-def test_text_that_is_no_moves_is_refused(text: str, code: str) -> None:
+def test_invalid_move_lists_are_refused(text: str, code: str) -> None:
     with pytest.raises(FormatError) as error:
         parse_moves(text, 13)
     assert error_code(error) == code
@@ -154,7 +154,7 @@ URL = "http://www.trmph.com/hex/board"
         ("#13,", TrmphLine(13, ""), None),
     ],
 )
-def test_a_line_falls_into_its_parts(text: str, parts: TrmphLine, winner: int | None) -> None:
+def test_a_line_is_split_into_its_parts(text: str, parts: TrmphLine, winner: int | None) -> None:
     assert split_trmph(text) == parts
     assert split_trmph(text).winner == winner
 
@@ -164,7 +164,7 @@ def test_a_line_falls_into_its_parts(text: str, parts: TrmphLine, winner: int | 
     ["", "a1b2c3", "# a comment", "13,a1", "#13 a1", "#,a1", "#13,a1 x", "#13,a1 b r", "#13,a1b", "#13,a1 3",
      "#13,A1 b", "see #13,a1 b", "#13,a1 b#no space"],
 )  # fmt: skip
-def test_a_line_that_is_no_game_is_refused(text: str) -> None:
+def test_invalid_lines_are_refused(text: str) -> None:
     with pytest.raises(FormatError) as error:
         read_game(text)
     assert error_code(error) == "trmph-syntax"
@@ -186,7 +186,7 @@ def test_a_line_of_an_unknown_size_is_refused(size: str) -> None:
 
 
 @given(positions(), st.sampled_from([bool, np.uint8, np.int64, np.float16, np.float32, np.float64]))
-def test_packing_loses_nothing(planes: np.ndarray, dtype: type) -> None:
+def test_packed_boards_unpack_to_the_same_planes(planes: np.ndarray, dtype: type) -> None:
     n = planes.shape[-1]
     packed = pack_boards(planes.astype(dtype))
     assert packed.dtype == np.uint8
@@ -211,7 +211,7 @@ def test_the_layout_of_a_packed_board_is_pinned() -> None:
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.float16, np.float32, np.float64, ">f2"])
 @pytest.mark.parametrize("shape", [(0,), (7,), (3, 1, 5), (2, 3, 4, 4)])
-def test_cells_come_as_any_number(dtype: str | type, shape: tuple[int, ...]) -> None:
+def test_cells_are_cast_to_any_dtype(dtype: str | type, shape: tuple[int, ...]) -> None:
     cells = np.random.default_rng(1).integers(0, 2, shape, np.uint8)
     before = cells.copy()
     np.testing.assert_array_equal(cast_cells(cells, dtype), cells.astype(dtype), strict=True)
@@ -224,7 +224,7 @@ def test_no_boards_pack_to_no_bytes() -> None:
 
 
 @given(games(), st.sampled_from([BLUE, RED]))
-def test_replay_puts_down_one_stone_a_move(game: tuple[int, np.ndarray], first: int) -> None:
+def test_replay_adds_one_stone_per_move(game: tuple[int, np.ndarray], first: int) -> None:
     n, moves = game
     planes = replay(moves, n, first).reshape(-1, 2, n * n)
     assert planes.dtype == np.uint8
@@ -236,7 +236,7 @@ def test_replay_puts_down_one_stone_a_move(game: tuple[int, np.ndarray], first: 
 
 
 @given(st.lists(games(st.just(7)), max_size=6), st.sampled_from([BLUE, RED]))
-def test_many_games_replay_as_each_of_them(several: list[tuple[int, np.ndarray]], first: int) -> None:
+def test_several_games_replay_like_single_games(several: list[tuple[int, np.ndarray]], first: int) -> None:
     moves = [moves for _, moves in several]
     lengths = np.array([len(m) for m in moves], dtype=np.int64)
     packed = replay_packed(np.concatenate([np.empty(0, np.uint16), *moves]), lengths, 7, first)
@@ -258,16 +258,16 @@ def test_the_player_to_move_follows_from_the_counts() -> None:
     assert player_to_move(blue, red).dtype == np.uint8
 
 
-# Who has won
+# Winners
 
 
 def plain_winner(planes: np.ndarray) -> int:
-    """Say who has won one board (2, n, n): -1 for nobody."""
+    """Return the winner of one board (2, n, n), -1 for none, by another algorithm."""
     return next((colour for colour in (BLUE, RED) if plain_connected(planes[colour], colour)), -1)
 
 
 def plain_connected(plane: np.ndarray, colour: int) -> bool:
-    """Union-find over the stones of one plane (n, n), with the two edges as further members."""
+    """Union-find over the stones of one plane (n, n) and its two edges."""
     n = len(plane)
     stones = {(int(r), int(c)) for r, c in np.argwhere(plane)}
     parent: dict[object, object] = {member: member for member in (*stones, "low", "high")}
@@ -289,14 +289,14 @@ def plain_connected(plane: np.ndarray, colour: int) -> bool:
 
 
 @given(positions())
-def test_the_winner_is_that_of_a_plain_union_find(planes: np.ndarray) -> None:
+def test_the_winner_matches_union_find(planes: np.ndarray) -> None:
     winners = winner_of(planes)
     assert winners.dtype == np.int8
     assert winners.tolist() == [plain_winner(board) for board in planes]
 
 
 @given(positions())
-def test_a_full_board_has_a_winner_and_it_is_the_same_in_every_dtype(planes: np.ndarray) -> None:
+def test_a_full_board_has_the_same_winner_in_every_dtype(planes: np.ndarray) -> None:
     full = planes.copy()
     full[:, BLUE] |= 1 - full[:, RED]
     assert (winner_of(full) >= 0).all()
@@ -313,7 +313,7 @@ def test_neighbours_are_those_of_the_short_diagonal() -> None:
     assert winner_of(planes[:, ::-1]).tolist() == [-1, -1, RED, -1, RED]
 
 
-def test_a_winding_chain_is_followed_to_its_end() -> None:
+def test_a_winding_chain_wins() -> None:
     # A snake along every second row, joined at alternate ends: the longest way there is.
     n = MAX_SIZE
     planes = np.zeros((2, 2, n, n), np.uint8)
@@ -326,7 +326,7 @@ def test_a_winding_chain_is_followed_to_its_end() -> None:
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="real games are not here")
-def test_every_real_engine_game_ends_with_its_winners_chain() -> None:
+def test_every_real_engine_game_ends_with_a_winning_chain() -> None:
     texts = [path.read_text() for path in sorted(DATA.glob("neurohex_*.trmph"))]
     lines = [split_trmph(line) for text in texts for line in text.splitlines()]
     assert len(lines) == 5000
@@ -342,7 +342,7 @@ def test_every_real_engine_game_ends_with_its_winners_chain() -> None:
 # Symmetries
 
 
-def test_where_the_symmetries_take_the_cells_of_a_small_board_is_pinned() -> None:
+def test_the_symmetry_table_of_a_small_board_is_pinned() -> None:
     assert symmetry_table(3).tolist() == [
         [0, 1, 2, 3, 4, 5, 6, 7, 8],
         [8, 7, 6, 5, 4, 3, 2, 1, 0],
@@ -353,7 +353,7 @@ def test_where_the_symmetries_take_the_cells_of_a_small_board_is_pinned() -> Non
 
 
 @given(sizes)
-def test_the_symmetries_are_a_group_whose_product_is_xor(n: int) -> None:
+def test_symmetries_compose_by_xor(n: int) -> None:
     cells = np.arange(n * n)
     for one in SYMMETRIES:
         for other in SYMMETRIES:
@@ -362,7 +362,7 @@ def test_the_symmetries_are_a_group_whose_product_is_xor(n: int) -> None:
 
 
 @given(games(), st.sampled_from(SYMMETRIES))
-def test_a_game_and_its_boards_transform_alike(game: tuple[int, np.ndarray], symmetry: Symmetry) -> None:
+def test_moves_and_boards_transform_consistently(game: tuple[int, np.ndarray], symmetry: Symmetry) -> None:
     n, moves = game
     image = replay(transform_moves(moves, n, symmetry), n, RED if swaps_colours(symmetry) else BLUE)
     np.testing.assert_array_equal(transform_planes(replay(moves, n), symmetry), image)
@@ -391,7 +391,7 @@ def test_all_images_of_a_game_have_one_canonical_form(game: tuple[int, np.ndarra
         assert game_hash(image, n, first_player) == game_hash(moves, n)
 
 
-def test_games_that_are_no_images_of_each_other_have_other_hashes() -> None:
+def test_unrelated_games_have_different_hashes() -> None:
     # Every game of two moves on the smallest board, either player first: 144 games, each with 3 images.
     games = [([a, b], first) for a in range(9) for b in range(9) if a != b for first in (BLUE, RED)]
     orbits = {tuple(canonical_moves(moves, 3, first)[1].tolist()) for moves, first in games}

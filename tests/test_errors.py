@@ -14,7 +14,7 @@ from hexdata import errors
 from hexdata.errors import FormatError, HexdataError, InputError, StoreError, UnsafePickleError
 
 KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, HexdataError)]
-WHOLE = {
+ALL_PARTS = {
     "path": Path("games/a.pkl.gz"),
     "record": 12,
     "found": "3 planes",
@@ -34,36 +34,36 @@ WHOLE = {
         ({"expected": "2 planes"}, "board has another shape; expected 2 planes"),
         ({"hint": "Convert it again."}, "board has another shape. Convert it again."),
         (
-            WHOLE,
+            ALL_PARTS,
             "games/a.pkl.gz: record 12: board has another shape; found 3 planes; expected 2 planes. "
             "Convert it again with --board-size 13.",
         ),
     ],
 )
-def test_message_says_where_what_and_what_to_do(keywords, message):
+def test_messages_contain_all_parts(keywords, message):
     assert str(HexdataError("board has another shape", **keywords)) == message
 
 
-def test_detail_leaves_out_path_and_hint():
+def test_detail_omits_path_and_hint():
     """The table ``rejected`` stores the detail; the path is in the table of sources."""
-    detail = HexdataError("board has another shape", **WHOLE).detail()
+    detail = HexdataError("board has another shape", **ALL_PARTS).detail()
     assert detail == "record 12: board has another shape; found 3 planes; expected 2 planes"
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_error_is_public_and_takes_the_same_words(kind):
+def test_every_error_is_public_and_formats_alike(kind):
     assert kind.__name__ in errors.__all__
-    assert str(kind("wrong", **WHOLE)) == str(HexdataError("wrong", **WHOLE))
+    assert str(kind("wrong", **ALL_PARTS)) == str(HexdataError("wrong", **ALL_PARTS))
 
 
-def test_a_name_in_the_public_list_is_an_error():
+def test_the_public_list_is_complete():
     assert {kind.__name__ for kind in KINDS} | {"Reason"} == set(errors.__all__)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
-def test_an_error_is_pickled_whole(kind, protocol):
-    error = kind("wrong", **WHOLE)
+def test_errors_survive_pickling(kind, protocol):
+    error = kind("wrong", **ALL_PARTS)
     again = pickle.loads(pickle.dumps(error, protocol))
     assert type(again) is kind
     assert str(again) == str(error)
@@ -85,7 +85,7 @@ def test_an_error_crosses_a_process_boundary():
     assert str(error) == "a.pkl.gz: record 7: cut short. Copy it again."
 
 
-def test_at_names_the_file_once():
+def test_at_keeps_the_first_path():
     error = StoreError("no manifest")
     assert error.at(Path("first")) is error
     assert error.at("second").path == "first"
@@ -100,6 +100,6 @@ def test_codes_are_stable():
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind is not HexdataError])
-def test_one_root_catches_all(kind):
+def test_hexdataerror_catches_all_errors(kind):
     with pytest.raises(HexdataError, match="wrong"):
         raise kind("wrong")

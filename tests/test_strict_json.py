@@ -1,4 +1,4 @@
-"""Strict JSON: what is no JSON, too much of it, or not what a schema says is refused in one error."""
+"""Strict JSON: invalid text, excessive text and schema violations raise one error."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def refused(text: str | bytes) -> str:
     return caught.value.detail()
 
 
-def test_a_sound_text_gives_the_values() -> None:
+def test_valid_json_is_loaded() -> None:
     text = b'{"parts": {"a": {"rows": 3, "shape": [1, 2]}}, "share": 1, "pair": [1, "x"], "is-of": true}'
     made = Made({"a": Part(3, shape=(1, 2))}, share=1.0, pair=(1, "x"), of_=True)
     assert load_json(Made, text, PATH) == made
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "is not valid JSON"),
         ("{", "is not valid JSON"),
@@ -76,11 +76,11 @@ def test_a_sound_text_gives_the_values() -> None:
         ("[0" + ",0" * 4_000_000 + "]", "too many values"),
     ],
 )
-def test_what_is_no_bounded_json_is_refused(text: str | bytes, said: str) -> None:
-    assert said in refused(text)
+def test_invalid_or_excessive_json_is_refused(text: str | bytes, message: str) -> None:
+    assert message in refused(text)
 
 
-def test_brackets_in_texts_are_no_nesting() -> None:
+def test_brackets_in_strings_do_not_count_as_nesting() -> None:
     value = {"a": '"[' * 1000, "b": "\\" * 99 + "{"}
     assert parse_json(json.dumps(value), PATH) == value
     assert parse_json("[" * 64 + "]" * 64, PATH) is not None
@@ -92,7 +92,7 @@ def test_a_text_that_is_too_long_is_not_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "message"),
     [
         ([], "has a wrong value; found []"),
         (None, "has a wrong value; found None"),
@@ -126,11 +126,11 @@ def test_a_text_that_is_too_long_is_not_read() -> None:
         ({"parts": {}, "of": 1}, "unknown key; found of"),
     ],
 )
-def test_what_the_schema_does_not_say_is_named(value: Any, said: str) -> None:
-    assert said in refused(json.dumps(value))
+def test_schema_violations_are_named(value: Any, message: str) -> None:
+    assert message in refused(json.dumps(value))
 
 
-def test_values_that_never_were_a_text_are_checked_alike() -> None:
+def test_plain_values_are_checked_like_texts() -> None:
     made = {"parts": {"a": {"rows": 3, "shape": (1, 2)}}}
     assert check_value(Made, made, what="the state") == Made({"a": Part(3, shape=(1, 2))})
     circle: list[Any] = []

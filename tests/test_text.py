@@ -14,7 +14,7 @@ from hexdata.text import encodable, printable, shell_word
 
 
 @pytest.mark.parametrize("text", ["", "games/a b.trmph", "häuser.pkl", "\u7530.trmph"])
-def test_an_ordinary_name_stays_as_it_is(text):
+def test_ordinary_names_are_unchanged(text):
     assert encodable(text) == printable(text) == text
 
 
@@ -27,7 +27,7 @@ def test_unprintable_characters_are_escaped():
 
 
 @given(st.text(st.characters(codec=None)))
-def test_any_text_can_be_stored_and_shown(text):
+def test_any_text_can_be_encoded_and_printed(text):
     encodable(text).encode("utf-8")
     assert printable(text).isprintable()
     printable(text).encode("utf-8")
@@ -48,8 +48,8 @@ WORDS = [
 
 
 @pytest.mark.parametrize("text", WORDS)
-def test_a_word_of_a_command_line_can_be_copied_from_the_screen(text):
-    """Bash reads back what was printed, byte for byte."""
+def test_a_shell_word_can_be_copied_from_the_terminal(text):
+    """Bash parses the printed word to the original bytes."""
     word = shell_word(text)
     assert printable(word) == word
     if shutil.which("bash") is None:

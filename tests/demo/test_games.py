@@ -1,4 +1,4 @@
-"""Made-up games: legal, won by their last move, the same for a seed, and varied enough to show things."""
+"""Generated games: legal, won by their last move, reproducible from a seed, and varied."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_games_are_legal_on_every_size_of_board(n: int) -> None:
 
 
 @pytest.mark.parametrize("n", [MIN_SIZE - 1, MAX_SIZE + 1])
-def test_other_sizes_are_refused(n: int) -> None:
+def test_unsupported_sizes_are_refused(n: int) -> None:
     with pytest.raises(FormatError, match="3 to 26"):
         make_game(0, seed=1, board_size=n)
 
@@ -75,7 +75,7 @@ def test_openings_repeat_and_games_do_not(games: list[DemoGame]) -> None:
     assert len({game.moves.tobytes() for game in games}) == len(games)
 
 
-def test_a_bridge_intruded_on_is_mostly_saved(games: list[DemoGame]) -> None:
+def test_most_intrusions_into_bridges_are_answered(games: list[DemoGame]) -> None:
     saved = intruded = 0
     for game in games[:100]:
         moves = game.moves.tolist()

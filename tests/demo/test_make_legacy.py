@@ -1,4 +1,4 @@
-"""The demo's files: each game once, in every layout, and a folder that was left half made is completed."""
+"""The files of a demo: each game once, all layouts, and completion of interrupted runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def digests(folder: Path) -> dict[str, str]:
     }
 
 
-def test_each_layout_gets_its_files_and_they_read_back(tmp_path: Path) -> None:
+def test_the_files_of_each_layout_are_readable(tmp_path: Path) -> None:
     made = make_legacy(tmp_path / "legacy", OPTIONS)
     files = digests(tmp_path / "legacy")
     assert Counter(name.split("/")[0] for name in files) == dict.fromkeys(LAYOUTS, FILES_PER_LAYOUT)
@@ -49,7 +49,7 @@ def test_a_second_call_changes_nothing(tmp_path: Path) -> None:
 
 
 def _make_and_die(folder: Path, after: int) -> None:
-    """Child: die, as a power cut would have it, once so many files are done."""
+    """Child process: exit without cleanup after a given number of files."""
     finish, done = Ledger.finish, []
 
     def dying(self: Ledger, unit: str, facts: object) -> None:
@@ -73,20 +73,20 @@ def test_a_killed_demo_is_completed(tmp_path: Path, after: int) -> None:
     assert digests(tmp_path / "cut") == digests(tmp_path / "whole")
 
 
-def test_another_demo_is_not_mixed_in(tmp_path: Path) -> None:
+def test_a_folder_with_another_demo_is_refused(tmp_path: Path) -> None:
     make_legacy(tmp_path, OPTIONS)
     with pytest.raises(ConfigError, match="another demo"):
         make_legacy(tmp_path, DemoOptions(games=25, seed=3))
 
 
-def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(ConfigError, match="other files"):
         make_legacy(tmp_path, OPTIONS)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
-def test_a_damaged_mark_is_said(tmp_path: Path) -> None:
+def test_a_damaged_ledger_is_refused(tmp_path: Path) -> None:
     make_legacy(tmp_path, OPTIONS)
     (tmp_path / ".demo.json").write_text("{")
     with pytest.raises(ConfigError, match="damaged"):

@@ -1,4 +1,4 @@
-"""Files gunzipped within limits: however they are asked for, the same bytes come, and no more at once."""
+"""Decompression within limits: all ways of reading return the same bytes, in pieces of bounded size."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONTENT = b"".join(b"%d\n" % (n * n) for n in range(20_000))
 
 @pytest.fixture(params=["plain", "packed", "salvaged"])
 def opened(request, tmp_path):
-    """Open content as a plain file, a gzipped one, and one to be salvaged."""
+    """Open the same content as a plain file, as a gzipped file, and for salvage."""
 
     def opened(content, limits=LIMITS):
         path = tmp_path / "file"
@@ -29,7 +29,7 @@ def opened(request, tmp_path):
     return opened
 
 
-def test_every_way_of_reading_gives_the_same(opened):
+def test_all_ways_of_reading_return_the_same_bytes(opened):
     with opened(CONTENT) as file:
         assert file.read() == CONTENT
         assert file.offset == len(CONTENT)
@@ -39,7 +39,7 @@ def test_every_way_of_reading_gives_the_same(opened):
         assert (file.read(0), file.read(1), file.offset) == (b"", CONTENT[:1], 1)
 
 
-def test_closing_closes_the_file_below(opened, tmp_path):
+def test_close_closes_the_raw_file(opened, tmp_path):
     file = opened(b"")
     file.close()
     file.close()
@@ -49,7 +49,7 @@ def test_closing_closes_the_file_below(opened, tmp_path):
 
 @pytest.mark.parametrize("salvage", [False, True])
 @pytest.mark.parametrize("size", [-1, 1 << 16])
-def test_a_bomb_never_unfolds(tmp_path, salvage, size):
+def test_a_gzip_bomb_is_stopped_early(tmp_path, salvage, size):
     path = tmp_path / "bomb"
     path.write_bytes(gzip.compress(bytes(32 << 20), mtime=0))
     tracemalloc.start()
@@ -61,7 +61,7 @@ def test_a_bomb_never_unfolds(tmp_path, salvage, size):
     assert peak < 8 << 20
 
 
-def test_a_gzip_stream_that_ends_at_once_is_not_an_empty_file(tmp_path):
+def test_an_empty_gzip_stream_is_truncated(tmp_path):
     path = tmp_path / "a.trmph.gz"
     path.write_bytes(gzip.compress(b"#3,a1 b\n")[:6])
     with pytest.raises(FormatError) as caught:

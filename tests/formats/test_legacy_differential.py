@@ -1,4 +1,4 @@
-"""A bounded run of `tests/fuzz/differential.py`: hexdata reads pickles as Python's unpickler does."""
+"""A short run of `tests/fuzz/differential.py`, which compares hexdata with Python's unpickler."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import differential
 
 
 @pytest.mark.parametrize("raw", differential.seeds())
-def test_the_seeds_are_read_whole(tmp_path, raw):
+def test_the_seeds_are_read_completely(tmp_path, raw):
     assert differential.check(raw, tmp_path / "a") == "whole"
 
 
@@ -38,7 +38,7 @@ def test_a_difference_is_found(tmp_path, monkeypatch):
         differential.check(differential.seeds()[8], tmp_path / "a")
 
 
-# What was read in another way than Python reads it
+# Pickles that earlier versions read differently from Python
 
 
 def sound(protocol: int, board: np.ndarray | None = None) -> bytes:
@@ -46,7 +46,7 @@ def sound(protocol: int, board: np.ndarray | None = None) -> bytes:
     return pickle.dumps({"examples": [(board, None, 0.5)], "source_file": "a"}, protocol)
 
 
-def test_the_seed_of_the_cases_below_is_sound(tmp_path):
+def test_the_seed_of_the_cases_below_is_valid(tmp_path):
     for protocol in range(6):
         assert differential.check(sound(protocol), tmp_path / "a") == "whole"
 
@@ -88,30 +88,30 @@ def file_of(opcodes: bytes) -> bytes:
         "examples in two places": sound(3)[:-2] + b"X\x01\x00\x00\x00bh\x02u.",
     }.items(),
 )
-def test_what_python_reads_otherwise_is_refused(name, raw):
+def test_pickles_that_python_reads_differently_are_refused(name, raw):
     with pytest.raises(FormatError):
         differential.ours(raw)
 
 
 def shares_what_changes() -> bytes:
-    """A file in which the second example changes the metadata of the first, which came before both."""
+    """Return a file whose second example changes the metadata that the first one shares."""
     planes = np.zeros((2, 3, 3), "f4")
     shared = {"zoo": 1}
     example = {"board": planes, "policy": None, "value": 1.0, "metadata": shared}
     return pickle.dumps({"before": shared, "examples": [example], "after": shared}, 4)
 
 
-def test_an_example_that_shares_what_may_change_is_refused(tmp_path):
+def test_an_example_that_shares_a_mutable_object_is_refused(tmp_path):
     assert differential.check(shares_what_changes(), tmp_path / "a") == "shared-payload"
 
 
-def test_what_follows_the_examples_may_share_with_what_came_before(tmp_path):
+def test_header_values_may_share_objects_across_the_examples(tmp_path):
     shared = {"zoo": [1]}
     raw = pickle.dumps({"before": shared, "examples": [], "after": shared}, 4)
     assert differential.check(raw, tmp_path / "a") == "whole"
 
 
-def test_a_second_gzip_member_is_salvaged_as_a_cut_one_is(tmp_path):
+def test_a_damaged_second_gzip_member_is_salvaged(tmp_path):
     path, first = tmp_path / "a.pkl.gz", gzip.compress(sound(4), mtime=0)
     for second in (gzip.compress(sound(4), mtime=0), gzip.compress(sound(4), mtime=0)[:40]):
         path.write_bytes(first + second)
@@ -122,8 +122,8 @@ def test_a_second_gzip_member_is_salvaged_as_a_cut_one_is(tmp_path):
             list(reader.batches())
 
 
-def test_a_run_that_refers_to_what_came_before_is_refused_as_an_example_is(tmp_path):
-    """The fast path takes runs apart after the examples, when what follows them may refer to it again."""
+def test_a_run_that_shares_a_mutable_object_is_refused(tmp_path):
+    """The fast path converts runs after the examples, when later values may refer to the object again."""
     examples = [
         {"board": np.zeros((2, 3, 3), "f4"), "policy": None, "value": 0.5, "metadata": {"zoo": "text"}}
         for _ in range(20)
@@ -141,7 +141,7 @@ def load_code(folder: Path, raw: bytes, *, fast: bool) -> str:
 
 
 def flooded(number: int, repeats: int) -> bytes:
-    """Return examples of which each gives memo numbers to one text many times."""
+    """Return examples that memoize the same text many times."""
     example = pickle.dumps({"board": None, "policy": None, "value": "t"}, 3)[2:-1]
     example = example.replace(b"X\x01\x00\x00\x00t", b"X\x01\x00\x00\x00t" + b"\x94" * number)
     pieces = differential.opcodes_of(example + b".", frames=False)[:-1]
@@ -149,7 +149,7 @@ def flooded(number: int, repeats: int) -> bytes:
     return b"\x80\x04}\x8c\x08examples]" + (b"(" + example + b"e") * repeats + b"s."
 
 
-def test_memo_numbers_of_finished_examples_take_bounded_memory(tmp_path):
+def test_the_memo_of_finished_examples_is_bounded(tmp_path):
     (tmp_path / "a").write_bytes(flooded(1000, 40))
     limits = LegacyLimits(memo_bytes=1 << 20)
     most = 0

@@ -1,4 +1,4 @@
-"""The fast path gives what the plain machine gives: on files of every variant, and on broken ones."""
+"""The fast path and the plain interpreter give the same result, on all variants and on damaged files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def dumps(content, frame=64 << 10, protocol=4):
 
 
 def read(raw, fast):
-    """Everything a file gives; for one that is refused, the batches before and the error's code."""
+    """Return the batches of a file, and its properties or the code of its error."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "a.pkl"
         path.write_bytes(raw)
@@ -67,7 +67,7 @@ SOME = st.integers(0, 3)
 
 @st.composite
 def examples(draw):
-    """A file's examples: mostly alike, with everything that may vary varying now and then."""
+    """Draw the examples of a file. They are mostly alike, but any part of an example may differ."""
     n = draw(st.sampled_from([3, 5]))
     variant = draw(st.sampled_from(["tuple", "dict", "player", "enum"]))
     shares, dtype = draw(st.booleans()), draw(st.sampled_from(["f4", "f4", "u1", "f8"]))
@@ -107,7 +107,7 @@ def examples(draw):
 
 @settings(max_examples=80, deadline=None)
 @given(examples(), st.sampled_from([40, 200, 1_500, 64 << 10]), st.integers(2, 5), st.booleans())
-def test_fast_is_plain(items, frame, protocol, shuffled):
+def test_both_paths_give_the_same_result(items, frame, protocol, shuffled):
     header = {"shuffling_stats": {}} if shuffled else {"processing_stats": {"all_games": 1}}
     header = assert_same(dumps({"examples": items, **header}, frame, protocol))
     assert isinstance(header, tuple)
@@ -135,7 +135,7 @@ def test_a_text_of_one_character_is_one_object_in_payload_and_metadata(protocol)
 
 @pytest.fixture
 def singles(monkeypatch):
-    """The examples that were read opcode by opcode."""
+    """Collect the examples that were read opcode by opcode."""
     seen = []
     group_examples = reader.group_examples
 
@@ -149,7 +149,7 @@ def singles(monkeypatch):
 
 @pytest.mark.parametrize("frame", [1_500, 64 << 10])
 @pytest.mark.parametrize("as_tuples", [True, False])
-def test_nearly_all_examples_go_the_fast_way(singles, frame, as_tuples):
+def test_nearly_all_examples_use_the_fast_path(singles, frame, as_tuples):
     items = [tuple(item.values())[:3] if as_tuples else item for item in many(1_000)]
     raw = dumps({"examples": items}, frame)
     assert raw.count(b"\x95") > (100 if frame == 1_500 else 2)
@@ -158,8 +158,8 @@ def test_nearly_all_examples_go_the_fast_way(singles, frame, as_tuples):
     assert len(singles) < 25
 
 
-def test_examples_out_of_many_files_go_the_fast_way(singles):
-    """As in a shuffled file: each refers to the texts and the dtype of the file that it came from."""
+def test_examples_from_many_files_use_the_fast_path(singles):
+    """In a shuffled file, each example refers to the texts and the dtype of its original file."""
     files = [pickle.loads(dumps(list(many(60)))) for _ in range(20)]
     items = [example for together in zip(*files, strict=True) for example in together]
     raw = dumps({"examples": items, "shuffling_stats": {}})
@@ -169,8 +169,8 @@ def test_examples_out_of_many_files_go_the_fast_way(singles):
     assert_same(raw)
 
 
-def test_a_reference_that_means_something_else_is_noticed(singles):
-    """The same opcodes, but two keys change places: that is another layout, not another value."""
+def test_references_with_another_meaning_are_detected(singles):
+    """The opcodes are the same but two keys are swapped, so the layout differs."""
     items = list(many(60))
     for item in items[40:]:
         item["metadata"] = {
@@ -184,7 +184,7 @@ def test_a_reference_that_means_something_else_is_noticed(singles):
     assert [item.reason for item in batches[0].rejected] == ["position-type"] * 20
 
 
-def test_an_error_in_a_run_comes_before_one_behind_it():
+def test_the_first_of_two_errors_is_raised():
     items = list(many(100))
     items[60]["policy"] = items[3]["policy"]
     raw = dumps({"examples": items})
@@ -192,8 +192,8 @@ def test_an_error_in_a_run_comes_before_one_behind_it():
     assert assert_same(raw[:-2_000]) == "shared-payload"
 
 
-def test_an_example_that_takes_another_apart_is_refused():
-    """A run stands for many examples; an opcode that reaches into it must not lose any."""
+def test_nested_examples_are_refused():
+    """A run represents many examples; an opcode that takes it as one object must not lose any."""
     items = list(many(30))
     raw = dumps({"examples": items})
     assert raw.endswith(b"es.")
@@ -204,7 +204,7 @@ def test_an_example_that_takes_another_apart_is_refused():
         assert [item.reason for item in batches[0].rejected] == ["example-layout"]
 
 
-def test_runs_are_cut_into_batches(monkeypatch):
+def test_runs_are_split_into_batches(monkeypatch):
     monkeypatch.setattr(reader, "BATCH_ROWS", 64)
     monkeypatch.setattr(reader, "_BLOCK", 500)
     raw = dumps({"examples": list(many(1_000, ply=lambda number: 3))})
@@ -214,8 +214,8 @@ def test_runs_are_cut_into_batches(monkeypatch):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_broken_bytes_give_the_same_error_or_the_same_rows(seed):
-    """Whatever the bytes, the reader ends with rows or with a FormatError, either way of reading."""
+def test_damaged_files_give_the_same_result_on_both_paths(seed):
+    """On both paths, the reader returns rows or raises a FormatError for any bytes."""
     rng = np.random.default_rng(seed)
     raw = dumps({"examples": list(many(24)), "processing_stats": {"a": [1, (2.5, None)]}}, frame=700)
     for _ in range(40):

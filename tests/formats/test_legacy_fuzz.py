@@ -1,7 +1,7 @@
-"""Mutated and truncated files of every variant keep the law of reading; `tests/fuzz` holds to it for longer.
+"""A short fuzz test of the readers with mutated files of every variant; `tests/fuzz` runs it for longer.
 
-The law: nothing but a FormatError comes out, soon and in little memory; no code runs; every record is a
-position or a rejection; the fast path gives what the plain machine does; salvage gives what came before.
+The invariants: a reader raises only FormatError, within bounded time and memory; no code runs; every record
+is a position or a rejection; the fast path equals the plain one; salvage keeps the records before the damage.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from hexdata.formats.trmph import TrmphReader, write_trmph
 
 N = 3
 SECONDS = 120
-"""After so long a file counts as hanging; each takes some milliseconds."""
+"""Time limit per file; a file normally takes milliseconds."""
 MEMORY = 24 << 20
-"""Bytes that Python may hold at once for a file of a few kB."""
-EVIL = [
+"""Maximum memory of Python objects for a file of a few kB, in bytes."""
+MALICIOUS = [
     b"cos\nsystem\n(X\x04\x00\x00\x00truetR",
     b"\x8c\x08builtins\x8c\x04eval\x93\x8c\x011\x85R",
     b"cnumpy\ndtype\n(X\x02\x00\x00\x00O8I00\nI01\ntR",
@@ -57,14 +57,14 @@ EVIL = [
     b"((Nt\x85Nu",
     b"\xff\xfe",
 ]
-"""Pieces that damage alone would hardly bring about."""
+"""Byte strings that random mutations would hardly produce."""
 
 
-# What is mutated
+# Seeds and mutations
 
 
 def seed_files() -> dict[str, bytes]:
-    """One small sound file of each variant, by name: pickles gunzipped, and two of them gzipped as well."""
+    """Return one small valid file per variant, by name: decompressed pickles, and two gzipped ones."""
     games = list(make_games(2, seed=3, board_size=N))
     seeds = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -91,13 +91,13 @@ def seed_files() -> dict[str, bytes]:
 
 
 def _with_extra(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Add the one key that dicts with enums have beside the columns."""
+    """Add the metadata key that dicts with enums have and that has no column."""
     extra = pa.array(['{"source_file": "a.trmph"}'] * batch.num_rows)
     return batch.set_column(batch.schema.get_field_index("extra"), "extra", extra)
 
 
 def _example(row: dict[str, object]) -> dict[str, object]:
-    """A dict example with the metadata of a row; its board is not that of the row, which here is one."""
+    """Return a dict example with the metadata of a row, and a simple board."""
     board = np.zeros((2, N, N), np.float32)
     board[0].flat[: row["position_in_game"] // 2] = 1
     policy = np.zeros(N * N, np.float32)
@@ -118,8 +118,8 @@ SEEDS = seed_files()
 
 @st.composite
 def mutated(draw: st.DrawFn) -> bytes:
-    """A seed after an edit or two: one byte changed, mostly; or a piece cut out, repeated, put in, moved
-    from another seed; now and then its end cut off, and gzipped as often as not.
+    """Return a seed after one or two edits. Most edits change one byte; others remove, repeat or insert
+    bytes, copy them from another seed, or truncate the file. Half of the files are gzipped.
     """
     raw = bytearray(SEEDS[draw(NAMES)])
     for kind in draw(EDITS):
@@ -132,7 +132,7 @@ def mutated(draw: st.DrawFn) -> bytes:
         elif kind == "repeat":
             raw[start:start] = raw[start:stop]
         elif kind == "evil":
-            raw[start:stop] = draw(st.sampled_from(EVIL))
+            raw[start:stop] = draw(st.sampled_from(MALICIOUS))
         elif kind == "splice":
             raw[start:stop] = SEEDS[draw(NAMES)][start:stop]
         else:
@@ -141,42 +141,42 @@ def mutated(draw: st.DrawFn) -> bytes:
 
 
 NAMES = st.sampled_from([*SEEDS, *["trmph", "trmph-url"] * 3])
-"""Text is read line by line, pickles much alike: so a third of the files are text."""
+"""A third of the files are text, because the pickles resemble each other."""
 KINDS = ["byte", "byte", "byte", "next", "next", "next", "repeat", "evil", "splice", "cut", "end"]
 EDITS = st.lists(st.sampled_from(KINDS), min_size=1, max_size=2)
 LENGTHS = st.sampled_from([0, 1, 2, 7, 100, 1_000])
 BYTES = st.integers(0, 255)
 
 
-# The law
+# Invariants
 
 
-class LawBrokenError(BaseException):
-    """What a reader must not do. No Exception, so that nothing on the way can take it for its own."""
+class InvariantError(BaseException):
+    """A violated invariant. Not an Exception, so that no handler in hexdata catches it."""
 
 
 RUNS_CODE = ("import", "exec", "compile", "marshal.", "pickle.", "ctypes.", "subprocess.", "socket.")
 RUNS_CODE += ("os.system", "os.exec", "os.fork", "os.posix_spawn", "os.spawn")
 CHANGES_FILES = frozenset({"os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink"})
 _guarded: list[Path] = []
-"""The folder that may be written to while a file is read; empty between files."""
-_others: set[int] = set()
-"""The threads that earlier tests left at work: the law is not theirs."""
+"""The folder in which a reader may write files; empty between files."""
+_other_threads: set[int] = set()
+"""Threads that earlier tests left running, which are not checked."""
 
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
-    """An audit hook, which once added cannot be taken away: it lets everything pass between files."""
-    if not _guarded or threading.get_ident() in _others:
+    """Raise for forbidden events while a file is read. An audit hook cannot be removed once it is added."""
+    if not _guarded or threading.get_ident() in _other_threads:
         return
     if event.startswith(RUNS_CODE):
-        raise LawBrokenError(f"{event} {arguments}")
+        raise InvariantError(f"{event} {arguments}")
     writes = event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
     if (writes or event in CHANGES_FILES) and _is_outside(arguments[0], _guarded[0]):
-        raise LawBrokenError(f"{event} {arguments}")
+        raise InvariantError(f"{event} {arguments}")
 
 
 def _is_outside(path: object, folder: Path) -> bool:
-    """Say whether a path leads out of the folder; relative ones are within an open folder of ours."""
+    """Return whether an absolute path is outside of a folder; relative paths are inside."""
     return isinstance(path, (str, Path)) and Path(path).is_absolute() and folder not in Path(path).parents
 
 
@@ -185,26 +185,23 @@ sys.addaudithook(_audit)
 
 @contextmanager
 def guarded(scratch: Path) -> Iterator[None]:
-    """Let no code be run, no file outside ``scratch`` be written and nothing hang.
+    """Forbid code execution, writing outside of ``scratch``, and hanging. ``scratch`` is the tempdir."""
 
-    The folder for temporary files is ``scratch`` meanwhile.
-    """
+    def on_alarm(number: int, frame: object) -> None:
+        raise InvariantError(f"took more than {SECONDS} s")
 
-    def hangs(number: int, frame: object) -> None:
-        raise LawBrokenError(f"hangs: more than {SECONDS} s")
-
-    before = signal.signal(signal.SIGALRM, hangs)
+    before = signal.signal(signal.SIGALRM, on_alarm)
     temporary, tempfile.tempdir = tempfile.tempdir, str(scratch)
     signal.alarm(SECONDS)
-    _others.update({thread.ident or 0 for thread in threading.enumerate()} - {threading.get_ident()})
+    _other_threads.update({thread.ident or 0 for thread in threading.enumerate()} - {threading.get_ident()})
     collects = gc.isenabled()
-    gc.disable()  # or what earlier tests left would be finalized here, and its finalizers held to the law
+    gc.disable()  # otherwise, finalizers of objects of earlier tests would run here and be checked
     _guarded.append(scratch)
     try:
         yield
     finally:
         _guarded.clear()
-        _others.clear()
+        _other_threads.clear()
         if collects:
             gc.enable()
         signal.alarm(0)
@@ -213,11 +210,11 @@ def guarded(scratch: Path) -> Iterator[None]:
 
 
 Outcome = tuple[list[dict[str, object]], list[Rejection], str | None]
-"""Rows, rejections, and the code of what ended the file, None for its proper end."""
+"""Rows, rejections, and the code of the error that ended the file, None if it was read completely."""
 
 
 def read(reader: Callable[[], SourceReader]) -> Outcome:
-    """Read a file to its end; each record is a row or a rejection, once, and they come in order."""
+    """Read a file completely, and check that each record is either a row or a rejection, in order."""
     batches: list[RawBatch] = []
     code = None
     try:
@@ -231,7 +228,7 @@ def read(reader: Callable[[], SourceReader]) -> Outcome:
         batch.positions.validate(full=True)
         records = [*batch.positions["record"].to_pylist(), *(item.record for item in batch.rejected)]
         last = first + batch.records
-        assert sorted(records) == list(range(first, last)), "a row is lost without a reason, or twice there"
+        assert sorted(records) == list(range(first, last)), "a record is missing or duplicated"
         assert all(item.reason and item.detail for item in batch.rejected)
         first = last
     rows = [row for batch in batches for row in batch.positions.to_pylist()]
@@ -239,13 +236,13 @@ def read(reader: Callable[[], SourceReader]) -> Outcome:
 
 
 def check_reading(path: Path) -> str:
-    """Hold one file to the law; return how it ended: "whole", or a reason code."""
+    """Check the invariants of reading one file. Return "whole", or the reason code of its error."""
     with guarded(path.parent):
         rows, rejected, code = found = read(lambda: open_source(path))
         salvaged = read(lambda: open_source(path, salvage=True))
         plain = read(lambda: LegacyReader(path, fast=False))
     if code not in SALVAGEABLE:
-        assert salvaged == found, "salvage changes what was not damaged"
+        assert salvaged == found, "salvage changes the result of an undamaged file"
     assert salvaged[0][: len(rows)] == rows
     assert salvaged[1][: len(rejected)] == rejected
     if is_legacy(path) and code != "irregular-examples":
@@ -254,7 +251,7 @@ def check_reading(path: Path) -> str:
 
 
 def is_legacy(path: Path) -> bool:
-    """Say whether the reader that the content asks for is that of pickles."""
+    """Return whether the content is detected as a pickle."""
     try:
         with open_source(path) as reader:
             return isinstance(reader, LegacyReader)
@@ -263,14 +260,14 @@ def is_legacy(path: Path) -> bool:
 
 
 def check_converting(path: Path) -> None:
-    """Hold a whole conversion to the law: every record in the store, rejected, or the file named."""
+    """Check the invariants of a conversion: every record is in the store or rejected."""
     store = path.parent / "store"
     options = ConvertOptions(workers=1, max_reject_rate=1.0, value_convention="blue-is-0", salvage=True)
     try:
         with guarded(path.parent):
             result = convert_sources([path], store, options)
     except HexdataError:
-        assert not [*store.glob("*/part-*")], "an error comes after something was published"
+        assert not [*store.glob("*/part-*")], "tables were published before the error"
         return
     assert result.records == result.positions + result.rejected
     assert result.rejected or not result.failed_files
@@ -279,8 +276,8 @@ def check_converting(path: Path) -> None:
     assert (sum(kept), sum(reasons)) == (result.positions, result.rejected)
 
 
-def load_everything(folder: Path) -> None:
-    """Load what is loaded lazily, before imports are forbidden: convert the seeds once."""
+def import_lazy_modules(folder: Path) -> None:
+    """Convert the seeds once, to import all lazy modules: imports are refused later."""
     for name, content in SEEDS.items():
         path = folder / name / "file"
         path.parent.mkdir()
@@ -290,16 +287,16 @@ def load_everything(folder: Path) -> None:
         )
 
 
-# Held for a few seconds here
+# Tests
 
 
 @pytest.fixture(scope="module", autouse=True)
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> None:
-    load_everything(tmp_path_factory.mktemp("loaded"))
+def lazy_modules(tmp_path_factory: pytest.TempPathFactory) -> None:
+    import_lazy_modules(tmp_path_factory.mktemp("lazy_modules"))
 
 
 @pytest.mark.parametrize("name", SEEDS)
-def test_the_seeds_are_sound(tmp_path, name):
+def test_the_seeds_are_valid(tmp_path, name):
     path = tmp_path / "file"
     path.write_bytes(SEEDS[name])
     assert check_reading(path) == "whole"
@@ -308,7 +305,7 @@ def test_the_seeds_are_sound(tmp_path, name):
 
 @settings(max_examples=500, deadline=None)
 @given(mutated())
-def test_reading(content):
+def test_reading_mutated_files(content):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "file"
         path.write_bytes(content)
@@ -322,7 +319,7 @@ def test_reading(content):
 
 @settings(max_examples=30, deadline=None)
 @given(mutated())
-def test_converting(content):
+def test_converting_mutated_files(content):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "file"
         path.write_bytes(content)
@@ -339,7 +336,7 @@ def test_converting(content):
         lambda folder: eval("1"),
     ],
 )
-def test_the_guard_guards(tmp_path, breach):
-    with pytest.raises(LawBrokenError), guarded(tmp_path):
+def test_the_guard_detects_violations(tmp_path, breach):
+    with pytest.raises(InvariantError), guarded(tmp_path):
         breach(tmp_path)
     assert not (tmp_path.parent / "trap").exists()

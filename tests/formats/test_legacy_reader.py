@@ -1,4 +1,4 @@
-"""The reader of legacy pickles: every variant, every rejection, and the fast path against the plain one."""
+"""Reader of legacy pickles: every variant and every rejection, on the fast path and the plain one."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def example(ply=3, move=4, value=1.0, **changes):
 
 
 def read(path, fast=True):
-    """All of a file: its rows, its rejections as (record, code), and the reader."""
+    """Return the rows of a file, its rejections as (record, code), and the reader."""
     with LegacyReader(path, fast=fast) as file:
         batches = list(file.batches())
     rows = [row for batch in batches for row in batch.positions.to_pylist()]
@@ -66,11 +66,11 @@ def fast(request):
     return request.param
 
 
-# What is read
+# Accepted files
 
 
 @pytest.mark.parametrize("protocol", range(6))
-def test_every_protocol_gives_the_same(tmp_path, fast, protocol):
+def test_all_protocols_give_equal_rows(tmp_path, fast, protocol):
     examples = [example(ply, ply if ply % 4 else None, ply % 2, game_id=(1, ply)) for ply in range(40)]
     rows, rejected, file = read(save_pickle(tmp_path / "a", top_level(examples), protocol), fast)
     assert rejected == []
@@ -98,7 +98,7 @@ def test_tuples(tmp_path, fast):
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-def test_names_of_older_numpy(tmp_path, fast, protocol):
+def test_names_of_older_numpy_are_accepted(tmp_path, fast, protocol):
     raw = pickle.dumps(top_level([example(ply) for ply in range(9)]), protocol)
     older = raw.replace(b"\x8c\x16numpy._core.m", b"\x8c\x15numpy.core.m")
     older = older.replace(b"\x8c\x13numpy._core.n", b"\x8c\x12numpy.core.n").replace(
@@ -151,7 +151,7 @@ def test_arrays_of_other_dtypes_and_orders(tmp_path, fast, dtype, order):
     assert file.header["dialect"]["policy"] == name
 
 
-def test_policies_that_are_no_single_move_are_kept(tmp_path, fast):
+def test_dense_policies_are_kept(tmp_path, fast):
     dense = np.linspace(0, 1, CELLS, dtype="f4")
     zeros = np.zeros(CELLS, "f4")
     twice = policy(3) + policy(4)
@@ -189,7 +189,7 @@ def test_unknown_metadata_goes_to_extra(tmp_path, fast):
     assert file.header["dialect"]["metadata_keys"][-1] == "original_source"
 
 
-def test_the_header_has_everything_but_the_examples(tmp_path, fast):
+def test_the_header_contains_all_other_keys(tmp_path, fast):
     header = {
         "processing_stats": {"all_games": 3, "file_error": None, "rate": 1.5},
         "shuffling_stats": {"bucket_id": 1},
@@ -203,7 +203,7 @@ def test_the_header_has_everything_but_the_examples(tmp_path, fast):
     json.dumps(file.header, allow_nan=False)
 
 
-def test_a_file_that_mixes_dialects_says_so(tmp_path, fast):
+def test_mixed_dialects_are_recorded(tmp_path, fast):
     examples = [
         example(winner=("BLUE", "b")[ply % 3 == 0], player_to_move=(..., 1)[ply % 2]) for ply in range(12)
     ]
@@ -224,18 +224,18 @@ def test_numpy_scalars_are_numbers(tmp_path, fast):
     assert file.header["dialect"]["value"] == "numpy <f4"
 
 
-def test_no_examples_at_all(tmp_path, fast):
+def test_a_file_without_examples(tmp_path, fast):
     rows, rejected, file = read(save_pickle(tmp_path / "a", top_level([])), fast)
     assert (rows, rejected, file.board_size) == ([], [], None)
     assert file.header == {"source_file": "data/a.trmph", "dialect": {}}
 
 
-def test_the_file_need_not_be_gzipped(tmp_path, fast):
+def test_plain_files_are_read(tmp_path, fast):
     (tmp_path / "a.pkl").write_bytes(pickle.dumps(top_level([example()])))
     assert len(read(tmp_path / "a.pkl", fast)[0]) == 1
 
 
-# What is rejected
+# Rejected records
 
 
 def spoiled(array, place, value):
@@ -282,7 +282,7 @@ def test_rejections(tmp_path, fast, code):
     assert file.board_size == N
 
 
-def test_the_first_usable_board_says_the_size(tmp_path, fast):
+def test_the_first_usable_board_sets_the_size(tmp_path, fast):
     examples = [
         example(board=board() * 2),
         example(board=board(n=6), policy=None),
@@ -300,7 +300,7 @@ def test_a_file_without_a_usable_board(tmp_path, fast):
     assert (rows, rejected, file.board_size) == ([], [(0, "example-layout"), (1, "example-layout")], None)
 
 
-def test_batches_are_bounded_and_count_every_record(tmp_path, fast):
+def test_batches_are_bounded_and_complete(tmp_path, fast):
     one = board(0, 3, "u1"), policy(0, 3, "u1")
     examples = [(one[0].copy(), one[1].copy(), 0.0 if i % 10 else None) for i in range(9_000)]
     with LegacyReader(save_pickle(tmp_path / "a", top_level(examples)), fast=fast) as file:
@@ -311,7 +311,7 @@ def test_batches_are_bounded_and_count_every_record(tmp_path, fast):
     assert batches[1].positions.column("record")[0].as_py() == 8_001
 
 
-# Files that are something else
+# Other files
 
 
 def refusal(path, fast=True):
@@ -331,13 +331,13 @@ def refusal(path, fast=True):
         ({"examples": ({},)}, 'a list under "examples"'),
     ],
 )
-def test_other_layouts_are_named(tmp_path, content, words):
+def test_errors_describe_other_layouts(tmp_path, content, words):
     error = refusal(save_pickle(tmp_path / "a", content))
     assert error.code == "unknown-layout"
     assert words in str(error)
 
 
-def test_the_torch_variant_is_named(tmp_path):
+def test_the_error_names_the_torch_layout(tmp_path):
     raw = b"\x80\x02}(X\x06\x00\x00\x00boardsctorch._utils\n_rebuild_tensor_v2\n(tR" + b"u."
     error = refusal(save_pickle(tmp_path / "a", raw))
     assert error.code == "torch-tensors"
@@ -354,11 +354,11 @@ def test_a_pickle_is_recognised_by_its_first_bytes(content, protocol):
 @pytest.mark.parametrize(
     "head", [b"", b"\x80", b"#5,a1b2 b\n", b"http://www.trmph", b'{"a": 1}', b"\x80\x06ab", b"PAR1"]
 )
-def test_other_files_are_not(head):
+def test_other_files_are_not_recognised(head):
     assert not looks_like_pickle(head)
 
 
-# What examples share
+# Shared objects
 
 
 def shared_everything(count=3_000):
@@ -370,7 +370,7 @@ def shared_everything(count=3_000):
     ]
 
 
-def test_small_things_may_be_shared_by_distant_examples(tmp_path, fast):
+def test_distant_examples_may_share_small_objects(tmp_path, fast):
     examples = shared_everything(60)
     examples = examples[::2] + examples[1::2]
     rows, rejected, _ = read(save_pickle(tmp_path / "a", top_level(examples)), fast)
@@ -379,7 +379,7 @@ def test_small_things_may_be_shared_by_distant_examples(tmp_path, fast):
 
 
 @pytest.mark.parametrize("part", ["board", "policy", "metadata"])
-def test_a_shared_payload_is_refused_and_explained(tmp_path, fast, part):
+def test_a_shared_payload_is_refused_with_a_hint(tmp_path, fast, part):
     examples = [example(ply) for ply in range(30)]
     examples[25][part] = examples[3][part]
     error = refusal(save_pickle(tmp_path / "a", top_level(examples)), fast)
@@ -388,7 +388,7 @@ def test_a_shared_payload_is_refused_and_explained(tmp_path, fast, part):
     assert "deepcopy" in str(error)
 
 
-def test_memory_does_not_follow_the_number_of_examples(tmp_path, fast):
+def test_memory_does_not_grow_with_the_number_of_examples(tmp_path, fast):
     path = save_pickle(tmp_path / "a", top_level(shared_everything()))
     with LegacyReader(path, fast=fast) as file:
         assert sum(batch.records for batch in file.batches()) == 3_000
@@ -397,7 +397,7 @@ def test_memory_does_not_follow_the_number_of_examples(tmp_path, fast):
     assert len(memo.permanent) + len(memo.current) + len(memo._kept) < 100
 
 
-def test_examples_come_out_before_the_file_ends(tmp_path, fast, monkeypatch):
+def test_batches_are_yielded_before_the_end_of_the_file(tmp_path, fast, monkeypatch):
     monkeypatch.setattr(reader, "_BLOCK", 1_000)
     raw = pickle.dumps(top_level([(board(i % 9), None, 1.0) for i in range(4_000)]))
     (tmp_path / "a.pkl").write_bytes(raw[: len(raw) * 3 // 4])

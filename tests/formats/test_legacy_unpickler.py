@@ -1,4 +1,4 @@
-"""The pickle machine on what nobody should load: nothing runs, nothing is reserved, everything is named."""
+"""The unpickler on malicious and damaged pickles: no code runs, memory is bounded, errors name the fault."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def read(path, limits=DEFAULT_LIMITS):
 
 @pytest.fixture
 def refused(tmp_path):
-    """Say why bytes, or a pickled object, are refused as a file."""
+    """Return the error for a file with these bytes, or with this object pickled."""
 
     def refused(content, limits=DEFAULT_LIMITS, packed=False):
         raw = content if isinstance(content, bytes) else pickle.dumps(content, 4)
@@ -38,7 +38,7 @@ def refused(tmp_path):
 
 
 def file_with(opcodes):
-    """A sound file around opcodes that push one value: that of a key behind the examples."""
+    """Return a valid file with opcodes that push one value, the value of a key after the examples."""
     return b"\x80\x04}(X\x08\x00\x00\x00examples]X\x01\x00\x00\x00a" + opcodes + b"u."
 
 
@@ -47,7 +47,7 @@ def text(value):
 
 
 class Calls:
-    """Pickles as a call of ``function(*args)``."""
+    """An object that is pickled as a call of ``function(*args)``."""
 
     def __init__(self, function, *args):
         self.call = function, args
@@ -56,7 +56,7 @@ class Calls:
         return self.call
 
 
-# Nothing runs
+# No code runs
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ class Calls:
 )
 @pytest.mark.parametrize("protocol", range(6))
 @pytest.mark.parametrize("where", ["examples", "header"])
-def test_calls_are_refused_by_name(refused, tmp_path, call, name, protocol, where):
+def test_forbidden_calls_are_refused(refused, tmp_path, call, name, protocol, where):
     trap = tmp_path / "trap"
     function, args = call
     call = Calls(function, *(arg.format(trap) for arg in args))
@@ -88,7 +88,7 @@ class Odd:
 
 
 @pytest.mark.parametrize("protocol", [0, 2, 4])
-def test_instances_are_refused_by_name(refused, protocol):
+def test_instances_are_refused(refused, protocol):
     error = refused(pickle.dumps({"examples": [Odd()]}, protocol))
     assert isinstance(error, UnsafePickleError)
 
@@ -164,11 +164,11 @@ def array_opcodes(shape, payload):
         (b"K\x01\x85", text("abcd"), "unsafe-array"),
     ],
 )
-def test_arrays_whose_parts_do_not_fit(refused, shape, payload, code):
+def test_inconsistent_arrays_are_refused(refused, shape, payload, code):
     assert refused(file_with(array_opcodes(shape, payload))).code == code
 
 
-def test_a_sound_array_is_none_of_these(tmp_path):
+def test_a_valid_array_is_accepted(tmp_path):
     path = tmp_path / "a.pkl"
     path.write_bytes(file_with(array_opcodes(b"K\x01\x85", b"C\x04" + bytes(4))))
     assert read(path) == 0
@@ -191,7 +191,7 @@ def test_a_sound_array_is_none_of_these(tmp_path):
         (b"I" + b"9" * 5_000, "limit-text"),
     ],
 )
-def test_a_length_that_lies_reserves_nothing(refused, opcodes, code):
+def test_a_false_length_allocates_no_memory(refused, opcodes, code):
     tracemalloc.start()
     error = refused(file_with(opcodes))
     _, peak = tracemalloc.get_traced_memory()
@@ -211,21 +211,21 @@ def test_a_length_that_lies_reserves_nothing(refused, opcodes, code):
         (b")" + b"\x85" * 200, "limit-nesting", {}),
     ],
 )
-def test_what_grows_is_bounded(refused, opcodes, code, limits):
+def test_limits_bound_what_a_pickle_may_build(refused, opcodes, code, limits):
     assert refused(file_with(opcodes), replace(DEFAULT_LIMITS, **limits)).code == code
 
 
-def test_a_value_that_holds_itself(refused):
+def test_a_value_that_contains_itself_is_refused(refused):
     assert refused(file_with(b"]q\x64h\x64a")).code == "limit-nesting"
 
 
-def test_a_value_that_explodes_when_written_out(refused):
-    """Thirty tuples, each of which holds the one before twice: a billion values in two hundred bytes."""
+def test_exponentially_nested_header_is_refused(refused):
+    """Thirty tuples, each containing the previous one twice: a billion values in two hundred bytes."""
     doubling = b"".join(b"h%c\x86q%c" % (place, place + 1) for place in range(100, 130))
     assert refused(file_with(b")q\x64" + doubling)).code == "limit-header"
 
 
-def test_metadata_that_explodes_costs_its_record_only(tmp_path):
+def test_exponentially_nested_metadata_rejects_one_record(tmp_path):
     value = []
     for _ in range(40):
         value = [value, value]
@@ -238,7 +238,7 @@ def test_metadata_that_explodes_costs_its_record_only(tmp_path):
     assert [item.reason for item in batch.rejected] == ["metadata-size"]
 
 
-def test_deep_nesting_is_no_recursion(refused):
+def test_deep_nesting_does_not_recurse(refused):
     depth = 300_000
     assert refused(file_with(b"]" * 30_000 + b"a" * 29_999)).code == "limit-nesting"
     assert refused(file_with(b")" + b"\x85" * depth)).code == "limit-nesting"
@@ -273,7 +273,7 @@ def sound():
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_truncated_anywhere(refused, tmp_path, packed):
+def test_truncation_at_any_byte_is_refused(refused, tmp_path, packed):
     raw = gzip.compress(sound(), mtime=0) if packed else sound()
     path = tmp_path / "a.pkl"
     for length in [*range(2, 40), *range(40, len(raw), 37), len(raw) - 1]:
@@ -303,12 +303,12 @@ def test_two_gzip_members_are_one_stream(tmp_path):
 
 
 @pytest.mark.parametrize("more", [b"\n", sound()])
-def test_data_behind_the_pickle_is_not_dropped_unseen(refused, more):
+def test_data_after_the_pickle_is_refused(refused, more):
     error = refused(sound() + more, packed=True)
     assert error.code == "trailing-data"
     assert f"byte {len(sound())}" in str(error)
 
 
-def test_a_file_that_is_missing(tmp_path):
+def test_a_missing_file_raises_oserror(tmp_path):
     with pytest.raises(FileNotFoundError):
         LegacyReader(tmp_path / "none.pkl")

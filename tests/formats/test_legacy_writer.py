@@ -1,4 +1,4 @@
-"""Legacy pickles written: what pickle.load gives for them, and the way back from everything that is read."""
+"""Writer of legacy pickles: its files as pickle.load reads them, and round trips of read files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def read(path):
 
 
 def batch(count, **columns):
-    """Raw rows: the move is the row's number, or null on every third."""
+    """Return raw rows. The move is the number of the row, or null in every third row."""
     planes = np.zeros((count, 2, N, N), np.uint8)
     planes[:, 0].reshape(count, -1)[np.arange(count), np.arange(count) % 16] = 1
     rows = {
@@ -96,7 +96,7 @@ def test_enums_as_pickle_reads_them(tmp_path):
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_what_was_written_is_read_back(tmp_path, dialect):
+def test_written_files_are_read_back(tmp_path, dialect):
     header = {"processing_stats": {"all_games": 3, "error": None, "deep": [{"a": [True, -5, 1 << 40]}]}}
     write(tmp_path / "a", [batch(2_500)], dialect, header)
     batches, file = read(tmp_path / "a")
@@ -106,7 +106,7 @@ def test_what_was_written_is_read_back(tmp_path, dialect):
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
-def test_the_header_may_be_filled_while_batches_come(tmp_path):
+def test_header_keys_may_be_added_while_writing(tmp_path):
     header = {}
 
     def batches():
@@ -118,7 +118,7 @@ def test_the_header_may_be_filled_while_batches_come(tmp_path):
 
 
 @pytest.mark.parametrize("n_dtype", ["?", "u1", "f8", ">f4"])
-def test_everything_odd_survives(tmp_path, n_dtype):
+def test_unusual_values_survive_the_round_trip(tmp_path, n_dtype):
     """Dense policies, other dtypes and orders, NumPy scalars, strange headers: field for field."""
     dense = np.linspace(0, 1, N * N, dtype="f4").astype("f8" if n_dtype == "f8" else "f4")
     examples = [
@@ -144,7 +144,7 @@ def test_everything_odd_survives(tmp_path, n_dtype):
     assert_same(pickle.loads(raw), load_pickle(tmp_path / "b"))
 
 
-def test_mixed_dialects_survive(tmp_path):
+def test_mixed_dialects_survive_the_round_trip(tmp_path):
     examples = [{"board": np.zeros((2, N, N), dtype), "policy": None, "value": 0.5} for dtype in ("f4", "u1")]
     examples += [(np.zeros((2, N, N), "f4"), None, 1), {**examples[0], "board": np.zeros((2, N, N), "f4")}]
     raw = pickle.dumps({"examples": examples})
@@ -154,7 +154,7 @@ def test_mixed_dialects_survive(tmp_path):
     assert_same(pickle.loads(raw), load_pickle(tmp_path / "b"))
 
 
-def test_a_mixture_that_names_no_first_spelling_is_refused(tmp_path):
+def test_a_mixed_spelling_without_a_first_one_is_refused(tmp_path):
     dialect = {**DIALECTS["tuples"], "board": {"mixed": [["<f4", 1], ["|u1", 1]]}}
     with pytest.raises(InputError, match="several spellings of board"):
         write(tmp_path / "a", [batch(1)], dialect)
@@ -165,7 +165,7 @@ def test_a_mixture_that_names_no_first_spelling_is_refused(tmp_path):
 
 @real
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_real_files_are_read_whole(path):
+def test_real_files_are_read_completely(path):
     batches, file = read(path)
     assert not any(batch.rejected for batch in batches)
     count = sum(batch.positions.num_rows for batch in batches)

@@ -1,4 +1,4 @@
-"""TRMPH text in and out: what each line becomes, and what becomes of lines that are no game."""
+"""Reader and writer of TRMPH text: valid games, rejected lines, gzip and limits."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def rejections(batches: Iterable[RawBatch]) -> list[tuple[int, str]]:
     return [(rejection.record, rejection.reason) for batch in batches for rejection in batch.rejected]
 
 
-def test_a_game_becomes_its_positions(tmp_path: Path) -> None:
+def test_a_game_yields_all_positions(tmp_path: Path) -> None:
     reader, (batch,) = read(save(tmp_path, "#3,a1c3b2 r\n"))
     assert (reader.format, reader.board_size) == ("trmph", 3)
     assert batch.positions.schema.equals(raw_schema(3), check_metadata=True)
@@ -66,12 +66,12 @@ def test_a_game_becomes_its_positions(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("letter", "winner"), [("b", BLUE), ("1", BLUE), ("r", RED), ("2", RED), ("R", RED)])
-def test_the_winner_gives_the_value(tmp_path: Path, letter: str, winner: int) -> None:
+def test_the_winner_sets_the_value(tmp_path: Path, letter: str, winner: int) -> None:
     _, batches = read(save(tmp_path, f"#3,a1 {letter}"))
     assert {(row["winner"], row["value"]) for row in rows(batches)} == {(winner, float(winner))}
 
 
-def test_a_missing_winner_is_read_off_the_chain(tmp_path: Path) -> None:
+def test_a_missing_winner_is_that_of_the_chain(tmp_path: Path) -> None:
     reader, batches = read(save(tmp_path, f"#3,{CHAIN}\n#3,a1b1 b\n#3,a1b1a2\n#3,a1a2b1b2c3c2 # red's row\n"))
     winner_of_line = {row["line_idx"]: row["winner"] for row in rows(batches)}
     assert winner_of_line == {1: BLUE, 2: BLUE, 4: RED}
@@ -79,12 +79,12 @@ def test_a_missing_winner_is_read_off_the_chain(tmp_path: Path) -> None:
     assert reader.header["counts"] == {"comments": 0, "winners_from_chain": 2}
 
 
-def test_a_stated_winner_stands_against_the_chain(tmp_path: Path) -> None:
+def test_a_stated_winner_is_kept_against_the_chain(tmp_path: Path) -> None:
     _, batches = read(save(tmp_path, f"#3,{CHAIN} r"))
     assert {row["winner"] for row in rows(batches)} == {RED}
 
 
-def test_lines_that_are_no_game_are_one_record_each(tmp_path: Path) -> None:
+def test_invalid_lines_are_one_rejected_record_each(tmp_path: Path) -> None:
     lines = [
         b"# a header comment",
         b"nonsense",
@@ -139,8 +139,8 @@ def test_lines_that_are_no_game_are_one_record_each(tmp_path: Path) -> None:
         ("#5,a1 b", None),
     ],
 )
-def test_a_line_without_moves_is_no_game(tmp_path: Path, line: str, reason: str | None) -> None:
-    """It would be an empty board with a result: nothing to learn, and the same for either winner."""
+def test_a_line_without_moves_is_rejected(tmp_path: Path, line: str, reason: str | None) -> None:
+    """It would be an empty board with a result, which teaches nothing."""
     _, batches = read(save(tmp_path, f"#5,a1b1 b\n{line}\n#5,c1 r\n"))
     assert rejections(batches) == ([(3, reason)] if reason else [])
     games = [1, 2, 3] if line == "#5,a1 b" else [1, 3]
@@ -149,7 +149,7 @@ def test_a_line_without_moves_is_no_game(tmp_path: Path, line: str, reason: str 
     assert all(row["total_positions"] > 1 for row in rows(batches))
 
 
-def test_the_board_size_is_that_of_the_first_good_game(tmp_path: Path) -> None:
+def test_the_first_valid_game_sets_the_board_size(tmp_path: Path) -> None:
     reader, batches = read(save(tmp_path, "#5,a1a1 b\n#7,a1b1\n#3,a1 b\n#5,a1 b\n"))
     assert reader.board_size == 3
     assert rejections(batches) == [(0, "repeated-move"), (1, "no-winner"), (4, "board-size")]
@@ -162,14 +162,14 @@ def test_a_file_without_games_has_no_records(tmp_path: Path, text: str) -> None:
     assert reader.board_size is None
 
 
-def test_a_file_of_bad_lines_alone_still_counts_them(tmp_path: Path) -> None:
+def test_a_file_of_invalid_lines_counts_them(tmp_path: Path) -> None:
     reader, batches = read(save(tmp_path, "x\n" * (BATCH_ROWS + 1)))
     assert reader.board_size is None
     assert [(batch.positions.num_rows, len(batch.rejected)) for batch in batches] == [(0, BATCH_ROWS), (0, 1)]
     assert rejections(batches)[-1] == (BATCH_ROWS, "trmph-syntax")
 
 
-def test_gzip_and_line_ends_make_no_difference(tmp_path: Path) -> None:
+def test_gzip_and_line_endings_do_not_matter(tmp_path: Path) -> None:
     text = f"# head\n#3,{CHAIN} b\n\nhttp://www.trmph.com/hex/board#3,a1 2\n"
     reader, plain = read(save(tmp_path, text))
     assert reader.header["spelling"] == {"#3,... b/r": 1, "http://...#3,... 1/2": 1}
@@ -214,8 +214,8 @@ def test_gzip_bombs(tmp_path: Path, filler: bytes, limits: dict[str, int], code:
     assert error.value.path == str(path)
 
 
-def test_games_gzip_a_tenth_as_tightly_as_the_limit_at_most(tmp_path: Path) -> None:
-    """Here all have the same first moves, so they gzip better than any that were played."""
+def test_games_compress_far_less_than_the_limit(tmp_path: Path) -> None:
+    """All games here have the same first moves, so they compress better than real games."""
     opening = "".join(f"{column}{row}" for row in range(1, 11) for column in "ab")
     tails = np.random.default_rng(1).permuted(np.tile(np.arange(1, 14), (5000, 1)), axis=1)
     lines = [opening + "".join(f"c{row}d{row}" for row in tail) for tail in tails.tolist()]
@@ -227,7 +227,7 @@ def test_games_gzip_a_tenth_as_tightly_as_the_limit_at_most(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("blank", ["\n", "\r\n", " \t\r\n", "\f\n\n \n"])
 @pytest.mark.parametrize("packed", [False, True])
-def test_blank_lines_count_but_cost_nothing_each(tmp_path: Path, blank: str, packed: bool) -> None:
+def test_blank_lines_are_counted_and_cheap(tmp_path: Path, blank: str, packed: bool) -> None:
     count = 30_000
     text = f"#3,a1 b\n{blank * count} \t#3,a1 b\n{blank * count}\rx\n\n\n  #3,a1b1 b".encode()
     path = save(tmp_path, gzip.compress(text) if packed else text)
@@ -248,7 +248,7 @@ def test_blank_lines_count_but_cost_nothing_each(tmp_path: Path, blank: str, pac
     assert calls < count // 3
 
 
-def test_batches_are_full_and_never_cut_a_game(tmp_path: Path) -> None:
+def test_batches_are_full_and_do_not_split_games(tmp_path: Path) -> None:
     lines = [f"#13,{'a1b2c3d4e5f6g7h8'[: 2 * length]} {'br'[length % 2]}\n" for length in range(1, 9)] * 400
     _, batches = read(save(tmp_path, "".join(lines)))
     table = pa.Table.from_batches([batch.positions for batch in batches])
@@ -257,7 +257,7 @@ def test_batches_are_full_and_never_cut_a_game(tmp_path: Path) -> None:
     assert all(batch.positions["position_in_game"][0].as_py() == 0 for batch in batches)
 
 
-def test_memory_does_not_grow_with_the_file_nor_with_a_line(tmp_path: Path) -> None:
+def test_memory_does_not_grow_with_file_or_line_length(tmp_path: Path) -> None:
     # A line of 8 MB, then 60 bad ones of 60 kB: neither may be held.
     path = tmp_path / "games.trmph"
     with path.open("wb") as file:
@@ -289,7 +289,7 @@ def test_written_games_are_read_back(written: list[tuple[list[int], int]]) -> No
     assert [line[-1] for line in lines] == ["br"[winner] for _, winner in written]
 
 
-def test_a_file_is_written_in_the_newer_spelling(tmp_path: Path) -> None:
+def test_files_are_written_in_the_newer_notation(tmp_path: Path) -> None:
     path = tmp_path / "games.trmph"
     moves = np.array([0, 8], np.uint16)
     write_trmph(path, [(moves, BLUE), (moves, RED), (moves, None)], 3)
@@ -312,7 +312,7 @@ def test_a_file_is_written_in_the_newer_spelling(tmp_path: Path) -> None:
         (b'{"game": "#13,a1b2"}', False),
     ],
 )
-def test_the_content_tells_the_format(head: bytes, answer: bool) -> None:
+def test_the_format_is_detected_from_the_content(head: bytes, answer: bool) -> None:
     assert looks_like_trmph(head) is answer
 
 
@@ -326,7 +326,7 @@ def test_the_content_tells_the_format(head: bytes, answer: bool) -> None:
         ("fusekipedia_19x19", 19, 1931),
     ],
 )
-def test_real_files_are_read_whole(name: str, size: int, games: int) -> None:
+def test_real_files_are_read_completely(name: str, size: int, games: int) -> None:
     path = DATA / f"{name}.trmph"
     reader, batches = read(path)
     assert reader.board_size == size
@@ -341,7 +341,7 @@ def test_real_files_are_read_whole(name: str, size: int, games: int) -> None:
 
 
 @pytest.mark.parametrize("rest", [b"#13,a1b2 b\n", b"# made by hand\r\n#13,a1b2 b\r\n", b""])
-def test_a_byte_order_mark_says_nothing(tmp_path, rest):
+def test_a_byte_order_mark_is_ignored(tmp_path, rest):
     path = tmp_path / "games.trmph"
     path.write_bytes(codecs.BOM_UTF8 + rest)
     with open_source(path) as reader:

@@ -1,9 +1,9 @@
 """Differential fuzzing of the pickle reader against Python's own unpickler.
 
-The property: what hexdata reads out of a pickle, Python reads too: the same arrays, values, metadata and
-types. A pickle that hexdata refuses proves nothing and is not given to Python. The fast path has to give
-what the plain interpreter gives. `differential.py COUNT [SEED]` tests COUNT mutated pickles.
-About a third are accepted: of 84,000 at the last run, 26,503 (32%), all of them as Python reads them.
+The property: if hexdata accepts a pickle, Python reads the same arrays, values, metadata and types from it,
+and the fast path gives the same result as the plain interpreter. Refused pickles are not compared.
+`differential.py COUNT [SEED]` tests COUNT mutated pickles. About a third are accepted: 26,503 of 84,000
+(32 %) in the last run, all without a difference.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ from pickle_mutations import Mutator, opcodes_of, seeds
 __all__ = ["DifferentError", "check", "load", "opcodes_of", "ours", "read_rows", "run", "seeds"]
 
 MOST_NODES = 20_000
-"""Values compared of one pickle: shared lists can be written out for ever."""
+"""Maximum number of values compared per pickle, since nested shared lists grow exponentially."""
 
 
 class DifferentError(AssertionError):
-    """hexdata and Python read different things out of one pickle."""
+    """hexdata and Python read different values from a pickle."""
 
 
 class TooLargeError(Exception):
     """The content has more values than are compared."""
 
 
-# Python's reading
+# Reading with Python
 
 
 class Member:
-    """Stands for a member of an enum whose package is not installed."""
+    """A member of an enum whose package is not installed."""
 
     def __init__(self, kind: str, value: object) -> None:
         self.kind = kind
@@ -64,7 +64,7 @@ class Member:
 
 
 class SafeUnpickler(pickle.Unpickler):
-    """Python's unpickler with NumPy's functions and stand-ins for enums, and nothing else to call."""
+    """Python's unpickler, restricted to NumPy's functions and to placeholders for enums."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module in ("hex_ai.enums", "hex_ai.value_utils") and name in ("Player", "Winner"):
@@ -83,7 +83,7 @@ class SafeUnpickler(pickle.Unpickler):
 
 
 def load(raw: bytes) -> Any:
-    """Return what Python reads. Frames of wrong lengths, on which its unpicklers disagree, are left out."""
+    """Read with Python. Frames with wrong lengths, on which its two unpicklers disagree, are removed."""
     try:
         return SafeUnpickler(io.BytesIO(raw)).load()
     except Exception:
@@ -92,7 +92,7 @@ def load(raw: bytes) -> Any:
         return SafeUnpickler(io.BytesIO(b"".join(opcodes_of(raw, frames=False)))).load()
 
 
-# Both readings in one form
+# Canonical form of both results
 
 
 def canonical(value: Any, nodes: list[int], depth: int = 0) -> object:
@@ -229,7 +229,7 @@ def expected(example: Any) -> dict[str, Any]:
 
 
 def compare_rows(rows: list[dict[str, Any]], rejected: list[Any], examples: list[Any]) -> None:
-    """Compare rows with Python's reading."""
+    """Compare rows with the examples that Python read."""
     if len(rows) + len(rejected) != len(examples):
         raise DifferentError(f"{len(rows)} rows and {len(rejected)} rejected of {len(examples)} examples")
     for row in rows:
@@ -243,7 +243,7 @@ def compare_rows(rows: list[dict[str, Any]], rejected: list[Any], examples: list
 
 
 def check(raw: bytes, path: Path) -> str:
-    """Hold one pickle to the property; return how it ended."""
+    """Check the property for one pickle; return the kind of result, for counting."""
     try:
         examples, rest = ours(raw)
     except FormatError as error:
@@ -277,10 +277,10 @@ def check(raw: bytes, path: Path) -> str:
 
 
 def run(count: int, seed: int, scratch: Path, *, stop: bool = True) -> Counter[str]:
-    """Test so many pickles; return how they ended.
+    """Test ``count`` mutated pickles; return the number of each kind of result.
 
     Raises:
-        DifferentError: the property does not hold, unless ``stop`` is False: then it is counted.
+        DifferentError: The property does not hold. If ``stop`` is False, failures are counted instead.
     """
     endings: Counter[str] = Counter()
     path = scratch / "a.pkl"

@@ -1,8 +1,8 @@
-"""Coverage-guided fuzzing of every reader: the law of `tests/formats/test_legacy_fuzz.py`, held for hours.
+"""Coverage-guided fuzzing of every reader, with the invariants of `tests/formats/test_legacy_fuzz.py`.
 
-Needs atheris (the extra `bench`, on the Python and the machines that it has wheels for). Arguments are
-libFuzzer's: `fuzz_formats.py CORPUS -max_total_time=600` goes on from the seeds, which it writes into the
-folder CORPUS, and from what is there; `fuzz_formats.py FILE` holds one file to the law.
+Needs atheris (the extra `bench`, for Python versions and platforms with wheels). The arguments are those of
+libFuzzer: `fuzz_formats.py CORPUS -max_total_time=600` writes the seeds to the folder CORPUS and starts from
+all files in it; `fuzz_formats.py FILE` tests one file.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ with atheris.instrument_imports(include=["hexdata.formats", "hexdata.board"]):
     import hexdata.formats.legacy
     import hexdata.formats.trmph  # noqa: F401 - instrumented here, used below
 
-from test_legacy_fuzz import EVIL, SEEDS, check_converting, check_reading, load_everything  # noqa: E402
+from test_legacy_fuzz import MALICIOUS, SEEDS, check_converting, check_reading, import_lazy_modules  # noqa: E402
 
 CONVERT_EVERY = 400
-"""One file in so many goes through a whole conversion, which takes a hundred times as long as reading."""
+"""Every k-th file is also converted, which takes a hundred times as long as reading."""
 OPTIONS = ["-timeout=0", "-rss_limit_mb=1500", "-max_len=20000", "-len_control=0"]
-"""The law has its own alarm."""
+"""The time limit is that of the invariants."""
 
 
 class Harness:
-    """Holds each input of the fuzzer to the law, and counts how the files ended."""
+    """Checks the invariants for each input of the fuzzer, and counts the results."""
 
     def __init__(self, scratch: Path) -> None:
         self.scratch = scratch
@@ -64,7 +64,7 @@ class Harness:
 
 
 def mutate(content: bytes, max_size: int, seed: int) -> bytes:
-    """Let libFuzzer mutate what is in a gzip stream as often as the stream itself."""
+    """Mutate with libFuzzer: for gzip streams, half of the time the decompressed content."""
     if seed % 2 and content.startswith(b"\x1f\x8b"):
         try:
             inner = gzip.decompress(content)
@@ -75,8 +75,15 @@ def mutate(content: bytes, max_size: int, seed: int) -> bytes:
 
 
 def write_dictionary(path: Path) -> None:
-    """Write the pieces that mutation alone would not find, as libFuzzer reads them."""
-    words = [*EVIL, b"numpy.core.multiarray\n_reconstruct\n", b"hex_ai.enums", b"examples", b"\x87R", b"u."]
+    """Write byte strings that random mutations would hardly produce, in the format of libFuzzer."""
+    words = [
+        *MALICIOUS,
+        b"numpy.core.multiarray\n_reconstruct\n",
+        b"hex_ai.enums",
+        b"examples",
+        b"\x87R",
+        b"u.",
+    ]
     path.write_text("".join('"' + "".join(f"\\x{byte:02x}" for byte in word) + '"\n' for word in words))
 
 
@@ -95,7 +102,7 @@ def main(arguments: list[str]) -> None:
     scratch = inputs[0].with_name(f"{inputs[0].name}-scratch")  # libFuzzer leaves no chance to clean up
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir()
-    load_everything(scratch)
+    import_lazy_modules(scratch)
     write_dictionary(scratch / "words")
     harness = Harness(scratch / "here")
     options = [sys.argv[0], *OPTIONS, f"-dict={scratch / 'words'}", *arguments]

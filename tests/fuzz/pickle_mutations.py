@@ -115,11 +115,11 @@ ALTERNATIVES = [
     b".", b"\x80\x02", b"\x80\x04", b"\x95\x03\x00\x00\x00\x00\x00\x00\x00",
 ]
 # fmt: on
-"""Opcodes with arguments that take each other's place."""
+"""Opcodes with arguments that can replace each other."""
 
 
 def opcodes_of(raw: bytes, *, frames: bool) -> list[bytes]:
-    """Cut a pickle into opcodes with their arguments; without FRAME, whose lengths a mutation makes wrong."""
+    """Split a pickle into opcodes with their arguments. FRAME is omitted: mutations make its length wrong."""
     starts = [position for _, _, position in pickletools.genops(raw)]
     pieces = [raw[start:stop] for start, stop in zip(starts, [*starts[1:], len(raw)], strict=True)]
     return [piece for piece in pieces if frames or piece[:1] != b"\x95"]
@@ -150,7 +150,7 @@ VALUES: list[object] = [
     *("", "BLUE", "RED", "b", "1", "2", "blue", "a.trmph", "\u00e9", "hexdata:dialect", "dialect", "\x00"),
     *("winner", "game_id", "zoo", b"", b"b", b"raw"),
 ]
-"""Values that take each other's place in metadata, in the header and as fields."""
+"""Values that can replace each other in metadata, in the header and as fields."""
 
 PUTS, GETS = b"qrp", b"hjg"
 
@@ -194,7 +194,7 @@ def value_of(piece: bytes) -> tuple[object] | None:
 
 
 class Mutator:
-    """Makes pickles out of sound ones; the same for the same seed."""
+    """Iterator over mutated pickles, determined by a seed."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -219,7 +219,7 @@ class Mutator:
     # Respellings
 
     def values(self, pieces: list[bytes]) -> list[int]:
-        """Return where single values are pushed."""
+        """Return the indices of opcodes that push single values."""
         return [place for place, piece in enumerate(pieces) if value_of(piece) is not None]
 
     def respell(self, pieces: list[bytes]) -> None:
@@ -268,7 +268,7 @@ class Mutator:
             pieces[place:place] = item
 
     def wrap(self, pieces: list[bytes]) -> None:
-        """Put a value into a list, a dict or a tuple of its own."""
+        """Wrap a value in a new list, dict or tuple."""
         places = [p for p in self.values(pieces) if self.follows_key(pieces, p)]
         if places:
             place = self.random.choice(places)
@@ -314,7 +314,7 @@ class Mutator:
         pieces[:] = memo.rendered()
 
     def renumber(self, pieces: list[bytes]) -> None:
-        """Name the memo numbers, with gaps, or count them."""
+        """Use explicit memo numbers with gaps, or implicit ones."""
         memo = Memoized(pieces)
         memo.explicit = not memo.explicit or self.random.random() < 0.5
         memo.gap = self.random.choice((1, 1, 2, 40, 70_000))
@@ -427,7 +427,7 @@ class Memoized:
                 self.gets[place] = numbers[_number(piece)]
 
     def drop(self, place: int) -> None:
-        """Leave out an opcode that gives a number."""
+        """Remove an opcode that assigns a memo number."""
         self._shift(place, -1)
         del self.pieces[place]
 

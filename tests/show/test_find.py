@@ -1,4 +1,4 @@
-"""One argument scheme for stores, shards and texts: what it finds, and what it refuses."""
+"""Lookup of positions and games by the arguments of ``hexdata show``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def store(tmp_path_factory: pytest.TempPathFactory, trmph_store: Path) -> Path:
     return store
 
 
-def test_each_place_finds_its_own(store):
+def test_each_kind_of_location_is_found(store):
     position = find(str(store), ShowOptions(position=40))
     assert isinstance(position, Position)
     assert position.position_id == 40
@@ -38,13 +38,13 @@ def test_each_place_finds_its_own(store):
     )
 
 
-def test_a_store_may_be_called_like_a_shard(store, tmp_path):
-    place = shutil.copytree(store, tmp_path / "odd.tar:17")
-    assert find(str(place), ShowOptions(position=3)).position_id == 3
+def test_a_store_may_be_named_like_a_shard(store, tmp_path):
+    location = shutil.copytree(store, tmp_path / "odd.tar:17")
+    assert find(str(location), ShowOptions(position=3)).position_id == 3
 
 
 @pytest.mark.parametrize(
-    ("place", "options", "message"),
+    ("location", "options", "message"),
     [
         ("STORE", {}, "no position or --game is given; expected a position from 0 to"),
         ("STORE", {"position": 1, "every": 2}, "every does not apply to a single position"),
@@ -56,9 +56,9 @@ def test_a_store_may_be_called_like_a_shard(store, tmp_path):
         ("#5,a1", {"game": 3}, "game does not apply to a game's text"),
     ],
 )
-def test_what_says_too_little_or_too_much_is_refused(store, place, options, message):
+def test_missing_or_unsuitable_options_are_refused(store, location, options, message):
     with pytest.raises(ConfigError, match=message):
-        find(place.replace("STORE", str(store)), ShowOptions(**options))
+        find(location.replace("STORE", str(store)), ShowOptions(**options))
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_options_that_contradict_each_other_are_refused(options):
         ShowOptions(**options)
 
 
-def test_what_is_not_there_is_named(store, tmp_path):
+def test_missing_positions_and_stores_are_named(store, tmp_path):
     with pytest.raises(StoreError, match="no manifest"):
         find(str(tmp_path / "nowhere"), ShowOptions(position=1))
     with pytest.raises(FileNotFoundError):
@@ -87,7 +87,7 @@ def test_what_is_not_there_is_named(store, tmp_path):
         find(str(store), ShowOptions(game=3, ply=999))
 
 
-def test_a_drawing_is_written_whole_or_not_at_all(tmp_path):
+def test_a_drawing_is_written_atomically(tmp_path):
     path = tmp_path / "new" / "board.svg"
     write_svg(path, "<svg>·</svg>")
     assert path.read_text(encoding="utf-8") == "<svg>·</svg>"

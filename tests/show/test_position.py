@@ -1,4 +1,4 @@
-"""Positions and games made of arrays and moves: what they hold, say and draw."""
+"""Positions and games from arrays and moves: attributes, facts and drawings."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_packed_board_is_the_same_position(n, seed):
     assert np.array_equal(Position.of_planes(packed).planes, planes)
 
 
-def test_what_stands_for_null_in_shards_is_none():
+def test_null_values_of_shards_become_none():
     facts = {"game_id": -1, "position_in_game": 65535, "total_positions": 65535, "value_sample_tier": 255}
     position = Position.of_planes(made(), move=65535, **facts)
     known = (position.move, position.game_id, position.ply, position.total_positions)
@@ -51,7 +51,7 @@ def test_what_stands_for_null_in_shards_is_none():
     assert (*known, position.value_sample_tier) == (0,) * 5
 
 
-def test_a_policy_is_a_move_or_none_or_shades():
+def test_a_policy_becomes_a_move_none_or_shades():
     one_hot, dense = np.eye(9)[7], np.full(9, 1 / 9)
     assert Position.of_planes(made(), policy=one_hot).move == 7
     assert Position.of_planes(made(), policy=one_hot).policy is None
@@ -67,7 +67,7 @@ def test_a_policy_is_a_move_or_none_or_shades():
     assert not [circle for circle in root.iter(NS + "circle") if circle.get("data-mark") == "next"]
 
 
-def test_who_moves_is_counted_where_it_is_not_said():
+def test_an_unknown_player_is_derived_from_the_stones():
     planes = made()
     assert Position.of_planes(planes).player == 0
     assert Position.of_planes(planes, player_to_move=1).player == 1
@@ -75,7 +75,7 @@ def test_who_moves_is_counted_where_it_is_not_said():
     assert Position.of_planes(planes).player == 1
 
 
-def test_the_facts_are_said_in_words():
+def test_facts_are_short_texts():
     position = Position.of_planes(
         made(),
         move=2,
@@ -131,12 +131,12 @@ def test_json_names_cells():
         (lambda: Game([]), ConfigError),
     ],
 )
-def test_what_is_no_position_is_refused(make, error):
+def test_invalid_positions_are_refused(make, error):
     with pytest.raises(error):
         make()
 
 
-def test_a_game_is_played_move_by_move():
+def test_a_game_has_a_position_per_move():
     game = hexdata.Game.of_moves(np.array([4, 0, 8]), 3, winner=0)
     assert len(game) == len(game.positions) == 4
     assert [position.player for position in game.positions] == [0, 1, 0, 1]
@@ -168,7 +168,7 @@ def test_moves_count_as_played_only_if_they_lead_to_the_stones():
 
 
 def film(game: Game, **options: int) -> list[str]:
-    """The captions of the frames of a game's filmstrip."""
+    """Return the captions of the frames of a filmstrip."""
     root = ElementTree.fromstring(game.svg(**options))
     frames = [group for group in root.iter(NS + "g") if group.get("data-frame")]
     return [list(frame.iter(NS + "text"))[-1].text for frame in frames]
@@ -187,7 +187,7 @@ def test_a_film_has_every_position_or_every_kth_and_the_last():
 
 
 @pytest.mark.parametrize("moves", [47, 48, 100, 676])
-def test_a_long_game_has_about_as_many_frames_as_can_be_read(moves):
+def test_a_long_game_has_about_48_frames(moves):
     frames = film(Game.of_moves(np.arange(moves), 26))
     assert len(frames) <= 49
     assert len(frames) > 20

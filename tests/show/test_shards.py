@@ -1,4 +1,4 @@
-"""Positions of shards, read without their store and held against it."""
+"""Positions read from shards, compared with the store."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hexdata.shuffle import ShuffleOptions, shuffle_store
 def exported(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, odd_store: Path
 ) -> Path:
-    """The odd store with shards of 192 positions, in blocks of 32 or as samples."""
+    """Return the odd store with shards of 192 positions, in blocks of 32 or as samples."""
     store = shutil.copytree(odd_store, tmp_path_factory.mktemp("shown") / "store")
     shuffle_store(store, ShuffleOptions(threads=1))
     export_shards(store, ExportOptions(shard_size=192, block_size=32, workers=1, layout=request.param))
@@ -29,14 +29,14 @@ def exported(
 
 
 def ids_of(shard: Path) -> list[int]:
-    """The positions of a shard in its order, read with tarfile and NumPy alone."""
+    """Return the positions of a shard in order, read with tarfile and NumPy only."""
     with tarfile.open(shard) as archive:
         members = [m for m in archive.getmembers() if m.name.endswith("position_id.npy")]
         arrays = [np.load(io.BytesIO(archive.extractfile(member).read())) for member in members]
     return np.concatenate([np.atleast_1d(array) for array in arrays]).tolist()
 
 
-def test_a_position_of_a_shard_is_that_of_the_store(exported, tmp_path):
+def test_a_shard_position_equals_that_of_the_store(exported, tmp_path):
     first, second = sorted((exported / "shards").glob("train-*.tar"))[:2]
     for shard in (first, second):
         alone = shutil.copy(shard, tmp_path / "moved.tar")
@@ -62,13 +62,13 @@ def test_a_position_of_a_shard_is_that_of_the_store(exported, tmp_path):
             assert str(here)
 
 
-def test_a_shard_says_how_many_positions_it_has(exported):
+def test_errors_state_the_number_of_positions(exported):
     shard = exported / "shards" / "train-000000.tar"
     with pytest.raises(StoreError, match=r"train-000000\.tar: .*found position 192; expected 0 to 191"):
         read_shard_position(shard, 192)
 
 
-def test_what_is_no_shard_is_named(tmp_path):
+def test_other_files_are_refused(tmp_path):
     path = tmp_path / "other.tar"
     (tmp_path / "text.txt").write_text("no positions")
     with tarfile.open(path, "w") as archive:
@@ -77,7 +77,7 @@ def test_what_is_no_shard_is_named(tmp_path):
         read_shard_position(path, 0)
 
 
-def test_a_cut_shard_is_named(exported, tmp_path):
+def test_a_truncated_shard_is_refused(exported, tmp_path):
     shard = exported / "shards" / "train-000000.tar"
     cut = tmp_path / "cut.tar"
     cut.write_bytes(shard.read_bytes()[: shard.stat().st_size // 2])
@@ -87,7 +87,7 @@ def test_a_cut_shard_is_named(exported, tmp_path):
 
 
 def odd_shard(path: Path, **odd: np.ndarray) -> Path:
-    """Write a shard of one block of four empty boards of 5 x 5, but for some odd arrays."""
+    """Write a shard with one block of four empty 5 x 5 boards, and with some arrays replaced."""
     rows = {name: np.zeros(4, np.uint8) for name in ("player_to_move", "value_sample_tier")}
     rows |= {name: np.arange(4) for name in ("position_id", "game_id")}
     rows |= {name: np.zeros(4, np.uint16) for name in ("move", "position_in_game", "total_positions")}
@@ -117,12 +117,12 @@ def odd_shard(path: Path, **odd: np.ndarray) -> Path:
         {"policy": np.ones((1, 24), np.float32), "policy_row": np.array([2])},
     ],
 )
-def test_odd_arrays_are_no_positions(tmp_path, odd):
+def test_invalid_arrays_are_refused(tmp_path, odd):
     assert read_shard_position(odd_shard(tmp_path / "good.tar"), 2).position_id == 2
     with pytest.raises(FormatError, match=r"odd\.tar: 000000\..*: the shard contains invalid data"):
         read_shard_position(odd_shard(tmp_path / "odd.tar", **odd), 2)
 
 
-def test_what_is_not_finite_is_null_in_json():
+def test_nonfinite_numbers_are_null_in_json():
     shown = Position.of_planes(np.zeros((2, 5, 5)), value=float("nan")).to_json()
     assert json.loads(json.dumps(shown, allow_nan=False))["value"] is None

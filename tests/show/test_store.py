@@ -1,4 +1,4 @@
-"""Positions and games of a store, held against its tables as pyarrow reads them."""
+"""Positions and games of a store, compared with its tables as pyarrow reads them."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def test_a_position_is_the_row_of_its_id(trmph_store):
         assert position.last_move == (moves[-1] if moves else None)
 
 
-def test_every_oddity_of_the_schema_can_be_shown(odd_store):
-    """Dense policies, unknown games, nulls, stones on top of each other; all draw."""
+def test_unusual_positions_can_be_shown(odd_store):
+    """Dense policies, unknown games, nulls and two stones on one cell can all be drawn."""
     rows = table(odd_store, "positions")
     for number in range(0, 900, 11):
         row = rows[number]
@@ -78,7 +78,7 @@ def test_a_game_has_all_its_positions_by_ply(trmph_store):
         assert [position.last_move for position in game.positions[1:]] == games[number]["moves"]
 
 
-def test_a_game_without_its_moves_is_shown_with_what_is_there(odd_store):
+def test_a_game_without_moves_has_its_available_positions(odd_store):
     rows = [row for row in table(odd_store, "positions") if row["game_id"] == 3]
     game = read_game(odd_store, 3)
     assert sorted(position.position_id for position in game.positions) == [row["position_id"] for row in rows]
@@ -91,7 +91,7 @@ def test_a_game_without_its_moves_is_shown_with_what_is_there(odd_store):
 
 
 def rewrite(store: Path, name: str, change) -> None:
-    """Change a table's files, and the manifest with them."""
+    """Change the files of a table and update the manifest."""
     manifest = Manifest.load(store)
     for place in manifest.files_in(name):
         changed = change(pq.ParquetFile(store / place).read())
@@ -105,7 +105,7 @@ def without_moves(games: pa.Table) -> pa.Table:
     return games.set_column(index, field, pa.nulls(games.num_rows, field.type))
 
 
-def test_where_moves_are_not_kept_the_position_before_tells_the_last_one(trmph_store, copy_store):
+def test_a_missing_last_move_is_taken_from_the_previous_position(trmph_store, copy_store):
     expected = [position.last_move for position in read_game(trmph_store, 5).positions]
     store = copy_store(trmph_store)
     rewrite(store, "games", without_moves)
@@ -121,7 +121,7 @@ def reversed_moves(games: pa.Table) -> pa.Table:
     return games.set_column(index, games.schema.field(index), pa.array(moves, games.schema.field(index).type))
 
 
-def test_moves_that_do_not_lead_there_are_not_believed(trmph_store, copy_store):
+def test_moves_that_do_not_lead_to_the_position_are_ignored(trmph_store, copy_store):
     store = copy_store(trmph_store)
     rewrite(store, "games", reversed_moves)
     number = next(row["position_id"] for row in table(store, "positions") if row["position_in_game"] == 3)
@@ -130,7 +130,7 @@ def test_moves_that_do_not_lead_there_are_not_believed(trmph_store, copy_store):
 
 
 @pytest.mark.parametrize("number", [-1, 10**6])
-def test_no_such_position_or_game_says_how_many_there_are(trmph_store, number):
+def test_errors_state_the_number_of_positions_and_games(trmph_store, number):
     counts = Manifest.load(trmph_store).counts
     with pytest.raises(StoreError, match=f"position {number}; expected 0 to {counts['positions'] - 1}"):
         read_position(trmph_store, number)
@@ -138,7 +138,7 @@ def test_no_such_position_or_game_says_how_many_there_are(trmph_store, number):
         read_game(trmph_store, number)
 
 
-def test_a_store_without_positions_says_so(tmp_path):
+def test_a_store_without_positions_is_refused(tmp_path):
     Manifest(counts={"positions": 0}).save(tmp_path)
     with pytest.raises(StoreError, match="none, as it has no positions"):
         read_position(tmp_path, 0)
@@ -146,7 +146,7 @@ def test_a_store_without_positions_says_so(tmp_path):
         read_position(tmp_path / "elsewhere", 0)
 
 
-def test_only_the_files_that_can_hold_a_position_are_opened(odd_store, copy_store):
+def test_only_files_that_may_contain_the_position_are_opened(odd_store, copy_store):
     store = copy_store(odd_store)
     (store / "positions" / "part-000000.parquet").unlink()
     (store / "positions" / "part-000002.parquet").unlink()
@@ -155,8 +155,8 @@ def test_only_the_files_that_can_hold_a_position_are_opened(odd_store, copy_stor
         read_position(store, 100)
 
 
-def test_only_row_groups_that_can_hold_a_game_are_read(trmph_store, copy_store):
-    """The games' numbers of all others are damaged, and nobody minds."""
+def test_only_row_groups_that_may_contain_the_game_are_read(trmph_store, copy_store):
+    """The ids of all other games are damaged, and no error is raised."""
     store = copy_store(trmph_store)
     manifest = Manifest.load(store)
     places = list(manifest.files_in("positions"))
@@ -175,7 +175,7 @@ def test_only_row_groups_that_can_hold_a_game_are_read(trmph_store, copy_store):
         read_game(store, 0)
 
 
-def test_a_table_out_of_order_is_found_out(odd_store, copy_store):
+def test_a_table_out_of_order_is_refused(odd_store, copy_store):
     store = copy_store(odd_store)
     manifest = Manifest.load(store)
     one, two, _ = manifest.files_in("positions")

@@ -1,4 +1,4 @@
-"""Games as people paste them: read as their rules say, and every mistake named by its move."""
+"""Games from TRMPH text: valid games, and errors that name the faulty move."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def text_of(moves: list[int], n: int) -> str:
 
 
 @given(st.data())
-def test_moves_are_read_in_their_order(data):
+def test_moves_are_parsed_in_order(data):
     n = data.draw(st.integers(3, 26))
     moves = data.draw(st.lists(st.integers(0, n * n - 1), unique=True, max_size=60))
     head = data.draw(
@@ -34,7 +34,7 @@ def test_moves_are_read_in_their_order(data):
     assert last.total_positions == len(moves) + 1
 
 
-def test_a_chain_names_the_winner_that_the_text_does_not():
+def test_a_missing_winner_is_that_of_the_chain():
     for number in range(4):
         moves, winner = make_game(number, 1, 7)
         text = f"#7,{text_of(moves.tolist(), 7)}"
@@ -60,16 +60,16 @@ def test_a_chain_names_the_winner_that_the_text_does_not():
         ("https://example.org/board", "not a TRMPH line", "trmph-syntax"),
     ],
 )
-def test_a_mistake_is_named_by_its_move(text, message, code):
+def test_errors_name_the_faulty_move(text, message, code):
     assert looks_like_game(text)
     with pytest.raises(FormatError, match=message) as caught:
         read_trmph(text)
     assert caught.value.code == code
 
 
-@pytest.mark.parametrize("place", ["STORE", "./a.tar:3", "", "13,a1b2", "/data/#1"])
-def test_paths_are_no_games(place):
-    assert not looks_like_game(place)
+@pytest.mark.parametrize("location", ["STORE", "./a.tar:3", "", "13,a1b2", "/data/#1"])
+def test_paths_are_not_games(location):
+    assert not looks_like_game(location)
 
 
 def test_an_empty_game_has_an_empty_board():
