@@ -107,6 +107,6 @@ class RetryPolicy:
         )
         try:
             return retrying(function)
-        finally:  # the state is in the traceback of its own error, and would keep connections open
+        finally:  # otherwise the error refers to itself through its traceback, and keeps connections open
             for state in states:
                 state.outcome = None

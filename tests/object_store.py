@@ -1,4 +1,4 @@
-"""A real S3 server for tests, on loopback in a process of its own: moto, and before it what can fail.
+"""A real S3 server for tests, on loopback in a separate process: moto behind a layer that injects faults.
 
 ``python tests/object_store.py`` prints its port and serves until its standard input ends, so that it never
 outlives the tests. ``Faults`` is how a test asks it to fail.
@@ -21,13 +21,13 @@ from typing import Any
 
 CONTROL = "/-/faults"
 CODES = {403: "AccessDenied", 404: "NoSuchKey", 503: "SlowDown"}
-"""How S3 calls a status; others are an InternalError."""
+"""Error codes of S3 by status; other statuses are an InternalError."""
 ACCESS_KEY, SECRET_KEY = "AKIAHEXDATATESTS", "not-a-secret-but-must-not-be-told"
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens to the next ``count`` requests of this kind.
+    """A fault of the next ``count`` requests of one kind.
 
     Attributes:
         method: such as GET; empty for any.
@@ -35,9 +35,9 @@ class Fault:
         status: answered in place of the real answer; 0 for the real one.
         delay: seconds before the answer.
         cut: bytes of the body after which the connection is cut; -1 for none.
-        lose: do what was asked, and answer with ``status`` all the same.
-        count: how often.
-        skip: so many requests of this kind come first.
+        lose: whether to execute the request before the answer with ``status``.
+        count: number of requests with this fault.
+        skip: number of requests of this kind before the fault.
     """
 
     method: str = ""
@@ -52,12 +52,12 @@ class Fault:
 
 @dataclass(frozen=True)
 class ObjectStore:
-    """The server: where it listens, and what it has been asked."""
+    """Address of the server, and access to its faults and requests."""
 
     endpoint: str
 
     def fail(self, *faults: Fault) -> None:
-        """Let these requests fail; earlier orders that were not met are forgotten."""
+        """Inject faults, in place of all earlier ones."""
         self._ask([asdict(fault) for fault in faults])
 
     def requests(self) -> list[tuple[str, str]]:
@@ -65,7 +65,7 @@ class ObjectStore:
         return [(method, path) for method, path in self._ask(None)["requests"]]
 
     def all_met(self) -> bool:
-        """Say whether each of the faults has been met."""
+        """Return whether each of the faults has occurred."""
         return bool(self._ask(None)["met"])
 
     def wait_until_met(self, process: subprocess.Popen[bytes], seconds: float = 120) -> bool:
@@ -121,7 +121,7 @@ def environment(store: ObjectStore) -> dict[str, str]:
 
 
 class _Failing:
-    """Hands requests to moto, but for those that are to fail."""
+    """Passes requests to moto, except those with a fault."""
 
     def __init__(self, app: Any) -> None:
         self._app = app

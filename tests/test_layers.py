@@ -325,6 +325,19 @@ def test_every_module_has_a_docstring(modules):
     assert [module.relative_path for module in modules.values() if not ast.get_docstring(module.tree)] == []
 
 
+def test_few_modules_ask_whether_a_path_is_local(modules: dict[str, Module]):
+    """Code that differs between disks and object stores belongs in ``hexdata/storage``."""
+    checks = [
+        f"{module.relative_path}:{node.lineno}"
+        for module in modules.values()
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) == "isinstance"
+        and "Path" in {name.id for name in ast.walk(node.args[1]) if isinstance(name, ast.Name)}
+    ]
+    assert 0 < len(checks) < 15, checks
+
+
 def test_the_architecture_page_describes_every_unit():
     """Each package or module is in bold where the page describes it."""
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Commands on a store in an object store: the facts that they have of the same store on a disk."""
+"""Commands on a store in an object store print the same results as on a disk."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Ran(NamedTuple):
-    """What a command line did."""
+    """Exit status and output of a command."""
 
     status: object
     out: str
@@ -161,7 +161,7 @@ def test_a_drawing_and_a_table_may_go_to_an_address(both: Both, bucket: UPath, t
 
 
 def test_a_store_may_be_a_whole_bucket(bucket: UPath, trmph_store: Path, tmp_path: Path) -> None:
-    """Whose path alone ends with a slash."""
+    """Only the path of a bucket ends with a slash."""
     put(trmph_store, bucket)
     query = "SELECT count(*), sum(value) FROM positions"
     found = [command("sql", store, query) for store in (trmph_store, bucket, str(bucket).rstrip("/"))]

@@ -1,4 +1,4 @@
-"""The interface of storages: what hexdata does with a file or a folder, wherever it is kept."""
+"""The interface for files and folders on local disks and in object stores."""
 
 from __future__ import annotations
 

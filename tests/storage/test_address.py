@@ -1,4 +1,4 @@
-"""What people write for a path, and the path that it means."""
+"""Parsing of paths and addresses given by users."""
 
 from __future__ import annotations
 

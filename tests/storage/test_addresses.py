@@ -1,4 +1,4 @@
-"""What can only be on this machine: an address is refused in one way, and makes no folder called ``s3:``."""
+"""Arguments that accept local paths only: an address is refused, and no folder ``s3:`` is created."""
 
 from __future__ import annotations
 

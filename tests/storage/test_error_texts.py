@@ -1,4 +1,4 @@
-"""What a person reads when an object store cannot be used: the whole line of the command, for each fault."""
+"""Messages of commands when an object store cannot be used, one for each fault."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def told(
     monkeypatch.setattr(retry, "REQUESTS", RetryPolicy(attempts=1))
 
     def run(line: str, **config: Any) -> str:
-        # A client keeps what the environment said when it was made: so each line has one of its own.
+        # A client reads the environment when it is created, so each command gets a new client.
         own = {"retries": {"max_attempts": 0}, "user_agent_extra": f"test-{next(NUMBERS)}", **config}
         monkeypatch.setitem(address._OPTIONS, "s3", {"use_listings_cache": False, "config_kwargs": own})
         monkeypatch.setattr("sys.argv", ["hexdata", *line.split()])
@@ -124,7 +124,7 @@ def test_no_such_bucket(told: Told) -> None:
 
 def test_no_such_key(told: Told, bucket: UPath) -> None:
     assert told(f"verify {bucket}store") == (
-        f"hexdata: {bucket}store: not a hexdata store: it has no manifest. Make one with "
+        f"hexdata: {bucket}store: not a hexdata store: it has no manifest. Create one with "
         "`hexdata convert INPUT... STORE`.\n"
     )
     shard = f"{bucket}train-000000.tar"

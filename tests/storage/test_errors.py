@@ -1,4 +1,4 @@
-"""The words for what an object store does: the address, the cause, the hint, and no secret."""
+"""Errors of object stores contain the address, the cause and a hint, and no secret."""
 
 from __future__ import annotations
 

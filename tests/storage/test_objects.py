@@ -1,4 +1,4 @@
-"""Objects: put whole, put on a condition, read with their tag; a real S3 server that fails on request."""
+"""Uploads, conditional puts and tagged reads, on a real S3 server with injected faults."""
 
 from __future__ import annotations
 

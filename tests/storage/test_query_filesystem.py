@@ -1,4 +1,4 @@
-"""The file system of queries: threads that share a handle, what is asked for, and what changes meanwhile."""
+"""The file system of queries: shared handles, the number of requests, and objects that change."""
 
 from __future__ import annotations
 
