@@ -59,6 +59,105 @@ def hex_ai() -> Iterator[None]:
         yield
 
 
+SLOW_FILES = frozenset(
+    [
+        "cli/test_cli.py",
+        "cli/test_live_command.py",
+        "cli/test_memory.py",
+        "cli/test_output.py",
+        "cli/test_real_data.py",
+        "cli/test_sql.py",
+        "convert/test_chains.py",
+        "convert/test_companions.py",
+        "convert/test_convention.py",
+        "convert/test_expanding.py",
+        "convert/test_ids.py",
+        "convert/test_interruption.py",
+        "convert/test_objects.py",
+        "convert/test_quality.py",
+        "convert/test_real_data.py",
+        "convert/test_rejections.py",
+        "convert/test_salvage.py",
+        "convert/test_splits.py",
+        "convert/test_variants.py",
+        "demo/test_make_legacy.py",
+        "engine/test_stages.py",
+        "export/test_disk.py",
+        "export/test_pickles.py",
+        "export/test_pickles_shuffled.py",
+        "export/test_shards_stage.py",
+        "formats/test_legacy_fuzz.py",
+        "formats/test_trmph.py",
+        "live/files/test_provider.py",
+        "live/files/test_provider_growing_files.py",
+        "live/files/test_provider_missing_directory.py",
+        "live/test_chunk_source_loader.py",
+        "live/test_end_to_end.py",
+        "loader/test_epoch_ends.py",
+        "loader/test_loader.py",
+        "loader/test_objects.py",
+        "loader/test_row_filter.py",
+        "pytorch/test_epochs.py",
+        "pytorch/test_loader.py",
+        "pytorch/test_unpack.py",
+        "quality/test_quality.py",
+        "report/test_facts.py",
+        "report/test_page.py",
+        "selection/test_placement.py",
+        "selection/test_select.py",
+        "selection/test_shuffle.py",
+        "shards/test_cache.py",
+        "shuffle/test_disk.py",
+        "shuffle/test_killed.py",
+        "shuffle/test_objects.py",
+        "shuffle/test_plan.py",
+        "shuffle/test_resume.py",
+        "shuffle/test_runs.py",
+        "shuffle/test_shuffle.py",
+        "shuffle/test_wide.py",
+        "sql/test_catalog.py",
+        "sql/test_database.py",
+        "sql/test_macros.py",
+        "sql/test_run.py",
+        "sql/test_write.py",
+        "storage/test_error_texts.py",
+        "storage/test_objects.py",
+        "store/test_disk_errors.py",
+        "store/test_hostile_json.py",
+        "store/test_hostile_json_texts.py",
+        "store/test_integrity.py",
+        "store/test_journal.py",
+        "store/test_links.py",
+        "store/test_parquet.py",
+        "store/test_session.py",
+        "test_documents.py",
+        "test_errors.py",
+        "test_layers.py",
+        "test_notebooks.py",
+        "test_object_stores.py",
+        "test_order.py",
+        "test_pipeline.py",
+        "verify/test_bad_tables.py",
+        "verify/test_damage.py",
+        "verify/test_reading.py",
+        "verify/test_roundtrip.py",
+        "verify/test_shards.py",
+        "verify/test_shuffled.py",
+        "verify/test_values.py",
+        "verify/test_verify_store.py",
+    ]
+)
+"""Test files, relative to this folder, of which all tests have the mark "slow"."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of slow files."""
+    folder = Path(__file__).parent
+    for item in items:
+        if item.path.is_relative_to(folder) and item.path.relative_to(folder).as_posix() in SLOW_FILES:
+            item.add_marker("slow")
+
+
 @pytest.fixture(scope="session")
 def object_store() -> Iterator[ObjectStore]:
     """Serve S3 on loopback, with the environment variables that select it and none of the user's."""

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import hexdata
+from tests.conftest import SLOW_FILES
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "hexdata"
@@ -373,3 +374,8 @@ def test_help_loads_no_heavy_library():
 def test_hexdata_exports_a_small_public_api():
     assert 5 <= len(hexdata.__all__) <= 20
     assert all(getattr(hexdata, name) is not None for name in hexdata.__all__)
+
+
+def test_every_slow_file_exists():
+    tests = ROOT / "tests"
+    assert [name for name in SLOW_FILES if not (tests / name).is_file()] == []
