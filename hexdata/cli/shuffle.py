@@ -66,7 +66,7 @@ def shuffle(
         Literal["key", "tier"],
         typer.Option(
             "--per-game-by",
-            help="How --per-game chooses positions: at random, or low value sample tiers first.",
+            help="Choose the positions of --per-game at random, or low value sample tiers first.",
         ),
     ] = "key",
     balance_by: Annotated[
@@ -84,7 +84,7 @@ def shuffle(
             "--stratify-by",
             metavar="EXPR",
             help="Give every bucket the same share of each value of an SQL expression, such as value; "
-            "'length' stands for the length of the game.",
+            "'length' is the length of the game.",
         ),
     ] = None,
     assign: Annotated[
@@ -171,16 +171,18 @@ def _show_balance(output: Output, balance: tuple[BalanceRow, ...]) -> None:
     """Print for each group the means of all positions, of the first ones and of those kept."""
     rows: list[list[str]] = []
     for split in dict.fromkeys(row.split for row in balance):
-        own = sorted((r for r in balance if r.split == split), key=lambda r: (not r.total, -r.before))
-        for row in own[: _SHOWN_GROUPS + 1]:
+        split_rows = sorted((r for r in balance if r.split == split), key=lambda r: (not r.total, -r.before))
+        for row in split_rows[: _SHOWN_GROUPS + 1]:
             name = "all groups" if row.total else "NULL" if row.group is None else _shown(row.group)
             whole = "all" if row.kept < row.before else "all kept"
             rows.append([split, name, whole, f"{row.before:,}", *_means(row.whole)])
             if row.kept < row.before:
                 rows.append(["", "", "first", f"{row.kept:,}", *_means(row.head)])
                 rows.append(["", "", "kept", f"{row.kept:,}", *_means(row.seeded)])
-        if len(own) > _SHOWN_GROUPS + 1:
-            rows.append([split, f"{len(own) - _SHOWN_GROUPS - 1:,} more, see --json", "", "", "", "", ""])
+        if len(split_rows) > _SHOWN_GROUPS + 1:
+            rows.append(
+                [split, f"{len(split_rows) - _SHOWN_GROUPS - 1:,} more, see --json", "", "", "", "", ""]
+            )
     output.table(
         ["split", "group", "selection", "positions", "game length", "value", "position in file"], rows
     )

@@ -188,9 +188,9 @@ class _Table:
                 for cell, name, numeric in zip(cells, names, self.numeric, strict=True)
             ]
 
-        room = width - len(_GAP) * (len(names) - 1)
+        available = width - len(_GAP) * (len(names) - 1)
         limits = range(max(width, _MIN_WIDTH), _MIN_WIDTH, -1)
-        return next((w for limit in limits if sum(w := limited(limit)) <= room), limited(_MIN_WIDTH))
+        return next((w for limit in limits if sum(w := limited(limit)) <= available), limited(_MIN_WIDTH))
 
     def lines(self, rows: Sequence[Row]) -> list[str]:
         """Return the line of each row."""

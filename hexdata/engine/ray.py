@@ -75,14 +75,14 @@ def connect_engine(address: str | None = None, note: Note = SILENT.note) -> Iter
         yield RayEngine(note)
         return
     _require_server(address)
-    own: dict[str, Any] = {"object_store_memory": OBJECT_STORE, "include_dashboard": False}
-    own = own if address == "local" else {}
+    arguments: dict[str, Any] = {"object_store_memory": OBJECT_STORE, "include_dashboard": False}
+    arguments = arguments if address == "local" else {}
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage reports from a temporary cluster
     os.environ.setdefault(
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"
     )  # the future default, about which Ray warns
     try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **arguments)
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
         other = "Version mismatch" in str(error)
         raise EngineError(

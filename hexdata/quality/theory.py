@@ -219,9 +219,9 @@ def tail_bound(skewness: float) -> float | None:
 
 
 def possible_share(
-    sizes: Mapping[int, int], rows: int, bucket_rows: int, buckets: int, wanted: float
+    sizes: Mapping[int, int], rows: int, bucket_rows: int, buckets: int, minimum: float
 ) -> float:
-    """Return the smallest share, at least ``wanted``, that a game exceeds with probability at most ``TAIL``.
+    """Return the smallest share, at least ``minimum``, that a game exceeds with probability at most ``TAIL``.
 
     In a uniform random order, the number k of rows that a game of n rows has in a bucket of m rows is
     hypergeometric. Its tail is at most exp(-n KL(k/n || m/N)) (Hoeffding 1963). The probabilities of all
@@ -232,16 +232,16 @@ def possible_share(
         rows: number of rows of the split, N.
         bucket_rows: number of rows of the smallest bucket, m.
         buckets: number of buckets.
-        wanted: smallest share to return, in (0, 1).
+        minimum: smallest share to return, in (0, 1).
     """
 
     def chance(share: float) -> float:
         least = math.floor(share * bucket_rows + 1e-9) + 1
         return buckets * sum(n_games * _tail(n, least, bucket_rows / rows) for n, n_games in sizes.items())
 
-    if chance(wanted) <= TAIL:
-        return wanted
-    low, high = wanted, 1.0
+    if chance(minimum) <= TAIL:
+        return minimum
+    low, high = minimum, 1.0
     while high - low > 1e-6:
         middle = (low + high) / 2
         low, high = (low, middle) if chance(middle) <= TAIL else (middle, high)

@@ -170,10 +170,10 @@ class _ExpressionCheck:
 
     def parse(self) -> SyntaxNode:
         """Return the syntax tree, which must be the same with and without parentheses around the text."""
-        alone, enclosed = self._parsed(self.text), self._parsed(f"(\n{self.text}\n)")
-        if _without_locations(alone) != _without_locations(enclosed):
+        bare, enclosed = self._parsed(self.text), self._parsed(f"(\n{self.text}\n)")
+        if _without_locations(bare) != _without_locations(enclosed):
             raise self.error("different in parentheses", "one expression", "Remove the comma at its end.")
-        return alone
+        return bare
 
     def _parsed(self, text: str) -> SyntaxNode:
         try:
@@ -235,8 +235,8 @@ class _ExpressionCheck:
             )
         if name not in columns:
             within = sorted(column for column in columns if name in column)
-            near = within or difflib.get_close_matches(name, columns, n=1, cutoff=0.5)
-            hint = f"Did you mean {near[0]}?" if near else "Put text in single quotes."
+            similar = within or difflib.get_close_matches(name, columns, n=1, cutoff=0.5)
+            hint = f"Did you mean {similar[0]}?" if similar else "Put text in single quotes."
             raise self.error(f"no column {path[-1]!r}", f"one of {', '.join(sorted(columns))}", hint)
         return name
 

@@ -10,7 +10,7 @@ from hexdata.errors import ConfigError
 
 __all__ = ["SelectionOptions"]
 
-_WORDS: Final = {
+_CHOICES: Final = {
     "dedup": ("none", "exact", "symmetric"),
     "per_game_by": ("key", "tier"),
     "assign": ("position", "game"),
@@ -56,10 +56,10 @@ class SelectionOptions:
     assign: Literal["position", "game"] = "position"
 
     def __post_init__(self) -> None:
-        for name, words in _WORDS.items():
-            if getattr(self, name) not in words:
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
                 raise ConfigError(
-                    f"unknown value of {name}", found=repr(getattr(self, name)), expected=" or ".join(words)
+                    f"unknown value of {name}", found=repr(getattr(self, name)), expected=" or ".join(choices)
                 )
         for name in _EXPRESSIONS:
             _check_text(name, getattr(self, name))

@@ -43,9 +43,9 @@ class Placement:
         """
         if start is None or stop is None:
             return self.sql
-        # The selection of a position depends on its own row only, so files outside the range are not opened.
-        near = self.sql.replace(self.tables.positions, self.tables.positions_between(start, stop))
-        return f"SELECT * FROM ({near}) WHERE position_id >= {start} AND position_id < {stop}"
+        # The selection of a position depends on its row only, so files outside the range are not opened.
+        restricted = self.sql.replace(self.tables.positions, self.tables.positions_between(start, stop))
+        return f"SELECT * FROM ({restricted}) WHERE position_id >= {start} AND position_id < {stop}"
 
 
 def assign_positions(tables: StoreTables, chosen: str, key: int, buckets: dict[int, int]) -> Placement:

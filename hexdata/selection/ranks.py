@@ -57,8 +57,8 @@ def keys_at_ranks(con: DuckDBPyConnection, keyed: str, ranks: Sequence[Int64Arra
     Returns:
         The keys at the requested ranks, one array per group.
     """
-    wanted = np.array([len(r) for r in ranks], dtype=np.int64)
-    if not wanted.sum():
+    rank_counts = np.array([len(r) for r in ranks], dtype=np.int64)
+    if not rank_counts.sum():
         return [np.empty(0, np.uint64) for _ in ranks]
     cells = con.sql(f"""
         SELECT number, key >> shift AS cell, count(*) AS count FROM ({keyed}) GROUP BY ALL ORDER BY ALL
@@ -66,14 +66,14 @@ def keys_at_ranks(con: DuckDBPyConnection, keyed: str, ranks: Sequence[Int64Arra
     number, count = np.asarray(cells["number"]), np.asarray(cells["count"])
     before = np.cumsum(count) - count
     group_start = before[np.searchsorted(number, np.arange(len(ranks)))]
-    row_index = np.concatenate(list(ranks)) + np.repeat(group_start, wanted)
+    row_index = np.concatenate(list(ranks)) + np.repeat(group_start, rank_counts)
     cell = np.searchsorted(before, row_index, side="right") - 1
     used, which = np.unique(cell, return_inverse=True)
     read_before = np.cumsum(count[used]) - count[used]
     table = pa.table({"number": number[used], "cell": np.asarray(cells["cell"])[used]})
     rows = read_before[which] + row_index - before[cell]
     keys = _take(_sorted_keys(con, keyed, table), rows)
-    return np.split(keys, np.cumsum(wanted)[:-1])
+    return np.split(keys, np.cumsum(rank_counts)[:-1])
 
 
 def _sorted_keys(con: DuckDBPyConnection, keyed: str, cells: pa.Table) -> Iterator[UInt64Array]:

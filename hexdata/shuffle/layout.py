@@ -85,7 +85,7 @@ UInt64Array = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class Slice:
-    """A range of position ids, the unit of work of phase 1. It is scattered into its own runs."""
+    """A range of position ids, the unit of work of phase 1. Its rows are scattered into separate runs."""
 
     index: int
     start: int
@@ -225,12 +225,12 @@ class ShuffleLayout:
         """
         unit = np.empty(len(split), np.min_scalar_type(self.units))
         for name, first in self._first_units().items():
-            own = np.flatnonzero(split == SPLITS.index(name))
+            rows = np.flatnonzero(split == SPLITS.index(name))
             grouping = self.groups[name]
-            number = (bucket[own] // grouping.group).astype(np.int64)
+            number = (bucket[rows] // grouping.group).astype(np.int64)
             if grouping.parts > 1:
-                number = number * grouping.parts + self._parts(bucket[own], key[own], grouping)
-            unit[own] = first + number
+                number = number * grouping.parts + self._parts(bucket[rows], key[rows], grouping)
+            unit[rows] = first + number
         return unit
 
     def _parts(

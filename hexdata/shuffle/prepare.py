@@ -97,8 +97,8 @@ def is_same_shuffle(store: Store, options: ShuffleOptions) -> bool:
     done = store.manifest.stages.get("shuffle")
     if done is None:
         return False
-    asked = _requested_lineage(store, options) | {"buckets": bucket_counts(options, done["splits"])}
-    return bool(done | asked == done)
+    requested = _requested_lineage(store, options) | {"buckets": bucket_counts(options, done["splits"])}
+    return bool(done | requested == done)
 
 
 def _requested_lineage(store: Store, options: ShuffleOptions) -> dict[str, Any]:

@@ -23,12 +23,12 @@ def named_query(name: str) -> str:
     files = _files()
     if name in files:
         return files[name].read_text(encoding="utf-8")
-    near = difflib.get_close_matches(name, files, n=1)
+    similar = difflib.get_close_matches(name, files, n=1)
     raise ConfigError(
         "unknown named query",
         found=f"@{name}",
         expected="one of " + ", ".join(f"@{known}" for known in sorted(files)),
-        hint=f"Did you mean @{near[0]}?" if near else None,
+        hint=f"Did you mean @{similar[0]}?" if similar else None,
     )
 
 

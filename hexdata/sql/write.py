@@ -96,7 +96,7 @@ def _rows(batch: pa.RecordBatch) -> Iterator[Iterable[tuple[Any, ...]]]:
 def _row_groups(columns: list[pa.Array]) -> Iterator[list[pa.Array]]:
     """Split columns of equal length into slices of ``_GROUP_ROWS`` rows.
 
-    Convert columns before this: Arrow converts the items of all lists even if only a slice is asked for.
+    Convert columns before this: Arrow converts the items of all lists even for a slice.
     """
     for start in range(0, len(columns[0]), _GROUP_ROWS):
         yield [column.slice(start, _GROUP_ROWS) for column in columns]

@@ -69,7 +69,7 @@ def test_too_little_disk_is_refused_before_anything_is_written(
     assert 0 < freed < needed
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(1 << 30, 0, needed - freed - 1))
     with pytest.raises(
-        BudgetError, match=rf"{store}: too little disk.*free.*expected .* of runs.*Free disk space"
+        BudgetError, match=rf"{store}: too little disk space.*expected .* of temporary runs.*Free disk space"
     ):
         shuffle_store(store, OPTIONS)
     assert store_bytes(store) == before

@@ -337,7 +337,7 @@ def test_out_of_memory_is_reported_and_finished_work_is_kept(
         return original(path, schema, tables, replace=replace)
 
     monkeypatch.setattr(tasks, "write_parquet", short)
-    with pytest.raises(BudgetError, match=r"no more memory; found malloc .*1 GB.*Lower --memory"):
+    with pytest.raises(BudgetError, match=r"out of memory; found malloc .*1 GB.*Lower --memory"):
         shuffle_store(store, options)
     monkeypatch.undo()
     assert shuffle_store(store, options).resumed > 2
