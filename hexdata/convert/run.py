@@ -208,10 +208,10 @@ class ConvertRun:
         names = [s.file.name for s in undecided]
         one = len(names) == 1
         raise InputError(
-            "it is not clear which value means that blue won" + ("" if one else f" in {len(names)} files"),
+            f"the value convention of {'the file' if one else f'{len(names)} files'} cannot be determined",
             path=names[0] if one else None,
             found=found[0] if one else "; ".join(f"{n}: {f}" for n, f in zip(names, found, strict=True)),
-            expected="votes that nearly all agree",
+            expected="almost all votes for the same convention",
             hint=_HINT,
         )
 

@@ -362,7 +362,7 @@ def test_the_weight_of_evidence_decides(chains, winners, layout, expected):
     mirrored = decide(Votes(chains[::-1], winners[::-1]), other[layout])
     assert mirrored == (expected and Decision(other[expected[0]], expected[1], against))
     if expected and expected[1] != "layout":
-        assert {decide(votes, layout, given) for given in (ZERO, ONE)} == {decided}, "what is clear stays"
+        assert {decide(votes, layout, given) for given in (ZERO, ONE)} == {decided}, "overridden"
     else:
         assert [decide(votes, layout, given).convention for given in (ZERO, ONE)] == [ZERO, ONE]
 
@@ -402,7 +402,7 @@ def test_live_decides_as_convert_and_an_export_restores_the_values(make, convert
     if write is unclear and given == "auto":
         with pytest.raises(InputError):
             convert(path)
-        with pytest.raises(FormatError, match="not clear which value"):
+        with pytest.raises(FormatError, match="the value convention of the file cannot be determined"):
             loader.read(file)
         return
     store = convert(path, value_convention=given)

@@ -185,17 +185,17 @@ def names(inputs: Iterable[AnyPath], store: AnyPath) -> list[str]:
 
 
 @settings(max_examples=40)
-@given(names=st.sets(OBJECT_NAMES, min_size=1, max_size=6))
+@given(object_names=st.sets(OBJECT_NAMES, min_size=1, max_size=6))
 def test_names_and_order_equal_those_on_a_disk(
-    names: set[str], tmp_path_factory: pytest.TempPathFactory
+    object_names: set[str], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """With the in-memory object store of fsspec."""
     pytest.importorskip("upath", exc_type=ImportError)
     folder = tmp_path_factory.mktemp("tree") / "self play"
     remote = as_path(f"memory://{folder.parent.name}-{os.urandom(4).hex()}/self play")
     assert not isinstance(remote, Path)
-    for location in sorted(names):
-        if any(other != location and f"{other}/".startswith(f"{location}/") for other in names):
+    for location in sorted(object_names):
+        if any(other != location and f"{other}/".startswith(f"{location}/") for other in object_names):
             continue  # on a disk, a name is a file or a folder
         (folder / location).parent.mkdir(parents=True, exist_ok=True)
         (folder / location).write_bytes(b"x")
