@@ -107,7 +107,7 @@ def test_one_error_lists_every_undecided_file(make, convert):
             unclear(make, f"{index:02}.pkl.gz", start=10 * index)
         else:
             (make.v1 if index % 2 else make.v2)(f"{index:02}.pkl.gz", make.games(10, start=10 * index))
-    with pytest.raises(InputError, match="in 5 files") as caught:
+    with pytest.raises(InputError, match="of 5 files") as caught:
         convert(make.folder)
     named = re.findall(r"legacy/(\d+)\.pkl\.gz: winning chains 6", str(caught.value))
     assert named == ["03", "07", "11", "15", "19"]
