@@ -26,8 +26,14 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
 nitpick_ignore_regex = [
-    (r"py:.*", r"(_duckdb|collections|io|np|npt|numpy|pathlib|pyarrow|threading|torch|typing)\..*"),
-    (r"py:class", r"Batch|Tensor|TensorBatch|tuple\[.*|[a-z]+|hexdata\.order\.Item|hexdata\.store\.Store"),
+    (
+        r"py:.*",
+        r"(_duckdb|collections|contextlib|io|np|npt|numpy|pathlib|pyarrow|threading|torch|typing)\..*",
+    ),
+    (
+        r"py:class",
+        r"Batch|Tensor|TensorBatch|tuple\[.*|[a-z]+|hexdata\.order\.Item|hexdata\.retry\.T|hexdata\.store\.Store",
+    ),
     (r"py:.*", r"hexdata\.\w+\.[a-z]\w*\..*"),
     # Signatures with AnyPath, of which a part is known to the type checker only, stand as they are written.
     (r"py:class", r"(Any|Remote|U)?Path|BufferedReader|DuckDBPyConnection|FileFacts|Store|pa\.\w+"),

@@ -39,7 +39,7 @@ __all__ = ["Delivery", "Loader"]
 
 
 class Delivery(NamedTuple):
-    """A batch and what :meth:`Loader.record` needs to count it as delivered."""
+    """A batch and what :meth:`hexdata.loader.Loader.record` needs to count it as delivered."""
 
     step: int
     """Step of the epoch, counted from 0."""
