@@ -289,7 +289,7 @@ def test_a_run_compares_the_sources_of_a_round_trip(tmp_path, legacy):
     write_trmph(other, make_games(3, seed=2, board_size=5), 5)
     convert = pipeline.ConvertSection(inputs=[str(legacy), str(other)], workers=1)
     with pytest.raises(
-        VerifyError, match=r"1 of 2 sources are not restored exactly; found .*/other\.trmph: its file"
+        VerifyError, match=r"1 of 2 sources are not restored exactly; found .*/other\.trmph: the file"
     ):
         run_config(Config(store=whole.store, convert=convert, verify=section))
 
