@@ -1,6 +1,7 @@
-"""How Sphinx builds these pages: ``python -m sphinx -W --keep-going -n docs FOLDER``.
+"""Sphinx configuration of these pages, built with ``python -m sphinx -W --keep-going -n docs FOLDER``.
 
-The reference is made of the docstrings while it builds; nothing is written beside the sources.
+The library reference is generated from the docstrings during the build, which writes no file beside the
+sources.
 """
 
 import re
@@ -18,10 +19,10 @@ version = release = hexdata.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 exclude_patterns = ["_build"]
 myst_heading_anchors = 3
-"""Headings have the anchors that code hosts give them, so that links work in both places."""
+"""Headings get the same anchors as on code hosts, so that links work in both."""
 
 autodoc_mock_imports = ["torch"]
-"""PyTorch is large, and only its names are needed."""
+"""PyTorch is large, and the build needs only its names."""
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
@@ -35,12 +36,12 @@ nitpick_ignore_regex = [
         r"Batch|Tensor|TensorBatch|tuple\[.*|[a-z]+|hexdata\.order\.Item|hexdata\.retry\.T|hexdata\.store\.Store",
     ),
     (r"py:.*", r"hexdata\.\w+\.[a-z]\w*\..*"),
-    # Signatures with AnyPath, of which a part is known to the type checker only, stand as they are written.
+    # Sphinx cannot resolve signatures with AnyPath, part of which exists only for the type checker.
     (r"py:class", r"(Any|Remote|U)?Path|BufferedReader|DuckDBPyConnection|FileFacts|Store|pa\.\w+"),
     (r"py:class", r"BoardForm|CacheFolder|FinalPolicy|Mode|OnError|Remainder"),
 ]
-"""What need not lead anywhere: names of other projects, whose indices would need a network, and types that
-stand in a signature and are not public names of a package."""
+"""References that may be unresolved: names of other projects, whose indices would need a network, and types
+in signatures that are not public names of a package."""
 
 html_theme = "furo"
 html_title = f"hexdata {release}"
@@ -50,15 +51,16 @@ html_theme_options = {"navigation_with_keys": True}
 
 _GOOGLE = Config(napoleon_use_ivar=True, napoleon_use_rtype=False)
 _SEVERAL = re.compile(r"^:(ivar|param) (\w+, )+\w+:")
-"""Names that share a description. With a space between them Sphinx takes the first for a type."""
+"""Names that share a description. If spaces separate them, Sphinx reads the first as a type."""
 
 
 def _read_google_style(
     _app: Sphinx, what: str, _name: str, _obj: object, _options: Any, lines: list[str]
 ) -> None:
-    """Turn the sections of a docstring into what Sphinx reads.
+    """Convert the sections of a docstring to reStructuredText fields.
 
-    Those of attributes have none; napoleon as an extension takes what precedes their first colon for a type.
+    Docstrings of attributes have no sections. They are left out, because napoleon, used as an extension,
+    would read the text before their first colon as a type.
     """
     if what not in ("attribute", "data", "property"):
         read = GoogleDocstring(lines, _GOOGLE, what=what).lines()
@@ -66,5 +68,5 @@ def _read_google_style(
 
 
 def setup(app: Sphinx) -> None:
-    """Called by Sphinx."""
+    """Connect the conversion of docstrings; called by Sphinx."""
     app.connect("autodoc-process-docstring", _read_google_style)
