@@ -38,7 +38,7 @@ class LoaderPosition:
 
 
 @dataclass(frozen=True)
-class _State:
+class _LoaderState:
     """The schema of a state."""
 
     version: int
@@ -113,7 +113,7 @@ def check_state(
     expected = make_state(options, manifest_digest, rows_digest, LoaderPosition())
     if isinstance(state, dict) and {"version", "order_version"} <= state.keys():
         check_versions(state, expected)
-    checked = check_value(_State, state, what="the state of the loader", error=ConfigError)
+    checked = check_value(_LoaderState, state, what="the state of the loader", error=ConfigError)
     different = [name for name in _order_options(options) if state[name] != expected[name]]
     for name, what in (("digest", "other shards"), ("rows", "other positions of these shards")):
         if state[name] != expected[name] and not (name == "rows" and different):
@@ -145,7 +145,7 @@ def _order_options(options: LoaderOptions) -> dict[str, Any]:
     }
 
 
-def _read_position(state: _State, options: LoaderOptions, steps: int) -> LoaderPosition:
+def _read_position(state: _LoaderState, options: LoaderOptions, steps: int) -> LoaderPosition:
     if state.batch > steps:
         raise ConfigError(
             "the state is beyond the end of its epoch",

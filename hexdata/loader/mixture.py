@@ -44,7 +44,7 @@ _MAX_SOURCES: Final = 256
 
 
 @dataclass(frozen=True)
-class _State:
+class _MixtureState:
     """The schema of a state."""
 
     version: int
@@ -368,7 +368,7 @@ class Mixture:
         expected = self._order_state()
         if isinstance(state, dict) and {"version", "order_version"} <= state.keys():
             check_versions(state, expected)
-        checked = check_value(_State, state, what="the state of the mixture", error=ConfigError)
+        checked = check_value(_MixtureState, state, what="the state of the mixture", error=ConfigError)
         check_same_options(state, expected, expected, "mixture and its loaders")
         if checked.batch > self._steps:
             raise ConfigError(

@@ -51,7 +51,7 @@ class CacheFullError(BudgetError):
     """The cache is full of shards that are mapped into memory and cannot be evicted."""
 
 
-class _StoppedError(Exception):
+class _FetchStoppedError(Exception):
     """A prefetch was stopped."""
 
 
@@ -136,7 +136,7 @@ class ShardCache:
         Raises:
             StoreError, BudgetError: As for :meth:`open`.
         """
-        with self._translate_os_errors(), contextlib.suppress(_StoppedError):
+        with self._translate_os_errors(), contextlib.suppress(_FetchStoppedError):
             file = None if stopped() else self._open_copy(entry, digest=False)
             if file is None and not stopped():
                 file = self._fetch(entry, source, stopped)
@@ -220,7 +220,7 @@ class ShardCache:
                         raise
                     return file
             if not wait:
-                raise _StoppedError
+                raise _FetchStoppedError
             with _locked(other_fetch, wait=True):  # until that shard has been fetched and can be evicted
                 pass
 
@@ -361,14 +361,14 @@ def _copy(entry: ShardEntry, source: ShardSource, file: IO[bytes], stopped: Call
 
     Raises:
         StoreError: The source fails, or sends other bytes.
-        _StoppedError: ``stopped()`` returned True.
+        _FetchStoppedError: ``stopped()`` returned True.
     """
     address = source.address(entry.name)
     digest, size = hashlib.sha256(), 0
     with source.open(entry.name, ByteRange(0, None, entry.bytes)) as stream:
         while size <= entry.bytes and (data := stream.read(_CHUNK)):
             if stopped():
-                raise _StoppedError
+                raise _FetchStoppedError
             digest.update(data)
             file.write(data)
             size += len(data)
