@@ -20,7 +20,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 CONTROL = "/-/faults"
-CODES = {403: "AccessDenied", 404: "NoSuchKey", 503: "SlowDown"}
+CODES = {
+    403: "AccessDenied",
+    404: "NoSuchKey",
+    405: "MethodNotAllowed",
+    501: "NotImplemented",
+    503: "SlowDown",
+}
 """Error codes of S3 by status; other statuses are an InternalError."""
 ACCESS_KEY, SECRET_KEY = "AKIAHEXDATATESTS", "not-a-secret-but-must-not-be-told"
 
@@ -31,8 +37,10 @@ class Fault:
 
     Attributes:
         method: such as GET; empty for any.
-        path: a regular expression that the path matches somewhere.
+        path: a regular expression that the path, with the query, matches somewhere.
+        header: name of a header that the request has; empty for any request.
         status: answered in place of the real answer; 0 for the real one.
+        code: error code in the body of the answer with ``status``. Default: that of ``CODES``.
         delay: seconds before the answer.
         cut: bytes of the body after which the connection is cut; -1 for none.
         lose: whether to execute the request before the answer with ``status``.
@@ -42,7 +50,9 @@ class Fault:
 
     method: str = ""
     path: str = ""
+    header: str = ""
     status: int = 0
+    code: str = ""
     delay: float = 0.0
     cut: int = -1
     lose: bool = False
@@ -135,7 +145,7 @@ class _Failing:
             return self._control(environ, start_response)
         with self._lock:
             self._seen.append((method, path))
-            fault = next((f for f in self._faults if self._meets(f, method, path)), None)
+            fault = next((f for f in self._faults if self._meets(f, environ)), None)
             if fault is not None and fault["skip"]:
                 fault["skip"] -= 1
                 fault = None
@@ -150,7 +160,7 @@ class _Failing:
                 list(self._app(environ, lambda *_: None))
             else:
                 environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
-            code = CODES.get(fault["status"], "InternalError")
+            code = fault["code"] or CODES.get(fault["status"], "InternalError")
             body = f"<Error><Code>{code}</Code><Message>as asked</Message></Error>".encode()
             body = b"" if method == "HEAD" else body
             start_response(f"{fault['status']} As Asked", [("Content-Length", str(len(body)))])
@@ -159,11 +169,13 @@ class _Failing:
         return answer if fault["cut"] < 0 else self._cut(answer, fault["cut"])
 
     @staticmethod
-    def _meets(fault: dict[str, Any], method: str, path: str) -> bool:
+    def _meets(fault: dict[str, Any], environ: dict[str, Any]) -> bool:
+        header = "HTTP_" + fault["header"].upper().replace("-", "_")
         return (
             fault["count"] > 0
-            and fault["method"] in ("", method)
-            and re.search(fault["path"], path) is not None
+            and fault["method"] in ("", environ["REQUEST_METHOD"])
+            and (not fault["header"] or header in environ)
+            and re.search(fault["path"], f"{environ['PATH_INFO']}?{environ['QUERY_STRING']}") is not None
         )
 
     @staticmethod

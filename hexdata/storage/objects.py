@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from hexdata.storage.base import Changed, HashingFile, HeldLock, Storage, Tagged
 from hexdata.storage.cache_dir import cache_folder
+from hexdata.storage.conditions import current_tag, tag_of, write_if_unchanged
 from hexdata.storage.errors import add_path_to_disk_full, add_path_to_error
 from hexdata.storage.lock import LOCK_NAME, Lease, kernel_lock, machine_id
 from hexdata.storage.reading import PART, file_system, open_object, speaks_s3
-from hexdata.storage.retry import code_of, is_temporary, with_retries
-from hexdata.storage.upload import NO_CONDITIONS, PRECONDITION, abort_uploads, upload
+from hexdata.storage.retry import is_temporary, with_retries
+from hexdata.storage.upload import abort_uploads, upload
 
 if TYPE_CHECKING:
     from upath import UPath
@@ -60,7 +61,7 @@ class ObjectStorage(Storage):
             info = with_retries(self._system.info, self.path.path)
         except FileNotFoundError:
             return ""
-        return _tag(info) or f"{info['size']} {info.get('LastModified') or info.get('created')}"
+        return tag_of(info) or f"{info['size']} {info.get('LastModified') or info.get('created')}"
 
     def files(self) -> dict[str, int]:
         """Return the sizes in bytes of the objects below the address, by relative name, sorted."""
@@ -109,9 +110,9 @@ class ObjectStorage(Storage):
         return with_retries(self._read_tagged)  # type: ignore[no-any-return]
 
     def _read_tagged(self) -> Tagged:
-        tag = self._current_tag()
+        tag = tag_of(self._system.info(self.path.path))
         data: bytes = self._system.cat_file(self.path.path)
-        if self._current_tag() != tag:
+        if tag_of(self._system.info(self.path.path)) != tag:
             raise TimeoutError(f"{self.path}: replaced while it was being read")
         return Tagged(data, tag)
 
@@ -139,51 +140,28 @@ class ObjectStorage(Storage):
             Changed: The store has another version.
             OSError: The request failed.
         """
+        system, path = self._system, self.path.path
 
-        def attempt() -> str | None:
+        def request(condition: dict[str, str]) -> str | None:
+            if speaks_s3(system):
+                bucket, key, _ = system.split_path(path)
+                put = with_retries(
+                    system.call_s3, "put_object", Bucket=bucket, Key=key, Body=data, **condition
+                )
+                return str(put["ETag"])
+            with_retries(system.pipe_file, path, data)
+            return current_tag(system, path)
+
+        try:
+            return write_if_unchanged(system, path, tag, request)
+        except Changed:
             try:
-                if speaks_s3(self._system) and (put := self._put_s3(data, tag)) is not None:
-                    return put
-                if self._tag_if_exists() != tag:
-                    raise Changed(str(self.path))
-                self._system.pipe_file(self.path.path, data)
-                return self._tag_if_exists()
-            except Changed:
-                try:
-                    current = self.read_tagged(len(data))
-                except FileNotFoundError:
-                    current = None
-                if current is None or current.data != data:
-                    raise
-                return current.tag  # written by an earlier attempt whose response was lost
-
-        return with_retries(attempt)  # type: ignore[no-any-return]
-
-    def _put_s3(self, data: bytes, tag: str | None) -> str | None:
-        """Put conditionally; return the new tag, or None if the store has no conditional puts."""
-        bucket, key, _ = self._system.split_path(self.path.path)
-        condition = {"IfNoneMatch": "*"} if tag is None else {"IfMatch": tag}
-        try:
-            answer = self._system.call_s3("put_object", Bucket=bucket, Key=key, Body=data, **condition)
-        except (OSError, RuntimeError) as error:
-            code = code_of(error)
-            if code == "NoSuchBucket":
+                current = self.read_tagged(len(data))
+            except FileNotFoundError:
+                current = None
+            if current is None or current.data != data:
                 raise
-            if isinstance(error, (FileExistsError, FileNotFoundError)) or code in PRECONDITION:
-                raise Changed(str(self.path)) from error
-            if code in NO_CONDITIONS:
-                return None
-            raise
-        return str(answer["ETag"])
-
-    def _current_tag(self) -> str | None:
-        return _tag(self._system.info(self.path.path))
-
-    def _tag_if_exists(self) -> str | None:
-        try:
-            return self._current_tag()
-        except FileNotFoundError:
-            return None
+            return current.tag  # written by an earlier attempt whose response was lost
 
     def append(self, line: bytes, *, max_bytes: int) -> None:
         """Replace the object by its last ``max_bytes`` bytes and the line."""
@@ -258,8 +236,3 @@ class ObjectStorage(Storage):
     def is_temporary(self, error: BaseException) -> bool:
         """Return whether the object store may answer later, so that nothing is known about the object."""
         return is_temporary(error)
-
-
-def _tag(info: dict[str, Any]) -> str | None:
-    tag = info.get("ETag") or info.get("etag") or info.get("generation")
-    return None if tag is None else str(tag)

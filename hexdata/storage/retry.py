@@ -33,6 +33,7 @@ _PERMANENT: Final = (
 _TEMPORARY: Final = (
     *("500", "502", "503", "504", "InternalError", "RequestTimeout", "ServiceUnavailable", "SlowDown"),
     *("RequestTimeTooSkewed", "Throttling", "ThrottlingException", "BadDigest", "OperationAborted"),
+    "ConditionalRequestConflict",
 )
 """Error codes of S3 that are retried."""
 _NEVER: Final = ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound")

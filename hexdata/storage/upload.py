@@ -9,10 +9,15 @@ import base64
 import binascii
 import hashlib
 import re
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from hexdata.errors import StoreError
+from hexdata.retry import RetryPolicy
+from hexdata.storage.base import Changed
+from hexdata.storage.conditions import CONFLICT, write_if_unchanged
 from hexdata.storage.errors import add_path_to_error
 from hexdata.storage.reading import PART, file_system, open_object, speaks_s3
 from hexdata.storage.retry import code_of, with_retries
@@ -20,13 +25,21 @@ from hexdata.storage.retry import code_of, with_retries
 if TYPE_CHECKING:
     from upath import UPath
 
-__all__ = ["NO_CONDITIONS", "PRECONDITION", "abort_uploads", "upload"]
+__all__ = ["abort_uploads", "upload"]
 
-PRECONDITION: Final = ("PreconditionFailed", "ConditionalRequestConflict", "412", "409")
-"""Error codes of S3 for a condition that is not met."""
-NO_CONDITIONS: Final = ("NotImplemented", "501")
-"""Error codes of stores without conditional puts."""
 _MD5: Final = re.compile(r"[0-9a-f]{32}(-\d+)?")
+_PARTS_AT_A_TIME: Final = 2
+"""Limits the memory of an upload."""
+_RESTARTS: Final = RetryPolicy(attempts=5, first_wait=0.2, longest_wait=10.0, jitter=0.2)
+"""Repetitions of a whole upload, after conflicts with other requests."""
+
+
+class _Conflict(Exception):  # noqa: N818 - a signal, not an error
+    """The store discarded all parts of an upload, because another request for the object was running."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 def upload(local: Path, target: UPath, *, replace: bool = True) -> None:
@@ -35,36 +48,99 @@ def upload(local: Path, target: UPath, *, replace: bool = True) -> None:
     Args:
         local: File to upload.
         target: Address of the object.
-        replace: Whether to replace an existing object, True by default. Otherwise stores with the S3 protocol
-            reject the upload if an object exists, and an existing object must have the same bytes.
+        replace: Whether to replace an existing object, True by default. Otherwise an existing object must
+            have the same bytes. Stores with conditional requests check this themselves.
 
     Raises:
         OSError: The upload failed.
-        StoreError: The object differs from the file.
+        StoreError: The object differs from the file, or another process has removed the upload.
     """
     system = file_system(target)
-    # Two parts at a time, to limit memory.
-    how: dict[str, Any] = {"chunksize": PART, "max_concurrency": 2} if speaks_s3(system) else {}
-    if speaks_s3(system) and not replace:
-        how["mode"] = "create"
-
-    def attempt() -> None:
-        hint = "If it fails again, the connection to the store may corrupt data."
-        try:
-            system.put_file(str(local), target.path, **how)
-        except OSError as error:
-            code = code_of(error)
-            if code == "ConditionalRequestConflict" or (code in NO_CONDITIONS and how.pop("mode", None)):
-                raise TimeoutError(
-                    "the upload must be repeated, unconditionally if the store has no conditional puts"
-                ) from error
-            if not isinstance(error, FileExistsError) and code not in PRECONDITION:
-                raise
-            hint = "Another object exists: make sure that only one process writes to the store."
-        _require_same(local, target, hint)
-
+    hint = "If it fails again, the connection to the store may corrupt data."
     with add_path_to_error(target):
-        with_retries(attempt)
+        try:
+            if speaks_s3(system):
+                _RESTARTS.call(
+                    lambda: _upload_s3(system, local, target.path, replace=replace),
+                    is_temporary=lambda error: isinstance(error, _Conflict),
+                )
+            else:
+                with_retries(system.put_file, str(local), target.path)
+        except Changed:
+            hint = "Another object exists: make sure that only one process writes to the store."
+        except _Conflict as conflict:
+            raise conflict.error from None
+        try:
+            with_retries(_require_same, local, target, hint)
+        except FileNotFoundError as error:
+            raise StoreError(
+                "another process has removed this object or its unfinished upload",
+                path=str(target),
+                hint="Make sure that only one process writes to the store, and run the command again.",
+            ) from error
+
+
+def _upload_s3(system: Any, local: Path, path: str, *, replace: bool) -> None:
+    """Upload a file in one request, or a larger one in parts.
+
+    Raises:
+        Changed: An object exists and ``replace`` is false, or the unfinished upload does not exist any more.
+        OSError: A request failed.
+        _Conflict: The upload must be started again.
+    """
+    bucket, key, _ = system.split_path(path)
+    size = local.stat().st_size
+
+    def call(method: str, **arguments: Any) -> Any:
+        return with_retries(system.call_s3, method, Bucket=bucket, Key=key, **arguments)
+
+    def finish(**arguments: Any) -> None:
+        """Send the request that makes the object visible."""
+        if size < 2 * PART:
+            call("put_object", Body=local.read_bytes(), **arguments)
+        else:
+            with_retries(_complete, system, Bucket=bucket, Key=key, **uploaded, **arguments)
+
+    def send(number: int) -> dict[str, Any]:
+        with local.open("rb") as file:
+            file.seek(number * PART)
+            data = file.read(PART)
+        sent = call("upload_part", UploadId=uploaded["UploadId"], PartNumber=number + 1, Body=data)
+        return {"PartNumber": number + 1, "ETag": sent["ETag"]}
+
+    uploaded: dict[str, Any] = {}
+    try:
+        if size >= 2 * PART:
+            uploaded["UploadId"] = call("create_multipart_upload")["UploadId"]
+            with ThreadPoolExecutor(_PARTS_AT_A_TIME) as pool:
+                uploaded["MultipartUpload"] = {"Parts": list(pool.map(send, range(-(-size // PART))))}
+        if replace:
+            finish()
+        else:
+            write_if_unchanged(system, path, None, lambda condition: finish(**condition))
+    except BaseException as error:
+        if isinstance(error, OSError) and code_of(error) == "NoSuchUpload":
+            raise Changed(path) from error  # completed by an attempt whose answer was lost, or aborted
+        if "UploadId" in uploaded:
+            with suppress(OSError):
+                system.call_s3(
+                    "abort_multipart_upload", Bucket=bucket, Key=key, UploadId=uploaded["UploadId"]
+                )
+        raise
+
+
+def _complete(system: Any, **arguments: Any) -> None:
+    """Complete an upload in parts.
+
+    Raises:
+        _Conflict: Another request for the object was running. Repeating this one would not help.
+    """
+    try:
+        system.call_s3("complete_multipart_upload", **arguments)
+    except OSError as error:
+        if code_of(error) == CONFLICT:
+            raise _Conflict(error) from None
+        raise
 
 
 def _require_same(local: Path, target: UPath, hint: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -54,15 +54,16 @@ def test_an_upload_is_held_against_the_digest_that_the_store_names(
 def test_what_a_store_holds_otherwise_is_told(
     bucket: UPath, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def put_altered(local: str, target: str, **named: object) -> None:
-        bucket.fs.pipe_file(target, bytes(file.stat().st_size))
+    call = bucket.fs.call_s3
+    sent = bytes(file.stat().st_size)
 
-    monkeypatch.setattr(bucket.fs, "put_file", put_altered)
+    def put_altered(method: str, **arguments: Any) -> Any:
+        return call(method, **{**arguments, "Body": sent})
+
+    monkeypatch.setattr(bucket.fs, "call_s3", put_altered)
     with pytest.raises(StoreError, match=r"the uploaded object differs from the file.*sha256"):
         upload(file, bucket / "a")
-    monkeypatch.setattr(
-        bucket.fs, "put_file", lambda local, target, **named: bucket.fs.pipe_file(target, b"")
-    )
+    sent = b""
     with pytest.raises(StoreError, match="found 0 bytes; expected 1048576 bytes"):
         upload(file, bucket / "a")
 
@@ -96,6 +97,86 @@ def test_an_upload_that_replaces_nothing(
         upload(file, bucket / "a", replace=False)
     assert (bucket / "a").read_bytes() == bytes(size)
     assert not bucket.fs.call_s3("list_multipart_uploads", Bucket=bucket.path.strip("/")).get("Uploads")
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_an_upload_in_parts_is_complete_though_the_answer_was_lost(
+    bucket: UPath, tmp_path: Path, object_store: ObjectStore, replace: bool
+) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(bytes(17 << 20))
+    object_store.fail(Fault("POST", "uploadId=", status=500, lose=True))
+    upload(file, bucket / "a", replace=replace)
+    assert object_store.all_met()
+    assert (bucket / "a").read_bytes() == file.read_bytes()
+
+
+def test_an_upload_that_another_process_has_aborted(
+    bucket: UPath, tmp_path: Path, object_store: ObjectStore
+) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(bytes(17 << 20))
+    object_store.fail(Fault("POST", "uploadId=", status=404, code="NoSuchUpload"))
+    with pytest.raises(StoreError, match="another process has removed this object or its unfinished upload"):
+        upload(file, bucket / "a")
+
+
+def test_parts_are_sent_again_after_a_conflict(
+    bucket: UPath, tmp_path: Path, object_store: ObjectStore
+) -> None:
+    """S3 discards them."""
+    file = tmp_path / "file"
+    file.write_bytes(bytes(17 << 20))
+    object_store.requests()
+    object_store.fail(CONFLICT)
+    upload(file, bucket / "a", replace=False)
+    assert methods(object_store, bucket).count("PUT") == 2 * 3
+
+
+CONFLICT = Fault(header="If-None-Match", path="/a", status=409, code="ConditionalRequestConflict")
+NO_CONDITIONS = Fault(header="If-None-Match", path="/a", status=501, count=999)
+
+
+@pytest.mark.parametrize("size", [1, 17 << 20])
+@pytest.mark.parametrize("fault", [CONFLICT, NO_CONDITIONS], ids=["409", "501"])
+def test_an_upload_continues_after_an_answer_to_its_condition(
+    bucket: UPath, tmp_path: Path, object_store: ObjectStore, size: int, fault: Fault
+) -> None:
+    """A conflict with another request, and a store without conditional puts."""
+    file = tmp_path / "file"
+    file.write_bytes(bytes(size))
+    object_store.fail(fault)
+    upload(file, bucket / "a", replace=False)
+    assert object_store.all_met()
+    assert (bucket / "a").read_bytes() == bytes(size)
+    file.write_bytes(b"x" * size)
+    with pytest.raises(StoreError, match="Another object exists"):
+        upload(file, bucket / "a", replace=False)
+    assert not bucket.fs.call_s3("list_multipart_uploads", Bucket=bucket.path.strip("/")).get("Uploads")
+
+
+@pytest.mark.parametrize("condition", ["If-None-Match", "If-Match"])
+def test_a_put_in_conflict_with_another_request_is_repeated(
+    bucket: UPath, object_store: ObjectStore, condition: str
+) -> None:
+    tag = storage_of(bucket / "a").put(b"1", None) if condition == "If-Match" else None
+    object_store.fail(Fault("PUT", header=condition, status=409, code="ConditionalRequestConflict", count=2))
+    storage_of(bucket / "a").put(b"2", tag)
+    assert object_store.all_met()
+    assert (bucket / "a").read_bytes() == b"2"
+
+
+def test_a_put_in_a_store_without_conditions(bucket: UPath, object_store: ObjectStore) -> None:
+    object_store.fail(
+        Fault("PUT", header="If-None-Match", status=501, count=999),
+        Fault("PUT", header="If-Match", status=501, count=999),
+    )
+    first = storage_of(bucket / "a").put(b"1", None)
+    second = storage_of(bucket / "a").put(b"2", first)
+    for tag in (None, first):
+        with pytest.raises(Changed):
+            storage_of(bucket / "a").put(b"3", tag)
+    assert storage_of(bucket / "a").read_tagged(9) == (b"2", second)
 
 
 def test_a_put_on_a_condition(bucket: UPath) -> None:
