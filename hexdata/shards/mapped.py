@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.stride_tricks import as_strided
 
 from hexdata.progress import SILENT, Progress
 from hexdata.shards.block_check import find_bad_row
@@ -26,6 +27,8 @@ Array = npt.NDArray[Any]
 Int64Array = npt.NDArray[np.int64]
 
 _NO_POLICY: Final = -1
+_TOUCHED_ROWS: Final = 1 << 11
+"""Number of rows of several numbers that are copied together, few enough to fit into the CPU cache."""
 _CHECKED_PER_ROW: Final = 8
 """Rows of whole blocks that are checked per row read, until all blocks of a field are checked.
 
@@ -36,56 +39,57 @@ _CHECKED_AS_BLOCKS: Final = ("position_id", "policy_row")
 
 
 class GatheredRows:
-    """Rows from many shards, grouped by shard so that each shard is accessed once.
+    """Rows that were read together, in the order in which they were requested."""
 
-    The original order is restored by :meth:`take`, one batch at a time, while the batch fits into the CPU
-    cache.
-    """
-
-    def __init__(self, fields: Block, indices: Int64Array, policy_slots: Int64Array | None) -> None:
+    def __init__(self, fields: Block, policy_slots: Int64Array | None) -> None:
         """Create the rows.
 
         Args:
-            fields: The fields of the grouped rows.
-            indices: Index of each requested row among the grouped rows, (B,).
-            policy_slots: Index of each grouped row in ``fields["policy"]``, -1 for none; None if policies
-                are not read.
+            fields: The fields of the rows.
+            policy_slots: Index of each row in ``fields["policy"]``, -1 for none; None if policies are not
+                read.
         """
         self._fields = fields
-        self._indices = indices
         self._policy_slots = policy_slots
 
     def take(self, start: int, stop: int) -> Block:
-        """Return copies of rows [start, stop), in the order in which they were requested."""
-        indices = self._indices[start:stop]
+        """Return copies of rows [start, stop)."""
         block = {
-            # The indices are known to be valid, and mode="raise" would buffer the result.
-            name: array.take(indices, axis=0, mode="clip")
+            name: array[start:stop].copy()
             for name, array in self._fields.items()
             if name not in POLICY_FIELDS
         }
         if self._policy_slots is not None:
-            slots = self._policy_slots.take(indices)
+            slots = self._policy_slots[start:stop]
             rows = np.flatnonzero(slots != _NO_POLICY)
             block["policy"] = self._fields["policy"].take(slots[rows], axis=0)
             block["policy_row"] = rows.astype(np.uint32)
         return block
 
 
-class _RowGroups(NamedTuple):
-    """Requested rows, grouped by shard.
+class _Locations(NamedTuple):
+    """Locations of requested rows.
 
     Attributes:
-        blocks: Block of each grouped row, counted over the split.
-        rows_in_block: Index of each grouped row in its block.
-        parts: The shards with any rows, each with the slice of the grouped rows that it contains.
-        indices: Index of each requested row among the grouped rows.
+        blocks: Block of each row, counted over the split.
+        rows_in_block: Index of each row in its block.
     """
 
     blocks: Int64Array
     rows_in_block: Int64Array
-    parts: list[tuple[int, slice]]
-    indices: Int64Array
+
+
+class _MappedBytes(NamedTuple):
+    """All maps of a split as one array, so that one NumPy call reads rows of many shards.
+
+    Attributes:
+        data: One byte per address from the lowest map to the end of the highest. Only bytes within a map may
+            be read; the addresses between the maps belong to others.
+        starts: Index in ``data`` of the first byte of each shard.
+    """
+
+    data: Array
+    starts: Int64Array
 
 
 class _DensePolicies(NamedTuple):
@@ -103,16 +107,17 @@ class _DensePolicies(NamedTuple):
 class _MappedField(NamedTuple):
     """One field of all shards.
 
-    Single numbers are aligned in a shard: a view has one element per number, and offsets count numbers. Rows
-    of several numbers are not: a view has one element per byte offset (elements overlap), and offsets count
-    bytes.
+    Single numbers are aligned in a shard: the view has one element per number, and offsets count numbers.
+    Rows of several numbers are not: the view has one element per byte offset (elements overlap), and offsets
+    count bytes.
 
     Attributes:
         dtype: Type of one number.
         shape: Shape of one row.
-        step: Distance between two rows in elements of a view.
-        starts: Offset of each block in the view of its shard.
-        views: View of each shard.
+        step: Distance between two rows in elements of the view.
+        starts: Offset of each block in the view.
+        view: The maps of all shards as elements of the field.
+        data: The same as bytes; see ``_MappedBytes``.
         checked: Whether the values of each block have been checked.
     """
 
@@ -120,7 +125,8 @@ class _MappedField(NamedTuple):
     shape: tuple[int, ...]
     step: int
     starts: Int64Array
-    views: list[Array]
+    view: Array
+    data: Array
     checked: npt.NDArray[np.bool_]
 
 
@@ -171,11 +177,18 @@ class MappedShards:
         self._headers_checked = np.zeros(int(self._first_blocks[-1]), np.bool_)
         self._open_fields: dict[str, _MappedField] = {}
         self._dense: dict[int, _DensePolicies] = {}
+        self._bytes: _MappedBytes | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without the maps and the results of checks."""
         unchecked = np.zeros_like(self._headers_checked)
-        return {**self.__dict__, "_open_fields": {}, "_dense": {}, "_headers_checked": unchecked}
+        return {
+            **self.__dict__,
+            "_open_fields": {},
+            "_dense": {},
+            "_bytes": None,
+            "_headers_checked": unchecked,
+        }
 
     def bytes_per_row(self, members: Sequence[str]) -> int:
         """Return the size of these fields of one row in bytes, including a dense policy."""
@@ -196,13 +209,13 @@ class MappedShards:
         """
         if len(rows) and not (rows.min() >= 0 and rows.max() < self.positions):
             raise IndexError(f"a row is outside the {self.positions:,} rows of the split")
-        groups = self._group(rows)
-        self._check_headers(groups.blocks)
-        fields = {name: self._gather_field(name, groups) for name in members if name not in POLICY_FIELDS}
+        locations = self._locate(rows)
+        self._check_headers(locations.blocks)
+        fields = {name: self._gather_field(name, locations) for name in members if name not in POLICY_FIELDS}
         slots = None
         if "policy" in members:
-            slots, fields["policy"] = self._gather_policies(groups)
-        return GatheredRows(fields, groups.indices, slots)
+            slots, fields["policy"] = self._gather_policies(locations)
+        return GatheredRows(fields, slots)
 
     def take(self, rows: Int64Array, members: Sequence[str]) -> Block:
         """Return fields of rows (B,) as one block, in the order given; raises as :meth:`gather` does."""
@@ -228,7 +241,7 @@ class MappedShards:
                 field = self._field(name)
                 self._check_values(name, _select_unchecked(field.checked, blocks))
                 parts = [
-                    field.views[number][start : start + shard.stored_rows(name, block)]
+                    field.view[start : start + shard.stored_rows(name, block)]
                     for block, start in enumerate(field.starts[blocks].tolist())
                 ]
                 scanned[name] = np.concatenate(parts)
@@ -236,25 +249,13 @@ class MappedShards:
 
     # --- rows and checks ------------------------------------------------------------------------------
 
-    def _group(self, rows: Int64Array) -> _RowGroups:
+    def _locate(self, rows: Int64Array) -> _Locations:
         if self._has_whole_blocks:
             blocks = rows // self._block_size
-            rows_in_block = rows - blocks * self._block_size
-        else:
-            numbers = np.searchsorted(self._first_rows, rows, side="right") - 1
-            blocks, rows_in_block = np.divmod(rows - self._first_rows[numbers], self._block_size)
-            blocks += self._first_blocks[numbers]
-        shards = self._shard_of_block[blocks]
-        order = np.argsort(shards, kind="stable")
-        counts = np.bincount(shards, minlength=len(self._shards))
-        stops = np.cumsum(counts)
-        parts = [
-            (shard, slice(int(stops[shard] - counts[shard]), int(stops[shard])))
-            for shard in np.flatnonzero(counts).tolist()
-        ]
-        indices = np.empty_like(order)
-        indices[order] = np.arange(len(order))
-        return _RowGroups(blocks[order], rows_in_block[order], parts, indices)
+            return _Locations(blocks, rows - blocks * self._block_size)
+        numbers = np.searchsorted(self._first_rows, rows, side="right") - 1
+        blocks, rows_in_block = np.divmod(rows - self._first_rows[numbers], self._block_size)
+        return _Locations(blocks + self._first_blocks[numbers], rows_in_block)
 
     def _check_headers(self, blocks: Int64Array) -> None:
         """Check the headers of blocks that have not been checked yet.
@@ -269,7 +270,9 @@ class MappedShards:
 
     def _field(self, name: str) -> _MappedField:
         if name not in self._open_fields:
-            self._open_fields[name] = _open_field(name, self._fields[name], self._shards)
+            if self._bytes is None:
+                self._bytes = _join_maps(self._shards)
+            self._open_fields[name] = _open_field(name, self._fields[name], self._shards, self._bytes)
         return self._open_fields[name]
 
     def _shard_of(self, block: int) -> tuple[LocalShard, int]:
@@ -314,39 +317,42 @@ class MappedShards:
 
     # --- reading --------------------------------------------------------------------------------------
 
-    def _gather_field(self, name: str, groups: _RowGroups) -> Array:
-        """Return one field of the rows, grouped."""
+    def _gather_field(self, name: str, locations: _Locations) -> Array:
+        """Return one field of the rows."""
         field = self._field(name)
-        starts = field.starts[groups.blocks] + groups.rows_in_block * field.step
-        found = np.empty(len(starts), field.views[0].dtype if field.views else field.dtype)
-        for shard, part in groups.parts:
-            _take_elements(field.views[shard], starts[part], found[part])
-        rows = found.view(field.dtype).reshape(-1, *field.shape)
-        self._check_rows(name, rows, groups.blocks)
+        starts = field.starts.take(locations.blocks) + locations.rows_in_block * field.step
+        rows = _take_rows(field, starts)
+        self._check_rows(name, rows, locations.blocks)
         return rows
 
-    def _gather_policies(self, groups: _RowGroups) -> tuple[Int64Array, Array]:
-        """Return the index of each grouped row in the policies, -1 for none, and the policies."""
+    def _gather_policies(self, locations: _Locations) -> tuple[Int64Array, Array]:
+        """Return the index of each row in the policies, -1 for none, and the policies."""
         field = self._field("policy")
-        slots = np.full(len(groups.blocks), _NO_POLICY, np.int64)
-        found: list[Array] = [np.empty((0, *field.shape), field.dtype)]
+        slots = np.full(len(locations.blocks), _NO_POLICY, np.int64)
+        starts: list[Int64Array] = [np.empty(0, np.int64)]
         count = 0
-        for shard, part in groups.parts:
+        shards = self._shard_of_block[locations.blocks]
+        order = np.argsort(shards, kind="stable")
+        for part in np.split(order, np.flatnonzero(np.diff(shards[order])) + 1):
+            if not len(part):
+                continue
+            shard = int(shards[part[0]])
             dense = self._dense_of(shard)
             if not len(dense.rows):
                 continue
-            blocks = groups.blocks[part] - self._first_blocks[shard]
-            rows = blocks * self._block_size + groups.rows_in_block[part]
+            blocks = locations.blocks[part] - self._first_blocks[shard]
+            rows = blocks * self._block_size + locations.rows_in_block[part]
             ranks = np.searchsorted(dense.rows, rows)
             has_policy = np.flatnonzero(dense.rows.take(ranks, mode="clip") == rows)
-            starts = dense.starts[blocks[has_policy]] + ranks[has_policy] * field.step
-            policies = field.views[shard][starts]
-            found.append(policies.view(field.dtype).reshape(-1, *field.shape))
-            slots[part.start + has_policy] = np.arange(count, count + len(has_policy))
+            starts.append(dense.starts[blocks[has_policy]] + ranks[has_policy] * field.step)
+            slots[part[has_policy]] = np.arange(count, count + len(has_policy))
             count += len(has_policy)
-        rows = np.concatenate(found)
-        self._check_rows("policy", rows, groups.blocks[slots != _NO_POLICY])
-        return slots, rows
+        policies = _take_rows(field, np.concatenate(starts))
+        with_policy = np.flatnonzero(slots != _NO_POLICY)
+        blocks_of_policies = np.empty(count, np.int64)
+        blocks_of_policies[slots[with_policy]] = locations.blocks[with_policy]
+        self._check_rows("policy", policies, blocks_of_policies)
+        return slots, policies
 
     def _dense_of(self, number: int) -> _DensePolicies:
         """Return the dense policies of a shard, which the first call finds."""
@@ -366,37 +372,59 @@ class MappedShards:
         starts, count = [], 0
         for block, start in enumerate(field.starts[blocks].tolist()):
             length = shard.stored_rows("policy_row", block)
-            stored = field.views[number][start : start + length]
+            stored = field.view[start : start + length]
             rows.append(stored.astype(np.int32) + np.int32(block * self._block_size))
             starts.append(policies.starts[first + block] - count * policies.step)
             count += length
         return _DensePolicies(np.concatenate(rows), np.array(starts, np.int64))
 
 
-def _open_field(name: str, spec: FieldSpec, shards: Sequence[LocalShard]) -> _MappedField:
+def _join_maps(shards: Sequence[LocalShard]) -> _MappedBytes:
+    maps = [np.frombuffer(shard.open(), np.uint8) for shard in shards]
+    addresses = np.array([each.ctypes.data for each in maps], np.int64)
+    if not len(maps):
+        return _MappedBytes(np.empty(0, np.uint8), addresses)
+    starts = addresses - addresses.min()
+    length = max(int(start) + len(each) for start, each in zip(starts, maps, strict=True))
+    lowest = maps[int(addresses.argmin())]
+    return _MappedBytes(as_strided(lowest, (length,), (1,), writeable=False), starts)
+
+
+def _open_field(
+    name: str, spec: FieldSpec, shards: Sequence[LocalShard], mapped: _MappedBytes
+) -> _MappedField:
     dtype = np.dtype(spec.dtype)
-    starts = np.array([start for shard in shards for start in shard.entry.offsets[name]], np.int64)
+    starts = np.array(
+        [
+            first + start
+            for first, shard in zip(mapped.starts.tolist(), shards, strict=True)
+            for start in shard.entry.offsets[name]
+        ],
+        np.int64,
+    )
     checked = np.zeros(len(starts), np.bool_)
+    size, width = len(mapped.data), row_bytes(spec)
     if not spec.shape:
-        views: list[Array] = [
-            np.frombuffer(shard.open(), dtype, shard.entry.bytes // dtype.itemsize) for shard in shards
-        ]
-        return _MappedField(dtype, (), 1, starts // dtype.itemsize, views, checked)
-    width = row_bytes(spec)
-    views = [
-        np.ndarray((shard.entry.bytes - width + 1,), f"V{width}", shard.open(), strides=(1,))
-        for shard in shards
-    ]
-    return _MappedField(dtype, spec.shape, width, starts, views, checked)
+        view = mapped.data[: size - size % width].view(dtype)
+        return _MappedField(dtype, (), 1, starts // width, view, mapped.data, checked)
+    rows = np.ndarray((max(0, size - width + 1),), f"V{width}", mapped.data, strides=(1,))
+    return _MappedField(dtype, spec.shape, width, starts, rows, mapped.data, checked)
 
 
-def _take_elements(view: Array, offsets: Int64Array, out: Array) -> None:
-    """Copy the elements of a view at these offsets into ``out``."""
-    if view.strides == (view.itemsize,):
-        # The offsets are valid, as the headers were checked, and mode="raise" would buffer the result.
-        view.take(offsets, out=out, mode="clip")
-    else:
-        out[...] = view[offsets]  # take would first copy the overlapping elements of the whole shard
+def _take_rows(field: _MappedField, offsets: Int64Array) -> Array:
+    """Return copies of the rows at these offsets, which must be those of rows within the maps."""
+    view = field.view
+    if not field.shape:
+        # The offsets are valid, as the headers were checked, and mode="raise" would check them again.
+        return view.take(offsets, mode="clip")
+    found = np.empty(len(offsets), view.dtype)
+    for start in range(0, len(offsets), _TOUCHED_ROWS):
+        part = offsets[start : start + _TOUCHED_ROWS]
+        # Reading single bytes, the CPU fetches many rows from memory at once; copying rows, only a few.
+        field.data.take(part, mode="clip")
+        field.data.take(part + (view.itemsize - 1), mode="clip")
+        found[start : start + _TOUCHED_ROWS] = view[part]  # take would first copy the overlapping elements
+    return found.view(field.dtype).reshape(-1, *field.shape)
 
 
 def _select_unchecked(checked: npt.NDArray[np.bool_], blocks: Int64Array) -> Int64Array:

@@ -103,7 +103,7 @@ def test_chunks_grow_up_to_the_limit(make_shards: MakeShards, monkeypatch: pytes
     }
     sizes = [list(itertools.islice(each.chunk_sizes(), 6)) for each in opened.values()]
     assert sizes == [
-        [1_024, 4_096, 16_384, 65_536, 262_144, 262_144],
+        [1_024, 4_096, 16_384, 65_536, 65_536, 65_536],
         [1_024, 4_096, 9_892, 9_892, 9_892, 9_892],  # 2^20 / (2 + 100 + 4)
     ]
 

@@ -341,3 +341,25 @@ def test_values_are_checked_once_in_any_order_of_reading(
         blocks = sum(shard.entry.blocks for shard in shards._shards)
         assert len(whole) == len(set(whole)) == len(DENSE) * blocks, epoch
         assert rows_checked < 134 * len(DENSE)
+
+
+def test_shards_may_be_mapped_in_any_order_of_addresses(
+    folders: dict[str, ShardFolder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One view covers the maps of all shards, wherever the system puts them."""
+    opened = LocalShard.open
+
+    def open_in_reverse(shard: LocalShard, *, digest: bool = False) -> Any:
+        for each in reversed(all_shards):
+            opened(each)
+        return opened(shard, digest=digest)
+
+    shards = mapped(folders["dense"])
+    copy = pickle.loads(pickle.dumps(shards))
+    all_shards = copy._shards
+    monkeypatch.setattr(LocalShard, "open", open_in_reverse)
+    rows = np.random.default_rng(4).integers(0, 134, 3_000)
+    taken = copy.take(rows, DENSE)
+    check(folders["dense"], taken, rows.tolist())
+    for name, array in shards.take(rows, DENSE).items():
+        np.testing.assert_array_equal(taken[name], array, strict=True)
