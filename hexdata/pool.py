@@ -12,7 +12,14 @@ import psutil
 
 from hexdata.errors import BudgetError, ConfigError
 
-__all__ = ["LEADER_MEMORY", "WorkerOptions", "default_workers", "memory_limit", "resident_bytes"]
+__all__ = [
+    "LEADER_MEMORY",
+    "WorkerOptions",
+    "available_memory",
+    "default_workers",
+    "memory_limit",
+    "resident_bytes",
+]
 
 LEADER_MEMORY: Final = 128 << 20
 """Memory in bytes of a process while its workers do the work."""
@@ -37,6 +44,11 @@ def resident_bytes() -> int:
         except psutil.Error:  # the process ended between the two calls
             continue
     return total
+
+
+def available_memory() -> int:
+    """Return the bytes that this machine can give to processes without swapping."""
+    return int(psutil.virtual_memory().available)
 
 
 @contextmanager

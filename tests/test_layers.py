@@ -38,6 +38,7 @@ LAYERS = {
     "schema": 2,
     "storage": 2,
     "engine": 3,
+    "fill": 3,
     "formats": 4,
     "store": 4,
     "games": 5,
@@ -101,7 +102,7 @@ RESTRICTED = {
 }
 """The same for modules of the standard library."""
 
-PURE = ("order", "board", "schema")
+PURE = ("order", "board", "schema", "fill")
 IMPURE = {"datetime", "io", "os", "shutil", "socket", "subprocess", "tempfile", "threading", "time", "uuid"}
 """Modules that pure units must not import: clocks, files, processes."""
 

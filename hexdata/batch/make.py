@@ -14,6 +14,7 @@ from hexdata.batch.weights import draw_value_weights
 from hexdata.board import RED, cast_cells, pack_boards, unpack_boards
 from hexdata.checks import check_choice
 from hexdata.errors import ConfigError
+from hexdata.fill import POSITION_PLY, boards_to_fill, fill_to_policy, fill_to_stones
 from hexdata.schema import NO_MOVE
 from hexdata.shards.blocks import POLICY_FIELDS, Block, block_length, block_to_policy
 
@@ -31,7 +32,7 @@ __all__ = [
 Batch = dict[str, npt.NDArray[Any]]
 """Arrays of one training step by field name; the first dimension is the batch size B."""
 
-BoardForm = Literal["float32", "float16", "uint8", "packed"]
+BoardForm = Literal["float32", "float16", "uint8", "packed", "fill"]
 FinalPolicy = Literal["zeros", "uniform", "skip"]
 
 DEFAULT_FIELDS: Final = ("board", "policy", "value")
@@ -64,6 +65,8 @@ class BatchOptions:
 
     - ``board`` (B, ``planes``, n, n), cells 0 or 1: blue's stones, red's stones and, with three planes, the
       player to move. With ``board="packed"``: uint8 (B, ceil(2·n·n / 8)), as ``board.pack_boards`` returns.
+      With ``board="fill"``: fill rows (B, n·n), uint8, or uint16 above board size 15, and ``ply`` (B,) of the
+      same dtype; ``hexdata.fill`` describes them.
     - ``policy`` float32 (B, n·n): the stored dense policy if the position has one, otherwise one-hot.
     - ``policy_mask`` bool (B,): False for final positions, whose policy is set by ``final_policy``.
     - ``move`` uint16 (B,): cell index; 65535 for final positions.
@@ -74,10 +77,10 @@ class BatchOptions:
       ``total_positions`` uint16 (B,), 65535 if unknown.
     """
     planes: int = 2
-    """Number of planes, 2 or 3. The third plane is 1 if red is to move and 0 if blue is. With packed boards,
-    the third plane is added on the device, and batches contain ``player_to_move`` for this."""
+    """Number of planes, 2 or 3. The third plane is 1 if red is to move and 0 if blue is. With packed boards
+    and fill rows, the third plane is added on the device, and batches contain ``player_to_move`` for this."""
     board: BoardForm = "float32"
-    """Dtype of the boards, or "packed" for one bit per cell."""
+    """Dtype of the boards, "packed" for one bit per cell, or "fill" for one ply per cell."""
     final_policy: FinalPolicy = "zeros"
     """Policy of final positions: "zeros", "uniform" (1/n² everywhere), or "skip" to omit final positions."""
     tier_probability: tuple[float, float, float, float] | None = None
@@ -116,8 +119,11 @@ class BatchOptions:
     def delivered(self) -> tuple[str, ...]:
         """The fields of every batch: the requested fields, then those that other options add."""
         added = []
-        if self.board == "packed" and self.planes == 3 and "board" in self.fields:
-            added.append("player_to_move")
+        if "board" in self.fields:
+            if self.board == "fill":
+                added.append("ply")
+            if self.board in ("packed", "fill") and self.planes == 3:
+                added.append("player_to_move")
         if self.tier_probability is not None:
             added.append("value_weight")
         return self.fields + tuple(name for name in added if name not in self.fields)
@@ -132,11 +138,21 @@ def _are_probabilities(numbers: object) -> bool:
 
 
 def required_members(options: BatchOptions, stored: Collection[str]) -> list[str]:
-    """Return the sorted names of the shard members that batches with these options need."""
+    """Return the sorted names of the members that batches with these options need.
+
+    Args:
+        options: contents of the batches.
+        stored: names of the stored members: those of shards, or of a table of games, which contains ``fill``
+            in place of ``board``.
+    """
+    third_plane = {"player_to_move"} if options.planes == 3 else set()
+    policy = {"move", *POLICY_FIELDS}
+    board = {"board", "move"} if options.board == "fill" else {"board"}
     sources = {
-        "board": {"board"} | ({"player_to_move"} if options.planes == 3 else set()),
-        "policy": {"move", *POLICY_FIELDS},
-        "policy_mask": {"move", *POLICY_FIELDS},
+        "board": ({"fill"} if "fill" in stored else board) | third_plane,
+        "ply": set[str](),
+        "policy": {"fill", "policy"} if "fill" in stored and options.final_policy != "uniform" else policy,
+        "policy_mask": policy,
         "value_weight": {"position_id"} | ({"value_sample_tier"} if options.tier_probability else set()),
     }
     members = {member for name in options.delivered for member in sources.get(name, {name})}
@@ -149,14 +165,17 @@ def make_batch(block: Block, options: BatchOptions, board_size: int, *, seed: in
     """Convert packed positions into a batch with the fields ``options.delivered``, in the same order.
 
     Args:
-        block: members of B positions, those of :func:`required_members`. It is not modified; fields that
-            need no conversion share its arrays.
+        block: members of B positions, those of :func:`required_members`; fill rows have the name ``fill``. It
+            is not modified; fields that need no conversion share its arrays.
         options: contents of the batch.
         board_size: board size n.
         seed: seed of the symmetries and value weights.
         epoch: epoch of the symmetries and value weights.
     """
     symmetries = None
+    if options.board == "fill" and "board" in block:
+        fill = boards_to_fill(block["board"], block["move"], board_size)
+        block = {**block, "fill": fill, "ply": np.full(len(fill), POSITION_PLY, fill.dtype)}
     if options.symmetry:
         symmetries = draw_symmetries(block["position_id"], seed, epoch)
         block = transform_labels(block, symmetries, board_size)
@@ -183,11 +202,16 @@ def _boards(
     Planes are assembled as uint8 and cast once, so that the large array is written only once.
     """
     packed = options.board == "packed"
-    if packed and symmetries is None:
+    if options.board == "fill":
+        return block["fill"]
+    if "fill" in block:
+        cells = fill_to_stones(block["fill"], block["ply"]).reshape(-1, 2, board_size, board_size)
+    elif packed and symmetries is None:
         return block["board"]
-    cells = unpack_boards(block["board"], board_size, np.uint8)
-    if symmetries is not None:
-        transform_stones(cells, symmetries)
+    else:
+        cells = unpack_boards(block["board"], board_size, np.uint8)
+        if symmetries is not None:
+            transform_stones(cells, symmetries)
     if packed:
         return pack_boards(cells.view(np.bool_))
     if options.planes == 3:
@@ -201,7 +225,12 @@ def _boards(
 
 def _policies(block: Block, options: BatchOptions, board_size: int) -> npt.NDArray[np.float32]:
     cells = board_size * board_size
-    policy = block_to_policy(block, cells)
+    if "move" in block:
+        policy = block_to_policy(block, cells)
+    else:
+        policy = fill_to_policy(block["fill"], block["ply"])
+        if "policy" in block:
+            policy[block["policy_row"]] = block["policy"]
     if options.final_policy == "uniform":
         policy[~_policy_mask(block)] = 1 / cells
     return policy

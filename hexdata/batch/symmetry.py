@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hexdata.board import SYMMETRIES, Planes, Symmetry, symmetry_table, transform_planes
+from hexdata.fill import transform_fill
 from hexdata.order import derive_key, sort_key
 from hexdata.schema import NO_MOVE
 from hexdata.shards.blocks import Block
@@ -42,13 +43,17 @@ def transform_stones(planes: Planes, symmetries: SymmetryArray) -> None:
 
 
 def transform_labels(block: Block, symmetries: SymmetryArray, board_size: int) -> Block:
-    """Return the block with transformed moves, policies, values and players, where present.
+    """Return the block with transformed fill rows, moves, policies, values and players, where present.
 
     A reflection swaps the colours, so value becomes 1 - value and the other player is to move. Packed boards
     are not transformed; :func:`transform_stones` does that after unpacking.
     """
     transformed = dict(block)
     swapped = symmetries >= Symmetry.LONG_DIAGONAL
+    if "fill" in block:
+        transformed["fill"], transformed["ply"] = transform_fill(
+            block["fill"], block["ply"], symmetries, board_size
+        )
     if "move" in block:
         transformed["move"] = _transform_moves(block["move"], symmetries, board_size)
     if "policy" in block:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, SupportsIndex
+from typing import Any, Final, Literal, SupportsIndex
 
 import numpy as np
 
@@ -14,14 +14,14 @@ from hexdata.batch import (
     BoardForm,
     FinalPolicy,
     make_batch,
-    required_members,
 )
 from hexdata.checks import as_int, as_tuple, check_count
-from hexdata.loader.exact import ExactShards
+from hexdata.loader.opening import all_members, find_data, open_game_rows, open_shard_rows
 from hexdata.loader.options import LoaderOptions
-from hexdata.shards.locate import add_cache, check_split, find_source, load_manifest, require_mappable
+from hexdata.shards.locate import add_cache, check_split, load_manifest, require_mappable
 from hexdata.shards.options import CACHE_SIZE, CacheFolder, CacheOptions, Check
 from hexdata.storage import AnyPath
+from hexdata.store import Store
 
 __all__ = ["PositionDataset"]
 
@@ -37,7 +37,7 @@ class PositionDataset:
     """Map-style dataset of a split: ``dataset[i]`` is position i in stored order.
 
     ``dataset[shuffle_indices(range(len(dataset)), seed, epoch)[i]]`` is the i-th position that ``Loader``
-    delivers in an epoch. A dataset can be pickled. The copy opens the shards again.
+    delivers in an epoch. A dataset can be pickled. The copy opens the shards again, or shares the games.
 
     Example::
 
@@ -49,15 +49,17 @@ class PositionDataset:
         store: Directory of a store, or of shards with their ``manifest.json``, on disk or in an object store
             (``"s3://bucket/store"``).
         split: "train", "val" or "test" (default "train").
+        mode: "games" holds the games of a store in memory; "exact" maps shards (default None: "games" for a
+            store without shards, otherwise "exact").
         seed: Seed of ``symmetry`` and ``tier_probability`` (default 0). ``set_epoch`` selects their epoch.
-        check: "sizes" compares the sizes of shards with the manifest; "digests" also hashes every shard
+        check: "sizes" compares the sizes of files with the manifest; "digests" also hashes every file
             (default "sizes").
         where: SQL condition on the labels that selects positions; null counts as false (default None: all
             positions).
         newest: Number of games with the highest ids whose positions are selected (default None: all games).
         fields: Names of the arrays, from ``hexdata.batch.FIELDS`` (default board, policy, value).
         planes: Number of board planes, 2 or 3 (default 2).
-        board: "float32", "float16", "uint8" or "packed" (default "float32").
+        board: "float32", "float16", "uint8", "packed" or "fill" (default "float32").
         final_policy: Policy of final positions: "zeros", "uniform", or "skip" to leave them out (default
             "zeros").
         tier_probability: Probabilities of value weight 1 for tiers 0 to 3 (default None: all weights are 1).
@@ -68,8 +70,8 @@ class PositionDataset:
 
     Raises:
         ConfigError: An option has an invalid value, or the split does not exist.
-        StoreError: Shards are missing or incomplete, or have another format version.
-        BudgetError: The split does not fit into the cache.
+        StoreError: Files are missing, damaged or incomplete, or have another format version.
+        BudgetError: The split does not fit into the cache, or its games do not fit into memory.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class PositionDataset:
         store: str | AnyPath,
         split: str = "train",
         *,
+        mode: Literal["games", "exact"] | None = None,
         seed: int = 0,
         check: Check = "sizes",
         where: str | None = None,
@@ -90,8 +93,10 @@ class PositionDataset:
         cache: CacheFolder = True,
         cache_size: int | str = CACHE_SIZE,
     ) -> None:
+        data = find_data(store, mode)
         self.options = LoaderOptions(
             split=split,
+            mode="games" if isinstance(data, Store) else "exact",
             seed=seed,
             shuffle=False,
             check=check,
@@ -107,17 +112,16 @@ class PositionDataset:
             ),
             copies=CacheOptions(cache, cache_size),
         )
-        source = find_source(store)
-        manifest = load_manifest(source)
-        members = required_members(self.options.batch, check_split(manifest, split, str(store)))
-        self.board_size = manifest.board_size
-        source = add_cache(
-            source,
-            manifest.splits[self.options.split],
-            self.options.copies,
-            digests=self.options.check == "digests",
-        )
-        self._shards = ExactShards(require_mappable(source), manifest, members, self.options)
+        if isinstance(data, Store):
+            self._rows, games = open_game_rows(data, self.options)
+            self.board_size = games.board_size
+        else:
+            manifest = load_manifest(data)
+            members = all_members(self.options, check_split(manifest, split, str(store)))
+            self.board_size = manifest.board_size
+            entries = manifest.splits[self.options.split]
+            source = add_cache(data, entries, self.options.copies, digests=check == "digests")
+            self._rows = open_shard_rows(require_mappable(source), manifest, members, self.options)
         self._epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -125,7 +129,7 @@ class PositionDataset:
         self._epoch = check_count("epoch", epoch, 0)
 
     def __len__(self) -> int:
-        return self._shards.positions
+        return self._rows.positions
 
     def __getitem__(self, index: SupportsIndex) -> PositionArrays:
         """Return one position. Negative indices count from the end.
@@ -177,7 +181,7 @@ class PositionDataset:
             raise IndexError(
                 f"index {index} is out of range for the {len(self):,} positions of {self.options.split}"
             )
-        block = self._shards.take(numbers)
+        block = self._rows.take(numbers)
         options = self.options
         return make_batch(block, options.batch, self.board_size, seed=options.seed, epoch=self._epoch)
 

@@ -1,4 +1,4 @@
-"""Exact mode: every epoch is a permutation of all selected positions, read from mapped shards."""
+"""Epochs of exact and games mode: every epoch is a permutation of all selected positions."""
 
 from __future__ import annotations
 
@@ -12,18 +12,15 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from hexdata.errors import StoreError
+from hexdata.errors import HexdataError
 from hexdata.loader.options import LoaderOptions
 from hexdata.loader.row_filter import RowSubset, select_rows
+from hexdata.loader.row_source import GatheredRows, RowSource
 from hexdata.loader.schedule import EpochSchedule, PackedStep, StepSlice
 from hexdata.order import Permutation, derive_key
-from hexdata.progress import SILENT, Progress
 from hexdata.shards.blocks import Block
-from hexdata.shards.files import MappableSource
-from hexdata.shards.manifest import REPAIR_HINT, ShardManifest
-from hexdata.shards.mapped import GatheredRows, MappedShards
 
-__all__ = ["ExactEpoch", "ExactShards"]
+__all__ = ["ExactEpoch", "SelectedRows"]
 
 _FIRST_CHUNK: Final = 1 << 10
 """Number of positions in the first chunk. A small chunk makes the first batch fast."""
@@ -34,72 +31,54 @@ _CHUNK_BYTES: Final = 64 << 20
 """Maximum size of a chunk, which limits chunks with dense policies."""
 
 
-class ExactShards:
-    """Mapped shards of a split and the selection of their rows, shared by all epochs.
+class SelectedRows:
+    """The selected rows of a split, shared by all epochs.
 
     Args:
-        source: Local folder of the shards, or a source with a cache.
-        manifest: Manifest of the shards.
-        members: Names of the fields to read.
+        source: The rows of the split.
+        members: Names of the members to read.
         options: Options of the loader.
-        progress: Receives progress while shards are downloaded and checked (default: no reports).
+        faults: Skipped shards, each with its name, number of positions and error (default: none).
 
     Attributes:
         positions: Number of selected positions.
         digest: Digest of the selection and of the names of skipped shards; None if all rows are selected.
-        faults: Skipped shards, each with its name, number of positions and error.
+        faults: The skipped shards.
 
     Raises:
-        StoreError: A shard is missing or has another size, or every shard was skipped.
-        BudgetError: The process cannot map all shards, or the cache is too small for them.
         ConfigError: The condition ``where`` is invalid, or no position is selected.
     """
 
     def __init__(
         self,
-        source: MappableSource,
-        manifest: ShardManifest,
+        source: RowSource,
         members: Sequence[str],
         options: LoaderOptions,
-        progress: Progress = SILENT,
+        faults: Sequence[tuple[str, int, HexdataError]] = (),
     ) -> None:
+        self.source = source
+        self.faults = faults
         self._members = members
         self._options = options
-        self._shards = MappedShards(
-            source,
-            manifest,
-            options.split,
-            on_error=options.on_error,
-            check=options.check,
-            progress=progress,
-        )
-        if self._shards.faults and not self._shards.positions:
-            raise StoreError(
-                f"no shard of {options.split} can be used",
-                path=source.address(""),
-                found=self._shards.faults[0][1].detail(),
-                hint=REPAIR_HINT,
-            )
-        self._subset = select_rows(self._shards, options)
-        self.faults = [(entry.name, entry.positions, fault) for entry, fault in self._shards.faults]
-        self.positions = self._shards.positions if self._subset is None else len(self._subset)
+        self._subset = select_rows(source, options)
+        self.positions = source.positions if self._subset is None else len(self._subset)
         self.digest = self._find_digest()
 
     def take(self, indices: npt.NDArray[np.int64]) -> Block:
         """Return positions by their indices (B,) among the selected positions in stored order."""
         rows = indices if self._subset is None else self._subset.rows(indices)
-        return self._shards.take(rows, self._members)
+        return self.source.take(rows, self._members)
 
     def chunk_sizes(self) -> Iterator[int]:
         """Yield, endlessly, how many positions to gather at once: few at first, later more."""
-        return _chunk_sizes(self._shards, self._members)
+        return _chunk_sizes(self.source, self._members)
 
     def epoch(self, epoch: int) -> ExactEpoch:
         """Return an epoch of the rank in the options."""
-        return ExactEpoch(self._shards, self._subset, self._members, self._options, epoch)
+        return ExactEpoch(self.source, self._subset, self._members, self._options, epoch)
 
-    def for_rank(self, rank: int, world_size: int) -> ExactShards:
-        """Return the epochs of another rank, over the same mapped shards."""
+    def for_rank(self, rank: int, world_size: int) -> SelectedRows:
+        """Return the epochs of another rank, over the same rows."""
         other = copy.copy(self)
         other._options = replace(self._options, rank=rank, world_size=world_size)
         return other
@@ -118,7 +97,7 @@ class ExactEpoch:
     This is the order of ``shuffle_indices(range(n), seed, epoch)``. Without shuffling it is the stored order.
 
     Args:
-        shards: Mapped shards of the split.
+        source: The rows of the split.
         subset: Selected rows; None: all rows.
         members: Names of the fields to read.
         options: Options of the loader.
@@ -127,16 +106,16 @@ class ExactEpoch:
 
     def __init__(
         self,
-        shards: MappedShards,
+        source: RowSource,
         subset: RowSubset | None,
         members: Sequence[str],
         options: LoaderOptions,
         epoch: int,
     ) -> None:
-        self._shards = shards
+        self._source = source
         self._subset = subset
         self._members = members
-        self._schedule = EpochSchedule(shards.positions if subset is None else len(subset), options)
+        self._schedule = EpochSchedule(source.positions if subset is None else len(subset), options)
         self._order: Permutation | None = None
         if options.shuffle:
             self._order = Permutation(self._schedule.positions, derive_key(options.seed, "epoch", epoch))
@@ -149,7 +128,7 @@ class ExactEpoch:
     def blocks(self, steps: range) -> Iterator[PackedStep]:
         """Yield the positions of this rank at each of the given steps; see ``Epoch``."""
         chunk: list[StepSlice] = []
-        sizes = _chunk_sizes(self._shards, self._members)
+        sizes = _chunk_sizes(self._source, self._members)
         count, size = 0, next(sizes)
         for step in steps:
             own = self._schedule.slice_at(step)
@@ -169,7 +148,7 @@ class ExactEpoch:
     def take(self, ranges: Sequence[tuple[int, int]]) -> Iterator[Block]:
         """Yield one block for each range [start, stop) of indices in the epoch's order, over all ranks.
 
-        All ranges are gathered together; ``ExactShards.chunk_sizes`` gives suitable total lengths.
+        All ranges are gathered together; ``SelectedRows.chunk_sizes`` gives suitable total lengths.
         """
         return self._gather_each([np.arange(start, stop) for start, stop in ranges])
 
@@ -187,12 +166,12 @@ class ExactEpoch:
         rows = indices if self._order is None else self._order[indices]
         if self._subset is not None:
             rows = self._subset.rows(rows)
-        return self._shards.gather(rows, self._members)
+        return self._source.gather(rows, self._members)
 
 
-def _chunk_sizes(shards: MappedShards, members: Sequence[str]) -> Iterator[int]:
+def _chunk_sizes(source: RowSource, members: Sequence[str]) -> Iterator[int]:
     """Yield numbers of positions that grow up to the largest chunk."""
-    largest = min(_LARGEST_CHUNK, _CHUNK_BYTES // shards.bytes_per_row(members))
+    largest = min(_LARGEST_CHUNK, _CHUNK_BYTES // source.bytes_per_row(members))
     size = min(_FIRST_CHUNK, largest)
     while True:
         yield size

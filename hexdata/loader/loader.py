@@ -1,4 +1,4 @@
-"""Training loader that delivers every position once per epoch over all ranks, in exact and stream mode."""
+"""Training loader that delivers every position once per epoch over all ranks."""
 
 from __future__ import annotations
 
@@ -19,21 +19,25 @@ from hexdata.batch import (
     BoardForm,
     FinalPolicy,
     make_batch,
-    required_members,
 )
 from hexdata.checks import as_tuple, check_count
 from hexdata.errors import ConfigError, HexdataError
 from hexdata.loader.checkpoint import EpochDigest, LoaderPosition, check_state, make_state
-from hexdata.loader.exact import ExactEpoch, ExactShards
+from hexdata.loader.exact import ExactEpoch, SelectedRows
+from hexdata.loader.game_reader import table_digest
+from hexdata.loader.game_table import GameTable
+from hexdata.loader.opening import all_members, default_mode, find_data, open_game_rows, open_shard_rows
 from hexdata.loader.options import LoaderOptions, Mode, Remainder
 from hexdata.loader.schedule import Epoch
 from hexdata.loader.stream import StreamEpoch
 from hexdata.progress import SILENT, Progress
 from hexdata.shards.blocks import Block
-from hexdata.shards.locate import add_cache, check_split, find_source, load_manifest, require_mappable
+from hexdata.shards.locate import add_cache, check_split, load_manifest, require_mappable
+from hexdata.shards.manifest import ShardManifest
 from hexdata.shards.options import CACHE_SIZE, CacheFolder, CacheOptions, Check, OnError
-from hexdata.shards.sources import FolderSource, ShardSource
+from hexdata.shards.sources import ShardSource
 from hexdata.storage import AnyPath
+from hexdata.store import Store
 
 __all__ = ["Delivery", "Loader"]
 
@@ -56,7 +60,7 @@ class Loader:
     batches left, it delivers the next epoch, so a loop may also take exactly ``len(loader)`` batches. After a
     loop was left early, the next iteration continues with the next batch; ``set_epoch`` restarts an epoch.
 
-    A loader can be pickled. The copy opens the shards again.
+    A loader can be pickled. The copy opens the shards again, or shares the games with the original.
 
     Example::
 
@@ -67,15 +71,16 @@ class Loader:
     Args:
         store: Directory of a store, or of shards with their ``manifest.json``, on disk or in an object store
             (``"s3://bucket/store"``); or the URL of a folder of shards on a web server; or a command that
-            prints a shard (``"pipe:cat /data/{name}"``).
+            prints a shard (``"pipe:cat /data/{name}"``). Games mode requires a store.
         split: "train", "val" or "test" (default "train").
         batch_size: Positions per batch of this rank (default 1024).
         seed: Any integer (default 0).
         shuffle: Whether to shuffle. False delivers the stored order (default None: only ``train`` is
             shuffled).
-        mode: "exact" maps local shards, or cached copies, and permutes the whole split. "stream" reads shards
-            sequentially and permutes windows of them (default None: "exact" for a local folder, otherwise
-            "stream").
+        mode: "games" holds the games of a store in memory, and permutes their positions; no shuffle or export
+            is needed. "exact" maps local shards, or cached copies, and permutes the whole split. "stream"
+            reads shards sequentially and permutes windows of them (default None: "games" for a store without
+            shards, "exact" for local shards, otherwise "stream").
         rank: Rank of this process (default 0).
         world_size: Number of ranks (default 1).
         remainder: How to deliver the last global batch if it is incomplete (default "short"). "short" shares
@@ -83,12 +88,12 @@ class Loader:
             positions than ranks. "pad" fills the batches with repeated positions; every batch then contains
             ``padding``, bool (B,), True for repeated positions. "drop" omits the global batch.
         on_error: "raise", or "skip" to leave out shards that are missing, truncated or altered; each gives a
-            warning and an entry in ``skipped`` (default "raise").
-        check: "sizes" compares the sizes of shards with the manifest; "digests" also hashes every shard
-            (default "sizes").
+            warning and an entry in ``skipped``. "skip" requires shards (default "raise").
+        check: "sizes" compares the sizes of files with the manifest; "digests" also hashes every file and, in
+            games mode, compares every board with its game (default "sizes").
         where: SQL condition on the labels that selects positions, such as ``"value_sample_tier < 2"``. Null
-            counts as false. Exact mode only (default None: all positions).
-        newest: Number of games with the highest ids whose positions are selected. Exact mode only (default
+            counts as false. Not in stream mode (default None: all positions).
+        newest: Number of games with the highest ids whose positions are selected. Not in stream mode (default
             None: all games).
         streams: (P, Q) of stream mode: each global batch has P parts, and consecutive steps cycle through Q
             streams per part, so an epoch is read as P · Q streams. The number of ranks must divide P, and the
@@ -101,10 +106,11 @@ class Loader:
             recently used shards are evicted first.
         prefetch: Number of shards that stream mode fetches into the cache in advance. 0: none (default None:
             one per stream that this process reads, at least two).
-        progress: Receives progress while exact mode downloads and checks shards (default: no reports).
+        progress: Receives progress while shards are downloaded and checked, or games are read (default: no
+            reports).
         fields: Names of the arrays in a batch, from ``hexdata.batch.FIELDS`` (default board, policy, value).
         planes: Number of board planes, 2 or 3 (default 2).
-        board: "float32", "float16", "uint8" or "packed" (default "float32").
+        board: "float32", "float16", "uint8", "packed" or "fill" (default "float32").
         final_policy: Policy of final positions: "zeros", "uniform", or "skip" to leave them out (default
             "zeros").
         tier_probability: Probabilities of value weight 1 for tiers 0 to 3 (default None: all weights are 1).
@@ -112,12 +118,15 @@ class Loader:
 
     Attributes:
         options: The options.
-        manifest: The manifest of the shards.
+        board_size: Board size n.
+        manifest: The manifest of the shards; None in games mode.
+        games: The table of the games and other positions of the split in games mode; otherwise None.
 
     Raises:
         ConfigError: An option is invalid, options contradict each other, or the split does not exist.
-        StoreError: Shards are missing or incomplete, or have another format version.
-        BudgetError: The cache is smaller than a shard or, in exact mode, than the split.
+        StoreError: Files are missing, damaged or incomplete, or have another format version.
+        BudgetError: The cache is smaller than a shard or, in exact mode, than the split; or the games do not
+            fit into memory.
     """
 
     def __init__(
@@ -149,13 +158,13 @@ class Loader:
         prefetch: int | None = None,
         progress: Progress = SILENT,
     ) -> None:
-        source = find_source(store)
+        data = find_data(store, mode)
         self.options = LoaderOptions(
             split=split,
             batch_size=batch_size,
             seed=seed,
             shuffle=split == "train" if shuffle is None else shuffle,
-            mode=_default_mode(source) if mode is None else mode,
+            mode=default_mode(data) if mode is None else mode,
             rank=rank,
             world_size=world_size,
             remainder=remainder,
@@ -175,19 +184,16 @@ class Loader:
             ),
             copies=CacheOptions(cache, cache_size, prefetch),
         )
-        self.manifest = load_manifest(source)
-        stored = check_split(self.manifest, split, str(store))
-        # The epoch digest needs the ids, even if they are not a requested field.
-        self._members = sorted({*required_members(self.options.batch, stored), "position_id"})
-        self._source = add_cache(
-            source,
-            self.manifest.splits[self.options.split],
-            self.options.copies,
-            digests=self.options.check == "digests",
-        )
         self._skipped: dict[str, set[range]] = {}
         self._skipped_epoch = 0
-        self._exact = self._open_exact(progress) if self.options.mode == "exact" else None
+        self.manifest: ShardManifest | None = None
+        self.games: GameTable | None = None
+        self._selected: SelectedRows | None = None
+        self._source: ShardSource | None = None
+        if isinstance(data, Store):
+            self._open_games(data, progress)
+        else:
+            self._open_shards(data, str(store), progress)
         self._opened: tuple[int, Epoch] | None = None
         self._last_digest: str | None = None
         self._move_to(LoaderPosition())
@@ -217,7 +223,7 @@ class Loader:
             )
         other = copy.copy(self)
         other.options = replace(self.options, rank=rank, world_size=world_size)
-        other._exact = self._exact.for_rank(rank, world_size) if self._exact else None
+        other._selected = self._selected.for_rank(rank, world_size) if self._selected else None
         other._skipped = copy.deepcopy(self._skipped)
         other._opened = other._last_digest = None
         same = (rank, world_size) == (self.options.rank, self.options.world_size)
@@ -231,7 +237,10 @@ class Loader:
     @property
     def positions(self) -> int:
         """Number of positions in an epoch over all ranks, before an incomplete batch is dropped."""
-        return self._exact.positions if self._exact else self.manifest.positions(self.options.split)
+        if self._selected:
+            return self._selected.positions
+        assert self.manifest is not None
+        return self.manifest.positions(self.options.split)
 
     @property
     def skipped(self) -> dict[str, int]:
@@ -306,15 +315,15 @@ class Loader:
         self._end_complete_epoch()
 
     def _identity(self) -> tuple[str, str | None]:
-        """Return the digest of the manifest, and that of the selected rows (None: all rows)."""
-        return self.manifest.digest, self._exact.digest if self._exact else None
+        """Return the digest of the shards or games, and that of the selected rows (None: all rows)."""
+        return self._data_digest, self._selected.digest if self._selected else None
 
     def _move_to(self, position: LoaderPosition) -> None:
         self._epoch, self._batch = position.epoch, position.batch
         self._digest = (
             None
             if position.digest is None
-            else EpochDigest(self.manifest.digest, position.epoch, position.digest)
+            else EpochDigest(self._data_digest, position.epoch, position.digest)
         )
 
     # --- delivery -------------------------------------------------------------------------------------
@@ -385,7 +394,7 @@ class Loader:
         epoch, next_step = self._next_batch()
         first = next_step + (worker - next_step) % workers
         opened = self._open(epoch)
-        if self._exact is None and self._skipped_epoch != epoch:
+        if self._selected is None and self._skipped_epoch != epoch:
             self._skipped, self._skipped_epoch = {shard: set() for shard in self._skipped}, epoch
         steps = range(first, opened.steps, workers)
         for step, (block, padding) in zip(steps, opened.blocks(steps), strict=True):
@@ -425,7 +434,7 @@ class Loader:
         """Yield one batch for each range [start, stop) of indices in an epoch's order, over all ranks.
 
         All ranges are gathered together; :meth:`chunk_sizes` gives suitable total lengths. The position of
-        the loader does not change, and batches have no padding. Exact mode only.
+        the loader does not change, and batches have no padding. Not in stream mode.
 
         Args:
             ranges: Ranges of indices.
@@ -436,7 +445,7 @@ class Loader:
         """
         opened = self._open(check_count("epoch", epoch, 0))
         if not isinstance(opened, ExactEpoch):
-            raise _needs_exact_mode()
+            raise _not_in_stream_mode()
         for start, stop in ranges:
             if not 0 <= start <= stop <= self.positions:
                 found, expected = f"[{start}, {stop})", f"within [0, {self.positions})"
@@ -449,13 +458,13 @@ class Loader:
         Raises:
             ConfigError: The loader is in stream mode.
         """
-        if self._exact is None:
-            raise _needs_exact_mode()
-        return self._exact.chunk_sizes()
+        if self._selected is None:
+            raise _not_in_stream_mode()
+        return self._selected.chunk_sizes()
 
     def _make_batch(self, block: Block, epoch: int) -> Batch:
         options = self.options
-        return make_batch(block, options.batch, self.manifest.board_size, seed=options.seed, epoch=epoch)
+        return make_batch(block, options.batch, self.board_size, seed=options.seed, epoch=epoch)
 
     # --- epochs ---------------------------------------------------------------------------------------
 
@@ -481,17 +490,34 @@ class Loader:
             )
 
     def _make_epoch(self, epoch: int) -> Epoch:
-        if self._exact:
-            return self._exact.epoch(epoch)
+        if self._selected:
+            return self._selected.epoch(epoch)
         on_skip = self._skip if self.options.on_error == "skip" else None
+        assert self.manifest is not None
+        assert self._source is not None
         return StreamEpoch(self._source, self.manifest, self.options, epoch, self._members, on_skip)
 
-    def _open_exact(self, progress: Progress) -> ExactShards:
-        source = require_mappable(self._source)
-        exact = ExactShards(source, self.manifest, self._members, self.options, progress)
-        for name, positions, fault in exact.faults:
-            self._skip(name, range(positions), fault)
-        return exact
+    # --- opening --------------------------------------------------------------------------------------
+
+    def _open_shards(self, source: ShardSource, location: str, progress: Progress) -> None:
+        options = self.options
+        self.manifest = load_manifest(source)
+        self.board_size = self.manifest.board_size
+        self._data_digest = self.manifest.digest
+        stored = check_split(self.manifest, options.split, location)
+        self._members = all_members(options, stored)
+        entries = self.manifest.splits[options.split]
+        self._source = add_cache(source, entries, options.copies, digests=options.check == "digests")
+        if options.mode == "exact":
+            mappable = require_mappable(self._source)
+            self._selected = open_shard_rows(mappable, self.manifest, self._members, options, progress)
+            for name, positions, fault in self._selected.faults:
+                self._skip(name, range(positions), fault)
+
+    def _open_games(self, store: Store, progress: Progress) -> None:
+        self._data_digest = table_digest(store)
+        self._selected, self.games = open_game_rows(store, self.options, progress)
+        self.board_size = self.games.board_size
 
     def _skip(self, shard: str, rows: range, fault: HexdataError) -> None:
         """Count skipped rows of a shard, and issue a warning for the first of them."""
@@ -500,11 +526,9 @@ class Loader:
         self._skipped.setdefault(shard, set()).add(rows)
 
 
-def _default_mode(source: ShardSource) -> Mode:
-    return "exact" if isinstance(source, FolderSource) else "stream"
-
-
-def _needs_exact_mode() -> ConfigError:
+def _not_in_stream_mode() -> ConfigError:
     return ConfigError(
-        "only exact mode can deliver ranges of an epoch", found="mode='stream'", hint="Use mode='exact'."
+        "stream mode cannot deliver ranges of an epoch",
+        found="mode='stream'",
+        hint="Use mode='games' or mode='exact'.",
     )

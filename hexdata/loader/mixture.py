@@ -179,7 +179,7 @@ class Mixture:
             train(batch["board"], batch["policy"], batch["value"])
 
     Args:
-        loaders: The sources, at most 256. They must be in exact mode and have the same batch options and
+        loaders: The sources, at most 256, in games or exact mode. They must have the same batch options and
             board size. Their stores, splits, conditions, seeds and shuffling may differ. Their batch size,
             ranks, remainder and position are not used.
         weights: Weight of each loader, above 0. Only the ratios of weights matter.
@@ -396,17 +396,17 @@ def _check_loaders(loaders: Sequence[Loader]) -> None:
     """Check that positions of these loaders can be combined in a batch.
 
     Raises:
-        ConfigError: A loader is not in exact mode, has no positions or differs from loader 0.
+        ConfigError: A loader is in stream mode, has no positions or differs from loader 0.
     """
     first = loaders[0]
     for number, loader in enumerate(loaders):
         record = f"source {number}"
-        if loader.options.mode != "exact":
+        if loader.options.mode == "stream":
             raise ConfigError(
-                "a mixture requires loaders in exact mode",
+                "a mixture cannot contain a loader in stream mode",
                 record=record,
                 found=loader.options.mode,
-                hint="Make the loader with mode='exact'.",
+                hint="Make the loader with mode='games' or mode='exact'.",
             )
         if not loader.positions:
             raise ConfigError("the loader has no positions", record=record)
@@ -418,12 +418,12 @@ def _check_loaders(loaders: Sequence[Loader]) -> None:
                 expected=first.options.batch,
                 hint="Make all loaders of a mixture with the same fields, planes and other batch options.",
             )
-        if loader.manifest.board_size != first.manifest.board_size:
+        if loader.board_size != first.board_size:
             raise ConfigError(
                 "the board sizes of the loaders differ",
                 record=record,
-                found=loader.manifest.board_size,
-                expected=first.manifest.board_size,
+                found=loader.board_size,
+                expected=first.board_size,
             )
 
 

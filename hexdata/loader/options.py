@@ -17,8 +17,9 @@ __all__ = [
     "Remainder",
 ]
 
-Mode = Literal["exact", "stream"]
-"""Mode of the loader: "exact" permutes the whole split, "stream" reads shards sequentially."""
+Mode = Literal["games", "exact", "stream"]
+"""Mode of the loader: "games" permutes the whole split, which it holds as games; "exact" permutes the rows of
+mapped shards; "stream" reads shards sequentially."""
 Remainder = Literal["short", "drop", "pad"]
 """Delivery of an incomplete last global batch: shorter, not at all, or filled with repeated positions."""
 

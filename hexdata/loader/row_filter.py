@@ -1,4 +1,4 @@
-"""Selection of the rows of a split by condition, by game or by policy, for exact mode.
+"""Selection of the rows of a split by condition, by game or by policy.
 
 The selection is computed once, from labels; boards are not read.
 """
@@ -15,10 +15,10 @@ import pyarrow as pa
 
 from hexdata.errors import ConfigError
 from hexdata.loader.options import LoaderOptions
+from hexdata.loader.row_source import RowSource
 from hexdata.schema import NO_GAME, NO_MOVE
 from hexdata.selection.expression import Expression, check_condition, check_expression, explain_failures
 from hexdata.shards.blocks import SENTINELS, Block
-from hexdata.shards.mapped import MappedShards
 from hexdata.store.session import DuckDBPyConnection, duckdb_session
 
 __all__ = ["RowSubset", "select_rows"]
@@ -72,13 +72,13 @@ class RowSubset:
         return digest.hexdigest()
 
 
-def select_rows(shards: MappedShards, options: LoaderOptions) -> RowSubset | None:
+def select_rows(source: RowSource, options: LoaderOptions) -> RowSubset | None:
     """Return the rows selected by ``where``, ``newest`` and ``final_policy="skip"``, or None for all rows.
 
     Each of the three is applied to the whole split: ``newest`` also counts games that ``where`` leaves out.
 
     Args:
-        shards: Mapped shards of the split.
+        source: The rows of the split.
         options: Options of the loader.
 
     Raises:
@@ -90,11 +90,11 @@ def select_rows(shards: MappedShards, options: LoaderOptions) -> RowSubset | Non
         return None
     masks: list[Iterator[BoolArray]] = []
     if options.where is not None:  # first, since it may be invalid and the others read the whole split
-        masks.append(_matches(shards, options.where))
+        masks.append(_matches(source, options.where))
     if options.newest is not None:
-        masks.append(_in_newest_games(shards, options.newest))
+        masks.append(_in_newest_games(source, options.newest))
     if skips_finals:
-        masks.append(_has_policy(shards))
+        masks.append(_has_policy(source))
     subset = RowSubset(_combine_masks(masks))
     if not len(subset):
         given = {"where": options.where, "newest": options.newest, "final_policy": options.batch.final_policy}
@@ -106,7 +106,7 @@ def select_rows(shards: MappedShards, options: LoaderOptions) -> RowSubset | Non
 
 
 def _combine_masks(masks: list[Iterator[BoolArray]]) -> Iterator[Int64Array]:
-    """Yield, for each shard, the rows that all masks select."""
+    """Yield, for some rows at a time, the rows that all masks select."""
     start = 0
     for shard_masks in zip(*masks, strict=True):
         selected = np.logical_and.reduce(shard_masks)
@@ -114,36 +114,36 @@ def _combine_masks(masks: list[Iterator[BoolArray]]) -> Iterator[Int64Array]:
         start += len(selected)
 
 
-def _has_policy(shards: MappedShards) -> Iterator[BoolArray]:
-    """Yield, for each shard, which positions have a policy, one-hot or dense."""
-    for block in shards.scan(("move",)):
+def _has_policy(source: RowSource) -> Iterator[BoolArray]:
+    """Yield, for some rows at a time, which positions have a policy, one-hot or dense."""
+    for block in source.scan(("move",)):
         mask = block["move"] != NO_MOVE
         mask[block["policy_row"]] = True
         yield mask
 
 
-def _in_newest_games(shards: MappedShards, games: int) -> Iterator[BoolArray]:
-    """Yield, for each shard, which positions belong to the ``games`` games with the highest ids.
+def _in_newest_games(source: RowSource, games: int) -> Iterator[BoolArray]:
+    """Yield, for some rows at a time, which positions belong to the ``games`` games with the highest ids.
 
     Positions of unknown games are not selected.
     """
     newest = np.empty(0, np.int64)
-    for block in shards.scan(("game_id",)):
+    for block in source.scan(("game_id",)):
         ids = block["game_id"]
         if len(newest) == games:
             ids = ids[ids > newest[0]]
         newest = np.unique(np.concatenate([newest, ids[ids != NO_GAME]]))[-games:]
-    for block in shards.scan(("game_id",)):
+    for block in source.scan(("game_id",)):
         # Every id from the lowest of the newest on is one of them; -1, for unknown games, is below.
         yield block["game_id"] >= (newest[0] if len(newest) else np.iinfo(np.int64).max)
 
 
-def _matches(shards: MappedShards, where: str) -> Iterator[BoolArray]:
-    """Yield, for each shard, which positions satisfy ``where``. Only the labels in it are read."""
+def _matches(source: RowSource, where: str) -> Iterator[BoolArray]:
+    """Yield, for some rows at a time, which positions satisfy ``where``. Only the labels in it are read."""
     with duckdb_session(memory=_MEMORY, threads=1) as con:
         predicate = _read_predicate(con, where)
         labels = sorted(predicate.columns) or ["position_id"]
-        for block in shards.scan(labels):
+        for block in source.scan(labels):
             with explain_failures(predicate):
                 mask = _evaluate(con, {name: block[name] for name in labels}, predicate)
             yield mask

@@ -9,9 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from subprocess import Popen
-from typing import IO
-
-from webdataset.gopen import Pipe, gopen
+from typing import IO, TYPE_CHECKING
 
 from hexdata.errors import ConfigError, StoreError
 from hexdata.shards.sources import (
@@ -22,6 +20,9 @@ from hexdata.shards.sources import (
     discard_bytes,
     unreadable_file_error,
 )
+
+if TYPE_CHECKING:
+    from webdataset.gopen import Pipe
 
 __all__ = ["CommandSource"]
 
@@ -60,6 +61,8 @@ def _start(address: str) -> Pipe:
 
     A pipe's shell leads a new process group, so that all processes it starts can be killed with it.
     """
+    from webdataset.gopen import Pipe, gopen  # imports PyTorch, where it is installed
+
     try:
         if address.startswith("pipe:"):
             command = address.removeprefix("pipe:")

@@ -72,46 +72,38 @@ def _folder_source(folder: AnyPath) -> FolderSource | ObjectSource:
     return FolderSource(folder) if isinstance(folder, Path) else ObjectSource.of(folder)
 
 
-def find_source(location: str | AnyPath) -> ShardSource:
-    """Return the source of the shards of a store, or of a folder of shards.
+def find_source(location: str | AnyPath) -> ShardSource | Store:
+    """Return the source of the shards of a store, or of a folder of shards; or a store without shards.
+
+    Warns if a store has changed since its shards were written.
 
     Args:
         location: A store, local or in an object store; or as for :func:`make_source`.
 
     Raises:
         ConfigError: The location cannot be used.
-        StoreError: The store was not exported.
     """
     source = make_source(location)
     if isinstance(source, FolderSource):
-        return _folder_source(_shard_folder(source.folder))
-    if isinstance(source, ObjectSource):
-        return _folder_source(_shard_folder(source.path))
-    return source
-
-
-def _shard_folder(store: AnyPath) -> AnyPath:
-    """Return the folder of the shard manifest: the one in a store, or ``store`` itself if it is none.
-
-    Warns if the store has changed since its shards were written.
-
-    Raises:
-        StoreError: The store was not exported.
-    """
+        folder: AnyPath = source.folder
+    elif isinstance(source, ObjectSource):
+        folder = source.path
+    else:
+        return source
     try:
-        opened = Store.open(store)
+        store = Store.open(folder)
     except StoreError as error:  # not a store; perhaps a folder of shards without one
         if is_fault(error):  # further requests would fail too, after their own retries
             raise
-        return store / "shards" if _has_shards(store) else store
-    if "export" not in opened.manifest.stages:
-        opened.require_stage("export")
+        return _folder_source(folder / "shards" if _has_shards(folder) else folder)
+    if "export" not in store.manifest.stages:
+        return store
     for stage in ("shuffle", "export"):
         try:
-            opened.require_stage(stage)
+            store.require_stage(stage)
         except StoreError as error:
             warnings.warn(str(error), stacklevel=4)
-    return store / "shards"
+    return _folder_source(folder / "shards")
 
 
 def _has_shards(folder: AnyPath) -> bool:

@@ -10,7 +10,8 @@ import pytest
 
 from hexdata.batch import BatchOptions
 from hexdata.loader import exact
-from hexdata.loader.exact import ExactShards
+from hexdata.loader.exact import SelectedRows
+from hexdata.loader.opening import open_shard_rows
 from hexdata.loader.options import LoaderOptions
 from hexdata.order import shuffle_indices
 from hexdata.shards.manifest import ShardManifest
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
 IDS = ("position_id",)
 
 
-def shards_of(folder: ShardFolder, members: tuple[str, ...] = IDS, **options: Any) -> ExactShards:
+def shards_of(folder: ShardFolder, members: tuple[str, ...] = IDS, **options: Any) -> SelectedRows:
     manifest = ShardManifest.load(folder.path)
-    return ExactShards(
+    return open_shard_rows(
         FolderSource(folder.path), manifest, members, LoaderOptions(**{"batch_size": 12, **options})
     )
 
@@ -96,7 +97,7 @@ def test_chunks_grow_up_to_the_limit(make_shards: MakeShards, monkeypatch: pytes
     monkeypatch.setattr(exact, "_CHUNK_BYTES", 1 << 20)
     folder = make_shards(train=20, dense=True)
     opened = {
-        members: ExactShards(
+        members: open_shard_rows(
             FolderSource(folder.path), ShardManifest.load(folder.path), members, LoaderOptions()
         )
         for members in (("move",), ("move", "policy", "policy_row"))

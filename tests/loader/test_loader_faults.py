@@ -160,7 +160,8 @@ def test_positions_added_after_the_export_give_a_warning(tmp_path: Path, demo_tr
     first, second = sorted((tmp_path / "games").iterdir())
     convert_sources([first], store, ConvertOptions(workers=1))
     with pytest.raises(StoreError, match="no export stage yet"):
-        Loader(store)
+        Loader(store, mode="exact")
+    assert Loader(store).options.mode == "games"
     shuffle_store(store, ShuffleOptions(threads=1))
     export_shards(store, ExportOptions(workers=1))
     positions = Loader(store).positions

@@ -432,7 +432,7 @@ def test_incompatible_loaders_are_refused(folders: list[ShardFolder], make_shard
     for other, message in [
         (
             Loader(folders[1].path, mode="stream"),
-            "source 1: a mixture requires loaders in exact mode",
+            "source 1: a mixture cannot contain a loader in stream mode",
         ),
         (Loader(folders[1].path, planes=3), "source 1: the batch options of the loaders differ"),
         (Loader(make_shards("empty", train=0).path), "source 1: the loader has no positions"),

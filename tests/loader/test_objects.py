@@ -422,7 +422,8 @@ def test_a_remote_store_is_opened_like_a_local_one(store: Path, bucket: UPath) -
     lineage = content["stages"].pop("export")
     manifest.write_text(json.dumps(content))
     with pytest.raises(StoreError, match=r"a/whole: this store has no export stage yet"):
-        Loader(address)
+        Loader(address, mode="stream")
+    assert_same(Loader(address), Loader(store, mode="games"))
     for path in (store / "shards").iterdir():
         (bucket / "a" / "whole" / "shards" / path.name).write_bytes(path.read_bytes())
     manifest.write_bytes((store / "manifest.json").read_bytes())

@@ -49,7 +49,7 @@ def test_numpy_integers_become_python_integers(kind):
         ({"world_size": 2, "rank": 2}, "rank must be below world_size; found 2; expected below 2"),
         ({"rank": -1}, "rank cannot be used"),
         ({"seed": "7"}, "seed cannot be used; found '7'"),
-        ({"mode": "exakt"}, "unknown mode; found 'exakt'; expected 'exact' or 'stream'"),
+        ({"mode": "exakt"}, "unknown mode; found 'exakt'; expected 'games' or 'exact' or 'stream'"),
         ({"remainder": "keep"}, "unknown remainder; found 'keep'; expected 'short' or 'drop' or 'pad'"),
         ({"on_error": "warn"}, "unknown on_error"),
         ({"check": "all"}, "unknown check"),

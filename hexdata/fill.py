@@ -1,0 +1,165 @@
+"""Fill rows: a game, and every position of it, as the ply at which each cell is filled.
+
+The fill row of a game has one number for each cell: the ply at which a stone is placed there, or the never
+value of its dtype (255 for uint8, 65535 for uint16) if none is. The position at ply p of the game is then one
+comparison:
+
+- a cell is occupied if its number is below p;
+- an occupied cell is blue if its number is even, and red if it is odd;
+- the next move is the cell whose number equals p.
+
+In a game that red began, every number and p itself are one higher, so that the rule for colours holds. A
+single position without a game has a fill row, too: 0 on blue cells, 1 on red cells and 2 on its next move,
+with p = 2.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from hexdata.board import SYMMETRIES, Symmetry, swaps_colours, symmetry_table, unpack_boards
+from hexdata.schema import NO_MOVE
+
+__all__ = [
+    "POSITION_PLY",
+    "FillArray",
+    "boards_to_fill",
+    "fill_dtype",
+    "fill_to_move",
+    "fill_to_policy",
+    "fill_to_stones",
+    "games_to_fill",
+    "never_filled",
+    "transform_fill",
+]
+
+FillArray = npt.NDArray[Any]
+"""Fill rows (N, n·n), or the plies (N,) that belong to them, in the dtype of :func:`fill_dtype`."""
+
+_LARGEST_UINT8_BOARD: Final = 15
+"""The largest board whose plies, with the additions for red and for a reflection, stay below 255."""
+_GAMES_AT_ONCE: Final = 4096
+"""Number of games that are converted together, which limits the memory for their plies."""
+POSITION_PLY: Final = 2
+"""Ply that belongs to the fill row of a single position."""
+
+
+def fill_dtype(n: int) -> np.dtype[Any]:
+    """Return the dtype of fill rows for board size n: uint8 up to 15, uint16 above."""
+    return np.dtype(np.uint8 if n <= _LARGEST_UINT8_BOARD else np.uint16)
+
+
+def never_filled(dtype: np.dtype[Any]) -> int:
+    """Return the number of a cell that is never filled: 255 for uint8, 65535 for uint16."""
+    return int(np.iinfo(dtype).max)
+
+
+def games_to_fill(
+    moves: npt.NDArray[Any], lengths: npt.NDArray[Any], first_players: npt.NDArray[Any], n: int
+) -> FillArray:
+    """Return the fill rows of games.
+
+    Args:
+        moves: concatenated cell indices of all games (M,), below n·n. If a cell repeats within a game, the
+            last of its plies remains.
+        lengths: number of moves of each game (G,), with sum M.
+        first_players: player of the first move of each game (G,): 0 blue, 1 red.
+        n: board size.
+
+    Returns:
+        (G, n·n) of :func:`fill_dtype`.
+    """
+    dtype, cells = fill_dtype(n), n * n
+    fill = np.full((len(lengths), cells), never_filled(dtype), dtype)
+    starts = np.cumsum(lengths, dtype=np.int64) - lengths
+    for first in range(0, len(lengths), _GAMES_AT_ONCE):
+        own = slice(first, first + _GAMES_AT_ONCE)
+        start, stop = starts[own][0], starts[own][-1] + lengths[own][-1]
+        plies = np.arange(start, stop) - np.repeat(starts[own] - first_players[own], lengths[own])
+        row_starts = np.repeat(np.arange(first, first + len(lengths[own])) * cells, lengths[own])
+        fill.reshape(-1)[row_starts + moves[start:stop]] = plies
+    return fill
+
+
+def boards_to_fill(packed: npt.NDArray[np.uint8], moves: npt.NDArray[Any], n: int) -> FillArray:
+    """Return the fill rows of single positions; all have the ply ``POSITION_PLY``.
+
+    Args:
+        packed: packed boards, uint8 (N, ceil(2·n·n / 8)).
+        moves: cell index of the next move (N,), 65535 for none. A move on an occupied cell is left out.
+        n: board size.
+
+    Returns:
+        (N, n·n) of :func:`fill_dtype`.
+    """
+    dtype = fill_dtype(n)
+    never = dtype.type(never_filled(dtype))
+    blue, red = unpack_boards(packed, n, dtype).reshape(len(packed), 2, n * n).swapaxes(0, 1)
+    fill: FillArray = never - blue * never - red * dtype.type(never - 1)
+    rows = np.flatnonzero(moves != NO_MOVE)
+    rows = rows[fill[rows, moves[rows]] == never]
+    fill[rows, moves[rows]] = POSITION_PLY
+    return fill
+
+
+def fill_to_stones(
+    fill: FillArray, ply: FillArray, out: npt.NDArray[np.uint8] | None = None
+) -> npt.NDArray[np.uint8]:
+    """Return the stones of positions.
+
+    Args:
+        fill: fill rows (N, cells).
+        ply: ply of each position (N,), of the same dtype.
+        out: uint8 (N, 2, cells) to write to (default None: a new array).
+
+    Returns:
+        uint8 (N, 2, cells), 0 or 1: blue stones, then red stones.
+    """
+    stones = np.empty((len(fill), 2, fill.shape[1]), np.uint8) if out is None else out
+    occupied = np.less(fill, ply[:, np.newaxis]).view(np.uint8)
+    odd = fill if fill.dtype == np.uint8 else fill.astype(np.uint8)  # the lowest bit remains
+    red = np.bitwise_and(occupied, odd, out=stones[:, 1])
+    np.bitwise_xor(occupied, red, out=stones[:, 0])
+    return stones
+
+
+def fill_to_move(fill: FillArray, ply: FillArray) -> npt.NDArray[np.uint16]:
+    """Return the next move of positions: uint16 (N,), 65535 for none."""
+    is_next = fill == ply[:, np.newaxis]
+    move: npt.NDArray[np.uint16] = is_next.argmax(axis=1).astype(np.uint16)
+    move[~is_next[np.arange(len(move)), move]] = NO_MOVE
+    return move
+
+
+def fill_to_policy(fill: FillArray, ply: FillArray) -> npt.NDArray[np.float32]:
+    """Return one-hot policies of the next moves: float32 (N, cells), all zeros where there is none."""
+    return np.equal(fill, ply[:, np.newaxis]).astype(np.float32)
+
+
+def transform_fill(
+    fill: FillArray, ply: FillArray, symmetries: npt.NDArray[np.uint8], n: int
+) -> tuple[FillArray, FillArray]:
+    """Return the images of fill rows and their plies under one symmetry for each row.
+
+    Args:
+        fill: fill rows (N, n·n).
+        ply: ply of each row (N,).
+        symmetries: values of ``board.Symmetry`` (N,). Reflections also swap the colours: they add one to each
+            ply.
+        n: board size.
+    """
+    fill, ply = fill.copy(), ply.copy()
+    never = never_filled(fill.dtype)
+    for symmetry in SYMMETRIES:
+        if symmetry is Symmetry.IDENTITY:
+            continue
+        rows = np.flatnonzero(symmetries == symmetry)
+        image = fill.take(rows, axis=0).take(symmetry_table(n)[symmetry], axis=1)
+        if swaps_colours(symmetry):
+            image += image != never
+            ply[rows] += 1
+        fill[rows] = image
+    return fill, ply

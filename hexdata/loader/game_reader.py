@@ -1,0 +1,685 @@
+"""Reading of a :class:`GameTable` from a store, which only has to be converted.
+
+The first pass over the positions reads labels. It finds the games whose positions follow from the moves of
+the game, and compares every label with them. The second pass reads only the parts that contain other
+positions, or labels that vary within a game. Boards are read for shuffled collections only: those of other
+sources were compared with the moves when the store was made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from hexdata.board import pack_boards
+from hexdata.errors import BudgetError, ConfigError, StoreError
+from hexdata.fill import fill_dtype, fill_to_stones, games_to_fill, never_filled
+from hexdata.games.find import binary_matrix
+from hexdata.loader.game_table import PACKED_PREFIX, GameTable
+from hexdata.pool import available_memory
+from hexdata.progress import SILENT, Progress
+from hexdata.schema import NO_GAME, NO_MOVE, NO_PLY, NO_TIER, SPLITS, positions_schema
+from hexdata.shards.block_check import find_bad_row
+from hexdata.shards.blocks import Block, block_fields, columns_to_block, join_blocks, take_rows
+from hexdata.shards.options import Check
+from hexdata.storage import AnyPath
+from hexdata.store import Store
+from hexdata.store.integrity import rebuild_hint, require_intact
+from hexdata.store.parquet import open_parquet, read_parquet
+
+__all__ = ["read_game_table", "table_digest"]
+
+Array = npt.NDArray[Any]
+Bools = npt.NDArray[np.bool_]
+Int64Array = npt.NDArray[np.int64]
+
+_TABLES: Final = ("games", "positions")
+_OTHER_SPLIT: Final = -2
+_NOT_IN_TABLE: Final = -1
+_SHUFFLED: Final = "legacy-shuffled"
+"""Format of sources whose boards are not compared with the moves when the store is made."""
+_LABELS: Final = (
+    *("position_id", "game_id", "position_in_game", "total_positions"),
+    *("move", "policy", "value", "player_to_move"),
+)
+_GAME_COLUMNS: Final = ("game_id", "first_player", "moves", "positions", "total_positions", "split")
+_PACKED_BYTES: Final = 128
+"""Upper bound of the bytes of a packed position while a table is made, without a dense policy."""
+_ROW_BYTES: Final = 2
+"""Bytes of a position of a game while a table is made: its tier, and whether it was read."""
+_OWN_LABEL_BYTES: Final = 8
+_DENSE: Final = 8
+"""Ratio of the range of numbers to their count up to which they are counted and not sorted."""
+_MEMORY_SHARE: Final = 0.8
+"""Share of the available memory that a table may take."""
+
+
+def table_digest(store: Store) -> str:
+    """Return the digest that identifies the positions and games of a store."""
+    return store.manifest.digest(*_TABLES)
+
+
+def read_game_table(
+    store: Store, split: str, *, tiers: bool, check: Check = "sizes", progress: Progress = SILENT
+) -> GameTable:
+    """Read the positions of a split as games.
+
+    Args:
+        store: The store.
+        split: "train", "val" or "test". Positions without a game are in "train".
+        tiers: Whether to read value sample tiers.
+        check: "sizes" compares the sizes of the files of positions with the manifest. "digests" hashes them
+            and compares every board with the moves of its game. The files of games are always hashed.
+            Default: "sizes".
+        progress: Advanced by the number of positions (default: no reports).
+
+    Raises:
+        StoreError: A file is missing or damaged, or contains an invalid value.
+        ConfigError: The split is unknown or has no positions.
+        BudgetError: The table does not fit into the available memory.
+    """
+    if split not in SPLITS:
+        raise ConfigError("unknown split", path=store.path, found=split, expected=", ".join(SPLITS))
+    if store.manifest.board_size is None:
+        raise ConfigError(
+            "the store has no positions", path=store.path, hint="Convert files with `hexdata convert` first."
+        )
+    _check_files(store, check, progress)
+    reader = _TableReader(store, split, tiers=tiers, all_boards=check == "digests")
+    progress.begin("read games", store.manifest.counts["positions"], "positions")
+    arrays = reader.read(progress)
+    if not len(arrays["fill"]) and not len(arrays[PACKED_PREFIX + "position_id"]):
+        raise ConfigError("the split has no positions", path=store.path, found=split)
+    again = partial(_read_again, store.path, table_digest(store), split, tiers=tiers, check=check)
+    return GameTable(reader.board_size, arrays, again)
+
+
+def _read_again(path: AnyPath, digest: str, split: str, *, tiers: bool, check: Check) -> GameTable:
+    """Read a table whose temporary file is gone.
+
+    Raises:
+        StoreError: The store has changed since.
+    """
+    store = Store.open(path)
+    if table_digest(store) != digest:
+        raise StoreError(
+            "the store has changed since the loader was pickled",
+            path=path,
+            found=f"digest {table_digest(store)}",
+            expected=digest,
+            hint="Make a new loader.",
+        )
+    return read_game_table(store, split, tiers=tiers, check=check)
+
+
+def _check_files(store: Store, check: Check, progress: Progress) -> None:
+    if check == "digests":
+        require_intact(store, _TABLES, progress=progress)
+        return
+    for name in store.missing("positions"):
+        raise StoreError(
+            "a file of the store is missing or has another size",
+            path=store.path / name,
+            hint=rebuild_hint(store, name),
+        )
+    require_intact(store, ["games"], progress=progress)
+
+
+_OF_KEPT_GAMES: Final = (
+    *("first_player", "game_id", "first_id", "lowest_id", "highest_id", "value"),
+    *("own_ids", "own_values"),
+)
+"""Arrays with one number for each game, from which games outside the table are removed."""
+
+
+class _Part(NamedTuple):
+    """A file of positions."""
+
+    path: AnyPath
+    rows: int
+    check_boards: bool
+
+
+@dataclass
+class _PartFacts:
+    """What the first pass found in a part."""
+
+    has_unknown: bool = False
+    """Whether it has positions of the split that belong to no game."""
+    lowest_game: int = np.iinfo(np.int64).max
+    highest_game: int = -1
+
+
+@dataclass
+class _Candidates:
+    """The games of the split whose moves are known. G games with R positions.
+
+    Attributes:
+        fill: Fill rows (G, n·n).
+        first_player: Player who began, uint8 (G,); 255 if unknown, in games without moves.
+        game_id: Ids (G,).
+        starts: Row of the first position of each game, and R, (G + 1,).
+        is_plain: Whether all positions read so far follow from the moves, (G,).
+        is_known: Whether ``first_id`` and ``value`` are set, (G,).
+        first_id: Position id at ply 0, if ids are consecutive, (G,).
+        lowest_id, highest_id: Lowest and highest position id read, (G,).
+        value: Value of all positions, if it is constant: bits of a float32, (G,).
+        own_ids, own_values: Whether the ids are not consecutive, or the values vary, (G,).
+        read_count: Number of positions read of each game, as long as each is read in order, (G,).
+        was_read: Whether each position was read, (R,); None as long as each game is read in order.
+        tier: Value sample tier of each position, (R,); None if tiers are not read.
+    """
+
+    fill: Array
+    first_player: npt.NDArray[np.uint8]
+    game_id: Int64Array
+    starts: Int64Array
+    tier: npt.NDArray[np.uint8] | None
+    is_plain: Bools = field(init=False)
+    is_known: Bools = field(init=False)
+    first_id: Int64Array = field(init=False)
+    lowest_id: Int64Array = field(init=False)
+    highest_id: Int64Array = field(init=False)
+    value: npt.NDArray[np.uint32] = field(init=False)
+    own_ids: Bools = field(init=False)
+    own_values: Bools = field(init=False)
+    read_count: npt.NDArray[np.int32] = field(init=False)
+    was_read: Bools | None = None
+
+    def __post_init__(self) -> None:
+        games = len(self.fill)
+        self.is_plain = np.ones(games, np.bool_)
+        self.is_known, self.own_ids, self.own_values = np.zeros((3, games), np.bool_)
+        self.first_id = np.zeros(games, np.int64)
+        self.lowest_id = np.full(games, np.iinfo(np.int64).max)
+        self.highest_id = np.full(games, -1)
+        self.value = np.zeros(games, np.uint32)
+        self.read_count = np.zeros(games, np.int32)
+
+    def demote(self, games: Array) -> None:
+        """Exclude games from the table, so that their positions are packed."""
+        self.is_plain[games] = False
+
+    def keep_plain(self) -> None:
+        """Remove the games that are not plain."""
+        keep = self.is_plain
+        if keep.all():
+            return
+        lengths = np.diff(self.starts)
+        if self.tier is not None:
+            self.tier = self.tier[np.repeat(keep, lengths)]
+        kept = np.flatnonzero(keep)
+        for start in range(0, len(kept), 1 << 16):  # in place, since the fill rows take most of the memory
+            chosen = kept[start : start + (1 << 16)]
+            self.fill[start : start + len(chosen)] = self.fill[chosen]
+        self.fill = self.fill[: len(kept)]
+        self.starts = np.concatenate([[0], np.cumsum(lengths[keep])])
+        for name in _OF_KEPT_GAMES:
+            setattr(self, name, getattr(self, name)[keep])
+
+
+class _TableReader:
+    """Reads the arrays of a table in two passes."""
+
+    def __init__(self, store: Store, split: str, *, tiers: bool, all_boards: bool) -> None:
+        assert store.manifest.board_size is not None
+        self.board_size = store.manifest.board_size
+        self._cells = self.board_size**2
+        self._store = store
+        self._split = split
+        self._tiers = tiers
+        self._schema = positions_schema(self.board_size)
+        shuffled = _shuffled_sources(store)
+        self._parts = [
+            _Part(store.path / name, facts.rows, all_boards or _source_of(name) in shuffled)
+            for name, facts in store.manifest.files_in("positions").items()
+        ]
+        self._facts = [_PartFacts() for _ in self._parts]
+        self._memory = int(available_memory() * _MEMORY_SHARE)
+        self._packed_count = 0
+
+    def read(self, progress: Progress) -> dict[str, Array]:
+        """Return the arrays of the table."""
+        games = self._store.manifest.counts["games"]
+        # The last number is that of positions without a game.
+        self._number = np.full(games + 1, _OTHER_SPLIT, np.int32)
+        self._number[-1] = _NOT_IN_TABLE if self._split == "train" else _OTHER_SPLIT
+        self._table = self._read_games()
+        for part, rows in self._batches(range(len(self._parts)), self._label_columns):
+            self._read_labels(part, rows)
+            progress.advance(rows.num_rows)
+        self._finish_games()
+        packed = self._read_others()
+        return self._arrays(packed)
+
+    # --- games ----------------------------------------------------------------------------------------
+
+    def _read_games(self) -> _Candidates:
+        """Read the games of the split, and number those whose moves are known."""
+        counts = self._store.manifest.counts
+        games = counts["games"]
+        self._require_memory(
+            games * self._cells * fill_dtype(self.board_size).itemsize + _ROW_BYTES * counts["positions"]
+        )
+        # Rows that are not used take no memory.
+        fill = np.empty((games, self._cells), fill_dtype(self.board_size))
+        ids, first_players, lengths = (
+            [np.empty(0, np.int64)],
+            [np.empty(0, np.uint8)],
+            [np.empty(0, np.int64)],
+        )
+        count = 0
+        for path in self._store.files("games"):
+            table = read_parquet(path, _GAME_COLUMNS).filter(pa.compute.field("split") == self._split)
+            game_ids = table.column("game_id").to_numpy()
+            if len(game_ids) and not (game_ids.min() >= 0 and game_ids.max() < games):
+                raise self._invalid(path, "game_id", game_ids.max(), f"0 to {games - 1}")
+            self._number[game_ids] = _NOT_IN_TABLE
+            rows, moves, counts_of_moves = _whole_games(table, self._cells)
+            if not len(rows):
+                continue
+            first = table.column("first_player").fill_null(255).to_numpy()[rows]
+            found = games_to_fill(moves, counts_of_moves, first & 1, self.board_size)
+            distinct = np.count_nonzero(found != never_filled(found.dtype), axis=1) == counts_of_moves
+            distinct &= (first <= 1) | (counts_of_moves == 0)
+            chosen = rows[distinct]
+            if len(chosen):
+                self._number[game_ids[chosen]] = np.arange(count, count + len(chosen))
+                fill[count : count + len(chosen)] = found[distinct]
+                ids.append(game_ids[chosen])
+                first_players.append(first[distinct])
+                lengths.append(counts_of_moves[distinct] + 1)
+                count += len(chosen)
+        game_id, length = np.concatenate(ids), np.concatenate(lengths)
+        if (np.diff(game_id) <= 0).any():
+            raise self._invalid(self._store.path / "games", "game_id", "ids out of order", "ascending ids")
+        tier = np.full(int(length.sum()), NO_TIER, np.uint8) if self._tiers else None
+        starts = np.concatenate([[0], np.cumsum(length)])
+        return _Candidates(fill[:count], np.concatenate(first_players), game_id, starts, tier)
+
+    # --- first pass -----------------------------------------------------------------------------------
+
+    @property
+    def _label_columns(self) -> tuple[str, ...]:
+        return (*_LABELS, "value_sample_tier") if self._tiers else _LABELS
+
+    def _read_labels(self, part: int, rows: pa.Table) -> None:
+        """Compare labels of positions with the moves of their games.
+
+        Most labels are compared once for a run: consecutive positions of one game with consecutive plies and
+        ids, alternating players and the same other labels. In game order a run is a whole game.
+        """
+        table = self._table
+        number = self._numbers(part, rows)
+        ply = _column(rows, "position_in_game", NO_PLY)
+        total = _column(rows, "total_positions", NO_PLY)
+        player = _column(rows, "player_to_move", 255)
+        position_id = _column(rows, "position_id", 0)
+        value = np.ascontiguousarray(_column(rows, "value", np.nan)).view(np.uint32)
+        begins = np.ones(len(number), np.bool_)
+        begins[1:] = number[1:] != number[:-1]
+        begins[1:] |= ply[1:] != ply[:-1] + ply.dtype.type(1)
+        begins[1:] |= position_id[1:] - position_id[:-1] != 1
+        begins[1:] |= (player[1:] ^ player[:-1]) != 1
+        begins[1:] |= total[1:] != total[:-1]
+        begins[1:] |= value[1:] != value[:-1]
+        heads = np.flatnonzero(begins)
+        lengths = np.diff(heads, append=len(number))
+        self._packed_count += int(lengths[number[heads] == _NOT_IN_TABLE].sum())
+        if self._split == "train" and rows.column("game_id").null_count:
+            self._facts[part].has_unknown = True
+        inside = number[heads] >= 0
+        heads, lengths = heads[inside], lengths[inside]
+        if not len(heads):
+            return
+
+        games, first_plies = number[heads], ply[heads].astype(np.int64)
+        alone = np.flatnonzero(table.first_player[games] > 1)  # games without moves
+        table.first_player[games[alone]] = player[heads[alone]] & 1
+        totals = table.starts[games + 1] - table.starts[games]
+        plain = (total[heads] == totals) & (first_plies + lengths <= totals)
+        plain &= player[heads] == (first_plies + table.first_player[games] & 1)
+        table.demote(games[~plain])
+        table.demote(number[self._other_rows(number, ply, rows)])
+        self._count_positions(games[plain], first_plies[plain], lengths[plain])
+
+        ids = position_id[heads]
+        np.minimum.at(table.lowest_id, games, ids)
+        np.maximum.at(table.highest_id, games, ids + lengths - 1)
+        first_ids = ids - first_plies
+        new = np.flatnonzero(~table.is_known[games])
+        table.first_id[games[new]] = first_ids[new]
+        table.value[games[new]] = value[heads[new]]
+        table.is_known[games[new]] = True
+        table.own_ids[games[table.first_id[games] != first_ids]] = True
+        table.own_values[games[table.value[games] != value[heads]]] = True
+        if table.tier is not None:
+            tiers = _column(rows, "value_sample_tier", NO_TIER)
+            chosen = _ranges(heads[plain], lengths[plain])
+            table.tier[_ranges((table.starts[games] + first_plies)[plain], lengths[plain])] = tiers[chosen]
+
+    def _numbers(self, part: int, rows: pa.Table) -> npt.NDArray[np.int32]:
+        """Return the number of the game of each position in the table, or why it has none."""
+        game_id = _column(rows, "game_id", NO_GAME)
+        if len(game_id):
+            low, high = int(game_id.min()), int(game_id.max())
+            if low < NO_GAME or high >= len(self._number) - 1:
+                expected = f"0 to {len(self._number) - 2}, or null"
+                raise self._invalid(self._parts[part].path, "game_id", min(low, high, key=abs), expected)
+            facts = self._facts[part]
+            facts.lowest_game, facts.highest_game = min(facts.lowest_game, low), max(facts.highest_game, high)
+        return self._number.take(game_id, mode="wrap")
+
+    def _other_rows(self, number: Array, ply: Array, rows: pa.Table) -> Int64Array:
+        """Return the rows of games whose move, policy or board does not follow from the moves of the game.
+
+        The move of the last position of a game, if it has one, is added to the fill row.
+        """
+        table = self._table
+        move = _column(rows, "move", NO_MOVE)
+        cells = number * np.int64(self._cells) + move
+        filled = table.fill.reshape(-1).take(cells, mode="clip")  # clipped where the result is not used
+        expected = ply + table.first_player.take(number, mode="clip")
+        follows = (filled == expected) & (move < self._cells)
+        others = np.flatnonzero(~follows)
+        others = others[number[others] >= 0]
+        games = number[others]
+        is_last = ply[others] + 1 == table.starts[games + 1] - table.starts[games]
+        has_move = move[others] != NO_MOVE
+        further = is_last & (move[others] < self._cells) & (filled[others] == never_filled(filled.dtype))
+        table.fill.reshape(-1)[cells[others[further]]] = expected[others[further]]
+        found = [others[~(further | (is_last & ~has_move))]]
+        policy = rows.column("policy")
+        if policy.null_count < len(policy):
+            found.append(np.flatnonzero(policy.is_valid().to_numpy() & (number >= 0)))
+        if "board" in rows.column_names:
+            found.append(self._rows_with_other_boards(number, ply, rows))
+        return np.concatenate(found)
+
+    def _rows_with_other_boards(self, number: Array, ply: Array, rows: pa.Table) -> Int64Array:
+        table, n = self._table, self.board_size
+        inside = np.flatnonzero((number >= 0) & (ply < self._cells + 1))
+        fill = table.fill.take(number[inside], axis=0)
+        plies = ply[inside] + table.first_player.take(number[inside])
+        stones = fill_to_stones(fill, plies.astype(fill.dtype)).reshape(len(fill), 2, n, n)
+        boards = binary_matrix(rows.column("board"))[inside]
+        found: Int64Array = inside[(pack_boards(stones) != boards).any(axis=1)]
+        return found
+
+    def _count_positions(self, games: Array, first_plies: Array, lengths: Array) -> None:
+        """Count the positions of runs as read, and note the games of which a position occurs twice.
+
+        While every game is read in order, the number of positions read of each is enough.
+        """
+        table = self._table
+        if table.was_read is None:
+            stops = first_plies + lengths
+            goes_on = np.zeros(len(games), np.bool_)
+            goes_on[1:] = games[1:] == games[:-1]
+            expected = np.where(goes_on, np.roll(stops, 1), table.read_count[games])
+            others = games[~goes_on]
+            if (expected == first_plies).all() and len(np.unique(others)) == len(others):
+                table.read_count[games] = stops  # of equal games, the last number remains
+                return
+            table.was_read = np.zeros(int(table.starts[-1]), np.bool_)
+            table.was_read[_ranges(table.starts[:-1], table.read_count.astype(np.int64))] = True
+        positions = table.starts[games] + first_plies
+        if (lengths > 1).any():
+            positions, games = _ranges(positions, lengths), np.repeat(games, lengths)
+        table.demote(games[table.was_read[positions]])
+        table.demote(games[_find_repeated(positions)])
+        table.was_read[positions] = True
+
+    def _finish_games(self) -> None:
+        """Keep only the games whose positions were all read and follow from their moves."""
+        table = self._table
+        if table.was_read is None:
+            table.is_plain &= table.read_count == np.diff(table.starts)
+        else:
+            table.is_plain &= np.logical_and.reduceat(table.was_read, table.starts[:-1])
+        lost = np.flatnonzero(~table.is_plain)
+        self._packed_count += int(np.diff(table.starts)[lost].sum())
+        self._number[table.game_id[lost]] = _NOT_IN_TABLE
+        table.was_read = None
+        table.keep_plain()
+        self._number[table.game_id] = np.arange(len(table.game_id))
+
+    # --- second pass ----------------------------------------------------------------------------------
+
+    def _read_others(self) -> Block:
+        """Read positions outside the table, and labels that vary within games; return the former."""
+        table = self._table
+        lengths = np.diff(table.starts)
+        own = {"position_id": table.own_ids, "value": table.own_values}
+        self._own_starts: dict[str, Int64Array] = {}
+        self._own_labels: dict[str, Array] = {}
+        needed = self._packed_count * _PACKED_BYTES
+        for name, varies in own.items():
+            if varies.any():
+                ends = np.cumsum(lengths * varies)
+                self._own_starts[name] = np.where(varies, ends - lengths, -1)
+                needed += int(ends[-1]) * _OWN_LABEL_BYTES
+        self._require_memory(needed)
+        for name, starts in self._own_starts.items():
+            chosen = starts >= 0
+            count = int(lengths[chosen].sum())
+            dtype = np.dtype(np.float32)
+            if name == "position_id":
+                table.first_id[chosen] = table.lowest_id[chosen]
+                dtype = np.min_scalar_type(int((table.highest_id - table.lowest_id)[chosen].max()))
+            self._own_labels[name] = np.zeros(count, dtype)
+        special = np.sort(
+            np.concatenate(
+                [
+                    np.flatnonzero(self._number[:-1] == _NOT_IN_TABLE),
+                    table.game_id[table.own_ids | table.own_values],
+                ]
+            )
+        )
+        parts = [part for part, facts in enumerate(self._facts) if self._has_special(facts, special)]
+        columns = (*block_fields(self.board_size, with_policy=False), "policy")
+        blocks: list[Block] = []
+        for part, rows in self._batches(parts, columns):
+            block = self._read_special(part, rows)
+            if block is not None:
+                blocks.append(block)
+                self._require_memory(sum(array.nbytes for array in block.values()))
+        return self._join(blocks)
+
+    def _has_special(self, facts: _PartFacts, special: Int64Array) -> bool:
+        first = np.searchsorted(special, facts.lowest_game)
+        return facts.has_unknown or (bool(first < len(special)) and int(special[first]) <= facts.highest_game)
+
+    def _read_special(self, part: int, rows: pa.Table) -> Block | None:
+        table = self._table
+        numbers = self._numbers(part, rows)
+        for name, starts in self._own_starts.items():
+            inside = np.flatnonzero(numbers >= 0)
+            found = starts[numbers[inside]]
+            inside, found = inside[found >= 0], found[found >= 0]
+            plies = _column(rows, "position_in_game", NO_PLY)[inside]
+            labels = _column(rows, name, 0)[inside]
+            if name == "position_id":
+                labels = labels - table.first_id[numbers[inside]]
+            self._own_labels[name][found + plies] = labels
+        others = np.flatnonzero(numbers == _NOT_IN_TABLE)
+        if not len(others):
+            return None
+        chosen = rows.take(pa.array(others))
+        policies = chosen.column("policy")
+        block = columns_to_block(chosen, with_policy=policies.null_count < len(policies))
+        self._check_values(part, block)
+        return block
+
+    def _check_values(self, part: int, block: Block) -> None:
+        for name, array in block.items():
+            bad = find_bad_row(name, array, self.board_size)
+            if bad is not None:
+                raise self._invalid(self._parts[part].path, name, bad.found, bad.expected)
+
+    def _join(self, blocks: Sequence[Block]) -> Block:
+        """Return the positions outside the table, in ascending order of position id."""
+        if not blocks:
+            fields = block_fields(self.board_size, with_policy=False)
+            return {name: np.empty((0, *spec.shape), spec.dtype) for name, spec in fields.items()}
+        joined = _add_irregular_policies(join_blocks(blocks), self._cells)
+        ids = joined["position_id"]
+        return joined if (np.diff(ids) > 0).all() else take_rows(joined, np.argsort(ids, kind="stable"))
+
+    def _arrays(self, packed: Block) -> dict[str, Array]:
+        table = self._table
+        arrays: dict[str, Array] = {
+            "fill": table.fill,
+            "first_player": table.first_player,
+            "game_id": table.game_id,
+            "starts": table.starts,
+            "position_id": table.first_id,
+            "value": table.value.view(np.float32),
+        }
+        if table.tier is not None:
+            arrays["tier"] = table.tier
+        for name, starts in self._own_starts.items():
+            arrays |= {f"{name}_start": starts, f"{name}s": self._own_labels[name]}
+        for name, label in (("value", "value"), ("values", "value"), ("tier", "value_sample_tier")):
+            bad = find_bad_row(label, arrays[name], self.board_size) if name in arrays else None
+            if bad is not None:
+                raise self._invalid(self._store.path / "positions", label, bad.found, bad.expected)
+        return arrays | {PACKED_PREFIX + name: array for name, array in packed.items()}
+
+    # --- files ----------------------------------------------------------------------------------------
+
+    def _batches(self, parts: Sequence[int], columns: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:
+        """Yield row groups of parts, each with its part; the next one is read meanwhile."""
+        groups = self._row_groups(parts, columns)
+        with ThreadPoolExecutor(1) as executor:
+            coming = executor.submit(next, groups, None)
+            while (item := coming.result()) is not None:
+                coming = executor.submit(next, groups, None)
+                yield item
+
+    def _row_groups(self, parts: Sequence[int], columns: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:
+        for part in parts:
+            path, _, check_boards = self._parts[part]
+            names = [*columns, "board"] if check_boards and "board" not in columns else [*columns]
+            schema = pa.schema([self._schema.field(name) for name in names])
+            with open_parquet(path, schema) as file:
+                for group in range(file.num_row_groups):
+                    yield part, file.read_row_group(group, columns=names)
+
+    def _require_memory(self, needed: int) -> None:
+        if needed > self._memory:
+            raise BudgetError.of_memory(
+                "the table of games does not fit into the available memory",
+                found=self._memory,
+                expected=needed,
+                hint="Run `hexdata shuffle` and `hexdata export`, and load the shards with mode='stream'.",
+            )
+        self._memory -= needed
+
+    def _invalid(self, path: AnyPath, column: str, found: object, expected: str) -> StoreError:
+        return StoreError(
+            "the table contains an invalid value",
+            path=path,
+            record=f"column {column}",
+            found=found,
+            expected=expected,
+            hint="Run `hexdata verify` to see what else is wrong; then convert the sources again.",
+        )
+
+
+def _column(rows: pa.Table, name: str, null: float) -> Array:
+    column = rows.column(name)
+    if column.null_count:
+        column = column.fill_null(null)
+    array: Array = column.to_numpy()
+    return array
+
+
+def _find_repeated(numbers: Int64Array) -> Int64Array:
+    """Return indices of numbers that occur more than once: all but one of each."""
+    if not len(numbers):
+        return numbers
+    low = int(numbers.min())
+    size = int(numbers.max()) - low + 1
+    if size <= _DENSE * len(numbers):  # counting is faster than sorting
+        occurs = np.zeros(size, np.bool_)
+        occurs[numbers - low] = True
+        if np.count_nonzero(occurs) == len(numbers):
+            return numbers[:0]
+    order = np.argsort(numbers, kind="stable")
+    repeated: Int64Array = order[1:][np.diff(numbers[order]) == 0]
+    return repeated
+
+
+def _ranges(starts: Array, lengths: Array) -> Int64Array:
+    """Return the concatenated ranges [start, start + length)."""
+    ends = np.cumsum(lengths)
+    found: Int64Array = np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(
+        starts - (ends - lengths), lengths
+    )
+    return found
+
+
+def _whole_games(games: pa.Table, cells: int) -> tuple[Int64Array, Array, Int64Array]:
+    """Return the rows of the games with all moves and positions, their concatenated moves and their lengths.
+
+    Args:
+        games: Columns of games.
+        cells: Number of cells of a board. Games with other moves are left out.
+    """
+    moves = games.column("moves").combine_chunks()
+    lengths = moves.value_lengths().fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+    positions = games.column("positions").to_numpy()
+    totals = games.column("total_positions").fill_null(0).to_numpy()
+    whole = (lengths >= 0) & (lengths <= cells) & (positions == lengths + 1) & (totals == lengths + 1)
+    rows = np.flatnonzero(whole)
+    values = moves.filter(pa.array(whole)).flatten().to_numpy(zero_copy_only=False)
+    if len(values) and values.max() >= cells:
+        of_game = np.repeat(np.arange(len(rows)), lengths[rows])
+        valid = np.ones(len(rows), np.bool_)
+        valid[of_game[values >= cells]] = False
+        values, rows = values[valid[of_game]], rows[valid]
+    return rows, values, lengths[rows]
+
+
+def _add_irregular_policies(block: Block, cells: int) -> Block:
+    """Store the moves on occupied cells, which a fill row cannot represent, as dense policies, too."""
+    board, move = block["board"], block["move"]
+    rows = np.flatnonzero(move != NO_MOVE)
+    occupied = np.zeros(len(rows), np.uint8)
+    for plane in range(2):
+        bits = move[rows].astype(np.int64) + plane * cells
+        occupied |= board[rows, bits >> 3] >> (7 - (bits & 7)).astype(np.uint8)
+    rows = rows[(occupied & 1).astype(np.bool_)]
+    if not len(rows):
+        return block
+    policies = np.zeros((len(rows), cells), np.float32)
+    policies[np.arange(len(rows)), move[rows]] = 1.0
+    if "policy" in block:
+        rows = np.concatenate([block["policy_row"], rows.astype(np.uint32)])
+        policies = np.concatenate([block["policy"], policies])
+        order = np.argsort(rows, kind="stable")
+        rows, policies = rows[order], policies[order]
+    return block | {"policy": policies, "policy_row": rows.astype(np.uint32)}
+
+
+def _shuffled_sources(store: Store) -> set[int]:
+    """Return the numbers of the sources that are files of shuffled collections."""
+    found: set[int] = set()
+    for path in store.files("sources"):
+        table = read_parquet(path, ("source_id", "format"))
+        for source, kind in zip(*(column.to_pylist() for column in table.columns), strict=True):
+            if kind == _SHUFFLED:
+                found.add(source)
+    return found
+
+
+def _source_of(name: str) -> int:
+    return int(name.rpartition("-")[2].removesuffix(".parquet"))

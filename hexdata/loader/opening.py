@@ -1,0 +1,134 @@
+"""Opening of the data of a loader: a store without shards, or shards."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Sequence
+
+from hexdata.batch import required_members
+from hexdata.errors import ConfigError, StoreError
+from hexdata.loader.exact import SelectedRows
+from hexdata.loader.game_reader import read_game_table
+from hexdata.loader.game_table import GameTable
+from hexdata.loader.options import LoaderOptions, Mode
+from hexdata.progress import SILENT, Progress
+from hexdata.shards.blocks import block_fields
+from hexdata.shards.files import MappableSource
+from hexdata.shards.locate import find_source
+from hexdata.shards.manifest import REPAIR_HINT, ShardManifest
+from hexdata.shards.mapped import MappedShards
+from hexdata.shards.sources import FolderSource, ShardSource
+from hexdata.storage import AnyPath
+from hexdata.store import Store
+
+__all__ = ["all_members", "default_mode", "find_data", "open_game_rows", "open_shard_rows"]
+
+
+def find_data(location: str | AnyPath, mode: Mode | None) -> ShardSource | Store:
+    """Return the store of a location for games mode, otherwise the source of its shards.
+
+    Args:
+        location: As for ``Loader``.
+        mode: The mode; None for a store if it has no shards, otherwise for shards.
+
+    Raises:
+        ConfigError: The location cannot be used.
+        StoreError: The location is not a store, or it has no shards, which the mode requires.
+    """
+    if mode == "games":
+        return Store.open(location)
+    found = find_source(location)
+    if isinstance(found, Store) and mode is not None:
+        found.require_stage("export")
+    return found
+
+
+def default_mode(data: ShardSource | Store) -> Mode:
+    """Return the mode for a location if none is given."""
+    if isinstance(data, Store):
+        return "games"
+    return "exact" if isinstance(data, FolderSource) else "stream"
+
+
+def all_members(options: LoaderOptions, stored: Collection[str]) -> list[str]:
+    """Return the sorted names of the members that batches need, and of the ids for the epoch digest."""
+    return sorted({*required_members(options.batch, stored), "position_id"})
+
+
+def open_game_rows(
+    store: Store, options: LoaderOptions, progress: Progress = SILENT
+) -> tuple[SelectedRows, GameTable]:
+    """Read the games of a split.
+
+    Args:
+        store: The store.
+        options: Options of the loader.
+        progress: Receives progress while files are checked and games are read (default: no reports).
+
+    Returns:
+        The selected rows, and the table that contains all rows.
+
+    Raises:
+        StoreError: A file is missing or damaged.
+        ConfigError: The split is unknown, an option requires shards, the condition ``where`` is invalid, or
+            no position is selected.
+        BudgetError: The table does not fit into memory.
+    """
+    if options.on_error != "raise":
+        raise ConfigError(
+            "games mode has no shards to skip",
+            found=f"on_error={options.on_error!r}",
+            expected="'raise'",
+            hint="Leave out on_error, or load shards with mode='exact'.",
+        )
+    choices = store.manifest.stages.get("shuffle", {}).get("choices")
+    if choices:
+        warnings.warn(
+            f"games mode delivers all positions: it does not apply the choices of the shuffle, {choices}",
+            stacklevel=4,
+        )
+    fields = {*block_fields(1, with_policy=True), "fill"} - {"board"}
+    members = all_members(options, fields)
+    tiers = options.where is not None or "value_sample_tier" in members
+    table = read_game_table(store, options.split, tiers=tiers, check=options.check, progress=progress)
+    return SelectedRows(table, members, options), table
+
+
+def open_shard_rows(
+    source: MappableSource,
+    manifest: ShardManifest,
+    members: Sequence[str],
+    options: LoaderOptions,
+    progress: Progress = SILENT,
+) -> SelectedRows:
+    """Map the shards of a split.
+
+    Args:
+        source: Local folder of the shards, or a source with a cache.
+        manifest: Manifest of the shards.
+        members: Names of the fields to read.
+        options: Options of the loader.
+        progress: Receives progress while shards are downloaded and checked (default: no reports).
+
+    Raises:
+        StoreError: A shard is missing or has another size, or every shard was skipped.
+        BudgetError: The process cannot map all shards, or the cache is too small for them.
+        ConfigError: The condition ``where`` is invalid, or no position is selected.
+    """
+    shards = MappedShards(
+        source,
+        manifest,
+        options.split,
+        on_error=options.on_error,
+        check=options.check,
+        progress=progress,
+    )
+    if shards.faults and not shards.positions:
+        raise StoreError(
+            f"no shard of {options.split} can be used",
+            path=source.address(""),
+            found=shards.faults[0][1].detail(),
+            hint=REPAIR_HINT,
+        )
+    faults = [(entry.name, entry.positions, fault) for entry, fault in shards.faults]
+    return SelectedRows(shards, members, options, faults)
