@@ -414,7 +414,7 @@ def store(tmp_path: Path, demo_trmph: Any) -> Path:
 
 
 def test_a_remote_store_is_opened_like_a_local_one(store: Path, bucket: UPath) -> None:
-    """A store without shards is an error, and one with an outdated export gives a warning."""
+    """A store without shards is read as games, and one with an outdated export gives a warning."""
     address = f"{str(bucket).rstrip('/')}/a/whole"
     manifest = bucket / "a" / "whole" / "manifest.json"
     content = json.loads((store / "manifest.json").read_text())
@@ -423,7 +423,11 @@ def test_a_remote_store_is_opened_like_a_local_one(store: Path, bucket: UPath) -
     manifest.write_text(json.dumps(content))
     with pytest.raises(StoreError, match=r"a/whole: this store has no export stage yet"):
         Loader(address, mode="stream")
-    assert_same(Loader(address), Loader(store, mode="games"))
+    for path in sorted(store.glob("*/part-*.parquet")):
+        (bucket / "a" / "whole" / path.relative_to(store).as_posix()).write_bytes(path.read_bytes())
+    remote = Loader(address)
+    assert remote.options.mode == "games"
+    assert_same(remote, Loader(store, mode="games"))
     for path in (store / "shards").iterdir():
         (bucket / "a" / "whole" / "shards" / path.name).write_bytes(path.read_bytes())
     manifest.write_bytes((store / "manifest.json").read_bytes())
