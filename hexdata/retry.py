@@ -6,20 +6,19 @@ import errno
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from tenacity import (
     RetryCallState,
     Retrying,
     retry_if_exception,
-    stop_after_attempt,
     wait_exponential,
     wait_random,
 )
 
 from hexdata.errors import ConfigError
 
-__all__ = ["RetryPolicy", "is_transient"]
+__all__ = ["Attempts", "RetryPolicy", "attempts_of", "copy_attempts", "is_transient", "with_attempts"]
 
 _TRANSIENT: Final = (
     *("EIO", "EAGAIN", "EBUSY", "EINTR", "ENOLCK", "EREMOTEIO", "ESTALE", "ETIMEDOUT"),
@@ -28,12 +27,53 @@ _TRANSIENT: Final = (
 )
 """Errors that a loose cable, a busy server or a network failure causes. Not all systems define each name."""
 
+_ATTEMPTS: Final = "attempts_before_giving_up"
+"""Attribute of an error that a policy raises, which another process receives with the error."""
+
 T = TypeVar("T")
 
 
 def is_transient(error: BaseException) -> bool:
     """Return whether a disk error may disappear on the next attempt."""
     return isinstance(error, OSError) and errno.errorcode.get(error.errno or 0) in _TRANSIENT
+
+
+class Attempts(NamedTuple):
+    """The attempts after which a policy gave up.
+
+    Attributes:
+        number: Number of attempts.
+        seconds: Seconds from the first attempt to the end of the last one.
+    """
+
+    number: int
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"{self.number} attempt{'s' * (self.number > 1)} in {self.seconds:.0f} s"
+
+
+def attempts_of(error: BaseException) -> Attempts | None:
+    """Return the attempts after which a policy gave up with this error or one of its causes, or None."""
+    one: BaseException | None = error
+    while one is not None:
+        if found := vars(one).get(_ATTEMPTS):
+            return Attempts(*found)
+        one = one.__cause__
+    return None
+
+
+def copy_attempts(error: BaseException, cause: BaseException) -> None:
+    """Record the attempts of ``cause`` in ``error``, because another process receives an error alone."""
+    if attempts := attempts_of(cause):
+        vars(error)[_ATTEMPTS] = tuple(attempts)
+
+
+def with_attempts(text: str, error: BaseException) -> str:
+    """Return a text about an error, with the number of attempts if there were several or they took long."""
+    attempts = attempts_of(error)
+    is_short = attempts is None or (attempts.number == 1 and attempts.seconds < 1)
+    return text if is_short else f"{text}, after {attempts}"
 
 
 def _ignore(_: str) -> None:
@@ -44,11 +84,15 @@ def _ignore(_: str) -> None:
 class RetryPolicy:
     """Settings for retries after temporary errors. The wait doubles after each attempt.
 
+    If a policy has given up with an error, no policy around it retries that error.
+
     Attributes:
         attempts: Maximum number of attempts, including the first (default: 6).
         first_wait: Seconds before the second attempt (default: 0.5).
         longest_wait: Maximum seconds before any attempt, without the random addition (default: 30).
         jitter: Maximum of the random number of seconds added to each wait (default: 0).
+        deadline: Seconds from the first attempt to the end of the last one. No attempt is made that would
+            end later if it took as long as the one before it, except the second. Default None: no limit.
 
     Raises:
         ConfigError: A value is out of range.
@@ -62,11 +106,12 @@ class RetryPolicy:
     first_wait: float = 0.5
     longest_wait: float = 30.0
     jitter: float = 0.0
+    deadline: float | None = None
 
     def __post_init__(self) -> None:
         if self.attempts < 1:
             raise ConfigError("attempts must be at least 1", found=self.attempts)
-        shortest = min(self.first_wait, self.longest_wait, self.jitter)
+        shortest = min(self.first_wait, self.longest_wait, self.jitter, self.deadline or 0)
         if shortest < 0:
             raise ConfigError("a wait must not be negative", found=shortest)
 
@@ -94,19 +139,39 @@ class RetryPolicy:
             error = state.outcome and state.outcome.exception()
             log(f"attempt {state.attempt_number} failed: {error}; waiting {state.upcoming_sleep:.1f} s")
 
+        def is_last(state: RetryCallState) -> bool:
+            now = time.monotonic()
+            if state.attempt_number >= self.attempts:
+                return True
+            next_end = now - begun[0] + state.upcoming_sleep + now - begun[-1]
+            return self.deadline is not None and state.attempt_number > 1 and next_end > self.deadline
+
+        def may_repeat(error: BaseException) -> bool:
+            return attempts_of(error) is None and is_temporary(error)
+
+        begun: list[float] = []
         states: list[RetryCallState] = []
+
+        def begin(state: RetryCallState) -> None:
+            begun.append(time.monotonic())
+            states.append(state)
+
         retrying = Retrying(
-            before=states.append,
-            stop=stop_after_attempt(self.attempts),
+            before=begin,
+            stop=is_last,
             wait=wait_exponential(multiplier=self.first_wait, max=self.longest_wait)
             + wait_random(0, self.jitter),
-            retry=retry_if_exception(is_temporary),
+            retry=retry_if_exception(may_repeat),
             sleep=sleep,
             before_sleep=log_failure,
             reraise=True,
         )
         try:
             return retrying(function)
+        except Exception as error:
+            if may_repeat(error):
+                vars(error)[_ATTEMPTS] = (len(begun), time.monotonic() - begun[0])
+            raise
         finally:  # otherwise the error refers to itself through its traceback, and keeps connections open
             for state in states:
                 state.outcome = None

@@ -13,6 +13,7 @@ from hexdata.storage import (
     AnyPath,
     RemotePath,
     file_system,
+    list_objects,
     storage_of,
     translate_errors,
     walk_once,
@@ -156,7 +157,7 @@ def _objects_of(input_path: RemotePath, store: AnyPath) -> list[SourceFile] | No
         except FileNotFoundError:
             return None
         is_object = info["type"] == "file"
-        keys = {root: info} if is_object else with_retries(system.find, root, detail=True)
+        keys = {root: info} if is_object else list_objects(system, root, recursive=True)
     top = root.rpartition("/")[0] if is_object else root
     store_prefix = ""
     if not isinstance(store, Path) and isinstance(system, type(file_system(store))):
@@ -230,7 +231,7 @@ def digest_source(path: AnyPath) -> SourceDigest:
 
 def _size_of(path: AnyPath) -> int:
     try:
-        return path.stat().st_size
+        return storage_of(path).size() or 0
     except OSError:
         return 0
 

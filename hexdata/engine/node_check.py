@@ -96,16 +96,17 @@ class NodeCheck:
 
     def _missing(self, path: AnyPath) -> str | None:
         """Return the fault of a path that tasks will read, or None."""
-        if not path.exists():
+        if not storage_of(path).exists():
             return "does not exist"
-        size = path.stat().st_size if path.is_file() else None
+        size = storage_of(path).size()
         return None if size == self.sizes.get(str(path)) else "a file of another size"
 
     def _exchange(self, folder: AnyPath, name: str) -> str | None:
         """Read the driver's file, write one in answer, and return the folder's fault or None."""
-        if _token_file(folder, self.token).read_text() != self.token:
+        token = self.token.encode()
+        if storage_of(_token_file(folder, self.token)).read_range(0, len(token)) != token:
             return "a different folder"
-        _token_file(folder, f"{self.token}-{name}").write_text(name)
+        _write(_token_file(folder, f"{self.token}-{name}"), name)
         return None
 
     def require(self, machine: str, faults: dict[str, str], name: str) -> None:
@@ -120,7 +121,7 @@ class NodeCheck:
             EngineError: A path does not lead to the same file or folder.
         """
         answer = None if self.folder is None else _token_file(self.folder, f"{self.token}-{name}")
-        if answer is not None and not faults and not answer.exists():
+        if answer is not None and not faults and not storage_of(answer).exists():
             faults = {str(self.folder): "a different folder"}
         for path, fault in faults.items():
             raise EngineError(
@@ -136,6 +137,11 @@ def _token_file(folder: AnyPath, text: str) -> AnyPath:
     return folder / f".engine-{text}"
 
 
+def _write(path: AnyPath, text: str) -> None:
+    with storage_of(path).publish() as file:
+        file.write(text.encode())
+
+
 @contextmanager
 def open_node_check(paths: Sequence[AnyPath], folder: AnyPath | None) -> Iterator[NodeCheck]:
     """Prepare checks of other machines, and remove the files that they write when the context ends.
@@ -145,10 +151,10 @@ def open_node_check(paths: Sequence[AnyPath], folder: AnyPath | None) -> Iterato
     token = os.urandom(8).hex()
     if folder is not None:
         _remove_tokens(folder, "")  # left by a killed process
-    sizes = {str(path): path.stat().st_size for path in paths if path.is_file()}
+    sizes = {str(path): size for path in paths if (size := storage_of(path).size()) is not None}
     try:
         if folder is not None:
-            _token_file(folder, token).write_text(token)
+            _write(_token_file(folder, token), token)
         yield NodeCheck(tuple(paths), folder, token, sizes)
     finally:
         if folder is not None:
@@ -156,8 +162,6 @@ def open_node_check(paths: Sequence[AnyPath], folder: AnyPath | None) -> Iterato
 
 
 def _remove_tokens(folder: AnyPath, token: str) -> None:
-    found: list[AnyPath] = list(folder.iterdir())
-    for path in found:
-        if not path.name.startswith(_token_file(folder, token).name):
-            continue
-        storage_of(path).remove()
+    for name in storage_of(folder).names():
+        if name.startswith(_token_file(folder, token).name):
+            storage_of(folder / name).remove()

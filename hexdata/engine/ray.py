@@ -37,6 +37,12 @@ _REPEAT: Final = object()
 
 CONNECT_TIMEOUT: Final = 10.0
 """Timeout for connecting to a cluster; Ray itself would wait for minutes."""
+_SETTINGS: Final = 4
+"""Type of the frame with which each side of an HTTP/2 connection begins. It is the frame's fourth byte."""
+_FRAME_HEADER: Final = 9
+"""Bytes of the header of a frame."""
+_HTTP2_START: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, _SETTINGS, 0, 0, 0, 0, 0])
+"""First bytes of an HTTP/2 client, with empty settings."""
 NODE_CHECK_TIMEOUT: Final = 60.0
 """Timeout for the checks on a node, including the start of a worker."""
 CANCEL_TIMEOUT: Final = 30.0
@@ -100,11 +106,11 @@ def connect_engine(address: str | None = None, note: Note = SILENT.note) -> Iter
 
 
 def _require_server(address: str) -> None:
-    """Check that a server listens at an address, because Ray would wait for minutes.
+    """Check that a server at an address may be Ray, because Ray would wait for many minutes.
 
     Raises:
         ConfigError: it is not an address, or that of a Ray Client.
-        EngineError: no server answers.
+        EngineError: no server answers, or another kind of server.
     """
     if address in ("auto", "local"):
         return
@@ -119,13 +125,42 @@ def _require_server(address: str) -> None:
     if not (host and port.isdecimal() and int(port) < 1 << 16):
         raise ConfigError("not the address of a Ray cluster", found=address, expected="HOST:PORT, or auto")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT).close()
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT) as connection:
+            found = None if _uses_tls() else _http2_fault(connection)
     except OSError as error:
         raise EngineError(
             "the Ray cluster does not answer",
             found=f"{error.strerror or error} at {address}, within {CONNECT_TIMEOUT:.0f} s",
             hint="Check that it runs (`ray status` on the head node) and that this machine can reach it.",
         ) from error
+    if found is not None:
+        raise EngineError(
+            "the server at this address is not a Ray cluster",
+            found=f"{found} at {address}",
+            expected="the address that `ray start --head` prints",
+        )
+
+
+def _uses_tls() -> bool:
+    """Return whether Ray encrypts its connections, so that the first bytes of a server say nothing."""
+    return os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true")
+
+
+def _http2_fault(connection: socket.socket) -> str | None:
+    """Return what a server answered if it was not HTTP/2, which Ray's servers use, or None.
+
+    Raises:
+        TimeoutError: The server sent nothing.
+        OSError: The connection failed.
+    """
+    connection.sendall(_HTTP2_START)
+    frame = b""
+    while len(frame) < _FRAME_HEADER:
+        data = connection.recv(_FRAME_HEADER - len(frame))
+        if not data:
+            return "a connection that was closed"
+        frame += data
+    return None if frame[3] == _SETTINGS else f"an answer that begins with {frame!r}"
 
 
 class _UncheckedNode(NamedTuple):

@@ -25,13 +25,13 @@ from hexdata.shards.sources import (
     missing_file_error,
     unreadable_file_error,
 )
+from hexdata.storage import READ_TIMEOUT, REQUESTS
 
 __all__ = ["HttpSource"]
 
 _MISSING: Final = (HTTPStatus.NOT_FOUND, HTTPStatus.GONE)
 _ERRORS: Final = (OSError, HTTPException, ValueError)
 """Errors of requests. A ValueError reports an invalid URL or header."""
-_RETRY: Final = RetryPolicy(attempts=4)
 _BUSY: Final = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
 
 T = TypeVar("T")
@@ -52,8 +52,8 @@ class HttpSource:
     """
 
     url: str
-    timeout: float = 60.0
-    retry: RetryPolicy = _RETRY
+    timeout: float = READ_TIMEOUT
+    retry: RetryPolicy = REQUESTS
 
     def address(self, name: str) -> str:
         """Return the URL of a file. Spaces and non-ASCII characters are escaped."""

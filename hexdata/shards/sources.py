@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Final, NamedTuple, Protocol, TypeAlias
 
 from hexdata.errors import StoreError
+from hexdata.retry import with_attempts
 from hexdata.shards.manifest import MANIFEST_NAME, REPAIR_HINT, ShardEntry
 from hexdata.storage import open_file
 
@@ -204,4 +205,5 @@ def missing_file_error(name: str, address: str) -> StoreError:
 
 def unreadable_file_error(address: str, error: Exception) -> StoreError:
     """Return the error for a file that cannot be read."""
-    return StoreError("a file cannot be read", path=address, found=str(error) or type(error).__name__)
+    found = with_attempts(str(error) or type(error).__name__, error)
+    return StoreError("a file cannot be read", path=address, found=found)

@@ -13,7 +13,7 @@ from hexdata.show.position import Position
 from hexdata.show.shards import read_shard_position
 from hexdata.show.store import read_game, read_position
 from hexdata.show.trmph import looks_like_game, read_trmph
-from hexdata.storage import AnyPath, as_path
+from hexdata.storage import AnyPath, as_path, storage_of
 from hexdata.store import Store
 from hexdata.store.disk_space import translate_disk_full
 from hexdata.store.files import write_bytes
@@ -70,7 +70,7 @@ def find(location: str, options: ShowOptions | None = None) -> Position | Game:
         _refuse(location, "a game's text", position=options.position, game=options.game)
         return _at(read_trmph(location), options.ply)
     shard = _SHARD.fullmatch(location)
-    if shard is not None and not as_path(location).is_dir():
+    if shard is not None and not storage_of(as_path(location)).is_folder():
         names = {
             "position": options.position,
             "game": options.game,

@@ -24,11 +24,13 @@ from hexdata.storage.local import LocalStorage
 from hexdata.storage.local_files import make_folder, open_file, open_in_place, walk_once
 from hexdata.storage.lock import LOCK_NAME
 from hexdata.storage.objects import ObjectStorage
-from hexdata.storage.reading import file_system
-from hexdata.storage.retry import is_temporary, with_retries
+from hexdata.storage.reading import file_system, list_objects
+from hexdata.storage.retry import READ_TIMEOUT, REQUESTS, is_temporary, with_retries
 
 __all__ = [
     "LOCK_NAME",
+    "READ_TIMEOUT",
+    "REQUESTS",
     "AnyPath",
     "Changed",
     "HashingFile",
@@ -48,6 +50,7 @@ __all__ = [
     "is_disk_full",
     "is_fault",
     "is_temporary",
+    "list_objects",
     "local_path",
     "make_folder",
     "open_file",

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from hexdata.errors import ConfigError
+from hexdata.storage.retry import CONNECT_TIMEOUT, READ_TIMEOUT
 
 if TYPE_CHECKING:
     from upath import UPath
@@ -57,9 +58,9 @@ _OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "s3": {
         **_UNCACHED,
         "config_kwargs": {
-            "retries": {"mode": "standard", "max_attempts": 4},
-            "connect_timeout": 10,
-            "read_timeout": 60,
+            "retries": {"total_max_attempts": 1},  # ``REQUESTS`` is the only policy
+            "connect_timeout": CONNECT_TIMEOUT,
+            "read_timeout": READ_TIMEOUT,
         },
     },
     "gcs": _UNCACHED,

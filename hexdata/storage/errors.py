@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 from hexdata.errors import HexdataError, StoreError
+from hexdata.retry import copy_attempts, with_attempts
 from hexdata.storage.address import without_secrets
-from hexdata.storage.retry import answer_of, code_of, is_invalid_endpoint, is_temporary
+from hexdata.storage.retry import SendTimeoutError, answer_of, code_of, is_invalid_endpoint, is_temporary
 
 __all__ = [
     "add_path_to_disk_full",
@@ -164,14 +165,17 @@ def translate_errors(*paths: object) -> Iterator[None]:
         if found_fault is None:
             raise
         fault, origin = found_fault
-        found = None if fault.found is None else fault.found + _message_of(origin)
+        found = None if fault.found is None else with_attempts(fault.found + _message_of(origin), error)
         if isinstance(error, HexdataError):
             error.reason, error.found, error.expected, error.hint = fault.reason, found, None, fault.hint
             error.path = error.path or address
+            copy_attempts(error, error)
             raise
         filename = getattr(error, "filename", None)
         path = filename if is_address(filename) else address
-        raise StoreError(fault.reason, path=path, found=found, hint=fault.hint) from error
+        translated = StoreError(fault.reason, path=path, found=found, hint=fault.hint)
+        copy_attempts(translated, error)
+        raise translated from error
 
 
 def is_address(path: object) -> bool:
@@ -202,6 +206,8 @@ def _fault_of(error: BaseException) -> _Fault | None:
         return None if code in _ABSENT else _CODES.get(code, _FAILED if is_temporary(error) else _OTHER)
     if is_invalid_endpoint(error):
         return _NO_ENDPOINT
+    if isinstance(error, SendTimeoutError):
+        return _SLOW
     kind = type(error)
     library = kind.__module__.partition(".")[0]
     if library not in _LIBRARIES:

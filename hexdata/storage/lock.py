@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from hexdata.errors import StoreError, StoreLockedError
+from hexdata.retry import attempts_of
 from hexdata.storage.address import AnyPath
 from hexdata.storage.base import Changed, Storage
 from hexdata.storage.errors import add_path_to_error
@@ -161,13 +162,18 @@ class Lease:
         self._acquire()
         thread = threading.Thread(target=self._keep_renewing, name="hexdata-lease", daemon=True)
         thread.start()
+        store_answers = True
         try:
             yield
+        except BaseException as error:
+            store_answers = attempts_of(error) is None
+            raise
         finally:
             self._stopped.set()
-            thread.join()
-            if not self._lost:
-                self._release()
+            if store_answers:  # otherwise both would wait for an answer again
+                thread.join()
+                if not self._lost:
+                    self._release()
 
     def require(self) -> None:
         """Check that this process still holds the lease.

@@ -18,7 +18,7 @@ from hexdata.storage.cache_dir import cache_folder
 from hexdata.storage.conditions import current_tag, tag_of, write_if_unchanged
 from hexdata.storage.errors import add_path_to_disk_full, add_path_to_error
 from hexdata.storage.lock import LOCK_NAME, Lease, kernel_lock, machine_id
-from hexdata.storage.reading import PART, file_system, open_object, speaks_s3
+from hexdata.storage.reading import PART, file_system, list_objects, open_object, speaks_s3
 from hexdata.storage.retry import is_temporary, with_retries
 from hexdata.storage.upload import abort_uploads, upload
 
@@ -47,9 +47,10 @@ class ObjectStorage(Storage):
     def size(self) -> int | None:
         """Return the size of the object in bytes, or None if there is no such object."""
         try:
-            return int(with_retries(self._system.info, self.path.path)["size"])
+            info = with_retries(self._system.info, self.path.path)
         except FileNotFoundError:
             return None
+        return int(info["size"]) if info["type"] == "file" else None
 
     def is_folder(self) -> bool:
         """Return False: objects below an address do not prevent an object at this address."""
@@ -66,7 +67,7 @@ class ObjectStorage(Storage):
     def files(self) -> dict[str, int]:
         """Return the sizes in bytes of the objects below the address, by relative name, sorted."""
         root = self.path.path.rstrip("/")
-        found = with_retries(self._system.find, root, detail=True)
+        found = list_objects(self._system, root, recursive=True)
         sizes = {
             key.removeprefix(root).lstrip("/"): info["size"]
             for key, info in found.items()
@@ -76,7 +77,9 @@ class ObjectStorage(Storage):
 
     def names(self) -> list[str]:
         """Return the names directly below the address, sorted."""
-        return with_retries(lambda: sorted(path.name for path in self.path.iterdir()))  # type: ignore[no-any-return]
+        root = self.path.path.rstrip("/")
+        found = list_objects(self._system, root, recursive=False)
+        return sorted(name for key in found if (name := key.removeprefix(f"{root}/")))
 
     def free_space(self) -> None:
         """Return None: an object store has no limit."""
@@ -165,7 +168,7 @@ class ObjectStorage(Storage):
 
     def append(self, line: bytes, *, max_bytes: int) -> None:
         """Replace the object by its last ``max_bytes`` bytes and the line."""
-        before = self._system.tail(self.path.path, max_bytes) if self.exists() else b""
+        before = self.read_tail(max_bytes) if self.size() is not None else b""
         with self.publish() as file:
             file.write(before + line)
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from fsspec import AbstractFileSystem  # type: ignore[import-untyped]
 
-from hexdata.storage.reading import open_object
+from hexdata.storage.reading import list_objects, open_object
 from hexdata.storage.retry import with_retries
 
 __all__ = ["QueryFileSystem"]
@@ -73,10 +73,10 @@ class QueryFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has n
             return found
         folder = key.rpartition("/")[0]
         if key not in self._known and folder not in self._listed:
-            listed = with_retries(self._system.ls, folder, detail=True)
+            listed = list_objects(self._system, folder, recursive=False)
             self._known |= {
                 one["name"]: {name: one[name] for name in _KEPT if name in one}
-                for one in listed
+                for one in listed.values()
                 if one["type"] == "file"
             }
             self._listed.add(folder)

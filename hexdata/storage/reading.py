@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from contextlib import suppress
 from io import BufferedReader
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,7 +13,7 @@ from hexdata.storage.retry import with_retries
 if TYPE_CHECKING:
     from upath import UPath
 
-__all__ = ["PART", "file_system", "open_object", "speaks_s3"]
+__all__ = ["PART", "file_system", "list_objects", "open_object", "speaks_s3"]
 
 PART: Final = 8 << 20
 """Bytes per request and per uploaded part."""
@@ -21,13 +22,63 @@ _BUFFER: Final = 1 << 17
 
 
 def file_system(path: UPath) -> Any:
-    """Return the fsspec file system of a path, which Python and DuckDB share."""
-    return path.fs
+    """Return the fsspec file system of a path, which Python and DuckDB share. It retries nothing itself."""
+    system = path.fs
+    if speaks_s3(system):
+        system.retries = 1
+    return system
 
 
 def speaks_s3(system: Any) -> bool:
     """Return whether a file system uses the S3 protocol."""
     return hasattr(system, "call_s3")
+
+
+def list_objects(system: Any, folder: str, *, recursive: bool) -> dict[str, dict[str, Any]]:
+    """List the objects of a folder, with the retries of each request.
+
+    Args:
+        system: File system of fsspec.
+        folder: Path of the folder in this file system.
+        recursive: Whether to list the objects in subfolders too. Otherwise, subfolders are listed as such.
+
+    Returns:
+        The properties, by path: at least "name", "size" in bytes, and "type" ("file" or "directory"). Empty
+        if the folder does not exist. An object at the path itself is listed only if ``recursive`` is true.
+
+    Raises:
+        FileNotFoundError: The bucket does not exist.
+        OSError: A request failed.
+    """
+    folder = folder.rstrip("/")
+    if not speaks_s3(system):
+        try:
+            found = with_retries(system.find if recursive else system.ls, folder, detail=True)
+        except FileNotFoundError:
+            return {}
+        listed = found.values() if isinstance(found, dict) else found
+        return {one["name"]: one for one in listed if recursive or one["name"].rstrip("/") != folder}
+    bucket, key, _ = system.split_path(folder)
+    request = {"Bucket": bucket, "Prefix": f"{key}/" if key else ""} | (
+        {} if recursive else {"Delimiter": "/"}
+    )
+    objects: dict[str, dict[str, Any]] = {}
+    while True:
+        page = with_retries(system.call_s3, "list_objects_v2", **request)
+        for one in page.get("CommonPrefixes", []):
+            name = f"{bucket}/{one['Prefix'].rstrip('/')}"
+            objects[name] = {"name": name, "size": 0, "type": "directory"}
+        for one in page.get("Contents", []):
+            name = f"{bucket}/{one['Key']}"
+            objects[name] = {**one, "name": name, "size": one["Size"], "type": "file"}
+        if not page.get("IsTruncated"):
+            break
+        request["ContinuationToken"] = page["NextContinuationToken"]
+    if recursive and key and not objects:
+        with suppress(FileNotFoundError):
+            info = with_retries(system.info, folder)
+            return {folder: info} if info["type"] == "file" else {}
+    return objects
 
 
 def open_object(

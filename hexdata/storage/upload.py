@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from hexdata.errors import StoreError
-from hexdata.retry import RetryPolicy
+from hexdata.retry import RetryPolicy, attempts_of
 from hexdata.storage.base import Changed
 from hexdata.storage.conditions import CONFLICT, write_if_unchanged
 from hexdata.storage.errors import add_path_to_error
 from hexdata.storage.reading import PART, file_system, open_object, speaks_s3
 from hexdata.storage.retry import code_of, with_retries
+from hexdata.storage.sending import send_body
 
 if TYPE_CHECKING:
     from upath import UPath
@@ -94,10 +95,13 @@ def _upload_s3(system: Any, local: Path, path: str, *, replace: bool) -> None:
     def call(method: str, **arguments: Any) -> Any:
         return with_retries(system.call_s3, method, Bucket=bucket, Key=key, **arguments)
 
+    def transfer(method: str, body: bytes, **arguments: Any) -> Any:
+        return with_retries(send_body, system, method, body, Bucket=bucket, Key=key, **arguments)
+
     def finish(**arguments: Any) -> None:
         """Send the request that makes the object visible."""
         if size < 2 * PART:
-            call("put_object", Body=local.read_bytes(), **arguments)
+            transfer("put_object", local.read_bytes(), **arguments)
         else:
             with_retries(_complete, system, Bucket=bucket, Key=key, **uploaded, **arguments)
 
@@ -105,7 +109,7 @@ def _upload_s3(system: Any, local: Path, path: str, *, replace: bool) -> None:
         with local.open("rb") as file:
             file.seek(number * PART)
             data = file.read(PART)
-        sent = call("upload_part", UploadId=uploaded["UploadId"], PartNumber=number + 1, Body=data)
+        sent = transfer("upload_part", data, UploadId=uploaded["UploadId"], PartNumber=number + 1)
         return {"PartNumber": number + 1, "ETag": sent["ETag"]}
 
     uploaded: dict[str, Any] = {}
@@ -121,7 +125,7 @@ def _upload_s3(system: Any, local: Path, path: str, *, replace: bool) -> None:
     except BaseException as error:
         if isinstance(error, OSError) and code_of(error) == "NoSuchUpload":
             raise Changed(path) from error  # completed by an attempt whose answer was lost, or aborted
-        if "UploadId" in uploaded:
+        if "UploadId" in uploaded and attempts_of(error) is None:  # else the store does not answer
             with suppress(OSError):
                 system.call_s3(
                     "abort_multipart_upload", Bucket=bucket, Key=key, UploadId=uploaded["UploadId"]

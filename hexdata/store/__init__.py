@@ -9,7 +9,8 @@ from typing import Final
 
 from hexdata.checks import check_location
 from hexdata.errors import StoreError, StoreLockedError
-from hexdata.storage import LOCK_NAME, AnyPath, as_path, storage_of, translate_errors
+from hexdata.retry import attempts_of
+from hexdata.storage import LOCK_NAME, AnyPath, as_path, is_address, storage_of, translate_errors
 from hexdata.store.disk_space import translate_disk_full
 from hexdata.store.manifest import MANIFEST_NAME, Manifest
 from hexdata.text import shell_word
@@ -85,9 +86,9 @@ class Store:
         new = cls(folder, Manifest(), shares_work=shares_work)
         if storage_of(folder / MANIFEST_NAME).exists():
             return cls.open(folder, shares_work=shares_work)
-        if folder.is_file():
+        if storage_of(folder).size() is not None:
             raise StoreError("a store must be a folder, but this is a file", path=folder)
-        if folder.is_dir() and not _is_started(new):
+        if not _is_started(new):
             raise StoreError(
                 "this folder contains files but is not a store",
                 path=folder,
@@ -174,12 +175,17 @@ class Store:
             if storage_of(self.path / MANIFEST_NAME).exists():
                 self.manifest = Manifest.load(self.path)
             self.manifest.before_saving = self.require_lock = lock.require
+            store_answers = True
             try:
                 yield
+            except BaseException as error:
+                store_answers = not is_address(self.path) or attempts_of(error) is None
+                raise
             finally:
-                with suppress(StoreLockedError):  # the files now belong to another process
-                    lock.require()
-                    storage_of(self.path).remove_unfinished(_FOLDERS)  # left by killed workers on any machine
+                if store_answers:
+                    with suppress(StoreLockedError):  # the files now belong to another process
+                        lock.require()
+                        storage_of(self.path).remove_unfinished(_FOLDERS)  # of killed workers on any machine
 
     def remove(self, folder: str) -> None:
         """Remove a folder of the store. The caller must hold the lock.
@@ -233,8 +239,8 @@ def _check_path(path: str | AnyPath) -> AnyPath:
 
 
 def _is_started(store: Store) -> bool:
-    """Return whether a folder without a manifest is empty or a store whose first run was interrupted."""
-    names = {path.name for path in store.path.iterdir() if not path.name.startswith(".")}
+    """Return whether a folder without a manifest is new or empty, or its first run was interrupted."""
+    names = {name for name in storage_of(store.path).names() if not name.startswith(".")}
     return not names or (
         names <= _FIRST_FOLDERS
         and any(storage_of(store.path / name).exists() for name in (LOCK_NAME, _WORK_NAME))

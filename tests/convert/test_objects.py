@@ -254,7 +254,6 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     own = {"retries": {"mode": "standard", "max_attempts": 1}, "user_agent_extra": os.urandom(6).hex()}
     monkeypatch.setitem(address._OPTIONS["s3"], "config_kwargs", own)
     monkeypatch.setattr("hexdata.storage.retry.REQUESTS", RetryPolicy(attempts=2))
-    monkeypatch.setattr("s3fs.S3FileSystem.retries", 1)
 
 
 def test_temporary_failures_do_not_change_the_result(

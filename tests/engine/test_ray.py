@@ -24,6 +24,7 @@ import pytest
 
 import hexdata
 from hexdata.engine import Engine, open_engine
+from hexdata.engine import ray as ray_engine_module
 from hexdata.engine.ray import require_attempts_left
 from hexdata.errors import BudgetError, ConfigError, EngineError, StoreError
 from hexdata.shuffle import ShuffleOptions, shuffle_store
@@ -264,6 +265,41 @@ def test_a_cluster_that_does_not_answer() -> None:
     assert "EngineError: the Ray cluster does not answer" in run.stderr
     assert address in run.stderr
     assert "within 10 s" in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (None, r"the Ray cluster does not answer; found timed out at 127\.0\.0\.1:\d+, within 1 s"),
+        (b"", r"not a Ray cluster; found a connection that was closed at 127"),
+        (b"HTTP/1.1 400 Bad Request", r"not a Ray cluster; found an answer that begins with b'HTTP/1\.1 '"),
+        (bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]), None),
+    ],
+    ids=["silent", "closing", "HTTP/1", "HTTP/2"],
+)
+def test_a_server_that_is_not_ray(
+    answer: bytes | None, message: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray itself would try to connect for more than ten minutes. Ray's servers use HTTP/2."""
+    monkeypatch.setattr(ray_engine_module, "CONNECT_TIMEOUT", 1.0)
+
+    def serve(listening: socket.socket) -> None:
+        connection, _ = listening.accept()
+        with connection:
+            connection.recv(64)
+            connection.sendall(answer or b"")
+
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        if answer is not None:
+            threading.Thread(target=serve, args=[listening], daemon=True).start()
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        if message is None:
+            ray_engine_module._require_server(address)
+            return
+        with pytest.raises(EngineError, match=message):
+            ray_engine_module._require_server(address)
 
 
 @pytest.mark.parametrize("address", ["ray://127.0.0.1:10001", "here", "host:port", ":1", "host:99999"])

@@ -54,13 +54,15 @@ def test_an_upload_is_held_against_the_digest_that_the_store_names(
 def test_what_a_store_holds_otherwise_is_told(
     bucket: UPath, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    call = bucket.fs.call_s3
+    call = bucket.fs._call_s3
     sent = bytes(file.stat().st_size)
 
-    def put_altered(method: str, **arguments: Any) -> Any:
-        return call(method, **{**arguments, "Body": sent})
+    async def put_altered(method: str, *options: Any, **arguments: Any) -> Any:
+        if method == "put_object":
+            arguments["Body"] = sent
+        return await call(method, *options, **arguments)
 
-    monkeypatch.setattr(bucket.fs, "call_s3", put_altered)
+    monkeypatch.setattr(bucket.fs, "_call_s3", put_altered)
     with pytest.raises(StoreError, match=r"the uploaded object differs from the file.*sha256"):
         upload(file, bucket / "a")
     sent = b""
