@@ -5,6 +5,7 @@ A message contains the path and the record, the fault, the value found, the valu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 
 __all__ = [
@@ -115,6 +116,8 @@ class HexdataError(Exception):
         found: the value found.
         expected: the expected values.
         hint: an action that the user can take.
+        lines: list of single findings, one line each, such as the files concerned. Default: none.
+        commands: shell commands that the hint refers to. Default: none.
     """
 
     def __init__(
@@ -126,6 +129,8 @@ class HexdataError(Exception):
         found: object = None,
         expected: object = None,
         hint: str | None = None,
+        lines: Sequence[str] = (),
+        commands: Sequence[str] = (),
     ) -> None:
         super().__init__(reason)
         self.reason = reason
@@ -134,10 +139,21 @@ class HexdataError(Exception):
         self.found = found
         self.expected = expected
         self.hint = hint
+        self.lines = tuple(lines)
+        self.commands = tuple(commands)
 
     def __str__(self) -> str:
+        return "\n  ".join(self.report())
+
+    def report(self) -> list[str]:
+        """Return the message as lines: the fault, ``lines``, the hint and ``commands``.
+
+        Without ``lines``, the fault and the hint are on one line.
+        """
         message = f"{self.path}: {self.detail()}" if self.path else self.detail()
-        return f"{message}. {self.hint}" if self.hint else message
+        if not self.lines:
+            return [f"{message}. {self.hint}" if self.hint else message, *self.commands]
+        return [message, *self.lines, *([self.hint] if self.hint else []), *self.commands]
 
     def detail(self) -> str:
         """Return the message without its path and hint: record, reason, found and expected."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from collections.abc import Iterable
 from typing import Final
 
-__all__ = ["encodable", "printable", "shell_word"]
+__all__ = ["count_of", "encodable", "lines_by_cause", "printable", "shell_word"]
 
 _INVISIBLE: Final = re.compile(
     r"[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
@@ -53,3 +54,37 @@ def _escaped(letter: str) -> str:
     if printable(letter) == letter:
         return letter
     return "".join(f"\\x{byte:02x}" for byte in os.fsencode(letter))
+
+
+def count_of(number: int, noun: str) -> str:
+    """Return a number with a noun, such as "1 file" or "1,200 files"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def lines_by_cause(findings: Iterable[tuple[str, str, str]], *, most: int = 5) -> list[str]:
+    """Return a list of files for the user: one line per file, grouped by cause.
+
+    Args:
+        findings: cause, name of the file and detail of each finding. The detail may be empty.
+        most: maximum number of files listed per cause. Default 5. A last line has the number of the others.
+
+    Returns:
+        For a cause with one file, one line. Otherwise a line with the number of files and the cause, and one
+        line per file that begins with two spaces.
+    """
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for cause, name, detail in findings:
+        groups.setdefault(cause, []).append((name, detail))
+    lines = []
+    for cause, files in groups.items():
+        if len(files) == 1:
+            lines.append(": ".join(filter(None, (files[0][0], cause, files[0][1]))))
+            continue
+        details = {detail for _, detail in files}
+        common = details.pop() if len(details) == 1 else ""
+        lines.append(": ".join(filter(None, (count_of(len(files), "file"), cause, common))))
+        for name, detail in files[:most]:
+            lines.append(f"  {name}: {detail}" if detail and not common else f"  {name}")
+        if len(files) > most:
+            lines.append(f"  … and {len(files) - most:,} more")
+    return lines

@@ -67,5 +67,12 @@ def _as_note(message: Warning | str, *_: object, **__: object) -> None:
 
 
 def _fail(error: HexdataError, status: int) -> None:
-    print_stderr(f"hexdata: {error}")
+    first, *others = error.report()
+    print_stderr(f"hexdata: {first}")
+    if others:
+        from hexdata.cli.render import Output
+
+        output = Output(as_json=False)
+        for line in others:
+            output.note_line(line, wrap=line not in error.commands)
     sys.exit(status)

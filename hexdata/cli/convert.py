@@ -18,6 +18,7 @@ from hexdata.cli.app import (
     parse_path,
     using_engine,
 )
+from hexdata.text import lines_by_cause
 from hexdata.units import parse_bytes
 
 __all__ = ["convert"]
@@ -65,6 +66,15 @@ def convert(
     truncate_repeats: Annotated[
         bool, typer.Option("--truncate-repeats", help="Truncate games before a move on an occupied cell.")
     ] = False,
+    board_size: Annotated[
+        int | None,
+        typer.Option(
+            "--board-size",
+            metavar="N",
+            help="Convert only files of this board size. Default: files of several sizes are an error.",
+            show_default=False,
+        ),
+    ] = None,
     engine: EngineName = "local",
     address: Address = None,
     as_json: Json = False,
@@ -85,6 +95,7 @@ def convert(
         test=test,
         salvage=salvage,
         truncate_repeats=truncate_repeats,
+        board_size=board_size,
     )
     with command(as_json, store, *inputs) as (output, bar), using_engine(engine, address) as runner:
         result = convert_sources(inputs, store, options, bar, engine=runner)
@@ -92,8 +103,15 @@ def convert(
         return
     for note in result.notes:
         output.note(note)
-    for name, reason in result.failed_files.items():
-        output.note(f"{name}: rejected as a whole: {reason}")
+    by_note = [(note, name, "") for name, notes in result.file_notes.items() for note in notes]
+    failed = sorted((reason, name) for name, reason in result.failed_files.items())
+    parts = [(*reason.partition(": ")[::2], name) for reason, name in failed]
+    by_reason = [(f"rejected as a whole: {reason}", name, detail) for reason, detail, name in parts]
+    for line in lines_by_cause([*by_note, *by_reason]):
+        if line.startswith("  "):
+            output.note_line(line)
+        else:
+            output.note(line)
     output.table(
         ["sources", "records", "positions", "rejected", "games", "duplicates", "skipped"],
         [

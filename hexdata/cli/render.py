@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from dataclasses import asdict
+from textwrap import wrap as wrap_text
 from typing import Any, Final, TextIO
 
 import typer
@@ -95,3 +96,20 @@ class Output:
     def note(self, message: str) -> None:
         """Print a note to standard error."""
         self.err.print(f"note: {printable(message)}")
+
+    def note_line(self, message: str, *, wrap: bool = True) -> None:
+        """Print a further line of a note or an error, indented, to standard error.
+
+        Args:
+            message: the line. If it begins with spaces, it is an item of a list, and a terminal shows only
+                what fits on one line.
+            wrap: wrap another line at spaces on a terminal. False for commands that can be copied.
+        """
+        text = f"  {printable(message)}"
+        if not self.err.is_terminal or not (wrap or message.startswith("  ")):
+            self.err.print(text)
+        elif message.startswith("  "):
+            self.err.print(text, no_wrap=True, soft_wrap=False, overflow="ellipsis")
+        else:
+            lines = wrap_text(text, self.err.width, subsequent_indent="  ", break_long_words=False)
+            self.err.print("\n".join(lines))

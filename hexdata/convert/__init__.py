@@ -38,18 +38,21 @@ def convert_sources(
 
     Args:
         inputs: one path or address in an object store, or a sequence of them. Each is a file, or a folder,
-            which is read with its subfolders.
+            which is read with its subfolders. Files in a folder are skipped if their names match none of
+            ``hexdata.formats.PATTERNS``: ".trmph", ".pkl" or ".pickle" at the end, also with ".gz".
         store: folder of the store, or its address in an object store.
         options: options of the conversion. Default None: ``ConvertOptions()``.
         progress: receives progress reports and notes. Default: ignores them.
         engine: runs the tasks that read sources and write tables. Default: processes on this machine.
 
     Returns:
-        Counts, reject reasons, flags and notes of this run.
+        Counts, reject reasons, flags, notes and skipped files of this run.
 
     Raises:
-        ConfigError: an argument has the wrong type, or the store was created with other split shares.
-        InputError: an input is missing or has changed, or its value convention is not clear.
+        ConfigError: an argument has the wrong type, or the store was created with other split shares or has
+            another board size.
+        InputError: an input is missing, has changed or has no known format; the files have several board
+            sizes; or the value convention of a file is not clear.
         BudgetError: the memory or the disk space is too small.
         RejectRateError: more was rejected than ``options.max_reject_rate`` allows; nothing was published.
         StoreError: the store is damaged or locked by another process, or an object store fails.
@@ -66,7 +69,7 @@ def convert_sources(
         engine.require(listed, target.path)
         before = target.manifest.total_bytes
         with arrow_system_memory():
-            result = ConvertRun(target, options, progress, engine, files).convert()
+            result = ConvertRun(target, options, progress, engine, files, listed).convert()
         write_database(target)
         if result.sources:
             watched.finish(positions=result.positions, bytes=target.manifest.total_bytes - before)

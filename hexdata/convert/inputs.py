@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import stat
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
 
-from hexdata.errors import InputError, SourceChangedError
+from hexdata.errors import FormatError, InputError, Reason, SourceChangedError
+from hexdata.formats import PATTERNS, is_known_name, open_source
 from hexdata.storage import (
     AnyPath,
     RemotePath,
@@ -20,9 +23,18 @@ from hexdata.storage import (
     with_retries,
 )
 from hexdata.store.files import digest_file
-from hexdata.text import encodable
+from hexdata.text import encodable, lines_by_cause
 
-__all__ = ["SourceDigest", "SourceFile", "digest_source", "find_sources", "new_sources"]
+__all__ = [
+    "InputFiles",
+    "SkipCause",
+    "SourceDigest",
+    "SourceFile",
+    "digest_source",
+    "find_sources",
+    "name_suffixes",
+    "new_sources",
+]
 
 COMPANIONS: Final = ("processing_stats.json", "processing_state.json", "file_lookup_")
 """Name prefixes of the statistics files that the legacy tools write beside their data; not sources."""
@@ -58,11 +70,35 @@ class SourceFile:
         return self.sha256 or self.name
 
 
-def find_sources(inputs: Sequence[AnyPath], store: AnyPath) -> list[SourceFile]:
-    """Return the files below ``inputs``, sorted by name, without digests.
+class SkipCause(StrEnum):
+    """Why a file below the inputs is not read, in ``ConvertResult.skipped_files``."""
 
-    A folder yields every file below it, except hidden files, the statistics files of the legacy tools
-    (``COMPANIONS``) and the files of the store itself. A file given by its own path is always included.
+    BOARD_SIZE = "board-size"
+    """Its board size is not that of ``ConvertOptions.board_size``."""
+    KNOWN_BYTES = "known-bytes"
+    """The store, or an earlier source of the run, has the same bytes."""
+    NO_FILE = "no-file"
+    """It is a pipe, a socket or a device, which could block or never end."""
+    UNKNOWN_NAME = "unknown-name"
+    """Its name matches none of ``formats.PATTERNS``."""
+
+
+@dataclass
+class InputFiles:
+    """The files below the inputs."""
+
+    sources: list[SourceFile] = field(default_factory=list)
+    """The files to read, sorted by name, without digests."""
+    skipped: dict[str, str] = field(default_factory=dict)
+    """Name → cause of the others, sorted by name: a ``SkipCause``, and a detail after a colon if any."""
+
+
+def find_sources(inputs: Sequence[AnyPath], store: AnyPath) -> InputFiles:
+    """Return the files below ``inputs``.
+
+    A folder yields every file below it whose name matches ``formats.PATTERNS``. Hidden files, the statistics
+    files of the legacy tools (``COMPANIONS``) and the files of the store itself are left out; other files are
+    skipped. A file given by its own path is included if its name matches or its content has a known format.
     In an object store, the part of a key before a slash counts as a folder, and so does a bucket.
 
     Args:
@@ -70,27 +106,34 @@ def find_sources(inputs: Sequence[AnyPath], store: AnyPath) -> list[SourceFile]:
         store: folder of the store, which is not searched.
 
     Raises:
-        InputError: an input does not exist, is neither file nor folder, contains no files, or has a key
-            that is no valid path; or two inputs have the same name.
-        OSError: a folder cannot be listed.
+        InputError: an input does not exist, is neither file nor folder, has no known format, contains no
+            files, or has a key that is no valid path; a folder cannot be listed; or two inputs have the same
+            name.
         StoreError: an object store cannot be listed.
     """
     if not inputs:
         raise InputError("no inputs", expected="files or folders to convert")
     found: dict[str, SourceFile] = {}
+    skipped: dict[AnyPath, tuple[str, str]] = {}
+    unknown: list[tuple[str, str, str]] = []
     for input_path in inputs:
         listed = (
             _files_of(input_path, store) if isinstance(input_path, Path) else _objects_of(input_path, store)
         )
         if listed is None:
             raise InputError("no such file or folder", path=input_path, hint="Check the path.")
-        if not listed:
+        if listed.is_file and (problem := _problem_of(listed.sources[0])):
+            unknown.append((problem, str(input_path), ""))
+        if not listed.sources:
             raise InputError(
                 "no files to convert",
                 path=input_path,
-                expected="*.pkl.gz or *.trmph files in the folder or its subfolders",
+                found=_found_instead([(name, cause) for _, name, cause in listed.skipped]),
+                expected=f"{', '.join(PATTERNS)} in the folder or its subfolders",
+                hint="Pass a file with another name by its own path." if listed.skipped else None,
             )
-        for source in listed:
+        skipped |= {path: (name, cause) for path, name, cause in listed.skipped}
+        for source in listed.sources:
             other = found.setdefault(source.name, source)
             if other.path != source.path:
                 raise InputError(
@@ -100,17 +143,90 @@ def find_sources(inputs: Sequence[AnyPath], store: AnyPath) -> list[SourceFile]:
                     expected=f"a name other than that of {other.path}",
                     hint="Convert them in two runs, or rename a folder.",
                 )
-    return [found[name] for name in sorted(found)]
+    if unknown:
+        one = len(unknown) == 1
+        raise InputError(
+            "this file has no known format" if one else f"{len(unknown):,} of the files have no known format",
+            path=unknown[0][1] if one else None,
+            found=unknown[0][0] if one else None,
+            expected="a pickle or TRMPH games, gzipped or not",
+            hint="Convert the other files without it." if one else "Convert the other files without them.",
+            lines=[] if one else lines_by_cause(unknown),
+        )
+    sources = [found[name] for name in sorted(found)]
+    read = {source.path for source in sources}
+    result = InputFiles(sources)
+    others = ((name, str(path), cause) for path, (name, cause) in skipped.items() if path not in read)
+    for name, location, cause in sorted(others):
+        result.skipped[location if name in result.skipped else name] = cause
+    return result
 
 
-def _files_of(input_path: Path, store: AnyPath) -> list[SourceFile] | None:
+def name_suffixes(names: Iterable[str], most: int = 5) -> str:
+    """Return the number of files with each suffix, such as "312 *.pt, 2 *.csv, README", most frequent first.
+
+    Args:
+        names: names of the files.
+        most: maximum number of suffixes. Default 5; the others are counted together.
+    """
+    counts: Counter[str] = Counter()
+    for name in names:
+        suffix = PurePosixPath(name).suffix
+        counts[f"*{suffix}" if suffix else PurePosixPath(name).name] += 1
+    listed = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    others = sum(count for _, count in listed[most:])
+    texts = [f"{count:,} {kind}" for kind, count in listed[:most]]
+    return ", ".join([*texts, f"{others:,} others"] if others else texts)
+
+
+def _found_instead(skipped: list[tuple[str, str]]) -> str | None:
+    """Return which files are in a folder without sources, or None if it is empty.
+
+    Args:
+        skipped: name and cause of each file.
+    """
+    unknown = [name for name, cause in skipped if cause == SkipCause.UNKNOWN_NAME]
+    texts = [name_suffixes(unknown)] if unknown else []
+    if special := len(skipped) - len(unknown):
+        texts.append(f"{special:,} that are pipes, sockets or devices")
+    return ", ".join(texts) or None
+
+
+class _Listed(NamedTuple):
+    """The files of one input."""
+
+    sources: list[SourceFile]
+    skipped: list[tuple[AnyPath, str, str]]
+    """Path, name and cause."""
+    is_file: bool
+
+
+def _problem_of(source: SourceFile) -> str:
+    """Return why no reader can open a file that was given by its own path; empty if one can."""
+    if is_known_name(source.path.name):
+        return ""
+    try:
+        with open_source(source.path):
+            return ""
+    except FormatError as error:
+        if error.code not in (Reason.UNKNOWN_LAYOUT, Reason.EMPTY_FILE):
+            return ""  # damaged: the run reports it
+        return str(error.found or error.reason)
+    except OSError as error:
+        if storage_of(source.path).is_temporary(error):
+            with translate_errors(source.path):
+                raise
+        return ""  # unreadable: the run reports it
+
+
+def _files_of(input_path: Path, store: AnyPath) -> _Listed | None:
     """Return the files of a local input, or None if it does not exist."""
     root = input_path.resolve()
     if not root.exists():
         return None
     if root.is_file():
-        top, paths = root.parent, [root]
-    elif not root.is_dir():
+        return _Listed([SourceFile(encodable(f"{root.parent.name}/{root.name}"), root)], [], True)
+    if not root.is_dir():
         raise InputError(
             "neither a file nor a folder",
             path=input_path,
@@ -118,37 +234,56 @@ def _files_of(input_path: Path, store: AnyPath) -> list[SourceFile] | None:
             expected="a file, or a folder of files",
             hint="Save its content to a file first, because hexdata reads each input twice.",
         )
-    else:
-        top, paths = root, list(_files_below(root, store))
-    return [
-        SourceFile(encodable((Path(top.name) / path.relative_to(top)).as_posix()), path) for path in paths
-    ]
+    result = _Listed([], [], False)
+    for path, cause in _files_below(root, store):
+        name = encodable((Path(root.name) / path.relative_to(root)).as_posix())
+        if cause:
+            result.skipped.append((path, name, cause))
+        else:
+            result.sources.append(SourceFile(name, path))
+    return result
 
 
-def _files_below(root: Path, store: AnyPath) -> Iterator[Path]:
-    """Yield the files below a folder that may be sources, except those in the store."""
+def _files_below(root: Path, store: AnyPath) -> Iterator[tuple[Path, str]]:
+    """Yield the files below a folder, except those in the store, each with the cause to skip it, if any."""
     store = store.resolve()
-    for folder, subfolders, names in walk_once(root, onerror=_raise):
+    for folder, subfolders, names in walk_once(root, onerror=_refuse_folder):
         if folder.resolve() == store:
             subfolders.clear()
             continue
         subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
         for name in names:
-            path = folder / name
-            # A broken link is included, so that the run reports a file that cannot be read.
-            if _may_be_source(name) and (path.is_file() or not path.exists()):
-                yield path
+            if not _is_left_out(name):
+                path = folder / name
+                yield path, _cause_of(path)
 
 
-def _raise(error: OSError) -> None:
-    raise error
+def _refuse_folder(error: OSError) -> None:
+    raise InputError(
+        "this folder cannot be listed, so it is unknown which files it contains",
+        path=error.filename,
+        found=error.strerror,
+        hint="Change its permissions, or pass only folders that can be listed.",
+    )
 
 
-def _may_be_source(name: str) -> bool:
-    return not name.startswith((".", *COMPANIONS))
+def _is_left_out(name: str) -> bool:
+    """Return whether a file in a folder is neither a source nor reported: it is hidden or a companion."""
+    return name.startswith((".", *COMPANIONS))
 
 
-def _objects_of(input_path: RemotePath, store: AnyPath) -> list[SourceFile] | None:
+def _cause_of(path: Path) -> str:
+    """Return why a file in a folder is skipped; empty if it is a source."""
+    if not is_known_name(path.name):
+        return SkipCause.UNKNOWN_NAME
+    try:
+        kind = stat.S_IFMT(path.stat().st_mode)
+    except OSError:
+        return ""  # a broken link, for example: the run reports a file that cannot be read
+    return f"{SkipCause.NO_FILE}: {_KINDS[kind]}" if kind in _KINDS else ""
+
+
+def _objects_of(input_path: RemotePath, store: AnyPath) -> _Listed | None:
     """Return the objects of an input in an object store, or None if it does not exist."""
     system, root = file_system(input_path), input_path.path.rstrip("/")
     with translate_errors(input_path):
@@ -162,7 +297,7 @@ def _objects_of(input_path: RemotePath, store: AnyPath) -> list[SourceFile] | No
     store_prefix = ""
     if not isinstance(store, Path) and isinstance(system, type(file_system(store))):
         store_prefix = store.path.rstrip("/") + "/"
-    sources: list[SourceFile] = []
+    result = _Listed([], [], is_object)
     for key, info in keys.items():
         below = key[len(top) + 1 :]
         if (store_prefix and key.startswith(store_prefix)) or not _is_wanted(
@@ -170,12 +305,16 @@ def _objects_of(input_path: RemotePath, store: AnyPath) -> list[SourceFile] | No
         ):
             continue
         name = encodable(f"{top.rpartition('/')[2]}/{below}")
-        sources.append(SourceFile(name, input_path if is_object else input_path / below, info["size"]))
-    return sources
+        path = input_path if is_object else input_path / below
+        if is_object or is_known_name(path.name):
+            result.sources.append(SourceFile(name, path, info["size"]))
+        else:
+            result.skipped.append((path, name, SkipCause.UNKNOWN_NAME))
+    return result
 
 
 def _is_wanted(input_path: RemotePath, below: str, size: int, *, alone: bool) -> bool:
-    """Return whether an object may be a source.
+    """Return whether an object may be a source or is reported as skipped.
 
     Args:
         input_path: the input.
@@ -196,7 +335,7 @@ def _is_wanted(input_path: RemotePath, below: str, size: int, *, alone: bool) ->
             expected="a key without the parts '', '.' and '..'",
             hint="Rename the object, or pass folders that do not contain it.",
         )
-    return alone or (_may_be_source(name) and not any(folder.startswith(".") for folder in folders))
+    return alone or not (_is_left_out(name) or any(folder.startswith(".") for folder in folders))
 
 
 class SourceDigest(NamedTuple):

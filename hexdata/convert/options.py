@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, ClassVar
 
+from hexdata.board import MAX_SIZE, MIN_SIZE
 from hexdata.checks import check_choice, check_fields, check_shares
 from hexdata.errors import ConfigError
 from hexdata.games.convention import CONVENTIONS
@@ -30,6 +31,8 @@ class ConvertOptions(WorkerOptions):
         salvage: keep the complete examples before the damage of a truncated or corrupt file. Default False.
         truncate_repeats: cut games before the first move on an occupied cell, as the legacy tool did.
             Default False.
+        board_size: convert only files of this board size, from 3 to 26, and skip files of other sizes.
+            Default None: files of several sizes are an error.
 
     Raises:
         ConfigError: a value is out of range.
@@ -44,9 +47,16 @@ class ConvertOptions(WorkerOptions):
     test: float = 0.01
     salvage: bool = False
     truncate_repeats: bool = False
+    board_size: int | None = None
 
     def __post_init__(self) -> None:
-        check_fields(self, {"workers": 1, "memory": 0})
+        check_fields(self, {"workers": 1, "memory": 0, "board_size": MIN_SIZE})
+        if self.board_size is not None and self.board_size > MAX_SIZE:
+            raise ConfigError(
+                "board_size cannot be used",
+                found=self.board_size,
+                expected=f"a size from {MIN_SIZE} to {MAX_SIZE}",
+            )
         super().__post_init__()
         check_fields(self, flags=("salvage", "truncate_repeats"))
         rate: Any = self.max_reject_rate
@@ -65,7 +75,7 @@ class ConvertResult:
 
     Attributes:
         sources: number of sources converted.
-        skipped: number of sources whose bytes the store, or an earlier source of this run, already has.
+        skipped: number of files that were not read: those of ``skipped_files``.
         records: number of records read; ``positions`` + ``rejected``.
         positions: number of positions accepted.
         rejected: number of records rejected.
@@ -73,6 +83,14 @@ class ConvertResult:
         duplicate_games: number of games that duplicate an earlier game.
         reasons: reason code to number of rejected records, most frequent first.
         failed_files: name to reason of each file that was rejected as a whole.
+        flags: flag to number of games that have it.
+        notes: notes on the run, such as a given value convention that some files did not need.
+        file_notes: name to notes of each source of this run that has notes.
+        skipped_files: name to cause of each file that was not read: "known-bytes", if the store or an earlier
+            source of this run has the same bytes; "unknown-name", if a folder contains it and its name
+            is not one of a source; "board-size", if ``board_size`` was given and is another one; or
+            "no-file", for a pipe, a socket or a device. Details may follow after a colon. Hidden files and
+            the statistics files of the legacy tools are not included.
     """
 
     sources: int
@@ -85,6 +103,6 @@ class ConvertResult:
     reasons: dict[str, int]
     failed_files: dict[str, str]
     flags: dict[str, int] = field(default_factory=dict)
-    """Flag to number of games that have it."""
     notes: list[str] = field(default_factory=list)
-    """Notes on single sources, and on a given value convention that some files did not need."""
+    file_notes: dict[str, list[str]] = field(default_factory=dict)
+    skipped_files: dict[str, str] = field(default_factory=dict)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from itertools import chain
@@ -17,7 +18,14 @@ from hexdata.convert.chains import resolve_chains
 from hexdata.convert.companions import Companions, read_companions, unnamed_files
 from hexdata.convert.duplicates import COLUMNS, GameIdentities, find_duplicates
 from hexdata.convert.games_by_id import collection_key, resolve_collection
-from hexdata.convert.inputs import SourceFile, digest_source, new_sources
+from hexdata.convert.inputs import (
+    InputFiles,
+    SkipCause,
+    SourceFile,
+    digest_source,
+    name_suffixes,
+    new_sources,
+)
 from hexdata.convert.options import ConvertOptions, ConvertResult
 from hexdata.convert.publish import Assignment, GameFlags, publish_games, publish_positions
 from hexdata.convert.spool import (
@@ -32,6 +40,7 @@ from hexdata.convert.tables import (
     SMALL_HEADER,
     ConvertSource,
     failed_files,
+    failures_by_reason,
     note_of_unused_option,
     notes_of,
     reasons_of,
@@ -63,6 +72,7 @@ from hexdata.store.ledger import Ledger
 from hexdata.store.manifest import StoreFile
 from hexdata.store.originals import WINNERS
 from hexdata.store.parquet import open_parquet, read_parquet, write_parquet
+from hexdata.text import count_of, lines_by_cause, shell_word
 
 __all__ = ["ConvertRun"]
 
@@ -79,10 +89,11 @@ class ConvertRun:
         options: options of the conversion.
         progress: receives progress reports and notes.
         engine: runs the tasks of the sources.
-        files: the input files, sorted by name.
+        files: the input files.
+        inputs: the inputs as given, for error messages.
 
     Raises:
-        ConfigError: the store was created with other shares of val and test.
+        ConfigError: the store was created with other shares of val and test, or has another board size.
     """
 
     def __init__(
@@ -91,15 +102,19 @@ class ConvertRun:
         options: ConvertOptions,
         progress: Progress,
         engine: Engine,
-        files: Sequence[SourceFile],
+        files: InputFiles,
+        inputs: Sequence[AnyPath],
     ) -> None:
-        self.files = files
+        self.files = files.sources
         """The input files, sorted by name."""
+        self.skipped = dict(files.skipped)
+        """Name → cause of the files that are not read."""
+        self.inputs = inputs
         self.store = store
-        self.options = self._check_splits(store, options)
+        self.options = self._check_board_size(store, self._check_splits(store, options))
         self.progress = progress
         self.engine = engine
-        self.client_memory = client_memory(store.path, *(file.path for file in files))
+        self.client_memory = client_memory(store.path, *(file.path for file in self.files))
         self.workers = self.options.processes(engine.machines.cores, self.client_memory)
         self.work = store.work / "convert"
 
@@ -121,19 +136,38 @@ class ConvertRun:
             hint="Use the same shares, or convert into a new store.",
         )
 
+    @staticmethod
+    def _check_board_size(store: Store, options: ConvertOptions) -> ConvertOptions:
+        """Return the options if their board size is that of the store.
+
+        Raises:
+            ConfigError: the store has another board size.
+        """
+        size = store.manifest.board_size
+        if None in (size, options.board_size) or size == options.board_size:
+            return options
+        raise ConfigError(
+            "the store has another board size",
+            path=store.path,
+            found=f"--board-size {options.board_size}",
+            expected=f"{size}, the size of this store",
+            hint="Convert the files into a new store.",
+        )
+
     def convert(self) -> ConvertResult:
         """Convert the files that the store does not have yet and return the result of the run."""
         require_intact(self.store, _TABLES, engine=self.engine, progress=self.progress)
         new, same = self._digest()
-        for file, name in same:
-            self.progress.note(f"{file.name}: same bytes as {name}, which is already converted; skipped")
+        self._check_rejected([self._unread(file) for file in new])
         sources = self._one_board_size(self._read(new))
+        self._skip_known(same, {file.name for file in new} - {source.file.name for source in sources})
+        self._note_skipped()
         self._check_rejected(sources)
         sources = self._with_companions(self._resolve(self._with_conventions(sources)))
         sources = self._assign(sources)
         game_flags = self._flag_games(sources)
         notes = self._notes(sources, (name for _, name in same))
-        result = self._result(sources, len(same), game_flags, notes)
+        result = self._result(sources, game_flags, notes)
         if sources:
             facts = self._publish(sources, game_flags)
             self._publish_tables(sources, facts, game_flags)
@@ -178,9 +212,10 @@ class ConvertRun:
 
     def _read(self, files: list[SourceFile]) -> list[ConvertSource]:
         self.progress.begin("read", sum(file.bytes for file in files), "bytes")
-        facts = {f.name: SpoolFacts.failed(Reason.UNREADABLE, f.problem) for f in files if f.problem}
+        facts = {file.name: self._unread(file).facts for file in files if file.problem}
         readable = [file for file in files if not file.problem]
-        reading = ReadOptions(self.options.salvage, self.options.truncate_repeats)
+        options = self.options
+        reading = ReadOptions(options.salvage, options.truncate_repeats, options.board_size)
         tasks = [(file.path, self.work / file.sha256, reading, file.version) for file in readable]
         for index, found in self._run(read_source, tasks):
             if found.header_bytes > SMALL_HEADER:
@@ -193,6 +228,11 @@ class ConvertRun:
             ConvertSource(file, _spool(self.work / file.identity, facts[file.name]), facts[file.name])
             for file in files
         ]
+
+    def _unread(self, file: SourceFile) -> ConvertSource:
+        """Return the source of a file that was not read yet, or that cannot be read."""
+        facts = SpoolFacts.failed(Reason.UNREADABLE, file.problem) if file.problem else SpoolFacts()
+        return ConvertSource(file, Spool(self.work / file.identity), facts)
 
     def _with_conventions(self, sources: list[ConvertSource]) -> list[ConvertSource]:
         """Set the value convention of each source: by its own evidence, else the given one.
@@ -226,18 +266,64 @@ class ConvertRun:
         return replace(source, decision=decide(facts.ballots, layout_convention(facts.header), given))
 
     def _one_board_size(self, sources: list[ConvertSource]) -> list[ConvertSource]:
-        """Reject each source whose board size differs from that of the store, or of the first source."""
-        size = self.store.manifest.board_size
-        size = size or next((s.facts.board_size for s in sources if s.facts.positions), None)
-        self.board_size = size
-        return [
-            replace(
-                s, facts=SpoolFacts.failed(Reason.BOARD_SIZE, _board_size_detail(s.facts.board_size, size))
+        """Return the sources of one board size: all, or those of the option ``board_size``.
+
+        Raises:
+            InputError: the sources have several sizes and the option is not given; or the store is new and
+                none has the given size.
+        """
+        by_size: dict[int, list[ConvertSource]] = {}
+        for source in sources:
+            if source.facts.board_size is not None and (self.options.board_size or source.facts.positions):
+                by_size.setdefault(source.facts.board_size, []).append(source)
+        self.board_size = self.store.manifest.board_size
+        if self.options.board_size is None:
+            if len({*by_size, self.board_size} - {None}) > 1:
+                raise self._several_sizes_error(by_size)
+            self.board_size = self.board_size or next(iter(by_size), None)
+            return sources
+        chosen = by_size.pop(self.options.board_size, [])
+        if any(source.facts.positions for source in chosen):
+            self.board_size = self.options.board_size
+        if by_size and not chosen and self.board_size is None:
+            raise InputError(
+                "no file has this board size",
+                path=self.inputs[0] if len(self.inputs) == 1 else None,
+                found=", ".join(f"{n} x {n} in {count_of(len(by_size[n]), 'file')}" for n in sorted(by_size)),
+                expected=f"{self.options.board_size} x {self.options.board_size}, as given with --board-size",
             )
-            if s.facts.positions and s.facts.board_size != size
-            else s
-            for s in sources
-        ]
+        others = {s.file.name: f"{n} x {n}" for n in sorted(by_size) for s in by_size[n]}
+        self.skipped |= {name: f"{SkipCause.BOARD_SIZE}: {size}" for name, size in others.items()}
+        return [source for source in sources if source.file.name not in others]
+
+    def _several_sizes_error(self, by_size: dict[int, list[ConvertSource]]) -> InputError:
+        """Return the error that lists the sources of each board size, with the command for each."""
+        stored = self.store.manifest.board_size
+        positions = {n: sum(s.facts.positions for s in by_size[n]) for n in sorted(by_size)}
+        main = stored or max(positions, key=lambda n: positions[n])
+        inputs = [shell_word(str(path)) for path in self.inputs[:_MAX_INPUTS]]
+        inputs = inputs if len(self.inputs) <= _MAX_INPUTS else ["INPUT..."]
+        commands = []
+        for n in sorted({*positions, main}):
+            store = str(self.store.path) if n == main else f"{self.store.path}-{n}x{n}"
+            words = ["hexdata convert", *inputs, shell_word(store), f"--board-size {n}"]
+            commands.append(" ".join(words))
+        sizes = [f"{n} x {n}" for n in positions]
+        found = (
+            f"{' and '.join(sizes)}, and {stored} x {stored} in the store" if stored else " and ".join(sizes)
+        )
+        return InputError(
+            "a store has one board size; nothing was published",
+            path=self.store.path,
+            found=found,
+            lines=lines_by_cause(
+                (f"{n} x {n} boards, {count:,} positions", source.file.name, "")
+                for n, count in positions.items()
+                for source in by_size[n]
+            ),
+            hint="Convert each size into its own store:",
+            commands=commands,
+        )
 
     def _assign(self, sources: list[ConvertSource]) -> list[ConvertSource]:
         """Assign ids: to sources by name, to positions by source and record, to games by source and order."""
@@ -322,25 +408,65 @@ class ConvertRun:
         Raises:
             RejectRateError: a share is above ``max_reject_rate``.
         """
-        read = [s for s in sources if s.facts.failure is None]
-        records = sum(s.facts.records for s in read)
-        rejected = sum(s.facts.rejected - s.facts.cut for s in read)  # a requested cut is no loss
-        sizes = [max(s.file.bytes, 1) for s in sources]  # the size of a broken link is 0
-        lost = sum(sizes) - sum(max(s.file.bytes, 1) for s in read)
-        rate = max(rejected / max(records, 1), lost / max(sum(sizes), 1))
-        if rate <= self.options.max_reject_rate:
+        limit = self.options.max_reject_rate
+        if _reject_rate(sources) <= limit:
             return
-        reasons = reasons_of(sources)
-        failed = [f"{name} ({reason})" for name, reason in failed_files(sources).items()]
+        readable = [s for s in sources if not _is_unreadable(s)]
+        hints = []
+        if len(readable) < len(sources):
+            hints.append(
+                "Make the unreadable files readable (their permissions, links or disk), or remove them."
+            )
+        if _reject_rate(readable) > limit:
+            hints.append(
+                "Check the files. If the loss is acceptable, raise --max-reject-rate and run the command "
+                "again; files that were read are not read again."
+            )
+        read = [s for s in sources if s.facts.failure is None]
+        records, rejected = sum(s.facts.records for s in read), sum(s.facts.rejected for s in read)
+        files = f"{len(sources) - len(read):,} of {count_of(len(sources), 'file')}"
         raise RejectRateError(
             "too much was rejected; nothing was published",
             path=self.store.path,
-            found=f"{rejected:,} of {records:,} records and {len(failed)} of {len(sources)} files rejected: "
-            + ", ".join([*(f"{count:,} {reason}" for reason, count in reasons.items()), *failed[:5]]),
-            expected=f"at most {self.options.max_reject_rate:.2%} of the records and of the bytes",
-            hint="Check the files. If the loss is acceptable, raise --max-reject-rate and run the command "
-            "again; files that were read are not read again.",
+            found=f"{rejected:,} of {count_of(records, 'record')} and {files}" if rejected else files,
+            expected=f"at most {limit:.2%} of the records and of the bytes",
+            lines=lines_by_cause(failures_by_reason(sources)),
+            hint=" ".join(hints),
         )
+
+    def _skip_known(self, same: list[tuple[SourceFile, str]], left_out: set[str]) -> None:
+        """Record the files with known bytes as skipped.
+
+        Args:
+            same: such files, each with the name of the source that has the same bytes.
+            left_out: names of files of this run that have another board size than the requested one.
+        """
+        for file, name in same:
+            renamed = f": same bytes as {name}" if file.name != name else ""
+            cause = self.skipped[name] if name in left_out else f"{SkipCause.KNOWN_BYTES}{renamed}"
+            self.skipped[file.name] = cause
+
+    def _note_skipped(self) -> None:
+        """Report the skipped files, in one note for each cause."""
+        causes: dict[str, list[tuple[str, str]]] = {}
+        for name, text in self.skipped.items():
+            cause, _, detail = text.partition(": ")
+            causes.setdefault(cause, []).append((name, detail))
+        for cause, files in sorted(causes.items()):
+            text = f"skipped {count_of(len(files), 'file')}"
+            if cause == SkipCause.UNKNOWN_NAME:
+                text += f" of unknown type: {name_suffixes(name for name, _ in files)}"
+            elif cause == SkipCause.BOARD_SIZE:
+                sizes = Counter(size for _, size in files)
+                found = (f"{size} ({count_of(count, 'file')})" for size, count in sizes.items())
+                text += f" because of their board size: {', '.join(found)}"
+            else:
+                kind = (
+                    " that the store already has" if cause == SkipCause.KNOWN_BYTES else " that are no files"
+                )
+                named = _listed([(name, detail) for name, detail in files if detail])
+                text += f"{kind}: {named}" if named else kind
+            self.progress.note(text)
 
     def _flag_games(self, sources: list[ConvertSource]) -> list[GameFlags]:
         """Return the duplicates and the flags of the games that each source owns."""
@@ -465,11 +591,11 @@ class ConvertRun:
         manifest.save(self.store.path)
 
     def _result(
-        self, sources: list[ConvertSource], skipped: int, game_flags: list[GameFlags], notes: list[str]
+        self, sources: list[ConvertSource], game_flags: list[GameFlags], notes: list[str]
     ) -> ConvertResult:
         return ConvertResult(
             sources=len(sources),
-            skipped=skipped,
+            skipped=len(self.skipped),
             records=sum(s.facts.records for s in sources),
             positions=sum(s.facts.positions for s in sources),
             rejected=sum(s.facts.rejected for s in sources),
@@ -479,26 +605,27 @@ class ConvertRun:
             failed_files=failed_files(sources),
             flags=count_flags(own.flags for own in game_flags),
             notes=notes,
+            file_notes={s.file.name: notes_of(s) for s in sources if notes_of(s)},
+            skipped_files=dict(sorted(self.skipped.items())),
         )
 
     def _notes(self, sources: list[ConvertSource], same: Iterable[str]) -> list[str]:
-        """Return the notes on the sources of this run, and one on files without the given convention.
+        """Return a note on files that have not the given convention, if there are any.
 
         Args:
             sources: the sources of this run.
             same: names of the store's sources whose bytes were among the inputs.
         """
-        notes = [f"{s.file.name}: {note}" for s in sources for note in notes_of(s)]
         given = self.options.value_convention
         if given == "auto":
-            return notes
+            return []
         other = [
             s.file.name for s in sources if s.facts.format != "trmph" and s.convention not in (None, given)
         ]
         unused = note_of_unused_option(
             sorted([*other, *self._stored_with_other_convention(set(same), given)]), given
         )
-        return notes if unused is None else [*notes, unused]
+        return [] if unused is None else [unused]
 
     def _stored_with_other_convention(self, names: set[str], given: str) -> list[str]:
         """Return those of ``names`` whose sources in the store have another value convention."""
@@ -536,8 +663,32 @@ def _own_flags(source: ConvertSource) -> npt.NDArray[np.uint32]:
     return flags_of(np.concatenate(found), source.convention)
 
 
-def _board_size_detail(found: int | None, expected: int | None) -> str:
-    return f"found a {found} x {found} board; expected {expected} x {expected}, the size of this store"
+_MAX_INPUTS: Final = 3
+"""Maximum number of inputs in a command that an error message shows."""
+_MAX_LISTED: Final = 3
+"""Maximum number of files that a note on skipped files names."""
+
+
+def _is_unreadable(source: ConvertSource) -> bool:
+    return source.facts.failure is not None and source.facts.failure[0] == Reason.UNREADABLE
+
+
+def _reject_rate(sources: list[ConvertSource]) -> float:
+    """Return the share of rejected records, or of the bytes of rejected files if it is larger."""
+    read = [s for s in sources if s.facts.failure is None]
+    records = sum(s.facts.records for s in read)
+    rejected = sum(s.facts.rejected - s.facts.cut for s in read)  # a requested cut is no loss
+    sizes = [max(s.file.bytes, 1) for s in sources]  # the size of a broken link is 0
+    lost = sum(sizes) - sum(max(s.file.bytes, 1) for s in read)
+    return max(rejected / max(records, 1), lost / max(sum(sizes), 1))
+
+
+def _listed(files: Sequence[tuple[str, str]]) -> str:
+    """Return the names and details of some files on one line."""
+    texts = [f"{name} ({detail})" for name, detail in files[:_MAX_LISTED]]
+    return ", ".join(
+        [*texts, f"… and {len(files) - _MAX_LISTED:,} more"] if len(files) > _MAX_LISTED else texts
+    )
 
 
 def _check_position_count(source: ConvertSource, written: dict[str, FileFacts]) -> None:

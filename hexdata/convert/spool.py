@@ -73,6 +73,8 @@ class ReadOptions:
 
     salvage: bool = False
     truncate_repeats: bool = False
+    board_size: Annotated[int, Within(MIN_SIZE, MAX_SIZE)] | None = None
+    """If not None, a source of another size is not read to its end."""
 
 
 _TableName = Annotated[str, Matching("(?:cut/)?[a-z]{1,20}\\.arrow", "the name of a temporary table")]
@@ -243,6 +245,14 @@ def read_header(header: Mapping[str, Any]) -> Mapping[str, Any]:
     return header.read() if isinstance(header, SpooledHeader) else header
 
 
+class _OtherBoardSize(Exception):  # noqa: N818 - a signal, not an error
+    """The source has another board size than the requested one."""
+
+    def __init__(self, board_size: int | None) -> None:
+        super().__init__(board_size)
+        self.board_size = board_size
+
+
 def read_source(path: AnyPath, folder: AnyPath, reading: ReadOptions, version: str) -> SpoolFacts:
     """Read a source into a spool, unless an intact spool of the same file and options exists.
 
@@ -255,7 +265,7 @@ def read_source(path: AnyPath, folder: AnyPath, reading: ReadOptions, version: s
         version: ``Storage.version`` of the source when it was digested.
 
     Returns:
-        The facts of the source.
+        The facts of the source; only the board size if it is not the one in ``reading``.
 
     Raises:
         SourceChangedError: the source has changed since it was digested.
@@ -269,6 +279,9 @@ def read_source(path: AnyPath, folder: AnyPath, reading: ReadOptions, version: s
         try:
             facts = _read(path, spool, reading)
             _require_version(path, version)
+        except _OtherBoardSize as other:
+            spool.remove()
+            return SpoolFacts(board_size=other.board_size)
         except Exception as error:
             if not isinstance(error, FormatError) and isinstance(error, _PASSED_ERRORS):
                 error.add_note(f"while reading {path}")
@@ -280,7 +293,14 @@ def read_source(path: AnyPath, folder: AnyPath, reading: ReadOptions, version: s
             facts.reading = reading
         if facts.failure is None or facts.failure[0] != Reason.UNREADABLE:
             spool.save_facts(facts)
+    if _is_other(reading.board_size, facts.board_size):
+        return SpoolFacts(board_size=facts.board_size)
     return facts
+
+
+def _is_other(wanted: int | None, found: int | None) -> bool:
+    """Return whether a board size is known and is not the requested one."""
+    return wanted is not None and found is not None and wanted != found
 
 
 def _require_version(path: AnyPath, version: str) -> None:
@@ -302,10 +322,10 @@ def _require_version(path: AnyPath, version: str) -> None:
 
 
 def _is_reusable(facts: SpoolFacts, reading: ReadOptions) -> bool:
-    """Return whether a spool would be the same under ``reading``; ``salvage`` affects damaged files only."""
+    """Return whether a spool would be the same under ``reading``; some options affect damaged files only."""
     whole = facts.failure is None and facts.damage is None
     return facts.reading.truncate_repeats == reading.truncate_repeats and (
-        whole or facts.reading.salvage == reading.salvage
+        whole or (facts.reading.salvage, facts.reading.board_size) == (reading.salvage, reading.board_size)
     )
 
 
@@ -366,6 +386,8 @@ def _read(path: AnyPath, spool: Spool, reading: ReadOptions) -> SpoolFacts:
         with ExitStack() as stack:
             raw = None
             for batch in _batches(path, reader):
+                if _is_other(reading.board_size, reader.board_size):
+                    raise _OtherBoardSize(reader.board_size)
                 _write_rejected(rejected, batch.rejected)
                 facts.rejected += len(batch.rejected)
                 if facts.rejected > facts.positions + MAX_SURPLUS_REJECTED:

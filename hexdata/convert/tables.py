@@ -19,10 +19,12 @@ from hexdata.errors import Reason
 from hexdata.games.convention import Convention, Decision, layout_convention
 from hexdata.games.findings import count_flags, count_flags_without_game
 from hexdata.schema import rejected_schema, sources_schema
+from hexdata.text import count_of
 
 __all__ = [
     "ConvertSource",
     "failed_files",
+    "failures_by_reason",
     "note_of_unused_option",
     "notes_of",
     "reasons_of",
@@ -68,6 +70,8 @@ class ConvertSource:
 def notes_of(source: ConvertSource) -> list[str]:
     """Return the notes on a source, including those on its convention and on positions of unknown games."""
     notes = source.facts.notes
+    if source.facts.format.startswith("legacy") and not source.facts.records:
+        notes = [*notes, "contains no examples"]
     if source.decision is None:
         return notes
     notes = [*notes, *_notes_of_decision(source, source.decision)]
@@ -193,6 +197,31 @@ def reasons_of(sources: list[ConvertSource]) -> dict[str, int]:
             for entry in batch.column("reason").value_counts().to_pylist():
                 counts[entry["values"]] += entry["counts"]
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+def failures_by_reason(sources: list[ConvertSource]) -> Iterator[tuple[str, str, str]]:
+    """Yield reason, name and detail of each file with rejected records, for ``text.lines_by_cause``.
+
+    A file that was rejected as a whole has one entry; another one has one entry per reason.
+    """
+    found = []
+    for source in sources:
+        if source.facts.failure:
+            found.append((*source.facts.failure, source.file.name))
+            continue
+        firsts: dict[str, str] = {}
+        counts: Counter[str] = Counter()
+        for batch in rejected_batches(source) if source.facts.rejected else ():
+            for reason, detail in zip(
+                *(batch.column(c).to_pylist() for c in ("reason", "detail")), strict=True
+            ):
+                counts[reason] += 1
+                firsts.setdefault(reason, detail)
+        for reason, count in counts.items():
+            example = f"{count_of(count, 'record')}, such as: {firsts[reason]}"
+            found.append((reason, example, source.file.name))
+    for reason, detail, name in sorted(found):
+        yield reason, name, detail
 
 
 def failed_files(sources: list[ConvertSource]) -> dict[str, str]:

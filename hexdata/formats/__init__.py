@@ -6,6 +6,7 @@ or as a rejection with a reason. It never walks directories and never skips a re
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from typing import Final
 
 from hexdata.errors import FormatError, Reason
@@ -13,10 +14,27 @@ from hexdata.formats.gunzip import GunzipFile, GunzipLimits
 from hexdata.formats.source import BATCH_ROWS, SALVAGEABLE, RawBatch, Rejection, SourceReader
 from hexdata.storage import AnyPath, storage_of
 
-__all__ = ["BATCH_ROWS", "SALVAGEABLE", "RawBatch", "Rejection", "SourceReader", "open_source"]
+__all__ = [
+    "BATCH_ROWS",
+    "PATTERNS",
+    "SALVAGEABLE",
+    "RawBatch",
+    "Rejection",
+    "SourceReader",
+    "is_known_name",
+    "open_source",
+]
+
+PATTERNS: Final = ("*.trmph", "*.trmph.gz", "*.pkl.gz", "*.pkl", "*.pickle.gz", "*.pickle")
+"""Name patterns, in lower case, of the files that are read in a folder. A new format adds its own."""
 
 _HEAD_BYTES: Final = 65_536
 _HEAD_LIMITS: Final = GunzipLimits(decompressed_bytes=_HEAD_BYTES, ratio=1, ratio_floor=_HEAD_BYTES)
+
+
+def is_known_name(name: str) -> bool:
+    """Return whether a file name matches ``PATTERNS``, in upper or lower case."""
+    return any(fnmatchcase(name.lower(), pattern) for pattern in PATTERNS)
 
 
 def open_source(path: AnyPath, *, salvage: bool = False) -> SourceReader:

@@ -94,7 +94,9 @@ def test_processing_stats_are_compared_if_they_name_the_file(make, convert, besi
         f"processing_stats.json states {records + 1} records, the file has {records}",
         "processing_stats.json states 4 games, the file has 3",
     ]
-    assert len(store.result.notes) == 2
+    assert {name: len(notes) for name, notes in store.result.file_notes.items()} == {
+        "legacy/mine_processed.pkl.gz": 2
+    }
 
 
 def test_processing_state_is_matched_by_the_name_of_the_pickle(make, convert, beside):
@@ -129,10 +131,9 @@ def test_a_corrupt_companion_only_causes_a_note(make, convert, beside, name, con
     assert store.result.games == 4
     assert store.result.rejected == 0
     unreadable = content in CORRUPT[:4]
-    assert len(store.result.notes) <= 1
-    assert not unreadable or store.result.notes[0].startswith(
-        f"legacy/a.pkl.gz: the companion file {name} cannot be used"
-    )
+    found = store.result.file_notes.get("legacy/a.pkl.gz", [])
+    assert sum(map(len, store.result.file_notes.values())) == len(found) <= 1
+    assert not unreadable or found[0].startswith(f"the companion file {name} cannot be used")
 
 
 def test_a_companion_that_is_a_folder_or_huge_is_a_note(tmp_path, monkeypatch):

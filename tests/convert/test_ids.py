@@ -147,7 +147,14 @@ def test_known_sources_are_skipped_under_any_name(collection, convert):
     again = convert(collection, progress=Watcher())
     assert (again.result.sources, again.result.skipped, again.result.positions) == (0, 8, 0)
     assert again.files() == files
-    assert "legacy/v1/copy.pkl.gz: same bytes as legacy/v1/a_processed.pkl.gz" in " ".join(notes)
+    assert notes == [
+        "skipped 8 files that the store already has: "
+        "legacy/v1/copy.pkl.gz (same bytes as legacy/v1/a_processed.pkl.gz)"
+    ]
+    causes = again.result.skipped_files
+    assert len(causes) == 8
+    assert causes.pop("legacy/v1/copy.pkl.gz") == "known-bytes: same bytes as legacy/v1/a_processed.pkl.gz"
+    assert set(causes.values()) == {"known-bytes"}
 
 
 def test_the_same_bytes_twice_in_one_run_are_converted_once(collection, convert):

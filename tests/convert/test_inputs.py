@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -28,14 +29,14 @@ def tree(tmp_path):
 
 
 def names(*inputs, store="/nowhere"):
-    return [source.name for source in find_sources(inputs, Path(store))]
+    return [source.name for source in find_sources(inputs, Path(store)).sources]
 
 
 def test_all_files_below_a_folder_are_sorted_by_name(tree):
-    root = tree("b.pkl.gz", "a/z.trmph", "a/b/c.pkl", "C.txt")
-    assert names(root) == ["data/C.txt", "data/a/b/c.pkl", "data/a/z.trmph", "data/b.pkl.gz"]
-    assert [source.path.read_text() for source in find_sources([root], Path("/nowhere"))] == [
-        "C.txt",
+    root = tree("b.pkl.gz", "a/z.trmph", "a/b/c.pkl", "C.TRMPH")
+    assert names(root) == ["data/C.TRMPH", "data/a/b/c.pkl", "data/a/z.trmph", "data/b.pkl.gz"]
+    assert [source.path.read_text() for source in find_sources([root], Path("/nowhere")).sources] == [
+        "C.TRMPH",
         "a/b/c.pkl",
         "a/z.trmph",
         "b.pkl.gz",
@@ -51,10 +52,11 @@ def test_companions_and_hidden_files_are_not_sources(tree):
         "deep/processing_state.json",
         "file_lookup_20250730.json",
     )
-    assert names(root) == ["data/a.trmph"]
-    assert names(root / "processing_stats.json") == [
-        "data/processing_stats.json"
-    ]  # given by its own path, so it is a source
+    found = find_sources([root], Path("/nowhere"))
+    assert [source.name for source in found.sources] == ["data/a.trmph"]
+    assert found.skipped == {}
+    (root / ".hidden").write_text("#5,a1b2 b\n")
+    assert names(root / ".hidden") == ["data/.hidden"]  # given by its own path, so it is a source
 
 
 def test_files_of_the_store_are_not_sources(tree):
@@ -89,23 +91,90 @@ def test_a_broken_link_is_a_source_and_a_pipe_is_not(tree):
     root = tree("a.trmph")
     (root / "b.trmph").symlink_to("nowhere")
     os.mkfifo(root / "pipe")
-    assert names(root) == ["data/a.trmph", "data/b.trmph"]
+    os.mkfifo(root / "pipe.trmph")
+    (root / "zero.pkl").symlink_to("/dev/zero")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(os.path.relpath(root / "socket.pkl"))
+        found = find_sources([root], Path("/nowhere"))
+    assert [source.name for source in found.sources] == ["data/a.trmph", "data/b.trmph"]
+    assert found.skipped == {
+        "data/pipe": "unknown-name",
+        "data/pipe.trmph": "no-file: a pipe (FIFO)",
+        "data/socket.pkl": "no-file: a socket",
+        "data/zero.pkl": "no-file: a device",
+    }
+
+
+def test_files_with_unknown_names_are_skipped(tree):
+    root = tree("a.trmph", "b.PKL.GZ", "c.pickle", "README", "sub/0001.pt", "sub/eval.csv", "sub/d.trmph.gz")
+    found = find_sources([root], Path("/nowhere"))
+    assert [source.name for source in found.sources] == [
+        "data/a.trmph",
+        "data/b.PKL.GZ",
+        "data/c.pickle",
+        "data/sub/d.trmph.gz",
+    ]
+    assert found.skipped == dict.fromkeys(
+        ["data/README", "data/sub/0001.pt", "data/sub/eval.csv"], "unknown-name"
+    )
+
+
+def test_a_file_given_by_its_path_is_detected_by_its_content(tree):
+    root = tree("a.trmph", "games.txt")
+    (root / "games.txt").write_text("#5,a1b2 b\n")
+    assert names(root / "games.txt") == ["data/games.txt"]
+    found = find_sources([root, root / "games.txt"], Path("/nowhere"))
+    assert [source.name for source in found.sources] == ["data/a.trmph", "data/games.txt"]
+    assert found.skipped == {}
+
+
+def test_a_file_given_by_its_path_without_a_known_format_is_an_error(tree):
+    root = tree("a.trmph", "README.md", "eval.csv", "empty")
+    with pytest.raises(InputError, match=r"README.md: this file has no known format; found .*b'README.md'"):
+        names(root / "a.trmph", root / "README.md")
+    (root / "empty").write_bytes(b"")
+    with pytest.raises(InputError, match="3 of the files have no known format") as caught:
+        names(root / "a.trmph", root / "README.md", root / "eval.csv", root / "empty")
+    assert [line.partition(": ")[0] for line in caught.value.lines] == [
+        str(root / name) for name in ("README.md", "eval.csv", "empty")
+    ]
+
+
+def test_skipped_files_of_equal_names_are_both_listed(tree, tmp_path):
+    first = tree("a.trmph", "README")
+    second = tmp_path / "other" / "data"
+    second.mkdir(parents=True)
+    for name in ("b.trmph", "README"):
+        (second / name).write_text(name)
+    skipped = find_sources([first, second, first], Path("/nowhere")).skipped
+    assert set(skipped) == {"data/README", str(second / "README")}
 
 
 def test_empty_inputs_are_refused(tree, tmp_path):
     with pytest.raises(InputError, match=r"missing: no such file or folder"):
         names(tmp_path / "missing")
-    with pytest.raises(InputError, match=r"no files to convert"):
-        names(tree(".hidden"))
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may list everything")
-def test_a_folder_that_cannot_be_listed_is_an_error(tree):
-    root = tree("a.trmph", "b/c.trmph")
-    (root / "b").chmod(0)
-    with pytest.raises(PermissionError):
+    root = tree(".hidden")
+    with pytest.raises(InputError, match=r"no files to convert; expected \*\.trmph"):
         names(root)
-    (root / "b").chmod(0o755)
+    for name in ("1.pt", "2.pt", "eval.csv"):
+        (root / name).write_text("")
+    os.mkfifo(root / "a.trmph")
+    with pytest.raises(InputError, match=r"found 2 \*\.pt, 1 \*\.csv, 1 that are pipes.*by its own path"):
+        names(root)
+
+
+def test_a_folder_that_cannot_be_listed_is_an_error(tree, monkeypatch):
+    root = tree("a.trmph", "b/c.trmph")
+    real = os.scandir
+
+    def scandir(path="."):
+        if Path(path) == root / "b":
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(InputError, match=r"/b: this folder cannot be listed.*found Permission denied"):
+        names(root)
 
 
 def test_names_are_valid_utf8():

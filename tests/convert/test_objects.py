@@ -177,11 +177,15 @@ def test_a_store_is_extended_from_disk_and_from_objects(
 # --- inputs -----------------------------------------------------------------------------------------
 
 NAMES = st.text("a.[*?] ü#%", min_size=1, max_size=3).filter(lambda name: name not in (".", ".."))
-OBJECT_NAMES = st.lists(NAMES, min_size=1, max_size=3).map("/".join)
+OBJECT_NAMES = (
+    st.lists(NAMES, min_size=1, max_size=3)
+    .map("/".join)
+    .flatmap(lambda name: st.sampled_from([name, f"{name}.trmph", f"{name}.PKL.GZ"]))
+)
 
 
 def names(inputs: Iterable[AnyPath], store: AnyPath) -> list[str]:
-    return [source.name for source in find_sources(list(inputs), store)]
+    return [source.name for source in find_sources(list(inputs), store).sources]
 
 
 @settings(max_examples=40)
@@ -207,22 +211,30 @@ def test_names_and_order_equal_those_on_a_disk(
             find_sources([remote], folder / "none")
         return
     assert names([remote], remote / "none") == found
+    skipped = find_sources([folder], folder / "none").skipped
+    assert find_sources([remote], remote / "none").skipped == skipped
 
 
 def test_objects_that_are_not_sources_are_skipped(bucket: UPath, tmp_path: Path) -> None:
     """Hidden objects, companions of the legacy tools, objects that mark folders, and the store itself."""
-    for key in ("in/b", "in/sub/a", "in/.c", "in/.d/e", "in/file_lookup_1.json", "in/store/f", "inside/g"):
-        bucket.fs.pipe_file(bucket.path + key, b"x")
+    keys = ("b.pkl", "sub/a.pkl", ".c", ".d/e.pkl", "file_lookup_1.json", "store/f.pkl", "README")
+    for key in ("inside/g.pkl", *(f"in/{name}" for name in keys)):
+        bucket.fs.pipe_file(bucket.path + key, b"#5,a1b2 b\n")
     for key in ("in/", "in/empty/"):
         bucket.fs.call_s3("put_object", Bucket=bucket.path.strip("/"), Key=key, Body=b"")
-    assert names([bucket / "in"], bucket / "in" / "store") == ["in/b", "in/sub/a"]
-    assert names([bucket / "in"], tmp_path) == ["in/b", "in/store/f", "in/sub/a"]
-    assert names([bucket / "in" / ".c", bucket / "in" / "sub"], tmp_path) == ["in/.c", "sub/a"]
+    assert names([bucket / "in"], bucket / "in" / "store") == ["in/b.pkl", "in/sub/a.pkl"]
+    assert find_sources([bucket / "in"], tmp_path).skipped == {"in/README": "unknown-name"}
+    assert names([bucket / "in"], tmp_path) == ["in/b.pkl", "in/store/f.pkl", "in/sub/a.pkl"]
+    assert names([bucket / "in" / ".c", bucket / "in" / "sub"], tmp_path) == ["in/.c", "sub/a.pkl"]
     here = bucket.path.strip("/")
-    assert names([bucket], bucket / "in") == [f"{here}/inside/g"]
-    assert names([bucket / "in" / "b", bucket / "in"], bucket / "in" / "store") == ["in/b", "in/sub/a"]
+    assert names([bucket], bucket / "in") == [f"{here}/inside/g.pkl"]
+    both = [bucket / "in" / "b.pkl", bucket / "in"]
+    assert names(both, bucket / "in" / "store") == ["in/b.pkl", "in/sub/a.pkl"]
+    bucket.fs.pipe_file(bucket.path + "in/x", b"x")
+    with pytest.raises(InputError, match="in/x: this file has no known format"):
+        names([bucket / "in" / "x"], tmp_path)
     (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "b").touch()
+    (tmp_path / "in" / "b.pkl").touch()
     with pytest.raises(InputError, match="two inputs have the same name"):
         find_sources([bucket / "in", tmp_path / "in"], tmp_path)
 
@@ -299,7 +311,10 @@ def test_an_object_without_permission_is_rejected_like_a_file(
 ) -> None:
     put(few, bucket / "legacy")
     object_store.fail(Fault("", "games.trmph", status=403, count=1000))
-    with pytest.raises(RejectRateError, match=r"legacy/games.trmph \(unreadable: "):
+    with pytest.raises(
+        RejectRateError,
+        match=r"legacy/games.trmph: unreadable: Forbidden\n  Make the unreadable files readable",
+    ):
         convert_sources(f"{bucket}legacy", f"{bucket}store", ConvertOptions(workers=1))
     object_store.fail(Fault("GET", "", status=403, count=1000))
     with pytest.raises(HexdataError, match=rf"{bucket}.*the object store denies access") as caught:

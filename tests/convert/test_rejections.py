@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import pickle
+import shutil
 from itertools import chain
 
 import numpy as np
 import pytest
 
-from hexdata.convert import spool
-from hexdata.errors import BudgetError, RejectRateError
+from hexdata.convert import inputs, spool
+from hexdata.errors import BudgetError, ConfigError, InputError, RejectRateError
 from hexdata.formats import open_source
 from hexdata.formats.legacy import LegacyReader
 from hexdata.formats.trmph import write_trmph
+from hexdata.progress import Silent
+from hexdata.store import Store
 
 
 def wrong_shape(example):
@@ -230,36 +234,130 @@ def test_an_empty_game_id_is_a_rejected_record(make, convert):
 # One board size per store.
 
 
-def other_size(make, name, size):
+def other_size(make, name, size, start=0):
     n, make.n = make.n, size
-    path = make.v2(name, make.games(3))
+    path = make.v2(name, make.games(3, start=start))
     make.n = n
     return path
 
 
-def test_a_source_of_another_board_size_is_rejected_as_a_whole(make, convert):
+def test_several_board_sizes_are_an_error_with_the_command_for_each(
+    make, convert, tmp_path, no_second_reading
+):
     make.v2("a.pkl.gz", make.games(30))
     other_size(make, "b.pkl.gz", 4)
-    store = convert(make.folder, max_reject_rate=0.5)
-    (row,) = store.rows("rejected")
-    assert (row["source_id"], row["record"], row["reason"]) == (1, None, "board-size")
-    assert row["detail"] == "found a 4 x 4 board; expected 5 x 5, the size of this store"
-    assert store.result.games == 30
-    assert store.source("b.pkl.gz")["positions"] == 0
+    other_size(make, "sub/c.pkl.gz", 4, start=3)
+    with pytest.raises(
+        InputError, match=r"one board size; nothing was published; found 4 x 4 and 5 x 5"
+    ) as caught:
+        convert(make.folder, max_reject_rate=1.0)
+    assert [line.partition(",")[0] for line in caught.value.lines] == [
+        "2 files: 4 x 4 boards",
+        "  legacy/b.pkl.gz",
+        "  legacy/sub/c.pkl.gz",
+        "legacy/a.pkl.gz: 5 x 5 boards",
+    ]
+    store = tmp_path / "store"
+    assert caught.value.commands == (
+        f"hexdata convert {make.folder} {store}-4x4 --board-size 4",
+        f"hexdata convert {make.folder} {store} --board-size 5",
+    )
+    assert published(store) == []
+    chosen = convert(make.folder, board_size=5)  # reads no file again
+    assert (chosen.result.sources, chosen.result.rejected, chosen.result.games) == (1, 0, 30)
+    assert chosen.result.skipped_files == dict.fromkeys(
+        ["legacy/b.pkl.gz", "legacy/sub/c.pkl.gz"], "board-size: 4 x 4"
+    )
 
 
-def test_later_sources_must_have_the_board_size_of_the_store(make, convert):
-    convert(make.v2("b.pkl.gz", make.games(3)))
-    store = convert(other_size(make, "a.pkl.gz", 4), max_reject_rate=1.0)
-    assert store.result.reasons == {"board-size": 1}
-    assert store.result.positions == 0
+@pytest.mark.parametrize("size", [4, 5])
+def test_files_of_other_board_sizes_leave_no_trace_in_the_store(make, convert, size):
+    """The store has the bytes of a run without these files."""
+    make.v2("a.pkl.gz", make.games(30))
+    other_size(make, "b.pkl.gz", 4)
+    shutil.copy(make.folder / "b.pkl.gz", make.folder / "c.pkl.gz")
+    store = convert(make.folder, board_size=size)
+    assert (store.result.sources, store.result.skipped) == (1, 2)
+    alone = convert(make.folder / ("a.pkl.gz" if size == 5 else "b.pkl.gz"), store="alone")
+    assert store.files() == alone.files()
+    again = convert(make.folder, board_size=size)
+    assert again.files() == store.files()
+    assert (again.result.sources, again.result.skipped) == (0, 3)
+
+
+def test_a_damaged_file_of_another_board_size_is_skipped_in_every_run(make, convert, monkeypatch):
+    """A run that reuses the temporary files of a failed run gives the bytes of a run from scratch."""
+    make.v2("a.pkl.gz", make.games(300))
+    other_size(make, "b.pkl.gz", 4)
+    n, make.n = make.n, 4
+    whole = make.v2("c.pkl.gz", make.games(1500, start=10)).read_bytes()
+    make.n = n
+    make.write_bytes("c.pkl.gz", whole[: int(len(whole) * 0.9)])
+    with pytest.raises(InputError, match="one board size"):
+        convert(make.folder, max_reject_rate=1.0)
+    store = convert(make.folder, max_reject_rate=1.0, board_size=5)
+    fresh = convert(make.folder, max_reject_rate=1.0, board_size=5, store="fresh")
+    assert store.result == fresh.result
+    assert store.files() == fresh.files()
+    assert (store.result.sources, store.result.skipped, store.result.rejected) == (1, 2, 0)
+
+
+def test_a_store_without_positions_has_no_board_size(make, convert):
+    make.write("a.pkl.gz", [])
+    assert Store.open(convert(make.folder, board_size=5).path).manifest.board_size is None
+
+
+def test_later_sources_must_have_the_board_size_of_the_store(make, convert, tmp_path):
+    before = convert(make.v2("b.pkl.gz", make.games(3))).files()
+    other = other_size(make, "a.pkl.gz", 4)
+    with pytest.raises(InputError, match="found 4 x 4, and 5 x 5 in the store") as caught:
+        convert(other, max_reject_rate=1.0)
+    store = tmp_path / "store"
+    assert caught.value.commands == (
+        f"hexdata convert {other} {store}-4x4 --board-size 4",
+        f"hexdata convert {other} {store} --board-size 5",
+    )
+    result = convert(make.folder, board_size=5).result
+    assert (result.sources, result.skipped) == (0, 2)
+    with pytest.raises(ConfigError, match="another board size; found --board-size 4; expected 5"):
+        convert(other, board_size=4)
+    assert {
+        name: data for name, data in convert(other, board_size=5).files().items() if name in before
+    } == before
+
+
+def test_a_board_size_that_no_file_has_is_an_error(make, convert):
+    make.v2("a.pkl.gz", make.games(3))
+    with pytest.raises(InputError, match="found 5 x 5 in 1 file; expected 7 x 7"):
+        convert(make.folder, board_size=7)
+    for size in (2, 27, True, "5"):
+        with pytest.raises(ConfigError, match="board_size"):
+            convert(make.folder, board_size=size)
+
+
+def test_a_file_of_another_board_size_is_not_read_to_its_end(make, convert, monkeypatch):
+    make.v2("a.pkl.gz", make.games(3))
+    n, make.n = make.n, 4
+    big = make.v2("b.pkl.gz", make.games(1500))
+    make.n = n
+    monkeypatch.setattr("hexdata.formats.legacy.reader._BLOCK", 1000)
+    read = []
+    batches = LegacyReader.batches
+
+    def count(reader):
+        for batch in batches(reader):
+            read.append((reader.path, batch.records))
+            yield batch
+
+    monkeypatch.setattr(LegacyReader, "batches", count)
+    assert convert(make.folder, board_size=5).result.games == 3
+    assert 0 < sum(records for path, records in read if path == big) < 5000
 
 
 def test_a_file_of_another_board_size_can_be_removed_afterwards(make, convert, no_second_reading):
-    """The first run rejects all other files; a run without that file does not reuse the decision."""
     other_file = other_size(make, "a.pkl.gz", 4)
     make.v2("b.pkl.gz", make.games(30))
-    with pytest.raises(RejectRateError, match="board-size"):
+    with pytest.raises(InputError, match="one board size"):
         convert(make.folder)
     other_file.unlink()
     assert convert(make.folder).result.games == 30
@@ -302,7 +400,7 @@ def test_above_the_rate_nothing_is_published(make, convert, tmp_path):
         convert(make.folder)
     message = str(caught.value)
     assert "5 of " in message
-    assert "5 board-cells" in message
+    assert "\n  legacy/bad.pkl.gz: board-cells: 5 records, such as: " in message
     assert "--max-reject-rate" in message
     assert published(tmp_path / "store") == []
 
@@ -319,9 +417,7 @@ def test_the_rate_is_also_a_share_of_the_bytes(make, convert):
     """An unreadable file counts as one rejected record, regardless of its size."""
     good = make.v2("good.pkl.gz", make.games(3)).stat().st_size
     lost = make.write_bytes("lost.pkl.gz", bytes(good)).stat().st_size
-    with pytest.raises(
-        RejectRateError, match=r"1 of 2 files rejected: 1 unknown-layout, legacy/lost\.pkl\.gz"
-    ):
+    with pytest.raises(RejectRateError, match=r"1 of 2 files; .*\n  legacy/lost\.pkl\.gz: unknown-layout: "):
         convert(make.folder, max_reject_rate=0.49)
     assert convert(make.folder, max_reject_rate=lost / (good + lost)).result.rejected == 1
 
@@ -330,8 +426,77 @@ def test_files_without_a_size_count_as_rejected(make, convert):
     make.folder.mkdir()
     for number in range(3):
         (make.folder / f"{number}.pkl.gz").symlink_to("nowhere.pkl.gz")
-    with pytest.raises(RejectRateError, match="3 of 3 files"):
+    with pytest.raises(RejectRateError, match="3 of 3 files") as caught:
         convert(make.folder)
+    assert caught.value.lines == (
+        "3 files: unreadable: No such file or directory",
+        "  legacy/0.pkl.gz",
+        "  legacy/1.pkl.gz",
+        "  legacy/2.pkl.gz",
+    )
+
+
+@pytest.fixture
+def unreadable(monkeypatch):
+    """Make files whose names begin with ``locked`` unreadable, also for root."""
+    digest = inputs.digest_file
+
+    def digest_file(path):
+        if path.name.startswith("locked"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return digest(path)
+
+    monkeypatch.setattr(inputs, "digest_file", digest_file)
+
+
+def test_an_unreadable_file_is_not_answered_with_the_reject_rate(make, convert, unreadable, no_reader):
+    """The error is raised before any file is read."""
+    make.v2("good.pkl.gz", make.games(30))
+    for number in range(7):
+        make.write_bytes(f"locked{number}.pkl.gz", b"x" * 1000)
+    with pytest.raises(RejectRateError) as caught:
+        convert(make.folder)
+    assert caught.value.lines[0] == "7 files: unreadable: Permission denied"
+    assert caught.value.lines[-2:] == ("  legacy/locked4.pkl.gz", "  … and 2 more")
+    assert "Make the unreadable files readable" in str(caught.value)
+    assert "--max-reject-rate" not in str(caught.value)
+
+
+def test_other_rejected_files_beside_an_unreadable_one_have_their_own_hint(make, convert, unreadable):
+    make.v2("good.pkl.gz", make.games(100))
+    make.write_bytes("locked.pkl.gz", b"x")
+    spoiled(make, "bad.pkl.gz")
+    with pytest.raises(RejectRateError) as caught:
+        convert(make.folder, max_reject_rate=0.001)
+    assert "Make the unreadable files readable" in str(caught.value)
+    assert "raise --max-reject-rate" in str(caught.value)
+
+
+def test_a_pickle_without_examples_has_a_note(make, convert):
+    make.write("a.pkl.gz", [])
+    make.v2("b.pkl.gz", make.games(3))
+    store = convert(make.folder)
+    assert store.result.file_notes == {"legacy/a.pkl.gz": ["contains no examples"]}
+    assert json.loads(store.source("a.pkl.gz")["notes"]) == ["contains no examples"]
+    assert (store.result.sources, store.result.rejected) == (2, 0)
+
+
+def test_files_with_unknown_names_leave_no_trace_in_the_store(make, convert):
+    make.v2("a.pkl.gz", make.games(3))
+    files = convert(make.folder).files()
+    for name in ("README.md", "checkpoints/1.pt", "eval.csv"):
+        make.write_bytes(name, b"x")
+    notes = []
+
+    class Watcher(Silent):
+        def note(self, message):
+            notes.append(message)
+
+    store = convert(make.folder, store="other", progress=Watcher())
+    assert store.files() == files
+    assert notes == ["skipped 3 files of unknown type: 1 *.csv, 1 *.md, 1 *.pt"]
+    assert (store.result.sources, store.result.skipped) == (1, 3)
+    assert set(store.result.skipped_files.values()) == {"unknown-name"}
 
 
 def test_a_run_with_a_higher_rate_reuses_the_spools(make, convert, monkeypatch, request):

@@ -18,6 +18,7 @@ from watchfiles import Change
 
 from hexdata.checks import as_tuple, check_count
 from hexdata.errors import ConfigError, InputError
+from hexdata.formats import PATTERNS as SOURCE_PATTERNS
 from hexdata.live.chunk import SCANNED, FoundFile, ReadProgress
 from hexdata.live.coordinator import Coordinator
 from hexdata.live.files.delivered_files import DeliveredFiles
@@ -36,8 +37,8 @@ from hexdata.text import printable
 
 __all__ = ["PATTERNS", "FilePathProvider"]
 
-PATTERNS: Final = ("*.trmph", "*.trmph.gz", "*.pkl.gz", "*.pkl", "*.tar")
-"""Name patterns of the files that ``formats`` can open."""
+PATTERNS: Final = (*SOURCE_PATTERNS, "*.tar")
+"""Name patterns of the files that ``formats`` can open, and of shards."""
 
 
 @dataclass
