@@ -54,7 +54,6 @@ _PACKED_BYTES: Final = 128
 """Upper bound of the bytes of a packed position while a table is made, without a dense policy."""
 _ROW_BYTES: Final = 2
 """Bytes of a position of a game while a table is made: its tier, and whether it was read."""
-_OWN_LABEL_BYTES: Final = 8
 _DENSE: Final = 8
 """Ratio of the range of numbers to their count up to which they are counted and not sorted."""
 _MEMORY_SHARE: Final = 0.8
@@ -252,12 +251,11 @@ class _TableReader:
         self._number = np.full(games + 1, _OTHER_SPLIT, np.int32)
         self._number[-1] = _NOT_IN_TABLE if self._split == "train" else _OTHER_SPLIT
         self._table = self._read_games()
-        for part, rows in self._batches(range(len(self._parts)), self._label_columns):
+        for part, rows in self._batches(range(len(self._parts)), self._label_columns, boards=True):
             self._read_labels(part, rows)
             progress.advance(rows.num_rows)
         self._finish_games()
-        packed = self._read_others()
-        return self._arrays(packed)
+        return self._arrays(self._read_own_labels(), self._read_packed())
 
     # --- games ----------------------------------------------------------------------------------------
 
@@ -453,70 +451,69 @@ class _TableReader:
 
     # --- second pass ----------------------------------------------------------------------------------
 
-    def _read_others(self) -> Block:
-        """Read positions outside the table, and labels that vary within games; return the former."""
+    def _read_own_labels(self) -> dict[str, Array]:
+        """Return the arrays of the labels that vary within games other than by the ply."""
         table = self._table
         lengths = np.diff(table.starts)
-        own = {"position_id": table.own_ids, "value": table.own_values}
-        self._own_starts: dict[str, Int64Array] = {}
-        self._own_labels: dict[str, Array] = {}
-        needed = self._packed_count * _PACKED_BYTES
-        for name, varies in own.items():
-            if varies.any():
-                ends = np.cumsum(lengths * varies)
-                self._own_starts[name] = np.where(varies, ends - lengths, -1)
-                needed += int(ends[-1]) * _OWN_LABEL_BYTES
-        self._require_memory(needed)
-        for name, starts in self._own_starts.items():
-            chosen = starts >= 0
-            count = int(lengths[chosen].sum())
+        arrays: dict[str, Array] = {}
+        needed = 0
+        for name, varies in (("position_id", table.own_ids), ("value", table.own_values)):
+            if not varies.any():
+                continue
             dtype = np.dtype(np.float32)
             if name == "position_id":
-                table.first_id[chosen] = table.lowest_id[chosen]
-                dtype = np.min_scalar_type(int((table.highest_id - table.lowest_id)[chosen].max()))
-            self._own_labels[name] = np.zeros(count, dtype)
-        special = np.sort(
-            np.concatenate(
-                [
-                    np.flatnonzero(self._number[:-1] == _NOT_IN_TABLE),
-                    table.game_id[table.own_ids | table.own_values],
-                ]
-            )
-        )
-        parts = [part for part, facts in enumerate(self._facts) if self._has_special(facts, special)]
+                table.first_id[varies] = table.lowest_id[varies]
+                dtype = np.min_scalar_type(int((table.highest_id - table.lowest_id)[varies].max()))
+            ends = np.cumsum(lengths * varies)
+            arrays[f"{name}_start"] = np.where(varies, ends - lengths, -1)
+            arrays[f"{name}s"] = np.zeros(int(ends[-1]), dtype)
+            needed += arrays[f"{name}s"].nbytes
+        self._require_memory(needed)
+        names = [name for name in ("position_id", "value") if f"{name}s" in arrays]
+        games = table.game_id[table.own_ids | table.own_values]
+        columns = ("game_id", "position_in_game", *names)
+        for part, rows in self._batches(self._parts_with(games), columns, boards=False):
+            numbers = self._numbers(part, rows)
+            inside = np.flatnonzero(numbers >= 0)
+            numbers, plies = numbers[inside], _column(rows, "position_in_game", NO_PLY)[inside]
+            for name in names:
+                starts = arrays[f"{name}_start"][numbers]
+                own = np.flatnonzero(starts >= 0)
+                labels = _column(rows, name, 0)[inside[own]]
+                if name == "position_id":
+                    labels = labels - table.first_id[numbers[own]]
+                arrays[f"{name}s"][starts[own] + plies[own]] = labels
+        return arrays
+
+    def _read_packed(self) -> Block:
+        """Return the positions outside the table, in ascending order of position id."""
+        self._require_memory(self._packed_count * _PACKED_BYTES)
+        parts = set(self._parts_with(np.flatnonzero(self._number[:-1] == _NOT_IN_TABLE)))
+        parts |= {part for part, facts in enumerate(self._facts) if facts.has_unknown}
         columns = (*block_fields(self.board_size, with_policy=False), "policy")
         blocks: list[Block] = []
-        for part, rows in self._batches(parts, columns):
-            block = self._read_special(part, rows)
-            if block is not None:
-                blocks.append(block)
-                self._require_memory(sum(array.nbytes for array in block.values()))
+        for part, rows in self._batches(sorted(parts), columns, boards=False):
+            others = np.flatnonzero(self._numbers(part, rows) == _NOT_IN_TABLE)
+            if not len(others):
+                continue
+            chosen = rows.take(pa.array(others))
+            policies = chosen.column("policy")
+            block = columns_to_block(chosen, with_policy=policies.null_count < len(policies))
+            self._check_values(part, block)
+            if "policy" in block:
+                self._require_memory(2 * block["policy"].nbytes)  # for the blocks and for their concatenation
+            blocks.append(block)
         return self._join(blocks)
 
-    def _has_special(self, facts: _PartFacts, special: Int64Array) -> bool:
-        first = np.searchsorted(special, facts.lowest_game)
-        return facts.has_unknown or (bool(first < len(special)) and int(special[first]) <= facts.highest_game)
-
-    def _read_special(self, part: int, rows: pa.Table) -> Block | None:
-        table = self._table
-        numbers = self._numbers(part, rows)
-        for name, starts in self._own_starts.items():
-            inside = np.flatnonzero(numbers >= 0)
-            found = starts[numbers[inside]]
-            inside, found = inside[found >= 0], found[found >= 0]
-            plies = _column(rows, "position_in_game", NO_PLY)[inside]
-            labels = _column(rows, name, 0)[inside]
-            if name == "position_id":
-                labels = labels - table.first_id[numbers[inside]]
-            self._own_labels[name][found + plies] = labels
-        others = np.flatnonzero(numbers == _NOT_IN_TABLE)
-        if not len(others):
-            return None
-        chosen = rows.take(pa.array(others))
-        policies = chosen.column("policy")
-        block = columns_to_block(chosen, with_policy=policies.null_count < len(policies))
-        self._check_values(part, block)
-        return block
+    def _parts_with(self, games: Int64Array) -> list[int]:
+        """Return the parts that may contain positions of any of these games, ascending ids (k,)."""
+        firsts = np.searchsorted(games, [facts.lowest_game for facts in self._facts])
+        last = np.append(games, np.iinfo(np.int64).max)
+        return [
+            part
+            for part, (first, facts) in enumerate(zip(firsts.tolist(), self._facts, strict=True))
+            if last[first] <= facts.highest_game
+        ]
 
     def _check_values(self, part: int, block: Block) -> None:
         for name, array in block.items():
@@ -533,7 +530,8 @@ class _TableReader:
         ids = joined["position_id"]
         return joined if (np.diff(ids) > 0).all() else take_rows(joined, np.argsort(ids, kind="stable"))
 
-    def _arrays(self, packed: Block) -> dict[str, Array]:
+    def _arrays(self, own_labels: dict[str, Array], packed: Block) -> dict[str, Array]:
+        """Return the arrays of the table, after checking the labels that nothing else determines."""
         table = self._table
         arrays: dict[str, Array] = {
             "fill": table.fill,
@@ -545,8 +543,7 @@ class _TableReader:
         }
         if table.tier is not None:
             arrays["tier"] = table.tier
-        for name, starts in self._own_starts.items():
-            arrays |= {f"{name}_start": starts, f"{name}s": self._own_labels[name]}
+        arrays |= own_labels
         for name, label in (("value", "value"), ("values", "value"), ("tier", "value_sample_tier")):
             bad = find_bad_row(label, arrays[name], self.board_size) if name in arrays else None
             if bad is not None:
@@ -555,19 +552,29 @@ class _TableReader:
 
     # --- files ----------------------------------------------------------------------------------------
 
-    def _batches(self, parts: Sequence[int], columns: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:
-        """Yield row groups of parts, each with its part; the next one is read meanwhile."""
-        groups = self._row_groups(parts, columns)
+    def _batches(
+        self, parts: Sequence[int], columns: Sequence[str], *, boards: bool
+    ) -> Iterator[tuple[int, pa.Table]]:
+        """Yield row groups of parts, each with its part; the next one is read meanwhile.
+
+        Args:
+            parts: The parts.
+            columns: Columns to read.
+            boards: Whether to read boards, too, of the parts whose boards have to be compared.
+        """
+        groups = self._row_groups(parts, columns, boards=boards)
         with ThreadPoolExecutor(1) as executor:
             coming = executor.submit(next, groups, None)
             while (item := coming.result()) is not None:
                 coming = executor.submit(next, groups, None)
                 yield item
 
-    def _row_groups(self, parts: Sequence[int], columns: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:
+    def _row_groups(
+        self, parts: Sequence[int], columns: Sequence[str], *, boards: bool
+    ) -> Iterator[tuple[int, pa.Table]]:
         for part in parts:
             path, _, check_boards = self._parts[part]
-            names = [*columns, "board"] if check_boards and "board" not in columns else [*columns]
+            names = [*columns, "board"] if boards and check_boards else [*columns]
             schema = pa.schema([self._schema.field(name) for name in names])
             with open_parquet(path, schema) as file:
                 for group in range(file.num_row_groups):
