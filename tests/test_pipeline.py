@@ -229,6 +229,16 @@ def test_a_run_executes_all_stages_in_order(tmp_path, legacy):
     assert begun
 
 
+@pytest.mark.parametrize("load", ["[load]", '[load]\nmode = "games"\ncheck = "digests"'])
+def test_a_run_can_load_the_games_of_a_converted_store(tmp_path, config, legacy, load):
+    path = config(f'store = "{tmp_path / "s"}"\n[convert]\ninputs = ["{legacy}"]\nworkers = 1\n{load}\n')
+    result = run_config(load_config(path))
+    convert, loaded = result.stages
+    assert (convert.stage, loaded.stage) == ("convert", "load")
+    assert 0 < loaded.positions < convert.positions  # the training split
+    assert (result.quality, result.verdict) == (None, None)
+
+
 def test_a_run_fails_if_its_engine_is_not_available(tmp_path, config):
     """In a new process, because this one may be connected to a cluster. Nothing listens at the address."""
     pytest.importorskip("ray", reason="the extra ray is not installed")

@@ -20,7 +20,8 @@ def demo(
 ) -> None:
     """Generate games, run all stages on them and show the result.
 
-    The games are written as legacy files first.
+    The games are written as legacy files first. The last lines show how to train from the converted
+    games.
     """
     from hexdata.demo import DemoOptions
     from hexdata.pipeline import demo_config, run_config
@@ -28,3 +29,11 @@ def demo(
     with command(as_json) as (output, bar):
         result = run_config(demo_config(folder, DemoOptions(games=games, seed=seed), seed=seed), bar)
     show_run(output, result)
+    if not as_json:
+        output.line()
+        output.line("To train from the converted games, in Python:")
+        output.line()
+        output.line("    from hexdata import Loader")
+        output.line(f"    loader = Loader({result.store!r}, mode='games')")
+        output.line("    for batch in loader:")
+        output.line("        board, policy, value = batch['board'], batch['policy'], batch['value']")

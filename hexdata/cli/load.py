@@ -33,14 +33,19 @@ def load(
         typer.Option(
             "--mode",
             metavar="MODE",
-            help="exact: permute the whole split by random access. stream: read shards sequentially and mix "
-            "them in a buffer. Default: exact for a local folder, else stream.",
+            help="games: hold the games of a converted store in memory and permute their positions. exact: "
+            "permute the positions of mapped shards. stream: read shards sequentially and mix them in a "
+            "buffer. Default: games for a store without shards, exact for a local folder of shards, else "
+            "stream.",
         ),
     ] = None,
     check: Annotated[
         str,
         typer.Option(
-            "--check", metavar="CHECK", help="Check the sizes or the digests of the shards before loading."
+            "--check",
+            metavar="CHECK",
+            help="Check the sizes or the digests of the files before loading. In games mode, digests also "
+            "compares every board with the moves of its game.",
         ),
     ] = "sizes",
     cache: Annotated[
@@ -108,6 +113,11 @@ def load(
             for e in result.epochs
         ],
     )
+    if result.games is not None and result.packed is not None:
+        output.line(
+            f"{result.positions - result.packed:,} positions of {result.games:,} games, "
+            f"and {result.packed:,} packed positions"
+        )
     output.line(
         f"{result.mode} mode: opened in {result.seconds_to_open:.3f} s, "
         f"first batch {result.seconds_to_first_batch:.3f} s later"

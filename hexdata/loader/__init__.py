@@ -1,7 +1,7 @@
-"""Training loader: batches from shards, every position once per epoch over all ranks, resumable at any batch.
+"""Training loader: every position once per epoch over all ranks, resumable at any batch.
 
-Local shards are mapped into memory; others are read through the webdataset library. Only the shard cache is
-written.
+Batches are made from the games of a converted store, which are held in memory; from local shards, which are
+mapped into memory; or from other shards, which are read sequentially through the webdataset library.
 """
 
 from hexdata.loader.checkpoint import combine_digests

@@ -73,6 +73,7 @@ class GameTable:
         board_size: Board size n.
         arrays: The arrays.
         positions: Number of positions.
+        games: Number of games, G.
         game_rows: Number of positions that belong to games, R.
     """
 
@@ -95,6 +96,7 @@ class GameTable:
             if name.startswith(PACKED_PREFIX)
         }
         starts = arrays["starts"]
+        self.games = len(self._fill)
         self.game_rows = int(starts[-1])
         self.positions = self.game_rows + block_length(self._packed)
         self._starts: Array = starts.astype(np.int32 if self.positions < 1 << 31 else np.int64)

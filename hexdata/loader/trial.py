@@ -41,9 +41,9 @@ class LoadOptions:
     seed: int = 0
     """Seed of the order."""
     mode: Mode | None = None
-    """Mode of the loader: "exact" or "stream". None: "exact" for a local folder, otherwise "stream"."""
+    """Mode of the loader: "games", "exact" or "stream". None: as for ``Loader``."""
     check: Check = "sizes"
-    """What to check before the first epoch: the sizes of shards, or also their digests."""
+    """What to check before the first epoch: "sizes" of files, or also their "digests"."""
     cache: str | bool = True
     """Folder of the shard cache. True: the default folder, for object stores only. False: no cache."""
     cache_size: int | str = CACHE_SIZE
@@ -87,6 +87,10 @@ class LoadResult:
     split: str
     mode: Mode
     positions: int
+    games: int | None
+    """Number of games that games mode holds as games; None in the other modes."""
+    packed: int | None
+    """Number of positions outside these games, which games mode holds packed; None in the other modes."""
     seconds_to_open: float
     seconds_to_first_batch: float
     """Seconds from opening the loader to the first batch."""
@@ -143,7 +147,18 @@ def run_loader_trial(
                 hint="Run `hexdata verify`. If it finds no error, report a bug of the loader.",
             )
         epochs.append(stats)
-    return LoadResult(options.split, loader.options.mode, total, opened, seconds_to_first, epochs, fields)
+    table = loader.games
+    return LoadResult(
+        split=options.split,
+        mode=loader.options.mode,
+        positions=total,
+        games=table.games if table else None,
+        packed=table.positions - table.game_rows if table else None,
+        seconds_to_open=opened,
+        seconds_to_first_batch=seconds_to_first,
+        epochs=epochs,
+        fields=fields,
+    )
 
 
 def _run_epoch(loader: Loader, progress: Progress) -> tuple[EpochStats, dict[str, str], float]:

@@ -1,4 +1,4 @@
-"""``hexdata load``: arguments and output."""
+"""``hexdata load`` and ``hexdata demo``: arguments and output."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +21,7 @@ from hexdata.export import ExportOptions, export_shards
 from hexdata.formats.trmph import write_trmph
 from hexdata.loader import Loader
 from hexdata.shuffle import ShuffleOptions, shuffle_store
+from tests.legacy_pickles import example, save_pickle, top_level
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +34,13 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "store"
 
 
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: object) -> str:
-    monkeypatch.setattr("sys.argv", ["hexdata", "load", *map(str, arguments)])
+def run(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    *arguments: object,
+    command: str = "load",
+) -> str:
+    monkeypatch.setattr("sys.argv", ["hexdata", command, *map(str, arguments)])
     with contextlib.suppress(SystemExit):  # a failure leaves nothing on standard output
         main()
     return capsys.readouterr().out
@@ -54,7 +62,8 @@ def test_the_argument_is_a_store_its_shards_or_a_command(
         assert (facts["mode"], facts["positions"]) == (mode, loader.positions)
         assert facts["seconds_to_open"] > 0
         assert 0 < facts["seconds_to_first_batch"] < facts["epochs"][0]["seconds"]
-    assert json.loads(run(capsys, monkeypatch, store, "--mode", "stream", "--json"))["mode"] == "stream"
+    for mode in ("games", "stream"):
+        assert json.loads(run(capsys, monkeypatch, store, "--mode", mode, "--json"))["mode"] == mode
 
 
 def test_the_output_describes_the_epoch(
@@ -66,6 +75,30 @@ def test_the_output_describes_the_epoch(
     for part in (f"{len(batches):,}", f"{loader.positions:,}", str(loader.epoch_digest), "board float32"):
         assert part in out
     assert re.search(r"exact mode: opened in \d+\.\d{3} s, first batch \d+\.\d{3} s later", out)
+
+
+def test_the_output_of_games_mode_counts_the_packed_positions(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_trmph(tmp_path / "a.trmph", make_games(40, seed=1, board_size=5), 5)
+    save_pickle(tmp_path / "b.pkl.gz", top_level([example(0, ply, 10) for ply in range(3, 10)]))
+    inputs = [tmp_path / "a.trmph", tmp_path / "b.pkl.gz"]
+    convert_sources(inputs, tmp_path / "store", ConvertOptions(workers=1, val=0, test=0))
+    out = run(capsys, monkeypatch, tmp_path / "store")
+    games = Loader(tmp_path / "store").positions - 7
+    assert f"{games:,} positions of 40 games, and 7 packed positions\n" in out
+    assert re.search(r"games mode: opened in \d+\.\d{3} s, first batch \d+\.\d{3} s later", out)
+
+
+def test_the_demo_prints_lines_that_train_from_its_games(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = run(capsys, monkeypatch, tmp_path, "--games", 8, command="demo")
+    lines = out[out.index("To train") :].splitlines()[1:]
+    names: dict[str, Any] = {}
+    exec(textwrap.dedent("\n".join(lines)), names)
+    assert (names["loader"].options.mode, names["loader"].epoch) == ("games", 1)
+    assert len(names["board"]) == len(names["policy"]) == len(names["value"]) > 0
 
 
 def test_a_warning_is_a_note(store: Path, tmp_path: Path) -> None:

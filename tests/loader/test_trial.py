@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import tracemalloc
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
+from hexdata.convert import ConvertOptions, convert_sources
+from hexdata.demo.games import make_games
 from hexdata.errors import ConfigError, FormatError
+from hexdata.formats.trmph import write_trmph
 from hexdata.loader import Loader
 from hexdata.loader.trial import LoadOptions, run_loader_trial
 from hexdata.shards.blocks import Block
 from tests.altered_shards import alter_blocks
+from tests.legacy_pickles import example, save_pickle, top_level
 
 if TYPE_CHECKING:
     from tests.shard_folder import MakeShards, ShardFolder
@@ -41,8 +46,26 @@ def test_the_result_describes_the_epochs(shards: ShardFolder, mode: Any) -> None
     }
 
 
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a converted store of 12 whole games and one game whose first positions are missing."""
+    folder = tmp_path_factory.mktemp("trial")
+    write_trmph(folder / "whole.trmph", make_games(12, seed=1, board_size=5), 5)
+    save_pickle(folder / "part.pkl.gz", top_level([example(0, ply, 10) for ply in range(3, 10)]))
+    convert_sources([folder], folder / "store", ConvertOptions(workers=1, val=0, test=0))
+    return folder / "store"
+
+
+def test_the_result_counts_games_and_packed_positions(store: Path) -> None:
+    result = run_loader_trial(store, LoadOptions(batch_size=40))
+    games = sum(len(game.moves) + 1 for game in make_games(12, seed=1, board_size=5))
+    assert (result.mode, result.games, result.packed) == ("games", 12, 7)
+    assert result.positions == games + 7
+
+
 def test_the_default_mode_depends_on_the_location(shards: ShardFolder) -> None:
-    assert run_loader_trial(shards.path).mode == "exact"
+    result = run_loader_trial(shards.path)
+    assert (result.mode, result.games, result.packed) == ("exact", None, None)
     piped = run_loader_trial(f"pipe:cat {shards.path}/{{name}}")
     assert (piped.mode, piped.positions) == ("stream", 134)
 
