@@ -1,0 +1,288 @@
+"""Stores of games written by hand, and a comparison of games mode with exact mode."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from hexdata.board import game_hash, pack_boards, replay
+from hexdata.errors import ConfigError
+from hexdata.fill import fill_to_move, fill_to_stones
+from hexdata.loader import Loader
+from hexdata.schema import SPLITS, games_schema, positions_schema, rejected_schema, sources_schema
+from hexdata.shards.blocks import block_fields, columns_to_block
+from hexdata.shards.format import ShardWriter
+from hexdata.shards.manifest import ShardEntry, ShardManifest
+from hexdata.store import Store
+from hexdata.store.manifest import Manifest
+from hexdata.store.parquet import write_parquet
+
+__all__ = [
+    "ALL_FIELDS",
+    "COMPARED",
+    "FEW",
+    "Row",
+    "assert_modes_agree",
+    "contents",
+    "game_row",
+    "position_rows",
+    "sample_games",
+    "write_shards",
+    "write_store",
+]
+
+Row = dict[str, Any]
+"""One row of a table."""
+Array = npt.NDArray[Any]
+
+ALL_FIELDS = (
+    *("board", "policy", "policy_mask", "move", "value", "value_weight", "position_id", "game_id"),
+    *("player_to_move", "value_sample_tier", "position_in_game", "total_positions"),
+)
+_BLOCK_SIZE = 64
+_SHARD_SIZE = 512
+COMPARED: tuple[dict[str, Any], ...] = (
+    {"planes": 3},
+    {"symmetry": True, "seed": 3, "tier_probability": (0.1, 0.3, 0.5, 0.9)},
+    {"symmetry": True, "planes": 3, "board": "uint8", "final_policy": "uniform"},
+    {"board": "packed"},
+    {"board": "packed", "symmetry": True, "planes": 3},
+    {"board": "float16", "final_policy": "uniform"},
+    {"board": "uint8", "final_policy": "skip"},
+    {"where": "value_sample_tier = 3 or position_in_game < 5 or game_id is null"},
+    {"where": "move < 12 and value > 0.2", "final_policy": "skip"},
+    {"newest": 3},
+    {"board": "fill", "symmetry": True},
+    {"board": "fill", "planes": 3, "fields": ("board", "policy", "position_id")},
+    {"fields": ("policy", "value", "position_id")},
+    {"fields": ("value", "move", "position_id"), "symmetry": True},
+)
+"""Options with which the modes are compared."""
+FEW = tuple(COMPARED[i] for i in (0, 1, 6, 10))
+"""Some of them, for the content of unusual stores."""
+
+
+# --- stores -------------------------------------------------------------------------------------------
+
+
+def game_row(game_id: int, moves: Sequence[int], n: int, first_player: int = 0, **changes: Any) -> Row:
+    """Return a row of the table games with all moves."""
+    total = len(moves) + 1
+    row = {
+        "game_id": game_id,
+        "source_id": 0,
+        "total_positions": total,
+        "positions": total,
+        "first_player": first_player,
+        "moves": [int(move) for move in moves],
+        "game_hash": game_hash(np.array(moves, np.uint16), n, first_player)
+        if len(set(moves)) == len(moves)
+        else hashlib.sha256(bytes([game_id % 256])).digest()[:16],
+        "split": "train",
+        "provenance": "metadata",
+        "flags": [],
+    }
+    return {**row, **changes}
+
+
+def position_rows(game: Row, n: int, value: float = 1.0, **changes: Any) -> list[Row]:
+    """Return the rows of the table positions that follow from a game; their ids are set by the writer."""
+    moves, first_player = game["moves"], game["first_player"] or 0
+    packed = pack_boards(replay(np.array(moves, np.uint16), n, first_player))
+    return [
+        {
+            "game_id": game["game_id"],
+            "position_in_game": ply,
+            "total_positions": len(packed),
+            "board": board.tobytes(),
+            "move": moves[ply] if ply < len(moves) else None,
+            "policy": None,
+            "value": value,
+            "player_to_move": (ply + first_player) % 2,
+            "value_sample_tier": None if game["game_id"] % 5 == 4 else ply // 3 % 4,
+            **changes,
+        }
+        for ply, board in enumerate(packed)
+    ]
+
+
+def sample_games(count: int, n: int, seed: int = 0) -> list[Row]:
+    """Return rows of games of random length in all splits; one in three is begun by red."""
+    rng = np.random.default_rng(seed)
+    splits = rng.choice(SPLITS, count, p=(0.7, 0.2, 0.1))
+    return [
+        game_row(
+            number,
+            rng.permutation(n * n)[: int(rng.integers(0, n * n + 1))].tolist(),
+            n,
+            int(number % 3 == 2),
+            split=str(splits[number]),
+        )
+        for number in range(count)
+    ]
+
+
+def write_store(
+    path: Path,
+    n: int,
+    games: Iterable[Row],
+    parts: Sequence[Sequence[Row]],
+    formats: Sequence[str] | str = "trmph",
+) -> Path:
+    """Write a converted store.
+
+    Args:
+        path: Folder of the store.
+        n: Board size.
+        games: Rows of the table games.
+        parts: Rows of each part of the table positions. Rows without a position id are numbered.
+        formats: Format of each source, or of all.
+    """
+    manifest = Manifest(board_size=n)
+    manifest.counts = dict.fromkeys(("sources", "games", "positions", "rejected"), 0)
+    kinds = [formats] * len(parts) if isinstance(formats, str) else formats
+    sources = [
+        {
+            **{"source_id": number, "name": f"source-{number}", "bytes": 0, "sha256": f"{number:064x}"},
+            **{"format": kind, "records": len(rows), "positions": len(rows), "games": 0, "rejected": 0},
+        }
+        for number, (rows, kind) in enumerate(zip(parts, kinds, strict=True))
+    ]
+    tables = {
+        "games/part-000000.parquet": pa.Table.from_pylist(list(games), schema=games_schema()),
+        "sources/part-000000.parquet": pa.Table.from_pylist(sources, schema=sources_schema()),
+        "rejected/part-000000.parquet": pa.Table.from_pylist([], schema=rejected_schema()),
+    }
+    count = 0
+    for number, rows in enumerate(parts):
+        numbered = [{"position_id": count + index, **row} for index, row in enumerate(rows)]
+        count += len(rows)
+        tables[f"positions/part-{number:06d}.parquet"] = pa.Table.from_pylist(
+            numbered, schema=positions_schema(n)
+        )
+    for name, table in tables.items():
+        manifest.files[name] = write_parquet(path / name, table.schema, [table])
+        manifest.counts[name.split("/")[0]] += table.num_rows
+    records = {"records": count, "positions": count, "rejected": 0}
+    manifest.stages["convert"] = {"val": 0.0, "test": 0.0, **records}
+    manifest.save(path)
+    return path
+
+
+def write_shards(store: Path, folder: Path) -> Path:
+    """Write the positions of a store as shards, in the order of the store; return the folder."""
+    opened = Store.open(store)
+    n = opened.manifest.board_size
+    assert n is not None
+    games = pa.concat_tables(pq.read_table(path) for path in opened.files("games"))
+    splits = dict(zip(games["game_id"].to_pylist(), games["split"].to_pylist(), strict=True))
+    table = pa.concat_tables(pq.read_table(path) for path in opened.files("positions"))
+    own = np.array([splits.get(game, "train") for game in table["game_id"].to_pylist()])
+    folder.mkdir()
+    entries: dict[str, list[ShardEntry]] = {}
+    has_policies = False
+    for split in SPLITS:
+        entries[split] = []
+        rows = table.filter(pa.array(own == split))
+        dense = rows["policy"].null_count < len(rows)
+        has_policies |= dense
+        for start in range(0, len(rows), _SHARD_SIZE):
+            path = folder / f"{split}-{len(entries[split]):06d}.tar"
+            with path.open("wb") as file:
+                writer = ShardWriter(file)
+                for first in range(start, min(start + _SHARD_SIZE, len(rows)), _BLOCK_SIZE):
+                    block = rows.slice(first, _BLOCK_SIZE)
+                    writer.write_block(first // _BLOCK_SIZE, columns_to_block(block, with_policy=dense))
+                writer.close()
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+            entries[split].append(writer.entry(path.name, digest))
+    fields = block_fields(n, with_policy=has_policies)
+    manifest = ShardManifest(n, "blocks", _BLOCK_SIZE, _SHARD_SIZE, 0, fields, entries)
+    (folder / "manifest.json").write_bytes(manifest.dumps())
+    return folder
+
+
+# --- comparison ---------------------------------------------------------------------------------------
+
+
+def contents(loader: Loader) -> dict[str, Array]:
+    """Return the arrays of an epoch, in ascending order of position id."""
+    batches = list(loader)
+    if not batches:
+        return {}
+    joined = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+    order = np.argsort(joined["position_id"], kind="stable")
+    return {name: array[order] for name, array in joined.items()}
+
+
+def assert_modes_agree(
+    store: Path, shards: Path, options: Iterable[Mapping[str, Any]] = COMPARED, **common: Any
+) -> list[Loader]:
+    """Compare every field of every position in games and in exact mode.
+
+    Fill rows of one position are not unique, so their stones and moves are compared.
+
+    Args:
+        store: The store.
+        shards: The shards, or a store with shards.
+        options: Options with which the modes are compared.
+        common: Options of all comparisons.
+
+    Returns:
+        The loaders in games mode.
+    """
+    loaders = []
+    present = [split for split, entries in find_manifest(shards).splits.items() if entries]
+    for split in SPLITS:
+        for each in options:
+            merged = {"fields": ALL_FIELDS, "batch_size": 70, **each, **common, "split": split}
+            if split not in present:
+                with pytest.raises(ConfigError, match="the split has no positions"):
+                    Loader(store, mode="games", **merged)
+                break
+            try:
+                expected = Loader(shards, mode="exact", **merged)
+            except ConfigError as error:
+                assert "select no position" in str(error)
+                with pytest.raises(ConfigError, match="select no position"):
+                    Loader(store, mode="games", **merged)
+                continue
+            loaders.append(Loader(store, mode="games", **merged))
+            _assert_equal(contents(loaders[-1]), contents(expected), f"{split} {each}")
+    return loaders
+
+
+def find_manifest(shards: Path) -> ShardManifest:
+    """Return the manifest of a folder of shards, or of those of a store."""
+    return ShardManifest.load(shards / "shards" if (shards / "shards").is_dir() else shards)
+
+
+def _assert_equal(ours: dict[str, Array], theirs: dict[str, Array], where: str) -> None:
+    assert ours.keys() == theirs.keys(), where
+    if "ply" in ours:
+        ours, theirs = _without_fill(ours), _without_fill(theirs)
+    for name, array in theirs.items():
+        assert (ours[name].dtype, ours[name].shape) == (array.dtype, array.shape), (where, name)
+        if ours[name].tobytes() != array.tobytes():
+            differs = ours[name].reshape(len(array), -1).view(np.uint8)
+            rows = np.flatnonzero((differs != array.reshape(len(array), -1).view(np.uint8)).any(axis=1))
+            ids = theirs["position_id"][rows][:5].tolist()
+            found, expected = ours[name][rows[0]], array[rows[0]]
+            raise AssertionError(f"{where}: {name} of {len(rows)} positions, {ids}: {found} {expected}")
+
+
+def _without_fill(batch: dict[str, Array]) -> dict[str, Array]:
+    fill, ply = batch["board"], batch["ply"]
+    return {
+        **{name: array for name, array in batch.items() if name not in ("board", "ply")},
+        "stones": fill_to_stones(fill, ply),
+        "next": fill_to_move(fill, ply),
+    }
