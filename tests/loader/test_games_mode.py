@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,16 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hexdata.convert import ConvertOptions, convert_sources
 from hexdata.loader import Loader
 from hexdata.loader.game_table import GameTable
-from tests.conftest import DemoTrmph
 from tests.loader.game_stores import (
     COMPARED,
     FEW,
     Row,
     assert_modes_agree,
-    contents,
     game_row,
     position_rows,
     sample_games,
