@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from hexdata.board import SYMMETRIES, Symmetry, swaps_colours, symmetry_table, unpack_boards
+from hexdata.board import SYMMETRIES, Symmetry, swaps_colours, unpack_boards
 from hexdata.schema import NO_MOVE
 
 __all__ = [
@@ -152,14 +152,18 @@ def transform_fill(
         n: board size.
     """
     fill, ply = fill.copy(), ply.copy()
+    boards = fill.reshape(-1, n, n)
     never = never_filled(fill.dtype)
-    for symmetry in SYMMETRIES:
-        if symmetry is Symmetry.IDENTITY:
-            continue
+    for symmetry in SYMMETRIES[1:]:
         rows = np.flatnonzero(symmetries == symmetry)
-        image = fill.take(rows, axis=0).take(symmetry_table(n)[symmetry], axis=1)
+        images = boards.take(rows, axis=0)
+        if symmetry & Symmetry.ROTATION:
+            images = images[:, ::-1, ::-1]
         if swaps_colours(symmetry):
-            image += image != never
+            images = images.swapaxes(1, 2)
+        images = np.ascontiguousarray(images)
+        if swaps_colours(symmetry):
+            images += images != never
             ply[rows] += 1
-        fill[rows] = image
+        boards[rows] = images
     return fill, ply
