@@ -6,6 +6,7 @@ import copy
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Final
 
@@ -13,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hexdata.errors import HexdataError
+from hexdata.loader.map_ahead import map_ahead
 from hexdata.loader.options import LoaderOptions
 from hexdata.loader.row_filter import RowSubset, select_rows
 from hexdata.loader.row_source import GatheredRows, RowSource
@@ -115,6 +117,7 @@ class ExactEpoch:
         self._source = source
         self._subset = subset
         self._members = members
+        self._threads = options.threads
         self._schedule = EpochSchedule(source.positions if subset is None else len(subset), options)
         self._order: Permutation | None = None
         if options.shuffle:
@@ -125,8 +128,18 @@ class ExactEpoch:
         """Number of batches, which is the same for every rank."""
         return self._schedule.steps
 
-    def blocks(self, steps: range) -> Iterator[PackedStep]:
+    def blocks(self, steps: range, pool: ThreadPoolExecutor | None = None) -> Iterator[PackedStep]:
         """Yield the positions of this rank at each of the given steps; see ``Epoch``."""
+        read = map_ahead(self._read_chunk, self._chunks(steps), pool, self._threads)
+        for chunk, gathered in read:
+            start = 0
+            for own in chunk:
+                stop = start + own.stop - own.start + len(own.padding)
+                yield gathered.take(start, stop), own.padding_mask()
+                start = stop
+
+    def _chunks(self, steps: range) -> Iterator[list[StepSlice]]:
+        """Yield the slices of several steps that are read together."""
         chunk: list[StepSlice] = []
         sizes = _chunk_sizes(self._source, self._members)
         count, size = 0, next(sizes)
@@ -135,32 +148,28 @@ class ExactEpoch:
             chunk.append(own)
             count += own.stop - own.start
             if count >= size:
-                yield from self._read_chunk(chunk)
+                yield chunk
                 chunk, count, size = [], 0, next(sizes)
-        yield from self._read_chunk(chunk)
+        if chunk:
+            yield chunk
 
-    def _read_chunk(self, chunk: Sequence[StepSlice]) -> Iterator[PackedStep]:
-        """Read the slices of several steps together, and yield them step by step."""
+    def _read_chunk(self, chunk: list[StepSlice]) -> tuple[list[StepSlice], GatheredRows]:
+        """Read the slices of several steps together."""
         indices = [own.indices(self._schedule.positions) for own in chunk]
-        for own, block in zip(chunk, self._gather_each(indices), strict=True):
-            yield block, own.padding_mask()
+        return chunk, self._gather(np.concatenate(indices))
 
     def take(self, ranges: Sequence[tuple[int, int]]) -> Iterator[Block]:
         """Yield one block for each range [start, stop) of indices in the epoch's order, over all ranks.
 
         All ranges are gathered together; ``SelectedRows.chunk_sizes`` gives suitable total lengths.
         """
-        return self._gather_each([np.arange(start, stop) for start, stop in ranges])
-
-    def _gather_each(self, indices: Sequence[npt.NDArray[np.int64]]) -> Iterator[Block]:
-        """Gather several arrays of indices together, and yield one block for each."""
-        if not indices:
+        if not ranges:
             return
-        gathered = self._gather(np.concatenate(indices))
-        start = 0
-        for each in indices:
-            yield gathered.take(start, start + len(each))
-            start += len(each)
+        gathered = self._gather(np.concatenate([np.arange(start, stop) for start, stop in ranges]))
+        done = 0
+        for start, stop in ranges:
+            yield gathered.take(done, done + stop - start)
+            done += stop - start
 
     def _gather(self, indices: npt.NDArray[np.int64]) -> GatheredRows:
         rows = indices if self._order is None else self._order[indices]

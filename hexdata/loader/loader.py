@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,9 +28,10 @@ from hexdata.loader.checkpoint import EpochDigest, LoaderPosition, check_state, 
 from hexdata.loader.exact import ExactEpoch, SelectedRows
 from hexdata.loader.game_reader import table_digest
 from hexdata.loader.game_table import GameTable
+from hexdata.loader.map_ahead import map_ahead
 from hexdata.loader.opening import all_members, default_mode, find_data, open_game_rows, open_shard_rows
 from hexdata.loader.options import LoaderOptions, Mode, Remainder
-from hexdata.loader.schedule import Epoch
+from hexdata.loader.schedule import Epoch, PackedStep
 from hexdata.loader.stream import StreamEpoch
 from hexdata.progress import SILENT, Progress
 from hexdata.shards.blocks import Block
@@ -106,6 +109,8 @@ class Loader:
             recently used shards are evicted first.
         prefetch: Number of shards that stream mode fetches into the cache in advance. 0: none (default None:
             one per stream that this process reads, at least two).
+        threads: Number of threads that prepare batches ahead of the caller. 1: batches are prepared in the
+            thread that asks for them. The batches are the same (default 1).
         progress: Receives progress while shards are downloaded and checked, or games are read (default: no
             reports).
         fields: Names of the arrays in a batch, from ``hexdata.batch.FIELDS`` (default board, policy, value).
@@ -156,6 +161,7 @@ class Loader:
         cache: CacheFolder = True,
         cache_size: int | str = CACHE_SIZE,
         prefetch: int | None = None,
+        threads: int = 1,
         progress: Progress = SILENT,
     ) -> None:
         data = find_data(store, mode)
@@ -183,6 +189,7 @@ class Loader:
                 symmetry=symmetry,
             ),
             copies=CacheOptions(cache, cache_size, prefetch),
+            threads=threads,
         )
         self._skipped: dict[str, set[range]] = {}
         self._skipped_epoch = 0
@@ -397,11 +404,11 @@ class Loader:
         if self._selected is None and self._skipped_epoch != epoch:
             self._skipped, self._skipped_epoch = {shard: set() for shard in self._skipped}, epoch
         steps = range(first, opened.steps, workers)
-        for step, (block, padding) in zip(steps, opened.blocks(steps), strict=True):
-            ids, batch = block["position_id"], self._make_batch(block, epoch)
-            if self.options.remainder == "pad":
-                batch["padding"] = np.zeros(len(ids), np.bool_) if padding is None else padding
-            yield Delivery(step, ids if padding is None else ids[~padding], batch)
+        with self._thread_pool() as pool:
+            packed = zip(steps, opened.blocks(steps, pool), strict=True)
+            deliver = partial(self._deliver, epoch)
+            # Two batches per thread, since the next one may wait for a chunk of positions.
+            yield from map_ahead(deliver, packed, pool, 2 * self.options.threads)
 
     def record(self, step: int, position_ids: npt.NDArray[np.int64]) -> None:
         """Count the next batch as delivered.
@@ -461,6 +468,17 @@ class Loader:
         if self._selected is None:
             raise _not_in_stream_mode()
         return self._selected.chunk_sizes()
+
+    def _thread_pool(self) -> AbstractContextManager[ThreadPoolExecutor | None]:
+        threads = self.options.threads
+        return ThreadPoolExecutor(threads, "hexdata-loader") if threads > 1 else nullcontext()
+
+    def _deliver(self, epoch: int, packed: tuple[int, PackedStep]) -> Delivery:
+        step, (block, padding) = packed
+        ids, batch = block["position_id"], self._make_batch(block, epoch)
+        if self.options.remainder == "pad":
+            batch["padding"] = np.zeros(len(ids), np.bool_) if padding is None else padding
+        return Delivery(step, ids if padding is None else ids[~padding], batch)
 
     def _make_batch(self, block: Block, epoch: int) -> Batch:
         options = self.options

@@ -83,10 +83,12 @@ class LoaderOptions(RankedOptions):
     window: int = 262_144
     batch: BatchOptions = field(default_factory=BatchOptions)
     copies: CacheOptions = field(default_factory=CacheOptions)
+    threads: int = 1
 
     def __post_init__(self) -> None:
         self._check_ranks()
         self._set("window", check_count("window", self.window, 1))
+        self._set("threads", check_count("threads", self.threads, 1))
         if not isinstance(self.shuffle, bool):
             raise ConfigError("shuffle cannot be used", found=repr(self.shuffle), expected="True or False")
         choices = (("mode", Mode), ("remainder", Remainder), ("on_error", OnError), ("check", Check))

@@ -10,6 +10,7 @@ import heapq
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
@@ -43,12 +44,13 @@ class Epoch(Protocol):
     def steps(self) -> int:
         """Number of batches, which is the same for every rank."""
 
-    def blocks(self, steps: range) -> Iterator[PackedStep]:
+    def blocks(self, steps: range, pool: ThreadPoolExecutor | None = None) -> Iterator[PackedStep]:
         """Yield the positions of this rank at each of the given steps.
 
         Args:
             steps: Ascending steps. Worker w of W delivers ``range(first, self.steps, W)``. Omitted steps take
                 no time. A rank without positions at a step yields an empty block.
+            pool: Threads that may read ahead; None to read when a block is needed (default).
 
         Raises:
             StoreError, FormatError: A shard differs from its manifest.

@@ -99,7 +99,11 @@ class StreamEpoch:
         """Number of batches, which is the same for every rank."""
         return self._schedule.steps
 
-    def blocks(self, steps: range) -> Iterator[PackedStep]:
+    def blocks(
+        self,
+        steps: range,
+        pool: ThreadPoolExecutor | None = None,  # noqa: ARG002 - streams are read in order
+    ) -> Iterator[PackedStep]:
         """Yield the positions of this rank at each of the given steps; see ``Epoch``.
 
         Windows before the first step are not read.
