@@ -97,7 +97,8 @@ def check_state(
 ) -> LoaderPosition:
     """Return the position in a state, if a loader can resume at it.
 
-    The rank and world size of the state may differ from those of the loader; the digest is then unknown.
+    The rank and world size of the state may differ from those of the loader; the digest is then unknown. In
+    games mode, positions may have been added to the store if the state was saved between two epochs.
 
     Args:
         state: State from :func:`make_state`.
@@ -107,7 +108,7 @@ def check_state(
         steps: Number of batches of an epoch.
 
     Raises:
-        StoreError: The state belongs to other shards, other rows or another version of the order.
+        StoreError: The state belongs to other positions or another version of the order.
         ConfigError: The state belongs to a loader with other options, or it is not a state.
     """
     expected = make_state(options, manifest_digest, rows_digest, LoaderPosition())
@@ -115,16 +116,32 @@ def check_state(
         check_versions(state, expected)
     checked = check_value(_LoaderState, state, what="the state of the loader", error=ConfigError)
     different = [name for name in _order_options(options) if state[name] != expected[name]]
-    for name, what in (("digest", "other shards"), ("rows", "other positions of these shards")):
-        if state[name] != expected[name] and not (name == "rows" and different):
+    if not (options.mode == "games" and checked.batch == 0):  # at batch 0 nothing of the epoch is delivered
+        _check_positions(state, expected, options, check_rows=not different)
+    check_same_options(state, expected, different, "loader")
+    return _read_position(checked, options, steps)
+
+
+def _check_positions(
+    state: dict[str, Any], expected: dict[str, Any], options: LoaderOptions, *, check_rows: bool
+) -> None:
+    """Check that a state belongs to the same positions.
+
+    Raises:
+        StoreError: It does not.
+    """
+    data = "games" if options.mode == "games" else "shards"
+    checks = [("digest", f"other {data}")]
+    if check_rows:
+        checks.append(("rows", f"other positions of these {data}"))
+    for name, what in checks:
+        if state[name] != expected[name]:
             raise StoreError(
                 f"the state belongs to {what}",
                 found=f"digest {state[name]}",
                 expected=expected[name],
-                hint="Resume on the shards of that run, or start a new epoch.",
+                hint=f"Resume on the {data} of that run, or start a new epoch.",
             )
-    check_same_options(state, expected, different, "loader")
-    return _read_position(checked, options, steps)
 
 
 def _order_options(options: LoaderOptions) -> dict[str, Any]:

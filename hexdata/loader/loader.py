@@ -312,7 +312,8 @@ class Loader:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume at a state. Its rank and world size may differ if the global batch is the same.
 
-        A state saved after the last batch of an epoch resumes at the next epoch.
+        A state saved after the last batch of an epoch resumes at the next epoch. In games mode, a state saved
+        between two epochs, whose ``batch`` is 0, remains valid when games are added to the store.
 
         Raises:
             StoreError: The state belongs to other positions or another version of the order.

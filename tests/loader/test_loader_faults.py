@@ -203,3 +203,28 @@ def test_stream_mode_delivers_a_single_readable_shard(make_shards: MakeShards) -
     loader = Loader(folder.path, mode="stream", on_error="skip", batch_size=8, window=8)
     assert sum(len(batch["value"]) for batch in loader) == 16
     assert good.name not in loader.skipped
+
+
+def test_a_state_between_epochs_survives_new_games(tmp_path: Path, demo_trmph: DemoTrmph) -> None:
+    """Within an epoch the order depends on all positions, so such a state is refused."""
+    demo_trmph(tmp_path / "games", games=12, files=2)
+    first, second = sorted((tmp_path / "games").iterdir())
+    convert_sources([first], tmp_path / "store", ConvertOptions(workers=1, val=0, test=0))
+    loader = Loader(tmp_path / "store", batch_size=16, seed=3)
+    next(iter(loader))
+    within = loader.state_dict()
+    for _ in loader:
+        pass
+    between = loader.state_dict()
+    assert (between["epoch"], between["batch"]) == (1, 0)
+    convert_sources([second], tmp_path / "store", ConvertOptions(workers=1, val=0, test=0))
+    grown = Loader(tmp_path / "store", batch_size=16, seed=3)
+    with pytest.raises(
+        StoreError, match=r"the state belongs to other games; .* Resume on the games of that run"
+    ):
+        grown.load_state_dict(within)
+    with pytest.raises(ConfigError, match="seed"):
+        Loader(tmp_path / "store", batch_size=16).load_state_dict(between)
+    grown.load_state_dict(between)
+    assert (grown.epoch, grown.batch) == (1, 0)
+    assert sum(len(batch["value"]) for batch in grown) == grown.positions > loader.positions
