@@ -24,7 +24,7 @@ from hexdata.convert import ConvertOptions, convert_sources
 from hexdata.demo.games import make_games
 from hexdata.formats.trmph import write_trmph
 from hexdata.schema import games_schema, positions_schema, rejected_schema, sources_schema
-from hexdata.storage import as_path
+from hexdata.storage import as_path, retry
 from hexdata.store.manifest import Manifest
 from hexdata.store.parquet import write_parquet
 from tests.legacy_pickles import install_enums
@@ -204,6 +204,7 @@ def object_store() -> Iterator[ObjectStore]:
 def bucket(object_store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> UPath:
     """Create an empty bucket for this test; local files of object stores are below ``tmp_path``."""
     object_store.fail()
+    monkeypatch.setattr(retry, "_silence", retry._Silence())  # without the silence of an earlier test
     monkeypatch.setenv("HEXDATA_CACHE", str(tmp_path / "hexdata-cache"))
     path = as_path(f"s3://test-{os.urandom(6).hex()}")
     assert not isinstance(path, Path)

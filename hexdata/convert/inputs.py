@@ -17,10 +17,10 @@ from hexdata.storage import (
     RemotePath,
     file_system,
     list_objects,
+    object_info,
     storage_of,
     translate_errors,
     walk_once,
-    with_retries,
 )
 from hexdata.store.files import digest_file
 from hexdata.text import encodable, lines_by_cause
@@ -288,7 +288,7 @@ def _objects_of(input_path: RemotePath, store: AnyPath) -> _Listed | None:
     system, root = file_system(input_path), input_path.path.rstrip("/")
     with translate_errors(input_path):
         try:
-            info = with_retries(system.info, root)
+            info = object_info(system, root)
         except FileNotFoundError:
             return None
         is_object = info["type"] == "file"

@@ -19,7 +19,7 @@ from hexdata.shards.sources import (
     missing_file_error,
     unreadable_file_error,
 )
-from hexdata.storage import RemotePath, as_path, file_system, with_retries
+from hexdata.storage import RemotePath, as_path, file_system, object_info, with_retries
 
 __all__ = ["ObjectSource"]
 
@@ -81,7 +81,7 @@ class _ObjectStream:
         self._key = path.path
         self._address = address
         try:
-            self._size = int(with_retries(self._system.info, self._key)["size"])
+            self._size = int(object_info(self._system, self._key)["size"])
         except FileNotFoundError:
             raise missing_file_error(name, address) from None
         except OSError as error:

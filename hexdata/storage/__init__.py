@@ -24,7 +24,7 @@ from hexdata.storage.local import LocalStorage
 from hexdata.storage.local_files import make_folder, open_file, open_in_place, walk_once
 from hexdata.storage.lock import LOCK_NAME
 from hexdata.storage.objects import ObjectStorage
-from hexdata.storage.reading import file_system, list_objects
+from hexdata.storage.reading import file_system, list_objects, object_info
 from hexdata.storage.retry import READ_TIMEOUT, REQUESTS, is_temporary, with_retries
 
 __all__ = [
@@ -53,6 +53,7 @@ __all__ = [
     "list_objects",
     "local_path",
     "make_folder",
+    "object_info",
     "open_file",
     "open_in_place",
     "prefix_of",

@@ -12,14 +12,10 @@ from pathlib import Path
 from typing import IO, Any, ClassVar, NamedTuple
 
 from hexdata.storage.address import AnyPath
-from hexdata.storage.errors import add_path_to_error
+from hexdata.storage.errors import Changed, add_path_to_error
 from hexdata.storage.reading import PART
 
 __all__ = ["Changed", "HashingFile", "HeldLock", "Storage", "Tagged"]
-
-
-class Changed(Exception):  # noqa: N818 - a signal, not an error
-    """Another process has replaced the object."""
 
 
 class Tagged(NamedTuple):

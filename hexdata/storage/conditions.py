@@ -7,10 +7,11 @@ from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
 from hexdata.storage.base import Changed
-from hexdata.storage.reading import speaks_s3
+from hexdata.storage.reading import object_info, speaks_s3
 from hexdata.storage.retry import code_of, with_retries
+from hexdata.storage.sending import send_body
 
-__all__ = ["CONFLICT", "current_tag", "tag_of", "write_if_unchanged"]
+__all__ = ["CONFLICT", "current_tag", "guards_writes", "tag_of", "write_if_unchanged"]
 
 CONFLICT: Final = "ConditionalRequestConflict"
 """Error code of S3 while another conditional request for the same object is running."""
@@ -20,7 +21,9 @@ _UNSUPPORTED: Final = ("NotImplemented", "501")
 """Error codes of stores without conditional requests."""
 
 _without_conditions: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
-"""Buckets without conditional requests, by file system, so that no body is sent twice."""
+"""Buckets without conditional requests, by file system. Their tags are compared here."""
+_NO_TAG: Final = f'"{"0" * 32}"'
+"""A tag that no object has."""
 
 T = TypeVar("T")
 
@@ -61,10 +64,42 @@ def write_if_unchanged(system: Any, path: str, tag: str | None, request: Callabl
     return request({})
 
 
+def guards_writes(system: Any, path: str, data: bytes) -> bool:
+    """Return whether a store rejects requests whose condition is not met.
+
+    Some servers ignore conditions. This is tried with both kinds, on an object that already has the content
+    of the requests. From then on, this process compares the tags in such a bucket itself.
+
+    Args:
+        system: File system of fsspec. Without the S3 protocol, the result is True.
+        path: Path of an object in this file system, which only this process writes.
+        data: Its content.
+
+    Raises:
+        OSError: A request failed.
+    """
+    if not speaks_s3(system):
+        return True
+    bucket, key, _ = system.split_path(path)
+    if bucket in _without_conditions.get(system, ()):
+        return False
+    for condition in ({"IfNoneMatch": "*"}, {"IfMatch": _NO_TAG}):
+        try:
+            with_retries(send_body, system, "put_object", data, Bucket=bucket, Key=key, **condition)
+        except OSError as error:
+            if isinstance(error, FileExistsError) or code_of(error) in _NOT_MET:
+                continue
+            if code_of(error) not in _UNSUPPORTED:
+                raise
+        _without_conditions.setdefault(system, set()).add(bucket)
+        return False
+    return True
+
+
 def current_tag(system: Any, path: str) -> str | None:
     """Return the tag of the stored version of an object, or None if it does not exist."""
     try:
-        return tag_of(with_retries(system.info, path))
+        return tag_of(object_info(system, path))
     except FileNotFoundError:
         return None
 

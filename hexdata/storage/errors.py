@@ -17,6 +17,7 @@ from hexdata.storage.address import without_secrets
 from hexdata.storage.retry import SendTimeoutError, answer_of, code_of, is_invalid_endpoint, is_temporary
 
 __all__ = [
+    "Changed",
     "add_path_to_disk_full",
     "add_path_to_error",
     "is_address",
@@ -26,6 +27,10 @@ __all__ = [
 ]
 
 _DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class Changed(Exception):  # noqa: N818 - a signal, not an error
+    """Another process has replaced the object."""
 
 
 class _Fault(NamedTuple):
@@ -44,6 +49,26 @@ _NO_CREDENTIALS: Final = _Fault(
 _REFUSED: Final = _Fault(
     "the object store does not accept the credentials",
     "Check the credentials in the environment and the profile, and whether they have expired.",
+)
+_EXPIRED: Final = _Fault(
+    "the credentials for the object store have expired",
+    "Renew them, for AWS with `aws sso login` or a new session token, and run the command again.",
+)
+_UNKNOWN_KEY: Final = _Fault(
+    "the object store does not know the access key",
+    "Check the access key in the environment or the profile, and that it belongs to this endpoint.",
+)
+_WRONG_SECRET: Final = _Fault(
+    "the secret key does not match the access key",
+    "Check the secret key in the environment or the profile.",
+)
+_SKEWED: Final = _Fault(
+    "the clock of this machine differs too much from that of the object store",
+    "Set the clock, for example with NTP, and run the command again.",
+)
+_REGION: Final = _Fault(
+    "the bucket is in another region",
+    "Set the region (for S3: AWS_DEFAULT_REGION) or the endpoint to that of the bucket.",
 )
 _DENIED: Final = _Fault(
     "the object store denies access",
@@ -78,12 +103,17 @@ _CODES: Final = {
     "Forbidden": _DENIED,
     "403": _DENIED,
     "401": _REFUSED,
-    "ExpiredToken": _REFUSED,
-    "InvalidAccessKeyId": _REFUSED,
-    "InvalidClientTokenId": _REFUSED,
+    "AuthorizationHeaderMalformed": _REGION,
+    "ExpiredToken": _EXPIRED,
+    "ExpiredTokenException": _EXPIRED,
+    "IllegalLocationConstraintException": _REGION,
+    "InvalidAccessKeyId": _UNKNOWN_KEY,
+    "InvalidClientTokenId": _UNKNOWN_KEY,
     "InvalidToken": _REFUSED,
-    "SignatureDoesNotMatch": _REFUSED,
-    "TokenRefreshRequired": _REFUSED,
+    "PermanentRedirect": _REGION,
+    "RequestTimeTooSkewed": _SKEWED,
+    "SignatureDoesNotMatch": _WRONG_SECRET,
+    "TokenRefreshRequired": _EXPIRED,
     "NoSuchBucket": _NO_BUCKET,
 }
 """Faults by the error code of S3."""
@@ -107,7 +137,7 @@ _KINDS: Final = {
     "ReadTimeoutError": _SLOW,
     "RefreshError": _REFUSED,
     "SocketTimeoutError": _SLOW,
-    "UnauthorizedSSOTokenError": _REFUSED,
+    "UnauthorizedSSOTokenError": _EXPIRED,
 }
 """Faults by the name of the exception."""
 _STATUSES: Final = {401: _REFUSED, 403: _DENIED}
@@ -192,7 +222,7 @@ def _fault_behind(error: BaseException) -> tuple[_Fault, BaseException] | None:
     """Return the fault that caused an error, and the exception with the clearest message, or None."""
     fault, origin = None, error
     one: BaseException | None = error
-    while one is not None:
+    while one is not None and not isinstance(one, Changed):
         if known := _fault_of(one):
             origin = one if fault is None else origin  # the outermost has the clearest message
             fault = known  # the innermost is the most specific

@@ -12,6 +12,7 @@ import os
 import socket
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -33,6 +34,8 @@ _MAX_BYTES: Final = 4096
 LEASE_SECONDS: Final = 90.0
 """Seconds without renewal after which a lease has expired."""
 RENEW_SECONDS: Final = 20.0
+SETTLE_SECONDS: Final = 2.0
+"""Pause after which a lease is read again in a store without conditional requests."""
 _UNKNOWN_HOLDER: Final = "an unknown process"
 
 
@@ -135,22 +138,33 @@ class Lease:
         store: Address of the store, for messages.
         file: The object.
         age: Returns the age of the object in seconds.
+        guards_writes: Returns whether the store rejects requests whose condition is not met. Called with the
+            content of the object.
         stage: Name of the stage that writes, for messages of other processes.
         machine: Identifier of this machine.
         work: Where this process keeps its work: "store" or ``machine``.
     """
 
     def __init__(
-        self, store: AnyPath, file: Storage, age: Callable[[], float], stage: str, machine: str, work: str
+        self,
+        store: AnyPath,
+        file: Storage,
+        age: Callable[[], float],
+        guards_writes: Callable[[bytes], bool],
+        stage: str,
+        machine: str,
+        work: str,
     ) -> None:
         self.has_current_work = False
         self._store = store
         self._file = file
         self._age = age
+        self._guards_writes = guards_writes
         self._machine = machine
         self._work = work
         self._holder = {"host": socket.gethostname(), "machine": machine, "pid": os.getpid(), "stage": stage}
         self._tag: str | None = None
+        self._token = os.urandom(8).hex()
         self._renewed = 0.0
         self._count = 0
         self._lost = False
@@ -167,6 +181,9 @@ class Lease:
             yield
         except BaseException as error:
             store_answers = attempts_of(error) is None
+            is_failure = isinstance(error, (StoreError, OSError)) and not isinstance(error, StoreLockedError)
+            if store_answers and is_failure:
+                self._require_not_overtaken(error)
             raise
         finally:
             self._stopped.set()
@@ -200,16 +217,36 @@ class Lease:
             )
         self.has_current_work = holder.get("work") == self._work
         try:
-            self._put()
+            if not self._guards_writes(self._put()):
+                self._check_after_pause()
         except Changed:
-            self._raise_lost()
+            raise _locked_error(self._store, self._find_holder()) from None
 
-    def _put(self) -> None:
+    def _check_after_pause(self) -> None:
+        """Warn that the store cannot guard writers, and check that no other process took the lease meanwhile.
+
+        Raises:
+            Changed: Another process has.
+        """
+        warnings.warn(
+            f"{self._store}: this object store does not support conditional requests, so another machine can "
+            "write at the same time; make sure that only one process writes to the store",
+            stacklevel=2,
+        )
+        time.sleep(SETTLE_SECONDS)
+        data, self._tag = self._file.read_tagged(_MAX_BYTES)
+        if _parse_holder(data).get("token") != self._token:
+            raise Changed(LOCK_NAME)
+
+    def _put(self) -> bytes:
+        """Write the object if no other process has, and return its content."""
         now = _seconds()
         self._count += 1
-        state = {"work": self._work, "renewed": self._count, "token": os.urandom(8).hex()}
-        self._tag = self._file.put(json.dumps(self._holder | state).encode(), self._tag)
+        state = {"work": self._work, "renewed": self._count, "token": self._token}
+        data = json.dumps(self._holder | state).encode()
+        self._tag = self._file.put(data, self._tag)
         self._renewed = now
+        return data
 
     def _keep_renewing(self) -> None:
         while not self._stopped.wait(RENEW_SECONDS):
@@ -228,16 +265,44 @@ class Lease:
             return  # it belongs to another process, or will expire
 
     def _raise_lost(self) -> NoReturn:
+        self._require_not_overtaken(None)
+        raise StoreLockedError(
+            "this process has not renewed its lock on the store in time",
+            path=self._store,
+            found=f"no renewal for {_seconds() - self._renewed:.0f} s",
+            expected=f"at most {LEASE_SECONDS:.0f} s",
+            hint="The machine was suspended, or could not reach the store. Run the command again to resume.",
+        )
+
+    def _require_not_overtaken(self, cause: BaseException | None) -> None:
+        """Check that no other process has taken the lease.
+
+        Raises:
+            StoreLockedError: Another process has, or had and has ended.
+        """
         try:
             data = self._file.read_tagged(_MAX_BYTES).data
-            holder = (
-                "a process that has ended since"
-                if _parse_holder(data).get("free")
-                else _describe_holder(data)
-            )
+        except FileNotFoundError:
+            data = b""
         except OSError:
-            holder = _UNKNOWN_HOLDER
-        raise _locked_error(self._store, holder)
+            return
+        if not self._lost and (not data or _parse_holder(data).get("token") == self._token):
+            return
+        raise StoreLockedError(
+            "another process has taken the lock of this store, which this process held",
+            path=self._store,
+            found=self._find_holder(),
+            hint="Make sure that only one process writes to the store, wait until the other one has "
+            "finished, and run the command again.",
+        ) from cause
+
+    def _find_holder(self) -> str:
+        """Return a description of the process in the lease."""
+        try:
+            data = self._file.read_tagged(_MAX_BYTES).data
+        except OSError:
+            return _UNKNOWN_HOLDER
+        return "a process that has ended since" if _parse_holder(data).get("free") else _describe_holder(data)
 
 
 def _parse_holder(data: bytes) -> dict[str, object]:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from hexdata.storage.base import Changed, HashingFile, HeldLock, Storage, Tagged
 from hexdata.storage.cache_dir import cache_folder
-from hexdata.storage.conditions import current_tag, tag_of, write_if_unchanged
+from hexdata.storage.conditions import current_tag, guards_writes, tag_of, write_if_unchanged
 from hexdata.storage.errors import add_path_to_disk_full, add_path_to_error
 from hexdata.storage.lock import LOCK_NAME, Lease, kernel_lock, machine_id
-from hexdata.storage.reading import PART, file_system, list_objects, open_object, speaks_s3
+from hexdata.storage.reading import PART, file_system, list_objects, object_info, open_object, speaks_s3
 from hexdata.storage.retry import is_temporary, with_retries
 from hexdata.storage.upload import abort_uploads, upload
 
@@ -42,12 +42,16 @@ class ObjectStorage(Storage):
 
     def exists(self) -> bool:
         """Return whether the object, or any object below it, exists."""
-        return bool(with_retries(self._system.exists, self.path.path))
+        try:
+            object_info(self._system, self.path.path)
+        except FileNotFoundError:
+            return False
+        return True
 
     def size(self) -> int | None:
         """Return the size of the object in bytes, or None if there is no such object."""
         try:
-            info = with_retries(self._system.info, self.path.path)
+            info = object_info(self._system, self.path.path)
         except FileNotFoundError:
             return None
         return int(info["size"]) if info["type"] == "file" else None
@@ -59,7 +63,7 @@ class ObjectStorage(Storage):
     def version(self) -> str:
         """Return the tag or version number, else size and time; empty if the object does not exist."""
         try:
-            info = with_retries(self._system.info, self.path.path)
+            info = object_info(self._system, self.path.path)
         except FileNotFoundError:
             return ""
         return tag_of(info) or f"{info['size']} {info.get('LastModified') or info.get('created')}"
@@ -113,7 +117,7 @@ class ObjectStorage(Storage):
         return with_retries(self._read_tagged)  # type: ignore[no-any-return]
 
     def _read_tagged(self) -> Tagged:
-        tag = tag_of(self._system.info(self.path.path))
+        tag = tag_of(object_info(self._system, self.path.path))
         data: bytes = self._system.cat_file(self.path.path)
         if tag_of(self._system.info(self.path.path)) != tag:
             raise TimeoutError(f"{self.path}: replaced while it was being read")
@@ -181,9 +185,17 @@ class ObjectStorage(Storage):
             machine = machine_id(folder)
             work = "store" if shares_work else machine
             file = ObjectStorage(self.path / LOCK_NAME)
-            lease = Lease(self.path, file, file.age, stage, machine, work)
+            lease = Lease(self.path, file, file.age, file.guards_writes, stage, machine, work)
             with lease.held():
                 yield HeldLock(lease.require, lease.has_current_work)
+
+    def guards_writes(self, data: bytes) -> bool:
+        """Return whether the store rejects writes of this object if their condition is not met.
+
+        Args:
+            data: Current content of the object, which is written again if the store ignores conditions.
+        """
+        return guards_writes(self._system, self.path.path, data)
 
     def age(self) -> float:
         """Return the age of the object in seconds, by the store's own clock if it is available."""

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from fsspec import AbstractFileSystem  # type: ignore[import-untyped]
 
-from hexdata.storage.reading import list_objects, open_object
+from hexdata.storage.reading import list_objects, object_info, open_object
 from hexdata.storage.retry import with_retries
 
 __all__ = ["QueryFileSystem"]
@@ -69,7 +69,7 @@ class QueryFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has n
     def _find(self, path: str) -> dict[str, Any]:
         key = self._strip_protocol(path)
         if _UNFINISHED in key:
-            found: dict[str, Any] = with_retries(self._system.info, key)
+            found: dict[str, Any] = object_info(self._system, key)
             return found
         folder = key.rpartition("/")[0]
         if key not in self._known and folder not in self._listed:
@@ -81,7 +81,7 @@ class QueryFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has n
             }
             self._listed.add(folder)
         if key not in self._known:  # created after the listing, or missing
-            self._known[key] = with_retries(self._system.info, key)
+            self._known[key] = object_info(self._system, key)
         return self._known[key]
 
     def exists(self, path: str, **_: Any) -> bool:

@@ -8,15 +8,17 @@ from io import BufferedReader
 from typing import TYPE_CHECKING, Any, Final
 
 from hexdata.storage.errors import add_path_to_error
-from hexdata.storage.retry import with_retries
+from hexdata.storage.retry import code_of, with_retries
 
 if TYPE_CHECKING:
     from upath import UPath
 
-__all__ = ["PART", "file_system", "list_objects", "open_object", "speaks_s3"]
+__all__ = ["PART", "file_system", "list_objects", "object_info", "open_object", "speaks_s3"]
 
 PART: Final = 8 << 20
 """Bytes per request and per uploaded part."""
+_NO_REASON: Final = ("400", "401", "403")
+"""Error codes of answers without a body, which are the status."""
 _BUFFER: Final = 1 << 17
 """Bytes per read from the current block."""
 
@@ -32,6 +34,44 @@ def file_system(path: UPath) -> Any:
 def speaks_s3(system: Any) -> bool:
     """Return whether a file system uses the S3 protocol."""
     return hasattr(system, "call_s3")
+
+
+def object_info(system: Any, path: str) -> dict[str, Any]:
+    """Return the properties of an object or folder: at least "size" in bytes, and "type".
+
+    S3 answers a rejected HEAD request with a status alone. In this case the first byte is requested too,
+    because that answer contains the reason.
+
+    Args:
+        system: File system of fsspec.
+        path: Path in this file system.
+
+    Raises:
+        FileNotFoundError: There is no such object or folder.
+        OSError: The request failed.
+    """
+    try:
+        info: dict[str, Any] = with_retries(system.info, path)
+    except OSError as error:
+        if speaks_s3(system) and code_of(error) in _NO_REASON:
+            _raise_reason(system, path)
+        raise
+    return info
+
+
+def _raise_reason(system: Any, path: str) -> None:
+    """Raise the error of a request whose answer has a body, if it contains an error code."""
+    bucket, key, _ = system.split_path(path)
+    try:
+        if key:
+            with_retries(system.cat_file, path, start=0, end=1)
+        else:
+            with_retries(system.call_s3, "list_objects_v2", Bucket=bucket, MaxKeys=1)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        if code_of(error) not in (*_NO_REASON, "InvalidRange", "416"):
+            raise
 
 
 def list_objects(system: Any, folder: str, *, recursive: bool) -> dict[str, dict[str, Any]]:
@@ -76,7 +116,7 @@ def list_objects(system: Any, folder: str, *, recursive: bool) -> dict[str, dict
         request["ContinuationToken"] = page["NextContinuationToken"]
     if recursive and key and not objects:
         with suppress(FileNotFoundError):
-            info = with_retries(system.info, folder)
+            info = object_info(system, folder)
             return {folder: info} if info["type"] == "file" else {}
     return objects
 
@@ -97,8 +137,10 @@ def open_object(
     Raises:
         OSError: It cannot be opened or, later, read.
     """
-    known = {"size": info["size"]} if info is not None and speaks_s3(system) else {}
     with add_path_to_error(name):
+        if info is None and speaks_s3(system):
+            info = object_info(system, path)
+        known = {"size": info["size"]} if info is not None and speaks_s3(system) else {}
         opened = with_retries(system.open, path, "rb", block_size=block, cache_type="readahead", **known)
     if known and info is not None:
         opened.details = info

@@ -9,10 +9,13 @@ import base64
 import binascii
 import hashlib
 import re
+import warnings
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakKeyDictionary
 
 from hexdata.errors import StoreError
 from hexdata.retry import RetryPolicy, attempts_of
@@ -20,7 +23,7 @@ from hexdata.storage.base import Changed
 from hexdata.storage.conditions import CONFLICT, write_if_unchanged
 from hexdata.storage.errors import add_path_to_error
 from hexdata.storage.reading import PART, file_system, open_object, speaks_s3
-from hexdata.storage.retry import code_of, with_retries
+from hexdata.storage.retry import answer_of, code_of, with_retries
 from hexdata.storage.sending import send_body
 
 if TYPE_CHECKING:
@@ -29,6 +32,10 @@ if TYPE_CHECKING:
 __all__ = ["abort_uploads", "upload"]
 
 _MD5: Final = re.compile(r"[0-9a-f]{32}(-\d+)?")
+_REFUSED: Final = ("AccessDenied", "403", "MethodNotAllowed", "405", "NotImplemented", "501")
+"""Error codes of stores that do not let this process list or abort uploads."""
+_refusing: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
+"""Buckets that have refused it, by file system."""
 _PARTS_AT_A_TIME: Final = 2
 """Limits the memory of an upload."""
 _RESTARTS: Final = RetryPolicy(attempts=5, first_wait=0.2, longest_wait=10.0, jitter=0.2)
@@ -209,30 +216,44 @@ def _digest_of_parts(local: Path) -> str:
 def abort_uploads(folder: UPath) -> int:
     """Abort the unfinished multipart uploads below a folder; return their number.
 
-    Call it only while no other process writes there. Stores other than S3 discard such parts themselves.
+    Call it only while no other process writes there. Stores other than S3 discard such parts themselves. If
+    the store refuses to list or abort uploads, a warning says so, once per process.
 
     Raises:
         OSError: A request failed.
     """
     system = file_system(folder)
-    if not speaks_s3(system):
+    bucket = folder.path.partition("/")[0]
+    if not speaks_s3(system) or bucket in _refusing.get(system, ()):
         return 0
-    bucket, key, _ = system.split_path(folder.path)
-    marker: dict[str, str] = {}
     aborted = 0
-    while True:
-        listed = with_retries(
-            system.call_s3, "list_multipart_uploads", Bucket=bucket, Prefix=f"{key}/" if key else "", **marker
-        )
-        for one in listed.get("Uploads", []):
-            with_retries(
-                system.call_s3,
-                "abort_multipart_upload",
-                Bucket=bucket,
-                Key=one["Key"],
-                UploadId=one["UploadId"],
-            )
+    try:
+        for unfinished in _unfinished_uploads(system, folder):
+            with suppress(FileNotFoundError):  # it has been completed or aborted since
+                with_retries(system.call_s3, "abort_multipart_upload", **unfinished)
             aborted += 1
+    except OSError as error:
+        if code_of(error) not in _REFUSED:
+            raise
+        _refusing.setdefault(system, set()).add(bucket)
+        found = ": ".join(answer_of(error))
+        warnings.warn(
+            f"{folder}: the object store refuses to list or abort unfinished uploads; found {found}. Killed "
+            "runs may leave some, which may cost money: allow s3:ListBucketMultipartUploads and "
+            "s3:AbortMultipartUpload, or let a lifecycle rule of the bucket remove them",
+            stacklevel=2,
+        )
+    return aborted
+
+
+def _unfinished_uploads(system: Any, folder: UPath) -> Iterator[dict[str, str]]:
+    """Yield bucket, key and id of each unfinished upload below a folder."""
+    bucket, key, _ = system.split_path(folder.path)
+    request = {"Bucket": bucket, "Prefix": f"{key}/" if key else ""}
+    while True:
+        listed = with_retries(system.call_s3, "list_multipart_uploads", **request)
+        for one in listed.get("Uploads", []):
+            yield {"Bucket": bucket, "Key": one["Key"], "UploadId": one["UploadId"]}
         if not listed.get("IsTruncated"):
-            return aborted
-        marker = {"KeyMarker": listed["NextKeyMarker"], "UploadIdMarker": listed["NextUploadIdMarker"]}
+            return
+        request |= {"KeyMarker": listed["NextKeyMarker"], "UploadIdMarker": listed["NextUploadIdMarker"]}

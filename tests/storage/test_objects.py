@@ -215,3 +215,28 @@ def test_uploads_that_nobody_will_finish_are_ended(bucket: UPath) -> None:
     assert abort_uploads(bucket / "store") == 2
     assert abort_uploads(bucket / "store") == 0
     assert abort_uploads(bucket) == 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "found"),
+    [
+        (Fault("GET", r"\?.*uploads", status=403, count=9), "AccessDenied: as asked"),
+        (Fault("GET", r"\?.*uploads", status=405, count=9), "MethodNotAllowed: as asked"),
+        (Fault("GET", r"\?.*uploads", status=501, count=9), "NotImplemented: as asked"),
+        (Fault("DELETE", "uploadId", status=403, count=9), "AccessDenied: as asked"),
+    ],
+)
+def test_a_store_that_does_not_list_uploads_is_used_with_a_warning(
+    bucket: UPath, object_store: ObjectStore, fault: Fault, found: str
+) -> None:
+    bucket.fs.call_s3("create_multipart_upload", Bucket=bucket.path.strip("/"), Key="store/a")
+    object_store.fail(fault)
+    with pytest.warns(UserWarning, match=f"{bucket}store: the object store refuses .*; found {found}"):
+        assert abort_uploads(bucket / "store") == 0
+    assert object_store.all_met()
+
+
+def test_other_failures_to_list_uploads_are_errors(bucket: UPath, object_store: ObjectStore) -> None:
+    object_store.fail(Fault("GET", r"\?.*uploads", status=403, code="ExpiredToken", count=9))
+    with pytest.raises(PermissionError):
+        abort_uploads(bucket / "store")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -115,3 +115,118 @@ def test_an_object_of_another_process_is_not_replaced(store: Store) -> None:
     assert path.read_bytes() == b"1"
     write_bytes(path, b"2")
     assert path.read_bytes() == b"2"
+
+
+# --- stores without conditional requests, and overtaken processes --------------------------------------
+
+
+@pytest.fixture
+def ignores_conditions(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drop the conditions of all requests, as some servers do."""
+    assert not isinstance(store.path, Path)
+    call = store.path.fs._call_s3
+
+    async def without_conditions(method: str, *options: Any, **arguments: Any) -> Any:
+        arguments.pop("IfNoneMatch", None)
+        if method != "get_object":
+            arguments.pop("IfMatch", None)
+        return await call(method, *options, **arguments)
+
+    monkeypatch.setattr(store.path.fs, "_call_s3", without_conditions)
+    monkeypatch.setattr(lock, "SETTLE_SECONDS", 0.0)
+
+
+@pytest.mark.usefixtures("ignores_conditions")
+def test_a_store_that_ignores_conditions_is_used_with_a_warning(
+    store: Store, on_machine: Callable[[str], None]
+) -> None:
+    with ExitStack() as stack:
+        with pytest.warns(UserWarning, match="does not support conditional requests"):
+            stack.enter_context(store.writing("shuffle"))
+        write_bytes(store.path / "shuffled" / "a", b"1", replace=False)
+        on_machine("another")
+        with pytest.raises(StoreLockedError, match="another process is writing"), store.writing("export"):
+            pass
+        with pytest.raises(StoreError, match="Another object exists"):
+            write_bytes(store.path / "shuffled" / "a", b"2", replace=False)
+    assert (store.path / "shuffled" / "a").read_bytes() == b"1"
+
+
+@pytest.mark.usefixtures("ignores_conditions")
+def test_two_processes_that_begin_together_in_such_a_store(
+    store: Store, on_machine: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that wrote the lock last has it; the other reads it again after a pause."""
+
+    def overtake(_: float) -> None:
+        (store.path / ".lock").write_bytes(OTHER)
+
+    monkeypatch.setattr(lock, "time", SimpleNamespace(**{**vars(time), "sleep": overtake}))
+    with (
+        pytest.warns(UserWarning, match="does not support conditional requests"),
+        pytest.raises(
+            StoreLockedError, match=r"another process is writing.*process 7 on elsewhere \(export\)"
+        ),
+        store.writing("shuffle"),
+    ):
+        pass
+    assert (store.path / ".lock").read_bytes() == OTHER
+
+
+OTHER = b'{"host": "elsewhere", "machine": "b", "pid": 7, "stage": "export", "work": "b", "renewed": 1}'
+OVERTAKEN = (
+    r"another process has taken the lock of this store, which this process held; "
+    r"found process 7 on elsewhere \(export\)\. Make sure"
+)
+
+
+def test_a_store_with_conditions_gives_no_warning(store: Store) -> None:
+    with store.writing("shuffle"):
+        pass
+
+
+CHANGES: dict[str, Callable[[Store], object]] = {
+    "manifest": lambda store: store.manifest.save(store.path),
+    "object": lambda store: write_bytes(store.path / "shuffled" / "a", b"2", replace=False),
+    "removal": lambda store: store.remove("shuffled"),
+}
+
+
+@pytest.mark.parametrize("expired", [False, True])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_process_that_was_overtaken_is_told_that(
+    store: Store, monkeypatch: pytest.MonkeyPatch, change: str, expired: bool
+) -> None:
+    """Such as after a suspension of the machine; by its own error, or by that of its next change."""
+    if change == "removal" and not expired:
+        pytest.skip("a removal does not fail before the lease has expired")
+
+    def write_and_be_overtaken() -> None:
+        with store.writing("shuffle"):
+            write_bytes(store.path / "shuffled" / "a", b"1", replace=False)
+            (store.path / ".lock").write_bytes(OTHER)
+            other = Manifest.load(store.path)
+            other.counts["games"] = 1
+            other.save(store.path)
+            if expired:
+                monkeypatch.setattr(lock, "LEASE_SECONDS", -1.0)
+            CHANGES[change](store)
+
+    with pytest.raises(StoreLockedError, match=OVERTAKEN):
+        write_and_be_overtaken()
+    assert (store.path / ".lock").read_bytes() == OTHER
+    assert (store.path / "shuffled" / "a").read_bytes() == b"1"
+    assert Manifest.load(store.path).counts["games"] == 1
+
+
+def test_a_process_that_could_not_renew_its_lock_is_told_that(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "LEASE_SECONDS", -1.0)
+    with (
+        pytest.raises(
+            StoreLockedError, match=r"not renewed its lock.*found no renewal for \d+ s; expected at most"
+        ),
+        store.writing("shuffle"),
+    ):
+        store.manifest.save(store.path)
