@@ -108,6 +108,7 @@ SLOW_FILES = frozenset(
         "live/test_pipeline.py",
         "live/test_prometheus.py",
         "loader/test_epoch_ends.py",
+        "loader/test_games_converted.py",
         "loader/test_games_mode.py",
         "loader/test_loader.py",
         "loader/test_mixture.py",

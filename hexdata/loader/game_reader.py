@@ -665,6 +665,8 @@ def _add_irregular_policies(block: Block, cells: int) -> Block:
         bits = move[rows].astype(np.int64) + plane * cells
         occupied |= board[rows, bits >> 3] >> (7 - (bits & 7)).astype(np.uint8)
     rows = rows[(occupied & 1).astype(np.bool_)]
+    if "policy" in block:
+        rows = np.setdiff1d(rows, block["policy_row"])
     if not len(rows):
         return block
     policies = np.zeros((len(rows), cells), np.float32)

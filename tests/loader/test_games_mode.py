@@ -200,6 +200,10 @@ UNUSUAL: dict[str, tuple[Change, bool]] = {
     "one dense policy": (change(4, policy=dense_policy(2), move=None), False),
     "dense policy and move": (change(4, policy=dense_policy(2)), False),
     "dense policies": (dense_everywhere, False),
+    "dense policy and move on an occupied cell": (
+        lambda rows, game: rows[4].update(policy=dense_policy(2), move=game["moves"][1]),
+        False,
+    ),
     "dense policy of zeros": (change(4, policy=[0.0] * CELLS, move=None), False),
     "other ply": (change(4, position_in_game=9), False),
     "no ply": (change(4, position_in_game=None), False),
