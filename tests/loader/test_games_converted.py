@@ -310,11 +310,14 @@ def test_adding_games_changes_the_identity(tmp_path: Path, demo_trmph: DemoTrmph
     demo_trmph(tmp_path / "b", games=6, files=1, seed=2)
     store = convert(tmp_path / "a", tmp_path / "store")
     before = Loader(store)
+    start = before.state_dict()
+    next(iter(before))
     convert(tmp_path / "b", store)
     loader = Loader(store)
     assert loader.positions > before.positions
     with pytest.raises(StoreError, match="the state belongs to other games; found digest"):
         loader.load_state_dict(before.state_dict())
+    loader.load_state_dict(start)
 
 
 # --- real data ----------------------------------------------------------------------------------------
@@ -334,4 +337,4 @@ def test_all_real_data(tmp_path: Path, name: str) -> None:
     games = Converted(store).games()
     whole = {game["game_id"] for game in games if game["moves"] is not None}
     assert table_games(store) == whole
-    assert len(whole) > 20
+    assert len(whole) >= 20
