@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import stat
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
 
 from hexdata.errors import FormatError, InputError, Reason, SourceChangedError
-from hexdata.formats import PATTERNS, is_known_name, open_source
+from hexdata.formats import PATTERNS, FilePart, is_known_name, open_source
+from hexdata.formats.trmph import is_game_line
 from hexdata.storage import (
     AnyPath,
     RemotePath,
@@ -22,15 +23,17 @@ from hexdata.storage import (
     translate_errors,
     walk_once,
 )
-from hexdata.store.files import digest_file
+from hexdata.store.files import digest_beginning, digest_file
 from hexdata.text import encodable, lines_by_cause
 
 __all__ = [
     "InputFiles",
+    "KnownSource",
     "SkipCause",
     "SourceDigest",
     "SourceFile",
     "digest_source",
+    "find_new_lines",
     "find_sources",
     "name_suffixes",
     "new_sources",
@@ -48,6 +51,20 @@ _KINDS: Final = {
 }
 
 
+class KnownSource(NamedTuple):
+    """A source of the store, as far as it is compared with the inputs."""
+
+    name: str
+    sha256: str
+    positions: int
+    bytes: int = 0
+    records: int = 0
+    format: str = "unknown"
+    source_id: int = -1
+    continues: bool = False
+    """It is a part of a file whose beginning is an earlier source."""
+
+
 @dataclass(frozen=True)
 class SourceFile:
     """One input file."""
@@ -63,6 +80,15 @@ class SourceFile:
     """The error if the file cannot be read, else empty."""
     version: str = ""
     """``Storage.version`` of the file, taken before it was digested."""
+    base: KnownSource | None = None
+    """The source of the store that had this name and other bytes."""
+    part: FilePart | None = None
+    """The lines of a grown file that the store does not have; None to read the whole file."""
+
+    @property
+    def new_bytes(self) -> int:
+        """Number of bytes to read."""
+        return self.bytes - (self.part.start if self.part else 0)
 
     @property
     def identity(self) -> str:
@@ -376,38 +402,87 @@ def _size_of(path: AnyPath) -> int:
 
 
 def new_sources(
-    sources: Sequence[SourceFile], known: Iterable[tuple[str, str, int]]
+    sources: Sequence[SourceFile], known: Iterable[KnownSource]
 ) -> tuple[list[SourceFile], list[tuple[SourceFile, str]]]:
     """Split the sources into new ones and ones whose bytes are already known.
 
     Args:
         sources: sources with digests, sorted by name.
-        known: name, digest and number of positions of each source of the store.
+        known: the sources of the store, in the order of their ids.
 
     Returns:
-        The new sources; and each other source with the name of the source of the store, or of this run,
-        that has the same bytes.
-
-    Raises:
-        SourceChangedError: the store has positions of a source with the same name and other bytes. A
-            source that yielded no positions, because it was damaged, may be replaced.
+        The new sources, with ``base`` if the store has positions of a source with the same name and other
+        bytes; and each other source with the name of the source of the store, or of this run, that has the
+        same bytes. A source that yielded no positions, because it was damaged, is no base.
     """
     known = list(known)
-    known_names = {sha256 or name: name for name, sha256, _ in known}
-    digests = {name: sha256 for name, sha256, positions in known if positions}
+    known_names = {source.sha256 or source.name: source.name for source in known}
+    bases = {source.name: source for source in known if source.positions or source.continues}
     new, same = [], []
     for source in sources:
         if source.identity in known_names:
             same.append((source, known_names[source.identity]))
             continue
-        if source.name in digests:
+        known_names[source.identity] = source.name
+        new.append(replace(source, base=bases.get(source.name)))
+    return new, same
+
+
+def find_new_lines(
+    source: SourceFile, base: KnownSource, last_rejected: Callable[[], bool], board_size: int | None
+) -> FilePart:
+    """Return the lines that were appended to a TRMPH text since it was converted.
+
+    If the last line was incomplete, it is read again as a whole.
+
+    Args:
+        source: the file with its digest.
+        base: the source that it was.
+        last_rejected: returns whether the last record of ``base`` was rejected.
+        board_size: board size of the store.
+
+    Raises:
+        SourceChangedError: the file is no TRMPH text without gzip; or it does not begin with the bytes that
+            it had; or its last line was incomplete and was read as a game.
+    """
+    path = source.path
+    with translate_errors(path):
+        if not _begins_with(source, base):
             raise SourceChangedError(
                 "this source has changed since it was converted",
-                path=source.path,
+                path=path,
                 found=source.problem or f"sha256 {source.sha256[:16]}…",
-                expected=f"sha256 {digests[source.name][:16]}… as in the store",
+                expected=f"sha256 {base.sha256[:16]}… as in the store, or the same bytes with lines added "
+                "(TRMPH without gzip)",
                 hint="Restore the file, give the new one another name, or convert into a new store.",
             )
-        known_names[source.identity] = source.name
-        new.append(source)
-    return new, same
+        before = storage_of(path).read_range(max(base.bytes - _LAST_LINE, 0), base.bytes)
+        after = storage_of(path).read_range(base.bytes, base.bytes + 2)
+    last = before.rpartition(b"\n")[2]
+    if after.startswith((b"\n", b"\r\n")):
+        last = b""
+    if is_game_line(last) and not last_rejected():
+        raise SourceChangedError(
+            "the last game of this source was incomplete when it was converted",
+            path=path,
+            found=f"a line that continues at byte {base.bytes:,}",
+            expected="a line end there",
+            hint="Convert the file into a new store. Write whole lines, so that this cannot happen again.",
+        )
+    return FilePart(base.bytes - len(last), source.bytes, board_size)
+
+
+_LAST_LINE: Final = 1 << 17
+"""Bytes before the end of a text in which its last line begins; a line has at most 65,536."""
+_GZIP: Final = b"\x1f\x8b"
+
+
+def _begins_with(source: SourceFile, base: KnownSource) -> bool:
+    """Return whether a file is a text without gzip that begins with the bytes of ``base``."""
+    return (
+        base.format == "trmph"
+        and not source.problem
+        and base.bytes < source.bytes
+        and storage_of(source.path).read_range(0, len(_GZIP)) != _GZIP
+        and digest_beginning(source.path, base.bytes) == base.sha256
+    )

@@ -20,9 +20,11 @@ from hexdata.convert.duplicates import COLUMNS, GameIdentities, find_duplicates
 from hexdata.convert.games_by_id import collection_key, resolve_collection
 from hexdata.convert.inputs import (
     InputFiles,
+    KnownSource,
     SkipCause,
     SourceFile,
     digest_source,
+    find_new_lines,
     name_suffixes,
     new_sources,
 )
@@ -72,6 +74,7 @@ from hexdata.store.ledger import Ledger
 from hexdata.store.manifest import StoreFile
 from hexdata.store.originals import WINNERS
 from hexdata.store.parquet import open_parquet, read_parquet, write_parquet
+from hexdata.strict_json import parse_metadata
 from hexdata.text import count_of, lines_by_cause, shell_word
 
 __all__ = ["ConvertRun"]
@@ -190,19 +193,46 @@ class ConvertRun:
             file = replace(files[index], **found._asdict())
             digested[index] = replace(file, bytes=file.bytes or files[index].bytes)
             self.progress.advance(1)
-        return new_sources(digested, self._known_sources())
+        new, same = new_sources(digested, self._known_sources())
+        new = [file if file.base is None else self._grown(file, file.base) for file in new]
+        if grown := [file.name for file in new if file.part]:
+            names = _listed([(name, "") for name in grown])
+            self.progress.note(f"reading only the new lines of {count_of(len(grown), 'file')}: {names}")
+        return new, same
 
-    def _known_sources(self) -> list[tuple[str, str, int]]:
-        """Return name, digest and positions of the store's sources, except those to be salvaged now."""
-        columns = ["source_id", "salvaged", "name", "sha256", "positions"]
-        tables = [read_parquet(path, columns) for path in self.store.files("sources")]
-        rows = [row for table in tables for row in table.to_pylist()]
+    def _grown(self, file: SourceFile, base: KnownSource) -> SourceFile:
+        """Return a file to which lines were appended since it was ``base``, with the part to read.
+
+        Raises:
+            SourceChangedError: its old bytes have changed.
+        """
+
+        def last_rejected() -> bool:
+            last = (pc.field("source_id") == base.source_id) & (pc.field("record") == base.records - 1)
+            tables = [read_parquet(path, ["record"], last) for path in self.store.files("rejected")]
+            return any(table.num_rows for table in tables)
+
+        return replace(file, part=find_new_lines(file, base, last_rejected, self.store.manifest.board_size))
+
+    def _known_sources(self) -> list[KnownSource]:
+        """Return the store's sources, except those to be salvaged now."""
         damaged = self._damaged_sources() if self.options.salvage else set()
-        return [
-            (row["name"], row["sha256"], row["positions"])
-            for row in rows
-            if row["source_id"] not in damaged or row["salvaged"] is not None
-        ]
+        columns = [name for name in KnownSource._fields if name != "continues"]
+        known = []
+        for path in self.store.files("sources"):
+            rows = read_parquet(path, [*columns, "salvaged"]).to_pylist()
+            headers = read_parquet(path, ["source_id", "header"], pc.field("format") == "trmph").to_pylist()
+            continues = {
+                row["source_id"]
+                for row in headers
+                if "continues" in parse_metadata(row["header"], path, f"header of source {row['source_id']}")
+            }
+            known += [
+                KnownSource(**{name: row[name] for name in columns}, continues=row["source_id"] in continues)
+                for row in rows
+                if row["source_id"] not in damaged or row["salvaged"] is not None
+            ]
+        return known
 
     def _damaged_sources(self) -> set[int]:
         """Return the ids of the store's sources that were rejected as a whole because of damage."""
@@ -211,18 +241,21 @@ class ConvertRun:
         return {source for table in tables for source in table["source_id"].to_pylist()}
 
     def _read(self, files: list[SourceFile]) -> list[ConvertSource]:
-        self.progress.begin("read", sum(file.bytes for file in files), "bytes")
+        self.progress.begin("read", sum(file.new_bytes for file in files), "bytes")
         facts = {file.name: self._unread(file).facts for file in files if file.problem}
         readable = [file for file in files if not file.problem]
         options = self.options
         reading = ReadOptions(options.salvage, options.truncate_repeats, options.board_size)
-        tasks = [(file.path, self.work / file.sha256, reading, file.version) for file in readable]
+        tasks = [
+            (file.path, self.work / file.sha256, replace(reading, part=file.part), file.version)
+            for file in readable
+        ]
         for index, found in self._run(read_source, tasks):
             if found.header_bytes > SMALL_HEADER:
                 found.header = SpooledHeader(Spool(self.work / readable[index].sha256))
             facts[readable[index].name] = found
             release_memory()
-            self.progress.advance(readable[index].bytes)
+            self.progress.advance(readable[index].new_bytes)
         refuse_large_headers(facts)
         return [
             ConvertSource(file, _spool(self.work / file.identity, facts[file.name]), facts[file.name])
@@ -678,14 +711,14 @@ def _reject_rate(sources: list[ConvertSource]) -> float:
     read = [s for s in sources if s.facts.failure is None]
     records = sum(s.facts.records for s in read)
     rejected = sum(s.facts.rejected - s.facts.cut for s in read)  # a requested cut is no loss
-    sizes = [max(s.file.bytes, 1) for s in sources]  # the size of a broken link is 0
-    lost = sum(sizes) - sum(max(s.file.bytes, 1) for s in read)
+    sizes = [max(s.file.new_bytes, 1) for s in sources]  # the size of a broken link is 0
+    lost = sum(sizes) - sum(max(s.file.new_bytes, 1) for s in read)
     return max(rejected / max(records, 1), lost / max(sum(sizes), 1))
 
 
 def _listed(files: Sequence[tuple[str, str]]) -> str:
     """Return the names and details of some files on one line."""
-    texts = [f"{name} ({detail})" for name, detail in files[:_MAX_LISTED]]
+    texts = [f"{name} ({detail})" if detail else name for name, detail in files[:_MAX_LISTED]]
     return ", ".join(
         [*texts, f"… and {len(files) - _MAX_LISTED:,} more"] if len(files) > _MAX_LISTED else texts
     )

@@ -19,7 +19,7 @@ from hexdata import __version__
 from hexdata.board import MAX_SIZE, MIN_SIZE
 from hexdata.convert.truncate import NO_CUT, Cuts, cut_games, cut_rows, find_cuts
 from hexdata.errors import FormatError, HexdataError, Reason, SourceChangedError
-from hexdata.formats import BATCH_ROWS, RawBatch, Rejection, SourceReader, open_source
+from hexdata.formats import BATCH_ROWS, FilePart, RawBatch, Rejection, SourceReader, open_source
 from hexdata.games.convention import Votes
 from hexdata.games.evidence import SourceEvidence, findings_schema, is_mixed, with_findings
 from hexdata.games.find import EVIDENCE, GAMES, ROWS, find_games
@@ -75,6 +75,8 @@ class ReadOptions:
     truncate_repeats: bool = False
     board_size: Annotated[int, Within(MIN_SIZE, MAX_SIZE)] | None = None
     """If not None, a source of another size is not read to its end."""
+    part: FilePart | None = None
+    """The lines to read of a grown text; None to read the whole source."""
 
 
 _TableName = Annotated[str, Matching("(?:cut/)?[a-z]{1,20}\\.arrow", "the name of a temporary table")]
@@ -324,7 +326,8 @@ def _require_version(path: AnyPath, version: str) -> None:
 def _is_reusable(facts: SpoolFacts, reading: ReadOptions) -> bool:
     """Return whether a spool would be the same under ``reading``; some options affect damaged files only."""
     whole = facts.failure is None and facts.damage is None
-    return facts.reading.truncate_repeats == reading.truncate_repeats and (
+    always = (facts.reading.truncate_repeats, facts.reading.part) == (reading.truncate_repeats, reading.part)
+    return always and (
         whole or (facts.reading.salvage, facts.reading.board_size) == (reading.salvage, reading.board_size)
     )
 
@@ -381,7 +384,7 @@ def _read(path: AnyPath, spool: Spool, reading: ReadOptions) -> SpoolFacts:
     facts = SpoolFacts(reading=reading)
     evidence = SourceEvidence()
     with _translate_read_errors(path):
-        opened = open_source(path, salvage=reading.salvage)
+        opened = open_source(path, salvage=reading.salvage, part=reading.part)
     with opened as reader, write_arrow(spool.folder / "rejected.arrow", REJECTED) as rejected:
         with ExitStack() as stack:
             raw = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -153,7 +153,7 @@ def source_table(
             "positions": s.facts.positions,
             "games": s.facts.games,
             "rejected": s.facts.rejected,
-            "header": json.dumps(read_header(s.facts.header)),
+            "header": json.dumps(_header(s)),
             "notes": json.dumps(notes_of(s)) if notes_of(s) else None,
             "flags": json.dumps(count_flags([games.flags])),
             "salvaged": s.facts.damage is not None if options.salvage else None,
@@ -161,6 +161,14 @@ def source_table(
         for s, games in zip(sources, game_flags, strict=True)
     ]
     return pa.Table.from_pylist(rows, schema=sources_schema())
+
+
+def _header(source: ConvertSource) -> Mapping[str, Any]:
+    """Return the header of a source; of a grown file, with the source that it continues."""
+    header, file = read_header(source.facts.header), source.file
+    if file.part is None or file.base is None:
+        return header
+    return {**header, "continues": {"source_id": file.base.source_id, "bytes": file.part.start}}
 
 
 def _evidence(source: ConvertSource) -> dict[str, Any]:

@@ -11,13 +11,21 @@ from typing import Final
 
 from hexdata.errors import FormatError, Reason
 from hexdata.formats.gunzip import GunzipFile, GunzipLimits
-from hexdata.formats.source import BATCH_ROWS, SALVAGEABLE, RawBatch, Rejection, SourceReader
+from hexdata.formats.source import (
+    BATCH_ROWS,
+    SALVAGEABLE,
+    FilePart,
+    RawBatch,
+    Rejection,
+    SourceReader,
+)
 from hexdata.storage import AnyPath, storage_of
 
 __all__ = [
     "BATCH_ROWS",
     "PATTERNS",
     "SALVAGEABLE",
+    "FilePart",
     "RawBatch",
     "Rejection",
     "SourceReader",
@@ -37,7 +45,7 @@ def is_known_name(name: str) -> bool:
     return any(fnmatchcase(name.lower(), pattern) for pattern in PATTERNS)
 
 
-def open_source(path: AnyPath, *, salvage: bool = False) -> SourceReader:
+def open_source(path: AnyPath, *, salvage: bool = False, part: FilePart | None = None) -> SourceReader:
     """Open a source file with the reader for its format.
 
     The format is detected from the first bytes of the content. The name matters only if the file is empty:
@@ -46,22 +54,24 @@ def open_source(path: AnyPath, *, salvage: bool = False) -> SourceReader:
     Args:
         path: Local file or remote object. Remote objects are read piece by piece.
         salvage: If True, a damaged file yields the complete records before the damage instead of raising.
+        part: Range of bytes to read of a TRMPH text without gzip. Default None: the whole file.
 
     Returns:
         The open reader, a context manager.
 
     Raises:
-        FormatError: "empty-file", "unknown-layout", "truncated" or "corrupt-gzip".
+        FormatError: "empty-file", "unknown-layout", "truncated" or "corrupt-gzip"; also "unknown-layout" if
+            ``part`` is given and the file is not TRMPH.
         OSError: The file cannot be opened.
     """
     from hexdata.formats.legacy import LegacyReader, looks_like_pickle
     from hexdata.formats.trmph import TrmphReader, looks_like_trmph
 
     head = _head(path)
-    if looks_like_pickle(head):
+    if part is None and looks_like_pickle(head):
         return LegacyReader(path, salvage=salvage)
     if looks_like_trmph(head) or (not head and ".trmph" in path.name):
-        return TrmphReader(path, salvage=salvage)
+        return TrmphReader(path, salvage=salvage, part=part)
     raise FormatError(
         "the file has no known format" if head else "the file is empty",
         code=Reason.UNKNOWN_LAYOUT if head else Reason.EMPTY_FILE,

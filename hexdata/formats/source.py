@@ -10,8 +10,9 @@ from typing import Final, Protocol, Self
 import pyarrow as pa
 
 from hexdata.errors import FormatError, Reason
+from hexdata.strict_json import Count
 
-__all__ = ["BATCH_ROWS", "SALVAGEABLE", "RawBatch", "Rejection", "SourceReader"]
+__all__ = ["BATCH_ROWS", "SALVAGEABLE", "FilePart", "RawBatch", "Rejection", "SourceReader"]
 
 BATCH_ROWS = 8192
 """Maximum number of rows in a raw batch."""
@@ -20,6 +21,18 @@ SALVAGEABLE: Final = frozenset(
     {Reason.TRUNCATED, Reason.CORRUPT_GZIP, Reason.CORRUPT_PICKLE, Reason.TRAILING_DATA}
 )
 """Error codes of damage that leaves the records before it readable."""
+
+
+@dataclass(frozen=True)
+class FilePart:
+    """A range of bytes of a text to which lines are appended."""
+
+    start: Count
+    """Offset of the first byte to read, the start of a line."""
+    stop: Count
+    """Offset after the last byte to read."""
+    board_size: int | None = None
+    """Board size of the lines before, which decides which games are valid; None if there are none."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Final, Self
+from typing import IO, Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -35,11 +35,11 @@ from hexdata.board import (
 )
 from hexdata.errors import FormatError, Reason
 from hexdata.formats.gunzip import GunzipFile, GunzipLimits
-from hexdata.formats.source import BATCH_ROWS, SALVAGEABLE, RawBatch, Rejection
+from hexdata.formats.source import BATCH_ROWS, SALVAGEABLE, FilePart, RawBatch, Rejection
 from hexdata.schema import raw_schema
 from hexdata.storage import AnyPath, as_path, storage_of
 
-__all__ = ["DEFAULT_LIMITS", "TrmphReader", "looks_like_trmph", "write_trmph"]
+__all__ = ["DEFAULT_LIMITS", "TrmphReader", "is_game_line", "looks_like_trmph", "write_trmph"]
 
 DEFAULT_LIMITS: Final = GunzipLimits(decompressed_bytes=1 << 40, ratio=100, ratio_floor=4 << 20)
 """Limits for TRMPH files. Real games take about 120 bytes each and compress 2:1 to 3:1.
@@ -73,6 +73,11 @@ def looks_like_trmph(head: bytes) -> bool:
     )
 
 
+def is_game_line(line: bytes) -> bool:
+    """Return whether a line is neither blank nor a comment."""
+    return bool(line.strip()) and not _COMMENT.match(line.strip())
+
+
 @dataclass(slots=True)
 class _Line:
     """A line that is neither blank nor a comment: a game, or a rejected line if ``reason`` is set."""
@@ -96,6 +101,34 @@ class _Line:
         self.reason, self.detail = error.code, f"line {self.number}: {error}"
 
 
+class _FirstBytes(io.RawIOBase):
+    """The first bytes of a file.
+
+    Args:
+        file: The file, which is closed together with this object.
+        count: Maximum number of bytes to read.
+    """
+
+    def __init__(self, file: io.BufferedReader, count: int) -> None:
+        self._file = file
+        self._left = count
+
+    def readable(self) -> bool:
+        """Return True, as ``io.RawIOBase`` requires."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read up to ``len(buffer)`` bytes into a writable buffer and return their number."""
+        count = self._file.readinto(memoryview(buffer).cast("B")[: self._left])
+        self._left -= count
+        return count
+
+    def close(self) -> None:
+        """Close the file."""
+        super().close()
+        self._file.close()
+
+
 class TrmphReader:
     """Reader of one TRMPH file: a :class:`hexdata.formats.source.SourceReader`.
 
@@ -110,21 +143,32 @@ class TrmphReader:
         path: The file, gzipped or plain.
         limits: Limits on the decompressed size and on the compression ratio.
         salvage: If True, a damaged file yields the complete lines before the damage instead of raising.
+        part: Range of bytes to read of a text without gzip. Its lines have the numbers of the whole file, and
+            its records are numbered from 0. Default None: the whole file.
     """
 
     format: str = "trmph"
 
     def __init__(
-        self, path: str | AnyPath, *, limits: GunzipLimits = DEFAULT_LIMITS, salvage: bool = False
+        self,
+        path: str | AnyPath,
+        *,
+        limits: GunzipLimits = DEFAULT_LIMITS,
+        salvage: bool = False,
+        part: FilePart | None = None,
     ) -> None:
         self.path = as_path(path)
-        self.board_size: int | None = None
+        self.board_size: int | None = None if part is None else part.board_size
+        self._start = 0 if part is None else part.start
         self.damage: FormatError | None = None
         self._salvage = salvage
         self._spelling: Counter[str] = Counter()
         self._counts = Counter(comments=0, winners_from_chain=0)
         self.header: dict[str, object] = {"spelling": self._spelling, "counts": self._counts}
-        file = GunzipFile(storage_of(self.path).open(), limits, salvage=salvage)
+        raw = storage_of(self.path).open()
+        if part is not None:
+            raw = io.BufferedReader(_FirstBytes(raw, part.stop))
+        file = GunzipFile(raw, limits, salvage=salvage)
         self._file = io.BufferedReader(file, _BUFFER)
 
     def __enter__(self) -> Self:
@@ -170,7 +214,8 @@ class TrmphReader:
             yield chunk
 
     def _lines(self) -> Iterator[_Line]:
-        for line_idx, (number, line) in enumerate(self._filled_lines(), start=1):
+        before, filled = self._skip_to_start()
+        for line_idx, (number, line) in enumerate(self._filled_lines(before), start=filled + 1):
             if _COMMENT.match(line.strip()):
                 self._counts["comments"] += 1
                 continue
@@ -181,9 +226,26 @@ class TrmphReader:
                 game.reject(error)
             yield game
 
-    def _filled_lines(self) -> Iterator[tuple[int, bytes]]:
-        """Yield number and bytes of each line that is not blank; only the beginning of lines too long."""
-        number = 0
+    def _skip_to_start(self) -> tuple[int, int]:
+        """Skip the bytes before the part; return their number of lines, and of lines that are not blank."""
+        number = filled = 0
+        left = self._start
+        within = False  # in a line too long to be read at once
+        while left and (line := self._file.readline(min(left, _MAX_LINE + 1))):
+            left -= len(line)
+            if not within:
+                text = line.removeprefix(BOM_UTF8) if number == 0 else line
+                filled += len(line) > _MAX_LINE or not (not text or text.isspace())
+            within = not line.endswith(b"\n")
+            number += not within
+        return number, filled
+
+    def _filled_lines(self, number: int) -> Iterator[tuple[int, bytes]]:
+        """Yield number and bytes of each line that is not blank; only the beginning of lines too long.
+
+        Args:
+            number: Number of lines before.
+        """
         try:
             while line := self._file.readline(_MAX_LINE + 1):
                 number += 1

@@ -5,11 +5,22 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass
+from typing import Final
 
 from hexdata.storage import AnyPath, HashingFile, storage_of
 from hexdata.strict_json import MAX_JSON_BYTES, Count, HexDigest
 
-__all__ = ["FileFacts", "canonical_json", "digest_file", "read_bounded", "write_bytes"]
+__all__ = [
+    "FileFacts",
+    "canonical_json",
+    "digest_beginning",
+    "digest_file",
+    "read_bounded",
+    "write_bytes",
+]
+
+_CHUNK: Final = 1 << 18
+"""Bytes that are read at a time."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +53,16 @@ def digest_file(path: AnyPath) -> tuple[int, str]:
     with storage_of(path).open() as file:
         digest = hashlib.file_digest(file, "sha256")
         return file.tell(), digest.hexdigest()
+
+
+def digest_beginning(path: AnyPath, count: int) -> str:
+    """Return the SHA-256 (hexadecimal) of the first ``count`` bytes of a file, read in chunks."""
+    digest = hashlib.sha256()
+    with storage_of(path).open() as file:
+        while count and (chunk := file.read(min(count, _CHUNK))):
+            digest.update(chunk)
+            count -= len(chunk)
+    return digest.hexdigest()
 
 
 def read_bounded(path: AnyPath) -> bytes:

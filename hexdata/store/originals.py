@@ -24,7 +24,7 @@ from hexdata.schema import games_schema, positions_schema, raw_schema, sources_s
 from hexdata.storage import AnyPath
 from hexdata.store import Store
 from hexdata.store.parquet import ParquetRows, open_parquet, read_parquet, read_rows
-from hexdata.strict_json import parse_metadata, shortened
+from hexdata.strict_json import Count, check_value, parse_metadata, shortened
 
 __all__ = [
     "KEPT_PREFIX",
@@ -73,6 +73,15 @@ BatchCheck = Callable[[pa.RecordBatch, AnyPath, int], None]
 
 
 @dataclass(frozen=True)
+class Continued:
+    """The source that a grown file continues."""
+
+    source_id: Count
+    bytes: Count
+    """Offset in the file at which the lines of the new source begin."""
+
+
+@dataclass(frozen=True)
 class Original:
     """One source file of a store."""
 
@@ -98,6 +107,14 @@ class Original:
     def is_raw(self) -> bool:
         """True if the source file contains games instead of training examples."""
         return self.format == "trmph"
+
+    @property
+    def continues(self) -> Continued | None:
+        """The source that this one continues; None if it is the beginning of its file."""
+        if not self.is_raw or "continues" not in self.header:
+            return None
+        what = f"the header of source {self.source_id}"
+        return check_value(Continued, self.header["continues"], what=what)
 
     @property
     def dialect(self) -> Any:

@@ -18,13 +18,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hexdata.errors import BudgetError, HexdataError, InputError, VerifyError
-from hexdata.formats import BATCH_ROWS, SourceReader, open_source
+from hexdata.formats import BATCH_ROWS, FilePart, SourceReader, open_source
 from hexdata.formats.legacy import write_legacy
 from hexdata.progress import SILENT, Progress
 from hexdata.storage import AnyPath, add_path_to_disk_full, as_path, prefix_of, storage_of
 from hexdata.store import Store
 from hexdata.store.disk_space import translate_temporary_disk_full
-from hexdata.store.files import digest_file
+from hexdata.store.files import digest_beginning, digest_file
 from hexdata.store.originals import Original, list_originals, pickle_names, with_file_idx
 from hexdata.store.parquet import read_parquet, regroup
 
@@ -123,6 +123,12 @@ def _find(originals: Sequence[Original], inputs: Sequence[AnyPath]) -> dict[str,
                 digest = digest_file(path)[1]
                 if digest in digests:
                     found.setdefault(digest, path)
+    by_id = {source.source_id: source for source in originals}
+    for source in reversed(originals):  # a grown file contains the sources that it continues
+        base = by_id.get(source.continues.source_id) if source.continues else None
+        grown = found.get(source.sha256)
+        if base and grown and digest_beginning(grown, base.bytes) == base.sha256:
+            found.setdefault(base.sha256, grown)
     return found
 
 
@@ -148,7 +154,7 @@ def _check(
                     header={} if source.is_raw else source.header,
                     level=_FAST,
                 )
-            with open_source(path, salvage=True) as original, open_source(written) as returned:
+            with _open_original(path, source) as original, open_source(written) as returned:
                 _compare(store, source, original, returned, progress)
         if exported is not None:
             _compare_exported(store, source, path, exported)
@@ -160,6 +166,16 @@ def _check(
     return RoundTrip(source.name, True, f"{source.positions:,} examples equal the original{also}")
 
 
+def _open_original(path: AnyPath, source: Original) -> SourceReader:
+    """Open the file of a source; of a file that has grown, only the lines of this source."""
+    part = None
+    if source.continues is not None:
+        part = FilePart(source.continues.bytes, source.bytes, source.board_size)
+    elif source.is_raw and storage_of(path).size() != source.bytes:
+        part = FilePart(0, source.bytes)
+    return open_source(path, salvage=True, part=part)
+
+
 def _compare_exported(store: Store, source: Original, path: AnyPath, exported: AnyPath) -> None:
     """Compare the exported pickle of a source with the original file.
 
@@ -167,7 +183,7 @@ def _compare_exported(store: Store, source: Original, path: AnyPath, exported: A
         VerifyError: they differ, or one of them cannot be read.
     """
     try:
-        with open_source(path, salvage=True) as original, open_source(exported) as returned:
+        with _open_original(path, source) as original, open_source(exported) as returned:
             _compare(store, source, original, returned, SILENT)
     except HexdataError as error:
         name = str(exported).removeprefix(prefix_of(store.path))

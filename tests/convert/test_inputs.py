@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from hexdata.convert.inputs import SourceFile, digest_source, find_sources, new_sources
+from hexdata.convert.inputs import (
+    KnownSource,
+    SourceFile,
+    digest_source,
+    find_new_lines,
+    find_sources,
+    new_sources,
+)
 from hexdata.errors import InputError, SourceChangedError
 from hexdata.text import encodable
 
@@ -195,7 +202,7 @@ def source(name, sha256="", problem=""):
 
 
 def parted(sources, known):
-    new, same = new_sources(sources, known)
+    new, same = new_sources(sources, [KnownSource(*source) for source in known])
     return [s.name for s in new], [(s.name, name) for s, name in same]
 
 
@@ -207,10 +214,15 @@ def test_sources_are_known_by_their_bytes():
 
 
 def test_a_known_name_with_other_bytes_has_changed():
-    with pytest.raises(SourceChangedError, match=r"found sha256 2222222222222222…; expected sha256 1111"):
-        new_sources([source("a", "2" * 64)], [("a", "1" * 64, 10)])
-    with pytest.raises(SourceChangedError, match="found Permission denied; expected sha256 1111"):
-        new_sources([source("a", problem="Permission denied")], [("a", "1" * 64, 10)])
+    base = KnownSource("a", "1" * 64, 10)
+    for changed, found in (
+        (source("a", "2" * 64), "sha256 2222222222222222…"),
+        (source("a", problem="Permission denied"), "Permission denied"),
+    ):
+        (new,), _ = new_sources([changed], [base])
+        assert new.base == base
+        with pytest.raises(SourceChangedError, match=f"found {found}; expected sha256 1111"):
+            find_new_lines(new, base, lambda: False, 5)
 
 
 def test_a_source_without_positions_may_be_replaced():
