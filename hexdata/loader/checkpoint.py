@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
@@ -70,7 +70,7 @@ def make_state(
 
     Args:
         options: Options of the loader.
-        manifest_digest: Digest of the shards' manifest.
+        manifest_digest: Digest of the shards' manifest; in games mode, of the files of games and positions.
         rows_digest: Digest of the selected rows; None if all rows are selected.
         position: Position of the loader.
     """
@@ -103,7 +103,7 @@ def check_state(
     Args:
         state: State from :func:`make_state`.
         options: Options of the loader.
-        manifest_digest: Digest of the shards' manifest.
+        manifest_digest: Digest of the shards' manifest; in games mode, of the files of games and positions.
         rows_digest: Digest of the selected rows; None if all rows are selected.
         steps: Number of batches of an epoch.
 
@@ -117,22 +117,32 @@ def check_state(
     checked = check_value(_LoaderState, state, what="the state of the loader", error=ConfigError)
     different = [name for name in _order_options(options) if state[name] != expected[name]]
     if not (options.mode == "games" and checked.batch == 0):  # at batch 0 nothing of the epoch is delivered
-        _check_positions(state, expected, options, check_rows=not different)
+        _check_positions(state, expected, options, different)
     check_same_options(state, expected, different, "loader")
     return _read_position(checked, options, steps)
 
 
 def _check_positions(
-    state: dict[str, Any], expected: dict[str, Any], options: LoaderOptions, *, check_rows: bool
+    state: dict[str, Any], expected: dict[str, Any], options: LoaderOptions, different: Sequence[str]
 ) -> None:
     """Check that a state belongs to the same positions.
+
+    A digest that differs because of another option is not checked: the option is the cause to report.
+
+    Args:
+        state: The state.
+        expected: A state of the loader.
+        options: Options of the loader.
+        different: Names of the options that differ.
 
     Raises:
         StoreError: It does not.
     """
     data = "games" if options.mode == "games" else "shards"
-    checks = [("digest", f"other {data}")]
-    if check_rows:
+    checks = []
+    if "mode" not in different:
+        checks.append(("digest", f"other {data}"))
+    if not different:
         checks.append(("rows", f"other positions of these {data}"))
     for name, what in checks:
         if state[name] != expected[name]:
@@ -140,7 +150,8 @@ def _check_positions(
                 f"the state belongs to {what}",
                 found=f"digest {state[name]}",
                 expected=expected[name],
-                hint=f"Resume on the {data} of that run, or start a new epoch.",
+                hint=f"Resume on the {data} of that run, or start a new epoch: "
+                f"set_epoch({state['epoch'] + (state['batch'] > 0)}).",
             )
 
 

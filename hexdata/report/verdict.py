@@ -268,7 +268,9 @@ def _todo(facts: ReportFacts, answers: list[Answer]) -> list[tuple[str, str]]:
     if not facts.counts["positions"]:
         return [("Convert your files", "hexdata convert INPUT... STORE")]
     if shuffle is None:
-        steps.append(("Shuffle it", "hexdata shuffle STORE"))
+        if complete.level != "bad":
+            steps.append(("Train from its games", "hexdata load STORE"))
+        steps.append(("Shuffle it, to write shards", "hexdata shuffle STORE"))
     elif not shuffle.fresh:
         steps.append(
             ("Shuffle the current positions", f"hexdata shuffle STORE --seed {shuffle.lineage['seed']}")

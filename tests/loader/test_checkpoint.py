@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,10 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hexdata.convert import ConvertOptions, convert_sources
+from hexdata.demo.games import make_games
 from hexdata.errors import ConfigError, StoreError
+from hexdata.export import ExportOptions, export_shards
+from hexdata.formats.trmph import write_trmph
 from hexdata.loader import Loader
 from hexdata.loader.checkpoint import EpochDigest, combine_digests
 from hexdata.order import ORDER_VERSION, derive_key, sort_key
+from hexdata.shuffle import ShuffleOptions, shuffle_store
 
 if TYPE_CHECKING:
     from tests.shard_folder import MakeShards, ShardFolder
@@ -96,6 +102,32 @@ def test_a_state_of_other_shards_is_refused(shards: ShardFolder, make_shards: Ma
     state = Loader(shards.path, **BASE).state_dict()
     with pytest.raises(StoreError, match="other shards; found digest"):
         Loader(make_shards(train=134, val=20, seed=8).path, **BASE).load_state_dict(state)
+
+
+def test_the_message_gives_the_epoch_to_start_with(tmp_path: Path) -> None:
+    """The state was saved within the loop, at the last batch. Games were added later."""
+    store = tmp_path / "store"
+    for name in "ab":
+        write_trmph(tmp_path / f"{name}.trmph", make_games(9, seed=ord(name), board_size=5), 5)
+    convert_sources([tmp_path / "a.trmph"], store, ConvertOptions(workers=1, val=0, test=0))
+    loader = Loader(store, batch_size=32)
+    states = [loader.state_dict() for _ in loader]
+    assert states[-1]["batch"] == len(loader)
+    convert_sources([tmp_path / "b.trmph"], store, ConvertOptions(workers=1, val=0, test=0))
+    grown = Loader(store, batch_size=32)
+    for state in states:
+        with pytest.raises(StoreError, match=r"start a new epoch: set_epoch\(1\)"):
+            grown.load_state_dict(state)
+
+
+def test_a_state_of_another_mode_is_refused(tmp_path: Path) -> None:
+    write_trmph(tmp_path / "a.trmph", make_games(9, seed=1, board_size=5), 5)
+    store = tmp_path / "store"
+    convert_sources([tmp_path / "a.trmph"], store, ConvertOptions(workers=1, val=0, test=0))
+    shuffle_store(store, ShuffleOptions(threads=1))
+    export_shards(store, ExportOptions(workers=1))
+    with pytest.raises(ConfigError, match="the state was saved with another mode"):
+        Loader(store, mode="games").load_state_dict(Loader(store, mode="exact").state_dict())
 
 
 def test_a_state_with_other_skipped_shards_is_refused(make_shards: MakeShards) -> None:

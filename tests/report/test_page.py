@@ -192,11 +192,14 @@ def test_the_page_mentions_sampling(demo_store: Path, copy_store: CopyStore) -> 
     assert page.said.count("were measured on") == 1
 
 
-def test_a_converted_store_is_told_to_shuffle(trmph_store: Path, copy_store: CopyStore) -> None:
+def test_a_converted_store_can_be_trained_from_or_shuffled(trmph_store: Path, copy_store: CopyStore) -> None:
     report, page = page_of(copy_store(trmph_store))
     assert levels(report) == ["note", "good", "note"]
     assert report.verdict.headline == "Converted and complete. Not shuffled yet."
-    assert ("Shuffle it", "hexdata shuffle STORE") in report.verdict.todo
+    assert report.verdict.todo[:2] == [
+        ("Train from its games", "hexdata load STORE"),
+        ("Shuffle it, to write shards", "hexdata shuffle STORE"),
+    ]
     assert "1 record was rejected" in page.said
     assert "hexdata shuffle STORE" in page.said
 
