@@ -21,7 +21,9 @@ from peers import BATCH, PEERS, WORKERS, RunEpoch
 from positions import BATCH_OPTIONS, CELLS, RECORD, N, read_records
 
 from hexdata.batch import make_batch
+from hexdata.fill import fill_to_policy, fill_to_stones
 from hexdata.loader import Loader
+from hexdata.shards.blocks import block_to_policy
 
 
 def from_memory(folder: Path) -> RunEpoch:
@@ -39,8 +41,18 @@ def from_memory(folder: Path) -> RunEpoch:
 
 def ours(folder: Path, **options: Any) -> RunEpoch:
     """The hexdata loader in one process."""
-    loader = Loader(folder, batch_size=BATCH, planes=3, **options)
+    loader = Loader(folder, **{"batch_size": BATCH, "planes": 3, **options})
     return lambda epoch: iter(loader)
+
+
+LARGE_BATCH = 16_384
+"""Batch size that trainers of nnue-pytorch use."""
+FILL_ONLY = {"board": "fill", "planes": 2, "fields": ("board", "value")}
+
+
+def of_games(folder: Path, **options: Any) -> RunEpoch:
+    """Games mode in one process. The folder contains the store."""
+    return ours(folder / "store", mode="games", **options)
 
 
 def in_workers(folder: Path) -> RunEpoch:
@@ -71,6 +83,12 @@ OURS = {
     "memory": from_memory,
     "exact": partial(ours, mode="exact"),
     "stream": partial(ours, mode="stream"),
+    "exact-of-store": lambda folder: ours(folder / "store", mode="exact"),
+    "games": of_games,
+    "games-uint8": partial(of_games, board="uint8"),
+    "games-uint8-moves": partial(of_games, board="uint8", fields=("board", "move", "value")),
+    "games-fill": partial(of_games, **FILL_ONLY),
+    "games-fill-large": partial(of_games, batch_size=LARGE_BATCH, **FILL_ONLY),
     "workers": in_workers,
     "workers-packed": in_workers_packed,
 }
@@ -80,15 +98,27 @@ def count(batches: Iterator[Any]) -> dict[str, Any]:
     return {"positions": sum(len(batch["value"]) for batch in batches)}
 
 
+def expand(batch: Any) -> Any:
+    """Return a batch with boards and policies, made of fill rows or moves where it has none."""
+    if "ply" in batch:
+        board = fill_to_stones(batch["board"], batch["ply"]).reshape(-1, 2, N, N)
+        return {**batch, "board": board, "policy": fill_to_policy(batch["board"], batch["ply"])}
+    if "move" in batch:
+        return {**batch, "policy": block_to_policy(batch, CELLS)}
+    return batch
+
+
 def add_up(batches: Iterator[Any]) -> dict[str, Any]:
     """Return checksums of the batches, which differ if a position is missing, repeated or wrong."""
     positions, shapes = 0, set()
     planes, policy, value = np.zeros((3, N, N)), np.zeros(CELLS), 0.0
     for batch in batches:
-        board, moves, values = (np.asarray(batch[name]) for name in ("board", "policy", "value"))
+        whole = expand(batch)
+        board, moves, values = (np.asarray(whole[name]) for name in ("board", "policy", "value"))
+        planes = planes[: board.shape[1]]
         shapes.add((board.dtype.str, board.shape[1:], moves.dtype.str, moves.shape[1:], values.dtype.str))
         positions += len(values)
-        planes += board.sum(axis=0)  # exact, as float32 counts to 16 million
+        planes += board.sum(axis=0, dtype=np.float32)  # exact, as float32 counts to 16 million
         policy += moves.sum(axis=0)
         value += float(values.sum(dtype=np.float64))
     return {

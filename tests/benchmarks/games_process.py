@@ -1,0 +1,134 @@
+"""Games mode in a process of its own, which prints what it measured as JSON.
+
+Run as a script:
+
+- ``games_process.py first STORE [MODE]``: the time from the start of Python to the first batch.
+- ``games_process.py epoch STORE``: the time to the first batch after a resume at several points of an epoch,
+  and the memory over an epoch.
+- ``games_process.py workers STORE NUMBER METHOD``: the rate of ``TorchLoader`` with so many workers, and the
+  memory of all processes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psutil
+
+BATCH = 1_024
+SHARES = (0.0, 0.5, 0.99)
+RESUMES = 7
+LOOKS = 20
+"""Number of points of an epoch at which the memory is read."""
+WARM_BATCHES = 512
+MOST_POSITIONS = 4_000_000
+"""Number of positions over which the rate of workers is measured."""
+
+
+def proportional_bytes() -> int:
+    """Return the memory of this process and its children; a page that k of them map counts 1/k in each."""
+    process = psutil.Process()
+    return sum(proportional_of(each.pid) for each in (process, *process.children(recursive=True)))
+
+
+def proportional_of(pid: int) -> int:
+    text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
+    return 1024 * sum(int(size) for size in re.findall(r"^Pss:\s+(\d+) kB$", text, re.MULTILINE))
+
+
+def resident_bytes() -> int:
+    """Return the resident memory of this process and its children; shared pages count in each."""
+    process = psutil.Process()
+    return sum(each.memory_info().rss for each in (process, *process.children(recursive=True)))
+
+
+def first(store: Path, mode: Any = "games") -> dict[str, Any]:
+    from hexdata.loader import Loader
+
+    imported = time.perf_counter()
+    loader = Loader(store, batch_size=BATCH, planes=3, mode=mode)
+    opened = time.perf_counter()
+    next(iter(loader))
+    return {
+        "positions": loader.positions,
+        "seconds": time.time() - psutil.Process().create_time(),
+        "cpu": time.process_time(),
+        "open": opened - imported,
+        "first batch": time.perf_counter() - opened,
+        "torch": "torch" in sys.modules,
+        "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }
+
+
+def epoch(store: Path) -> dict[str, Any]:
+    from hexdata.loader import Loader
+
+    loader = Loader(store, batch_size=BATCH, board="fill", fields=("board", "value"), mode="games")
+    for _ in islice(loader, WARM_BATCHES):
+        pass
+
+    def resume(share: float) -> float:
+        start = time.perf_counter()
+        loader.load_state_dict({**loader.state_dict(), "batch": int(share * len(loader))})
+        next(iter(loader))
+        return time.perf_counter() - start
+
+    resumes = [[resume(share) for share in SHARES] for _ in range(RESUMES)]
+    loader.set_epoch(1)
+    memory = []
+    for step, _ in enumerate(loader):
+        if step % max(1, len(loader) // LOOKS) == 0 and step >= WARM_BATCHES:
+            memory.append(resident_bytes())
+    return {
+        "positions": loader.positions,
+        "first batch": [median(times) for times in zip(*resumes, strict=True)],
+        "memory": memory,
+    }
+
+
+def workers(store: Path, number: str, method: str) -> dict[str, Any]:
+    from hexdata.loader import Loader
+    from hexdata.torch import TorchLoader
+
+    fields = ("board", "value")
+    loader = Loader(store, batch_size=BATCH, board="fill", fields=fields, mode="games")
+    before = proportional_bytes()
+    batches = TorchLoader(
+        loader, num_workers=int(number), multiprocessing_context=method if number != "0" else None
+    )
+    stream = endless(batches)
+    for _ in islice(stream, WARM_BATCHES):
+        pass
+    start = time.perf_counter()
+    positions = sum(len(batch["value"]) for batch in islice(stream, MOST_POSITIONS // BATCH))
+    seconds = time.perf_counter() - start
+    return {
+        "positions": loader.positions,
+        "rate": positions / seconds,
+        "before": before,
+        "proportional": proportional_bytes(),
+        "resident": resident_bytes(),
+    }
+
+
+def endless(batches: Any) -> Iterator[Any]:
+    while True:
+        yield from batches
+
+
+def main(task: str, store: Path, *options: str) -> None:
+    tasks: dict[str, Callable[..., dict[str, Any]]] = {"first": first, "epoch": epoch, "workers": workers}
+    print(json.dumps(tasks[task](store, *options)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:])
