@@ -116,7 +116,7 @@ class Watched:
 
 @pytest.fixture(scope="session")
 def watch() -> Watch:
-    """Return ``watch(*arguments)``: runs Python with these, and returns its time, memory and bytes written."""
+    """Return ``watch(*arguments)``: runs Python with these, returns its time, memory and bytes written."""
     return _watch
 
 

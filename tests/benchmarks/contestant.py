@@ -88,7 +88,9 @@ OURS = {
     "games-uint8": partial(of_games, board="uint8"),
     "games-uint8-moves": partial(of_games, board="uint8", fields=("board", "move", "value")),
     "games-fill": partial(of_games, **FILL_ONLY),
-    "games-fill-large": partial(of_games, batch_size=LARGE_BATCH, **FILL_ONLY),
+    "games-threads": partial(of_games, threads=WORKERS),
+    "games-fill-threads": partial(of_games, threads=WORKERS, **FILL_ONLY),
+    "games-fill-large-threads": partial(of_games, threads=WORKERS, batch_size=LARGE_BATCH, **FILL_ONLY),
     "workers": in_workers,
     "workers-packed": in_workers_packed,
 }
