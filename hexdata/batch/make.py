@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final, Literal, get_args
 
 import numpy as np
@@ -115,7 +116,7 @@ class BatchOptions:
         if len(set(self.fields)) < len(self.fields):
             raise ConfigError("a field is named twice", found=self.fields, expected="each once")
 
-    @property
+    @cached_property
     def delivered(self) -> tuple[str, ...]:
         """The fields of every batch: the requested fields, then those that other options add."""
         added = []
@@ -204,20 +205,24 @@ def _boards(
     packed = options.board == "packed"
     if options.board == "fill":
         return block["fill"]
+    planes = 2 if packed else options.planes
+    shape = (len(block["fill" if "fill" in block else "board"]), planes, board_size, board_size)
     if "fill" in block:
-        cells = fill_to_stones(block["fill"], block["ply"]).reshape(-1, 2, board_size, board_size)
+        cells = np.empty(shape, np.uint8)
+        fill_to_stones(block["fill"], block["ply"], cells.reshape(*shape[:2], -1)[:, :2])
     elif packed and symmetries is None:
         return block["board"]
     else:
         cells = unpack_boards(block["board"], board_size, np.uint8)
         if symmetries is not None:
             transform_stones(cells, symmetries)
+        if planes == 3:
+            stones = cells
+            cells = np.empty(shape, np.uint8)
+            cells[:, :2] = stones
     if packed:
         return pack_boards(cells.view(np.bool_))
-    if options.planes == 3:
-        stones = cells
-        cells = np.empty((len(stones), 3, board_size, board_size), np.uint8)
-        cells[:, :2] = stones
+    if planes == 3:
         red_moves = block["player_to_move"] == RED
         cells[:, 2] = red_moves.view(np.uint8)[:, np.newaxis, np.newaxis]
     return cast_cells(cells, options.board)

@@ -28,13 +28,13 @@ N = 13
 DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 
 RACES = {
-    ("games", "exact-of-store"): 1,
+    ("games", "exact-of-store"): 0.9,
     ("games", "litdata"): 8,
-    ("games", "datasets"): 5,
+    ("games", "datasets"): 4,
     ("games-uint8", "exact-of-store"): 1.2,
-    ("games-uint8-moves", "exact-of-store"): 1.2,
+    ("games-uint8-moves", "exact-of-store"): 1,
     ("games-fill", "exact-of-store"): 2,
-    ("games-threads", "exact-of-store"): 1,
+    ("games-threads", "exact-of-store"): 0.9,
     ("games-fill-threads", "exact-of-store"): 2,
     ("games-fill-large-threads", "exact-of-store"): 2.5,
 }
