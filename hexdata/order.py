@@ -10,17 +10,21 @@ import hashlib
 import json
 import operator
 from collections.abc import Mapping, Sequence, Sized
-from typing import Any, Final, TypeVar, overload
+from typing import Any, Final, NamedTuple, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
 
 __all__ = [
+    "MIX_LAST_SHIFT",
+    "MIX_STEPS",
     "ORDER_VERSION",
     "Permutation",
+    "PermutationRounds",
     "balanced_take",
     "bucket_bounds",
     "derive_key",
+    "permutation_rounds",
     "shuffle_indices",
     "sort_key",
     "sort_key_sql",
@@ -37,10 +41,11 @@ ORDER_VERSION: Final = 1
 
 _WORD: Final = (1 << 64) - 1
 
-# splitmix64's output function (Steele, Lea & Flood 2014) with the shifts and multipliers of David
-# Stafford's variant 13. Each step is (shift right and xor, multiply); a final shift follows.
-_MIX_STEPS: Final = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
-_MIX_LAST_SHIFT: Final = 31
+MIX_STEPS: Final = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
+"""Steps of splitmix64's output function (Steele, Lea & Flood 2014), with the constants of David Stafford's
+variant 13. Each step is (shift right and xor, multiply)."""
+MIX_LAST_SHIFT: Final = 31
+"""Shift right and xor after the steps."""
 _GOLDEN_GAMMA: Final = 0x9E3779B97F4A7C15
 """2^64 divided by the golden ratio, made odd: the increment of splitmix64."""
 
@@ -83,9 +88,9 @@ def _integer(what: str, value: Any) -> int:
 
 def _mix(value: int) -> int:
     """Return the splitmix64 output for a Python integer."""
-    for shift, multiplier in _MIX_STEPS:
+    for shift, multiplier in MIX_STEPS:
         value = ((value ^ (value >> shift)) * multiplier) & _WORD
-    return value ^ (value >> _MIX_LAST_SHIFT)
+    return value ^ (value >> MIX_LAST_SHIFT)
 
 
 def _subkeys(key: int, count: int) -> list[int]:
@@ -115,17 +120,17 @@ def sort_key(ids: npt.ArrayLike, key: int) -> UInt64Array:
     keys = sort_subkeys(key)
     x = values.astype(np.uint64)  # a copy: the steps below work in place
     x ^= np.uint64(keys[0])
-    for (shift, multiplier), subkey in zip(_MIX_STEPS, keys[1:], strict=True):
+    for (shift, multiplier), subkey in zip(MIX_STEPS, keys[1:], strict=True):
         x ^= x >> np.uint64(shift)
         x *= np.uint64(multiplier)
         x ^= np.uint64(subkey)
-    x ^= x >> np.uint64(_MIX_LAST_SHIFT)
+    x ^= x >> np.uint64(MIX_LAST_SHIFT)
     return x
 
 
 def sort_subkeys(key: int) -> list[int]:
     """Return the three 64-bit words that :func:`sort_key` derives from a key."""
-    return _subkeys(key, len(_MIX_STEPS) + 1)
+    return _subkeys(key, len(MIX_STEPS) + 1)
 
 
 def sort_key_sql(column: str, key: int | Sequence[str]) -> str:
@@ -141,11 +146,11 @@ def sort_key_sql(column: str, key: int | Sequence[str]) -> str:
     """
     keys = sort_subkeys(key) if isinstance(key, int) else key
     x = f"xor(({column})::UBIGINT, {keys[0]}::UBIGINT)"
-    for (shift, multiplier), subkey in zip(_MIX_STEPS, keys[1:], strict=True):
+    for (shift, multiplier), subkey in zip(MIX_STEPS, keys[1:], strict=True):
         x = f"xor({x}, {x} >> {shift})"
         x = f"(({x})::UHUGEINT * {multiplier}::UHUGEINT & {_WORD}::UHUGEINT)::UBIGINT"
         x = f"xor({x}, {subkey}::UBIGINT)"
-    return f"xor({x}, {x} >> {_MIX_LAST_SHIFT})"
+    return f"xor({x}, {x} >> {MIX_LAST_SHIFT})"
 
 
 def balanced_take(groups: Mapping[str, Sized | int], seed: int) -> dict[str, Int64Array]:
@@ -214,6 +219,33 @@ _SMALL: Final = 1 << 16
 _ROUNDS: Final = 6
 
 
+class PermutationRounds(NamedTuple):
+    """Constants of the rounds of a :class:`Permutation` of more than 65,536 elements."""
+
+    factors: tuple[tuple[int, int], ...]
+    """The odd number and the addend of each round."""
+    mask: int
+    """2^b - 1."""
+    shift: int
+    """The right shift at the end of each round."""
+
+
+def permutation_rounds(n: int, key: int) -> PermutationRounds | None:
+    """Return the constants of the rounds of ``Permutation(n, key)``, or None if it sorts keys.
+
+    Args:
+        n: length of the permutation, from 0 to 2^62.
+        key: key from :func:`derive_key`.
+    """
+    if n <= _SMALL:
+        return None
+    bits = (n - 1).bit_length()
+    mask = (1 << bits) - 1
+    subkeys = iter(_subkeys(key, 2 * _ROUNDS))
+    factors = tuple((next(subkeys) & mask | 1, next(subkeys) & mask) for _ in range(_ROUNDS))
+    return PermutationRounds(factors, mask, (bits + 1) // 2)
+
+
 class Permutation:
     """A seeded permutation of [0, n) that is not stored: each element takes O(1) time and memory.
 
@@ -250,17 +282,15 @@ class Permutation:
         self.n = n
         self.key = key
         self._order: Int64Array | None = None
-        if n <= _SMALL:
+        rounds = permutation_rounds(n, key)
+        if rounds is None:
             self._order = np.argsort(sort_key(np.arange(n, dtype=np.uint64), key)).astype(np.int64)
             return
-        bits = (n - 1).bit_length()
-        self._dtype = np.dtype(np.uint32 if bits <= 32 else np.uint64)
+        self._dtype = np.dtype(np.uint32 if rounds.mask < 1 << 32 else np.uint64)
         word = self._dtype.type
-        mask = (1 << bits) - 1
-        subkeys = iter(_subkeys(key, 2 * _ROUNDS))
-        self._rounds = [(word(next(subkeys) & mask | 1), word(next(subkeys) & mask)) for _ in range(_ROUNDS)]
-        self._mask = word(mask)
-        self._shift = word((bits + 1) // 2)
+        self._rounds = [(word(odd), word(addend)) for odd, addend in rounds.factors]
+        self._mask = word(rounds.mask)
+        self._shift = word(rounds.shift)
 
     def __len__(self) -> int:
         return self.n

@@ -131,9 +131,9 @@ def unsort(value: int, key: int) -> int:
             result = x ^ (result >> shift)
         return result
 
-    keys = order._subkeys(key, len(order._MIX_STEPS) + 1)
-    x = unshift(value, order._MIX_LAST_SHIFT)
-    for (shift, multiplier), subkey in zip(reversed(order._MIX_STEPS), reversed(keys[1:]), strict=True):
+    keys = order._subkeys(key, len(order.MIX_STEPS) + 1)
+    x = unshift(value, order.MIX_LAST_SHIFT)
+    for (shift, multiplier), subkey in zip(reversed(order.MIX_STEPS), reversed(keys[1:]), strict=True):
         x = unshift((x ^ subkey) * pow(multiplier, -1, 1 << 64) & WORD, shift)
     return x ^ keys[0]
 

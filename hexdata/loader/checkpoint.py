@@ -15,11 +15,19 @@ from hexdata.loader.options import LoaderOptions
 from hexdata.order import ORDER_VERSION, derive_key, sort_key
 from hexdata.strict_json import AtMost, Count, Matching, check_value
 
-__all__ = ["EpochDigest", "LoaderPosition", "check_state", "combine_digests", "make_state"]
+__all__ = [
+    "STEP_SHIFT",
+    "EpochDigest",
+    "LoaderPosition",
+    "check_state",
+    "combine_digests",
+    "digest_key",
+    "make_state",
+]
 
 _STATE_VERSION: Final = 3
 _MASK_64: Final = (1 << 64) - 1
-_STEP_SHIFT: Final = 36
+STEP_SHIFT: Final = 36
 """Position ids occupy the lower bits: sums are unique for ids below 2^36 and steps below 2^28."""
 _SUM_SIZE: Final = 1 << 16
 """Number of positions summed at once. Summing each batch would take a few per cent of the loader's time."""
@@ -187,6 +195,11 @@ def _read_position(state: _LoaderState, options: LoaderOptions, steps: int) -> L
     return LoaderPosition(state.epoch, state.batch, None if digest is None else int(digest, 16))
 
 
+def digest_key(manifest_digest: str, epoch: int) -> int:
+    """Return the key of the sort keys that :class:`EpochDigest` adds up."""
+    return derive_key(0, "digest", manifest_digest, epoch)
+
+
 class EpochDigest:
     """Sum over the positions delivered in an epoch, equal for two runs that delivered the same at each step.
 
@@ -202,17 +215,32 @@ class EpochDigest:
     """
 
     def __init__(self, manifest_digest: str, epoch: int, value: int = 0) -> None:
-        self._key = derive_key(0, "digest", manifest_digest, epoch)
+        self._key = digest_key(manifest_digest, epoch)
         self._value = value
+        self._device_sum: Any = None
         self._pending: list[npt.NDArray[np.uint64]] = []
         self._count = 0
 
     def add(self, step: int, position_ids: npt.NDArray[np.int64]) -> None:
         """Add the ids, int64 (B,), of positions delivered at a step."""
-        self._pending.append(position_ids.astype(np.uint64) + np.uint64(step << _STEP_SHIFT & _MASK_64))
+        self._pending.append(position_ids.astype(np.uint64) + np.uint64(step << STEP_SHIFT & _MASK_64))
         self._count += len(position_ids)
         if self._count >= _SUM_SIZE:
             self._sum()
+
+    def add_sum(self, key_sum: Any) -> None:
+        """Add the sum, mod 2^64, of the sort keys of positions delivered at a step.
+
+        Args:
+            key_sum: An integer, or a tensor with one int64, which stays on its device until the value of the
+                digest is needed.
+        """
+        self._device_sum = key_sum if self._device_sum is None else self._device_sum + key_sum
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state to pickle, without tensors."""
+        self._sum()
+        return self.__dict__
 
     @property
     def value(self) -> int:
@@ -229,6 +257,9 @@ class EpochDigest:
             keys = sort_key(np.concatenate(self._pending), self._key)
             self._value = (self._value + int(keys.sum(dtype=np.uint64))) & _MASK_64
             self._pending, self._count = [], 0
+        if self._device_sum is not None:
+            self._value = (self._value + int(self._device_sum)) & _MASK_64
+            self._device_sum = None
 
 
 def combine_digests(digests: Iterable[str]) -> str:

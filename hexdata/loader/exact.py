@@ -46,6 +46,7 @@ class SelectedRows:
         positions: Number of selected positions.
         digest: Digest of the selection and of the names of skipped shards; None if all rows are selected.
         faults: The skipped shards.
+        subset: The selected rows; None if all rows are selected.
 
     Raises:
         ConfigError: The condition ``where`` is invalid, or no position is selected.
@@ -62,13 +63,13 @@ class SelectedRows:
         self.faults = faults
         self._members = members
         self._options = options
-        self._subset = select_rows(source, options)
-        self.positions = source.positions if self._subset is None else len(self._subset)
+        self.subset = select_rows(source, options)
+        self.positions = source.positions if self.subset is None else len(self.subset)
         self.digest = self._find_digest()
 
     def take(self, indices: npt.NDArray[np.int64]) -> Block:
         """Return positions by their indices (B,) among the selected positions in stored order."""
-        rows = indices if self._subset is None else self._subset.rows(indices)
+        rows = indices if self.subset is None else self.subset.rows(indices)
         return self.source.take(rows, self._members)
 
     def chunk_sizes(self) -> Iterator[int]:
@@ -77,7 +78,7 @@ class SelectedRows:
 
     def epoch(self, epoch: int) -> ExactEpoch:
         """Return an epoch of the rank in the options."""
-        return ExactEpoch(self.source, self._subset, self._members, self._options, epoch)
+        return ExactEpoch(self.source, self.subset, self._members, self._options, epoch)
 
     def for_rank(self, rank: int, world_size: int) -> SelectedRows:
         """Return the epochs of another rank, over the same rows."""
@@ -86,9 +87,9 @@ class SelectedRows:
         return other
 
     def _find_digest(self) -> str | None:
-        if self._subset is None and not self.faults:
+        if self.subset is None and not self.faults:
             return None
-        rows = "all" if self._subset is None else self._subset.digest
+        rows = "all" if self.subset is None else self.subset.digest
         skipped = [name for name, _, _ in self.faults]
         return hashlib.sha256(json.dumps([rows, skipped]).encode("ascii")).hexdigest()
 

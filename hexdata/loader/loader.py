@@ -31,6 +31,7 @@ from hexdata.loader.game_table import GameTable
 from hexdata.loader.map_ahead import map_ahead
 from hexdata.loader.opening import all_members, default_mode, find_data, open_game_rows, open_shard_rows
 from hexdata.loader.options import LoaderOptions, Mode, Remainder
+from hexdata.loader.row_filter import RowSubset
 from hexdata.loader.schedule import Epoch, PackedStep
 from hexdata.loader.stream import StreamEpoch
 from hexdata.progress import SILENT, Progress
@@ -250,6 +251,13 @@ class Loader:
         return self.manifest.positions(self.options.split)
 
     @property
+    def subset(self) -> RowSubset | None:
+        """Rows that ``where``, ``newest`` and ``final_policy="skip"`` select, or None for all. Not in stream
+        mode, where it is None.
+        """
+        return self._selected.subset if self._selected else None
+
+    @property
     def skipped(self) -> dict[str, int]:
         """Number of positions left out with ``on_error="skip"``, by shard name.
 
@@ -421,6 +429,25 @@ class Loader:
         Raises:
             ConfigError: ``step`` is not the next step.
         """
+        self._count_step(step)
+        if self._digest:
+            self._digest.add(step, position_ids)
+
+    def record_sum(self, step: int, key_sum: Any) -> None:
+        """Count the next batch as delivered, given what it adds to the digest of the epoch.
+
+        Args:
+            step: Step of the batch, which must be the next one.
+            key_sum: Sum of the sort keys of its positions; see ``EpochDigest.add_sum``.
+
+        Raises:
+            ConfigError: ``step`` is not the next step.
+        """
+        self._count_step(step)
+        if self._digest:
+            self._digest.add_sum(key_sum)
+
+    def _count_step(self, step: int) -> None:
         epoch, batch = self._next_batch()
         if step != batch:
             raise ConfigError(
@@ -429,8 +456,6 @@ class Loader:
         if epoch != self._epoch:
             self.end_epoch()
         self._batch += 1
-        if self._digest:
-            self._digest.add(step, position_ids)
 
     def end_epoch(self) -> None:
         """Advance ``epoch`` after all its batches were delivered."""

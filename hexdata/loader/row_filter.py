@@ -21,12 +21,13 @@ from hexdata.selection.expression import Expression, check_condition, check_expr
 from hexdata.shards.blocks import SENTINELS, Block
 from hexdata.store.session import DuckDBPyConnection, duckdb_session
 
-__all__ = ["RowSubset", "select_rows"]
+__all__ = ["LOW_BITS", "RowSubset", "select_rows"]
 
 BoolArray = npt.NDArray[np.bool_]
 Int64Array = npt.NDArray[np.int64]
 
-_LOW_BITS: Final = 16
+LOW_BITS: Final = 16
+"""Number of bits of a row that a ``RowSubset`` stores for each row."""
 _LABELS: Final = {
     **dict.fromkeys((*SENTINELS, "player_to_move", "position_id"), "BIGINT"),
     "value": "FLOAT",
@@ -43,6 +44,10 @@ class RowSubset:
 
     Args:
         rows: Arrays of ascending rows, in order.
+
+    Attributes:
+        low: Low 16 bits of each row, uint16.
+        starts: Index of the first row of each 2^16 rows of the split, int64; the last number is the length.
     """
 
     def __init__(self, rows: Iterable[Int64Array]) -> None:
@@ -50,25 +55,25 @@ class RowSubset:
         counts = np.zeros(1, np.int64)
         for array in rows:
             low.append(array.astype(np.uint16))
-            higher = np.bincount(array >> _LOW_BITS, minlength=len(counts))
+            higher = np.bincount(array >> LOW_BITS, minlength=len(counts))
             higher[: len(counts)] += counts
             counts = higher
-        self._low = np.concatenate(low)
-        self._starts = np.concatenate([[0], np.cumsum(counts)])
+        self.low = np.concatenate(low)
+        self.starts = np.concatenate([[0], np.cumsum(counts)])
 
     def __len__(self) -> int:
-        return len(self._low)
+        return len(self.low)
 
     def rows(self, indices: Int64Array) -> Int64Array:
         """Return the rows at the given indices of the subset."""
-        higher = np.searchsorted(self._starts, indices, side="right") - 1
-        return (higher << _LOW_BITS) + self._low[indices]
+        higher = np.searchsorted(self.starts, indices, side="right") - 1
+        return (higher << LOW_BITS) + self.low[indices]
 
     @property
     def digest(self) -> str:
         """SHA-256 of the rows, as 64 hexadecimal digits."""
-        digest = hashlib.sha256(self._starts.astype("<i8").data)
-        digest.update(self._low.astype("<u2", copy=False).data)
+        digest = hashlib.sha256(self.starts.astype("<i8").data)
+        digest.update(self.low.astype("<u2", copy=False).data)
         return digest.hexdigest()
 
 

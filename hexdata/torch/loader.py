@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, islice, zip_longest
 from multiprocessing import get_all_start_methods
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,8 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from hexdata.checks import check_choice, check_count
 from hexdata.errors import ConfigError, HexdataError
 from hexdata.loader import Loader
-from hexdata.torch.dataset import check_world_size, end_with_parent, loader_of_rank
+from hexdata.torch.dataset import end_with_parent
+from hexdata.torch.tensor_loader import TensorLoader
 from hexdata.torch.tensors import PIPE_BYTES, TensorBatch, WorkerBatch, as_tensors
 
 __all__ = ["TorchLoader"]
@@ -83,7 +84,7 @@ def _steps_per_message(batch: TensorBatch, batch_size: int) -> int:
     return max(1, min(_MAX_STEPS, PIPE_BYTES // (row_bytes * batch_size)))
 
 
-class TorchLoader:
+class TorchLoader(TensorLoader[_TensorDelivery]):
     """A ``Loader`` that prepares batches in worker processes, pins memory and delivers tensors.
 
     It is used like its loader: iterating delivers the rest of the epoch and then advances ``epoch``. If the
@@ -138,8 +139,7 @@ class TorchLoader:
                 raise ConfigError(f"{name} cannot be used", found=repr(value), expected="True or False")
         if multiprocessing_context is not None:
             check_choice("multiprocessing_context", multiprocessing_context, get_all_start_methods())
-        self.loader = loader_of_rank(loader, rank, world_size)
-        self._given_world_size = world_size
+        super().__init__(loader, rank, world_size)
         self._num_workers = num_workers
         self._pin_memory = torch.cuda.is_available() if pin_memory is None else pin_memory
         if num_workers:
@@ -155,60 +155,8 @@ class TorchLoader:
                 multiprocessing_context=multiprocessing_context,
             )
 
-    @property
-    def epoch(self) -> int:
-        """The epoch of the next iteration, counted from 0."""
-        return self.loader.epoch
-
-    @property
-    def epoch_digest(self) -> str | None:
-        """Digest of the positions that this rank received in the last complete epoch, or None.
-
-        It is the ``epoch_digest`` of the loader.
-        """
-        return self.loader.epoch_digest
-
-    def set_epoch(self, epoch: int) -> None:
-        """Start the next iteration at the first batch of ``epoch``."""
-        self.loader.set_epoch(epoch)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position after the last delivered batch, as a dict for JSON."""
-        return self.loader.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume at a state; see ``Loader.load_state_dict``.
-
-        The numbers of ranks and workers may differ from those of the run that saved the state.
-        """
-        self.loader.load_state_dict(state)
-
-    def __len__(self) -> int:
-        """Return the number of batches of an epoch, which is the same for every rank."""
-        return len(self.loader)
-
-    def __iter__(self) -> Iterator[TensorBatch]:
-        """Yield the rest of the epoch, or the next epoch if no batches are left; then advance ``epoch``.
-
-        Raises:
-            StoreError, FormatError: A shard differs from its manifest.
-            ConfigError: The epoch was changed during the iteration, or torch.distributed was initialised
-                after the loader was made.
-            RuntimeError: A worker process ended unexpectedly.
-        """
-        check_world_size(self.loader, self._given_world_size)
-        with self.loader.iteration() as epoch:
-            for delivery in self._deliveries():
-                self.loader.record(delivery.step, delivery.position_ids)
-                yield delivery.batch
-                if self.loader.epoch != epoch:
-                    raise ConfigError("the epoch was changed while iterating", hint="Start a new iteration.")
-            if self.loader.batch != len(self):
-                raise HexdataError(
-                    "the workers ended before the end of the epoch",
-                    found=f"{self.loader.batch} batches",
-                    expected=f"{len(self)} batches",
-                )
+    def _record(self, delivery: _TensorDelivery) -> None:
+        self.loader.record(delivery.step, delivery.position_ids)
 
     def _deliveries(self) -> Iterator[_TensorDelivery]:
         if self._num_workers:

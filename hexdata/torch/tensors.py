@@ -18,7 +18,16 @@ from hexdata.errors import ConfigError
 from hexdata.schema import NO_MOVE, board_bytes, board_size_of
 from hexdata.shards.blocks import block_to_policy
 
-__all__ = ["PIPE_BYTES", "TensorBatch", "WorkerBatch", "as_tensors", "expand_policy", "to_device", "unpack"]
+__all__ = [
+    "PIPE_BYTES",
+    "TensorBatch",
+    "WorkerBatch",
+    "as_tensors",
+    "check_device",
+    "expand_policy",
+    "to_device",
+    "unpack",
+]
 
 TensorBatch = dict[str, Tensor]
 """Tensors of one training step by field name; the first dimension is the batch size B."""
@@ -64,7 +73,7 @@ def to_device(batch: Mapping[str, Any], device: torch.device | str | int | None)
     if not isinstance(given, Mapping):
         expected = "a mapping of names to arrays or tensors"
         raise ConfigError("batch cannot be used", found=repr(batch)[:80], expected=expected)
-    device = _check_device(device)
+    device = check_device(device)
     tensors = {name: _as_tensor(f"batch[{name!r}]", value) for name, value in batch.items()}
     return {name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()}
 
@@ -82,7 +91,12 @@ def _as_tensor(name: str, value: Any) -> Tensor:
         raise ConfigError(f"{name} cannot be used", found=repr(value)[:80], expected=expected) from error
 
 
-def _check_device(device: Any) -> torch.device | None:
+def check_device(device: Any) -> torch.device | None:
+    """Return a device, given as a torch.device, its name or its index. None remains None.
+
+    Raises:
+        ConfigError: It is no device.
+    """
     if device is None or isinstance(device, torch.device):
         return device
     number = as_int(device)
@@ -143,7 +157,7 @@ def unpack(
         ConfigError: ``packed`` does not contain boards of this size, or another argument is invalid.
     """
     _check_dtype(dtype)
-    packed = _as_tensor("packed", packed).to(_check_device(device), non_blocking=True)
+    packed = _as_tensor("packed", packed).to(check_device(device), non_blocking=True)
     n = _board_size(packed, board_size)
     player = player_to_move
     if player is not None:
@@ -228,7 +242,7 @@ def expand_policy(
         raise ConfigError("cells cannot be used", found=cells, expected=f"at most {MAX_SIZE**2}")
     if final_policy not in ("zeros", "uniform"):
         raise ConfigError("unknown final_policy", found=repr(final_policy), expected="'zeros' or 'uniform'")
-    move = _as_tensor("move", move).to(_check_device(device), non_blocking=True)
+    move = _as_tensor("move", move).to(check_device(device), non_blocking=True)
     _check_row("move", move)
     if _can_use_numpy(move):
         _check_moves(move.numpy(), cells)

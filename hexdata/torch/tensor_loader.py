@@ -1,0 +1,111 @@
+"""Base class of loaders that deliver the batches of a ``Loader`` as tensors."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any, Generic, Protocol, TypeVar
+
+from hexdata.errors import ConfigError, HexdataError
+from hexdata.loader import Loader
+from hexdata.torch.dataset import check_world_size, loader_of_rank
+from hexdata.torch.tensors import TensorBatch
+
+__all__ = ["TensorLoader"]
+
+
+class _HasBatch(Protocol):
+    @property
+    def batch(self) -> TensorBatch:
+        """The batch."""
+
+
+_Delivery = TypeVar("_Delivery", bound=_HasBatch)
+
+
+class TensorLoader(ABC, Generic[_Delivery]):
+    """Epochs, states and digests of a ``Loader`` whose batches a subclass makes.
+
+    Args:
+        loader: The loader.
+        rank, world_size: Rank of this process and number of ranks (default None: those of the loader or, if
+            it has one rank, those of torch.distributed).
+
+    Attributes:
+        loader: The loader of this rank.
+
+    Raises:
+        ConfigError: ``loader`` is not a ``Loader``, or only one of ``rank`` and ``world_size`` is given.
+    """
+
+    def __init__(self, loader: Loader, rank: int | None, world_size: int | None) -> None:
+        self.loader = loader_of_rank(loader, rank, world_size)
+        self._given_world_size = world_size
+
+    @abstractmethod
+    def _deliveries(self) -> Iterator[_Delivery]:
+        """Yield the batches of the rest of the loader's epoch."""
+
+    @abstractmethod
+    def _record(self, delivery: _Delivery) -> None:
+        """Count a batch as delivered."""
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next iteration, counted from 0."""
+        return self.loader.epoch
+
+    @property
+    def batch(self) -> int:
+        """Index of the next batch of the epoch."""
+        return self.loader.batch
+
+    @property
+    def epoch_digest(self) -> str | None:
+        """Digest of the positions that this rank received in the last complete epoch, or None.
+
+        It is the ``epoch_digest`` of the loader.
+        """
+        return self.loader.epoch_digest
+
+    def set_epoch(self, epoch: int) -> None:
+        """Start the next iteration at the first batch of ``epoch``."""
+        self.loader.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position after the last delivered batch, as a dict for JSON."""
+        return self.loader.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resume at a state; see ``Loader.load_state_dict``.
+
+        The numbers of ranks and workers may differ from those of the run that saved the state.
+        """
+        self.loader.load_state_dict(state)
+
+    def __len__(self) -> int:
+        """Return the number of batches of an epoch, which is the same for every rank."""
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[TensorBatch]:
+        """Yield the rest of the epoch, or the next epoch if no batches are left; then advance ``epoch``.
+
+        Raises:
+            StoreError, FormatError: A shard differs from its manifest.
+            ConfigError: The epoch was changed during the iteration, or torch.distributed was initialised
+                after the loader was made.
+            RuntimeError: A worker process ended unexpectedly.
+        """
+        check_world_size(self.loader, self._given_world_size)
+        with self.loader.iteration() as epoch:
+            for delivery in self._deliveries():
+                self._record(delivery)
+                yield delivery.batch
+                if self.loader.epoch != epoch:
+                    raise ConfigError("the epoch was changed while iterating", hint="Start a new iteration.")
+            if self.loader.batch != len(self):
+                raise HexdataError(
+                    "the workers ended before the end of the epoch",
+                    found=f"{self.loader.batch} batches",
+                    expected=f"{len(self)} batches",
+                )
