@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from hexdata.errors import FormatError, InputError, Reason, SourceChangedError
 from hexdata.formats import PATTERNS, FilePart, is_known_name, open_source
+from hexdata.formats.gunzip import is_gzip
 from hexdata.formats.trmph import is_game_line
 from hexdata.storage import (
     AnyPath,
@@ -474,7 +475,6 @@ def find_new_lines(
 
 _LAST_LINE: Final = 1 << 17
 """Bytes before the end of a text in which its last line begins; a line has at most 65,536."""
-_GZIP: Final = b"\x1f\x8b"
 
 
 def _begins_with(source: SourceFile, base: KnownSource) -> bool:
@@ -483,6 +483,6 @@ def _begins_with(source: SourceFile, base: KnownSource) -> bool:
         base.format == "trmph"
         and not source.problem
         and base.bytes < source.bytes
-        and storage_of(source.path).read_range(0, len(_GZIP)) != _GZIP
+        and not is_gzip(storage_of(source.path).read_range(0, 2))
         and digest_beginning(source.path, base.bytes) == base.sha256
     )

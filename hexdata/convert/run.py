@@ -247,7 +247,14 @@ class ConvertRun:
         options = self.options
         reading = ReadOptions(options.salvage, options.truncate_repeats, options.board_size)
         tasks = [
-            (file.path, self.work / file.sha256, replace(reading, part=file.part), file.version)
+            (
+                file.path,
+                self.work / file.sha256,
+                replace(reading, part=file.part),
+                file.version,
+                file.bytes,
+                file.sha256,
+            )
             for file in readable
         ]
         for index, found in self._run(read_source, tasks):
@@ -450,6 +457,8 @@ class ConvertRun:
             hints.append(
                 "Make the unreadable files readable (their permissions, links or disk), or remove them."
             )
+        if Reason.BOARD_SIZE in reasons_of(sources):
+            hints.append("Split files with games of several board sizes, for example with grep '#13,'.")
         if _reject_rate(readable) > limit:
             hints.append(
                 "Check the files. If the loss is acceptable, raise --max-reject-rate and run the command "

@@ -20,6 +20,7 @@ from hexdata.board import MAX_SIZE, MIN_SIZE
 from hexdata.convert.truncate import NO_CUT, Cuts, cut_games, cut_rows, find_cuts
 from hexdata.errors import FormatError, HexdataError, Reason, SourceChangedError
 from hexdata.formats import BATCH_ROWS, FilePart, RawBatch, Rejection, SourceReader, open_source
+from hexdata.formats.gunzip import is_gzip
 from hexdata.games.convention import Votes
 from hexdata.games.evidence import SourceEvidence, findings_schema, is_mixed, with_findings
 from hexdata.games.find import EVIDENCE, GAMES, ROWS, find_games
@@ -30,7 +31,7 @@ from hexdata.games.findings import (
     game_findings,
 )
 from hexdata.storage import AnyPath, storage_of, translate_errors
-from hexdata.store.files import digest_file, read_bounded, write_bytes
+from hexdata.store.files import digest_beginning, digest_file, read_bounded, write_bytes
 from hexdata.strict_json import AtMost, Count, HexDigest, Matching, Within, check_value, parse_json
 from hexdata.text import encodable
 
@@ -255,7 +256,9 @@ class _OtherBoardSize(Exception):  # noqa: N818 - a signal, not an error
         self.board_size = board_size
 
 
-def read_source(path: AnyPath, folder: AnyPath, reading: ReadOptions, version: str) -> SpoolFacts:
+def read_source(
+    path: AnyPath, folder: AnyPath, reading: ReadOptions, version: str, size: int, sha256: str
+) -> SpoolFacts:
     """Read a source into a spool, unless an intact spool of the same file and options exists.
 
     A file that cannot be decoded raises no error: its facts state the ``failure``.
@@ -265,6 +268,8 @@ def read_source(path: AnyPath, folder: AnyPath, reading: ReadOptions, version: s
         folder: folder of the spool.
         reading: options that affect the content of the spool.
         version: ``Storage.version`` of the source when it was digested.
+        size: number of bytes of the source when it was digested.
+        sha256: digest of these bytes. Lines appended to a TRMPH text since then are not read.
 
     Returns:
         The facts of the source; only the board size if it is not the one in ``reading``.
@@ -280,7 +285,14 @@ def read_source(path: AnyPath, folder: AnyPath, reading: ReadOptions, version: s
         spool.remove()
         try:
             facts = _read(path, spool, reading)
-            _require_version(path, version)
+            if facts.format == "trmph" and _has_grown(path, version, size, sha256):
+                spool.remove()
+                part = reading.part or FilePart(0, size)
+                facts = replace(_read(path, spool, replace(reading, part=part)), reading=reading)
+                if not _has_grown(path, version, size, sha256):
+                    _require_version(path, version)
+            else:
+                _require_version(path, version)
         except _OtherBoardSize as other:
             spool.remove()
             return SpoolFacts(board_size=other.board_size)
@@ -320,6 +332,18 @@ def _require_version(path: AnyPath, version: str) -> None:
             "this source changed while it was being converted",
             path=path,
             hint="Run the command again when no process writes to the file.",
+        )
+
+
+def _has_grown(path: AnyPath, version: str, size: int, sha256: str) -> bool:
+    """Return whether a text without gzip has another version, but still begins with the digested bytes."""
+    with translate_errors(path):
+        storage = storage_of(path)
+        return (
+            storage.version() not in ("", version)
+            and (storage.size() or 0) > size
+            and not is_gzip(storage.read_range(0, 2))
+            and digest_beginning(path, size) == sha256
         )
 
 

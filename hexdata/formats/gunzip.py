@@ -14,7 +14,7 @@ from zlib_ng import gzip_ng, zlib_ng
 
 from hexdata.errors import FormatError, Reason
 
-__all__ = ["GunzipFile", "GunzipLimits"]
+__all__ = ["GunzipFile", "GunzipLimits", "is_gzip"]
 
 _MAGIC: Final = b"\x1f\x8b"
 _INPUT: Final = 1 << 16
@@ -45,6 +45,15 @@ class GunzipLimits:
                 raise ValueError(f"{field.name} must be positive, not {getattr(self, field.name)}")
 
 
+def is_gzip(head: bytes) -> bool:
+    """Return whether a file is gzipped.
+
+    Args:
+        head: The first two bytes of the file, or more.
+    """
+    return head.startswith(_MAGIC)
+
+
 class GunzipFile(io.RawIOBase):
     """A gzipped or plain file, open for reading. Gzip is detected from the first bytes.
 
@@ -65,7 +74,7 @@ class GunzipFile(io.RawIOBase):
         self._raw = raw
         self._stream: io.BufferedIOBase | _Gunzip = raw
         self.offset = 0
-        if raw.peek(len(_MAGIC))[: len(_MAGIC)] != _MAGIC:
+        if not is_gzip(raw.peek(len(_MAGIC))):
             return
         if salvage:
             self._stream = _Gunzip(raw)

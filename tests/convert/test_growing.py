@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import random
+from contextlib import contextmanager
 from itertools import chain, pairwise
 
 import pytest
@@ -276,22 +276,66 @@ def test_the_round_trip_needs_the_bytes_that_were_converted(make, grow):
     assert [found.ok for found in check_round_trip(store.path, make.folder)] == [True, False]
 
 
-def test_a_file_that_is_written_during_the_run_is_an_error(make, convert, monkeypatch):
-    path = make.write_bytes("a.trmph", lines_of(make, 3).encode())
+@pytest.fixture
+def while_reading(monkeypatch):
+    """Return a context manager that calls a function at the end of the first reading of a file."""
+
+    @contextmanager
+    def patch(change):
+        real, done = TrmphReader.batches, []
+
+        def batches(reader):
+            yield from real(reader)
+            if not done:
+                done.append(reader)
+                change()
+
+        with monkeypatch.context() as context:
+            context.setattr(TrmphReader, "batches", batches)
+            yield
+
+    return patch
+
+
+def test_lines_appended_during_the_run_are_read_in_the_next_one(make, convert, while_reading):
+    path = make.write_bytes("a.trmph", b"")
+    games = 0
+    for number in range(3):
+        append(path, lines_of(make, 3, start=10 * number))
+        with while_reading(lambda number=number: append(path, lines_of(make, 2, start=10 * number + 5))):
+            store = convert(path)
+        games += 3 + (2 if number else 0)
+        assert len(store.games()) == games
     convert(path)
-    append(path, lines_of(make, 2, start=3))
-    real = TrmphReader.batches
+    store = convert(path)
+    assert len(store.games()) == 15
+    verify_store(store.path).require()
 
-    def batches(reader):
-        yield from real(reader)
-        append(path, lines_of(make, 1, start=5))
-        os.utime(path, (1, 1))
 
-    with monkeypatch.context() as context:
-        context.setattr(TrmphReader, "batches", batches)
-        with pytest.raises(SourceChangedError, match="changed while it was being converted"):
+def test_a_file_that_grows_during_the_run_gives_the_store_of_its_old_bytes(make, convert, while_reading):
+    path = make.write_bytes("one/a.trmph", lines_of(make, 3).encode())
+    calm = convert(path, store="calm").files()
+    with while_reading(lambda: append(path, "#5,a1b2" + lines_of(make, 2, start=5))):
+        store = convert(path, store="busy")
+    assert store.files() == calm
+
+
+def test_another_change_during_the_run_is_an_error(make, convert, while_reading):
+    text = lines_of(make, 3)
+    path = make.write_bytes("a.trmph", text.encode())
+    for changed in (text.replace("b\n", "r\n", 1) + text, text[:-4], "# x\n" + text):
+        with (
+            while_reading(lambda changed=changed: path.write_text(changed)),
+            pytest.raises(SourceChangedError, match="changed while it was being converted"),
+        ):
             convert(path)
-    assert convert(path).result.games == 3
+        path.write_text(text)
+    zipped = make.write_bytes("b.trmph.gz", gzip.compress(text.encode()))
+    with (
+        while_reading(lambda: zipped.write_bytes(zipped.read_bytes() + gzip.compress(b"#5,a1 b\n"))),
+        pytest.raises(SourceChangedError, match="changed while it was being converted"),
+    ):
+        convert(zipped)
 
 
 def test_a_part_has_the_line_numbers_of_the_whole_file(tmp_path):

@@ -313,7 +313,7 @@ def test_an_object_without_permission_is_rejected_like_a_file(
     object_store.fail(Fault("", "games.trmph", status=403, count=1000))
     with pytest.raises(
         RejectRateError,
-        match=r"legacy/games.trmph: unreadable: Forbidden\n  Make the unreadable files readable",
+        match=r"legacy/games.trmph: unreadable: .*\n  Make the unreadable files readable",
     ):
         convert_sources(f"{bucket}legacy", f"{bucket}store", ConvertOptions(workers=1))
     object_store.fail(Fault("GET", "", status=403, count=1000))
@@ -351,7 +351,7 @@ def test_a_source_that_changes_during_the_run_is_an_error(
 def test_a_changed_source_leaves_no_spool(make: Make, tmp_path: Path) -> None:
     source = make.write_bytes("broken.pkl.gz", b"not a pickle")
     with pytest.raises(SourceChangedError):
-        read_source(source, tmp_path / "spool", ReadOptions(), "another version")
+        read_source(source, tmp_path / "spool", ReadOptions(), "another version", 1, "0" * 64)
     assert not (tmp_path / "spool" / "facts.json").exists()
 
 

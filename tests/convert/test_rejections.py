@@ -472,6 +472,17 @@ def test_other_rejected_files_beside_an_unreadable_one_have_their_own_hint(make,
     assert "raise --max-reject-rate" in str(caught.value)
 
 
+def test_a_file_with_games_of_several_sizes_has_a_hint(make, convert):
+    make.folder.mkdir()
+    write_trmph(make.folder / "a.trmph", make.games(3), make.n)
+    with (make.folder / "a.trmph").open("a") as file:
+        file.write("#4,a1b2c3 b\n" * 20)
+    with pytest.raises(
+        RejectRateError, match=r"board-size: 20 records.*\n  Split files with games of several"
+    ):
+        convert(make.folder)
+
+
 def test_a_pickle_without_examples_has_a_note(make, convert):
     make.write("a.pkl.gz", [])
     make.v2("b.pkl.gz", make.games(3))
