@@ -110,6 +110,7 @@ SLOW_FILES = frozenset(
         "loader/test_epoch_ends.py",
         "loader/test_games_converted.py",
         "loader/test_games_mode.py",
+        "loader/test_games_promises.py",
         "loader/test_loader.py",
         "loader/test_mixture.py",
         "loader/test_objects.py",

@@ -309,11 +309,11 @@ def test_adding_games_changes_the_identity(tmp_path: Path, demo_trmph: DemoTrmph
     demo_trmph(tmp_path / "a", games=6, files=1)
     demo_trmph(tmp_path / "b", games=6, files=1, seed=2)
     store = convert(tmp_path / "a", tmp_path / "store")
-    before = Loader(store)
+    before = Loader(store, batch_size=16)
     start = before.state_dict()
     next(iter(before))
     convert(tmp_path / "b", store)
-    loader = Loader(store)
+    loader = Loader(store, batch_size=16)
     assert loader.positions > before.positions
     with pytest.raises(StoreError, match="the state belongs to other games; found digest"):
         loader.load_state_dict(before.state_dict())
