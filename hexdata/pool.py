@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar, Final
 
 import psutil
@@ -27,11 +28,28 @@ LEADER_MEMORY: Final = 128 << 20
 _STACK: Final = 8 << 20
 """Bytes that the system counts for the stack of a thread, whether used or not."""
 _OTHER_THREADS: Final = 4
+_CGROUP: Final = Path("/sys/fs/cgroup")
+"""The control group of a Linux container, as processes in it see it."""
 
 
 def default_workers() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def available_memory() -> int:
+    """Return the bytes of memory that are free, or that the system can free, such as its page cache.
+
+    The memory limit of a Linux container counts.
+    """
+    available: int = psutil.virtual_memory().available
+    try:
+        limit = int((_CGROUP / "memory.max").read_text(encoding="ascii"))
+        lines = (_CGROUP / "memory.stat").read_text(encoding="ascii").splitlines()
+        used = {name: int(size) for name, _, size in (line.partition(" ") for line in lines)}
+    except (OSError, ValueError):  # no container, or no limit: "max"
+        return available
+    return max(0, min(available, limit - used.get("anon", 0)))
 
 
 def resident_bytes() -> int:
@@ -44,11 +62,6 @@ def resident_bytes() -> int:
         except psutil.Error:  # the process ended between the two calls
             continue
     return total
-
-
-def available_memory() -> int:
-    """Return the bytes that this machine can give to processes without swapping."""
-    return int(psutil.virtual_memory().available)
 
 
 @contextmanager

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
+from hexdata import pool
 from hexdata.convert import ConvertOptions
 from hexdata.errors import BudgetError, ConfigError
 from hexdata.export import ExportOptions, PicklesOptions
@@ -30,3 +34,17 @@ def test_a_budget_that_cannot_be_kept_is_refused(options) -> None:
     assert options(memory=2 * each).processes(cores=9) == 1, "the process that leads two workers counts too"
     with pytest.raises(ConfigError, match="workers"):
         options(workers=0)
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"), [("5000000", 3_999_000), ("max", None), (None, None), ("500", 0), ("1" * 18, None)]
+)
+def test_the_limit_of_a_container_bounds_the_available_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str | None, expected: int | None
+) -> None:
+    monkeypatch.setattr(pool, "_CGROUP", tmp_path)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=10**10))
+    if limit is not None:
+        (tmp_path / "memory.max").write_text(f"{limit}\n", encoding="ascii")
+    (tmp_path / "memory.stat").write_text("anon 1001000\nfile 7000000\n", encoding="ascii")
+    assert pool.available_memory() == (10**10 if expected is None else expected)

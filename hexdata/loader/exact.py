@@ -131,6 +131,7 @@ class ExactEpoch:
 
     def blocks(self, steps: range, pool: ThreadPoolExecutor | None = None) -> Iterator[PackedStep]:
         """Yield the positions of this rank at each of the given steps; see ``Epoch``."""
+        self._source.wait_until_ready()
         read = map_ahead(self._read_chunk, self._chunks(steps), pool, self._threads)
         for chunk, gathered in read:
             start = 0
@@ -166,6 +167,7 @@ class ExactEpoch:
         """
         if not ranges:
             return
+        self._source.wait_until_ready()
         gathered = self._gather(np.concatenate([np.arange(start, stop) for start, stop in ranges]))
         done = 0
         for start, stop in ranges:

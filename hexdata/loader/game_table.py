@@ -125,6 +125,9 @@ class GameTable:
         dense = 4 * self.board_size**2 if self.has_policies and "policy" in members else 0
         return self._fill.itemsize * self.board_size**2 + 8 * len(members) + dense
 
+    def wait_until_ready(self) -> None:
+        """Return at once, because the table is in memory."""
+
     def gather(self, rows: Int64Array, members: Sequence[str]) -> TableRows:
         """Return members of any rows.
 

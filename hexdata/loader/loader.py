@@ -112,8 +112,8 @@ class Loader:
             one per stream that this process reads, at least two).
         threads: Number of threads that prepare batches ahead of the caller. 1: batches are prepared in the
             thread that asks for them. The batches are the same (default 1).
-        progress: Receives progress while shards are downloaded and checked, or games are read (default: no
-            reports).
+        progress: Receives progress while shards are downloaded, checked and read ahead, or games are read
+            (default: no reports).
         fields: Names of the arrays in a batch, from ``hexdata.batch.FIELDS`` (default board, policy, value).
         planes: Number of board planes, 2 or 3 (default 2).
         board: "float32", "float16", "uint8", "packed" or "fill" (default "float32").
@@ -554,7 +554,9 @@ class Loader:
         self._source = add_cache(source, entries, options.copies, digests=options.check == "digests")
         if options.mode == "exact":
             mappable = require_mappable(self._source)
-            self._selected = open_shard_rows(mappable, self.manifest, self._members, options, progress)
+            self._selected = open_shard_rows(
+                mappable, self.manifest, self._members, options, progress, read_ahead=True
+            )
             for name, positions, fault in self._selected.faults:
                 self._skip(name, range(positions), fault)
 

@@ -17,9 +17,11 @@ from hexdata.shards.files import MappableSource
 from hexdata.shards.locate import find_source
 from hexdata.shards.manifest import REPAIR_HINT, ShardManifest
 from hexdata.shards.mapped import MappedShards
+from hexdata.shards.read_ahead import ReadAhead
 from hexdata.shards.sources import FolderSource, ShardSource
 from hexdata.storage import AnyPath
 from hexdata.store import Store
+from hexdata.units import format_bytes
 
 __all__ = ["all_members", "default_mode", "find_data", "open_game_rows", "open_shard_rows"]
 
@@ -100,6 +102,8 @@ def open_shard_rows(
     members: Sequence[str],
     options: LoaderOptions,
     progress: Progress = SILENT,
+    *,
+    read_ahead: bool = False,
 ) -> SelectedRows:
     """Map the shards of a split.
 
@@ -108,7 +112,10 @@ def open_shard_rows(
         manifest: Manifest of the shards.
         members: Names of the fields to read.
         options: Options of the loader.
-        progress: Receives progress while shards are downloaded and checked (default: no reports).
+        progress: Receives progress while shards are downloaded, checked and read ahead (default: no
+            reports).
+        read_ahead: Whether to read the shards into the page cache if they fit into the memory. An epoch then
+            waits until all are read. Default False.
 
     Raises:
         StoreError: A shard is missing or has another size, or every shard was skipped.
@@ -130,5 +137,19 @@ def open_shard_rows(
             found=shards.faults[0][1].detail(),
             hint=REPAIR_HINT,
         )
+    if read_ahead:
+        _warn_if_too_large(shards.read_ahead(members, progress), options.split)
     faults = [(entry.name, entry.positions, fault) for entry, fault in shards.faults]
     return SelectedRows(shards, members, options, faults)
+
+
+def _warn_if_too_large(ahead: ReadAhead, split: str) -> None:
+    if ahead.too_little_memory is None:
+        return
+    shards, memory = format_bytes(ahead.bytes), format_bytes(ahead.too_little_memory)
+    warnings.warn(
+        f"exact mode will be slow, because the shards of {split} do not fit into the available memory: "
+        f"found {shards} of shards and {memory} of memory. Positions are read from the disk at random. "
+        "Use mode='games' over a store, or mode='stream', which reads shards sequentially.",
+        stacklevel=2,
+    )

@@ -28,6 +28,9 @@ class RowSource(Protocol):
     def bytes_per_row(self, members: Sequence[str]) -> int:
         """Return the approximate size of these members of one row in bytes."""
 
+    def wait_until_ready(self) -> None:
+        """Wait until rows can be gathered at full speed; called before the first of an epoch."""
+
     def gather(self, rows: npt.NDArray[np.int64], members: Sequence[str]) -> GatheredRows:
         """Return members of rows (B,), in any order; a row may repeat."""
 

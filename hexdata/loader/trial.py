@@ -134,7 +134,6 @@ def run_loader_trial(
     fields: dict[str, str] = {}
     seconds_to_first = 0.0
     for epoch in range(options.epochs):
-        progress.begin(f"epoch {epoch}", total, "positions")
         stats, epoch_fields, seconds = _run_epoch(loader, progress)
         if not epoch:
             fields, seconds_to_first = epoch_fields, seconds
@@ -170,7 +169,9 @@ def _run_epoch(loader: Loader, progress: Progress) -> tuple[EpochStats, dict[str
     ids = _DeliveredIds(loader.positions)
     start = time.perf_counter()
     for batch in loader:
-        seconds_to_first = seconds_to_first or time.perf_counter() - start
+        if not batches:
+            seconds_to_first = time.perf_counter() - start
+            progress.begin(f"epoch {epoch}", loader.positions, "positions")  # not before reading ahead ends
         batches += 1
         delivered += len(batch["value"])
         ids.add(batch["position_id"])

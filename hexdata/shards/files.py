@@ -116,7 +116,7 @@ class LocalShard:
         return self.data
 
     def _map(self, digest: bool) -> mmap.mmap:
-        with self._open_file(digest) as file:
+        with self.open_file(digest=digest) as file:
             size = file.seek(0, 2)
             if size != self.entry.bytes:
                 raise altered_shard_error(self.address, f"{size} bytes", self.entry.bytes)
@@ -127,7 +127,16 @@ class LocalShard:
                     raise altered_shard_error(self.address, f"SHA-256 {found}", self.entry.sha256)
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
-    def _open_file(self, digest: bool) -> ShardFile:
+    def open_file(self, *, digest: bool = False) -> ShardFile:
+        """Open the local file of the shard.
+
+        Args:
+            digest: Whether to check the digest of a copy that is in the cache. Default False.
+
+        Raises:
+            OSError: It cannot be opened.
+            StoreError, BudgetError: It cannot be copied into the cache.
+        """
         if isinstance(self.source, FolderSource):
             return self.source.open_to_map(self.entry)
         return self.source.open_to_map(self.entry, digest=digest)

@@ -20,6 +20,7 @@ from hexdata.shards.blocks import POLICY_FIELDS, Block
 from hexdata.shards.files import LocalShard, MappableSource, open_shards, row_bytes
 from hexdata.shards.manifest import FieldSpec, ShardManifest
 from hexdata.shards.options import Check, OnError
+from hexdata.shards.read_ahead import ReadAhead
 
 __all__ = ["GatheredRows", "MappedShards"]
 
@@ -178,6 +179,7 @@ class MappedShards:
         self._open_fields: dict[str, _MappedField] = {}
         self._dense: dict[int, _DensePolicies] = {}
         self._bytes: _MappedBytes | None = None
+        self._read_ahead: ReadAhead | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without the maps and the results of checks."""
@@ -189,6 +191,24 @@ class MappedShards:
             "_bytes": None,
             "_headers_checked": unchecked,
         }
+
+    def read_ahead(self, members: Sequence[str], progress: Progress = SILENT) -> ReadAhead:
+        """Start to read the shards into the page cache; :meth:`wait_until_ready` waits for the end.
+
+        In copies made by pickling, and after a fork, :meth:`wait_until_ready` starts it again.
+
+        Args:
+            members: Names of the fields that will be gathered.
+            progress: Receives the bytes read during :meth:`wait_until_ready` (default: no reports).
+        """
+        self._read_ahead = ReadAhead(self._shards, members, progress)
+        self._read_ahead.start()
+        return self._read_ahead
+
+    def wait_until_ready(self) -> None:
+        """Wait until the shards are read ahead, if :meth:`read_ahead` was called."""
+        if self._read_ahead is not None:
+            self._read_ahead.wait()
 
     def bytes_per_row(self, members: Sequence[str]) -> int:
         """Return the size of these fields of one row in bytes, including a dense policy."""

@@ -1,7 +1,8 @@
 """Positions for the compared loaders: shards for hexdata, and the same records for the others.
 
-Run as a script: ``positions.py FOLDER POSITIONS`` generates random positions, ``positions.py FOLDER POSITIONS
-hollow`` generates shards of the right sizes that need little disk space.
+Run as a script: ``positions.py FOLDER POSITIONS`` generates random positions. ``positions.py FOLDER POSITIONS
+hollow`` generates shards of the right sizes that need little disk space, and ``repeated`` instead of
+``hollow`` generates shards that repeat a million random positions with different ids, which is fast.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ RECORD = np.dtype([("board", "u1", 43), ("move", "<u2"), ("value", "<f4"), ("pla
 """One position as the other loaders store it: packed as in shards, 50 bytes."""
 
 Records = npt.NDArray[Any]
+REPEATED_BLOCKS = 256
+"""Number of different blocks in shards of repeated positions."""
 BATCH_OPTIONS = BatchOptions(planes=3)
 
 
@@ -72,6 +75,15 @@ def full_blocks(records: Records) -> Iterator[Mapping[str, npt.NDArray[Any]]]:
         part = records[start : start + BLOCK]
         block = hollow_block(len(part)) | {name: part[name] for name in RECORD.names or ()}
         yield block | {"position_id": np.arange(start, start + len(part))}
+
+
+def repeated_blocks(positions: int) -> Iterator[Mapping[str, npt.NDArray[Any]]]:
+    """Yield blocks that repeat the same random positions, with ascending ids."""
+    blocks = list(full_blocks(make_records(min(positions, REPEATED_BLOCKS * BLOCK))))
+    for start in range(0, positions, BLOCK):
+        rows = min(BLOCK, positions - start)
+        block = {name: array[:rows] for name, array in blocks[start // BLOCK % len(blocks)].items()}
+        yield block | {"position_id": np.arange(start, start + rows)}
 
 
 def hollow_block(positions: int) -> dict[str, npt.NDArray[Any]]:
@@ -118,9 +130,12 @@ def write_shards(folder: Path, blocks: Iterator[Mapping[str, npt.NDArray[Any]]],
     (folder / "manifest.json").write_bytes(manifest.dumps())
 
 
-def main(folder: Path, positions: int, hollow: bool) -> None:
-    if hollow:
+def main(folder: Path, positions: int, kind: str) -> None:
+    if kind == "hollow":
         write_shards(folder, hollow_blocks(positions), hollow=True)
+        return
+    if kind == "repeated":
+        write_shards(folder, repeated_blocks(positions), hollow=False)
         return
     records = make_records(positions)
     np.save(folder / "records.npy", records.view(np.uint8).reshape(positions, RECORD.itemsize))
@@ -128,4 +143,4 @@ def main(folder: Path, positions: int, hollow: bool) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:] == ["hollow"])
+    main(Path(sys.argv[1]), int(sys.argv[2]), " ".join(sys.argv[3:]))
