@@ -348,10 +348,9 @@ class ConvertRun:
             store = str(self.store.path) if n == main else f"{self.store.path}-{n}x{n}"
             words = ["hexdata convert", *inputs, shell_word(store), f"--board-size {n}"]
             commands.append(" ".join(words))
-        sizes = [f"{n} x {n}" for n in positions]
-        found = (
-            f"{' and '.join(sizes)}, and {stored} x {stored} in the store" if stored else " and ".join(sizes)
-        )
+        found = ", ".join(f"{n} x {n}" for n in positions)
+        if stored:
+            found += f"; in the store, {stored} x {stored}"
         return InputError(
             "a store has one board size; nothing was published",
             path=self.store.path,
@@ -461,8 +460,9 @@ class ConvertRun:
             hints.append("Split files with games of several board sizes, for example with grep '#13,'.")
         if _reject_rate(readable) > limit:
             hints.append(
-                "Check the files. If the loss is acceptable, raise --max-reject-rate and run the command "
-                "again; files that were read are not read again."
+                "Check the files, and move those that contain no positions out of the inputs. If the loss is "
+                "acceptable, raise --max-reject-rate and run the command again; files that were read are "
+                "not read again."
             )
         read = [s for s in sources if s.facts.failure is None]
         records, rejected = sum(s.facts.records for s in read), sum(s.facts.rejected for s in read)

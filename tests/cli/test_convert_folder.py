@@ -82,7 +82,7 @@ def test_rejected_files_are_listed_by_cause(folder, tmp_path):
     assert lines[0].startswith("  data/empty.pkl: empty-file: the file is empty")
     assert lines[1].startswith("  8 files: unknown-layout: not a legacy file of examples; found top-level")
     assert lines[2:8] == [*(f"    data/{number}.pkl" for number in range(5)), "    … and 3 more"]
-    assert lines[8].startswith("  Check the files.")
+    assert lines[8].startswith("  Check the files")
     ran = hexdata_run("convert", root, tmp_path / "store", "--max-reject-rate", "1")
     assert ran.status == 0
     assert ran.err.splitlines()[1].startswith("note: 8 files: rejected as a whole: unknown-layout: ")

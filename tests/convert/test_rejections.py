@@ -248,7 +248,7 @@ def test_several_board_sizes_are_an_error_with_the_command_for_each(
     other_size(make, "b.pkl.gz", 4)
     other_size(make, "sub/c.pkl.gz", 4, start=3)
     with pytest.raises(
-        InputError, match=r"one board size; nothing was published; found 4 x 4 and 5 x 5"
+        InputError, match=r"one board size; nothing was published; found 4 x 4, 5 x 5"
     ) as caught:
         convert(make.folder, max_reject_rate=1.0)
     assert [line.partition(",")[0] for line in caught.value.lines] == [
@@ -310,7 +310,7 @@ def test_a_store_without_positions_has_no_board_size(make, convert):
 def test_later_sources_must_have_the_board_size_of_the_store(make, convert, tmp_path):
     before = convert(make.v2("b.pkl.gz", make.games(3))).files()
     other = other_size(make, "a.pkl.gz", 4)
-    with pytest.raises(InputError, match="found 4 x 4, and 5 x 5 in the store") as caught:
+    with pytest.raises(InputError, match="found 4 x 4; in the store, 5 x 5") as caught:
         convert(other, max_reject_rate=1.0)
     store = tmp_path / "store"
     assert caught.value.commands == (
