@@ -25,6 +25,7 @@ from hexdata.fill import (
     boards_to_fill,
     fill_dtype,
     fill_to_move,
+    fill_to_packed,
     fill_to_policy,
     fill_to_stones,
     games_to_fill,
@@ -85,6 +86,21 @@ def test_every_position_of_a_game_follows_from_its_fill_row(n: int) -> None:
         policy = np.zeros((len(rows), n * n), np.float32)
         policy[np.arange(len(moves)), moves] = 1
         assert fill_to_policy(rows, plies).tobytes() == policy.tobytes()
+
+
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("count", [0, 1, 511, 512, 513, 1100])
+def test_positions_of_games_are_packed(n: int, count: int) -> None:
+    """Positions are packed in groups of 512; any order and repetition are allowed."""
+    games, rng = games_of(n), np.random.default_rng([n, count])
+    boards = [pack_boards(replay(moves, n, first_player)) for moves, first_player in games]
+    chosen = rng.integers(0, len(games), count)
+    plies = np.array([rng.integers(0, len(boards[game])) for game in chosen], np.int64)
+    first_players = np.array([first_player for _, first_player in games])
+    packed = fill_to_packed(fill_of(games, n), chosen, plies + first_players[chosen])
+    assert (packed.dtype, packed.shape) == (np.uint8, (count, boards[0].shape[1]))
+    for row, game, ply in zip(packed, chosen, plies, strict=True):
+        assert np.array_equal(row, boards[game][ply])
 
 
 def test_a_fill_row_has_the_plies_of_the_game() -> None:

@@ -12,9 +12,9 @@ from typing import Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from hexdata.board import replay_packed
 from hexdata.checks import as_int, check_count
 from hexdata.errors import ConfigError, StoreError
+from hexdata.fill import fill_to_packed, games_to_fill
 from hexdata.live.chunk import PLY_STRIDE, Chunk, GameBatch
 from hexdata.live.stage import Transform
 from hexdata.order import derive_key, sort_key, uniform_draw
@@ -203,26 +203,25 @@ def _unpack_moves(chunks: Sequence[Chunk], selected: Bools) -> Block:
     games = [chunk.moves for chunk in chunks if chunk.moves is not None]
     moves = np.concatenate(games)
     lengths = np.array([len(game) for game in games])
-    game, ply = np.nonzero(selected)
-    starts = np.concatenate(([0], np.cumsum(lengths[:-1] + 1)))
-    rows = starts[game] + ply
-    # The move at each position; the last position of each game has none.
-    move_at = np.insert(moves, np.cumsum(lengths), NO_MOVE)
-    tiers = np.full(len(move_at), NO_TIER, np.uint8)
-    for start, chunk in zip(starts.tolist(), chunks, strict=True):
+    move_at = np.full(selected.shape, NO_MOVE, np.uint16)
+    move_at[np.arange(selected.shape[1]) < lengths[:, np.newaxis]] = moves
+    tiers = np.full(selected.shape, NO_TIER, np.uint8)
+    for row, chunk in enumerate(chunks):
         if chunk.tiers is not None:
-            tiers[start : start + chunk.positions] = chunk.tiers
+            tiers[row, : chunk.positions] = chunk.tiers
+    game, ply = np.nonzero(selected)
     number = np.array([chunk.number for chunk in chunks], np.int64)[game]
+    fill = games_to_fill(moves, lengths, np.zeros_like(lengths), chunks[0].board_size)
     return {
-        "board": replay_packed(moves, lengths, chunks[0].board_size).take(rows, axis=0),
+        "board": fill_to_packed(fill, game, ply),
         "game_id": number,
-        "move": move_at[rows],
+        "move": move_at[selected],
         "player_to_move": (ply & 1).astype(np.uint8),
         "position_id": number * PLY_STRIDE + ply,
         "position_in_game": ply.astype(np.uint16),
         "total_positions": (lengths + 1).astype(np.uint16)[game],
         "value": np.array([chunk.value for chunk in chunks], np.float32)[game],
-        "value_sample_tier": tiers[rows],
+        "value_sample_tier": tiers[selected],
     }
 
 

@@ -21,6 +21,7 @@ from hexdata.live import Chunk, LiveLoader, LiveOptions, StageOptions, Targets
 from hexdata.live.chunk import SCANNED, ChunkSource, FoundFile, ReadProgress
 from hexdata.live.state import decode_state, encode_state
 from hexdata.order import ORDER_VERSION
+from hexdata.shards.blocks import block_fields
 from tests.live.sample_games import SampleGames, block_chunk, move_chunks
 
 if TYPE_CHECKING:
@@ -381,7 +382,18 @@ def test_the_names_of_items_in_states_are_pinned():
     source = ("ChunkSource", {"file": stored_file, "chunks": [], "reading": reading})
     assert encode_state(ChunkSource(file, [], progress)) == source
     name, parts = encode_state(move_chunks(1)[0])
-    assert (name, list(parts)[:3], parts["place"]) == ("Chunk", ["board_size", "source", "place"], 0)
+    names = ["board_size", "source", "place", "game_hash", "moves", "value", "tiers", "block", "flags"]
+    assert (name, list(parts), parts["place"]) == ("Chunk", [*names, "number"], 0)
+    assert parts["moves"][:2] == ("array", "<u2")
+
+
+def test_the_rows_of_the_reservoir_in_states_are_pinned():
+    with LiveLoader("nowhere", config=made()) as loader:
+        next(iter(loader))
+        sampler = decode_state(loader.state_dict()["pipeline"])["ShufflingFrameSampler"]
+    assert {name: (array.dtype.str, array.shape[1:]) for name, array in sampler["stage"]["rows"].items()} == {
+        name: (spec.dtype, spec.shape) for name, spec in block_fields(5, with_policy=False).items()
+    }
 
 
 def test_the_names_of_options_in_states_are_pinned(tmp_path):
