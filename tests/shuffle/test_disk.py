@@ -292,8 +292,8 @@ def test_waits_double_up_to_the_maximum() -> None:
     retry = RetryPolicy(attempts=7, first_wait=0.5, longest_wait=3.0)
     assert run_failing(retry, [error] * 5 + [None]) == ([0.5, 1.0, 2.0, 3.0, 3.0], None)
     assert run_failing(retry, [error] * 9) == ([0.5, 1.0, 2.0, 3.0, 3.0, 3.0], error)
-    full = OSError(errno.ENOSPC, "no")
-    assert run_failing(retry, [error, full, None]) == ([0.5], full)
+    other, full = OSError(errno.EIO, "no"), OSError(errno.ENOSPC, "no")  # ``error`` is used up
+    assert run_failing(retry, [other, full, None]) == ([0.5], full)
 
 
 def test_temporary_errors_are_recognized() -> None:
