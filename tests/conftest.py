@@ -109,6 +109,7 @@ SLOW_FILES = frozenset(
         "live/test_prometheus.py",
         "loader/test_epoch_ends.py",
         "loader/test_games_converted.py",
+        "loader/test_games_faults.py",
         "loader/test_games_mode.py",
         "loader/test_games_promises.py",
         "loader/test_loader.py",

@@ -32,7 +32,7 @@ from hexdata.shards.options import Check
 from hexdata.storage import AnyPath
 from hexdata.store import Store
 from hexdata.store.integrity import rebuild_hint, require_intact
-from hexdata.store.parquet import open_parquet, read_parquet
+from hexdata.store.parquet import open_parquet, read_parquet, require_rows
 
 __all__ = ["read_game_table", "table_digest"]
 
@@ -273,12 +273,12 @@ class _TableReader:
             [np.empty(0, np.uint8)],
             [np.empty(0, np.int64)],
         )
-        count = 0
+        count, last_id = 0, -1
         for path in self._store.files("games"):
-            table = read_parquet(path, _GAME_COLUMNS).filter(pa.compute.field("split") == self._split)
+            table = read_parquet(path, _GAME_COLUMNS)
+            last_id = self._check_games(path, table, last_id)
+            table = table.filter(pa.compute.field("split") == self._split)
             game_ids = table.column("game_id").to_numpy()
-            if len(game_ids) and not (game_ids.min() >= 0 and game_ids.max() < games):
-                raise self._invalid(path, "game_id", game_ids.max(), f"0 to {games - 1}")
             self._number[game_ids] = _NOT_IN_TABLE
             rows, moves, counts_of_moves = _whole_games(table, self._cells)
             if not len(rows):
@@ -296,11 +296,28 @@ class _TableReader:
                 lengths.append(counts_of_moves[distinct] + 1)
                 count += len(chosen)
         game_id, length = np.concatenate(ids), np.concatenate(lengths)
-        if (np.diff(game_id) <= 0).any():
-            raise self._invalid(self._store.path / "games", "game_id", "ids out of order", "ascending ids")
         tier = np.full(int(length.sum()), NO_TIER, np.uint8) if self._tiers else None
         starts = np.concatenate([[0], np.cumsum(length)])
         return _Candidates(fill[:count], np.concatenate(first_players), game_id, starts, tier)
+
+    def _check_games(self, path: AnyPath, table: pa.Table, last_id: int) -> int:
+        """Check the ids and splits of a part of the games, and return its last id.
+
+        Args:
+            path: The part.
+            table: Its rows.
+            last_id: Last id of the part before.
+        """
+        ids = table.column("game_id").to_numpy()
+        last = self._store.manifest.counts["games"] - 1
+        wrong = np.flatnonzero((np.diff(ids, prepend=last_id) <= 0) | (ids > last))
+        if len(wrong):
+            expected = f"ascending numbers up to {last}"
+            raise self._invalid(path, "game_id", f"{ids[wrong[0]]} in row {wrong[0]}", expected)
+        for split in table.column("split").unique().to_pylist():
+            if split not in SPLITS:
+                raise self._invalid(path, "split", split, ", ".join(SPLITS))
+        return int(ids[-1]) if len(ids) else last_id
 
     # --- first pass -----------------------------------------------------------------------------------
 
@@ -338,6 +355,10 @@ class _TableReader:
         if not len(heads):
             return
 
+        ids = position_id[heads]
+        # Nothing else determines these labels.
+        self._check_values(part, {"value": value[heads].view(np.float32), "position_id": ids})
+        self._check_values(part, {"position_id": ids + (lengths - 1)})
         games, first_plies = number[heads], ply[heads].astype(np.int64)
         alone = np.flatnonzero(table.first_player[games] > 1)  # games without moves
         table.first_player[games[alone]] = player[heads[alone]] & 1
@@ -348,7 +369,6 @@ class _TableReader:
         table.demote(number[self._other_rows(number, ply, rows)])
         self._count_positions(games[plain], first_plies[plain], lengths[plain])
 
-        ids = position_id[heads]
         np.minimum.at(table.lowest_id, games, ids)
         np.maximum.at(table.highest_id, games, ids + lengths - 1)
         first_ids = ids - first_plies
@@ -360,8 +380,9 @@ class _TableReader:
         table.own_values[games[table.value[games] != value[heads]]] = True
         if table.tier is not None:
             tiers = _column(rows, "value_sample_tier", NO_TIER)
-            chosen = _ranges(heads[plain], lengths[plain])
-            table.tier[_ranges((table.starts[games] + first_plies)[plain], lengths[plain])] = tiers[chosen]
+            tiers = tiers[_ranges(heads[plain], lengths[plain])]
+            self._check_values(part, {"value_sample_tier": tiers})
+            table.tier[_ranges((table.starts[games] + first_plies)[plain], lengths[plain])] = tiers
 
     def _numbers(self, part: int, rows: pa.Table) -> npt.NDArray[np.int32]:
         """Return the number of the game of each position in the table, or why it has none."""
@@ -370,7 +391,9 @@ class _TableReader:
             low, high = int(game_id.min()), int(game_id.max())
             if low < NO_GAME or high >= len(self._number) - 1:
                 expected = f"0 to {len(self._number) - 2}, or null"
-                raise self._invalid(self._parts[part].path, "game_id", min(low, high, key=abs), expected)
+                raise self._invalid(
+                    self._parts[part].path, "game_id", low if low < NO_GAME else high, expected
+                )
             facts = self._facts[part]
             facts.lowest_game, facts.highest_game = min(facts.lowest_game, low), max(facts.highest_game, high)
         return self._number.take(game_id, mode="wrap")
@@ -498,7 +521,11 @@ class _TableReader:
                 continue
             chosen = rows.take(pa.array(others))
             policies = chosen.column("policy")
-            block = columns_to_block(chosen, with_policy=policies.null_count < len(policies))
+            try:
+                block = columns_to_block(chosen, with_policy=policies.null_count < len(policies))
+            except StoreError as error:
+                path = self._parts[part].path
+                raise self._invalid(path, "policy", error.found, f"{self._cells} numbers") from error
             self._check_values(part, block)
             if "policy" in block:
                 self._require_memory(2 * block["policy"].nbytes)  # for the blocks and for their concatenation
@@ -531,7 +558,7 @@ class _TableReader:
         return joined if (np.diff(ids) > 0).all() else take_rows(joined, np.argsort(ids, kind="stable"))
 
     def _arrays(self, own_labels: dict[str, Array], packed: Block) -> dict[str, Array]:
-        """Return the arrays of the table, after checking the labels that nothing else determines."""
+        """Return the arrays of the table."""
         table = self._table
         arrays: dict[str, Array] = {
             "fill": table.fill,
@@ -544,10 +571,6 @@ class _TableReader:
         if table.tier is not None:
             arrays["tier"] = table.tier
         arrays |= own_labels
-        for name, label in (("value", "value"), ("values", "value"), ("tier", "value_sample_tier")):
-            bad = find_bad_row(label, arrays[name], self.board_size) if name in arrays else None
-            if bad is not None:
-                raise self._invalid(self._store.path / "positions", label, bad.found, bad.expected)
         return arrays | {PACKED_PREFIX + name: array for name, array in packed.items()}
 
     # --- files ----------------------------------------------------------------------------------------
@@ -573,10 +596,11 @@ class _TableReader:
         self, parts: Sequence[int], columns: Sequence[str], *, boards: bool
     ) -> Iterator[tuple[int, pa.Table]]:
         for part in parts:
-            path, _, check_boards = self._parts[part]
+            path, rows, check_boards = self._parts[part]
             names = [*columns, "board"] if boards and check_boards else [*columns]
             schema = pa.schema([self._schema.field(name) for name in names])
             with open_parquet(path, schema) as file:
+                require_rows(path, file, rows)
                 for group in range(file.num_row_groups):
                     yield part, file.read_row_group(group, columns=names)
 
@@ -639,7 +663,7 @@ def _whole_games(games: pa.Table, cells: int) -> tuple[Int64Array, Array, Int64A
 
     Args:
         games: Columns of games.
-        cells: Number of cells of a board. Games with other moves are left out.
+        cells: Number of cells of a board. Games with other moves, or null moves, are left out.
     """
     moves = games.column("moves").combine_chunks()
     lengths = moves.value_lengths().fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
@@ -647,7 +671,7 @@ def _whole_games(games: pa.Table, cells: int) -> tuple[Int64Array, Array, Int64A
     totals = games.column("total_positions").fill_null(0).to_numpy()
     whole = (lengths >= 0) & (lengths <= cells) & (positions == lengths + 1) & (totals == lengths + 1)
     rows = np.flatnonzero(whole)
-    values = moves.filter(pa.array(whole)).flatten().to_numpy(zero_copy_only=False)
+    values = moves.filter(pa.array(whole)).flatten().fill_null(NO_MOVE).to_numpy()
     if len(values) and values.max() >= cells:
         of_game = np.repeat(np.arange(len(rows)), lengths[rows])
         valid = np.ones(len(rows), np.bool_)

@@ -213,9 +213,17 @@ def _dense_policies(column: pa.ChunkedArray, cells: int) -> Block:
             found=f"{lengths[wrong]} numbers",
             expected=cells,
         )
-    numbers = dense.combine_chunks().flatten().to_numpy()
+    numbers = dense.combine_chunks().flatten()
+    if numbers.null_count:
+        wrong = int(np.flatnonzero(numbers.is_null().to_numpy(zero_copy_only=False))[0])
+        raise StoreError(
+            "a dense policy contains a null",
+            record=f"row {rows[wrong // cells]}",
+            found=f"null for cell {wrong % cells}",
+            expected="a number",
+        )
     return {
-        "policy": numbers.astype("<f4", copy=False).reshape(-1, cells),
+        "policy": numbers.to_numpy().astype("<f4", copy=False).reshape(-1, cells),
         "policy_row": rows.astype("<u4"),
     }
 

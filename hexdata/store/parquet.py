@@ -26,6 +26,7 @@ __all__ = [
     "read_parquet",
     "read_rows",
     "regroup",
+    "require_rows",
     "write_parquet",
 ]
 
@@ -149,7 +150,7 @@ def open_parquet(path: AnyPath, schema: pa.Schema | None = None) -> Iterator[pq.
             if schema is not None:
                 _require_columns(path, file.schema_arrow, schema)
             yield file
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the latter in damaged column names
         if not _is_damage(error):
             raise
         raise StoreError(
@@ -193,14 +194,23 @@ def check_table(path: AnyPath, schema: pa.Schema, rows: int) -> None:
                 expected=", ".join(schema.names),
                 hint="Restore the file, or convert the sources into a new store.",
             )
-        if file.metadata.num_rows != rows:
-            raise StoreError(
-                "the number of rows differs from the manifest",
-                path=path,
-                found=f"{file.metadata.num_rows:,}",
-                expected=f"{rows:,}",
-                hint="Restore the file, or convert the sources into a new store.",
-            )
+        require_rows(path, file, rows)
+
+
+def require_rows(path: AnyPath, file: pq.ParquetFile, rows: int) -> None:
+    """Check the number of rows of an open Parquet file of a store.
+
+    Raises:
+        StoreError: The file has another number of rows.
+    """
+    if file.metadata.num_rows != rows:
+        raise StoreError(
+            "the number of rows differs from the manifest",
+            path=path,
+            found=f"{file.metadata.num_rows:,}",
+            expected=f"{rows:,}",
+            hint="Restore the file, or convert the sources into a new store.",
+        )
 
 
 def _is_damage(error: Exception) -> bool:
