@@ -30,10 +30,10 @@ from hexdata.board import (
     parse_moves,
     replay_packed,
     split_trmph,
-    unpack_boards,
     winner_of,
 )
 from hexdata.errors import FormatError, Reason
+from hexdata.fill import fill_to_stones, games_to_fill, never_filled
 from hexdata.formats.gunzip import GunzipFile, GunzipLimits
 from hexdata.formats.source import BATCH_ROWS, SALVAGEABLE, FilePart, RawBatch, Rejection
 from hexdata.schema import raw_schema
@@ -354,8 +354,9 @@ def _flatten(games: Sequence[_Line]) -> tuple[npt.NDArray[np.uint16], npt.NDArra
 
 def _chain_winners(games: Sequence[_Line], n: int) -> npt.NDArray[np.int8]:
     moves, lengths = _flatten(games)
-    finals = replay_packed(moves, lengths, n)[np.cumsum(lengths + 1) - 1]
-    return winner_of(unpack_boards(finals, n, np.uint8))
+    fill = games_to_fill(moves, lengths, np.zeros_like(lengths), n)
+    final_ply = np.full(len(fill), never_filled(fill.dtype), fill.dtype)
+    return winner_of(fill_to_stones(fill, final_ply).reshape(-1, 2, n, n))
 
 
 def _batch(lines: list[_Line], record: int, n: int) -> RawBatch:
