@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -118,6 +119,7 @@ SLOW_FILES = frozenset(
         "loader/test_row_filter.py",
         "loader/test_stream.py",
         "pytorch/test_epochs.py",
+        "pytorch/test_games_mode.py",
         "pytorch/test_loader.py",
         "pytorch/test_unpack.py",
         "quality/test_quality.py",
@@ -370,6 +372,16 @@ def _sources_of(count: int, positions: int) -> pa.Table:
         for i in range(count)
     ]
     return pa.Table.from_pylist(sources, schema=sources_schema())
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for temporary files of this test and of its child processes."""
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    return folder
 
 
 @pytest.fixture

@@ -309,6 +309,27 @@ def test_many_positions_without_any_game(tmp_path: Path) -> None:
     assert (table.game_rows, len(packed_ids(table))) == (0, len(rows))
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_the_game_of_every_row_is_found(tmp_path: Path, seed: int) -> None:
+    """For games of many lengths, of which several may begin within a group of rows."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, (2, 3, 20, 300)[seed % 4], 400)
+    lengths[: seed * 20] = 1
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    arrays = {
+        "fill": np.empty((400, 0), np.uint8),
+        "first_player": np.zeros(400, np.uint8),
+        "starts": starts,
+        "packed.position_id": np.empty(0, np.int64),
+    }
+    table = GameTable(20, arrays, read_again=lambda: table)
+    rows = rng.permutation(starts[-1])
+    games, plies = table.find(rows)
+    expected = np.searchsorted(starts, rows, side="right") - 1
+    assert np.array_equal(games, expected)
+    assert np.array_equal(plies, rows - starts[expected])
+
+
 # --- shuffled collections -----------------------------------------------------------------------------
 
 
@@ -383,9 +404,17 @@ def _set(rng: np.random.Generator, rows: list[Row], name: str, value: object) ->
     rows[int(rng.integers(len(rows)))][name] = value
 
 
-@pytest.mark.parametrize("seed", range(24))
-def test_random_changes_to_random_games(tmp_path: Path, seed: int) -> None:
+CHANGED = tuple(COMPARED[i] for i in (1, 3, 7, 8, 9, 10))
+"""Options with which changed games are compared: all conditions, which scan the labels."""
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_random_changes_to_random_games(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Also with row groups and scanned blocks that end within games."""
     rng = np.random.default_rng(seed)
+    monkeypatch.setattr("hexdata.store.parquet.ROW_GROUP_ROWS", int(rng.integers(1, 99)))
+    monkeypatch.setattr("hexdata.loader.game_table._SCAN_ROWS", int(rng.integers(1, 99)))
+    monkeypatch.setattr("hexdata.fill._GAMES_AT_ONCE", int(rng.integers(1, 9)))
     games = sample_games(int(rng.integers(1, 25)), BOARD_SIZE, seed)
     rows = flat([position_rows(game, BOARD_SIZE, float(rng.integers(2))) for game in games])
     for _ in range(int(rng.integers(30))):
@@ -396,4 +425,4 @@ def test_random_changes_to_random_games(tmp_path: Path, seed: int) -> None:
         rows = [rows[i] for block in rng.permutation(len(blocks)) for i in blocks[block]]
     cuts = np.sort(rng.integers(0, len(rows) + 1, int(rng.integers(4))))
     parts = [rows[a:b] for a, b in zip([0, *cuts], [*cuts, len(rows)], strict=True)]
-    write(tmp_path / "store", games, parts, SHUFFLED)
+    write(tmp_path / "store", games, parts, SHUFFLED, options=CHANGED)

@@ -344,16 +344,6 @@ def test_loaders_in_threads_deliver_the_same(store: Path) -> None:
 # --- the table in several processes -------------------------------------------------------------------
 
 
-@pytest.fixture
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder for temporary files of this test and of its child processes."""
-    folder = tmp_path / "tmp"
-    folder.mkdir()
-    monkeypatch.setenv("TMPDIR", str(folder))
-    monkeypatch.setattr(tempfile, "tempdir", None)
-    return folder
-
-
 def shared_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("hexdata-*.arrays"))
 
