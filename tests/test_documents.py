@@ -35,6 +35,8 @@ ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([*ROOT.glob("README.md"), *(ROOT / "docs").rglob("*.md")])
 PLAIN = {"json", "mermaid", "sql", "text", "{eval-rst}", "{toctree}"}
 """Languages of blocks that are not run, except ``sql`` with a store; Sphinx runs its own blocks."""
+OPTIONAL = {"jax", "torch"}
+"""Libraries without which the blocks that import them are skipped."""
 LONGEST_COMMAND = 300.0
 """Seconds after which a command is considered to hang."""
 
@@ -145,18 +147,19 @@ def run_console(block: Block, scratch: Path, shelf: Path) -> None:
         raise block.error("no line of the block starts with $: it is text")
 
 
-def needs_torch(text: str) -> bool:
-    """Return whether a block imports PyTorch or ``hexdata.torch``."""
+def lacks_library(text: str) -> bool:
+    """Return whether a block imports PyTorch, ``hexdata.torch`` or JAX, and the library is not installed."""
     nodes = list(ast.walk(ast.parse(text)))
     names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
-    return any("torch" in name.split(".") for name in names)
+    parts = {part for name in names for part in name.split(".")}
+    return any(find_spec(library) is None for library in OPTIONAL & parts)
 
 
 def run_python(block: Block, namespace: dict[str, Any]) -> None:
     """Run a block in this process; a traceback contains the line of the document."""
     try:
-        if needs_torch(block.text) and find_spec("torch") is None:
+        if lacks_library(block.text):
             return
         exec(compile("\n" * (block.line - 1) + block.text, block.where, "exec"), namespace)
     except Exception as error:
@@ -316,9 +319,12 @@ def test_a_failing_block_is_named(text, message, tmp_path, scratch, shelf):
         run_document(write(tmp_path, text), scratch, shelf)
 
 
-def test_blocks_for_torch_wait_for_torch(tmp_path, scratch, shelf, monkeypatch):
+@pytest.mark.parametrize("library", ["torch", "jax.numpy", "hexdata.torch"])
+def test_blocks_are_skipped_without_the_library_that_they_import(
+    tmp_path, scratch, shelf, monkeypatch, library
+):
     monkeypatch.setitem(globals(), "find_spec", lambda name: None)
-    document = write(tmp_path, "```python\nimport torch\n\nraise SystemExit\n```")
+    document = write(tmp_path, f"```python\nimport {library}\n\nraise SystemExit\n```")
     run_document(document, scratch, shelf)
 
 

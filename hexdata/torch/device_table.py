@@ -372,12 +372,13 @@ class DevicePositions:
 
     def _delivered_fill(self) -> Tensor:
         fill = self._fill_image
+        narrow = fill.dtype == torch.uint8
+        if narrow and self._swapped is None:
+            return fill
         never = fill == self._table.never
         if self._swapped is not None:
             fill = fill + (self._swapped[:, None] & ~never)
-        if fill.dtype == torch.uint8:
-            return fill
-        return fill.masked_fill(never, -1).view(torch.uint16)
+        return fill if narrow else fill.masked_fill(never, -1).view(torch.uint16)
 
     @property
     def ply(self) -> Tensor:

@@ -20,7 +20,14 @@ torch = pytest.importorskip("torch")
 
 from torch.utils.data import DataLoader  # noqa: E402 - only where PyTorch is
 
-from hexdata.torch import LoaderDataset, TorchLoader, expand_policy, to_device, unpack  # noqa: E402
+from hexdata.torch import (  # noqa: E402
+    DeviceLoader,
+    LoaderDataset,
+    TorchLoader,
+    expand_policy,
+    to_device,
+    unpack,
+)
 
 HERE = Path(__file__).parent
 POSITIONS = 1_000_000
@@ -91,6 +98,65 @@ def test_settings_against_the_loader_alone(folder, versus, name):
     ours, alone = make(folder), TorchLoader(whole_loader(folder))
     count(ours)  # workers start and the files come into the cache
     assert versus(partial(count, ours), partial(count, alone), POSITIONS, ROUNDS) > floor
+
+
+GAMES: dict[str, tuple[float, dict[str, Any]]] = {
+    "float32": (0.05, {"planes": 3}),
+    "float32, symmetries": (0.05, {"planes": 3, "symmetry": True}),
+    "uint8": (0.05, {"planes": 3, "board": "uint8"}),
+    "fill rows": (0.05, {"board": "fill", "fields": ("board", "value")}),
+}
+"""Options of a loader in games mode, and the lowest rate of a ``DeviceLoader`` relative to that loader."""
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Let PyTorch use one thread, as NumPy does."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("name", GAMES)
+def test_a_device_loader_on_the_cpu_against_the_loader_alone(store, versus, name):
+    floor, options = GAMES[name]
+    plain = Loader(store, mode="games", batch_size=BATCH, **options)
+    ours = DeviceLoader(Loader(store, mode="games", batch_size=BATCH, **options), "cpu")
+
+    def run(batches: Any) -> None:
+        for _ in batches:
+            pass
+
+    run(plain)
+    run(ours)
+    assert versus(partial(run, ours), partial(run, plain), plain.positions, ROUNDS) > floor
+
+
+@needs_cuda
+@pytest.mark.parametrize("board", ["float16", "float32", "fill"])
+def test_a_device_loader_against_packed_transfer(store, versus, board):
+    options = {"mode": "games", "batch_size": BATCH}
+    ours = DeviceLoader(Loader(store, board=board, **options), "cuda")
+    packed = Loader(store, board="packed", fields=("board", "move", "value"), **options)
+    rival = TorchLoader(packed, num_workers=WORKERS)
+
+    def run_ours() -> None:
+        for _ in ours:
+            pass
+        torch.cuda.synchronize()
+
+    def run_rival() -> None:
+        for batch in rival:
+            arrived = to_device(batch, "cuda")
+            unpack(arrived["board"])
+            expand_policy(arrived["move"], CELLS)
+        torch.cuda.synchronize()
+
+    run_ours()
+    run_rival()
+    assert versus(run_ours, run_rival, packed.positions, ROUNDS) > 1
 
 
 class Trainer:
