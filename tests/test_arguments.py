@@ -141,9 +141,9 @@ def test_options_of_a_torch_loader_are_checked(shards, option, values):
 @pytest.mark.parametrize("loader", ["path", None, Path("store"), 3])
 def test_a_torch_loader_requires_a_loader(loader):
     pytest.importorskip("torch")
-    from hexdata.torch import LoaderDataset, TorchLoader
+    from hexdata.torch import DeviceLoader, LoaderDataset, TorchLoader
 
-    for form in (TorchLoader, LoaderDataset):
+    for form in (TorchLoader, LoaderDataset, DeviceLoader):
         with pytest.raises(ConfigError, match=r"loader cannot be used; found .*; expected a hexdata\.Loader"):
             form(loader)
 

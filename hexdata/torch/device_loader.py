@@ -47,8 +47,8 @@ class DeviceLoader(TensorLoader[_DeviceDelivery]):
 
     For n = 13 a million games take 170 MB of the device's memory for the fill rows, and 20 to 30 MB for
     their labels, depending on the fields. A million positions that belong to no game take as much. Value
-    sample tiers take one byte per position, selections two. Making float32 boards with policies takes some
-    300 MB in addition.
+    sample tiers take one byte per position, selections two. Making float32 boards with policies takes an
+    estimated 300 MB in addition.
 
     Example::
 

@@ -81,7 +81,7 @@ SETTINGS: dict[str, tuple[float, Callable[[Path], Any]]] = {
         ),
     ),
 }
-"""How fast each must at least be, of the rate of the loader alone. On two cores all share them."""
+"""Lowest rate of each setting relative to the loader alone. All processes share two cores."""
 
 
 def count(batches: Any) -> None:
@@ -96,7 +96,7 @@ def count(batches: Any) -> None:
 def test_settings_against_the_loader_alone(folder, versus, name):
     floor, make = SETTINGS[name]
     ours, alone = make(folder), TorchLoader(whole_loader(folder))
-    count(ours)  # workers start and the files come into the cache
+    count(ours)  # starts the workers and fills the page cache
     assert versus(partial(count, ours), partial(count, alone), POSITIONS, ROUNDS) > floor
 
 
@@ -111,7 +111,7 @@ GAMES: dict[str, tuple[float, dict[str, Any]]] = {
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """Let PyTorch use one thread, as NumPy does."""
+    """Set the number of threads of PyTorch to one, as NumPy has."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
