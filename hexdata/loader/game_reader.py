@@ -41,6 +41,8 @@ Bools = npt.NDArray[np.bool_]
 Int64Array = npt.NDArray[np.int64]
 
 _TABLES: Final = ("games", "positions")
+_SMALL_TABLES: Final = ("games", "sources")
+"""Tables that are always hashed."""
 _OTHER_SPLIT: Final = -2
 _NOT_IN_TABLE: Final = -1
 _SHUFFLED: Final = "legacy-shuffled"
@@ -75,7 +77,7 @@ def read_game_table(
         split: "train", "val" or "test". Positions without a game are in "train".
         tiers: Whether to read value sample tiers.
         check: "sizes" compares the sizes of the files of positions with the manifest. "digests" hashes them
-            and compares every board with the moves of its game. The files of games are always hashed.
+            and compares every board with the moves of its game. Files of games and sources are always hashed.
             Default: "sizes".
         progress: Advanced by the number of positions (default: no reports).
 
@@ -120,7 +122,7 @@ def _read_again(path: AnyPath, digest: str, split: str, *, tiers: bool, check: C
 
 def _check_files(store: Store, check: Check, progress: Progress) -> None:
     if check == "digests":
-        require_intact(store, _TABLES, progress=progress)
+        require_intact(store, (*_SMALL_TABLES, "positions"), progress=progress)
         return
     for name in store.missing("positions"):
         raise StoreError(
@@ -128,7 +130,7 @@ def _check_files(store: Store, check: Check, progress: Progress) -> None:
             path=store.path / name,
             hint=rebuild_hint(store, name),
         )
-    require_intact(store, ["games"], progress=progress)
+    require_intact(store, _SMALL_TABLES, progress=progress)
 
 
 _OF_KEPT_GAMES: Final = (

@@ -67,7 +67,7 @@ class GameTable:
               then the lowest id. Absent if there are no such games.
             - ``tier`` uint8 (R,): value sample tiers. Absent if no member or condition needs them.
             - ``packed.NAME`` (P, …): the fields of the other positions, as in a block.
-        read_again: Returns an equal table. Called by a copy whose temporary file is gone.
+        read_again: Returns an equal table. Called by a copy that cannot open the temporary file.
 
     Attributes:
         board_size: Board size n.
@@ -271,7 +271,7 @@ class GameTable:
 def _open_copy(board_size: int, shared: SharedArrays, read_again: Callable[[], GameTable]) -> GameTable:
     try:
         arrays = shared.arrays()
-    except FileNotFoundError:
+    except (FileNotFoundError, PermissionError):  # gone, or of another user
         return read_again()
     table = GameTable(board_size, arrays, read_again)
     table._shared = shared

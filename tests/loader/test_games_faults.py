@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 N = 5
 GAMES = "games/part-000000.parquet"
+SOURCES = "sources/part-000000.parquet"
 POSITIONS = "positions/part-000001.parquet"
 
 Change = Callable[[list[Row], list[Row]], None]
@@ -86,7 +87,7 @@ def check_error(error: HexdataError, name: str) -> None:
 # --- files --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [GAMES, POSITIONS])
+@pytest.mark.parametrize("name", [GAMES, POSITIONS, SOURCES])
 @pytest.mark.parametrize("check", ["sizes", "digests"])
 def test_missing_and_cut_files(store: Path, name: str, check: Any) -> None:
     data = (store / name).read_bytes()
@@ -100,7 +101,7 @@ def test_missing_and_cut_files(store: Path, name: str, check: Any) -> None:
         check_error(caught.value, name)
 
 
-@pytest.mark.parametrize("name", [GAMES, POSITIONS])
+@pytest.mark.parametrize("name", [GAMES, POSITIONS, SOURCES])
 def test_flipped_bits_are_found_by_digests(store: Path, name: str) -> None:
     path = store / name
     data = path.read_bytes()
@@ -108,7 +109,7 @@ def test_flipped_bits_are_found_by_digests(store: Path, name: str) -> None:
         damaged = bytearray(data)
         damaged[offset] ^= 1 << (offset % 8)
         path.write_bytes(damaged)
-        for check in ("sizes", "digests") if name == GAMES else ("digests",):
+        for check in ("digests",) if name == POSITIONS else ("sizes", "digests"):
             with pytest.raises(StoreError) as caught:
                 read_all(store, check=check)
             check_error(caught.value, name)

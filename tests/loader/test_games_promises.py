@@ -22,6 +22,7 @@ from hexdata.convert import ConvertOptions, convert_sources
 from hexdata.errors import BudgetError, ConfigError, StoreError
 from hexdata.loader import Loader, Mixture, PositionDataset, combine_digests
 from hexdata.loader.game_table import GameTable
+from hexdata.loader.shared_arrays import SharedArrays
 from hexdata.order import shuffle_indices
 from tests.conftest import DemoTrmph
 from tests.loader.game_stores import (
@@ -380,6 +381,19 @@ def test_a_copy_outlives_its_owner(store: Path, temporary: Path) -> None:
     assert ids_of(late) == expected
     assert shared_files(temporary) == []
     assert ids_of(pickle.loads(pickle.dumps(copy))) == ids_of(late)
+
+
+def test_a_copy_of_another_user_reads_the_games_again(
+    store: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = Loader(store, batch_size=24, fields=IDS)
+    data = pickle.dumps(loader)
+
+    def refuse(self: SharedArrays) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(SharedArrays, "arrays", refuse)
+    assert ids_of(pickle.loads(data)) == ids_of(loader)
 
 
 def test_a_copy_refuses_a_store_that_has_changed(
