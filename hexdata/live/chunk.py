@@ -75,8 +75,9 @@ SCANNED = FoundFile(None)
 class Chunk:
     """One game: all the positions that its source has, with values in the store's convention.
 
-    A complete game that follows the rules is stored as its moves, and its boards are computed on demand. Any
-    other game is stored as a ``block``, with the boards of its source.
+    A complete game that follows the rules is stored as its moves, which take less memory than its fill row;
+    ``hexdata.fill`` makes its boards on demand. Any other game is stored as a ``block``, with the boards of
+    its source.
     """
 
     board_size: int
