@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import re
-import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -37,12 +36,14 @@ MOST_POSITIONS = 4_000_000
 def proportional_bytes() -> int:
     """Return the memory of this process and its children; a page that k of them map counts 1/k in each."""
     process = psutil.Process()
-    return sum(proportional_of(each.pid) for each in (process, *process.children(recursive=True)))
+    processes = (process, *process.children(recursive=True))
+    return sum(read_bytes(f"/proc/{each.pid}/smaps_rollup", "Pss") for each in processes)
 
 
-def proportional_of(pid: int) -> int:
-    text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
-    return 1024 * sum(int(size) for size in re.findall(r"^Pss:\s+(\d+) kB$", text, re.MULTILINE))
+def read_bytes(path: str, name: str) -> int:
+    """Return a size from a file of /proc."""
+    text = Path(path).read_text(encoding="ascii")
+    return 1024 * sum(int(size) for size in re.findall(rf"^{name}:\s+(\d+) kB$", text, re.MULTILINE))
 
 
 def resident_bytes() -> int:
@@ -65,7 +66,7 @@ def first(store: Path, mode: Any = "games") -> dict[str, Any]:
         "open": opened - imported,
         "first batch": time.perf_counter() - opened,
         "torch": "torch" in sys.modules,
-        "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "peak": read_bytes("/proc/self/status", "VmHWM"),
     }
 
 
