@@ -7,6 +7,8 @@ Run as a script:
   and the memory over an epoch.
 - ``games_process.py workers STORE NUMBER METHOD``: the rate of ``TorchLoader`` with so many workers, and the
   memory of all processes.
+- ``games_process.py rates STORE``: positions per second of CPU time of exact mode and forms of games mode,
+  which other processes slow less than rates by the clock. The store needs shards.
 """
 
 from __future__ import annotations
@@ -24,6 +26,19 @@ from typing import Any
 import psutil
 
 BATCH = 1_024
+LARGE_BATCH = 16_384
+ROUNDS = 5
+FILL: dict[str, Any] = {"mode": "games", "board": "fill", "fields": ("board", "value")}
+MOVES = ("board", "move", "value")
+RATED: dict[str, dict[str, Any]] = {
+    "exact": {"mode": "exact", "planes": 3},
+    "games": {"mode": "games", "planes": 3},
+    "games-uint8": {"mode": "games", "planes": 3, "board": "uint8"},
+    "games-uint8-moves": {"mode": "games", "planes": 3, "board": "uint8", "fields": MOVES},
+    "games-fill": FILL,
+    "games-fill-large": {**FILL, "batch_size": LARGE_BATCH},
+}
+"""Options of the loaders. Batches of float32 boards by default, with policies and values."""
 SHARES = (0.0, 0.5, 0.99)
 RESUMES = 7
 LOOKS = 20
@@ -96,6 +111,19 @@ def epoch(store: Path) -> dict[str, Any]:
     }
 
 
+def rates(store: Path) -> dict[str, Any]:
+    from hexdata.loader import Loader
+
+    loaders = {name: Loader(store, **{"batch_size": BATCH, **options}) for name, options in RATED.items()}
+    found: dict[str, list[float]] = {name: [] for name in loaders}
+    for _ in range(ROUNDS):
+        for name, loader in loaders.items():
+            start = time.process_time()
+            positions = sum(len(batch["value"]) for batch in loader)
+            found[name].append(positions / (time.process_time() - start))
+    return {name: median(each) for name, each in found.items()}
+
+
 def workers(store: Path, number: str, method: str) -> dict[str, Any]:
     from hexdata.loader import Loader
     from hexdata.torch import TorchLoader
@@ -127,7 +155,8 @@ def endless(batches: Any) -> Iterator[Any]:
 
 
 def main(task: str, store: Path, *options: str) -> None:
-    tasks: dict[str, Callable[..., dict[str, Any]]] = {"first": first, "epoch": epoch, "workers": workers}
+    tasks: dict[str, Callable[..., dict[str, Any]]]
+    tasks = {"first": first, "epoch": epoch, "rates": rates, "workers": workers}
     print(json.dumps(tasks[task](store, *options)))
 
 

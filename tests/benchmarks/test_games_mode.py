@@ -32,20 +32,22 @@ RACES = {
     ("games", "litdata"): 8,
     ("games", "datasets"): 4,
     ("games-uint8", "exact-of-store"): 1.2,
-    ("games-uint8-moves", "exact-of-store"): 1,
+    ("games-uint8-moves", "exact-of-store"): 0.6,
     ("games-fill", "exact-of-store"): 2,
     ("games-threads", "exact-of-store"): 0.9,
     ("games-fill-threads", "exact-of-store"): 2,
     ("games-fill-large-threads", "exact-of-store"): 2.5,
 }
 """Minimum ratios of rates. Exact mode delivers float32 boards with policies."""
+SHARE_OF_CPU_TIME = {"games": 0.9, "games-uint8": 1.2, "games-fill": 3}
+"""Minimum ratios of rates by CPU time to that of exact mode with float32 boards and policies."""
 OTHER_FORMS = [name for name in dict.fromkeys(ours for ours, _ in RACES) if "uint8" in name or "fill" in name]
 MOST_SECONDS = 60.0
 """Maximum time from the start of Python to the first batch; the target for 97 million positions is 10."""
 MOST_MEMORY = 1_000_000_000
 """The target is 700 MB."""
 MOST_RESUME = 1.0
-MOST_GROWTH = 16_000_000
+MOST_GROWTH = 64_000_000
 """Maximum growth of the resident memory over an epoch, in bytes."""
 MOST_OF_WORKER = 300_000_000
 """Maximum memory that a worker adds. A spawned one has modules of its own, but no table."""
@@ -90,6 +92,14 @@ def test_other_forms_deliver_the_same(contest, check_sums, name):
 @pytest.mark.parametrize(("ours", "rival"), RACES, ids=lambda name: name)
 def test_rate(race, ours, rival):
     assert race(ours, rival, rounds=5) > RACES[ours, rival]
+
+
+def test_rates_of_cpu_time(folder, run_script, report):
+    found = measure(run_script, "rates", folder / "store")
+    for name, rate in found.items():
+        ratio = rate / found["exact"]
+        report(f"{name}: {rate:,.0f} positions per second of CPU time, {ratio:.2f} x exact mode")
+        assert ratio >= SHARE_OF_CPU_TIME.get(name, 1)
 
 
 # --- opening ------------------------------------------------------------------------------------------
@@ -169,7 +179,7 @@ def test_workers(opened, run_script, report):
                 f"{facts['before'] / 1e6:.0f} MB of it before; resident {facts['resident'] / 1e6:.0f} MB"
             )
             alone = alone or facts["proportional"]
-            assert facts["proportional"] - alone < number * MOST_OF_WORKER
+            assert facts["proportional"] - alone <= number * MOST_OF_WORKER
             assert added < (1 + number) * MOST_OF_WORKER
 
 
