@@ -1,12 +1,12 @@
-"""Games mode in a process of its own, which prints what it measured as JSON.
+"""Measurements of games mode in a separate process, printed as JSON.
 
 Run as a script:
 
 - ``games_process.py first STORE [MODE]``: the time from the start of Python to the first batch.
 - ``games_process.py epoch STORE``: the time to the first batch after a resume at several points of an epoch,
   and the memory over an epoch.
-- ``games_process.py workers STORE NUMBER METHOD``: the rate of ``TorchLoader`` with so many workers, and the
-  memory of all processes.
+- ``games_process.py workers STORE NUMBER METHOD``: the rate of ``TorchLoader`` with a number of workers, and
+  the memory of all processes.
 - ``games_process.py rates STORE``: positions per second of CPU time of exact mode and forms of games mode,
   which other processes slow less than rates by the clock. The store needs shards.
 """

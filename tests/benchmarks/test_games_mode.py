@@ -50,7 +50,7 @@ MOST_RESUME = 1.0
 MOST_GROWTH = 64_000_000
 """Maximum growth of the resident memory over an epoch, in bytes."""
 MOST_OF_WORKER = 300_000_000
-"""Maximum memory that a worker adds. A spawned one has modules of its own, but no table."""
+"""Maximum memory that a worker adds. A spawned worker loads all modules, but shares the table."""
 WORKERS = [(0, "fork"), (1, "fork"), (2, "fork"), (1, "spawn"), (2, "spawn")]
 
 
