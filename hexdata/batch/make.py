@@ -209,7 +209,7 @@ def _boards(
     shape = (len(block["fill" if "fill" in block else "board"]), planes, board_size, board_size)
     if "fill" in block:
         cells = np.empty(shape, np.uint8)
-        fill_to_stones(block["fill"], block["ply"], cells.reshape(*shape[:2], -1)[:, :2])
+        fill_to_stones(block["fill"], block["ply"], cells.reshape(*shape[:2], board_size**2)[:, :2])
     elif packed and symmetries is None:
         return block["board"]
     else:

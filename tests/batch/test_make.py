@@ -18,6 +18,7 @@ from hexdata.batch import (
 )
 from hexdata.board import pack_boards
 from hexdata.errors import ConfigError
+from hexdata.fill import boards_to_fill
 from hexdata.order import derive_key, sort_key
 from hexdata.schema import NO_GAME, NO_MOVE, NO_PLY, NO_TIER, board_bytes
 from hexdata.shards.blocks import block_fields
@@ -148,6 +149,8 @@ def plain_batch(block: Arrays, options: BatchOptions, n: int) -> Arrays:
 def made(block: Arrays, options: BatchOptions, n: int) -> Arrays:
     """Make a batch from only the members it needs."""
     members = {name: block[name] for name in required_members(options, block)}
+    if "fill" in members:
+        members["ply"] = block["ply"]
     return make_batch(members, options, n, seed=SEED, epoch=EPOCH)
 
 
@@ -193,6 +196,18 @@ def test_a_whole_batch_of_every_form(n: int, board: Any, symmetry: bool) -> None
     block = block_of(n, 30, 1, dense=True)
     options = BatchOptions(FIELDS, planes=3, board=board, tier_probability=TIERS, symmetry=symmetry)
     assert_equal(made(block, options, n), plain_batch(block, options, n))
+
+
+@pytest.mark.parametrize("planes", [2, 3])
+@pytest.mark.parametrize("board", ["float32", "float16", "uint8", "packed"])
+@pytest.mark.parametrize("symmetry", [False, True])
+def test_an_empty_block_of_fill_rows(symmetry: bool, board: Any, planes: int) -> None:
+    """A rank gets one if the last global batch has fewer positions than there are ranks."""
+    block = block_of(5, 0, 1, dense=False)
+    options = BatchOptions(FIELDS, planes=planes, board=board, tier_probability=TIERS, symmetry=symmetry)
+    expected = plain_batch(block, options, 5)
+    fill = boards_to_fill(block.pop("board"), block["move"], 5)
+    assert_equal(made({**block, "fill": fill, "ply": np.empty(0, fill.dtype)}, options, 5), expected)
 
 
 @pytest.mark.parametrize("symmetry", [False, True])
