@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import random
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from hexdata.errors import ConfigError, StoreError
 from hexdata.export import ExportOptions, export_shards
 from hexdata.formats.trmph import write_trmph
 from hexdata.loader import Loader
-from hexdata.loader.checkpoint import EpochDigest, combine_digests
+from hexdata.loader.checkpoint import STEP_SHIFT, EpochDigest, combine_digests, digest_key
 from hexdata.order import ORDER_VERSION, derive_key, sort_key
 from hexdata.shuffle import ShuffleOptions, shuffle_store
 
@@ -227,6 +228,17 @@ def test_a_digest_continues_from_its_value():
         rest.add(step, np.array(STEPS[step]))
         assert rest.value == rest.value  # reading the value does not change it
     assert str(rest) == str(digest_of(STEPS))
+
+
+def test_sums_of_sort_keys_equal_the_positions():
+    """A device delivers the sum of each step as a signed number, which wraps."""
+    key = digest_key(SHARDS, 0)
+    digest = digest_of(STEPS[:1])
+    for step in (1, 2):
+        keys = sort_key(np.array(STEPS[step]) + (step << STEP_SHIFT), key).view(np.int64)
+        digest.add_sum(keys.sum())
+        copied = pickle.loads(pickle.dumps(digest))
+        assert copied.value == digest.value == digest_of(STEPS[: step + 1]).value
 
 
 def test_pending_positions_do_not_change_the_sum():
