@@ -7,6 +7,8 @@ Run as a script:
   and the memory over an epoch.
 - ``games_process.py workers STORE NUMBER METHOD``: the rate of ``TorchLoader`` with a number of workers, and
   the memory of all processes.
+- ``games_process.py fill STORE``: positions per second, by the clock and of CPU time, of large batches of
+  fill rows with one and two threads: the median and the best.
 - ``games_process.py rates STORE``: positions per second of CPU time of exact mode and forms of games mode,
   which other processes slow less than rates by the clock. The store needs shards.
 """
@@ -29,6 +31,7 @@ BATCH = 1_024
 LARGE_BATCH = 16_384
 ROUNDS = 5
 FILL: dict[str, Any] = {"mode": "games", "board": "fill", "fields": ("board", "value")}
+FILL_ROUNDS, FILL_WARM_BATCHES, FILL_BATCHES = 12, 8, 300
 MOVES = ("board", "move", "value")
 RATED: dict[str, dict[str, Any]] = {
     "exact": {"mode": "exact", "planes": 3},
@@ -111,6 +114,32 @@ def epoch(store: Path) -> dict[str, Any]:
     }
 
 
+def fill(store: Path) -> dict[str, Any]:
+    from hexdata.loader import Loader
+
+    loaders = {
+        threads: Loader(store, **{**FILL, "batch_size": LARGE_BATCH, "threads": threads})
+        for threads in (1, 2)
+    }
+    found: dict[int, list[tuple[float, float]]] = {threads: [] for threads in loaders}
+    for _ in range(FILL_ROUNDS):
+        for threads, loader in loaders.items():
+            batches = endless(loader)
+            for _ in islice(batches, FILL_WARM_BATCHES):
+                pass
+            start, cpu = time.perf_counter(), time.process_time()
+            positions = sum(len(batch["value"]) for batch in islice(batches, FILL_BATCHES))
+            seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
+            found[threads].append((positions / seconds, positions / cpu))
+    return {
+        f"{threads} threads": {
+            name: {"median": median(rates), "best": max(rates)}
+            for name, rates in zip(("clock", "cpu"), zip(*runs, strict=True), strict=True)
+        }
+        for threads, runs in found.items()
+    }
+
+
 def rates(store: Path) -> dict[str, Any]:
     from hexdata.loader import Loader
 
@@ -156,7 +185,7 @@ def endless(batches: Any) -> Iterator[Any]:
 
 def main(task: str, store: Path, *options: str) -> None:
     tasks: dict[str, Callable[..., dict[str, Any]]]
-    tasks = {"first": first, "epoch": epoch, "rates": rates, "workers": workers}
+    tasks = {"first": first, "epoch": epoch, "fill": fill, "rates": rates, "workers": workers}
     print(json.dumps(tasks[task](store, *options)))
 
 

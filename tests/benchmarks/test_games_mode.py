@@ -102,6 +102,16 @@ def test_rates_of_cpu_time(folder, run_script, report):
         assert ratio >= SHARE_OF_CPU_TIME.get(name, 1)
 
 
+def test_rate_of_fill_rows(opened, run_script, report):
+    for path in opened:
+        for threads, rates in measure(run_script, "fill", path).items():
+            clock, cpu = rates["clock"], rates["cpu"]
+            report(
+                f"{path.name}, {threads}: {clock['median']:,.0f} positions/s, the best {clock['best']:,.0f}; "
+                f"{cpu['median']:,.0f} per second of CPU time; 174 bytes each"
+            )
+
+
 # --- opening ------------------------------------------------------------------------------------------
 
 
