@@ -111,7 +111,8 @@ class Loader:
         prefetch: Number of shards that stream mode fetches into the cache in advance. 0: none (default None:
             one per stream that this process reads, at least two).
         threads: Number of threads that prepare batches ahead of the caller. 1: batches are prepared in the
-            thread that asks for them. The batches are the same (default 1).
+            thread that asks for them. More threads let batches be prepared while the caller computes, but
+            hardly raise the rate otherwise. The batches are the same (default 1).
         progress: Receives progress while shards are downloaded, checked and read ahead, or games are read
             (default: no reports).
         fields: Names of the arrays in a batch, from ``hexdata.batch.FIELDS`` (default board, policy, value).

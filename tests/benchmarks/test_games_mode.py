@@ -35,8 +35,8 @@ RACES = {
     ("games-uint8-moves", "exact-of-store"): 0.6,
     ("games-fill", "exact-of-store"): 2,
     ("games-threads", "exact-of-store"): 0.9,
-    ("games-fill-threads", "exact-of-store"): 2,
-    ("games-fill-large-threads", "exact-of-store"): 2.5,
+    ("games-fill-threads", "exact-of-store"): 1,
+    ("games-fill-large-threads", "exact-of-store"): 1,
 }
 """Minimum ratios of rates. Exact mode delivers float32 boards with policies."""
 SHARE_OF_CPU_TIME = {"games": 0.9, "games-uint8": 1.2, "games-fill": 3}
