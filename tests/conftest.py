@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import multiprocessing.util
 import os
 import shutil
 import signal
@@ -379,6 +380,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder for temporary files of this test and of its child processes."""
     folder = tmp_path / "tmp"
     folder.mkdir()
+    multiprocessing.util.get_temp_dir()  # kept for later tests: the path of a socket must be short
     monkeypatch.setenv("TMPDIR", str(folder))
     monkeypatch.setattr(tempfile, "tempdir", None)
     return folder

@@ -276,15 +276,15 @@ def test_raw_games_are_written_like_the_output_of_the_legacy_tool(tmp_path):
 
 
 def test_equal_names_are_made_unique(tmp_path):
-    for number, name in enumerate(["a.pkl", "a.pkl.gz", "a", "deep/a.pkl.gz"]):
+    for number, name in enumerate(["a.pkl", "a.pkl.gz", "deep/a.pkl.gz"]):
         save(tmp_path / "in" / name, games(1), number=number)
     write_trmph(tmp_path / "in" / "b.trmph", [(np.array([0, 1], np.uint16), 0)], N)
     save(tmp_path / "in" / "b_processed.pkl.gz", games(1), number=9)
     back = round_trip(tmp_path / "in") / "in"
     names = sorted(path.relative_to(back).as_posix() for path in back.rglob("*.gz"))
     assert names == [
-        *(f"a.source-{i}.pkl.gz" for i in range(3)),
-        *(f"b_processed.source-{i}.pkl.gz" for i in (3, 4)),
+        *(f"a.source-{i}.pkl.gz" for i in range(2)),
+        *(f"b_processed.source-{i}.pkl.gz" for i in (2, 3)),
         "deep/a.pkl.gz",
     ]
 
