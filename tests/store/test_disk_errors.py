@@ -8,6 +8,7 @@ import hashlib
 import io
 import os
 import shutil
+import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -78,10 +79,13 @@ class Failing:
 
     def __init__(self, function: Callable[..., Any], call: int, code: int) -> None:
         self.function, self.left, self.code = function, call, code
+        self.lock = threading.Lock()  # several threads may call at the same time
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self.left -= 1
-        if self.left == 0:
+        with self.lock:
+            self.left -= 1
+            is_failing = self.left == 0
+        if is_failing:
             raise OSError(self.code, os.strerror(self.code))
         return self.function(*args, **kwargs)
 
