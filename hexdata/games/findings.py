@@ -34,6 +34,7 @@ __all__ = [
     "flag_lists",
     "flags_of",
     "game_findings",
+    "moves_on_stones",
     "read_aligned",
 ]
 
@@ -151,7 +152,7 @@ def find_positions(batch: pa.RecordBatch, board_size: int) -> npt.NDArray[np.uin
     boards = binary_matrix(batch.column("board"))
     move = column(batch, "move", -1)
     found = _stones(_ahead(boards, board_size), column(batch, "player_to_move", -1))
-    _mark(found, _on_occupied(boards, move, board_size), Finding.OCCUPIED_MOVE)
+    _mark(found, moves_on_stones(boards, move, board_size), Finding.OCCUPIED_MOVE)
     policy = batch.column("policy")
     final = move < 0
     if policy.null_count < len(policy):
@@ -205,8 +206,14 @@ def _stones(ahead: npt.NDArray[np.int16], player: Array) -> npt.NDArray[np.uint1
     return found
 
 
-def _on_occupied(boards: npt.NDArray[np.uint8], move: Array, board_size: int) -> npt.NDArray[np.int64]:
-    """Return the rows whose move is on a stone of either colour."""
+def moves_on_stones(boards: npt.NDArray[np.uint8], move: Array, board_size: int) -> npt.NDArray[np.int64]:
+    """Return the rows whose move is on a stone of either colour, ascending.
+
+    Args:
+        boards: Packed boards, uint8 (N, width).
+        move: Moves (N,), -1 if there is none.
+        board_size: Board size n.
+    """
     rows = np.flatnonzero(move >= 0)
     stone = np.zeros(len(rows), np.uint8)
     for plane in (BLUE, RED):

@@ -22,6 +22,7 @@ from hexdata.board import pack_boards
 from hexdata.errors import BudgetError, ConfigError, StoreError
 from hexdata.fill import fill_dtype, fill_to_stones, games_to_fill, never_filled
 from hexdata.games.find import binary_matrix
+from hexdata.games.findings import moves_on_stones
 from hexdata.loader.game_table import PACKED_PREFIX, GameTable
 from hexdata.pool import available_memory
 from hexdata.progress import SILENT, Progress
@@ -150,7 +151,7 @@ class _Part(NamedTuple):
 
 @dataclass
 class _PartFacts:
-    """What the first pass found in a part."""
+    """Facts about a part from the first pass."""
 
     has_unknown: bool = False
     """Whether it has positions of the split that belong to no game."""
@@ -555,7 +556,7 @@ class _TableReader:
         if not blocks:
             fields = block_fields(self.board_size, with_policy=False)
             return {name: np.empty((0, *spec.shape), spec.dtype) for name, spec in fields.items()}
-        joined = _add_irregular_policies(join_blocks(blocks), self._cells)
+        joined = _add_irregular_policies(join_blocks(blocks), self.board_size)
         ids = joined["position_id"]
         return joined if (np.diff(ids) > 0).all() else take_rows(joined, np.argsort(ids, kind="stable"))
 
@@ -682,20 +683,15 @@ def _whole_games(games: pa.Table, cells: int) -> tuple[Int64Array, Array, Int64A
     return rows, values, lengths[rows]
 
 
-def _add_irregular_policies(block: Block, cells: int) -> Block:
+def _add_irregular_policies(block: Block, board_size: int) -> Block:
     """Store the moves on occupied cells, which a fill row cannot represent, as dense policies, too."""
-    board, move = block["board"], block["move"]
-    rows = np.flatnonzero(move != NO_MOVE)
-    occupied = np.zeros(len(rows), np.uint8)
-    for plane in range(2):
-        bits = move[rows].astype(np.int64) + plane * cells
-        occupied |= board[rows, bits >> 3] >> (7 - (bits & 7)).astype(np.uint8)
-    rows = rows[(occupied & 1).astype(np.bool_)]
+    move = np.where(block["move"] == NO_MOVE, -1, block["move"].astype(np.int64))
+    rows = moves_on_stones(block["board"], move, board_size)
     if "policy" in block:
         rows = np.setdiff1d(rows, block["policy_row"])
     if not len(rows):
         return block
-    policies = np.zeros((len(rows), cells), np.float32)
+    policies = np.zeros((len(rows), board_size**2), np.float32)
     policies[np.arange(len(rows)), move[rows]] = 1.0
     if "policy" in block:
         rows = np.concatenate([block["policy_row"], rows.astype(np.uint32)])

@@ -230,13 +230,18 @@ UNUSUAL: dict[str, tuple[Change, bool]] = {
 """Changes to a game, and whether it remains in the table."""
 
 
+def random_games(count: int, seed: int) -> tuple[list[Row], list[list[Row]]]:
+    """Return games of 12 and more moves, and the positions of each."""
+    rng = np.random.default_rng(seed)
+    games = [game_row(i, rng.permutation(CELLS)[: 12 + i].tolist(), BOARD_SIZE) for i in range(count)]
+    return games, [position_rows(game, BOARD_SIZE) for game in games]
+
+
 @pytest.mark.parametrize("name", UNUSUAL)
 def test_an_unusual_game(tmp_path: Path, name: str) -> None:
     """All its positions are delivered as exact mode does, and other games stay in the table."""
     apply, remains = UNUSUAL[name]
-    rng = np.random.default_rng(3)
-    games = [game_row(i, rng.permutation(CELLS)[: 12 + i].tolist(), BOARD_SIZE) for i in range(4)]
-    parts = [position_rows(game, BOARD_SIZE) for game in games]
+    games, parts = random_games(4, seed=3)
     apply(parts[2], games[2])
     table = table_of(write(tmp_path / "store", games, [flat(parts)]))
     lost = {2} if not remains else set()
@@ -259,9 +264,7 @@ def test_an_unusual_game(tmp_path: Path, name: str) -> None:
 def test_all_games_are_unusual(tmp_path: Path, name: str) -> None:
     """Also over two parts with positions of each game in both, and in a single part."""
     apply, remains = UNUSUAL[name]
-    rng = np.random.default_rng(4)
-    games = [game_row(i, rng.permutation(CELLS)[: 12 + i].tolist(), BOARD_SIZE) for i in range(3)]
-    parts = [position_rows(game, BOARD_SIZE) for game in games]
+    games, parts = random_games(3, seed=4)
     for game, rows in zip(games, parts, strict=True):
         apply(rows, game)
     rows = flat(parts)
