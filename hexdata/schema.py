@@ -7,33 +7,60 @@ each column for readers in other languages.
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Sequence
 from typing import Final
 
 import pyarrow as pa
 
 __all__ = [
+    "END_REASONS",
+    "EXTRA_PREFIX",
+    "MAX_EXTRAS",
     "MAX_TIER",
     "NO_GAME",
     "NO_MOVE",
     "NO_PLY",
     "NO_TIER",
+    "NO_VISITS",
+    "POLICY_TYPE",
     "SCHEMA_VERSION",
     "SPLITS",
+    "SWAPS",
+    "TARGETS",
     "board_bytes",
     "board_size_of",
     "games_schema",
+    "is_target",
     "positions_schema",
     "raw_schema",
     "rejected_schema",
     "sources_schema",
     "sql_columns",
     "table_schema",
+    "target_type",
 ]
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 """Version of the store's layout, recorded in every manifest. Readers refuse unknown versions."""
 
+POLICY_TYPE: Final = pa.list_(pa.struct([("cell", pa.uint16()), ("probability", pa.float32())]))
+"""A policy that is not one-hot: its cells whose probability is not 0, ascending. See ``hexdata.policy``."""
+
+TARGETS: Final = {"root_value": pa.float32(), "visits": pa.int32(), "weight": pa.float32()}
+"""Columns of positions that only stores with results of a search have, with their types."""
+EXTRA_PREFIX: Final = "extra."
+"""Prefix of the columns of other numbers that a source gives for each position. Their type is float64."""
+MAX_EXTRAS: Final = 32
+"""Maximum number of columns with ``EXTRA_PREFIX`` in a store."""
+_EXTRA: Final = re.compile(r"extra\.[A-Za-z_][A-Za-z0-9_]{0,62}")
+
 SPLITS: Final = ("train", "val", "test")
+
+END_REASONS: Final = ("chain", "resigned", "time", "unknown")
+"""How a game ended: with the winner's chain on the board, by resignation, on time, or unknown."""
+SWAPS: Final = ("pieces", "sides")
+"""How the second player swapped: by putting a red stone on the mirrored cell, or by taking over the colour."""
 
 MAX_TIER: Final = 3
 """The highest ``value_sample_tier``."""
@@ -45,10 +72,14 @@ NO_TIER: Final = 255
 """Value in shards for a null ``value_sample_tier`` (uint8)."""
 NO_GAME: Final = -1
 """Value in shards for a null ``game_id`` (int64)."""
+NO_VISITS: Final = -1
+"""Value in shards for a null ``visits`` (int32). Null floats of ``TARGETS`` and extra columns are NaN."""
 
 _SQL_TYPES: Final = {
     pa.bool_(): "BOOLEAN",
+    pa.date32(): "DATE",
     pa.float32(): "FLOAT",
+    pa.float64(): "DOUBLE",
     pa.int32(): "INTEGER",
     pa.int64(): "BIGINT",
     pa.string(): "VARCHAR",
@@ -67,20 +98,39 @@ def board_size_of(width: int) -> int:
     return math.isqrt(4 * width)
 
 
-def raw_schema(board_size: int) -> pa.Schema:
+def is_target(name: str) -> bool:
+    """Return whether ``name`` is a possible optional column: one of ``TARGETS``, or ``extra.NAME``.
+
+    NAME has at most 63 ASCII letters, digits and underscores, and does not begin with a digit.
+    """
+    return name in TARGETS or _EXTRA.fullmatch(name) is not None
+
+
+def target_type(name: str) -> pa.DataType:
+    """Return the Arrow type of an optional column of positions."""
+    return TARGETS.get(name, pa.float64())
+
+
+def raw_schema(board_size: int, targets: Sequence[str] = ()) -> pa.Schema:
     """Return the schema of format readers: one row per example, with the values of the source file.
 
-    ``record`` is the index of the example in the file, rejected ones included. ``value`` is float64 because
-    legacy values are Python floats, in the convention of the source. ``file_idx``, ``line_idx`` are the
-    legacy ``game_id``. ``origin`` is the raw file named in the metadata (``source_file`` or
-    ``original_source``). ``winner`` is 0 for blue and 1 for red. ``extra`` is JSON text of other metadata.
+    ``record`` is the index of the example in the file, rejected ones included. ``value`` and ``root_value``
+    are float64 because legacy values are Python floats, in the convention of the source. ``file_idx``,
+    ``line_idx`` are the legacy ``game_id``. ``origin`` is the raw file named in the metadata (``source_file``
+    or ``original_source``). ``winner`` is 0 for blue and 1 for red. ``metadata`` is JSON text of other
+    metadata. ``end_reason`` (one of ``END_REASONS``) and ``swap`` (one of ``SWAPS``) concern the game, and are
+    equal in all positions of a game.
+
+    Args:
+        board_size: n.
+        targets: Optional columns that the source has: names for which ``is_target`` is true.
     """
     return pa.schema(
         [
             pa.field("record", pa.int64(), nullable=False),
             pa.field("board", pa.binary(board_bytes(board_size)), nullable=False),
             pa.field("move", pa.uint16()),
-            pa.field("policy", pa.list_(pa.float32())),
+            pa.field("policy", POLICY_TYPE),
             pa.field("value", pa.float64()),
             pa.field("player_to_move", pa.uint8()),
             pa.field("file_idx", pa.int32()),
@@ -89,14 +139,25 @@ def raw_schema(board_size: int) -> pa.Schema:
             pa.field("total_positions", pa.uint16()),
             pa.field("value_sample_tier", pa.uint8()),
             pa.field("winner", pa.uint8()),
+            pa.field("end_reason", pa.dictionary(pa.int8(), pa.string())),
+            pa.field("swap", pa.dictionary(pa.int8(), pa.string())),
             pa.field("origin", pa.dictionary(pa.int32(), pa.string())),
-            pa.field("extra", pa.string()),
+            pa.field("metadata", pa.string()),
+            *(
+                pa.field(name, pa.float64() if name == "root_value" else target_type(name))
+                for name in sorted(targets)
+            ),
         ]
     )
 
 
-def positions_schema(board_size: int) -> pa.Schema:
-    """Return the schema of positions: one row per training example, in input order."""
+def positions_schema(board_size: int, targets: Sequence[str] = ()) -> pa.Schema:
+    """Return the schema of positions: one row per training example, in input order.
+
+    Args:
+        board_size: n.
+        targets: Optional columns that the store has, as listed in its manifest.
+    """
     return pa.schema(
         [
             pa.field("position_id", pa.int64(), nullable=False),
@@ -105,12 +166,13 @@ def positions_schema(board_size: int) -> pa.Schema:
             pa.field("total_positions", pa.uint16()),
             pa.field("board", pa.binary(board_bytes(board_size)), nullable=False),
             pa.field("move", pa.uint16()),
-            pa.field("policy", pa.list_(pa.float32())),
+            pa.field("policy", POLICY_TYPE),
             pa.field("value", pa.float32(), nullable=False),
             pa.field("player_to_move", pa.uint8(), nullable=False),
             pa.field("value_sample_tier", pa.uint8()),
             pa.field("winner", pa.dictionary(pa.int8(), pa.string())),
-            pa.field("extra", pa.string()),
+            pa.field("metadata", pa.string()),
+            *(pa.field(name, target_type(name)) for name in sorted(targets)),
         ]
     )
 
@@ -125,6 +187,8 @@ def games_schema() -> pa.Schema:
             pa.field("line_idx", pa.int32()),
             pa.field("origin", pa.string()),
             pa.field("winner", pa.string()),
+            pa.field("end_reason", pa.string()),
+            pa.field("swap", pa.string()),
             pa.field("total_positions", pa.uint16()),
             pa.field("positions", pa.int64(), nullable=False),
             pa.field("first_player", pa.uint8()),
@@ -153,6 +217,12 @@ def sources_schema() -> pa.Schema:
             pa.field("positions", pa.int64(), nullable=False),
             pa.field("games", pa.int64(), nullable=False),
             pa.field("rejected", pa.int64(), nullable=False),
+            pa.field("model", pa.string()),
+            pa.field("simulations", pa.int64()),
+            pa.field("temperature", pa.float64()),
+            pa.field("seed", pa.int64()),
+            pa.field("commit", pa.string()),
+            pa.field("date", pa.date32()),
             pa.field("header", pa.string()),
             pa.field("notes", pa.string()),
             pa.field("flags", pa.string()),
@@ -173,15 +243,16 @@ def rejected_schema() -> pa.Schema:
     )
 
 
-def table_schema(table: str, board_size: int | None) -> pa.Schema:
+def table_schema(table: str, board_size: int | None, targets: Sequence[str] = ()) -> pa.Schema:
     """Return the schema of the Parquet files of a folder of a store.
 
     Args:
         table: "positions", "shuffled", "games", "sources" or "rejected".
         board_size: n; None in a store without positions.
+        targets: Optional columns of positions, as listed in the store's manifest.
     """
     if table in ("positions", "shuffled"):
-        return positions_schema(board_size or 0)
+        return positions_schema(board_size or 0, targets)
     return {"games": games_schema, "sources": sources_schema, "rejected": rejected_schema}[table]()
 
 
@@ -191,6 +262,9 @@ def sql_columns(schema: pa.Schema) -> dict[str, str]:
 
 
 def _sql_type(kind: pa.DataType) -> str:
+    if pa.types.is_struct(kind):
+        inner = ", ".join(f'"{field.name}" {_sql_type(field.type)}' for field in kind)
+        return f"STRUCT({inner})"
     if pa.types.is_list(kind):
         return f"{_sql_type(kind.value_type)}[]"
     if pa.types.is_dictionary(kind):

@@ -39,6 +39,7 @@ LAYERS = {
     "storage": 2,
     "engine": 3,
     "fill": 3,
+    "policy": 3,
     "formats": 4,
     "store": 4,
     "games": 5,
@@ -102,7 +103,7 @@ RESTRICTED = {
 }
 """The same for modules of the standard library."""
 
-PURE = ("order", "board", "schema", "fill")
+PURE = ("order", "board", "schema", "fill", "policy")
 IMPURE = {"datetime", "io", "os", "shutil", "socket", "subprocess", "tempfile", "threading", "time", "uuid"}
 """Modules that pure units must not import: clocks, files, processes."""
 
