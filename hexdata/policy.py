@@ -27,7 +27,7 @@ class SparsePolicies:
     cells: npt.NDArray[np.uint16]
     """Cells, row · n + column, strictly ascending within a policy."""
     probabilities: npt.NDArray[np.float32]
-    """Probability of each cell, as long as ``cells``; as given by the source, so the sum may differ from 1."""
+    """Probability of each cell, as given by the source; the sum may differ from 1."""
 
     def __len__(self) -> int:
         """Return the number of policies."""

@@ -60,7 +60,7 @@ SPLITS: Final = ("train", "val", "test")
 END_REASONS: Final = ("chain", "resigned", "time", "unknown")
 """How a game ended: with the winner's chain on the board, by resignation, on time, or unknown."""
 SWAPS: Final = ("pieces", "sides")
-"""How the second player swapped: by putting a red stone on the mirrored cell, or by taking over the colour."""
+"""How the second player swapped: by moving the stone to the mirrored cell, or by taking over its colour."""
 
 MAX_TIER: Final = 3
 """The highest ``value_sample_tier``."""
@@ -118,8 +118,8 @@ def raw_schema(board_size: int, targets: Sequence[str] = ()) -> pa.Schema:
     are float64 because legacy values are Python floats, in the convention of the source. ``file_idx``,
     ``line_idx`` are the legacy ``game_id``. ``origin`` is the raw file named in the metadata (``source_file``
     or ``original_source``). ``winner`` is 0 for blue and 1 for red. ``metadata`` is JSON text of other
-    metadata. ``end_reason`` (one of ``END_REASONS``) and ``swap`` (one of ``SWAPS``) concern the game, and are
-    equal in all positions of a game.
+    metadata. ``end_reason`` (one of ``END_REASONS``) and ``swap`` (one of ``SWAPS``) concern the game and are
+    equal in all its positions.
 
     Args:
         board_size: n.

@@ -33,12 +33,14 @@ def test_arrow_columns_survive_also_sliced_and_in_chunks():
     dense = dense_policies()
     valid = np.array([True, False, True, True, False, True, True, True])
     column = SparsePolicies.from_dense(dense).to_arrow(valid)
-    assert column.type == POLICY_TYPE and column.null_count == 2
+    assert column.type == POLICY_TYPE
+    assert column.null_count == 2
     rows, read = SparsePolicies.from_arrow(column, CELLS)
     assert rows.tolist() == np.flatnonzero(valid).tolist()
     assert read.to_dense(CELLS).tobytes() == dense.tobytes()
     rows, read = SparsePolicies.from_arrow(column.slice(3, 3), CELLS)
-    assert rows.tolist() == [0, 2] and read.to_dense(CELLS).tobytes() == dense[2:4].tobytes()
+    assert rows.tolist() == [0, 2]
+    assert read.to_dense(CELLS).tobytes() == dense[2:4].tobytes()
     chunks = pa.chunked_array([column.slice(0, 2), column.slice(2)])
     assert SparsePolicies.from_arrow(chunks, CELLS)[1].to_dense(CELLS).tobytes() == dense.tobytes()
 
@@ -47,7 +49,8 @@ def test_lists_of_schema_version_1_are_read():
     dense = dense_policies()
     column = pa.array([None, *dense.tolist()], pa.list_(pa.float32()))
     rows, read = SparsePolicies.from_arrow(column, CELLS)
-    assert rows.tolist() == [1, 2, 3, 4, 5, 6] and read.to_dense(CELLS).tobytes() == dense.tobytes()
+    assert rows.tolist() == [1, 2, 3, 4, 5, 6]
+    assert read.to_dense(CELLS).tobytes() == dense.tobytes()
     with pytest.raises(StoreError, match="does not cover the board"):
         SparsePolicies.from_arrow(column, CELLS + 1)
 
