@@ -11,7 +11,13 @@ from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
 
 from hexdata.errors import FormatError, InputError, Reason, SourceChangedError
-from hexdata.formats import PATTERNS, FilePart, is_known_name, open_source
+from hexdata.formats import (
+    FilePart,
+    expected_contents,
+    is_known_name,
+    known_patterns,
+    open_source,
+)
 from hexdata.formats.gunzip import is_gzip
 from hexdata.formats.trmph import is_game_line
 from hexdata.storage import (
@@ -107,7 +113,7 @@ class SkipCause(StrEnum):
     NO_FILE = "no-file"
     """It is a pipe, a socket or a device, which could block or never end."""
     UNKNOWN_NAME = "unknown-name"
-    """Its name matches none of ``formats.PATTERNS``."""
+    """Its name matches no pattern of ``formats.known_patterns()``."""
 
 
 @dataclass
@@ -123,10 +129,11 @@ class InputFiles:
 def find_sources(inputs: Sequence[AnyPath], store: AnyPath) -> InputFiles:
     """Return the files below ``inputs``.
 
-    A folder yields every file below it whose name matches ``formats.PATTERNS``. Hidden files, the statistics
-    files of the legacy tools (``COMPANIONS``) and the files of the store itself are left out; other files are
-    skipped. A file given by its own path is included if its name matches or its content has a known format.
-    In an object store, the part of a key before a slash counts as a folder, and so does a bucket.
+    A folder yields every file below it whose name matches ``formats.known_patterns()``. Hidden files, the
+    statistics files of the legacy tools (``COMPANIONS``) and the files of the store itself are left out;
+    other files are skipped. A file given by its own path is included if its name matches or its content has a
+    known format. In an object store, the part of a key before a slash counts as a folder, and so does a
+    bucket.
 
     Args:
         inputs: files and folders, local or in an object store.
@@ -156,7 +163,7 @@ def find_sources(inputs: Sequence[AnyPath], store: AnyPath) -> InputFiles:
                 "no files to convert",
                 path=input_path,
                 found=_found_instead([(name, cause) for _, name, cause in listed.skipped]),
-                expected=f"{', '.join(PATTERNS)} in the folder or its subfolders",
+                expected=f"{', '.join(known_patterns())} in the folder or its subfolders",
                 hint="Pass a file with another name by its own path." if listed.skipped else None,
             )
         skipped |= {path: (name, cause) for path, name, cause in listed.skipped}
@@ -176,7 +183,7 @@ def find_sources(inputs: Sequence[AnyPath], store: AnyPath) -> InputFiles:
             "this file has no known format" if one else f"{len(unknown):,} of the files have no known format",
             path=unknown[0][1] if one else None,
             found=unknown[0][0] if one else None,
-            expected="a pickle or TRMPH games, gzipped or not",
+            expected=expected_contents(),
             hint="Convert the other files without it." if one else "Convert the other files without them.",
             lines=[] if one else lines_by_cause(unknown),
         )

@@ -6,11 +6,18 @@ or as a rejection with a reason. It never walks directories and never skips a re
 
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
 from typing import Final
 
 from hexdata.errors import FormatError, Reason
 from hexdata.formats.gunzip import GunzipFile, GunzipLimits
+from hexdata.formats.registry import (
+    BUILT_IN_FORMATS,
+    ENTRY_POINT_GROUP,
+    SourceFormat,
+    expected_contents,
+    find_format,
+    source_formats,
+)
 from hexdata.formats.source import (
     BATCH_ROWS,
     SALVAGEABLE,
@@ -23,61 +30,77 @@ from hexdata.storage import AnyPath, storage_of
 
 __all__ = [
     "BATCH_ROWS",
+    "BUILT_IN_FORMATS",
+    "ENTRY_POINT_GROUP",
     "PATTERNS",
     "SALVAGEABLE",
     "FilePart",
     "RawBatch",
     "Rejection",
+    "SourceFormat",
     "SourceReader",
+    "expected_contents",
     "is_known_name",
+    "known_patterns",
     "open_source",
+    "source_formats",
 ]
 
-PATTERNS: Final = ("*.trmph", "*.trmph.gz", "*.pkl.gz", "*.pkl", "*.pickle.gz", "*.pickle")
-"""Name patterns, in lower case, of the files that are read in a folder. A new format adds its own."""
+PATTERNS: Final = tuple(pattern for each in BUILT_IN_FORMATS for pattern in each.patterns)
+"""Name patterns, in lower case, of the files of the built-in formats, which are read in a folder."""
 
 _HEAD_BYTES: Final = 65_536
 _HEAD_LIMITS: Final = GunzipLimits(decompressed_bytes=_HEAD_BYTES, ratio=1, ratio_floor=_HEAD_BYTES)
 
 
 def is_known_name(name: str) -> bool:
-    """Return whether a file name matches ``PATTERNS``, in upper or lower case."""
-    return any(fnmatchcase(name.lower(), pattern) for pattern in PATTERNS)
+    """Return whether a file name matches a pattern of a format, in upper or lower case.
+
+    Raises:
+        ConfigError: the name matches no built-in format, and a format of another package is broken.
+    """
+    return any(each.has_name(name) for each in source_formats())
+
+
+def known_patterns() -> tuple[str, ...]:
+    """Return ``PATTERNS`` and the name patterns of the formats of other packages.
+
+    Raises:
+        ConfigError: a format of another package is broken.
+    """
+    return tuple(pattern for each in source_formats() for pattern in each.patterns)
 
 
 def open_source(path: AnyPath, *, salvage: bool = False, part: FilePart | None = None) -> SourceReader:
     """Open a source file with the reader for its format.
 
-    The format is detected from the first bytes of the content. The name matters only if the file is empty:
-    an empty ``.trmph`` file holds no games.
+    The format is detected from the first bytes of the content. The name matters only if the content does not
+    tell: an empty ``.trmph`` file contains no games.
 
     Args:
         path: Local file or remote object. Remote objects are read piece by piece.
         salvage: If True, a damaged file yields the complete records before the damage instead of raising.
-        part: Range of bytes to read of a TRMPH text without gzip. Default None: the whole file.
+        part: Range of bytes to read of a text without gzip, such as TRMPH. Default None: the whole file.
 
     Returns:
         The open reader, a context manager.
 
     Raises:
         FormatError: "empty-file", "unknown-layout", "truncated" or "corrupt-gzip"; also "unknown-layout" if
-            ``part`` is given and the file is not TRMPH.
+            ``part`` is given and the format of the file is not ``appendable``.
+        ConfigError: the file has no built-in format, and a format of another package is broken.
         OSError: The file cannot be opened.
     """
-    from hexdata.formats.legacy import LegacyReader, looks_like_pickle
-    from hexdata.formats.trmph import TrmphReader, looks_like_trmph
-
     head = _head(path)
-    if part is None and looks_like_pickle(head):
-        return LegacyReader(path, salvage=salvage)
-    if looks_like_trmph(head) or (not head and ".trmph" in path.name):
-        return TrmphReader(path, salvage=salvage, part=part)
+    source_format = find_format(head, path.name, appendable=part is not None)
+    if source_format is not None:
+        return source_format.open(path, salvage=salvage, part=part)
     raise FormatError(
         "the file has no known format" if head else "the file is empty",
         code=Reason.UNKNOWN_LAYOUT if head else Reason.EMPTY_FILE,
         path=path,
         found=f"a file that begins with {head[:16]!r}" if head else None,
-        expected="a pickle or TRMPH games, gzipped or not",
+        expected=expected_contents(),
     )
 
 

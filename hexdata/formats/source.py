@@ -49,7 +49,7 @@ class RawBatch:
     """The next records of a source: the valid positions, and the rejected records with their reasons."""
 
     positions: pa.RecordBatch
-    """At most ``BATCH_ROWS`` rows of ``schema.raw_schema(board_size)``, in record order."""
+    """At most ``BATCH_ROWS`` rows of ``schema.raw_schema(board_size, targets)``, in record order."""
     rejected: list[Rejection] = field(default_factory=list)
 
     @property
@@ -65,6 +65,9 @@ class SourceReader(Protocol):
     """Detected variant: ``legacy-tuples``, ``legacy-dicts``, ``legacy-shuffled`` or ``trmph``."""
     board_size: int | None
     """Cells along an edge, from the first usable record; None before that record."""
+    targets: tuple[str, ...]
+    """Optional columns of its batches, as in ``schema.raw_schema(board_size, targets)``; () if there are
+    none. Known before the first batch."""
     header: dict[str, object]
     """Metadata of the file as JSON values, such as ``source_file``, ``processing_stats`` and the spelling of
     fields. Complete once ``batches`` is exhausted."""

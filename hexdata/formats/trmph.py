@@ -148,6 +148,7 @@ class TrmphReader:
     """
 
     format: str = "trmph"
+    targets: tuple[str, ...] = ()
 
     def __init__(
         self,

@@ -161,7 +161,7 @@ def test_empty_inputs_are_refused(tree, tmp_path):
     with pytest.raises(InputError, match=r"missing: no such file or folder"):
         names(tmp_path / "missing")
     root = tree(".hidden")
-    with pytest.raises(InputError, match=r"no files to convert; expected \*\.trmph"):
+    with pytest.raises(InputError, match=r"no files to convert; expected \*\.pkl\.gz"):
         names(root)
     for name in ("1.pt", "2.pt", "eval.csv"):
         (root / name).write_text("")

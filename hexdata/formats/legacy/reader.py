@@ -50,10 +50,13 @@ class LegacyReader:
         format: "legacy-tuples", "legacy-dicts" or "legacy-shuffled". Final once ``batches`` is exhausted, as
             "legacy-shuffled" is detected from a key after the examples.
         board_size: Cells along an edge, from the first usable board; None before it.
+        targets: (): raw batches keep the numbers of a search in ``metadata``.
         header: All top-level keys except ``examples``, and ``dialect``: the spellings of the fields, with
             which the file can be written back. Empty until ``batches`` is exhausted.
         damage: The error at which salvaging stopped; None if there was none.
     """
+
+    targets: tuple[str, ...] = ()
 
     def __init__(
         self,
