@@ -10,6 +10,7 @@ from typing import Final
 from hexdata.checks import check_location
 from hexdata.errors import StoreError, StoreLockedError
 from hexdata.retry import attempts_of
+from hexdata.schema import SCHEMA_VERSION
 from hexdata.storage import LOCK_NAME, AnyPath, as_path, is_address, storage_of, translate_errors
 from hexdata.store.disk_space import translate_disk_full
 from hexdata.store.manifest import MANIFEST_NAME, Manifest
@@ -149,6 +150,21 @@ class Store:
                 hint=f"Run `{self._command(stage)}` again.",
             )
 
+    def require_writable(self) -> None:
+        """Check that this release writes the schema version of the store.
+
+        Raises:
+            StoreError: The store was written in an older version, which can only be read.
+        """
+        if self.manifest.schema_version != SCHEMA_VERSION:
+            raise StoreError(
+                f"the store was written in schema version {self.manifest.schema_version}, which this release "
+                "reads but does not write",
+                path=self.path,
+                expected=f"schema version {SCHEMA_VERSION}",
+                hint="Convert the sources into a new store with `hexdata convert INPUT... NEWSTORE`.",
+            )
+
     def _command(self, stage: str) -> str:
         verb, *options = _COMMANDS.get(stage, stage).split(maxsplit=1)
         return " ".join(["hexdata", verb, store_argument(self.path), *options])
@@ -164,9 +180,10 @@ class Store:
 
         Raises:
             StoreLockedError: Another process holds the lock; the message names it.
-            StoreError: A link leads out of the store, or the disk fails.
+            StoreError: A link leads out of the store, the disk fails, or the schema version is an older one.
             BudgetError: The disk is full.
         """
+        self.require_writable()
         held = storage_of(self.path).lock(stage, (*_FOLDERS, "logs"), shares_work=self.shares_work)
         with translate_disk_full(self.work_disk), held as lock:
             if not lock.has_current_work:
@@ -174,6 +191,7 @@ class Store:
             storage_of(self.path).remove_unfinished(_FOLDERS)
             if storage_of(self.path / MANIFEST_NAME).exists():
                 self.manifest = Manifest.load(self.path)
+                self.require_writable()
             self.manifest.before_saving = self.require_lock = lock.require
             store_answers = True
             try:

@@ -154,9 +154,15 @@ def check_tables(store: Store, files: Mapping[str, FileFacts], *, engine: Engine
     Raises:
         StoreError: one has other columns or rows.
     """
-    size, tables = store.manifest.board_size, (*_TABLES, "shuffled")
+    manifest, tables = store.manifest, (*_TABLES, "shuffled")
     tasks = [
-        (store.path / name, table_schema(table, size), facts.rows)
+        (
+            store.path / name,
+            table_schema(table, manifest.board_size, manifest.targets),
+            facts.rows,
+            manifest.schema_version,
+            table == "positions",
+        )
         for name, facts in sorted(files.items())
         if (table := name.partition("/")[0]) in tables
     ]

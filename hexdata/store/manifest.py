@@ -10,12 +10,13 @@ from typing import Annotated, Any, Final, Literal
 from hexdata.board import MAX_SIZE, MIN_SIZE
 from hexdata.errors import StoreError
 from hexdata.order import ORDER_VERSION
-from hexdata.schema import SCHEMA_VERSION
+from hexdata.schema import MAX_EXTRAS, SCHEMA_VERSION, TARGETS, is_target
 from hexdata.storage import AnyPath, Changed, storage_of
 from hexdata.store.files import FileFacts, canonical_json
 from hexdata.strict_json import (
     MAX_JSON_BYTES,
     PLAIN_NAME,
+    AtMost,
     Count,
     HexDigest,
     Matching,
@@ -29,6 +30,8 @@ __all__ = ["MANIFEST_NAME", "Manifest", "StoreFile"]
 
 MANIFEST_NAME: Final = "manifest.json"
 _KIND: Final = "hexdata store"
+_READABLE_VERSIONS: Final = (1, SCHEMA_VERSION)
+"""Schema versions of stores that this release reads. It writes only the last one."""
 _HINT: Final = "Restore manifest.json from a copy, or convert the sources into a new store."
 
 _SPLITS: Final = "(?:train|val|test)"
@@ -125,6 +128,8 @@ class _ManifestFile:
     files: dict[StoreFile, FileFacts]
     stages: _Stages
     digest: HexDigest | None = None
+    targets: Annotated[list[str], AtMost(len(TARGETS) + MAX_EXTRAS)] | None = None
+    """Not in manifests of schema version 1."""
 
 
 @dataclass
@@ -136,6 +141,8 @@ class Manifest:
         counts: Number of rows by table: sources, games, positions, rejected.
         files: Size, rows and digest by path relative to the store, with forward slashes.
         stages: Lineage: the options, inputs and results of each stage.
+        targets: Optional columns that the positions of the store have, sorted by name.
+        schema_version: Version of the schema in which the store was written.
         tag: Version of the object from which the manifest was read; None on a disk or for a new manifest.
         before_saving: Called before the manifest is published; raises to prevent that.
     """
@@ -144,6 +151,8 @@ class Manifest:
     counts: dict[str, int] = field(default_factory=lambda: asdict(_TableCounts()))
     files: dict[str, FileFacts] = field(default_factory=dict)
     stages: dict[str, dict[str, Any]] = field(default_factory=dict)
+    targets: tuple[str, ...] = ()
+    schema_version: int = SCHEMA_VERSION
     tag: str | None = field(default=None, compare=False)
     before_saving: Callable[[], None] = field(default=lambda: None, compare=False, repr=False)
 
@@ -173,24 +182,27 @@ class Manifest:
         content = parse_json(data, path, what="the manifest", hint=_HINT)
         if not isinstance(content, dict) or content.get("kind") != _KIND:
             raise StoreError("the manifest is not that of a hexdata store", path=path)
-        for name, known in (("schema_version", SCHEMA_VERSION), ("order_version", ORDER_VERSION)):
-            if content.get(name) != known:
+        for name, known in (("schema_version", _READABLE_VERSIONS), ("order_version", (ORDER_VERSION,))):
+            if content.get(name) not in known or isinstance(content[name], bool):
                 raise StoreError(
                     f"the store has another {name}",
                     path=path,
                     found=shortened(repr(content.get(name))),
-                    expected=known,
+                    expected=" or ".join(map(str, known)),
                     hint="Read it with the hexdata release that wrote it, or convert the sources again.",
                 )
         _check_digest(content, path)
         checked = check_value(_ManifestFile, content, path, what="the manifest", hint=_HINT)
         stages = {name: stage for name, stage in content["stages"].items() if stage is not None}
         _check_stages(checked, path)
+        _check_targets(checked, path)
         return cls(
             board_size=checked.board_size,
             counts=asdict(checked.counts),
             files=dict(checked.files),
             stages=stages,
+            targets=tuple(checked.targets or ()),
+            schema_version=checked.schema_version,
             tag=tag,
         )
 
@@ -203,13 +215,15 @@ class Manifest:
         """
         content = {
             "kind": _KIND,
-            "schema_version": SCHEMA_VERSION,
+            "schema_version": self.schema_version,
             "order_version": ORDER_VERSION,
             "board_size": self.board_size,
             "counts": self.counts,
             "files": {name: facts.to_json() for name, facts in self.files.items()},
             "stages": self.stages,
         }
+        if self.schema_version > 1:
+            content["targets"] = list(self.targets)
         content["digest"] = _digest(content)
         self.before_saving()
         path, data = folder / MANIFEST_NAME, canonical_json(content)
@@ -277,3 +291,31 @@ def _check_stages(manifest: _ManifestFile, path: AnyPath) -> None:
             )
     if manifest.counts.positions and manifest.board_size is None:
         raise StoreError("the manifest has positions but no board_size", path=path, hint=_HINT)
+
+
+def _check_targets(manifest: _ManifestFile, path: AnyPath) -> None:
+    """Check the names of the optional columns, which manifests of schema version 1 do not have.
+
+    DuckDB does not distinguish upper and lower case in names of columns.
+
+    Raises:
+        StoreError: The key is missing or not allowed, or it does not list distinct optional columns.
+    """
+    names = manifest.targets
+    if (names is None) != (manifest.schema_version == 1):
+        raise StoreError(
+            f"the key targets is {'missing from' if names is None else 'not allowed in'} a manifest of "
+            f"schema version {manifest.schema_version}",
+            path=path,
+            hint=_HINT,
+        )
+    listed = names or []
+    valid = all(map(is_target, listed)) and len({name.lower() for name in listed}) == len(listed)
+    if not valid or listed != sorted(listed):
+        raise StoreError(
+            "the manifest has invalid targets",
+            path=path,
+            found=shortened(repr(listed)),
+            expected="a sorted list of distinct names among root_value, visits, weight and extra.NAME",
+            hint=_HINT,
+        )

@@ -15,7 +15,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from hexdata.errors import StoreError
+from hexdata.schema import SCHEMA_VERSION, is_target
 from hexdata.storage import AnyPath, HashingFile, storage_of
+from hexdata.store.columns import convert_columns, stored_fields
 from hexdata.store.files import FileFacts
 
 __all__ = [
@@ -23,6 +25,7 @@ __all__ = [
     "check_table",
     "encode_parquet",
     "open_parquet",
+    "read_batches",
     "read_parquet",
     "read_rows",
     "regroup",
@@ -115,31 +118,44 @@ class ParquetRows:
     """Each file with its number of rows."""
     start: int
     stop: int
+    version: int = SCHEMA_VERSION
+    """Schema version of the store."""
 
     @classmethod
-    def over(cls, files: Sequence[tuple[AnyPath, int]], start: int, stop: int) -> ParquetRows:
+    def over(
+        cls, files: Sequence[tuple[AnyPath, int]], start: int, stop: int, version: int = SCHEMA_VERSION
+    ) -> ParquetRows:
         """Return the rows ``start`` to ``stop`` (exclusive), keeping only the files that contain them."""
         firsts = list(accumulate((count for _, count in files), initial=0))
         begin, end = bisect_right(firsts, start) - 1, bisect_left(firsts, stop)
-        return cls(tuple(files[begin:end]), start - firsts[begin], stop - firsts[begin])
+        return cls(tuple(files[begin:end]), start - firsts[begin], stop - firsts[begin], version)
 
 
 def read_rows(rows: ParquetRows, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a range in order; row groups outside it are not read."""
+    """Yield the rows of a range in order; row groups outside it are not read.
+
+    Args:
+        rows: The range, with the schema version of the store.
+        schema: Columns to return, in the current version. Optional columns that a file lacks are null.
+    """
     first = 0
     for path, count in rows.files:
         if first < rows.stop and first + count > rows.start:
-            yield from _read_file(path, rows.start - first, rows.stop - first, schema)
+            yield from _read_file(path, rows.start - first, rows.stop - first, schema, rows.version)
         first += count
 
 
 @contextmanager
-def open_parquet(path: AnyPath, schema: pa.Schema | None = None) -> Iterator[pq.ParquetFile]:
-    """Open a Parquet file of a store.
+def open_parquet(
+    path: AnyPath, schema: pa.Schema | None = None, version: int = SCHEMA_VERSION
+) -> Iterator[pq.ParquetFile]:
+    """Open a Parquet file of a store. :func:`read_batches` reads its columns.
 
     Args:
         path: The file.
-        schema: Columns that the file must have, with their types; None for any columns (default).
+        schema: Columns that the file must have, with their types; None for any columns (default). Optional
+            columns may be missing.
+        version: Schema version of the store (default: the current one).
 
     Raises:
         StoreError: The file is missing or damaged, on opening or while the context is active, or a column is
@@ -148,7 +164,7 @@ def open_parquet(path: AnyPath, schema: pa.Schema | None = None) -> Iterator[pq.
     try:
         with pq.ParquetFile(storage_of(path).source()) as file:
             if schema is not None:
-                _require_columns(path, file.schema_arrow, schema)
+                _require_columns(path, file.schema_arrow, schema, version)
             yield file
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the latter in damaged column names
         if not _is_damage(error):
@@ -161,8 +177,10 @@ def open_parquet(path: AnyPath, schema: pa.Schema | None = None) -> Iterator[pq.
         ) from error
 
 
-def _require_columns(path: AnyPath, found: pa.Schema, schema: pa.Schema) -> None:
-    for field in schema:
+def _require_columns(path: AnyPath, found: pa.Schema, schema: pa.Schema, version: int) -> None:
+    for name, field in stored_fields(schema, version).items():
+        if field is None or (is_target(name) and name not in found.names):
+            continue
         index = found.get_field_index(field.name)  # also -1 if several columns have the name
         if index < 0 or not found.field(index).equals(field):
             raise StoreError(
@@ -179,19 +197,35 @@ def _describe_type(field: pa.Field) -> str:
     return f"{field.type}{'' if field.nullable else ', never null'}"
 
 
-def check_table(path: AnyPath, schema: pa.Schema, rows: int) -> None:
+def check_table(
+    path: AnyPath, schema: pa.Schema, rows: int, version: int = SCHEMA_VERSION, targets: bool = False
+) -> None:
     """Check that a Parquet file of a store has exactly the columns of ``schema`` and ``rows`` rows.
+
+    Args:
+        path: The file.
+        schema: Columns of the file, in the current version.
+        rows: Number of rows.
+        version: Schema version of the store (default: the current one).
+        targets: Whether the file may lack optional columns (default: False).
 
     Raises:
         StoreError: The columns or the number of rows differ, or the file is missing or damaged.
     """
-    with open_parquet(path, schema) as file:
-        if file.schema_arrow.names != schema.names:
+    with open_parquet(path, schema, version) as file:
+        found = file.schema_arrow.names
+        fields = stored_fields(schema, version).items()
+        expected = [
+            field.name
+            for name, field in fields
+            if field is not None and not (targets and is_target(name) and name not in found)
+        ]
+        if found != expected:
             raise StoreError(
                 "a file of the store does not have the columns of its table",
                 path=path,
-                found=", ".join(file.schema_arrow.names),
-                expected=", ".join(schema.names),
+                found=", ".join(found),
+                expected=", ".join(expected),
                 hint="Restore the file, or convert the sources into a new store.",
             )
         require_rows(path, file, rows)
@@ -228,31 +262,57 @@ def read_parquet(
     columns: Sequence[str],
     filters: pc.Expression | None = None,
     schema: pa.Schema | None = None,
+    version: int = SCHEMA_VERSION,
 ) -> pa.Table:
     """Return some columns of a small Parquet file of a store.
 
     Args:
         path: The file.
-        columns: Names of the columns to return.
+        columns: Names of the columns to return, in the current version if ``schema`` is given.
         filters: Expression that selects rows; None for all rows (default).
         schema: Columns that the file must have, with their types; None for any columns (default).
+        version: Schema version of the store (default: the current one).
 
     Raises:
         StoreError: The file is missing or damaged, or a column of ``schema`` is missing or has another type.
     """
-    with open_parquet(path, schema) as file:
-        if filters is None:
+    with open_parquet(path, schema, version) as file:
+        if filters is None and schema is None:
             return file.read(columns=list(columns))
-        return file.read().filter(filters).select(list(columns))
+        table = file.read()
+        if schema is not None:
+            table = convert_columns(table, schema)
+        return (table if filters is None else table.filter(filters)).select(list(columns))
 
 
-def _read_file(path: AnyPath, start: int, stop: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    with open_parquet(path, schema) as file:
+def read_batches(
+    file: pq.ParquetFile, schema: pa.Schema, *, group: int | None = None, version: int = SCHEMA_VERSION
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of an open Parquet file with the columns of ``schema``, one row group at a time.
+
+    Args:
+        file: File from :func:`open_parquet`, which has checked these columns.
+        schema: Columns to return, in the current version. Optional columns that the file lacks are null.
+        group: Number of the only row group to read; None for all (default).
+        version: Schema version of the store (default: the current one).
+    """
+    stored = [field.name for field in stored_fields(schema, version).values() if field is not None]
+    for number in range(file.num_row_groups) if group is None else (group,):
+        rows = file.read_row_group(number, columns=stored)
+        yield from convert_columns(rows, schema).to_batches()
+
+
+def _read_file(
+    path: AnyPath, start: int, stop: int, schema: pa.Schema, version: int
+) -> Iterator[pa.RecordBatch]:
+    with open_parquet(path, schema, version) as file:
         first = 0
         for group in range(file.num_row_groups):
             count = file.metadata.row_group(group).num_rows
             low, high = max(start - first, 0), min(stop - first, count)
             if low < high:
-                table = file.read_row_group(group, columns=schema.names).cast(schema)
+                table = pa.Table.from_batches(
+                    read_batches(file, schema, group=group, version=version), schema
+                )
                 yield from table.slice(low, high - low).to_batches()
             first += count

@@ -271,7 +271,7 @@ def quote(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def read_parquet_sql(paths: Sequence[AnyPath], *, row_location: bool = False) -> str:
+def read_parquet_sql(paths: Sequence[AnyPath], *, row_location: bool = False, by_name: bool = False) -> str:
     """Return the SQL table function that reads these Parquet files, in order, as one table.
 
     A folder name such as ``seed=7`` does not add a column.
@@ -279,10 +279,12 @@ def read_parquet_sql(paths: Sequence[AnyPath], *, row_location: bool = False) ->
     Args:
         paths: Files to read.
         row_location: Whether to add the columns ``filename`` and ``file_row_number`` (default: False).
+        by_name: Whether files may have different columns; missing ones are NULL (default: False).
     """
     return (
         f"read_parquet({path_list_sql(paths)}, hive_partitioning = false"
-        f"{', filename = true, file_row_number = true' if row_location else ''})"
+        f"{', filename = true, file_row_number = true' if row_location else ''}"
+        f"{', union_by_name = true' if by_name else ''})"
     )
 
 
