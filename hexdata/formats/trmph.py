@@ -35,6 +35,7 @@ from hexdata.board import (
 from hexdata.errors import FormatError, Reason
 from hexdata.fill import fill_to_stones, games_to_fill, never_filled
 from hexdata.formats.gunzip import GunzipFile, GunzipLimits
+from hexdata.formats.run_header import RunHeader
 from hexdata.formats.source import BATCH_ROWS, SALVAGEABLE, FilePart, RawBatch, Rejection
 from hexdata.schema import raw_schema
 from hexdata.storage import AnyPath, as_path, storage_of
@@ -139,6 +140,9 @@ class TrmphReader:
 
     A stated winner is kept even if the final board has a winning chain of the other player.
 
+    Comment lines that state facts of the run, such as ``# Model: x``, are in ``header`` under "run" and
+    "run_changes", as ``RunHeader.as_json`` describes.
+
     Args:
         path: The file, gzipped or plain.
         limits: Limits on the decompressed size and on the compression ratio.
@@ -165,6 +169,7 @@ class TrmphReader:
         self._salvage = salvage
         self._spelling: Counter[str] = Counter()
         self._counts = Counter(comments=0, winners_from_chain=0)
+        self._run = RunHeader()
         self.header: dict[str, object] = {"spelling": self._spelling, "counts": self._counts}
         raw = storage_of(self.path).open()
         if part is not None:
@@ -200,6 +205,7 @@ class TrmphReader:
             batch = _batch(lines, record, self.board_size or MIN_SIZE)
             record += batch.records
             yield batch
+        self.header |= self._run.as_json()
 
     def _chunks(self) -> Iterator[list[_Line]]:
         """Yield the lines in groups of at most ``BATCH_ROWS`` records."""
@@ -219,8 +225,10 @@ class TrmphReader:
         for line_idx, (number, line) in enumerate(self._filled_lines(before), start=filled + 1):
             if _COMMENT.match(line.strip()):
                 self._counts["comments"] += 1
+                self._run.read_comment(line)
                 continue
             game = _Line(number, line_idx)
+            self._run.begin_game()
             try:
                 self._read_game(line, game)
             except FormatError as error:
@@ -228,7 +236,10 @@ class TrmphReader:
             yield game
 
     def _skip_to_start(self) -> tuple[int, int]:
-        """Skip the bytes before the part; return their number of lines, and of lines that are not blank."""
+        """Skip the bytes before the part; return their number of lines, and of lines that are not blank.
+
+        Comment lines are read, as the last header holds for the games that follow.
+        """
         number = filled = 0
         left = self._start
         within = False  # in a line too long to be read at once
@@ -237,6 +248,8 @@ class TrmphReader:
             if not within:
                 text = line.removeprefix(BOM_UTF8) if number == 0 else line
                 filled += len(line) > _MAX_LINE or not (not text or text.isspace())
+                if _COMMENT.match(text.strip()):
+                    self._run.read_comment(text)
             within = not line.endswith(b"\n")
             number += not within
         return number, filled
