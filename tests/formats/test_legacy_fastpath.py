@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import pickle
 import pickletools
 import tempfile
@@ -182,6 +183,26 @@ def test_references_with_another_meaning_are_detected(singles):
     assert_same(raw)
     batches, _ = read(raw, fast=True)
     assert [item.reason for item in batches[0].rejected] == ["position-type"] * 20
+
+
+def test_metadata_in_metadata_is_read_for_each_example(singles):
+    items = list(many(60))
+    for number, item in enumerate(items):
+        search = {
+            "visits": number,
+            "value": number / 64,
+            "by": "ab"[number % 2],
+            "more": {"depth": number % 3},
+        }
+        item["metadata"]["search"] = search
+    raw = dumps({"examples": items})
+    assert_same(raw)
+    singles.clear()
+    texts = [
+        text for batch in read(raw, fast=True)[0] for text in batch.positions.column("metadata").to_pylist()
+    ]
+    assert [json.loads(text)["search"] for text in texts] == [item["metadata"]["search"] for item in items]
+    assert len(singles) < 10
 
 
 def test_the_first_of_two_errors_is_raised():

@@ -258,6 +258,10 @@ def _group(
             return CodedColumn.of_numbers(_numbers(rows, leaf))
         if is_traced_pair(leaf):
             return CodedColumn.zipped([column(part) for part in leaf])
+        if isinstance(leaf, dict) and leaf:  # metadata in metadata
+            keys = [str(key) if isinstance(key, str) else key for key in leaf]
+            parts = CodedColumn.zipped([column(part) for part in leaf.values()])
+            return CodedColumn(parts.codes, [dict(zip(keys, part, strict=True)) for part in parts.values])
         return CodedColumn(np.zeros(len(rows), np.intp), [leaf])  # not a hole, so the value is constant
 
     fields = template.fields
