@@ -18,7 +18,7 @@ from hexdata.formats import BATCH_ROWS
 from hexdata.games.convention import Convention
 from hexdata.games.evidence import findings_schema
 from hexdata.games.find import ROWS, column
-from hexdata.games.findings import flag_lists
+from hexdata.games.findings import end_reasons, flag_lists
 from hexdata.games.labels import players_of, split_of, winners_of
 from hexdata.schema import games_schema, positions_schema
 from hexdata.storage import AnyPath
@@ -94,7 +94,7 @@ def _positions(spool: Spool, assigned: Assignment, schema: pa.Schema) -> Iterato
         kept = _kept_values(value, convert_values(stored.astype(np.float64), assigned.convention))
         kept += _kept_ids(raw, row)
         kept += [entry for name in _FILLED_COLUMNS & source_keys for entry in _kept_nulls(name, raw, columns)]
-        columns["extra"] = _with_kept(raw.column("extra"), kept)
+        columns["metadata"] = _with_kept(raw.column("metadata"), kept)
         done += raw.num_rows
         yield pa.table(columns, schema=schema)
 
@@ -128,7 +128,7 @@ def _keys_of(spool: Spool) -> set[str]:
 
 
 _Kept = tuple[int, str, Any]
-"""A row, a key without ``KEPT_PREFIX``, and the value to store under it in ``extra``."""
+"""A row, a key without ``KEPT_PREFIX``, and the value to store under it in ``metadata``."""
 
 
 def _kept_values(value: npt.NDArray[np.float64], restored: npt.NDArray[np.float64]) -> list[_Kept]:
@@ -152,11 +152,11 @@ def _kept_nulls(name: str, raw: pa.RecordBatch, columns: dict[str, pa.Array]) ->
     return [(i, name, int(stated[i]) if stated[i] >= 0 else None) for i in rows.tolist()]
 
 
-def _with_kept(extra: pa.Array, kept: list[_Kept]) -> pa.Array:
-    """Return ``extra`` with the entries of ``kept`` added under keys with ``KEPT_PREFIX``."""
+def _with_kept(metadata: pa.Array, kept: list[_Kept]) -> pa.Array:
+    """Return ``metadata`` with the entries of ``kept`` added under keys with ``KEPT_PREFIX``."""
     if not kept:
-        return extra
-    texts = extra.to_pylist()
+        return metadata
+    texts = metadata.to_pylist()
     added: dict[int, dict[str, Any]] = {}
     for i, key, value in kept:
         added.setdefault(i, {})[KEPT_PREFIX + key] = value
@@ -184,15 +184,19 @@ def publish_games(spool: Spool, path: AnyPath, assigned: Assignment, flags: Game
 
 def _games(spool: Spool, assigned: Assignment, flags: GameFlags, schema: pa.Schema) -> Iterator[pa.Table]:
     done = 0
+    found = [batch.column("findings").to_numpy() for batch in spool.batches("findings")]
+    findings = np.concatenate([np.zeros(0, np.uint32), *found])
     for games in spool.batches("games"):
         count = games.num_rows
         copies = flags.duplicate_of[done : done + count]
         hashes = games.column("game_hash").to_pylist()
+        winner = winners_of(games, assigned.convention)
         columns = {
             "game_id": pa.array(assigned.first_game + np.arange(done, done + count)),
             "source_id": pa.array(np.full(count, assigned.source_id, np.int32)),
             "origin": with_origins(games, dict(assigned.origins)),
-            "winner": _winner_names(winners_of(games, assigned.convention)),
+            "winner": _winner_names(winner),
+            "end_reason": end_reasons(findings[done : done + count], winner, games.column("end_reason")),
             "duplicate_of": pa.array(copies, mask=copies < 0),
             "split": pa.array([split_of(h, assigned.val, assigned.test) for h in hashes], pa.string()),
             "flags": flag_lists(flags.flags[done : done + count]),

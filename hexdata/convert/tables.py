@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import date
 from typing import Any, Final
 
 import numpy as np
@@ -153,6 +155,7 @@ def source_table(
             "positions": s.facts.positions,
             "games": s.facts.games,
             "rejected": s.facts.rejected,
+            **_run_of(s.facts.header),
             "header": json.dumps(_header(s)),
             "notes": json.dumps(notes_of(s)) if notes_of(s) else None,
             "flags": json.dumps(count_flags([games.flags])),
@@ -161,6 +164,34 @@ def source_table(
         for s, games in zip(sources, game_flags, strict=True)
     ]
     return pa.Table.from_pylist(rows, schema=sources_schema())
+
+
+_RUN: Final[dict[str, tuple[type, ...]]] = {
+    "model": (str,),
+    "simulations": (int,),
+    "temperature": (int, float),
+    "seed": (int,),
+    "commit": (str,),
+}
+"""Columns of sources that a reader states under the key ``run`` of the header, with their types."""
+
+
+def _run_of(header: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns of sources that describe the run of self-play; values of other types are null."""
+    run = header.get("run")
+    if not isinstance(run, dict):
+        return {}
+    columns: dict[str, Any] = {}
+    for name, kinds in _RUN.items():
+        value = run.get(name)
+        if type(value) in kinds and not (isinstance(value, int) and value.bit_length() > _INT64_BITS):
+            columns[name] = value
+    with suppress(TypeError, ValueError):
+        columns["date"] = date.fromisoformat(run["date"]) if "date" in run else None
+    return columns
+
+
+_INT64_BITS: Final = 63
 
 
 def _header(source: ConvertSource) -> Mapping[str, Any]:

@@ -78,7 +78,7 @@ def cut_games(
 ) -> Iterator[pa.Table]:
     """Yield the rows of ``games`` after truncation.
 
-    A game with missing moves keeps its hash.
+    A game with missing moves keeps its hash. The stated end of a truncated game does not apply to it.
 
     Args:
         spool: spool with the table ``games``.
@@ -93,6 +93,7 @@ def cut_games(
             game, cut = games[index], int(cuts[done + index])
             game["total_positions"] = cut + 1
             game["positions"] -= int(lost[done + index])
+            game["end_reason"] = None
             if game["moves"] is not None:
                 game["moves"] = game["moves"][:cut]
                 game["game_hash"] = game_hash(game["moves"], board_size, game["first_player"] or 0)
@@ -103,15 +104,15 @@ def cut_games(
 def _without_move(raw: pa.RecordBatch, last: npt.NDArray[np.bool_]) -> pa.RecordBatch:
     """Remove the move, and the finding about it, from the positions that the mask ``last`` (N,) selects.
 
-    The move is stored in ``extra``, so that the example can be exported as it was.
+    The move is stored in ``metadata``, so that the example can be exported as it was.
     """
     moves = column(raw, "move", -1)
-    texts = raw.column("extra").to_pylist() if last.any() else []
+    texts = raw.column("metadata").to_pylist() if last.any() else []
     for index in np.flatnonzero(last).tolist():
-        extra = {**json.loads(texts[index] or "{}"), f"{KEPT_PREFIX}move": int(moves[index])}
-        texts[index] = json.dumps(extra, separators=(",", ":"))
+        metadata = {**json.loads(texts[index] or "{}"), f"{KEPT_PREFIX}move": int(moves[index])}
+        texts[index] = json.dumps(metadata, separators=(",", ":"))
     if texts:
-        raw = _with_column(raw, "extra", pa.array(texts, pa.string()))
+        raw = _with_column(raw, "metadata", pa.array(texts, pa.string()))
     move = np.where(last, -1, moves)
     found = column(raw, "findings", 0)
     found = np.where(last, found & ~int(Finding.OCCUPIED_MOVE), found)

@@ -242,8 +242,8 @@ def _as_dicts(batch: pa.RecordBatch, file: _File, key: int) -> pa.RecordBatch:
         "value_sample_tier": pa.array(tier),
     }
     if file.layout == "v2-enums":
-        extra = json.dumps({"source_file": f"data/{file.raw_name}"})
-        columns["extra"] = pa.array([extra] * len(line), pa.string())
+        metadata = json.dumps({"source_file": f"data/{file.raw_name}"})
+        columns["metadata"] = pa.array([metadata] * len(line), pa.string())
     return _replace(batch, columns)
 
 

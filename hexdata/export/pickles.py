@@ -163,7 +163,7 @@ def export_pickles(
 
 
 _WRITER_ERRORS: Final = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""Errors that the pickle writer raises on headers and extras that ``convert`` never writes."""
+"""Errors that the pickle writer raises on headers and metadata that ``convert`` never writes."""
 
 
 class _PickleFile(ABC):
@@ -182,7 +182,7 @@ class _PickleFile(ABC):
                 "the store's description of a source cannot be written as a pickle",
                 path=path,
                 found=shortened(f"{type(error).__name__}: {error}"),
-                expected="headers and extras as `hexdata convert` writes them",
+                expected="headers and metadata as `hexdata convert` writes them",
                 hint="Run `hexdata verify` to list the damaged files.",
             ) from error
 
@@ -299,12 +299,15 @@ class _ShuffledFile(_PickleFile):
                 pc.coalesce(stored.column("winner").cast(pa.string()), _text(game, "winner")),
                 pa.array(WINNERS),
             ),
-            "origin": pa.nulls(stored.num_rows, schema.field("origin").type),
-            "extra": self._extra(stored, _text(game, "origin")),
+            **{
+                name: pa.nulls(stored.num_rows, schema.field(name).type)
+                for name in ("origin", "end_reason", "swap")
+            },
+            "metadata": self._metadata(stored, _text(game, "origin")),
         }
         return pa.RecordBatch.from_arrays([columns[f.name].cast(f.type) for f in schema], schema=schema)
 
-    def _extra(self, stored: pa.RecordBatch, of_game: pa.Array) -> pa.Array:
+    def _metadata(self, stored: pa.RecordBatch, of_game: pa.Array) -> pa.Array:
         """Return ``original_source`` as JSON: the raw file stated by the game, else metadata, else source."""
         source = np.searchsorted(self.sources["end"], stored.column("position_id"), side="right")
         if len(source) and source.max() >= self.sources.num_rows:
@@ -315,7 +318,9 @@ class _ShuffledFile(_PickleFile):
                 hint="Run `hexdata verify` to list the damaged files.",
             )
         of_source = self.sources["origin"].combine_chunks().take(pa.array(source))
-        origin = pc.coalesce(of_game, _named_origins(stored.column("extra")), of_source).dictionary_encode()
+        origin = pc.coalesce(
+            of_game, _named_origins(stored.column("metadata")), of_source
+        ).dictionary_encode()
         texts = [json.dumps({"original_source": name}) for name in origin.dictionary.to_pylist()]
         return pa.array(texts, pa.string()).take(origin.indices)
 
@@ -366,12 +371,12 @@ def _number_in_source(game_id: pa.Array, games: pa.Table) -> pa.Array:
     return pa.array(ids - first + 1, mask=game_id.is_null().to_numpy(zero_copy_only=False))
 
 
-def _named_origins(extra: pa.Array) -> pa.Array:
-    """Return the raw file that the metadata in ``extra`` names, or null where it names none."""
-    named = pc.match_substring_regex(extra, '"(source_file|original_source)":').fill_null(False)
-    texts = pc.if_else(named, extra, None).dictionary_encode()
+def _named_origins(metadata: pa.Array) -> pa.Array:
+    """Return the raw file that ``metadata`` names, or null where it names none."""
+    named = pc.match_substring_regex(metadata, '"(source_file|original_source)":').fill_null(False)
+    texts = pc.if_else(named, metadata, None).dictionary_encode()
     origins = [
-        _named_origin(parse_metadata(text, None, "extra of a position"))
+        _named_origin(parse_metadata(text, None, "metadata of a position"))
         for text in texts.dictionary.to_pylist()
     ]
     return pa.array(origins, pa.string()).take(texts.indices)

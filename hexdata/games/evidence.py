@@ -19,11 +19,13 @@ __all__ = ["SourceEvidence", "findings_schema", "is_mixed", "with_findings"]
 def findings_schema(board_size: int) -> pa.Schema:
     """Return ``raw_schema`` with the additional column ``findings``: bits of ``findings.Finding``.
 
-    ``origin`` is plain text, since an Arrow file allows only one dictionary per column.
+    Texts are not encoded as dictionaries, since an Arrow file allows only one dictionary per column.
     """
-    schema = raw_schema(board_size)
-    schema = schema.set(schema.get_field_index("origin"), pa.field("origin", pa.string()))
-    return schema.append(pa.field("findings", pa.uint16(), nullable=False))
+    fields = [
+        pa.field(field.name, pa.string()) if pa.types.is_dictionary(field.type) else field
+        for field in raw_schema(board_size)
+    ]
+    return pa.schema(fields).append(pa.field("findings", pa.uint16(), nullable=False))
 
 
 def with_findings(positions: pa.RecordBatch, board_size: int) -> pa.RecordBatch:

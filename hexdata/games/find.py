@@ -41,7 +41,7 @@ WINDOW_ROWS: Final = 32_768
 
 EVIDENCE: Final = (
     *("board", "move", "value", "file_idx", "line_idx", "origin"),
-    *("position_in_game", "total_positions", "winner"),
+    *("position_in_game", "total_positions", "winner", "end_reason", "swap"),
 )
 """Columns of ``raw_schema`` that are used to find games."""
 
@@ -57,6 +57,8 @@ GAMES: Final = pa.schema(
         ("line_idx", pa.int32()),
         ("origin", pa.string()),
         ("winner", pa.uint8()),
+        ("end_reason", pa.string()),
+        ("swap", pa.string()),
         ("value", pa.float64()),
         ("total_positions", pa.uint16()),
         ("positions", pa.int64()),
@@ -66,7 +68,8 @@ GAMES: Final = pa.schema(
         ("provenance", pa.string()),
     ]
 )
-"""Schema with one row per game. ``value`` is that of its first position, in the convention of the source."""
+"""Schema with one row per game. ``value`` is that of its first position, in the convention of the source.
+``end_reason`` and ``swap`` are those that the source states."""
 
 
 @dataclass(frozen=True)
@@ -83,12 +86,16 @@ class SourceWindow:
     origin: Array
     winner: Array
     value: Array
+    end_reason: Array
+    swap: Array
     origins: list[str | None]
+    end_reasons: list[str | None]
+    swaps: list[str | None]
 
     @classmethod
     def of(cls, table: pa.Table, board_size: int) -> SourceWindow:
         """Return the positions of a table with the columns ``EVIDENCE``."""
-        origin = table.column("origin").combine_chunks().dictionary_encode()
+        origin, end_reason, swap = (_encoded(table.column(name)) for name in ("origin", "end_reason", "swap"))
         return cls(
             board_size,
             binary_matrix(table.column("board")),
@@ -97,14 +104,25 @@ class SourceWindow:
             column(table, "total_positions", -1),
             column(table, "file_idx", -1),
             column(table, "line_idx", -1),
-            origin.indices.fill_null(-1).to_numpy(zero_copy_only=False),
+            origin[0],
             column(table, "winner", -1),
             column(table, "value", np.nan),
-            origin.dictionary.to_pylist(),
+            end_reason[0],
+            swap[0],
+            origin[1],
+            end_reason[1],
+            swap[1],
         )
 
     def __len__(self) -> int:
         return len(self.boards)
+
+
+def _encoded(texts: pa.ChunkedArray) -> tuple[Array, list[str | None]]:
+    """Return the index of each text (N,) in a list that ends with None; -1, thus None, for null."""
+    encoded = texts.combine_chunks().dictionary_encode()
+    codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    return codes, [*encoded.dictionary.to_pylist(), None]
 
 
 def column(table: pa.Table | pa.RecordBatch, name: str, null: float) -> Array:
@@ -291,12 +309,13 @@ def _game(window: SourceWindow, rows: Array, movers: Array, ply: Array, total: A
         and (movers == ((first_player or 0) + np.arange(len(movers))) % 2).all()
     )
     moves = window.move[rows[:-1]].astype(np.uint16) if is_complete else None
-    origin = int(window.origin[first])
     return {
         "file_idx": _or_none(window.file_idx[first]),
         "line_idx": _or_none(window.line_idx[first]),
-        "origin": window.origins[origin] if origin >= 0 else None,
+        "origin": window.origins[window.origin[first]],
         "winner": _or_none(window.winner[first]),
+        "end_reason": window.end_reasons[window.end_reason[first]],
+        "swap": window.swaps[window.swap[first]],
         "value": float(window.value[first]),
         "total_positions": _or_none(total[first]),
         "positions": len(rows),

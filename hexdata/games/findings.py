@@ -14,10 +14,12 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from hexdata.board import BLUE, RED, unpack_boards, winner_of
 from hexdata.games.convention import Convention, Votes
 from hexdata.games.find import binary_matrix, column
+from hexdata.policy import SparsePolicies
 
 __all__ = [
     "Finding",
@@ -29,6 +31,7 @@ __all__ = [
     "count_game_votes",
     "count_position_votes",
     "drop_chains_before_end",
+    "end_reasons",
     "find_positions",
     "findings_without_game",
     "flag_lists",
@@ -105,8 +108,10 @@ class Finding(IntFlag):
     """According to the named winner, a value of 0 means that blue won."""
     WINNER_FOR_1 = auto()
     """The same for a value of 1."""
-    _SPARE_1 = auto()
-    _SPARE_2 = auto()
+    BLUE_CHAIN = auto()
+    """Blue has the winning chain. Searched for on the same positions as ``CHAIN_FOR_0``."""
+    RED_CHAIN = auto()
+    """Red has the winning chain."""
     REPEATED = auto()
     """The game continues after a move on an occupied cell."""
     VALUE_DIFFERS = auto()
@@ -121,7 +126,10 @@ class Finding(IntFlag):
     """Red made the first move."""
 
 
-_CHAINS: Final = Finding.CHAIN_FOR_0 | Finding.CHAIN_FOR_1 | Finding.NO_CHAIN | Finding.WINNER_AGAINST_CHAIN
+_CHAIN_OF: Final = (Finding.BLUE_CHAIN, Finding.RED_CHAIN)
+_CHAINS: Final = (
+    Finding.CHAIN_FOR_0 | Finding.CHAIN_FOR_1 | Finding.NO_CHAIN | Finding.WINNER_AGAINST_CHAIN
+) | (Finding.BLUE_CHAIN | Finding.RED_CHAIN)
 
 _VOTES: Final = (Finding.CHAIN_FOR_0, Finding.CHAIN_FOR_1, Finding.WINNER_FOR_0, Finding.WINNER_FOR_1)
 
@@ -144,6 +152,10 @@ def _has(bits: Array, sign: int | Array) -> npt.NDArray[np.bool_]:
     return found
 
 
+_POLICY_ROWS: Final = 1024
+"""Number of rows whose policies are compared with the boards at a time, which limits the memory."""
+
+
 # Positions
 
 
@@ -155,12 +167,14 @@ def find_positions(batch: pa.RecordBatch, board_size: int) -> npt.NDArray[np.uin
     _mark(found, moves_on_stones(boards, move, board_size), Finding.OCCUPIED_MOVE)
     policy = batch.column("policy")
     final = move < 0
-    if policy.null_count < len(policy):
-        dense = np.flatnonzero(policy.is_valid().to_numpy(zero_copy_only=False))
-        final[dense] = False
-        weights = policy.drop_null().flatten().to_numpy().reshape(len(dense), -1)
-        stones = unpack_boards(boards[dense], board_size, np.uint8).any(axis=1).reshape(len(dense), -1)
-        _mark(found, dense[(stones & (weights > 0)).any(axis=1)], Finding.OCCUPIED_POLICY)
+    for start in range(0, len(policy) if policy.null_count < len(policy) else 0, _POLICY_ROWS):
+        rows, policies = SparsePolicies.from_arrow(policy.slice(start, _POLICY_ROWS), board_size * board_size)
+        rows += start
+        final[rows] = False
+        stones = unpack_boards(boards[rows], board_size, np.uint8).any(axis=1).reshape(len(rows), -1)
+        owner = np.repeat(np.arange(len(rows)), np.diff(policies.starts))
+        occupied = owner[stones[owner, policies.cells] & (policies.probabilities > 0)]
+        _mark(found, rows[np.unique(occupied)], Finding.OCCUPIED_POLICY)
     _labels(found, boards, board_size, column(batch, "value", np.nan), column(batch, "winner", -1), final)
     return found
 
@@ -241,6 +255,8 @@ def _labels(
     chain = winner_of(unpack_boards(boards[rows], board_size, np.uint8))
     _mark(found, rows[chain < 0], Finding.NO_CHAIN)
     rows, chain = rows[chain >= 0], chain[chain >= 0]
+    for player, finding in enumerate(_CHAIN_OF):
+        _mark(found, rows[chain == player], finding)
     same = value[rows] == chain
     _mark(found, rows[decided[rows] & same], Finding.CHAIN_FOR_0)
     _mark(found, rows[decided[rows] & ~same], Finding.CHAIN_FOR_1)
@@ -357,7 +373,7 @@ def _gather(bits: Bits, tiers: Array, value: Array, raw: pa.RecordBatch, rows: p
     last = column(rows, "ply", -1) + 1 == total
     _mark(found, (_has(found, Finding.OCCUPIED_MOVE)) & ~last, Finding.REPEATED)
     _mark(found, last & open_end, Finding.MISSING)
-    found[~last & (total >= 0)] &= ~np.uint32(Finding.NO_CHAIN)
+    found[~last & (total >= 0)] &= ~np.uint32(Finding.NO_CHAIN | Finding.BLUE_CHAIN | Finding.RED_CHAIN)
     _mark(found, column(raw, "value", np.nan) != value[game], Finding.VALUE_DIFFERS)
     starts = np.flatnonzero(np.diff(game, prepend=-1))
     np.bitwise_or.at(bits, game[starts], np.bitwise_or.reduceat(found, starts))
@@ -407,6 +423,19 @@ def read_aligned(
 
 
 # Flags
+
+
+def end_reasons(findings: Bits, winner: Array, stated: pa.Array) -> pa.Array:
+    """Return the column ``games.end_reason``: "chain" if the final board has the winner's chain.
+
+    Args:
+        findings: Findings of the games, (G,).
+        winner: Winner of each game, (G,): 0 blue, 1 red, -1 unknown.
+        stated: The reason that the source states for each game, strings (G,), null if none. It holds for
+            games without the winner's chain; null becomes "unknown".
+    """
+    chain = _has(findings, np.where(winner == RED, int(Finding.RED_CHAIN), int(Finding.BLUE_CHAIN)))
+    return pc.if_else(pa.array(chain & (winner >= 0)), "chain", stated.fill_null("unknown"))
 
 
 def flags_of(findings: Bits, convention: Convention) -> Bits:

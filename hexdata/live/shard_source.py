@@ -14,8 +14,8 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from hexdata.board import MIN_SIZE
-from hexdata.schema import SPLITS, raw_schema
+from hexdata.policy import SparsePolicies
+from hexdata.schema import POLICY_TYPE, SPLITS, raw_schema
 from hexdata.shards.block_check import check_block
 from hexdata.shards.blocks import POLICY_FIELDS, SENTINELS, Block
 from hexdata.shards.format import read_blocks, samples_to_block
@@ -92,7 +92,7 @@ def _raw(block: Block, board_size: int, record: int) -> pa.RecordBatch:
     columns = {
         "record": np.arange(record, record + length),
         "board": pa.Array.from_buffers(schema.field("board").type, length, [None, pa.py_buffer(boards)]),
-        "policy": _policies(block, board_size * board_size),
+        "policy": _policies(block),
         "value": block["value"].astype(np.float64),
         "player_to_move": block["player_to_move"],
         "file_idx": pa.array((game >> _LINE_BITS).astype(np.int32), mask=game < 0),
@@ -107,14 +107,11 @@ def _raw(block: Block, board_size: int, record: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _policies(block: Block, cells: int) -> pa.Array:
-    """Return the dense policies as a list column, with null for rows without one."""
+def _policies(block: Block) -> pa.Array:
+    """Return the dense policies as ``schema.POLICY_TYPE``, with null for rows without one."""
     length = len(block["move"])
-    kind = raw_schema(MIN_SIZE).field("policy").type
     if not set(POLICY_FIELDS) <= block.keys():
-        return pa.nulls(length, kind)
+        return pa.nulls(length, POLICY_TYPE)
     dense = np.zeros(length, np.bool_)
     dense[block["policy_row"]] = True
-    offsets = np.concatenate(([0], np.cumsum(dense) * cells)).astype(np.int32)
-    numbers = pa.array(block["policy"].reshape(-1).astype(np.float32))
-    return pa.ListArray.from_arrays(pa.array(offsets), numbers, kind, mask=pa.array(~dense))
+    return SparsePolicies.from_dense(block["policy"].astype(np.float32)).to_arrow(dense)

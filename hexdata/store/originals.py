@@ -41,7 +41,7 @@ PICKLE_SUFFIX: Final = ".pkl.gz"
 _RAW_SUFFIX: Final = re.compile(r"\.trmph(\.gz)?$")
 
 KEPT_PREFIX: Final = "hexdata:"
-"""Prefix of the keys in ``extra`` that hold original values which the columns cannot represent.
+"""Prefix of the keys in ``metadata`` that hold original values which the columns cannot represent.
 
 ``hexdata:value`` is the value in the source's convention. ``hexdata:player_to_move``,
 ``hexdata:position_in_game`` and ``hexdata:total_positions`` are the original values of columns that were
@@ -60,7 +60,7 @@ _NUMBERS: Final = (
     "file_idx",
     "line_idx",
 )
-"""Columns of ``raw_schema`` whose values ``extra`` may override."""
+"""Columns of ``raw_schema`` whose values ``metadata`` may override."""
 
 
 def convert_values(value: npt.NDArray[np.float64], convention: str) -> npt.NDArray[np.float64]:
@@ -133,15 +133,15 @@ class Original:
     def batches(self, check: BatchCheck | None = None) -> Iterator[pa.RecordBatch]:
         """Yield the positions of the source as ``raw_schema``, in record order with their original values.
 
-        There are three differences: ``record`` is the position id in the store, ``origin`` is null, and rows
-        with a ``line_idx`` but no ``file_idx`` (raw games) get the source's id as ``file_idx``, since a
-        legacy id has both.
+        There are three differences: ``record`` is the position id in the store; ``origin``, ``end_reason``
+        and ``swap`` are null; and rows with a ``line_idx`` but no ``file_idx`` (raw games) get the source's
+        id as ``file_idx``, since a legacy id has both.
 
         Args:
             check: Called with each stored batch, its file and its first row; None for no check (default).
 
         Raises:
-            StoreError: A file is missing or damaged, or ``extra`` holds an invalid value.
+            StoreError: A file is missing or damaged, or ``metadata`` holds an invalid value.
         """
         if not self.positions:
             return
@@ -179,9 +179,12 @@ class Original:
             "file_idx": legacy["file_idx"].combine_chunks(),
             "line_idx": legacy["line_idx"].combine_chunks(),
             "winner": pc.index_in(stored.column("winner").cast(pa.string()), pa.array(WINNERS)),
-            "origin": pa.nulls(stored.num_rows, schema.field("origin").type),
+            **{
+                name: pa.nulls(stored.num_rows, schema.field(name).type)
+                for name in ("origin", "end_reason", "swap")
+            },
         }
-        columns |= _overridden(columns, stored.column("extra"))
+        columns |= _overridden(columns, stored.column("metadata"))
         arrays = [columns[field.name].cast(field.type) for field in schema]
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
@@ -194,24 +197,24 @@ def with_file_idx(batch: pa.RecordBatch, source_id: int) -> pa.RecordBatch:
     return batch.set_column(index, batch.schema.field(index), filled)
 
 
-def _overridden(columns: dict[str, pa.Array], extra: pa.Array) -> dict[str, pa.Array]:
-    """Return the columns that ``extra`` overrides, with the original values restored."""
-    named = pc.match_substring(extra, f'"{KEPT_PREFIX}').fill_null(False)
+def _overridden(columns: dict[str, pa.Array], metadata: pa.Array) -> dict[str, pa.Array]:
+    """Return the columns that ``metadata`` overrides, with the original values restored."""
+    named = pc.match_substring(metadata, f'"{KEPT_PREFIX}').fill_null(False)
     rows = np.flatnonzero(named.to_numpy(zero_copy_only=False))
-    texts = extra.take(pa.array(rows)).dictionary_encode()
+    texts = metadata.take(pa.array(rows)).dictionary_encode()
     kept = [_original_values(text) for text in texts.dictionary.to_pylist()]
     codes = texts.indices.to_numpy()
     result = {}
     for name in _NUMBERS:
         overridden = np.array([name in values for values in kept], bool)[codes]
         if overridden.any():
-            mask = np.zeros(len(extra), bool)
+            mask = np.zeros(len(metadata), bool)
             mask[rows[overridden]] = True
             try:
                 values = pa.array([kept[code].get(name) for code in codes[overridden]], columns[name].type)
             except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
                 raise StoreError(
-                    f"extra of a position has an invalid value for {KEPT_PREFIX}{name}",
+                    f"metadata of a position has an invalid value for {KEPT_PREFIX}{name}",
                     found=shortened(str(error)),
                     expected=str(columns[name].type),
                 ) from error
@@ -220,16 +223,16 @@ def _overridden(columns: dict[str, pa.Array], extra: pa.Array) -> dict[str, pa.A
 
 
 def _original_values(text: str) -> dict[str, Any]:
-    """Return the original values stored in an ``extra`` text, by column of ``raw_schema``."""
+    """Return the original values stored in a ``metadata`` text, by column of ``raw_schema``."""
     kept = {
         key.removeprefix(KEPT_PREFIX): value
-        for key, value in parse_metadata(text, None, "extra of a position").items()
+        for key, value in parse_metadata(text, None, "metadata of a position").items()
         if key.startswith(KEPT_PREFIX)
     }
     game_id = kept.get("game_id", [None, None])
     if not (isinstance(game_id, list) and len(game_id) == 2):
         raise StoreError(
-            f"extra of a position has an invalid value for {KEPT_PREFIX}game_id",
+            f"metadata of a position has an invalid value for {KEPT_PREFIX}game_id",
             found=shortened(repr(game_id)),
             expected="a list of 2 numbers",
         )

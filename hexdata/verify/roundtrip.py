@@ -21,6 +21,7 @@ from hexdata.errors import BudgetError, HexdataError, InputError, VerifyError
 from hexdata.formats import BATCH_ROWS, FilePart, SourceReader, open_source
 from hexdata.formats.legacy import write_legacy
 from hexdata.progress import SILENT, Progress
+from hexdata.schema import POLICY_TYPE
 from hexdata.storage import AnyPath, add_path_to_disk_full, as_path, prefix_of, storage_of
 from hexdata.store import Store
 from hexdata.store.disk_space import translate_temporary_disk_full
@@ -226,7 +227,8 @@ def _rejected(store: Store, source: Original) -> dict[int, str]:
 def _accepted(reader: SourceReader, source: Original, rejected: dict[int, str]) -> Iterator[pa.RecordBatch]:
     """Yield the positions of a file that the store did not reject, with the schema ``raw_schema``.
 
-    ``origin`` is a column of strings instead of a dictionary.
+    ``origin`` is a column of strings instead of a dictionary. ``end_reason`` and ``swap`` are missing, since
+    a pickle does not contain them.
 
     Raises:
         VerifyError: the reader rejects a record that the store accepted or rejected for another reason.
@@ -246,6 +248,7 @@ def _accepted(reader: SourceReader, source: Original, rejected: dict[int, str]) 
         if positions.num_rows:
             origin = positions.schema.get_field_index("origin")
             positions = positions.set_column(origin, "origin", positions.column(origin).cast(pa.string()))
+            positions = positions.drop_columns(["end_reason", "swap"])
             yield with_file_idx(positions, source.source_id)
 
 
@@ -276,10 +279,13 @@ def _compare_rows(expected: pa.Table | None, found: pa.Table | None) -> None:
                 )
 
 
+_POLICY_BITS: Final = pa.list_(pa.struct([("cell", pa.uint16()), ("probability", pa.int32())]))
+
+
 def _bits(column: pa.ChunkedArray) -> pa.Array:
     """Return a column with floats as integers of the same bits, so that -0.0 differs from 0.0."""
     array = column.combine_chunks()
-    bits = {pa.float64(): pa.int64(), pa.list_(pa.float32()): pa.list_(pa.int32())}.get(array.type)
+    bits = {pa.float64(): pa.int64(), POLICY_TYPE: _POLICY_BITS}.get(array.type)
     return array if bits is None else array.view(bits)
 
 

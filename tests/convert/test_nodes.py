@@ -111,7 +111,7 @@ def test_positions_that_cannot_be_followed_are_left_out(changed, followed):
 
 
 def test_positions_without_a_next_node():
-    uniform = [None, [1 / 9] * 9, None, None, None]
+    uniform = [None, [{"cell": cell, "probability": 1 / 9} for cell in range(9)], None, None, None]
     nexts = nodes_of(evidence(move=[4, None, 4, 0, None], policy=uniform))["next"].to_pylist()
     ends = [{NOWHERE: "nowhere", FINAL: "final"}.get(node) for node in nexts]
     # A dense policy; a move on a stone of the same player, and on one of the opponent.

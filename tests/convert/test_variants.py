@@ -107,7 +107,7 @@ def test_all_metadata_is_kept(make, convert):
     assert positions["value_sample_tier"].to_pylist() == [e["metadata"]["value_sample_tier"] for e in game]
     assert positions["winner"].to_pylist() == [e["metadata"]["winner"] for e in game]
     extra = {"odd": {"a": [1]}, "original_source": "raw/a.trmph", "trmph_game": "#5,a1"}
-    assert [json.loads(text) for text in positions["extra"].to_pylist()] == [extra] * len(game)
+    assert [json.loads(text) for text in positions["metadata"].to_pylist()] == [extra] * len(game)
     (known,) = store.games()
     assert (known["file_idx"], known["line_idx"], known["origin"]) == (3, 1, "raw/a.trmph")
 
@@ -119,7 +119,7 @@ def test_missing_metadata_is_null(make, convert):
     store = convert(make.write("games_processed.pkl.gz", game))
     positions = store.table("positions")
     assert positions["value_sample_tier"].null_count == len(game)
-    assert positions["extra"].null_count == len(game)
+    assert positions["metadata"].null_count == len(game)
 
 
 @pytest.mark.parametrize("with_id", [True, False])
@@ -141,7 +141,7 @@ def test_a_game_without_a_named_winner_gets_it_from_the_value(make, convert, wit
 
 
 def test_values_between_0_and_1_are_kept_exactly(make, convert):
-    """0.3 is not exact in float32; its original value is in ``extra``, in the source's convention."""
+    """0.3 is not exact in float32; its original value is in ``metadata``, in the source's convention."""
     games = make.dicts(make.games(4), note="kept")
     for game in games[:2]:
         for example, value in zip(game, (0.5, 0.3), strict=False):
@@ -155,7 +155,7 @@ def test_values_between_0_and_1_are_kept_exactly(make, convert):
     positions = store.table("positions")
     values = np.array([example["value"] for example in dicts] * 2)
     assert np.array_equal(positions["value"].to_numpy(), values.astype(np.float32))
-    extra = [json.loads(text or "{}") for text in positions["extra"].to_pylist()]
+    extra = [json.loads(text or "{}") for text in positions["metadata"].to_pylist()]
     assert [e.get("hexdata:value") for e in extra[:3]] == [None, 0.3, None]
     assert [e.get("hexdata:value") for e in extra[len(dicts) :][:3]] == [None, 1.0 - 0.3, None]
     assert extra[1]["note"] == "kept"
@@ -167,8 +167,10 @@ def test_dense_policies_are_kept_unchanged(make, convert):
     game[2]["policy"] = soft
     game[3]["policy"] = np.zeros(make.n**2, dtype=np.float32)
     positions = convert(make.write("a.pkl.gz", game)).table("positions")
-    assert np.array_equal(np.array(positions["policy"][2].as_py(), dtype=np.float32), soft)
-    assert positions["policy"][3].as_py() == [0.0] * make.n**2
+    assert positions["policy"][2].as_py() == [
+        {"cell": cell, "probability": float(probability)} for cell, probability in enumerate(soft)
+    ]
+    assert positions["policy"][3].as_py() == []
     assert positions["policy"].null_count == len(game) - 2
     assert [positions["move"][ply].as_py() for ply in (2, 3)] == [None, None]
 
@@ -326,7 +328,7 @@ def test_ids_that_do_not_identify_a_game_are_not_used(make, convert):
     write_shuffled(make, "set", shuffled(examples))
     store = convert(make.folder)
     assert [game["line_idx"] for game in store.games()] == [2]
-    extra = [json.loads(text or "{}") for text in store.table("positions")["extra"].to_pylist()]
+    extra = [json.loads(text or "{}") for text in store.table("positions")["metadata"].to_pylist()]
     assert sum(e.get("hexdata:game_id") == [0, 1] for e in extra) == len(one.moves) + len(other.moves) + 2
 
 
@@ -363,6 +365,6 @@ def test_text_that_utf8_cannot_hold_does_not_stop_the_run(make, convert):
     make.write_bytes("b\udcff.pkl.gz", b"no legacy file")
     store = convert(make.folder, max_reject_rate=1.0)
     assert json.loads(store.source("a.pkl.gz")["header"])["source_file"] == "\ud800"
-    assert json.loads(store.table("positions")["extra"][0].as_py()) == {"odd": "half a pair: \ud800"}
+    assert json.loads(store.table("positions")["metadata"][0].as_py()) == {"odd": "half a pair: \ud800"}
     assert store.rows("rejected")[0]["reason"] == "unknown-layout"
     assert store.rows("sources")[1]["name"] == "legacy/b\\udcff.pkl.gz"

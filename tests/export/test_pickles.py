@@ -290,7 +290,7 @@ def test_equal_names_are_made_unique(tmp_path):
 
 
 def test_ordinary_files_need_no_extra(tmp_path):
-    """The columns contain all values of an ordinary file. Other values are kept under keys of ``extra``."""
+    """The columns contain all values of an ordinary file. Others are kept in ``metadata``."""
     save(tmp_path / "in" / "a.pkl.gz", games(3))
     save(tmp_path / "in" / "b.pkl.gz", [tuples(e) for e in games(3)])
     save(tmp_path / "in" / "c.pkl.gz", games(3, player_to_move=every(6, None, 1)), number=3)
@@ -298,7 +298,8 @@ def test_ordinary_files_need_no_extra(tmp_path):
         [tmp_path / "in"], tmp_path / "store", ConvertOptions(workers=1, value_convention="blue-is-0")
     )
     extra = [
-        pq.read_table(path)["extra"].to_pylist() for path in Store.open(tmp_path / "store").files("positions")
+        pq.read_table(path)["metadata"].to_pylist()
+        for path in Store.open(tmp_path / "store").files("positions")
     ]
     assert extra[0] == extra[1] == [None] * 12
     assert [json.loads(text) if text else None for text in extra[2]] == [

@@ -93,7 +93,7 @@ def seed_files() -> dict[str, bytes]:
 def _with_extra(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Add the metadata key that dicts with enums have and that has no column."""
     extra = pa.array(['{"source_file": "a.trmph"}'] * batch.num_rows)
-    return batch.set_column(batch.schema.get_field_index("extra"), "extra", extra)
+    return batch.set_column(batch.schema.get_field_index("metadata"), "metadata", extra)
 
 
 def _example(row: dict[str, object]) -> dict[str, object]:

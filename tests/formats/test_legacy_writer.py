@@ -50,7 +50,7 @@ def batch(count, **columns):
         "total_positions": [400] * count,
         "value_sample_tier": [row % 4 for row in range(count)],
         "winner": [row % 2 for row in range(count)],
-        "extra": ['{"source_file":"data/a.trmph"}'] * count,
+        "metadata": ['{"source_file":"data/a.trmph"}'] * count,
     } | columns
     schema = raw_schema(N)
     return pa.RecordBatch.from_pydict({name: rows.get(name, [None] * count) for name in schema.names}, schema)

@@ -56,7 +56,8 @@ def test_a_game_yields_all_positions(tmp_path: Path) -> None:
     assert batch.positions.schema.equals(raw_schema(3), check_metadata=True)
     batch.positions.validate(full=True)
     boards = [board.tobytes() for board in pack_boards(replay([0, 8, 4], 3))]
-    shared = dict.fromkeys(("policy", "file_idx", "value_sample_tier", "origin", "extra"))
+    absent = ("policy", "file_idx", "value_sample_tier", "end_reason", "swap", "origin", "metadata")
+    shared = dict.fromkeys(absent)
     assert batch.positions.to_pylist() == [
         shared
         | {"record": ply, "board": boards[ply], "move": move, "value": 1.0, "player_to_move": ply % 2}

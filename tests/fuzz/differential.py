@@ -212,7 +212,9 @@ def expected(example: Any) -> dict[str, Any]:
         if np.count_nonzero(policy) == 1 and policy.max() == 1 and not np.signbit(policy).any():
             move, policy = int(policy.argmax()), None
         else:
-            policy = policy.astype(np.float32).tolist()
+            narrow = policy.astype(np.float32)
+            cells = np.flatnonzero(narrow.view(np.uint32)).tolist()
+            policy = [{"cell": cell, "probability": float(narrow[cell])} for cell in cells]
     extra = {key: value for key, value in metadata.items() if key not in KNOWN}
     return {
         "board": bytes(pack_boards((example["board"] == 1).astype(np.uint8)[np.newaxis])[0]),
@@ -224,7 +226,7 @@ def expected(example: Any) -> dict[str, Any]:
         "line_idx": number(line_idx),
         **{key: number(metadata.get(key)) for key in KNOWN[2:]},
         "winner": winner,
-        "extra": json.dumps(extra, sort_keys=True),
+        "metadata": json.dumps(extra, sort_keys=True),
     }
 
 
@@ -233,10 +235,10 @@ def compare_rows(rows: list[dict[str, Any]], rejected: list[Any], examples: list
     if len(rows) + len(rejected) != len(examples):
         raise DifferentError(f"{len(rows)} rows and {len(rejected)} rejected of {len(examples)} examples")
     for row in rows:
-        extra = json.loads(row["extra"] or "{}")
+        extra = json.loads(row["metadata"] or "{}")
         extra.pop(DIALECT_KEY, None)
         extra = {unescaped_key(key): value for key, value in extra.items()}
-        found = row | {"extra": json.dumps(extra, sort_keys=True)}
+        found = row | {"metadata": json.dumps(extra, sort_keys=True)}
         for name, value in expected(examples[row["record"]]).items():
             if repr(found[name]) != repr(value):
                 raise DifferentError(f"record {row['record']}: {name} is {found[name]!r}, not {value!r}")

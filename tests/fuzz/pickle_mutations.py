@@ -43,7 +43,7 @@ def seeds() -> list[bytes]:
             out = io.BytesIO()
             if dialect == "dicts-enums":
                 batches = [
-                    b.set_column(b.schema.get_field_index("extra"), "extra", _extras(b.num_rows))
+                    b.set_column(b.schema.get_field_index("metadata"), "metadata", _extras(b.num_rows))
                     for b in batches
                 ]
             write_legacy(out, batches, board_size=N, dialect=dialect, header={"source_file": "a"})

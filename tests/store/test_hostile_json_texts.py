@@ -83,7 +83,7 @@ def test_a_header_that_was_altered(sound: Path, tmp_path: Path, number: int) -> 
 
 
 @pytest.mark.parametrize(
-    "extra",
+    "metadata",
     [
         *("[]", "3", "{", "[" * 100_000, "\x1b", '{"hexdata:game_id": 3}', '{"hexdata:game_id": [1]}'),
         *(
@@ -99,11 +99,11 @@ def test_a_header_that_was_altered(sound: Path, tmp_path: Path, number: int) -> 
         ),
     ],
 )
-def test_an_extra_that_was_altered(sound: Path, tmp_path: Path, extra: str) -> None:
+def test_metadata_that_was_altered(sound: Path, tmp_path: Path, metadata: str) -> None:
     store = shutil.copytree(sound, tmp_path / "store")
-    if extra[:1] != "{" or extra == "{":
-        extra = '"hexdata:dialect":' + extra  # readers parse only texts with a key of hexdata
-    replace_text(store, "positions/part-000000.parquet", "extra", 0, extra)
+    if metadata[:1] != "{" or metadata == "{":
+        metadata = '"hexdata:dialect":' + metadata  # readers parse only texts with a key of hexdata
+    replace_text(store, "positions/part-000000.parquet", "metadata", 0, metadata)
     works_or_is_refused(lambda: export_pickles(store, PicklesOptions(order="original", workers=1)))
 
 

@@ -100,18 +100,19 @@ def header_of(table, change):
     return with_cell(table, "header", row, json.dumps(change(header)))
 
 
+MINUS_ZERO = {"cell": 0, "probability": -0.0}
 DICTS = "positions/part-000001.parquet"
 CHANGES = {
     "board": (DICTS, lambda t: with_cell(t, "board", 9, t["board"][8].as_py()), "record 9: board differs"),
     "move": (DICTS, lambda t: with_cell(t, "move", 3, 11), "record 3: move differs; found 11; expected 6"),
-    "policy": (DICTS, lambda t: with_cell(t, "policy", 69, [-0.0, *t["policy"][69].as_py()[1:]]),
+    "policy": (DICTS, lambda t: with_cell(t, "policy", 69, [MINUS_ZERO, *t["policy"][69].as_py()]),
                "record 70: policy differs"),
     "value": (DICTS, lambda t: with_cell(t, "value", 150, -0.0), "record 151: value differs; found -0.0"),
     "player": (DICTS, lambda t: with_cell(t, "player_to_move", 0, 1), "record 0: player_to_move differs"),
     "ply": (DICTS, lambda t: with_cell(t, "position_in_game", 7, 8), "record 7: position_in_game differs"),
     "winner": (DICTS, lambda t: with_cell(t, "winner", 5, "RED"), "record 5: winner differs"),
-    "extra": (DICTS, lambda t: with_cell(t, "extra", 4, '{"zoo":5}'), "record 4: extra differs"),
-    "dialect": (DICTS, lambda t: with_cell(t, "extra", 3, '{"zoo":3}'), "record 3: extra differs"),
+    "metadata": (DICTS, lambda t: with_cell(t, "metadata", 4, '{"zoo":5}'), "record 4: metadata differs"),
+    "dialect": (DICTS, lambda t: with_cell(t, "metadata", 3, '{"zoo":3}'), "record 3: metadata differs"),
     "game": (DICTS, lambda t: with_cell(t, "game_id", 11, 0), "record 11: line_idx differs"),
     "swapped": (DICTS, lambda t: t.take([1, 0, *range(2, t.num_rows)]), "record 0: board differs"),
     "raw": ("positions/part-000002.parquet", lambda t: with_cell(t, "value", 6, 0.0),

@@ -28,8 +28,8 @@ __all__ = [
     "Dialect",
     "MetadataSizeError",
     "escaped_key",
-    "extra_text",
     "header_json",
+    "metadata_text",
 ]
 __all__ += ["unescaped_key", "with_spellings"]
 
@@ -42,7 +42,7 @@ WINNER_SPELLINGS: Final = {
 """Values of blue and red for each spelling of a winner. The spelling of an enum is the name of its class."""
 
 DIALECT_KEY: Final = "hexdata:dialect"
-"""Key in ``extra`` for the spellings of an example that differ from those of the first example."""
+"""Key in ``metadata`` for the spellings of an example that differ from those of the first example."""
 
 _RESERVED: Final = "hexdata:"
 _ESCAPE: Final = "hexdata:key:"
@@ -196,17 +196,17 @@ _SPELLERS: Final = {"winner": _winner_spelling, "game_id": _game_id_spelling}
 
 
 def with_spellings(batch: pa.RecordBatch, spellings_by_row: Mapping[int, Spellings]) -> pa.RecordBatch:
-    """Return a raw batch with additional spellings in ``extra``.
+    """Return a raw batch with additional spellings in ``metadata``.
 
     Args:
         batch: The raw batch.
         spellings_by_row: Spellings by index of the row.
     """
-    texts = batch.column("extra").to_pylist()
+    texts = batch.column("metadata").to_pylist()
     for row, spellings in spellings_by_row.items():
-        extra = json.loads(texts[row] or "{}") | {DIALECT_KEY: spellings}
-        texts[row] = json.dumps(dict(sorted(extra.items())), separators=(",", ":"))
-    index = batch.schema.get_field_index("extra")
+        metadata = json.loads(texts[row] or "{}") | {DIALECT_KEY: spellings}
+        texts[row] = json.dumps(dict(sorted(metadata.items())), separators=(",", ":"))
+    index = batch.schema.get_field_index("metadata")
     return batch.set_column(index, batch.schema.field(index), pa.array(texts, pa.string()))
 
 
@@ -231,11 +231,11 @@ class MetadataSizeError(Exception):
     """Metadata with more values, bytes or levels than the limits allow."""
 
 
-def extra_text(extra: dict[str, Any], limits: LegacyLimits) -> str | None:
+def metadata_text(metadata: dict[str, Any], limits: LegacyLimits) -> str | None:
     """Return metadata as JSON text with sorted keys; None if JSON cannot represent it without loss.
 
     Args:
-        extra: The metadata.
+        metadata: The metadata.
         limits: Limits of the file.
 
     Raises:
@@ -244,9 +244,9 @@ def extra_text(extra: dict[str, Any], limits: LegacyLimits) -> str | None:
     budget = _Budget(limits.metadata_values, limits.metadata_bytes)
     values = {}
     try:
-        for key in sorted(extra):
+        for key in sorted(metadata):
             budget.spend(len(key))
-            values[escaped_key(key)] = _to_json(extra[key], limits.nesting, budget, strict=True)
+            values[escaped_key(key)] = _to_json(metadata[key], limits.nesting, budget, strict=True)
     except _NotJsonError:
         return None
     except FormatError as error:

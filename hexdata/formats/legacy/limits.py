@@ -58,9 +58,9 @@ class LegacyLimits(GunzipLimits):
     metadata_keys: int = 1 << 10
     """``metadata-size``: number of keys in the metadata of one record."""
     metadata_values: int = 1 << 12
-    """``metadata-size``: number of values in the metadata of one record that are stored in ``extra``."""
+    """``metadata-size``: number of values in the metadata of one record that are stored in ``metadata``."""
     metadata_bytes: int = 1 << 16
-    """``metadata-size``: bytes of the JSON text in ``extra``, or characters of all keys of the metadata."""
+    """``metadata-size``: bytes of the JSON text in ``metadata``, or characters of all its keys."""
     metadata_mean: int = 1 << 10
     """``metadata-size``: average bytes of JSON text per record, over the records of one block, in addition to
     ``metadata_bytes``. Later stages hold 65,536 records in memory."""

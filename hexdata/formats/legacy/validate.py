@@ -17,11 +17,12 @@ import pyarrow as pa
 from hexdata.board import MAX_SIZE, MIN_SIZE, pack_boards
 from hexdata.errors import Reason
 from hexdata.formats.legacy.allowlist import EnumValue, PickledScalar, kind_of, shortened
-from hexdata.formats.legacy.dialect import WINNER_SPELLINGS, MetadataSizeError, extra_text
+from hexdata.formats.legacy.dialect import WINNER_SPELLINGS, MetadataSizeError, metadata_text
 from hexdata.formats.legacy.examples import ArrayKind, CodedColumn, ExampleGroup
 from hexdata.formats.legacy.limits import LegacyLimits
 from hexdata.formats.source import Rejection
-from hexdata.schema import MAX_TIER, board_bytes, raw_schema
+from hexdata.policy import SparsePolicies
+from hexdata.schema import MAX_TIER, POLICY_TYPE, board_bytes, raw_schema
 from hexdata.text import encodable
 
 __all__ = ["BlockValidator"]
@@ -52,7 +53,7 @@ number that is too large."""
 
 _KNOWN: Final = frozenset(["game_id", "winner", *_RANGES])
 _ORIGINS: Final = ("source_file", "original_source")
-"""Metadata keys that name the raw file. The last one present is used. They are kept in ``extra`` too."""
+"""Metadata keys that name the raw file. The last one present is used. They are kept in ``metadata`` too."""
 
 _TEXT_WINNERS: Final = {
     spelling: winner
@@ -60,6 +61,10 @@ _TEXT_WINNERS: Final = {
     for winner, spelling in enumerate(pair)
     if isinstance(spelling, str)
 }
+
+
+_POLICY_ROWS: Final = 1024
+"""Number of dense policies that are converted to sparse ones at a time, which limits the memory."""
 
 
 class _InvalidValue(NamedTuple):
@@ -76,7 +81,7 @@ class BlockValidator:
         first: Number in the file of the first record of the block.
         count: Number of records in the block.
         board_size: Cells along an edge in this file; None if no usable board has been read yet.
-        limits: Limits of the metadata in ``extra``.
+        limits: Limits of the column ``metadata``.
 
     Attributes:
         board_size: As the argument; set from the first usable board if it was None.
@@ -92,8 +97,8 @@ class BlockValidator:
         self._numbers = {name: np.full(count, -1, np.int32) for name in _NUMBERS}
         self._value = np.zeros(count)
         self._boards: list[tuple[Int64Array, int, UInt8Array]] = []
-        self._policies: list[tuple[Int64Array, npt.NDArray[np.float32]]] = []
-        self._texts = {name: _Texts(count) for name in ("origin", "extra")}
+        self._policies: list[tuple[Int64Array, int, pa.Array]] = []
+        self._texts = {name: _Texts(count) for name in ("origin", "metadata")}
         budget = limits.metadata_bytes + limits.metadata_mean * count
         self._distinct_budget = budget
         """Remaining characters of metadata, each distinct text counted once."""
@@ -137,6 +142,7 @@ class BlockValidator:
         for indices, board_size, boards in self._boards:
             if board_size == size:
                 packed[indices] = boards
+        schema = raw_schema(size)
         columns = {
             "record": pa.array(keep + self._first),
             "board": pa.FixedSizeBinaryArray.from_buffers(
@@ -145,12 +151,12 @@ class BlockValidator:
             "policy": self._policy_lists(keep),
             "value": pa.array(self._value[keep]),
             "origin": self._texts["origin"].dictionary(keep),
-            "extra": self._texts["extra"].dictionary(keep).cast(pa.string()),
+            "metadata": self._texts["metadata"].dictionary(keep).cast(pa.string()),
+            **{name: pa.nulls(len(keep), schema.field(name).type) for name in ("end_reason", "swap")},
         }
         for name, numbers in self._numbers.items():
             kept = numbers[keep]
             columns[name] = pa.array(kept.astype(_NUMBERS[name]), mask=kept < 0)
-        schema = raw_schema(size)
         batch = pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
         rejected = [Rejection(self._first + index, *self._reasons[index]) for index in sorted(self._reasons)]
         return batch, rejected
@@ -251,20 +257,22 @@ class BlockValidator:
             Reason.POLICY_DTYPE,
             lambda _: f"{policy.dtype} probabilities that float32 cannot hold",
         )
-        self._policies.append((group.indices[dense], narrow[dense]))
+        for start in range(0, len(narrow), _POLICY_ROWS):
+            rows = start + np.flatnonzero(dense[start : start + _POLICY_ROWS])
+            policies = SparsePolicies.from_dense(narrow[rows]).to_arrow()
+            self._policies.append((group.indices[rows], policy.shape[1], policies))
 
     def _policy_lists(self, keep: Int64Array) -> pa.Array:
-        """Return the dense policies of the records with the indices ``keep``; null if a record has none."""
+        """Return ``schema.POLICY_TYPE`` of the records ``keep``; null if a record has no dense policy."""
         cells = (self.board_size or 0) ** 2
-        usable = [(indices, policies) for indices, policies in self._policies if policies.shape[1] == cells]
+        usable = [(indices, policies) for indices, count, policies in self._policies if count == cells]
+        if not usable:
+            return pa.nulls(len(keep), POLICY_TYPE)
+        policies = pa.concat_arrays([policies for _, policies in usable])
         rows = np.full(self._count, -1)
-        policies = np.concatenate([np.zeros((0, cells), np.float32), *(policies for _, policies in usable)])
-        if usable:
-            rows[np.concatenate([indices for indices, _ in usable])] = np.arange(len(policies))
+        rows[np.concatenate([indices for indices, _ in usable])] = np.arange(len(policies))
         rows = rows[keep]
-        offsets = np.concatenate([[0], np.cumsum(np.where(rows < 0, 0, cells))]).astype(np.int32)
-        values = pa.array(policies[rows[rows >= 0]].reshape(-1))
-        return pa.ListArray.from_arrays(pa.array(offsets), values, mask=pa.array(rows < 0))
+        return policies.take(pa.array(rows, mask=rows < 0))
 
     # Values and metadata
 
@@ -291,15 +299,15 @@ class BlockValidator:
             self._numbers["line_idx"][group.indices] = ids[:, 1]
         names = [name for name in sorted(metadata) if name not in _KNOWN]
         if names:
-            self._add_extra(group, names)
+            self._add_texts(group, names)
 
-    def _add_extra(self, group: ExampleGroup, names: list[str]) -> None:
-        extra = CodedColumn.zipped([group.metadata[name] for name in names])
-        objects = [dict(zip(names, values, strict=True)) for values in extra.values]
-        texts = [self._extra_text(values) for values in objects]
-        self._reject_large(group, extra, texts)
+    def _add_texts(self, group: ExampleGroup, names: list[str]) -> None:
+        others = CodedColumn.zipped([group.metadata[name] for name in names])
+        objects = [dict(zip(names, values, strict=True)) for values in others.values]
+        texts = [self._metadata_text(values) for values in objects]
+        self._reject_large(group, others, texts)
         texts = [text or None for text in texts]
-        lossy = np.array([text is None for text in texts])[extra.codes]
+        lossy = np.array([text is None for text in texts])[others.codes]
         self._reject(
             group,
             lossy,
@@ -308,32 +316,32 @@ class BlockValidator:
                 "not of JSON: "
                 + ", ".join(
                     f"{shortened(name)} ({kind_of(value)})"
-                    for name, value in [*objects[extra.codes[row]].items()][:8]
+                    for name, value in [*objects[others.codes[row]].items()][:8]
                 )
             ),
         )
         origins = [text and _origin(values) for text, values in zip(texts, objects, strict=True)]
-        self._texts["extra"].put(group.indices, extra.codes, texts)
-        self._texts["origin"].put(group.indices, extra.codes, origins)
+        self._texts["metadata"].put(group.indices, others.codes, texts)
+        self._texts["origin"].put(group.indices, others.codes, origins)
 
-    def _extra_text(self, values: dict[str, Any]) -> str | None:
+    def _metadata_text(self, values: dict[str, Any]) -> str | None:
         """Return metadata as JSON text; None if JSON cannot represent it, "" if it exceeds a limit."""
         if self._distinct_budget < 0:
             return ""  # the block has reached its limit already
         try:
-            text = extra_text(values, self._limits)
+            text = metadata_text(values, self._limits)
         except MetadataSizeError:
             return ""
         self._distinct_budget -= len(text or "")
         return text
 
-    def _reject_large(self, group: ExampleGroup, extra: CodedColumn, texts: list[str | None]) -> None:
+    def _reject_large(self, group: ExampleGroup, others: CodedColumn, texts: list[str | None]) -> None:
         """Reject records whose metadata exceeds a limit, alone or together with the block.
 
         A text that several records share counts for each of them, as the store writes it each time.
         """
-        sizes = np.array([len(text or "") for text in texts])[extra.codes]
-        large = np.array([text == "" for text in texts])[extra.codes]
+        sizes = np.array([len(text or "") for text in texts])[others.codes]
+        large = np.array([text == "" for text in texts])[others.codes]
         large |= np.cumsum(sizes) > self._total_budget
         self._total_budget -= int(sizes[~large].sum())
         mean = self._limits.metadata_mean

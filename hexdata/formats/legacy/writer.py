@@ -24,6 +24,7 @@ from zlib_ng import gzip_ng
 from hexdata.board import unpack_boards
 from hexdata.errors import InputError
 from hexdata.formats.legacy.dialect import DIALECT_KEY, WINNER_SPELLINGS, escaped_key, unescaped_key
+from hexdata.policy import SparsePolicies
 from hexdata.strict_json import parse_metadata, shortened
 
 __all__ = ["DIALECTS", "write_legacy"]
@@ -70,7 +71,7 @@ _SCALARS: Final = (
     "total_positions",
     "value_sample_tier",
     "winner",
-    "extra",
+    "metadata",
 )
 """Columns of a raw batch that are converted to Python values."""
 
@@ -97,7 +98,7 @@ def write_legacy(
     Args:
         target: Open binary file, or path. A path is written in place, so pass a temporary one.
         batches: Batches of ``schema.raw_schema(board_size)``, in order. Values are written unchanged. An
-            example whose ``extra`` contains spellings is written with these.
+            example whose ``metadata`` contains spellings is written with these.
         board_size: Cells along an edge.
         dialect: Name in :data:`DIALECTS`, or ``header["dialect"]`` of a reader.
         header: The other top-level keys, as in the header of a reader; ``dialect`` is ignored. Keys that
@@ -284,7 +285,7 @@ def _integer(value: int) -> bytes:
 
 
 def _metadata(text: str) -> dict[str, Any]:
-    return parse_metadata(text, None, "extra of a position")
+    return parse_metadata(text, None, "metadata of a position")
 
 
 class _ExampleEncoder:
@@ -310,12 +311,12 @@ class _ExampleEncoder:
         self.write = _Opcodes()
         self._size = board_size
         self._dialect = {**dialect, **first}
-        self._extra = lru_cache(maxsize=1024)(_metadata)
+        self._parsed = lru_cache(maxsize=1024)(_metadata)
 
     def encode(self, batch: pa.RecordBatch) -> Iterator[bytes]:
         """Yield the opcodes of each example of a batch, in order."""
         columns = [batch.column(name).to_pylist() for name in _SCALARS]
-        codes, dialects = self._dialects(batch.column("extra"))
+        codes, dialects = self._dialects(batch.column("metadata"))
         arrays = []
         for code, dialect in enumerate(dialects):
             part = batch if len(dialects) == 1 else batch.take(np.flatnonzero(codes == code))
@@ -325,13 +326,13 @@ class _ExampleEncoder:
             example = self._example(dialects[code], board, policy, dict(zip(_SCALARS, values, strict=True)))
             yield b"".join(example)
 
-    def _dialects(self, extra: pa.StringArray) -> tuple[npt.NDArray[np.int64], list[dict[str, Any]]]:
+    def _dialects(self, metadata: pa.StringArray) -> tuple[npt.NDArray[np.int64], list[dict[str, Any]]]:
         """Return for each row the index of its dialect, (n,), and the list of dialects."""
-        codes = np.zeros(len(extra), np.int64)
-        named = pc.match_substring(extra, f'"{DIALECT_KEY}":').fill_null(False)
+        codes = np.zeros(len(metadata), np.int64)
+        named = pc.match_substring(metadata, f'"{DIALECT_KEY}":').fill_null(False)
         numbers = {"{}": 0}
         for row in np.flatnonzero(named.to_numpy(zero_copy_only=False)).tolist():
-            own = json.dumps(self._extra(extra[row].as_py()).get(DIALECT_KEY, {}))
+            own = json.dumps(self._parsed(metadata[row].as_py()).get(DIALECT_KEY, {}))
             codes[row] = numbers.setdefault(own, len(numbers))
         return codes, [{**self._dialect, **json.loads(own)} for own in numbers]
 
@@ -363,7 +364,7 @@ class _ExampleEncoder:
 
     def _metadata(self, dialect: dict[str, Any], values: dict[str, Any]) -> bytes:
         write = self.write
-        extra = self._extra(values["extra"]) if values["extra"] is not None else {}
+        stored = self._parsed(values["metadata"]) if values["metadata"] is not None else {}
         parts = []
         for key in dialect["metadata_keys"]:
             parts.append(write.text(key))
@@ -374,15 +375,15 @@ class _ExampleEncoder:
                 parts.append(self._winner(values["winner"], dialect.get("winner", "BLUE/RED")))
             elif key in values:
                 parts.append(write.number(values[key], dialect.get(key, "int")))
-            elif (kept := escaped_key(key)) in extra:
-                parts.append(write.value(extra[kept], tagged=False))
-            elif key in extra:  # older stores did not escape keys
-                parts.append(write.value(extra[key], tagged=False))
+            elif (kept := escaped_key(key)) in stored:
+                parts.append(write.value(stored[kept], tagged=False))
+            elif key in stored:  # older stores did not escape keys
+                parts.append(write.value(stored[key], tagged=False))
             else:
                 raise InputError(
                     "a metadata key has no value",
                     found=shortened(str(key)),
-                    expected="a value in the column `extra`",
+                    expected="a value in the column `metadata`",
                 )
         return b"}(" + b"".join(parts) + b"u"
 
@@ -408,13 +409,12 @@ class _ExampleEncoder:
 
     def _policies(self, batch: pa.RecordBatch, dialect: Mapping[str, Any]) -> Iterator[bytes | None]:
         """Yield the payload of each policy; None for a row without one."""
-        moves, dense = batch.column("move"), batch.column("policy")
-        policies = np.zeros((len(batch), self._size**2), dialect.get("policy", "<f4").partition(" ")[0])
-        one_hot, given = (
-            np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False)) for column in (moves, dense)
-        )
+        moves, cells = batch.column("move"), self._size**2
+        policies = np.zeros((len(batch), cells), dialect.get("policy", "<f4").partition(" ")[0])
+        one_hot = np.flatnonzero(moves.is_valid().to_numpy(zero_copy_only=False))
         policies[one_hot, moves.drop_null().to_numpy()] = 1
-        policies[given] = dense.drop_null().flatten().to_numpy().reshape(-1, self._size**2)
+        given, sparse = SparsePolicies.from_arrow(batch.column("policy"), cells)
+        policies[given] = sparse.to_dense(cells)
         has_policy = {*one_hot.tolist(), *given.tolist()}
         for row, policy in enumerate(policies):
             yield policy.tobytes() if row in has_policy else None
