@@ -166,12 +166,12 @@ def find_positions(batch: pa.RecordBatch, board_size: int) -> npt.NDArray[np.uin
     found = _stones(_ahead(boards, board_size), column(batch, "player_to_move", -1))
     _mark(found, moves_on_stones(boards, move, board_size), Finding.OCCUPIED_MOVE)
     policy = batch.column("policy")
-    final = move < 0
+    final, cells = move < 0, board_size * board_size
     for start in range(0, len(policy) if policy.null_count < len(policy) else 0, _POLICY_ROWS):
-        rows, policies = SparsePolicies.from_arrow(policy.slice(start, _POLICY_ROWS), board_size * board_size)
+        rows, policies = SparsePolicies.from_arrow(policy.slice(start, _POLICY_ROWS), cells)
         rows += start
         final[rows] = False
-        stones = unpack_boards(boards[rows], board_size, np.uint8).any(axis=1).reshape(len(rows), -1)
+        stones = unpack_boards(boards[rows], board_size, np.uint8).any(axis=1).reshape(len(rows), cells)
         owner = np.repeat(np.arange(len(rows)), np.diff(policies.starts))
         occupied = owner[stones[owner, policies.cells] & (policies.probabilities > 0)]
         _mark(found, rows[np.unique(occupied)], Finding.OCCUPIED_POLICY)
