@@ -25,6 +25,7 @@ from hexdata.board import pack_boards
 from hexdata.convert import ConvertOptions, convert_sources
 from hexdata.demo.games import make_games
 from hexdata.formats.trmph import write_trmph
+from hexdata.policy import SparsePolicies
 from hexdata.schema import games_schema, positions_schema, rejected_schema, sources_schema
 from hexdata.storage import as_path, retry
 from hexdata.store.manifest import Manifest
@@ -48,7 +49,7 @@ CELLS = BOARD_SIZE * BOARD_SIZE
 
 DemoTrmph = Callable[..., list[Path]]
 StoreBytes = Callable[[Path], dict[str, str]]
-WriteOddStore = Callable[[Path, int, int], Path]
+WriteOddStore = Callable[..., Path]
 CopyStore = Callable[..., Path]
 KillAtEveryChange = Callable[..., list[Path]]
 
@@ -276,16 +277,22 @@ def odd_store(tmp_path_factory: pytest.TempPathFactory, write_odd_store: WriteOd
 
 @pytest.fixture(scope="session")
 def write_odd_store() -> WriteOddStore:
-    """Return ``write_odd_store(path, positions, sources)``: writes a store by hand and returns its path."""
+    """Return ``write_odd_store(path, positions, sources, targets=())``: writes a store by hand.
 
-    def write(store: Path, count: int, sources: int) -> Path:
-        positions = odd_positions(count)
-        manifest = Manifest(board_size=BOARD_SIZE)
+    The second source has none of the optional columns. The path is returned.
+    """
+
+    def write(store: Path, count: int, sources: int, targets: tuple[str, ...] = ()) -> Path:
+        positions = odd_positions(count, targets)
+        manifest = Manifest(board_size=BOARD_SIZE, targets=targets)
         size = count // sources
         parts = {
             f"positions/part-{part:06d}.parquet": positions.slice(size * part, size)
             for part in range(sources)
         }
+        if sources > 1:
+            lacking = parts["positions/part-000001.parquet"].drop_columns([*targets])
+            parts["positions/part-000001.parquet"] = lacking
         parts["games/part-000000.parquet"] = _games_of(positions)
         parts["sources/part-000000.parquet"] = _sources_of(sources, size)
         parts["rejected/part-000000.parquet"] = _rejected_of(sources)
@@ -301,7 +308,7 @@ def write_odd_store() -> WriteOddStore:
     return write
 
 
-def odd_positions(count: int) -> pa.Table:
+def odd_positions(count: int, targets: tuple[str, ...] = ()) -> pa.Table:
     """Return rows of ``positions_schema`` with nulls in every nullable column, in different rows."""
     rng = np.random.default_rng(count)
 
@@ -312,7 +319,10 @@ def odd_positions(count: int) -> pa.Table:
     known = ids // 20 % 7 != 3
     game = np.zeros(count, np.int64)
     game[known] = np.unique(ids[known] // 20, return_inverse=True)[1]
-    policies = [list(rng.random(CELLS, np.float32)) if i % 4 == 1 else None for i in ids]
+    dense = np.array([rng.random(CELLS, np.float32) for i in ids if i % 4 == 1]).reshape(-1, CELLS)
+    dense[:, ::3] = 0
+    dense[1::5] = 0
+    policies = SparsePolicies.from_dense(dense).to_arrow(ids % 4 == 1)
     winners = pa.array([(None, "RED", "BLUE")[i // 30 % 3] for i in ids]).dictionary_encode()
     columns = {
         "position_id": ids,
@@ -328,9 +338,17 @@ def odd_positions(count: int) -> pa.Table:
         "player_to_move": ids % 2,
         "value_sample_tier": some(ids % 4, 6),
         "winner": winners,
-        "extra": [json.dumps({"ключ": i % 50}, ensure_ascii=False) if i % 3 else None for i in ids.tolist()],
+        "metadata": [
+            json.dumps({"ключ": i % 50}, ensure_ascii=False) if i % 3 else None for i in ids.tolist()
+        ],
     }
-    schema = positions_schema(BOARD_SIZE)
+    columns |= {
+        name: some(rng.integers(0, 1000, count) if name == "visits" else rng.random(count), 7)
+        for name in targets
+    }
+    if "extra.odd" in targets:  # values whose bits are easily lost
+        columns["extra.odd"] = pa.array([(None, -0.0, 0.0, float("nan"), 0.1, -1e300)[i % 6] for i in ids])
+    schema = positions_schema(BOARD_SIZE, targets)
     arrays = [pa.array(columns[name]) if name != "winner" else winners for name in schema.names]
     return pa.table(
         [array.cast(field.type) for array, field in zip(arrays, schema, strict=True)], schema=schema

@@ -34,6 +34,8 @@ _CLASS_NAMES: Final = {
     "SUBQUERY": "a subquery",
     "WINDOW": "a window function",
 }
+_STRUCT: Final = "extra"
+"""The column whose fields may be given after a dot."""
 _CLAUSES: Final = ("where_clause", "group_expressions", "having", "sample", "qualify", "modifiers")
 """Clauses of a query that are not part of a single expression."""
 _TYPES: Final = frozenset(
@@ -229,6 +231,8 @@ class _ExpressionCheck:
 
     def _column(self, path: list[str], columns: Collection[str]) -> str:
         name = path[-1].lower()
+        if path[0].lower() == _STRUCT and _STRUCT in columns and len(path) == 2:
+            return _STRUCT  # the binder checks the name of the field
         if len(path) > 1:
             raise self.error(
                 f"{'.'.join(path)}: a column name must not be qualified", "the name of the column alone"

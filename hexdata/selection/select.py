@@ -109,7 +109,7 @@ def select(
             f"dedup exact cannot detect {duplicates.fragments:,} duplicates that are fragments of a game; "
             "dedup symmetric can"
         )
-    columns = ", ".join(tables.position_columns)
+    columns = ", ".join(f'"{name}"' for name in tables.position_columns)
     return Selection(
         key=derive_key(seed, "shuffle"),
         rows={split: selector.counts[i] for i, split in enumerate(SPLITS) if selector.counts.get(i)},

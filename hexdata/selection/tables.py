@@ -18,12 +18,15 @@ from hexdata.selection.expression import Expression
 from hexdata.selection.ranks import segments
 from hexdata.storage import AnyPath
 from hexdata.store import Store
+from hexdata.store.columns import ViewColumn, select_sql, view_columns
 from hexdata.store.parquet import ROW_GROUP_ROWS, write_parquet
-from hexdata.store.session import DuckDBPyConnection, read_parquet_sql
+from hexdata.store.session import DuckDBPyConnection, path_list_sql, read_parquet_sql
 
 __all__ = ["StoreTables", "write_table"]
 
-_SOURCE_COLUMNS: Final = frozenset({"source", "source_id"})
+_SOURCE_FACTS: Final = ("model", "simulations", "temperature", "seed", "commit", "date")
+"""Columns of sources that expressions may use, besides ``source``."""
+_SOURCE_COLUMNS: Final = frozenset({"source", "source_id", *_SOURCE_FACTS})
 _BLOCK_BITS: Final = 12
 """Base-2 logarithm of the number of game ids in a block; ranges of games are looked up by block."""
 
@@ -39,7 +42,8 @@ class StoreTables:
         positions: SQL that reads the positions table.
         games: SQL that reads the games table.
         sources: SQL that reads the sources table.
-        position_columns: DuckDB's types of the columns of positions, by name.
+        position_columns: DuckDB's types of the stored columns of positions, by name.
+        view_columns: the columns of positions that expressions may use, by name.
         parts: the files of positions with their numbers of rows, in the order of position ids.
         held_out: SQL of the games outside the training split, set by :meth:`with_lookup_tables`.
         source_runs: SQL of ranges of game ids with their source, set by :meth:`with_lookup_tables` if an
@@ -50,6 +54,7 @@ class StoreTables:
     games: str
     sources: str
     position_columns: dict[str, str]
+    view_columns: dict[str, ViewColumn]
     parts: tuple[tuple[AnyPath, int], ...]
     held_out: str | None = None
     source_runs: str | None = None
@@ -59,12 +64,14 @@ class StoreTables:
         """Return the tables of a store that contains positions."""
         assert store.manifest.board_size is not None
         positions = store.files("positions")
+        schema = positions_schema(store.manifest.board_size, store.manifest.targets)
         rows = (facts.rows for facts in store.manifest.files_in("positions").values())
         return cls(
-            read_parquet_sql(positions),
-            _table_sql(store.files("games"), games_schema()),
-            _table_sql(store.files("sources"), sources_schema()),
-            sql_columns(positions_schema(store.manifest.board_size)),
+            _table_sql(store, "positions", schema),
+            _table_sql(store, "games", games_schema()),
+            _table_sql(store, "sources", sources_schema()),
+            sql_columns(schema),
+            view_columns(schema),
             tuple(zip(positions, rows, strict=True)),
         )
 
@@ -76,12 +83,16 @@ class StoreTables:
             for first, (path, rows) in zip(firsts, self.parts, strict=False)
             if first < stop and first + rows > start
         ]
-        return read_parquet_sql(touched or [path for path, _ in self.parts[:1]])
+        paths = [path for path, _ in self.parts]
+        return self.positions.replace(path_list_sql(paths), path_list_sql(touched or paths[:1]))
 
     @property
     def expression_columns(self) -> dict[str, str]:
         """DuckDB's types of the columns that expressions may use; positions shadow games."""
-        return {"split": "VARCHAR", "source": "VARCHAR", **self._game_columns, **self.position_columns}
+        sources = sql_columns(sources_schema())
+        facts = {name: sources[name] for name in _SOURCE_FACTS}
+        positions = {name: column.type for name, column in self.view_columns.items()}
+        return {"split": "VARCHAR", "source": "VARCHAR", **facts, **self._game_columns, **positions}
 
     @property
     def _game_columns(self) -> dict[str, str]:
@@ -100,13 +111,19 @@ class StoreTables:
     def evaluated_sql(self, rows: str, expression: Expression, name: str, kind: str) -> str:
         """Return a query for ``rows`` with a column ``name``: the expression cast to the type ``kind``.
 
-        In the expression, ``split`` is the name of the position's split. Other columns of games, and
-        ``source``, are NULL for positions without a game.
+        In the expression, ``split`` is the name of the position's split. Other columns of games and sources
+        are NULL for positions without a game.
         """
+        added = [
+            name
+            for name in sorted(expression.columns & self.view_columns.keys())
+            if name not in self.position_columns
+        ]
+        computed = "".join(f', {self.view_columns[name].sql} AS "{name}"' for name in added)
         texts = " ".join(f"WHEN {i} THEN '{split}'" for i, split in enumerate(SPLITS))
         return f"""
-            SELECT p.* EXCLUDE (split), {expression.sql}::{kind} AS {name}
-            FROM (SELECT *, CASE split_index {texts} END AS split FROM ({rows})) p
+            SELECT p.* EXCLUDE ({", ".join(["split", *added])}), {expression.sql}::{kind} AS {name}
+            FROM (SELECT *, CASE split_index {texts} END AS split{computed} FROM ({rows})) p
             {self._join_games_sql(sorted(expression.columns & self._game_columns.keys() - _SOURCE_COLUMNS))}
             {self._join_sources_sql() if expression.columns & _SOURCE_COLUMNS else ""}
         """
@@ -151,23 +168,28 @@ class StoreTables:
 
         The games of a source have consecutive ids, so a few ranges replace a join with all games.
         """
+        facts = ", ".join(f'"{name}"' for name in _SOURCE_FACTS)
         starts = con.sql(f"""
-            SELECT game_id, source_id, name FROM (
+            SELECT game_id, source_id, name, {facts} FROM (
                 SELECT game_id, source_id, lag(source_id) OVER (ORDER BY game_id) AS before FROM {self.games}
-            ) LEFT JOIN (SELECT source_id, name FROM {self.sources}) USING (source_id)
+            ) LEFT JOIN (SELECT source_id, name, {facts} FROM {self.sources}) USING (source_id)
             WHERE source_id IS DISTINCT FROM before ORDER BY game_id
         """).fetchall()
-        lows = np.array([0, *(game for game, _, _ in starts[1:])], dtype=np.uint64)
+        lows = np.array([0, *(game for game, *_ in starts[1:])], dtype=np.uint64)
         last = con.sql(f"SELECT coalesce(max(game_id), 0) FROM {self.games}").fetchall()[0][0]
         block, low, high, run = segments(lows, last, _BLOCK_BITS)
-        runs = [starts[i][1:] for i in run] if starts else [(None, None)] * len(run)
+        names = ("source_id", "source", *_SOURCE_FACTS)
+        runs = [starts[i][1:] for i in run] if starts else [(None,) * len(names)] * len(run)
+        schema = sources_schema()
         return pa.table(
             {
                 "block": pa.array(block.astype(np.int64)),
                 "low": pa.array(low.astype(np.int64)),
                 "high": pa.array(high.astype(np.int64)),
-                "source_id": pa.array([source for source, _ in runs], pa.int32()),
-                "source": pa.array([name for _, name in runs], pa.string()),
+                **{
+                    name: pa.array(values, schema.field("name" if name == "source" else name).type)
+                    for name, values in zip(names, zip(*runs, strict=True), strict=True)
+                },
             }
         )
 
@@ -178,9 +200,11 @@ def write_table(path: AnyPath, table: pa.Table) -> str:
     return read_parquet_sql([path.resolve()])
 
 
-def _table_sql(paths: list[AnyPath], schema: pa.Schema) -> str:
+def _table_sql(store: Store, table: str, schema: pa.Schema) -> str:
     """Return SQL that reads a table, or an empty relation if it has no files."""
+    paths = store.files(table)
     if paths:
-        return read_parquet_sql(paths)
-    columns = ", ".join(f"NULL::{kind} AS {name}" for name, kind in sql_columns(schema).items())
+        rows = select_sql(table, store.manifest, lambda by_name: read_parquet_sql(paths, by_name=by_name))
+        return f"({rows})"
+    columns = ", ".join(f'NULL::{kind} AS "{name}"' for name, kind in sql_columns(schema).items())
     return f"(SELECT {columns} WHERE false)"

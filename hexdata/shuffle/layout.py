@@ -6,6 +6,7 @@ depends on the memory. Nothing here reads or writes files.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
 from math import ceil, isqrt, sqrt
@@ -18,7 +19,7 @@ from hexdata.engine.protocol import Machines
 from hexdata.errors import StoreError
 from hexdata.order import bucket_bounds
 from hexdata.pool import default_workers
-from hexdata.schema import SPLITS, board_bytes
+from hexdata.schema import SPLITS, board_bytes, target_type
 from hexdata.shuffle.options import ShuffleOptions, too_little_memory
 from hexdata.store.parquet import ROW_GROUP_ROWS
 from hexdata.strict_json import Matching, Within, check_value
@@ -290,9 +291,16 @@ def sort_cost(rows: int, size: int) -> int:
     return int(size * SORT_COPIES) + rows * KEY_BYTES
 
 
-def row_bytes(board_size: int, varying_bytes: float) -> int:
-    """Return the size in bytes of a row in memory. ``varying_bytes`` is the size of its lists and texts."""
-    return board_bytes(board_size) + ROW_OVERHEAD + ceil(varying_bytes)
+def row_bytes(board_size: int, varying_bytes: float, targets: Sequence[str] = ()) -> int:
+    """Return the size in bytes of a row in memory.
+
+    Args:
+        board_size: Cells along an edge.
+        varying_bytes: Size of the lists and texts of the row.
+        targets: Optional columns of the store's positions (default: none).
+    """
+    numbers = sum(int(target_type(name).bit_width) // 8 for name in targets)
+    return board_bytes(board_size) + ROW_OVERHEAD + numbers + ceil(varying_bytes)
 
 
 def make_limits(

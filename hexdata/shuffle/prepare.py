@@ -131,7 +131,7 @@ def prepare(
         ConfigError: An option cannot be used with this store.
         BudgetError: The memory is too small for rows of this width.
     """
-    positions, n = store.files("positions"), store.manifest.board_size
+    positions, n, targets = store.files("positions"), store.manifest.board_size, store.manifest.targets
     if not positions or n is None:
         raise StoreError(
             "the store contains no positions", path=store.path, hint="Run `hexdata convert` first."
@@ -142,12 +142,14 @@ def prepare(
     memory = int((options.memory - BASE_MEMORY) * SELECT_SHARE)
     with duckdb_session(memory=memory, threads=1, spill=spill, store=store.path) as con:
         varying = _varying_bytes(con, positions)
-    widest = row_bytes(n, varying.widest)
+    widest = row_bytes(n, varying.widest, targets)
     client = client_memory(store.path)
-    limits = make_limits(options, total, row_bytes(n, varying.mean(total)), widest, machines, client=client)
+    limits = make_limits(
+        options, total, row_bytes(n, varying.mean(total), targets), widest, machines, client=client
+    )
     with duckdb_session(memory=memory, threads=limits.threads, spill=spill, store=store.path) as con:
         selection = select(store, options, options.seed, con, folder)
-        chosen = row_bytes(n, varying.mean(sum(selection.rows.values())))
+        chosen = row_bytes(n, varying.mean(sum(selection.rows.values())), targets)
         limits = make_limits(options, total, chosen, widest, machines, client=client)
         buckets = bucket_counts(options, selection.rows)
         placement = selection.assign_buckets(buckets, con, folder)
@@ -157,7 +159,7 @@ def prepare(
     with duckdb_session(memory=limits.duckdb_memory, threads=1, spill=spill, store=store.path) as con:
         ids = min(total, SAMPLE_IDS, max(limits.chunk_rows // 2, 1))
         cost = _measure_cost(
-            con, placement, layout, range((total - ids) // 2, (total + ids) // 2), selection.key, n
+            con, placement, layout, range((total - ids) // 2, (total + ids) // 2), selection.key, n, targets
         )
     lineage = {
         **_requested_lineage(store, options),
@@ -172,7 +174,7 @@ def prepare(
 
 @dataclass(frozen=True)
 class _Varying:
-    """Memory of the columns of varying size: dense policies and ``extra``.
+    """Memory of the columns of varying size: policies and ``metadata``.
 
     Attributes:
         all: Bytes of all rows together.
@@ -190,12 +192,14 @@ class _Varying:
 def _varying_bytes(con: DuckDBPyConnection, positions: list[AnyPath]) -> _Varying:
     """Measure policies from the files' footers, and texts by reading them.
 
+    A cell of a policy takes six bytes: three for each of its two numbers.
+
     Footers do not suffice for texts, because a file stores repeated texts once.
     """
     footers = f"""
         SELECT file_name, row_group_id, any_value(row_group_num_rows) AS rows,
-               coalesce(sum(num_values - stats_null_count) FILTER (path_in_schema = 'extra'), 0) AS texts,
-               4 * coalesce(sum(num_values - stats_null_count)
+               coalesce(sum(num_values - stats_null_count) FILTER (path_in_schema = 'metadata'), 0) AS texts,
+               3 * coalesce(sum(num_values - stats_null_count)
                             FILTER (starts_with(path_in_schema, 'policy')), 0) AS bytes
         FROM parquet_metadata({path_list_sql(positions)}) GROUP BY ALL
     """
@@ -206,7 +210,7 @@ def _varying_bytes(con: DuckDBPyConnection, positions: list[AnyPath]) -> _Varyin
         return _Varying(policies, widest)
     found, widest_text = con.sql(f"""
         SELECT sum(bytes)::BIGINT, max(bytes / rows)
-        FROM (SELECT coalesce(sum(strlen(extra)), 0) AS bytes, count(*) AS rows
+        FROM (SELECT coalesce(sum(strlen(metadata)), 0) AS bytes, count(*) AS rows
               FROM {read_parquet_sql(positions, row_location=True)}
               GROUP BY filename, file_row_number // {ROW_GROUP_ROWS})
     """).fetchall()[0]
@@ -214,7 +218,13 @@ def _varying_bytes(con: DuckDBPyConnection, positions: list[AnyPath]) -> _Varyin
 
 
 def _measure_cost(
-    con: DuckDBPyConnection, placement: Placement, layout: ShuffleLayout, ids: range, key: int, n: int
+    con: DuckDBPyConnection,
+    placement: Placement,
+    layout: ShuffleLayout,
+    ids: range,
+    key: int,
+    n: int,
+    targets: tuple[str, ...],
 ) -> RowCost:
     """Scatter, sort and encode the positions of these ids in memory, and return the measured costs."""
     begin = time.perf_counter()
@@ -225,9 +235,9 @@ def _measure_cost(
     table = pa.Table.from_batches(batches)
     run, bucket = io.BytesIO(), io.BytesIO()
     unit = layout.unit_numbers(*(table.column(name).to_numpy() for name in ("split", "bucket", "sort_key")))
-    encode_run(run, as_run(table, n), unit)
+    encode_run(run, as_run(table, n, targets), unit)
     scattered = time.perf_counter()
-    schema = positions_schema(n)
+    schema = positions_schema(n, targets)
     order = np.argsort(sort_key(table.column("position_id").to_numpy(), key))[::SAMPLE_STEP]
     rows = encode_parquet(bucket, schema, [table.select(schema.names).take(pa.array(order)).cast(schema)])
     return RowCost(

@@ -65,12 +65,16 @@ _TAIL_BYTES: Final = 1 << 16
 """Bytes of the first read from the end of a run, which usually include the whole index."""
 
 
-def run_schema(board_size: int) -> pa.Schema:
+def run_schema(board_size: int, targets: Sequence[str] = ()) -> pa.Schema:
     """Return the schema of a run: a position and its bucket per row.
 
     ``winner`` is text, because an Arrow file has only one dictionary per column.
+
+    Args:
+        board_size: Cells along an edge.
+        targets: Optional columns of the store's positions (default: none).
     """
-    schema = positions_schema(board_size)
+    schema = positions_schema(board_size, targets)
     winner = schema.get_field_index("winner")
     schema = schema.set(winner, pa.field("winner", pa.string()))
     return schema.append(pa.field("bucket", pa.uint32(), nullable=False))
@@ -96,9 +100,9 @@ class RunPiece:
         return self.offset + self.length
 
 
-def as_run(rows: pa.Table, board_size: int) -> pa.Table:
+def as_run(rows: pa.Table, board_size: int, targets: Sequence[str] = ()) -> pa.Table:
     """Convert rows from DuckDB, which widens some types, to ``run_schema``."""
-    schema = run_schema(board_size)
+    schema = run_schema(board_size, targets)
     return rows.select(schema.names).cast(schema)
 
 

@@ -108,6 +108,7 @@ class ShuffleTasks:
         spill: Folder for data that does not fit in memory; None for the system's temporary folder.
         key: Key of ``sort_key``.
         board_size: Cells along an edge.
+        targets: Optional columns of the store's positions.
         layout: Slices and units.
         limits: Limits of one thread.
         placement: Selected rows and their destinations.
@@ -119,10 +120,19 @@ class ShuffleTasks:
     spill: Path | None
     key: int
     board_size: int
+    targets: tuple[str, ...]
     layout: ShuffleLayout
     limits: ThreadLimits
     placement: Placement
     retry: RetryPolicy
+
+    @property
+    def _schema(self) -> pa.Schema:
+        return positions_schema(self.board_size, self.targets)
+
+    @property
+    def _run_schema(self) -> pa.Schema:
+        return run_schema(self.board_size, self.targets)
 
     def _run(self, name: str, attempt: Callable[[], None], monitor: TaskMonitor) -> None:
         """Call ``attempt``, retry it after temporary disk errors, and release unused memory at the end."""
@@ -157,7 +167,7 @@ class ShuffleTasks:
         """Write rows as a run and return its size in bytes. ``batches`` is emptied to free memory."""
         table = pa.Table.from_batches(batches)
         batches.clear()
-        rows = as_run(table, self.board_size)
+        rows = as_run(table, self.board_size, self.targets)
         _check_positions(rows)
         split, bucket, key = (table.column(name).to_numpy() for name in ("split", "bucket", "sort_key"))
         return write_run(run, rows, self.layout.unit_numbers(split, bucket, key))
@@ -195,7 +205,7 @@ class ShuffleTasks:
             for bucket, rows in self._sorted_buckets(runs, job, monitor):
                 if bucket.name in done:
                     continue
-                path, schema = self.store / bucket.name, positions_schema(self.board_size)
+                path, schema = self.store / bucket.name, self._schema
                 facts = write_parquet(path, schema, _monitored(bucket, rows, monitor), replace=False)
                 seconds = time.perf_counter() - begin
                 monitor.finish(WrittenBucket(bucket.name, facts, seconds, peak_resident_bytes()))
@@ -251,7 +261,7 @@ class ShuffleTasks:
         if not batches:
             yield from ((bucket, iter(())) for bucket in buckets)
             return
-        table = join_columns(batches, run_schema(self.board_size))
+        table = join_columns(batches, self._run_schema)
         if len(buckets) == 1:
             order, bounds = np.argsort(self._keys(table)), np.array([0, table.num_rows])
         else:
@@ -259,13 +269,13 @@ class ShuffleTasks:
             order = np.lexsort((self._keys(table), number))
             first = buckets[0].index
             bounds = np.searchsorted(number[order], range(first, first + len(buckets) + 1))
-        schema = positions_schema(self.board_size)
+        schema = self._schema
         table = table.select(schema.names)
         for bucket, (start, stop) in zip(buckets, pairwise(bounds.tolist()), strict=True):
             yield bucket, _take(table, order[start:stop], schema)
 
     def _read(self, pieces: list[RunPiece], monitor: TaskMonitor) -> Iterator[pa.RecordBatch]:
-        for batch in read_pieces(pieces, run_schema(self.board_size)):
+        for batch in read_pieces(pieces, self._run_schema):
             monitor.check()
             yield batch
 
@@ -275,7 +285,7 @@ class ShuffleTasks:
     def _part_bounds(self, pieces: list[RunPiece], rows: int, size: int) -> UInt64Array:
         """Return the keys at which to split a unit, estimated from a sample of its keys."""
         step = -(-rows // SAMPLED_KEYS)
-        columns = read_column(pieces, run_schema(self.board_size), "position_id")
+        columns = read_column(pieces, self._run_schema, "position_id")
         ids = np.concatenate([ids.to_numpy()[::step] for ids in columns])
         keys = np.sort(sort_key(ids, self.key))
         excess = max(rows / self.limits.sort_rows, sort_cost(rows, size) / self.limits.sort_bytes)
@@ -292,7 +302,7 @@ class ShuffleTasks:
         with tempfile.TemporaryDirectory(prefix="cut-", dir=self.spill) as folder:
             paths: list[Path] = []
             for batches in self._chunks(self._read(pieces, monitor)):
-                rows = join_columns(batches, run_schema(self.board_size))
+                rows = join_columns(batches, self._run_schema)
                 paths.append(Path(folder, f"run-{len(paths):06d}.arrow"))
                 write_run(paths[-1], rows, unit_of(rows))
             yield RunIndex(paths)

@@ -10,25 +10,22 @@ from collections.abc import Iterable
 from itertools import accumulate
 from typing import Final
 
-import pyarrow as pa
-
 from hexdata.board import MAX_SIZE, MIN_SIZE
 from hexdata.errors import StoreError
 from hexdata.schema import (
     SPLITS,
-    games_schema,
     positions_schema,
-    rejected_schema,
-    sources_schema,
     sql_columns,
+    table_schema,
 )
 from hexdata.store import Store
+from hexdata.store.columns import ViewColumn, select_sql, view_columns
 from hexdata.store.session import DuckDBPyConnection, quote
 
 __all__ = ["DAMAGED", "MACROS", "VIEWS", "create_catalog"]
 
 VIEWS: Final = ("positions", "games", "sources", "rejected", "shuffled", "shards")
-MACROS: Final = ("board_size", "cell", "stones", "blue_stones", "red_stones", "trmph")
+MACROS: Final = ("board_size", "cell", "policy_probability", "stones", "blue_stones", "red_stones", "trmph")
 
 _SHARD_COLUMNS: Final = {
     "split": "VARCHAR",
@@ -57,14 +54,10 @@ def create_catalog(con: DuckDBPyConnection, store: Store, root: str) -> None:
         StoreError: The manifest leads to more than one statement for a view.
     """
     size = store.manifest.board_size
-    positions = positions_schema(size or MIN_SIZE)
-    tables = {
-        "positions": positions,
-        "games": games_schema(),
-        "sources": sources_schema(),
-        "rejected": rejected_schema(),
-    }
-    views = {name: _table(store, name, schema, root) for name, schema in tables.items()}
+    positions = view_columns(positions_schema(size or MIN_SIZE, store.manifest.targets))
+    views = {"positions": _positions(store, positions, root)}
+    for name in ("games", "sources", "rejected"):
+        views[name] = _table(store, name, root)
     views["shuffled"] = _shuffled(store, positions, root)
     views["shards"] = _shards(store)
     for statement in [*(f"CREATE VIEW {name} AS {query}" for name, query in views.items()), *_macros(size)]:
@@ -76,44 +69,60 @@ def create_catalog(con: DuckDBPyConnection, store: Store, root: str) -> None:
 # Views
 
 
-def _table(store: Store, name: str, schema: pa.Schema, root: str) -> str:
-    columns = sql_columns(schema)
+def _table(store: Store, name: str, root: str) -> str:
+    columns = sql_columns(table_schema(name, store.manifest.board_size))
     files = list(store.manifest.files_in(name))
     if not files:
         return _empty(columns)
     if missing := next(store.missing(name), None):
         return _damaged(missing, columns)
-    return f"SELECT {_listed(columns)} FROM {_read(files, root)}"
+    return select_sql(name, store.manifest, lambda by_name: _read(files, root, by_name=by_name))
 
 
-def _shuffled(store: Store, schema: pa.Schema, root: str) -> str:
+def _positions(store: Store, columns: dict[str, ViewColumn], root: str) -> str:
+    files = list(store.manifest.files_in("positions"))
+    if not files:
+        return _empty(_types(columns))
+    if missing := next(store.missing("positions"), None):
+        return _damaged(missing, _types(columns))
+    rows = select_sql("positions", store.manifest, lambda by_name: _read(files, root, by_name=by_name))
+    return f"SELECT {_selected(columns)} FROM ({rows})"
+
+
+def _shuffled(store: Store, columns: dict[str, ViewColumn], root: str) -> str:
     """Return the query for the shuffled positions. Split and bucket are taken from the file name.
 
     A single table function reads all splits in order, so that DuckDB can stream the rows.
     """
-    columns = sql_columns(schema)
+    types = _types(columns)
     added = {"split": "VARCHAR", "bucket": "INTEGER", "rank": "BIGINT"}
     by_split = {split: store.manifest.files_in(f"shuffled/{split}") for split in SPLITS}
     files = [name for listed in by_split.values() for name in listed]
     if not files:
-        return _empty(added | columns)
+        return _empty(added | types)
     if missing := next(store.missing("shuffled"), None):
-        return _damaged(missing, added | columns)
+        return _damaged(missing, added | types)
     starts = " ".join(
         f"WHEN {quote(split)} THEN {[0, *accumulate(facts.rows for facts in listed.values())]}::BIGINT[]"
         for split, listed in by_split.items()
         if listed
     )
+    rows = select_sql(
+        "shuffled",
+        store.manifest,
+        lambda by_name: _read(files, root, ", filename = true, file_row_number = true", by_name=by_name),
+        added=("filename", "file_row_number"),
+    )
     return f"""
         SELECT
             split, bucket, (CASE split {starts} END)[bucket + 1] + file_row_number AS rank,
-            {_listed(columns)}
+            {_selected(columns)}
         FROM (
             SELECT
                 *,
                 regexp_extract(filename, '([a-z]+)[^a-z]bucket-[0-9]+[.]parquet$', 1) AS split,
                 regexp_extract(filename, 'bucket-([0-9]+)[.]parquet$', 1)::INTEGER AS bucket
-            FROM {_read(files, root, ", filename = true, file_row_number = true")}
+            FROM ({rows})
         )"""
 
 
@@ -134,12 +143,13 @@ def _shards(store: Store) -> str:
     return f"SELECT {casts} FROM (VALUES {', '.join(rows)}) AS t ({_listed(_SHARD_COLUMNS)})"
 
 
-def _read(files: list[str], root: str, more: str = "") -> str:
+def _read(files: list[str], root: str, more: str = "", *, by_name: bool = False) -> str:
     """Return the table function that reads files of the store, given by their names relative to it.
 
     Glob characters in the path of the store are escaped by brackets.
     """
     folder = rf"regexp_replace({root}, '([*?[])', '[\1]', 'g')"
+    more += ", union_by_name = true" if by_name else ""
     names = f"string_split({quote(_SEPARATOR.join(files))}, {quote(_SEPARATOR)})"
     return f"read_parquet([{folder} || name FOR name IN {names}], hive_partitioning = false{more})"
 
@@ -157,6 +167,14 @@ def _damaged(missing: str, columns: dict[str, str]) -> str:
     fails = f"error({quote(f'{DAMAGED}: {missing}')})"
     columns_sql = ", ".join(f'{fails}::{kind} AS "{column}"' for column, kind in columns.items())
     return f"SELECT {columns_sql} WHERE {fails} IS NULL"
+
+
+def _types(columns: dict[str, ViewColumn]) -> dict[str, str]:
+    return {name: column.type for name, column in columns.items()}
+
+
+def _selected(columns: dict[str, ViewColumn]) -> str:
+    return ", ".join(f'{column.sql} AS "{name}"' for name, column in columns.items())
 
 
 def _listed(columns: Iterable[str]) -> str:
@@ -183,6 +201,14 @@ def _macros(size: int | None) -> list[str]:
             CASE
                 WHEN move >= 0 AND move < board_size() * board_size()
                 THEN chr((97 + move % board_size())::INTEGER) || (move // board_size() + 1)::INTEGER
+            END""",
+        """CREATE MACRO policy_probability(policy, cell) AS
+            CASE
+                WHEN policy IS NOT NULL
+                THEN coalesce(
+                    ["its item".probability FOR "its item" IN policy IF "its item".cell = cell][1],
+                    0::FLOAT
+                )
             END""",
         "CREATE MACRO stones(board) AS bit_count(board::BIT)::INTEGER",
         f"CREATE MACRO blue_stones(board) AS bit_count(board::BIT & {blue})::INTEGER",

@@ -8,7 +8,7 @@ of tables convert columns here: Arrow readers by ``convert_columns``, DuckDB by 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -16,8 +16,10 @@ import pyarrow as pa
 from hexdata.board import MIN_SIZE
 from hexdata.policy import SparsePolicies
 from hexdata.schema import (
+    EXTRA_PREFIX,
     POLICY_TYPE,
     SCHEMA_VERSION,
+    TARGETS,
     board_size_of,
     is_target,
     sql_columns,
@@ -25,7 +27,7 @@ from hexdata.schema import (
 )
 from hexdata.store.manifest import Manifest
 
-__all__ = ["convert_columns", "select_sql", "stored_fields"]
+__all__ = ["ViewColumn", "convert_columns", "select_sql", "stored_fields", "view_columns"]
 
 _RENAMED: Final = {"metadata": "extra"}
 """Names in schema version 1 of the columns that were renamed."""
@@ -136,3 +138,33 @@ def _column_sql(name: str, kind: str, stored: pa.Field | None) -> str:
             FOR p, i IN "{stored.name}" IF p <> 0 OR signbit(p)
         ] AS "{name}\""""
     return f'"{name}"' if stored.name == name else f'"{stored.name}" AS "{name}"'
+
+
+class ViewColumn(NamedTuple):
+    """A column of a view."""
+
+    type: str
+    """DuckDB's type."""
+    sql: str
+    """Expression over the columns of ``schema.positions_schema``."""
+
+
+def view_columns(positions: pa.Schema) -> dict[str, ViewColumn]:
+    """Return the columns of positions that queries and expressions use, by name.
+
+    ``root_value``, ``visits`` and ``weight`` always exist and are NULL in a store without them. The columns
+    ``extra.NAME`` are the fields of one struct ``extra``, which a store without them does not have.
+
+    Args:
+        positions: ``schema.positions_schema`` of the store.
+    """
+    types = sql_columns(positions)
+    columns = {name: ViewColumn(kind, f'"{name}"') for name, kind in types.items() if not is_target(name)}
+    for name, kind in sql_columns(pa.schema(TARGETS.items())).items():
+        columns[name] = ViewColumn(kind, f'"{name}"' if name in types else f"NULL::{kind}")
+    extras = {name.removeprefix(EXTRA_PREFIX): kind for name, kind in types.items() if "." in name}
+    if extras:
+        kinds = ", ".join(f'"{name}" {kind}' for name, kind in extras.items())
+        values = ", ".join(f'"{name}" := "{EXTRA_PREFIX}{name}"' for name in extras)
+        columns["extra"] = ViewColumn(f"STRUCT({kinds})", f"struct_pack({values})")
+    return columns
