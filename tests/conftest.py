@@ -347,7 +347,7 @@ def odd_positions(count: int, targets: tuple[str, ...] = ()) -> pa.Table:
         for name in targets
     }
     if "extra.odd" in targets:  # values whose bits are easily lost
-        columns["extra.odd"] = pa.array([(None, -0.0, 0.0, float("nan"), 0.1, -1e300)[i % 6] for i in ids])
+        columns["extra.odd"] = pa.array([(None, -0.0, 0.0, 0.1, -1e300)[i % 5] for i in ids])
     schema = positions_schema(BOARD_SIZE, targets)
     arrays = [pa.array(columns[name]) if name != "winner" else winners for name in schema.names]
     return pa.table(

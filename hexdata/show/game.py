@@ -38,6 +38,8 @@ class Game:
         provenance: origin of the game's identity: "metadata", "recovered" or "unknown".
         duplicate_of: id of the game that this game duplicates.
         flags: flags of the game, such as "no-chain".
+        end_reason: how the game ended: "chain", "resigned", "time" or "unknown".
+        swap: how the second player swapped: "pieces" or "sides"; None if it did not.
 
     Raises:
         ConfigError: there are no positions.
@@ -52,6 +54,8 @@ class Game:
     provenance: str | None = None
     duplicate_of: int | None = None
     flags: Sequence[str] = ()
+    end_reason: str | None = None
+    swap: str | None = None
 
     def __post_init__(self) -> None:
         if not self.positions:
@@ -113,6 +117,8 @@ class Game:
         facts += [f"{len(self.moves)} moves"] if self.moves is not None else []
         facts.append(f"{len(self.positions)} positions")
         facts += [f"winner {COLOURS[self.winner]}"] if self.winner is not None else []
+        facts += [f"end {self.end_reason}"] if self.end_reason not in (None, "chain") else []
+        facts += [f"swap of {self.swap}"] if self.swap is not None else []
         facts += [f"split {self.split}"] if self.split is not None else []
         facts += [f"duplicate of game {self.duplicate_of}"] if self.duplicate_of is not None else []
         return [*facts, *self.flags]
@@ -156,7 +162,17 @@ class Game:
             "provenance": self.provenance,
             "duplicate_of": self.duplicate_of,
             "flags": list(self.flags),
-            "positions": [{"position_id": p.position_id, "ply": p.ply} for p in self.positions],
+            "end_reason": self.end_reason,
+            "swap": self.swap,
+            "positions": [
+                {
+                    "position_id": position.position_id,
+                    "ply": position.ply,
+                    "policy": {cell_name(cell, self.size): share for cell, share in position.strongest()},
+                    **position.targets_json(),
+                }
+                for position in self.positions
+            ],
         }
 
     def __len__(self) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, Final, Self
 
@@ -22,7 +23,17 @@ from hexdata.board import (
 )
 from hexdata.draw import Diagram, Shades, board_svg, board_text
 from hexdata.errors import ConfigError
-from hexdata.schema import NO_GAME, NO_MOVE, NO_PLY, NO_TIER, board_bytes, board_size_of
+from hexdata.schema import (
+    EXTRA_PREFIX,
+    NO_GAME,
+    NO_MOVE,
+    NO_PLY,
+    NO_TIER,
+    NO_VISITS,
+    board_bytes,
+    board_size_of,
+    is_target,
+)
 
 __all__ = ["COLOURS", "Position", "played_moves", "value_fact"]
 
@@ -57,7 +68,11 @@ class Position:
         total_positions: number of positions of the whole game.
         last_move: cell index of the last move.
         played: cell indices of all moves that led to this position, uint16 (ply,).
-        extra: JSON text of other metadata of the source.
+        metadata: JSON text of other metadata of the source.
+        root_value: value of the root of the search, from 0.0 (blue wins) to 1.0 (red wins).
+        visits: number of visits of the root.
+        weight: weight of the position in training.
+        extra: other numbers of the source, by name.
 
     Raises:
         ConfigError: planes or policy have the wrong shape, or the player is unknown.
@@ -77,7 +92,11 @@ class Position:
     total_positions: int | None = None
     last_move: int | None = None
     played: UInt16Array | None = None
-    extra: str | None = None
+    metadata: str | None = None
+    root_value: float | None = None
+    visits: int | None = None
+    weight: float | None = None
+    extra: Mapping[str, float | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         planes = np.array(self.planes, dtype=bool).astype(np.uint8)
@@ -114,7 +133,7 @@ class Position:
             policy: policy (n·n,); a one-hot policy sets ``move``, zeros mean no policy.
             player_to_move: 0 or 1. Default None: determined from the number of stones.
             facts: other attributes, named as in this class or as in a batch (``position_in_game`` for
-                ``ply``). Values that represent null in batches become None.
+                ``ply``, ``extra.NAME`` for a number of ``extra``). Values that represent null in batches become None.
 
         Raises:
             ConfigError: an array has the wrong shape, or an attribute is unknown.
@@ -122,6 +141,8 @@ class Position:
         """
         planes = _planes_of(np.asarray(board))
         known = {_NAMES.get(name, name): _plain(name, value) for name, value in facts.items()}
+        for name in [name for name in known if name.startswith(EXTRA_PREFIX)]:
+            known["extra"] = {**known.get("extra", {}), name.removeprefix(EXTRA_PREFIX): known.pop(name)}
         if unknown := sorted(known.keys() - cls.__dataclass_fields__.keys()):
             raise ConfigError("unknown attribute of a position", found=unknown[0])
         dense = None
@@ -162,13 +183,33 @@ class Position:
         elif self.policy is None:
             facts.append("no next move")
         if self.policy is not None:
-            strongest = np.argsort(-self.policy, kind="stable")[:_TOP_MOVES].tolist()
-            named = (f"{cell_name(cell, self.size)} {100 * self.policy[cell]:.0f} %" for cell in strongest)
+            named = (f"{cell_name(cell, self.size)} {100 * share:.0f} %" for cell, share in self.strongest())
             facts.append(f"policy {', '.join(named)}")
         facts += [value_fact(self.value)] if self.value is not None else []
         facts += [f"winner {COLOURS[self.winner]}"] if self.winner is not None else []
         facts += [f"tier {self.value_sample_tier}"] if self.value_sample_tier is not None else []
+        facts += [f"root value {self.root_value:.3g}"] if self.root_value is not None else []
+        facts += [f"{self.visits} visits"] if self.visits is not None else []
+        facts += [f"weight {self.weight:.3g}"] if self.weight is not None else []
+        facts += [f"{name} {number:.6g}" for name, number in self.extra.items() if number is not None]
         return facts
+
+    def strongest(self) -> list[tuple[int, float]]:
+        """Return the cells of the highest probabilities of the policy, at most three, highest first."""
+        if self.policy is None:
+            return []
+        cells = np.argsort(-self.policy, kind="stable")[:_TOP_MOVES].tolist()
+        return [(cell, float(self.policy[cell])) for cell in cells]
+
+    def targets_json(self) -> dict[str, Any]:
+        """Return the results of the search as JSON values; None for unknown values and NaN."""
+        extra = {name: number if number is None else _finite(number) for name, number in self.extra.items()}
+        return {
+            "root_value": None if self.root_value is None else _finite(self.root_value),
+            "visits": self.visits,
+            "weight": None if self.weight is None else _finite(self.weight),
+            "extra": extra,
+        }
 
     def diagram(self, *, numbers: bool = False) -> Diagram:
         """Return the drawing of the position.
@@ -218,7 +259,8 @@ class Position:
             "game_id": self.game_id,
             "ply": self.ply,
             "total_positions": self.total_positions,
-            "extra": self.extra,
+            **self.targets_json(),
+            "metadata": self.metadata,
         }
 
     def __str__(self) -> str:
@@ -263,6 +305,7 @@ _NULLS: Final = {
     "ply": NO_PLY,
     "total_positions": NO_PLY,
     "value_sample_tier": NO_TIER,
+    "visits": NO_VISITS,
 }
 
 
@@ -270,6 +313,8 @@ def _plain(name: str, value: Any) -> Any:
     """Return an attribute as a Python value, with None for values that represent null."""
     if isinstance(value, np.generic):
         value = value.item()
+    if is_target(name) and value != value:
+        return None
     return None if name in _NULLS and value == _NULLS[name] else value
 
 

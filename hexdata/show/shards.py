@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from hexdata.errors import StoreError
+from hexdata.schema import is_target
 from hexdata.shards.block_check import check_block
 from hexdata.shards.blocks import Block
 from hexdata.shards.format import read_blocks, samples_to_block
@@ -57,5 +58,6 @@ def _position(block: Block, row: int) -> Position:
     if "policy" in block:
         indices = (block["policy_row"] == row).nonzero()[0]
         policy = block["policy"][indices[0]] if len(indices) else None
-    facts: dict[str, Any] = {name: block[name][row] for name in _FACTS}
+    names = [*_FACTS, *filter(is_target, block)]
+    facts: dict[str, Any] = {name: block[name][row] for name in names}
     return Position.of_planes(block["board"][row], policy=policy, **facts)

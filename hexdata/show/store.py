@@ -14,13 +14,21 @@ import pyarrow.parquet as pq
 from hexdata.board import unpack_boards
 from hexdata.checks import as_int
 from hexdata.errors import ConfigError, StoreError
-from hexdata.schema import games_schema, positions_schema, sources_schema
+from hexdata.policy import SparsePolicies
+from hexdata.schema import (
+    EXTRA_PREFIX,
+    POLICY_TYPE,
+    TARGETS,
+    positions_schema,
+    sources_schema,
+    table_schema,
+)
 from hexdata.show.game import Game
 from hexdata.show.position import Position, played_moves
 from hexdata.storage import AnyPath
 from hexdata.store import Store
 from hexdata.store.originals import WINNERS
-from hexdata.store.parquet import ParquetRows, open_parquet, read_parquet, read_rows
+from hexdata.store.parquet import ParquetRows, open_parquet, read_batches, read_parquet, read_rows
 
 __all__ = ["read_game", "read_position"]
 
@@ -68,7 +76,7 @@ def read_game(store: str | AnyPath, game_id: int) -> Game:
     game = _read_row(opened, "games", "game_id", game_id)
     size = opened.manifest.board_size
     assert size is not None
-    rows = _rows_of_game(opened, game_id, positions_schema(size))
+    rows = _rows_of_game(opened, game_id, positions_schema(size, opened.manifest.targets))
     if not rows:
         raise StoreError(f"game {game_id} has no positions", path=opened.path, hint="Run `hexdata verify`.")
     rows.sort(key=lambda row: (row["position_in_game"] is None, row["position_in_game"], row["position_id"]))
@@ -83,6 +91,8 @@ def read_game(store: str | AnyPath, game_id: int) -> Game:
         provenance=game["provenance"],
         duplicate_of=game["duplicate_of"],
         flags=game["flags"] or (),
+        end_reason=game["end_reason"],
+        swap=game["swap"],
     )
 
 
@@ -104,9 +114,10 @@ def _read_row(store: Store, table: str, key: str, number: int) -> Row:
             found=f"{kind} {number}",
             expected=f"0 to {count - 1}" if count else f"none, as it has no {table}",
         )
-    schema = games_schema() if table == "games" else positions_schema(store.manifest.board_size or 0)
-    files = tuple((store.path / name, facts.rows) for name, facts in store.manifest.files_in(table).items())
-    for batch in read_rows(ParquetRows(files, number, number + 1), schema):
+    manifest = store.manifest
+    schema = table_schema(table, manifest.board_size, manifest.targets)
+    files = tuple((store.path / name, facts.rows) for name, facts in manifest.files_in(table).items())
+    for batch in read_rows(ParquetRows(files, number, number + 1, manifest.schema_version), schema):
         row: Row = batch.to_pylist()[0]
         if row[key] == number:
             if None in (row.get("moves") or ()):
@@ -125,12 +136,13 @@ def _read_row(store: Store, table: str, key: str, number: int) -> Row:
 
 def _rows_of_game(store: Store, game_id: int, schema: pa.Schema) -> list[Row]:
     rows: list[Row] = []
+    version = store.manifest.schema_version
     for path in store.files("positions"):
-        with open_parquet(path, schema) as file:
+        with open_parquet(path, schema, version) as file:
             column = file.schema_arrow.get_field_index("game_id")
             for group in range(file.num_row_groups):
                 if _may_contain(file.metadata.row_group(group).column(column).statistics, game_id):
-                    rows += _rows_in_group(file, group, game_id, schema)
+                    rows += _rows_in_group(file, group, game_id, schema, version)
     return rows
 
 
@@ -141,13 +153,15 @@ def _may_contain(statistics: pq.Statistics | None, number: int) -> bool:
     return bool(statistics.min <= number <= statistics.max)
 
 
-def _rows_in_group(file: pq.ParquetFile, group: int, game_id: int, schema: pa.Schema) -> list[Row]:
+def _rows_in_group(
+    file: pq.ParquetFile, group: int, game_id: int, schema: pa.Schema, version: int
+) -> list[Row]:
     ids = file.read_row_group(group, columns=["game_id"]).column(0)
     indices = np.flatnonzero(pc.equal(ids, game_id).fill_null(False).to_numpy())
     if not len(indices):
         return []
-    table = file.read_row_group(group, columns=schema.names).take(pa.array(indices)).cast(schema)
-    rows: list[Row] = table.to_pylist()
+    batches = read_batches(file, schema, group=group, version=version)
+    rows: list[Row] = pa.Table.from_batches(batches, schema).take(pa.array(indices)).to_pylist()
     return rows
 
 
@@ -158,7 +172,7 @@ def _position(row: Row, size: int) -> Position:
         unpack_boards(board[None], size, np.uint8)[0],
         row["player_to_move"],
         row["move"],
-        None if row["policy"] is None else np.array(row["policy"], dtype=np.float32),
+        _dense(row, size),
         value=row["value"],
         winner=_WINNERS.get(row["winner"]),
         value_sample_tier=row["value_sample_tier"],
@@ -166,8 +180,23 @@ def _position(row: Row, size: int) -> Position:
         game_id=row["game_id"],
         ply=row["position_in_game"],
         total_positions=row["total_positions"],
-        extra=row["extra"],
+        metadata=row["metadata"],
+        **{name: row.get(name) for name in TARGETS},
+        extra={
+            name.removeprefix(EXTRA_PREFIX): number
+            for name, number in row.items()
+            if name.startswith(EXTRA_PREFIX)
+        },
     )
+
+
+def _dense(row: Row, size: int) -> npt.NDArray[np.float32] | None:
+    """Return the policy of a row of the table, (n·n,)."""
+    if row["policy"] is None:
+        return None
+    column = pa.array([row["policy"]], POLICY_TYPE)
+    policy: npt.NDArray[np.float32] = SparsePolicies.from_arrow(column, size * size)[1].to_dense(size * size)[0]
+    return policy
 
 
 def _with_moves(position: Position, game: Row) -> Position:
@@ -197,7 +226,8 @@ def _leads(before: Position, move: int, after: Position) -> bool:
 def _source_name(store: Store, source_id: int) -> str | None:
     """Return the name of a source file."""
     for path in store.files("sources"):
-        found = read_parquet(path, ["name"], pc.field("source_id") == source_id, sources_schema())
+        of_source, version = pc.field("source_id") == source_id, store.manifest.schema_version
+        found = read_parquet(path, ["name"], of_source, sources_schema(), version)
         if found.num_rows:
             name: str = found.column("name")[0].as_py()
             return name

@@ -166,6 +166,9 @@ def open_parquet(
             if schema is not None:
                 _require_columns(path, file.schema_arrow, schema, version)
             yield file
+    except StoreError as error:
+        error.path = error.path or path  # of a policy that cannot be converted
+        raise
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the latter in damaged column names
         if not _is_damage(error):
             raise

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Final
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hexdata.errors import VerifyError
@@ -16,8 +16,9 @@ from hexdata.order import derive_key, sort_key
 from hexdata.quality import Figure, Quality
 from hexdata.schema import SPLITS, positions_schema
 from hexdata.selection import SelectionOptions, select
-from hexdata.storage import storage_of
+from hexdata.storage import AnyPath, storage_of
 from hexdata.store import Store
+from hexdata.store.columns import select_sql
 from hexdata.store.session import DuckDBPyConnection, duckdb_session, read_parquet_sql
 from hexdata.verify.options import VerifyOptions
 
@@ -54,7 +55,7 @@ def check_rows(store: Store, options: VerifyOptions) -> str:
                     f"the manifest records wrong {name} of the shuffle", found=lineage[name], expected=counted
                 )
         placement = selection.assign_buckets(lineage["buckets"], con, Path(folder))
-        columns = positions_schema(store.manifest.board_size or 1).names
+        columns = positions_schema(store.manifest.board_size or 1, store.manifest.targets)
         expected = _digests(
             con, f"SELECT split, bucket, {_digest_sql(columns)} FROM ({placement.rows_sql()})"
         )
@@ -102,24 +103,31 @@ def _bucket_name(split: str, bucket: int) -> str:
     return f"shuffled/{split}/bucket-{bucket:06d}.parquet"
 
 
-_SIGNS: Final = "signbit(value), list_transform(policy, lambda x: signbit(x))"
-"""The signs of floats, which are hashed separately, because DuckDB's hash of -0.0 is that of 0.0."""
+def _digest_sql(columns: pa.Schema) -> str:
+    """Return an SQL expression for the digest of a row. The length distinguishes an empty list from null.
+
+    The signs of floats are hashed separately, because DuckDB's hash of -0.0 is that of 0.0.
+    """
+    names = [f'"{name}"' for name in columns.names]
+    signs = [f'signbit("{field.name}")' for field in columns if pa.types.is_floating(field.type)]
+    signs.append("[signbit(item.probability) FOR item IN policy]")
+    return f"hash({', '.join([*names, 'len(policy)', *signs])}) AS digest"
 
 
-def _digest_sql(columns: list[str]) -> str:
-    """Return an SQL expression for the digest of a row. The length distinguishes an empty list from null."""
-    return f"hash({', '.join(columns)}, len(policy), {_SIGNS}) AS digest"
-
-
-def _found_sql(store: Store, columns: list[str]) -> str:
+def _found_sql(store: Store, columns: pa.Schema) -> str:
     return " UNION ALL ".join(
         f"""SELECT {SPLITS.index(split)} AS split,
             regexp_extract(filename, 'bucket-(\\d+)\\.parquet$', 1)::UINTEGER AS bucket,
             {_digest_sql(columns)}
-            FROM {read_parquet_sql(files, row_location=True)}"""
+            FROM ({_bucket_rows_sql(store, files)})"""
         for split in SPLITS
         if (files := store.files(f"shuffled/{split}"))
     )
+
+
+def _bucket_rows_sql(store: Store, files: list[AnyPath]) -> str:
+    read = read_parquet_sql(files, row_location=True)
+    return select_sql("shuffled", store.manifest, lambda _: read, added=["filename"])
 
 
 def _digests(con: DuckDBPyConnection, query: str) -> dict[_BucketKey, _BucketDigest]:

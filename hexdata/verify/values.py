@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any, Final
 
 from hexdata.errors import VerifyError
-from hexdata.schema import SPLITS, positions_schema
+from hexdata.schema import END_REASONS, SPLITS, SWAPS, positions_schema
 from hexdata.shards.position_check import find_bad_position
 from hexdata.storage import AnyPath
 from hexdata.store import Store
-from hexdata.store.parquet import open_parquet
-from hexdata.store.session import duckdb_session, read_parquet_sql
+from hexdata.store.columns import select_sql
+from hexdata.store.parquet import open_parquet, read_batches
+from hexdata.store.session import duckdb_session, quote, read_parquet_sql
 from hexdata.verify.options import VerifyOptions
 
 __all__ = ["check_game_values", "check_position_values"]
@@ -30,12 +31,12 @@ def check_position_values(store: Store) -> str:
     size = store.manifest.board_size
     if size is None:
         return "none"
-    schema = positions_schema(size)
+    schema, version = positions_schema(size, store.manifest.targets), store.manifest.schema_version
     count = 0
     for path in store.files("positions"):
         row = 0
-        with open_parquet(path) as file:
-            for batch in file.iter_batches(columns=schema.names):
+        with open_parquet(path, schema, version) as file:
+            for batch in read_batches(file, schema, version=version):
                 bad = find_bad_position(batch)
                 if bad is not None:
                     raise _invalid_position(path, f"row {row + bad.row}", bad.found, bad.expected)
@@ -56,7 +57,7 @@ def _invalid_position(path: AnyPath, record: str, found: object, expected: objec
 
 
 def check_game_values(store: Store, options: VerifyOptions) -> str:
-    """Check that every game has a valid split, winner, source, number of positions, moves and duplicate.
+    """Check that every game has a valid split, winner, end, source, number of positions, moves and duplicate.
 
     Returns:
         The detail of the check.
@@ -67,10 +68,13 @@ def check_game_values(store: Store, options: VerifyOptions) -> str:
     files, size = store.files("games"), store.manifest.board_size
     if not files or size is None:
         return "none"
-    games, splits = read_parquet_sql(files), ", ".join(f"'{split}'" for split in SPLITS)
+    games = f"({select_sql('games', store.manifest, lambda _: read_parquet_sql(files))})"
+    splits, reasons, swaps = (", ".join(map(quote, names)) for names in (SPLITS, END_REASONS, SWAPS))
     rules = {
         "split": (f"split NOT IN ({splits})", " or ".join(SPLITS)),
         "winner": ("winner NOT IN ('BLUE', 'RED')", "BLUE, RED or null"),
+        "end_reason": (f"end_reason NOT IN ({reasons})", f"{', '.join(END_REASONS)} or null"),
+        "swap": (f"swap NOT IN ({swaps})", f"{' or '.join(SWAPS)}, or null"),
         "first_player": ("first_player > 1", "0 for blue or 1 for red"),
         "positions": ("positions < 1", "1 or more"),
         "source_id": (
