@@ -35,7 +35,7 @@ from hexdata.schema import (
     is_target,
 )
 
-__all__ = ["COLOURS", "Position", "played_moves", "value_fact"]
+__all__ = ["COLOURS", "Policy", "Position", "played_moves", "value_fact"]
 
 COLOURS: Final = ("blue", "red")
 _TOP_MOVES: Final = 3
@@ -133,7 +133,8 @@ class Position:
             policy: policy (n·n,); a one-hot policy sets ``move``, zeros mean no policy.
             player_to_move: 0 or 1. Default None: determined from the number of stones.
             facts: other attributes, named as in this class or as in a batch (``position_in_game`` for
-                ``ply``, ``extra.NAME`` for a number of ``extra``). Values that represent null in batches become None.
+                ``ply``, ``extra.NAME`` for a number of ``extra``). Values that represent null in batches
+                become None.
 
         Raises:
             ConfigError: an array has the wrong shape, or an attribute is unknown.

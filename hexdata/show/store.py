@@ -24,7 +24,7 @@ from hexdata.schema import (
     table_schema,
 )
 from hexdata.show.game import Game
-from hexdata.show.position import Position, played_moves
+from hexdata.show.position import Policy, Position, played_moves
 from hexdata.storage import AnyPath
 from hexdata.store import Store
 from hexdata.store.originals import WINNERS
@@ -190,13 +190,13 @@ def _position(row: Row, size: int) -> Position:
     )
 
 
-def _dense(row: Row, size: int) -> npt.NDArray[np.float32] | None:
+def _dense(row: Row, size: int) -> Policy | None:
     """Return the policy of a row of the table, (n·n,)."""
     if row["policy"] is None:
         return None
     column = pa.array([row["policy"]], POLICY_TYPE)
-    policy: npt.NDArray[np.float32] = SparsePolicies.from_arrow(column, size * size)[1].to_dense(size * size)[0]
-    return policy
+    _, policies = SparsePolicies.from_arrow(column, size * size)
+    return policies.to_dense(size * size)[0]
 
 
 def _with_moves(position: Position, game: Row) -> Position:

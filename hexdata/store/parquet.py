@@ -167,7 +167,7 @@ def open_parquet(
                 _require_columns(path, file.schema_arrow, schema, version)
             yield file
     except StoreError as error:
-        error.path = error.path or path  # of a policy that cannot be converted
+        error.path = error.path or str(path)  # of a policy that cannot be converted
         raise
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the latter in damaged column names
         if not _is_damage(error):
