@@ -196,7 +196,8 @@ def _dense(row: Row, size: int) -> Policy | None:
         return None
     column = pa.array([row["policy"]], POLICY_TYPE)
     _, policies = SparsePolicies.from_arrow(column, size * size)
-    return policies.to_dense(size * size)[0]
+    policy: Policy = policies.to_dense(size * size)[0]
+    return policy
 
 
 def _with_moves(position: Position, game: Row) -> Position:
