@@ -43,6 +43,8 @@ class Reason(StrEnum):
     EMPTY_FILE = "empty-file"
     EXAMPLE_LAYOUT = "example-layout"
     GAME_ID = "game-id"
+    GAME_LAYOUT = "game-layout"
+    GAME_MISMATCH = "game-mismatch"
     IRREGULAR_EXAMPLES = "irregular-examples"
     LIMIT_ARRAY = "limit-array"
     LIMIT_HEADER = "limit-header"

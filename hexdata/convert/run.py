@@ -64,7 +64,7 @@ from hexdata.games.findings import count_flags, flags_of
 from hexdata.games.labels import winners_of
 from hexdata.pool import default_workers
 from hexdata.progress import Progress
-from hexdata.schema import rejected_schema, sources_schema
+from hexdata.schema import is_legacy_format, rejected_schema, sources_schema
 from hexdata.storage import AnyPath, client_memory, storage_of
 from hexdata.store import Store
 from hexdata.store.arrow_memory import release_memory
@@ -299,7 +299,7 @@ class ConvertRun:
         facts = source.facts
         if not facts.positions:
             return source
-        if facts.format == "trmph":  # values come from the winner, in the store's convention
+        if not is_legacy_format(facts.format):  # its values are in the store's convention
             return replace(source, decision=Decision("blue-is-0", "winners"))
         option = self.options.value_convention
         given = None if option == "auto" else cast("Convention", option)
@@ -432,7 +432,7 @@ class ConvertRun:
             notes = [] if folder in folders else folders.setdefault(folder, read_companions(folder)).notes
             found, facts = folders[folder], source.facts
             origins: tuple[tuple[int, str], ...] = ()
-            if facts.positions and facts.format.startswith("legacy"):
+            if facts.positions and is_legacy_format(facts.format):
                 notes = notes + found.compare(source.file.path.name, facts)
                 wanted = unnamed_files(source.spool) if source.owns_games else set()
                 named, conflicts = found.origins(wanted, facts)
@@ -662,7 +662,9 @@ class ConvertRun:
         if given == "auto":
             return []
         other = [
-            s.file.name for s in sources if s.facts.format != "trmph" and s.convention not in (None, given)
+            s.file.name
+            for s in sources
+            if is_legacy_format(s.facts.format) and s.convention not in (None, given)
         ]
         unused = note_of_unused_option(
             sorted([*other, *self._stored_with_other_convention(set(same), given)]), given
@@ -672,7 +674,7 @@ class ConvertRun:
     def _stored_with_other_convention(self, names: set[str], given: str) -> list[str]:
         """Return those of ``names`` whose sources in the store have another value convention."""
         other = ~pc.field("value_sense").isin([given]) & pc.field("value_sense").is_valid()
-        legacy = pc.field("format") != "trmph"
+        legacy = pc.starts_with(pc.field("format"), "legacy-")
         tables = [read_parquet(path, ["name"], other & legacy) for path in self.store.files("sources")]
         return [name for table in tables for name in table["name"].to_pylist() if name in names]
 

@@ -30,6 +30,7 @@ from hexdata.games.findings import (
     findings_without_game,
     game_findings,
 )
+from hexdata.schema import is_legacy_format
 from hexdata.storage import AnyPath, storage_of, translate_errors
 from hexdata.store.files import digest_beginning, digest_file, read_bounded, write_bytes
 from hexdata.strict_json import AtMost, Count, HexDigest, Matching, Within, check_value, parse_json
@@ -444,7 +445,7 @@ def _read(path: AnyPath, spool: Spool, reading: ReadOptions) -> SpoolFacts:
     facts.votes, facts.ballots = evidence.votes, evidence.unflagged_votes
     facts.with_id = evidence.with_id
     facts.mixed = is_mixed(facts.format, facts.header)
-    if facts.damage is not None and evidence.with_id and facts.format != "trmph":
+    if facts.damage is not None and evidence.with_id and is_legacy_format(facts.format):
         facts.mixed = True  # the key that marks a shuffled file is at its end, which is lost
     if facts.positions and not facts.mixed:
         _write_games(spool, facts, evidence)

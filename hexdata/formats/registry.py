@@ -92,9 +92,11 @@ def _is_legacy(head: bytes, _name: str) -> bool:
 
 
 def _open_legacy(path: AnyPath, *, salvage: bool, part: FilePart | None) -> SourceReader:
-    from hexdata.formats.legacy import LegacyReader
+    from hexdata.formats.legacy import LegacyReader, SelfPlayGamesReader, has_games
 
     assert part is None  # pickles are not appendable
+    if has_games(path):
+        return SelfPlayGamesReader(path, salvage=salvage)
     return LegacyReader(path, salvage=salvage)
 
 

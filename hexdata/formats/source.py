@@ -62,7 +62,8 @@ class SourceReader(Protocol):
     """One open source file; a context manager."""
 
     format: str
-    """Detected variant: ``legacy-tuples``, ``legacy-dicts``, ``legacy-shuffled`` or ``trmph``."""
+    """Detected variant: ``legacy-tuples``, ``legacy-dicts``, ``legacy-shuffled``, ``selfplay-games`` or
+    ``trmph``."""
     board_size: int | None
     """Cells along an edge, from the first usable record; None before that record."""
     targets: tuple[str, ...]
