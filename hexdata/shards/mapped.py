@@ -266,8 +266,12 @@ class MappedShards:
         fields = {name: self._gather_field(name, locations) for name in members if name not in POLICY_FIELDS}
         if "policy" not in members:
             return GatheredRows(fields)
-        gather = self._gather_dense if "policy" in self._fields else self._gather_sparse
-        return GatheredRows(fields, *gather(locations), self._board_size**2)
+        policies: Array | SparsePolicies
+        if "policy" in self._fields:
+            slots, policies = self._gather_dense(locations)
+        else:
+            slots, policies = self._gather_sparse(locations)
+        return GatheredRows(fields, slots, policies, self._board_size**2)
 
     def take(self, rows: Int64Array, members: Sequence[str]) -> Block:
         """Return fields of rows (B,) as one block, in the order given; raises as :meth:`gather` does."""

@@ -61,7 +61,7 @@ def check_shards(store: Store, progress: Progress) -> str:
         sizes = tuple(((store.path / name).resolve(), f.rows) for name, f in files.items())
         start = 0
         for shard in shards:
-            rows = ParquetRows(sizes, start, start + shard.positions)
+            rows = ParquetRows(sizes, start, start + shard.positions, store.manifest.schema_version)
             size = manifest.block_size if manifest.layout == "blocks" else 1
             tables = regroup(read_rows(rows, schema), schema, size)
             fields |= _compare(store, progress, shard, start // manifest.block_size, tables, manifest)
