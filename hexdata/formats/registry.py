@@ -112,6 +112,19 @@ def _open_trmph(path: AnyPath, *, salvage: bool, part: FilePart | None) -> Sourc
     return TrmphReader(path, salvage=salvage, part=part)
 
 
+def _is_katahex(head: bytes, _name: str) -> bool:
+    from hexdata.formats.katago import looks_like_katahex
+
+    return looks_like_katahex(head)
+
+
+def _open_katahex(path: AnyPath, *, salvage: bool, part: FilePart | None) -> SourceReader:
+    from hexdata.formats.katago import KataHexReader
+
+    assert part is None  # zip archives are not appendable
+    return KataHexReader(path, salvage=salvage)
+
+
 BUILT_IN_FORMATS: Final = (
     SourceFormat(
         "legacy",
@@ -127,6 +140,13 @@ BUILT_IN_FORMATS: Final = (
         _open_trmph,
         contents="TRMPH games",
         appendable=True,
+    ),
+    SourceFormat(
+        "katahex",
+        ("*.npz",),
+        _is_katahex,
+        _open_katahex,
+        contents="training data of KataHex",
     ),
 )
 """The formats of hexdata, in the order in which they are compared with a file."""

@@ -18,7 +18,7 @@ BATCH_ROWS = 8192
 """Maximum number of rows in a raw batch."""
 
 SALVAGEABLE: Final = frozenset(
-    {Reason.TRUNCATED, Reason.CORRUPT_GZIP, Reason.CORRUPT_PICKLE, Reason.TRAILING_DATA}
+    {Reason.TRUNCATED, Reason.CORRUPT_GZIP, Reason.CORRUPT_PICKLE, Reason.CORRUPT_ZIP, Reason.TRAILING_DATA}
 )
 """Error codes of damage that leaves the records before it readable."""
 
@@ -62,8 +62,8 @@ class SourceReader(Protocol):
     """One open source file; a context manager."""
 
     format: str
-    """Detected variant: ``legacy-tuples``, ``legacy-dicts``, ``legacy-shuffled``, ``selfplay-games`` or
-    ``trmph``."""
+    """Detected variant: ``legacy-tuples``, ``legacy-dicts``, ``legacy-shuffled``, ``selfplay-games``,
+    ``katahex`` or ``trmph``."""
     board_size: int | None
     """Cells along an edge, from the first usable record; None before that record."""
     targets: tuple[str, ...]
