@@ -17,7 +17,7 @@ from hexdata import __version__
 from hexdata.convert.chains import resolve_chains
 from hexdata.convert.companions import Companions, read_companions, unnamed_files
 from hexdata.convert.duplicates import COLUMNS, GameIdentities, find_duplicates
-from hexdata.convert.games_by_id import collection_key, resolve_collection
+from hexdata.convert.games_by_id import KATAHEX, collection_key, resolve_collection
 from hexdata.convert.inputs import (
     InputFiles,
     KnownSource,
@@ -411,7 +411,10 @@ class ConvertRun:
         """Find the games of a collection by ids, or by boards without an id; return their number."""
         assert self.board_size is not None
         with_id = sum(own.with_id for own in facts)
-        games = resolve_collection(spools, with_id, self.board_size) if with_id else 0
+        games = 0
+        if with_id:
+            side_positions = facts[0].format == KATAHEX
+            games = resolve_collection(spools, with_id, self.board_size, side_positions=side_positions)
         if with_id == sum(own.positions for own in facts):
             return games
         return games + resolve_chains(
@@ -456,7 +459,9 @@ class ConvertRun:
             hints.append(
                 "Make the unreadable files readable (their permissions, links or disk), or remove them."
             )
-        if Reason.BOARD_SIZE in reasons_of(sources):
+        if any(s.facts.other_sizes and s.facts.reading.board_size is None for s in sources):
+            hints.append("Give --board-size to convert the positions of one board size.")
+        elif Reason.BOARD_SIZE in reasons_of(sources):
             hints.append("Split files with games of several board sizes, for example with grep '#13,'.")
         if _reject_rate(readable) > limit:
             hints.append(
@@ -720,8 +725,10 @@ def _is_unreadable(source: ConvertSource) -> bool:
 def _reject_rate(sources: list[ConvertSource]) -> float:
     """Return the share of rejected records, or of the bytes of rejected files if it is larger."""
     read = [s for s in sources if s.facts.failure is None]
-    records = sum(s.facts.records for s in read)
-    rejected = sum(s.facts.rejected - s.facts.cut for s in read)  # a requested cut is no loss
+    # What was left out on request is no loss: the ends of games, and positions of other board sizes.
+    other_sizes = sum(s.facts.other_sizes for s in read if s.facts.reading.board_size is not None)
+    records = sum(s.facts.records for s in read) - other_sizes
+    rejected = sum(s.facts.rejected - s.facts.cut for s in read) - other_sizes
     sizes = [max(s.file.new_bytes, 1) for s in sources]  # the size of a broken link is 0
     lost = sum(sizes) - sum(max(s.file.new_bytes, 1) for s in read)
     return max(rejected / max(records, 1), lost / max(sum(sizes), 1))

@@ -187,12 +187,12 @@ class _Block:
             rows: Indices of the rows, (m,).
 
         Returns:
-            The shares, (m,), from 0 to 1.
+            The shares, (m,), from 0 to 1, rounded to float32.
         """
         win, loss, _ = self.result(column)[rows].T
         share = 0.5 + 0.5 * np.where(self.red[rows], win - loss, loss - win)
-        clipped: npt.NDArray[np.float64] = np.clip(share, 0.0, 1.0)
-        return clipped
+        rounded: npt.NDArray[np.float32] = np.clip(share, 0.0, 1.0).astype(np.float32)
+        return rounded.astype(np.float64)
 
 
 class KataHexReader:
@@ -234,6 +234,7 @@ class KataHexReader:
     ) -> None:
         self.path = as_path(path)
         self.board_size: int | None = None
+        self._wanted_size: int | None = None
         self.damage: FormatError | None = None
         self._salvage = salvage
         self._counts = Counter(rows_without_game=0, side_positions=0, without_policy=0)
@@ -246,6 +247,14 @@ class KataHexReader:
             self.__exit__(None, None, None)
             self._handle_damage(error)
             self._file = None
+
+    def select_board_size(self, board_size: int) -> None:
+        """Reject the rows of all other board sizes, instead of those that differ from the first valid row.
+
+        Args:
+            board_size: n. Must be set before the first batch is read.
+        """
+        self._wanted_size = board_size
 
     def __enter__(self) -> Self:
         return self
@@ -325,10 +334,15 @@ class KataHexReader:
         block = self._block(arrays, record)
         checks = _Checks(np.ones(len(block.red), bool))
         sizes = _check_boards(block, checks)
+        if self._wanted_size is not None:
+            self._check_size(sizes, checks)
         with np.errstate(invalid="ignore"):  # of infinite numbers, which are rejected
             _check_numbers(block, checks)
         _check_policies(block, checks)
-        self._check_size(sizes, checks)
+        if self._wanted_size is None:
+            self._check_size(sizes, checks)
+        elif checks.valid.any():
+            self.board_size = self._wanted_size
         size = self.board_size or MIN_SIZE
         rejected = [Rejection(record + row, *checks.faults[row]) for row in sorted(checks.faults)]
         return RawBatch(self._positions(block, np.flatnonzero(checks.valid), record, size), rejected)
@@ -372,16 +386,15 @@ class KataHexReader:
         )
 
     def _check_size(self, sizes: npt.NDArray[np.int64], checks: _Checks) -> None:
-        """Reject the rows of another board size than the first valid row of the file."""
-        if self.board_size is None and checks.valid.any():
+        """Reject the rows of another board size than the selected one, or than the file's first valid row."""
+        if self._wanted_size is None and self.board_size is None and checks.valid.any():
             self.board_size = int(sizes[checks.valid][0])
+        what = "the first valid row of the file" if self._wanted_size is None else "the selected one"
+        expected = self._wanted_size or self.board_size or 0
         checks.reject(
-            sizes != (self.board_size or 0),
+            sizes != expected,
             Reason.BOARD_SIZE,
-            lambda row: (
-                f"another board size than the file's first valid row; found {sizes[row]}; "
-                f"expected {self.board_size}"
-            ),
+            lambda row: f"another board size than {what}; found {sizes[row]}; expected {expected}",
         )
 
     def _positions(self, block: _Block, rows: Array, record: int, n: int) -> pa.RecordBatch:

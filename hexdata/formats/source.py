@@ -5,14 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import Final, Protocol, Self, runtime_checkable
 
 import pyarrow as pa
 
 from hexdata.errors import FormatError, Reason
 from hexdata.strict_json import Count
 
-__all__ = ["BATCH_ROWS", "SALVAGEABLE", "FilePart", "RawBatch", "Rejection", "SourceReader"]
+__all__ = [
+    "BATCH_ROWS",
+    "SALVAGEABLE",
+    "FilePart",
+    "RawBatch",
+    "Rejection",
+    "SizeSelectingReader",
+    "SourceReader",
+]
 
 BATCH_ROWS = 8192
 """Maximum number of rows in a raw batch."""
@@ -91,3 +99,15 @@ class SourceReader(Protocol):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
+
+
+@runtime_checkable
+class SizeSelectingReader(Protocol):
+    """A ``SourceReader`` of files that usually contain boards of several sizes."""
+
+    def select_board_size(self, board_size: int) -> None:
+        """Reject the records of all other board sizes, instead of those that differ from the first one.
+
+        Args:
+            board_size: n. Must be set before the first batch is read.
+        """

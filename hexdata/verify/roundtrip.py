@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hexdata.errors import BudgetError, HexdataError, InputError, VerifyError
-from hexdata.formats import BATCH_ROWS, FilePart, SourceReader, open_source
+from hexdata.formats import BATCH_ROWS, FilePart, SizeSelectingReader, SourceReader, open_source
 from hexdata.formats.legacy import write_legacy
 from hexdata.formats.legacy.dialect import DIALECT_KEY
 from hexdata.progress import SILENT, Progress
@@ -176,7 +176,10 @@ def _open_original(path: AnyPath, source: Original) -> SourceReader:
         part = FilePart(source.continues.bytes, source.bytes, source.board_size)
     elif source.is_raw and storage_of(path).size() != source.bytes:
         part = FilePart(0, source.bytes)
-    return open_source(path, salvage=True, part=part)
+    reader = open_source(path, salvage=True, part=part)
+    if isinstance(reader, SizeSelectingReader) and source.board_size is not None:
+        reader.select_board_size(source.board_size)
+    return reader
 
 
 def _compare_exported(store: Store, source: Original, path: AnyPath, exported: AnyPath) -> None:

@@ -650,3 +650,19 @@ def test_memory_does_not_grow_with_the_rows(tmp_path):
         tracemalloc.stop()
     assert count == rows
     assert peak < 120 << 20
+
+
+def test_a_selected_board_size_replaces_that_of_the_first_row(tmp_path):
+    rows = [Row(5), Row(6), Row(5, black=(0.0, 0.0, 1.0)), Row(6), Row(6, black=(0.0, 0.0, 1.0))]
+    path = write_kata(tmp_path / "a.npz", rows, 7)
+    with open_source(path) as reader:
+        reader.select_board_size(6)
+        (batch,) = reader.batches()
+    assert reader.board_size == 6
+    assert batch.positions["record"].to_pylist() == [1, 3]
+    reasons = {each.record: each.reason for each in batch.rejected}
+    assert reasons == {0: "board-size", 2: "board-size", 4: "no-winner"}
+    with open_source(path) as reader:
+        reader.select_board_size(7)
+        assert sum(batch.positions.num_rows for batch in reader.batches()) == 0
+    assert reader.board_size is None
