@@ -552,7 +552,7 @@ def _check_policies(block: _Block, checks: _Checks) -> None:
 
 def _policies(cells: Array, passes: Array, given: Mask) -> tuple[pa.Array, pa.Array]:
     """Return the columns ``move`` and ``policy`` of visits (k, n, n), of the pass (k,), and of rows (k,)."""
-    visits = cells.reshape(len(cells), -1)
+    visits = cells.reshape(len(cells), cells.shape[1] * cells.shape[2])
     total = visits.sum(axis=1) + passes
     best = visits.argmax(axis=1)
     single = given & (visits[np.arange(len(visits)), best] == total)
