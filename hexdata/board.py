@@ -1,7 +1,8 @@
 """The Hex board: cells, TRMPH notation, packed boards, symmetries and winners.
 
 Blue moves first and connects top to bottom (row 1 to row n); red connects left to right (column a to the last
-column). The index of a cell is row * n + column: ``a1`` is 0, ``b1`` is 1.
+column). The index of a cell is row * n + column: ``a1`` is 0, ``b1`` is 1. The columns after ``z`` are
+``aa``, ``ab`` and so on.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ __all__ = [
     "BLUE",
     "MAX_SIZE",
     "MIN_SIZE",
+    "PASS",
     "RED",
     "SYMMETRIES",
     "Symmetry",
@@ -33,6 +35,7 @@ __all__ = [
     "cell_name",
     "check_board_size",
     "check_no_repeats",
+    "column_name",
     "format_moves",
     "game_hash",
     "pack_boards",
@@ -55,11 +58,14 @@ Planes = npt.NDArray[Any]
 """Boards (N, 2, n, n) with cells 0 or 1: the plane of blue stones, then that of red stones."""
 
 MIN_SIZE: Final = 3
-MAX_SIZE: Final = 26
-"""Limit of the notation, in which a column is one letter."""
+MAX_SIZE: Final = 32
+"""Limit of ``winner_of``, which stores a row of the board as the bits of a uint32."""
 
 BLUE: Final = 0
 RED: Final = 1
+
+PASS: Final = 65535
+"""A move that plays on no cell."""
 
 
 def check_board_size(n: int) -> int:
@@ -78,10 +84,17 @@ def check_board_size(n: int) -> int:
 # Cells and moves
 
 
+def column_name(column: int) -> str:
+    """Return the name of a column, counted from 0: "a" to "z", then "aa", "ab" and so on."""
+    letter = chr(ord("a") + column % 26)
+    return letter if column < 26 else column_name(column // 26 - 1) + letter
+
+
 @functools.cache
 def _cell_names(n: int) -> tuple[str, ...]:
     check_board_size(n)
-    return tuple(f"{chr(ord('a') + column)}{row + 1}" for row in range(n) for column in range(n))
+    columns = [column_name(column) for column in range(n)]
+    return tuple(f"{column}{row + 1}" for row in range(n) for column in columns)
 
 
 @functools.cache
@@ -139,7 +152,7 @@ def check_no_repeats(moves: npt.NDArray[Any], n: int) -> None:
     )
 
 
-_MOVE: Final = re.compile(r"[a-z][0-9]+")
+_MOVE: Final = re.compile(r"[a-z]{1,2}[0-9]+")
 
 
 def parse_moves(text: str, n: int) -> UInt16Array:
@@ -149,7 +162,7 @@ def parse_moves(text: str, n: int) -> UInt16Array:
         Cell indices in the order played, uint16 (m,). Repeated cells are not checked.
 
     Raises:
-        FormatError: "trmph-syntax", if the text is not a sequence of letters each followed by a number;
+        FormatError: "trmph-syntax", if the text is not a sequence of columns each followed by a number;
             "trmph-cell", if a move is not a cell of the board.
     """
     names = _MOVE.findall(text)
@@ -309,15 +322,16 @@ def replay(moves: npt.ArrayLike, n: int, first_player: int = BLUE) -> UInt8Array
 
 
 def replay_packed(
-    moves: npt.NDArray[Any], lengths: npt.NDArray[Any], n: int, first_player: int = BLUE
+    moves: npt.NDArray[Any], lengths: npt.NDArray[Any], n: int, first_player: npt.ArrayLike = BLUE
 ) -> UInt8Array:
     """Return all positions of several games, packed: game by game, each starting with the empty board.
 
     Args:
-        moves: concatenated cell indices of all games (M,). The caller checks that no cell repeats in a game.
+        moves: concatenated cell indices of all games (M,); ``PASS`` changes no cell. The caller checks that
+            no cell repeats in a game.
         lengths: number of moves of each game (G,), with sum M.
         n: board size.
-        first_player: player of the first move of every game. Default ``BLUE``.
+        first_player: player of the first move of every game, or of each game (G,). Default ``BLUE``.
 
     Returns:
         uint8 (M + G, ceil(2·n·n / 8)), as :func:`pack_boards` gives.
@@ -328,10 +342,13 @@ def replay_packed(
     width = (2 * n * n + 7) // 8
     starts = np.concatenate(([0], np.cumsum(lengths[:-1] + 1, dtype=np.int64)))[: len(lengths)]
     plies = np.arange(len(moves)) - np.repeat(starts - np.arange(len(lengths)), lengths)
-    bits = moves.astype(np.int64) + n * n * ((plies + first_player) & 1)
+    first = np.repeat(np.broadcast_to(np.asarray(first_player, dtype=np.int64), len(lengths)), lengths)
+    bits = moves.astype(np.int64) + n * n * ((plies + first) & 1)
     rows = plies + np.repeat(starts, lengths) + 1
 
     change = np.zeros((len(moves) + len(lengths), -(-width // 8)), dtype=np.uint64)
+    if (moves == PASS).any():
+        rows, bits = rows[moves != PASS], bits[moves != PASS]
     change.view(np.uint8)[rows, bits >> 3] = np.uint8(128) >> (bits & 7).astype(np.uint8)
     if len(starts) > 1:
         finals = np.bitwise_xor.reduceat(change, starts, axis=0)

@@ -16,6 +16,7 @@ import pyarrow as pa
 __all__ = [
     "END_REASONS",
     "EXTRA_PREFIX",
+    "GAME_FORMATS",
     "MAX_EXTRAS",
     "MAX_TIER",
     "NO_GAME",
@@ -31,7 +32,6 @@ __all__ = [
     "board_bytes",
     "board_size_of",
     "games_schema",
-    "is_legacy_format",
     "is_target",
     "positions_schema",
     "raw_schema",
@@ -58,6 +58,8 @@ _EXTRA: Final = re.compile(r"extra\.[A-Za-z_][A-Za-z0-9_]{0,62}")
 
 SPLITS: Final = ("train", "val", "test")
 
+GAME_FORMATS: Final = ("hexworld", "sgf", "trmph")
+"""Formats of sources that contain games, not examples. Their values are winners, 0 for blue."""
 END_REASONS: Final = ("chain", "resigned", "time", "unknown")
 """How a game ended: with the winner's chain on the board, by resignation, on time, or unknown."""
 SWAPS: Final = ("pieces", "sides")
@@ -97,18 +99,6 @@ def board_bytes(board_size: int) -> int:
 def board_size_of(width: int) -> int:
     """Return n, given ``board_bytes(n)``: n² <= 4·width < (n + 1)² for every n above 1."""
     return math.isqrt(4 * width)
-
-
-def is_legacy_format(name: str) -> bool:
-    """Return whether sources of a format contain examples of the legacy tool.
-
-    Their values have the convention of the file, and they are written back unchanged. Readers of other
-    formats give values in the convention of the store, and such sources are written back as dict examples.
-
-    Args:
-        name: Format of a source, such as "legacy-dicts" or "trmph".
-    """
-    return name.startswith("legacy-")
 
 
 def is_target(name: str) -> bool:

@@ -249,7 +249,7 @@ def test_symmetries_of_fill_rows_are_those_of_boards(n: int) -> None:
     assert np.array_equal(ply, before[1])
 
 
-@pytest.mark.parametrize("n", [3, 4, 13, 15, 16, 26])
+@pytest.mark.parametrize("n", [3, 4, 13, 15, 16, 26, 32])
 @pytest.mark.parametrize(("first", "second"), list(itertools.product(range(4), repeat=2)))
 def test_symmetries_can_be_composed(n: int, first: int, second: int) -> None:
     """Two reflections add two to each ply, which gives the same stones, moves and policies."""

@@ -12,7 +12,6 @@ from hexdata.batch.make import (
     BatchOptions,
     BoardForm,
     FinalPolicy,
-    check_stored_fields,
     make_batch,
     required_members,
 )
@@ -24,7 +23,6 @@ __all__ = [
     "BatchOptions",
     "BoardForm",
     "FinalPolicy",
-    "check_stored_fields",
     "make_batch",
     "required_members",
 ]

@@ -31,7 +31,7 @@ class ConvertOptions(WorkerOptions):
         salvage: keep the complete examples before the damage of a truncated or corrupt file. Default False.
         truncate_repeats: cut games before the first move on an occupied cell, as the legacy tool did.
             Default False.
-        board_size: convert only files of this board size, from 3 to 26, and skip files of other sizes.
+        board_size: convert only files of this board size, from 3 to 32, and skip files of other sizes.
             Default None: files of several sizes are an error.
 
     Raises:

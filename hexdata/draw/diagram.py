@@ -86,7 +86,7 @@ class Diagram:
     """Drawing of one board of size n.
 
     Attributes:
-        size: board size n, from 3 to 26.
+        size: board size n, from 3 to 32.
         planes: blue and red stones (2, n, n), any dtype, 0 for empty. Default None: an empty board.
         last_move: cell index of the last move, which is marked.
         next_move: cell index of the next move, which is marked.

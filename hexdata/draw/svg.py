@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from hexdata.board import BLUE, RED, cell_name
+from hexdata.board import BLUE, RED, cell_name, column_name
 from hexdata.draw.diagram import Diagram, Shades, fact_lines
 from hexdata.draw.geometry import CORNERS, PITCH, Point, centre, edge_bands
 from hexdata.draw.palette import CONTRAST_STRENGTH, STYLE, paint
@@ -180,7 +180,7 @@ def _draw_coordinates(n: int) -> Iterator[str]:
     """
     labels = []
     for column in range(n):
-        letter = chr(ord("a") + column)
+        letter = column_name(column)
         (above, top), (below, bottom) = centre(0, column), centre(n - 1, column)
         labels += [((above, top - _LETTERS_AWAY), letter), ((below, bottom + _LETTERS_AWAY), letter)]
     for row in range(n):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from hexdata.board import BLUE, RED
+from hexdata.board import BLUE, RED, column_name
 from hexdata.draw.diagram import Diagram, fact_lines
 
 __all__ = ["board_text"]
@@ -60,7 +60,7 @@ def board_text(diagram: Diagram, *, color: bool = False, unicode: bool = True) -
     pen = _Pen(color)
     cells = _cells(diagram, symbols)
     n = diagram.size
-    letters = " ".join(chr(ord("a") + column) for column in range(n))
+    letters = "".join(f"{column_name(column):<2}" for column in range(n)).rstrip()
     level = pen.draw(symbols.level * (2 * n + 1), _BLUE)
     slant = pen.draw(symbols.slant, _RED)
     lines = [f"     {pen.draw(letters, _DIM)}", f"   {level}"]

@@ -24,7 +24,6 @@ from hexdata.formats.source import (
     FilePart,
     RawBatch,
     Rejection,
-    SizeSelectingReader,
     SourceReader,
 )
 from hexdata.storage import AnyPath, storage_of
@@ -38,7 +37,6 @@ __all__ = [
     "FilePart",
     "RawBatch",
     "Rejection",
-    "SizeSelectingReader",
     "SourceFormat",
     "SourceReader",
     "expected_contents",

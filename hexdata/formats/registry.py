@@ -92,11 +92,9 @@ def _is_legacy(head: bytes, _name: str) -> bool:
 
 
 def _open_legacy(path: AnyPath, *, salvage: bool, part: FilePart | None) -> SourceReader:
-    from hexdata.formats.legacy import LegacyReader, SelfPlayGamesReader, has_games
+    from hexdata.formats.legacy import LegacyReader
 
     assert part is None  # pickles are not appendable
-    if has_games(path):
-        return SelfPlayGamesReader(path, salvage=salvage)
     return LegacyReader(path, salvage=salvage)
 
 
@@ -112,17 +110,29 @@ def _open_trmph(path: AnyPath, *, salvage: bool, part: FilePart | None) -> Sourc
     return TrmphReader(path, salvage=salvage, part=part)
 
 
-def _is_katahex(head: bytes, _name: str) -> bool:
-    from hexdata.formats.katago import looks_like_katahex
+def _is_hexworld(head: bytes, name: str) -> bool:
+    from hexdata.formats.hexworld import looks_like_hexworld
 
-    return looks_like_katahex(head)
+    return looks_like_hexworld(head) or (".hexworld" in name.lower() and b"\0" not in head)
 
 
-def _open_katahex(path: AnyPath, *, salvage: bool, part: FilePart | None) -> SourceReader:
-    from hexdata.formats.katago import KataHexReader
+def _open_hexworld(path: AnyPath, *, salvage: bool, part: FilePart | None) -> SourceReader:
+    from hexdata.formats.hexworld import HexWorldReader
 
-    assert part is None  # zip archives are not appendable
-    return KataHexReader(path, salvage=salvage)
+    return HexWorldReader(path, salvage=salvage, part=part)
+
+
+def _is_sgf(head: bytes, name: str) -> bool:
+    from hexdata.formats.sgf import looks_like_sgf
+
+    return looks_like_sgf(head) or (not head and name.lower().endswith((".sgf", ".hsgf")))
+
+
+def _open_sgf(path: AnyPath, *, salvage: bool, part: FilePart | None) -> SourceReader:
+    from hexdata.formats.sgf import SgfReader
+
+    assert part is None  # a game may be on several lines, so SGF is not appendable
+    return SgfReader(path, salvage=salvage)
 
 
 BUILT_IN_FORMATS: Final = (
@@ -134,19 +144,26 @@ BUILT_IN_FORMATS: Final = (
         contents="a pickle",
     ),
     SourceFormat(
+        "hexworld",
+        ("*.hexworld", "*.hexworld.gz"),
+        _is_hexworld,
+        _open_hexworld,
+        contents="HexWorld links",
+    ),
+    SourceFormat(
+        "sgf",
+        ("*.sgf", "*.sgf.gz", "*.hsgf", "*.hsgf.gz"),
+        _is_sgf,
+        _open_sgf,
+        contents="Hex games in SGF",
+    ),
+    SourceFormat(
         "trmph",
         ("*.trmph", "*.trmph.gz"),
         _is_trmph,
         _open_trmph,
         contents="TRMPH games",
         appendable=True,
-    ),
-    SourceFormat(
-        "katahex",
-        ("*.npz",),
-        _is_katahex,
-        _open_katahex,
-        contents="training data of KataHex",
     ),
 )
 """The formats of hexdata, in the order in which they are compared with a file."""

@@ -37,7 +37,7 @@ from hexdata.live.coordinator import Stopped
 from hexdata.live.shard_source import looks_like_shard, shard_batches, shard_split
 from hexdata.live.source_games import FileGames, extract_games, extract_trmph_games
 from hexdata.live.stage import Stage, Transform
-from hexdata.schema import SPLITS
+from hexdata.schema import GAME_FORMATS, SPLITS
 from hexdata.text import printable
 
 __all__ = ["ChunkSourceLoader"]
@@ -285,6 +285,9 @@ class ChunkSourceLoader(Transform):
             )
         if kind == "trmph":
             games = extract_trmph_games(file.name, raw, size)
+            return _Content(games, records=records, known_rejects=known_rejects)
+        if kind in GAME_FORMATS:
+            games = extract_games(file.name, raw, size, convention="blue-is-0")
             return _Content(games, records=records, known_rejects=known_rejects)
         default = None if self.value_convention == "auto" else cast("Convention", self.value_convention)
         layout, mixed = layout_convention(header), is_mixed(kind, header)

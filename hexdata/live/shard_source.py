@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 
 from hexdata.policy import SparsePolicies
-from hexdata.schema import POLICY_TYPE, SPLITS, is_target, raw_schema
+from hexdata.schema import POLICY_TYPE, SPLITS, raw_schema
 from hexdata.shards.block_check import check_block
-from hexdata.shards.blocks import SENTINELS, Block, members_to_policies, null_of
+from hexdata.shards.blocks import POLICY_FIELDS, SENTINELS, Block
 from hexdata.shards.format import read_blocks, samples_to_block
 
 __all__ = ["looks_like_shard", "shard_batches", "shard_split"]
@@ -86,8 +86,7 @@ def _is_sample(block: Block) -> bool:
 
 def _raw(block: Block, board_size: int, record: int) -> pa.RecordBatch:
     length = len(block["move"])
-    targets = [name for name in block if is_target(name)]
-    schema = raw_schema(board_size, targets)
+    schema = raw_schema(board_size)
     boards = np.ascontiguousarray(block["board"])
     game = block["game_id"]
     columns = {
@@ -101,10 +100,6 @@ def _raw(block: Block, board_size: int, record: int) -> pa.RecordBatch:
     }
     for name in ("move", "position_in_game", "total_positions", "value_sample_tier"):
         columns[name] = pa.array(block[name], mask=block[name] == SENTINELS[name])
-    for name in targets:
-        null = null_of(name)
-        is_null = np.isnan(block[name]) if np.isnan(null) else block[name] == null
-        columns[name] = pa.array(block[name], mask=is_null).cast(schema.field(name).type)
     arrays = [
         pa.array(columns[field.name], field.type) if field.name in columns else pa.nulls(length, field.type)
         for field in schema
@@ -113,12 +108,10 @@ def _raw(block: Block, board_size: int, record: int) -> pa.RecordBatch:
 
 
 def _policies(block: Block) -> pa.Array:
-    """Return the policies of the members of a block as a column, with null for rows without one."""
+    """Return the dense policies as ``schema.POLICY_TYPE``, with null for rows without one."""
     length = len(block["move"])
-    if "policy_row" not in block:
+    if not set(POLICY_FIELDS) <= block.keys():
         return pa.nulls(length, POLICY_TYPE)
-    has_policy = np.zeros(length, np.bool_)
-    has_policy[block["policy_row"]] = True
-    dense = "policy" in block
-    policies = SparsePolicies.from_dense(block["policy"]) if dense else members_to_policies(block)
-    return policies.to_arrow(has_policy)
+    dense = np.zeros(length, np.bool_)
+    dense[block["policy_row"]] = True
+    return SparsePolicies.from_dense(block["policy"].astype(np.float32)).to_arrow(dense)

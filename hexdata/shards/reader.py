@@ -12,8 +12,8 @@ import numpy as np
 
 from hexdata.errors import StoreError
 from hexdata.shards.block_check import check_block
-from hexdata.shards.blocks import Block, members_of_fields, members_to_block
-from hexdata.shards.manifest import FieldSpec, ShardEntry, ShardManifest
+from hexdata.shards.blocks import Block
+from hexdata.shards.manifest import ShardEntry, ShardManifest
 from hexdata.shards.member_check import BlockEntry, block_entry, manifest_mismatch_error
 from hexdata.shards.sources import ByteRange, ByteStream, FolderSource, ShardSource, discard_bytes
 from hexdata.shards.tar_members import MemberHeader, MemberReader
@@ -35,7 +35,7 @@ class BlockReader:
 
     Attributes:
         shards: Manifest entries of the shards of the split.
-        specs: The fields that are read, by name. Policies are dense, whatever their members are.
+        specs: The fields that are read, by name.
         block_size: Positions per block.
     """
 
@@ -49,11 +49,7 @@ class BlockReader:
         digests: bool = False,
     ) -> None:
         self.shards = manifest.splits[split]
-        cells = manifest.board_size**2
-        dense = {"policy": FieldSpec("<f4", (cells,))}
-        self.specs = {name: (dense | dict(manifest.fields))[name] for name in members}
-        self._members = frozenset(members_of_fields(members, manifest.fields))
-        self._cells = cells
+        self.specs = {name: manifest.fields[name] for name in members}
         self.block_size = manifest.block_size
         self._board_size = manifest.board_size
         self._fields = manifest.fields
@@ -103,7 +99,7 @@ class BlockReader:
                 arrays = self._read_block(members, block)
                 if first <= block.number < stop:
                     self._check(arrays, block)
-                    yield members_to_block(arrays, self._cells)
+                    yield arrays
             if (header := members.next_header()) is not None:
                 found = f"a member {header.name}"
                 raise manifest_mismatch_error(address, "end of the shard", found, "the end of the archive")
@@ -112,7 +108,7 @@ class BlockReader:
             raise manifest_mismatch_error(address, "sha256", digest, entry.sha256)
 
     def _read_block(self, members: MemberReader, block: BlockEntry) -> Block:
-        """Read the members of one block and return those that are needed."""
+        """Read the members of one block and return the fields of ``specs``."""
         arrays: Block = {}
         headers: dict[str, MemberHeader] = {}
         for field in block.fields_in_order():
@@ -123,7 +119,7 @@ class BlockReader:
                 raise manifest_mismatch_error(block.path, name, found, expected)
             block.check_header(field, header, self._fields[field])
             headers[field] = header
-            if field in self._members:
+            if field in self.specs:
                 arrays[field] = members.read_array()
             else:
                 members.skip()
@@ -137,7 +133,7 @@ class BlockReader:
             block.key,
             board_size=self._board_size,
             rows=block.rows,
-            members=self._members,
+            members=self.specs.keys(),
         )
 
 

@@ -14,7 +14,7 @@ from hexdata.show.game import Game
 __all__ = ["looks_like_game", "read_trmph"]
 
 _START: Final = re.compile(r"\s*(?:https?://[^\s#]*)?#(?P<size>[0-9]{1,3}),(?P<moves>\S*)")
-_MOVE: Final = re.compile(r"[a-z][0-9]+")
+_MOVE: Final = re.compile(r"[a-z]{1,2}[0-9]+")
 _SHOWN: Final = 12
 """Maximum number of characters of a faulty text in a message."""
 

@@ -200,7 +200,8 @@ def _macros(size: int | None) -> list[str]:
         """CREATE MACRO cell(move) AS
             CASE
                 WHEN move >= 0 AND move < board_size() * board_size()
-                THEN chr((97 + move % board_size())::INTEGER) || (move // board_size() + 1)::INTEGER
+                THEN CASE WHEN move % board_size() >= 26 THEN 'a' ELSE '' END
+                    || chr((97 + move % board_size() % 26)::INTEGER) || (move // board_size() + 1)::INTEGER
             END""",
         """CREATE MACRO policy_probability(policy, cell) AS
             CASE

@@ -38,7 +38,7 @@ def nodes_of(batch: pa.RecordBatch, maker: NodeMaker | None = None, n: int = 3) 
     return pa.table((maker or NodeMaker(n)).nodes(batch, 100))
 
 
-@pytest.mark.parametrize("n", [3, 8, 13, 26])
+@pytest.mark.parametrize("n", [3, 8, 13, 26, 32])
 @pytest.mark.parametrize("first_player", [0, 1])
 def test_each_move_leads_to_the_node_of_the_next_position(n, first_player):
     moves = make_game(1, 2, n).moves

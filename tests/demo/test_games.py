@@ -37,7 +37,7 @@ def test_games_are_legal_on_every_size_of_board(n: int) -> None:
 
 @pytest.mark.parametrize("n", [MIN_SIZE - 1, MAX_SIZE + 1])
 def test_unsupported_sizes_are_refused(n: int) -> None:
-    with pytest.raises(FormatError, match="3 to 26"):
+    with pytest.raises(FormatError, match="3 to 32"):
         make_game(0, seed=1, board_size=n)
 
 

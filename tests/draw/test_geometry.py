@@ -9,7 +9,7 @@ import pytest
 
 from hexdata.draw.geometry import CORNERS, centre, edge_bands
 
-SIZES = (3, 4, 13, 26)
+SIZES = (3, 4, 13, 32)
 
 
 def neighbours(row: int, column: int, n: int) -> set[tuple[int, int]]:

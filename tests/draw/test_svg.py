@@ -66,7 +66,7 @@ def stones(root: ElementTree.Element) -> dict[str, list[int]]:
 
 @st.composite
 def diagrams(draw: st.DrawFn) -> Diagram:
-    n = draw(st.integers(3, 26))
+    n = draw(st.integers(3, 32))
     cell = st.none() | st.integers(0, n * n - 1)
     counts = draw(st.lists(st.integers(0, 2), min_size=n * n, max_size=n * n))
     board = np.array(counts).reshape(n, n)
@@ -94,7 +94,7 @@ def test_stones_are_on_their_cells(diagram):
     assert marks["next"] == ([] if diagram.next_move is None else [diagram.next_move])
 
 
-@pytest.mark.parametrize("n", [3, 13, 26])
+@pytest.mark.parametrize("n", [3, 13, 32])
 def test_each_cell_is_one_hexagon_and_rows_are_shifted_right(n):
     (path,) = painted(parse(board_svg(Diagram(n))), "path", "hexdata-fill-cell")
     corners = hexagons(path.get("d", ""))
@@ -154,7 +154,7 @@ def test_letters_label_columns_and_numbers_label_rows():
         assert left[1] == right[1] == pytest.approx(centres[row, 0, 1], abs=SIDE / 3)
 
 
-@pytest.mark.parametrize("n", [3, 13, 26])
+@pytest.mark.parametrize("n", [3, 13, 32])
 def test_everything_is_within_the_view(n):
     values = np.arange(n * n)
     svg = board_svg(
@@ -328,7 +328,7 @@ def test_attributes_that_do_not_fit_the_board_are_refused(make):
         make()
 
 
-@pytest.mark.parametrize("n", [2, 27])
+@pytest.mark.parametrize("n", [2, 33])
 def test_boards_of_other_sizes_are_refused(n):
     with pytest.raises(FormatError, match="board size"):
         Diagram(n)

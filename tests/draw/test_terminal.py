@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hexdata.board import column_name
 from hexdata.draw import Diagram, Shades, board_text
 
 ANSI = re.compile(r"\x1b\[([0-9;]*)m")
@@ -93,7 +94,7 @@ def test_stones_and_edges_have_the_colours_of_their_players():
 
 @st.composite
 def boards(draw: st.DrawFn) -> tuple[Diagram, list[int]]:
-    n = draw(st.integers(3, 26))
+    n = draw(st.sampled_from([*range(3, 14), 32]))
     kinds = draw(st.lists(st.integers(0, 3), min_size=n * n, max_size=n * n))
     board = np.array(kinds).reshape(n, n)
     cell = st.none() | st.integers(0, n * n - 1)
@@ -113,9 +114,9 @@ def test_a_cell_has_two_columns_and_rows_are_shifted_by_one(drawn):
         assert line[place] == expected
         assert (line[place - 1] == "[") == (line[place + 1] == "]") == (cell == diagram.last_move)
         if row == 0:
-            assert lines[0][place] == "abcdefghijklmnopqrstuvwxyz"[column]
+            assert lines[0][place:].startswith(column_name(column))
         if row == n - 1:
-            assert lines[n + 3][place] == "abcdefghijklmnopqrstuvwxyz"[column]
+            assert lines[n + 3][place:].startswith(column_name(column))
     for row in range(n):
         assert re.match(rf" *{row + 1} ╲", lines[2 + row])
         assert lines[2 + row].endswith(f"╲ {row + 1}")

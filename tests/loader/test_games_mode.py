@@ -64,7 +64,7 @@ def write(
 # --- sound games --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("n", [3, 5, 13, 15, 16, 19, 26])
+@pytest.mark.parametrize("n", [3, 5, 13, 15, 16, 19, 26, 27])
 def test_sound_games_are_in_the_table(tmp_path: Path, n: int) -> None:
     """Games of any length, begun by either player, with tiers for some of them."""
     games = sample_games(14, n)

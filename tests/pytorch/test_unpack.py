@@ -41,7 +41,7 @@ def random_boards(n: int, size: int) -> tuple[np.ndarray, np.ndarray]:
     return packed, rng.integers(0, 2, size, np.uint8)
 
 
-@given(st.integers(3, 26), st.integers(0, 6), st.sampled_from([*DTYPES]), st.booleans())
+@given(st.integers(3, 32), st.integers(0, 6), st.sampled_from([*DTYPES]), st.booleans())
 def test_unpack_equals_the_plain_definition(n, size, dtype, third):
     packed, player = random_boards(n, size)
     boards = unpack(torch.from_numpy(packed), player_to_move=player if third else None, dtype=dtype)

@@ -33,7 +33,7 @@ def test_a_row_of_a_batch_is_a_position(dtype):
     assert not position.planes.flags.writeable
 
 
-@given(st.integers(3, 26), st.integers(0, 2**32))
+@given(st.integers(3, 32), st.integers(0, 2**32))
 def test_a_packed_board_is_the_same_position(n, seed):
     planes = np.random.default_rng(seed).integers(0, 2, (2, n, n), np.uint8)
     packed = pack_boards(planes[None])[0]

@@ -7,18 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hexdata.board import format_moves
 from hexdata.demo.games import make_game
 from hexdata.errors import FormatError
 from hexdata.show.trmph import looks_like_game, read_trmph
 
 
 def text_of(moves: list[int], n: int) -> str:
-    return "".join(f"{'abcdefghijklmnopqrstuvwxyz'[cell % n]}{cell // n + 1}" for cell in moves)
+    return format_moves(moves, n)
 
 
 @given(st.data())
 def test_moves_are_parsed_in_order(data):
-    n = data.draw(st.integers(3, 26))
+    n = data.draw(st.integers(3, 32))
     moves = data.draw(st.lists(st.integers(0, n * n - 1), unique=True, max_size=60))
     head = data.draw(
         st.sampled_from(["#", "http://www.trmph.com/hex/board#", " https://trmph.com/hex/board#"])
@@ -50,11 +51,12 @@ def test_a_missing_winner_is_that_of_the_chain():
         ("#13,a1b14", "move 2 is not on the board; found 'b14'", "trmph-cell"),
         ("#13,a1b2c3b2", "move 4 was already played as move 2; found b2", "repeated-move"),
         ("#13,a1b2?c3", "move 3 is not a cell; found '\\?c3'", "trmph-syntax"),
-        ("#13,a1bb2", "move 2 is not a cell; found 'bb2'", "trmph-syntax"),
+        ("#13,a1bb2", "move 2 is not on the board; found 'bb2'", "trmph-cell"),
+        ("#13,a1bbb2", "move 2 is not a cell; found 'bbb2'", "trmph-syntax"),
         ("#13,a1b", "move 2 is not a cell; found 'b'", "trmph-syntax"),
         ("#13,A1", "move 1 is not a cell; found 'A1'", "trmph-syntax"),
         ("#2,a1", "board size; found 2", "board-size"),
-        ("#27,a1", "board size; found 27", "board-size"),
+        ("#33,a1", "board size; found 33", "board-size"),
         ("#13", "not a TRMPH line", "trmph-syntax"),
         ("#13,a1b2 x", "not a TRMPH line", "trmph-syntax"),
         ("https://example.org/board", "not a TRMPH line", "trmph-syntax"),

@@ -29,7 +29,7 @@ class LegacyLimits(GunzipLimits):
     ratio_floor: int = 64 << 20
     """Number of decompressed bytes up to which any ratio is accepted."""
     array_bytes: int = 1 << 20
-    """``limit-array``: bytes of one array or byte string. A board of 26 by 26 in float64 has 10,816."""
+    """``limit-array``: bytes of one array or byte string. A board of 32 by 32 in float64 has 16,384."""
     text_bytes: int = 1 << 20
     """``limit-text``: bytes of one text in UTF-8. Protocols 0 to 2 write array payloads as text."""
     integer_bytes: int = 64

@@ -1,8 +1,7 @@
 """A pickle interpreter that runs no code.
 
-The unpickler reads opcodes and builds plain values and placeholders. It returns the items of one list, such
-as ``examples``, in batches, while the list is being built. Nothing that the pickle names is imported or
-called.
+The unpickler reads opcodes and builds plain values and placeholders. It returns the items of the list
+``examples`` in batches, while the list is being built. Nothing that the pickle names is imported or called.
 
 Opcodes are those of Python's ``pickletools``, protocols 0 to 5; opcodes without a handler in
 ``opcodes.HANDLERS`` are refused. No handler is recursive.
@@ -12,7 +11,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from enum import Enum
 from functools import partial
 from sys import getsizeof
@@ -62,13 +61,7 @@ class Event(Enum):
 
 
 class ExamplesPlaceholder:
-    """Placeholder on the stack: for the list of examples, for a run of examples, or for an example that was
-    taken.
-    """
-
-
-_MARKS_OF_EXAMPLES: Final = {"examples": "board", "games": "moves"}
-"""For each top-level key whose list can be returned in batches: a key of each dict in that list."""
+    """Placeholder on the stack: for the list of examples, or for a run of examples."""
 
 
 def irregular_error() -> FormatError:
@@ -87,25 +80,14 @@ class Unpickler(ReadBuffer):
         source: Source of the bytes.
         limits: Limits of the file.
         memo: Memo to use; a new one by default.
-        keys: Top-level keys, of "examples" and "games", whose list is returned in batches: the first one in
-            the pickle.
 
     Attributes:
-        key: The top-level key of the list; None before the list begins.
         items: Examples of the last batch, after ``Event.BATCH``.
         result: The object in the pickle, after ``Event.STOP``.
     """
 
-    def __init__(
-        self,
-        source: ByteSource,
-        limits: LegacyLimits,
-        memo: Memo | None = None,
-        keys: Collection[str] = ("examples",),
-    ) -> None:
+    def __init__(self, source: ByteSource, limits: LegacyLimits, memo: Memo | None = None) -> None:
         super().__init__(source, limits)
-        self.key: str | None = None
-        self._keys = keys
         self.memo = memo or Memo(limits)
         self.stack: list[Any] = []
         self.marks: list[int] = []
@@ -128,7 +110,6 @@ class Unpickler(ReadBuffer):
         self._numbers_before = 0  # number of memo entries when the last batch ended
         self._examples: ExamplesPlaceholder | None = None
         self._examples_done = False
-        self._mark_key = ""
         self._batch_marks = -1  # number of open marks between two examples of a batch
         self._batch_height = -1  # height of the stack once the current example is complete
         self._event = Event.STOP
@@ -238,25 +219,25 @@ class Unpickler(ReadBuffer):
             self.anchor = -1
 
     def _opens_examples(self) -> bool:
-        """Return whether the list being created is the value of a top-level key in ``keys``."""
+        """Return whether the list being created is the value of the top-level key "examples"."""
         stack = self.stack
         if len(stack) < 2 or len(stack) % 2 or not isinstance(stack[0], dict) or self.marks not in ([], [1]):
             return False
-        if stack[-1] == "games" and "games" not in self._keys:
+        if stack[-1] == "games":
             raise FormatError(
                 "a self-play file of games (moves, policies, values, final_trmph) instead of examples",
                 found='top-level key "games"',
                 expected='"examples"',
-                hint="Open it with hexdata.formats.open_source, which detects the layout.",
+                hint="hexdata does not read this layout. Write its games as .trmph lines.",
             )
-        return isinstance(stack[-1], str) and stack[-1] in self._keys and self._examples is None
+        return bool(stack[-1] == "examples" and self._examples is None)
 
     def _completes_example(self) -> bool:
         """Return whether the top of the stack is a complete example; if so, pause before the next one."""
         if len(self.marks) != self._batch_marks or len(self.stack) != self._batch_height:
             return False
         top = self.stack[-1]
-        if not (len(top) == 3 if isinstance(top, tuple) else isinstance(top, dict) and self._mark_key in top):
+        if not (len(top) == 3 if isinstance(top, tuple) else isinstance(top, dict) and "board" in top):
             return False
         if self.pos >= len(self.buf):
             self.more()
@@ -274,29 +255,11 @@ class Unpickler(ReadBuffer):
         self._batch_marks = -1
         opcodes = self.offset - self._held_from - self.payload
         self.batch_weight = self.payload + self.overhead + max(_OPCODE_WEIGHT * opcodes, self._memo_cost())
-        self._release()
-        self._event = Event.BATCH
-        return True
-
-    def _release(self) -> None:
-        """Count the memory since the last batch from zero again."""
         self._held_from = self.offset
         self._numbers_before = self.memo.next - self.memo.skipped
         self.payload = self.overhead = 0
-
-    def take_example(self) -> Any:
-        """Return the complete example on the stack before its batch ends, and put a placeholder there.
-
-        Call it after ``Event.BOUNDARY`` if examples are so large that a batch would not fit into the limits.
-
-        Returns:
-            The example; None if the batch has none yet.
-        """
-        if len(self.marks) != self._batch_marks or len(self.stack) != self._batch_height:
-            return None
-        example, self.stack[-1] = self.stack[-1], ExamplesPlaceholder()
-        self._release()
-        return example
+        self._event = Event.BATCH
+        return True
 
     def unfinished(self) -> list[Any]:
         """Return the examples of the current batch. The last one may be incomplete."""
@@ -452,8 +415,6 @@ class Unpickler(ReadBuffer):
     def _empty_list(self) -> None:
         self.overhead += _CONTAINER
         if self._opens_examples():
-            self.key = self.stack[-1]
-            self._mark_key = _MARKS_OF_EXAMPLES[self.stack[-1]]
             self._examples = ExamplesPlaceholder()
             self.memo.begin_examples()
             self.stack.append(self._examples)
