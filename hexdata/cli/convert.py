@@ -75,6 +75,17 @@ def convert(
             show_default=False,
         ),
     ] = None,
+    max_positions: Annotated[
+        int | None,
+        typer.Option(
+            "--max-positions",
+            metavar="N",
+            min=1,
+            help="Maximum number of positions in the store. Skip the first file that would exceed it and all "
+            "files after it, in the order of their names. Default: no maximum.",
+            show_default=False,
+        ),
+    ] = None,
     engine: EngineName = "local",
     address: Address = None,
     as_json: Json = False,
@@ -96,6 +107,7 @@ def convert(
         salvage=salvage,
         truncate_repeats=truncate_repeats,
         board_size=board_size,
+        max_positions=max_positions,
     )
     with command(as_json, store, *inputs) as (output, bar), using_engine(engine, address) as runner:
         result = convert_sources(inputs, store, options, bar, engine=runner)

@@ -110,6 +110,9 @@ class SkipCause(StrEnum):
     """Its board size is not that of ``ConvertOptions.board_size``."""
     KNOWN_BYTES = "known-bytes"
     """The store, or an earlier source of the run, has the same bytes."""
+    MAX_POSITIONS = "max-positions"
+    """With it, the store would have more positions than ``ConvertOptions.max_positions``; or it follows such
+    a file."""
     NO_FILE = "no-file"
     """It is a pipe, a socket or a device, which could block or never end."""
     UNKNOWN_NAME = "unknown-name"

@@ -33,6 +33,9 @@ class ConvertOptions(WorkerOptions):
             Default False.
         board_size: convert only files of this board size, from 3 to 32, and skip files of other sizes.
             Default None: files of several sizes are an error.
+        max_positions: maximum number of positions in the store. Files are converted as a whole, in the order
+            of their names; the first one with which the store would have more, and all files after it, are
+            skipped. Default None: no maximum.
 
     Raises:
         ConfigError: a value is out of range.
@@ -48,9 +51,10 @@ class ConvertOptions(WorkerOptions):
     salvage: bool = False
     truncate_repeats: bool = False
     board_size: int | None = None
+    max_positions: int | None = None
 
     def __post_init__(self) -> None:
-        check_fields(self, {"workers": 1, "memory": 0, "board_size": MIN_SIZE})
+        check_fields(self, {"workers": 1, "memory": 0, "board_size": MIN_SIZE, "max_positions": 1})
         if self.board_size is not None and self.board_size > MAX_SIZE:
             raise ConfigError(
                 "board_size cannot be used",
@@ -88,9 +92,10 @@ class ConvertResult:
         file_notes: name to notes of each source of this run that has notes.
         skipped_files: name to cause of each file that was not read: "known-bytes", if the store or an earlier
             source of this run has the same bytes; "unknown-name", if a folder contains it and its name
-            is not one of a source; "board-size", if ``board_size`` was given and is another one; or
-            "no-file", for a pipe, a socket or a device. Details may follow after a colon. Hidden files and
-            the statistics files of the legacy tools are not included.
+            is not one of a source; "board-size", if ``board_size`` was given and is another one;
+            "max-positions", if it is beyond ``max_positions``; or "no-file", for a pipe, a socket or a
+            device. Details may follow after a colon. Hidden files and the statistics files of the legacy
+            tools are not included.
     """
 
     sources: int

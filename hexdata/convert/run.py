@@ -241,7 +241,69 @@ class ConvertRun:
         return {source for table in tables for source in table["source_id"].to_pylist()}
 
     def _read(self, files: list[SourceFile]) -> list[ConvertSource]:
+        """Read the files, in the order of their names up to ``max_positions``; skip the others.
+
+        Raises:
+            ConfigError: the store would have no positions, since the first file has more.
+        """
         self.progress.begin("read", sum(file.new_bytes for file in files), "bytes")
+        most = self.options.max_positions
+        if most is None:
+            facts = self._read_files(files)
+        else:
+            facts = self._read_up_to(files, most)
+            self.skipped |= {file.name: SkipCause.MAX_POSITIONS for file in files[len(facts) :]}
+            files = files[: len(facts)]
+        refuse_large_headers(facts)
+        return [
+            ConvertSource(file, _spool(self.work / file.identity, facts[file.name]), facts[file.name])
+            for file in files
+        ]
+
+    def _read_up_to(self, files: list[SourceFile], most: int) -> dict[str, SpoolFacts]:
+        """Read the first files with which the store has at most ``most`` positions.
+
+        Files are read in groups, each as large as the remaining positions need according to the files before.
+
+        Args:
+            files: the files, in order.
+            most: maximum number of positions in the store.
+
+        Returns:
+            The facts of these files, by name and in order.
+
+        Raises:
+            ConfigError: the store would have no positions, since the first file with positions has more.
+        """
+        stored = positions = self.store.manifest.counts.get("positions", 0)
+        kept: dict[str, SpoolFacts] = {}
+        start = read = 0
+        while start < len(files) and positions < most:
+            stop = start + self.workers
+            if positions > stored:
+                needed = (most - positions) * read / (positions - stored)
+                sizes = np.cumsum([file.new_bytes for file in files[start:]])
+                stop = max(stop, start + int(np.searchsorted(sizes, needed)))
+            facts = self._read_files(files[start:stop])
+            for file in files[start:stop]:
+                found = facts[file.name].positions
+                if positions + found > most:
+                    if not positions:
+                        raise ConfigError(
+                            "max_positions is below the number of positions of the first file",
+                            path=file.path,
+                            found=f"{most:,}",
+                            expected=f"at least {found:,}, since files are converted as a whole",
+                        )
+                    return kept
+                kept[file.name] = facts[file.name]
+                positions += found
+                read += file.new_bytes
+            start = stop
+        return kept
+
+    def _read_files(self, files: list[SourceFile]) -> dict[str, SpoolFacts]:
+        """Read the files and return the facts of each by name."""
         facts = {file.name: self._unread(file).facts for file in files if file.problem}
         readable = [file for file in files if not file.problem]
         options = self.options
@@ -263,11 +325,7 @@ class ConvertRun:
             facts[readable[index].name] = found
             release_memory()
             self.progress.advance(readable[index].new_bytes)
-        refuse_large_headers(facts)
-        return [
-            ConvertSource(file, _spool(self.work / file.identity, facts[file.name]), facts[file.name])
-            for file in files
-        ]
+        return facts
 
     def _unread(self, file: SourceFile) -> ConvertSource:
         """Return the source of a file that was not read yet, or that cannot be read."""
@@ -481,7 +539,8 @@ class ConvertRun:
 
         Args:
             same: such files, each with the name of the source that has the same bytes.
-            left_out: names of files of this run that have another board size than the requested one.
+            left_out: names of files of this run that are skipped because of their board size or
+                ``max_positions``.
         """
         for file, name in same:
             renamed = f": same bytes as {name}" if file.name != name else ""
@@ -502,6 +561,9 @@ class ConvertRun:
                 sizes = Counter(size for _, size in files)
                 found = (f"{size} ({count_of(count, 'file')})" for size, count in sizes.items())
                 text += f" because of their board size: {', '.join(found)}"
+            elif cause == SkipCause.MAX_POSITIONS:
+                named = _listed([(name, "") for name, _ in files])
+                text += f" beyond {self.options.max_positions:,} positions: {named}"
             else:
                 kind = (
                     " that the store already has" if cause == SkipCause.KNOWN_BYTES else " that are no files"
